@@ -1,8 +1,8 @@
-"""The time limit of handler calls (an edge): one timer for all that run, where each of them could have one.
+"""The time limit of handler calls (an edge): one timer for all running calls, instead of one for each.
 
-All calls have the same limit, so they end in the order in which they began. A call that is over has its task
-cancelled, and again after the same time where it goes on regardless; what somebody else cancelled meanwhile stays
-cancelled, by the task's count of cancellations, as in `asyncio.timeout`.
+All calls have the same limit, so their limits expire in the order in which the calls began. The task of an expired call
+is cancelled. If the call continues, the task is cancelled again after the same time. A cancellation by another caller
+stays in force, as in `asyncio.timeout`: the task counts its cancellations.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ import asyncio
 from typing import Any
 
 TIMER_RESOLUTION_S = 0.001
-"""A timer may fire so much before the time that it was set to."""
+"""How long before its time a timer may fire."""
 
 
 class CallLimits:
-    """Of one event loop; a task has one call under way."""
+    """The limits of the calls on one event loop. A task has at most one call in flight."""
 
     def __init__(self, timeout_ms: int) -> None:
         self.timeout_ms = timeout_ms
-        self._ends: dict[asyncio.Task[Any], float] = {}  # in their order
+        self._ends: dict[asyncio.Task[Any], float] = {}  # in the order of the times
         self._cancelled: dict[asyncio.Task[Any], int] = {}
         self._timer: asyncio.TimerHandle | None = None
 
@@ -27,14 +27,14 @@ class CallLimits:
         return f"CallLimits({self.timeout_ms} ms, {len(self._ends)} calls)"
 
     def begin(self, task: asyncio.Task[Any]) -> None:
-        """The task's call begins."""
+        """Start the limit of the task's call."""
         loop = task.get_loop()
         self._ends[task] = end = loop.time() + self.timeout_ms / 1000
         if self._timer is None:
             self._timer = loop.call_at(end, self._cancel_what_is_over, loop)
 
     def end(self, task: asyncio.Task[Any]) -> bool:
-        """The task's call has ended; whether it was cancelled here, which is taken back."""
+        """End the limit of the task's call. Returns True if the limit cancelled the task; `uncancel` reverts that."""
         del self._ends[task]
         if not self._cancelled:
             return False

@@ -1,9 +1,10 @@
-"""How what is finished becomes committed: by offsets alone, or by transactions that hold the output too (an edge).
+"""Commits finished records: by their offsets alone, or by transactions that include the handlers' output (an edge).
 
-Under `exactly_once` a handler's output is kept until the next commit, which takes it all at one moment: what is
-finished, the output of exactly that, and who the member is. Handlers run on meanwhile; what they finish is the next
-transaction's. One that is aborted loses nothing: its output is kept for the next one, as long as the partition is ours.
-A partition that was let go takes its output with it, and its next owner handles the records again.
+Under `exactly_once`, a handler's output is kept until the next commit. A commit takes three things at one moment: the
+finished records' offsets, the output of exactly these records, and the group metadata of the member. Handlers continue
+during the transaction, and the records that they finish belong to the next one. An aborted transaction loses nothing:
+its output is kept for the next one while the member owns the partition. The output of a partition that was given up is
+discarded, and the next owner handles its records again.
 """
 
 from __future__ import annotations
@@ -28,34 +29,40 @@ log = get_logger(__name__)
 
 PENDING_RECORDS_MAX = 20_000
 PENDING_BYTES_MAX = 16 * 1024 * 1024
-"""Output that waits for its transaction, in records and in bytes of keys and values; above it no handler starts."""
+"""The limits of the output that waits for its transaction, in records and in bytes of keys and values.
+
+No handler starts while a limit is exceeded.
+"""
 
 Bury = Callable[[Iterable[Work], Exception], list[ProducerRecord]]
 
 
 class Commits(Protocol):
-    """What the runner asks for."""
+    """Commits as the runner uses them."""
 
     @property
     def is_full(self) -> bool:
-        """Whether a commit has to come first."""
+        """True if no handler may start before the next commit."""
 
     @property
     def pending_records(self) -> int:
-        """Finished records whose output is not written."""
+        """The number of finished records whose output is not written."""
 
     def settled(self, execution: Execution, outcome: Outcome) -> None:
-        """An execution of ours is finished; called at the same moment as the scheduler hears of it."""
+        """Take the outcome of an execution of an owned partition, in the same step in which the scheduler takes it."""
 
     async def commit(self, partitions: Iterable[TopicPartition] | None = None, timeout_ms: float | None = None) -> bool:
-        """Commit what is finished, of these partitions at least; False where that failed and is due again."""
+        """Commit the finished records of these partitions at least (default: all).
+
+        Returns False if the commit failed and must be tried again.
+        """
 
     async def close(self, timeout_ms: float) -> None:
-        """Nothing is committed after this."""
+        """Release the resources. No commit follows."""
 
 
 class OffsetCommits:
-    """At least once: the output is written already."""
+    """Commits for at-least-once, which consist of offsets: the output is already written."""
 
     is_full = False
     pending_records = 0
@@ -64,7 +71,7 @@ class OffsetCommits:
         self._consumer, self._scheduler, self._metrics = consumer, scheduler, metrics
 
     def settled(self, execution: Execution, outcome: Outcome) -> None:
-        """Nothing is kept."""
+        """Keeps nothing."""
 
     async def commit(self, partitions: Iterable[TopicPartition] | None = None, timeout_ms: float | None = None) -> bool:
         """See `Commits`."""
@@ -81,12 +88,15 @@ class OffsetCommits:
         return True
 
     async def close(self, timeout_ms: float) -> None:
-        """The consumer is another's to close."""
+        """Does nothing: the owner of the consumer closes it."""
 
 
 @dataclass(slots=True, eq=False)
 class _Output:
-    """Of one execution, with its finished records; `is_buried` where dead letters have taken the output's place."""
+    """The output of one execution, with its finished records.
+
+    `is_buried` is True if dead letters have replaced the output.
+    """
 
     execution: Execution
     works: Sequence[Work]
@@ -95,7 +105,7 @@ class _Output:
 
 
 class TransactionalCommits:
-    """Exactly once; `bury` makes the dead letters of records whose output Kafka refuses."""
+    """Commits for exactly-once. `bury` returns the dead letters of records whose output Kafka rejects."""
 
     def __init__(
         self,
@@ -129,17 +139,18 @@ class TransactionalCommits:
             self._measure(output, 1)
 
     async def commit(self, partitions: Iterable[TopicPartition] | None = None, timeout_ms: float | None = None) -> bool:
-        """See `Commits`; all partitions go together, and a transaction that takes longer goes on by itself.
+        """See `Commits`. All partitions are committed together.
 
-        It can do no harm then: either the coordinator has its offsets, and who reads them next waits for its end, or
-        it will not take them, since the member's generation is over.
+        A transaction that takes longer than `timeout_ms` continues in the background. It is harmless in both cases. If
+        the coordinator has the transaction's offsets, the next owner waits for the transaction's end to read them. If
+        it does not have them yet, it rejects them, because the member's generation is over.
         """
         try:
             async with asyncio.timeout(None if timeout_ms is None else timeout_ms / 1000):
                 while self._task is not None and not self._task.done():
                     await asyncio.wait({self._task})
                 if self._task is not None and (error := self._task.exception()) is not None:
-                    raise error  # nobody may have seen it
+                    raise error  # no other caller may have received it
                 self._task = asyncio.create_task(self._transact(), name="transaction")
                 return await asyncio.shield(self._task)
         except TimeoutError:
@@ -147,7 +158,7 @@ class TransactionalCommits:
             return False
 
     async def close(self, timeout_ms: float) -> None:
-        """Wait for the transaction that is open, then close the producer."""
+        """Wait for the open transaction, at most `timeout_ms`, then close the producer."""
         if self._task is not None:
             await asyncio.wait({self._task}, timeout=timeout_ms / 1000)
             self._task.cancel()
@@ -170,7 +181,7 @@ class TransactionalCommits:
             self._metrics.transactions["failed"].inc()
             self._metrics.commit_failures.inc()
             log.warning("transaction aborted", error=type(e).__name__, reason=str(e), outputs=len(taken))
-            self._pending[:0] = taken  # before what came since, so that each key's output stays in order
+            self._pending[:0] = taken  # before newer output, so that each key's output stays in order
             return False
         self._metrics.transactions["ok"].inc()
         for output in taken:
@@ -180,7 +191,10 @@ class TransactionalCommits:
         return True
 
     async def _write(self, outputs: list[_Output], offsets: Offsets, group: GroupMetadata) -> None:
-        """One transaction; where a record of it is refused another one, with dead letters in its place."""
+        """Write the outputs in one transaction.
+
+        If Kafka rejects a record, another transaction replaces the output that contains it with dead letters.
+        """
         while True:
             try:
                 await self._transactor.transact([r for output in outputs for r in output.records], offsets, group)
@@ -190,8 +204,11 @@ class TransactionalCommits:
                 self._replace(outputs, e)
 
     def _replace(self, outputs: list[_Output], refusal: OutputRefused) -> None:
-        """Dead letters in place of each output that has a refused record, those too large cut; what refuses them even
-        then is raised."""
+        """Replace each output that has a rejected record with dead letters.
+
+        A rejected record that is too large is shortened first if possible. Raises the error of a dead letter that Kafka
+        rejects.
+        """
         index = 0
         for output in outputs:
             indices = range(index, index + len(output.records))

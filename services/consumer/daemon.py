@@ -1,6 +1,6 @@
-"""The handler daemon: the handler runner with `/health` and `/metrics`, from its settings to a running service.
+"""The handler daemon: the handler runner with `/health` and `/metrics`, as a service.
 
-`/health` and `/metrics` answer before anything is read. SIGTERM: see `HandlerRunner.close`.
+`/health` and `/metrics` respond before any record is read. SIGTERM: see `HandlerRunner.close`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ SERVICE = "consumer"
 
 
 class ConsumerDaemon:
-    """Settings to a running service; `server.url` is known after `startup`. ConfigError as `HandlerRunner` says."""
+    """Runs the service with its settings. `server.url` is known after `startup`.
+
+    Raises ConfigError as `HandlerRunner` does.
+    """
 
     def __init__(self, settings: ConsumerServiceSettings, registry: CollectorRegistry | None = None) -> None:
         registry = CollectorRegistry() if registry is None else registry
@@ -34,7 +37,7 @@ class ConsumerDaemon:
         return f"ConsumerDaemon({self.server!r}, {self.runner!r})"
 
     async def startup(self) -> None:
-        """Listen; ConfigError where the address cannot be had."""
+        """Listen for HTTP requests. Raises ConfigError if the address is not available."""
         spare_the_collector()
         await self.server.start()
 
@@ -45,15 +48,20 @@ class ConsumerDaemon:
             await self.runner.run()
 
     async def shutdown(self) -> None:
-        """Drain, commit, leave, close."""
+        """Drain, commit, leave the group and close the clients."""
         try:
             await self.runner.close()
         finally:
             await self.server.stop(grace_ms=1_000)
 
     def check(self) -> CheckResult:
-        """Unhealthy until Kafka is reached, with `stuck_after_ms` of a partition's lag without progress or of a
-        rebalance that does not end, and while a dead letter cannot be written."""
+        """Returns the health. The service is unhealthy in four cases:
+
+        1. Kafka was not reached yet.
+        2. A partition has lag and made no progress for `stuck_after_ms`.
+        3. A rebalance has lasted for `stuck_after_ms`.
+        4. A dead letter cannot be written.
+        """
         loop, consumer = self.runner.loop, self.runner.consumer
         if loop is None:
             return CheckResult(False, self.runner.waits_for)

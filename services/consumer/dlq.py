@@ -1,7 +1,7 @@
-"""`penstock dlq list|replay`: look at the dead letters of a topic, and send them back to it.
+"""`penstock dlq list|replay`: lists the dead letters of a topic, and sends them back to it.
 
-The topic is named by its source; its dead-letter topic's own name does as well. Settings of the connection come from
-`PENSTOCK_KAFKA__…` and the TOML file, as for every service; `--bootstrap-servers` goes before them.
+The argument is the source topic or its dead-letter topic. Connection settings come from `PENSTOCK_KAFKA__…` and the
+TOML file, as for every service. `--bootstrap-servers` overrides them.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from penstock.shared.common.errors import UnknownTopicOrPartition
 from penstock.shared.common.settings import CommandSettings, KafkaSettings
 
 TEXT_MAX = 60
-"""Characters of keys, values and messages in the table; `--json` has all of them."""
+"""Characters of a key, value or message in the table; `--json` prints all of them."""
 TOPICS_SHOWN_MAX = 10
 """Dead-letter topics that an error names."""
 LARGEST_RECORD_BYTES = 64 * 1024 * 1024
-"""A dead letter was a stored record once: how large it may be is the broker's to say."""
+"""The largest record that the producer sends. A dead letter was a stored record, so the broker's limit decides."""
 
 Named = tuple[str, str | None]
-"""What was named on the command line: a topic, and its dead-letter topic where that was given."""
+"""The topic on the command line, and its dead-letter topic if there is one on the command line."""
 
 
 class DlqSettings(CommandSettings):
-    """What both commands need beside their arguments."""
+    """The settings of both commands."""
 
     kafka: KafkaSettings = KafkaSettings()
 
@@ -126,9 +126,9 @@ def replay(
 
 
 def find_dead_letter_topic(topic: str, existing: Collection[str]) -> str:
-    """The dead-letter topic of `topic`, or `topic` where it is one itself and has none.
+    """Returns the dead-letter topic of `topic`, or `topic` if it is a dead-letter topic itself and has none.
 
-    UnknownTopicOrPartition says what was looked for and which dead-letter topics there are.
+    Raises UnknownTopicOrPartition, which names the expected topic and the existing dead-letter topics.
 
     >>> find_dead_letter_topic("clicks", ["clicks", "clicks-dlq"]), find_dead_letter_topic("clicks-dlq", ["clicks-dlq"])
     ('clicks-dlq', 'clicks-dlq')
@@ -243,13 +243,13 @@ def _print_table(entries: list[Entry]) -> None:
 
 
 def _short(text: str) -> Text:
-    """Cut, and without anything that a terminal or the table would take as a command."""
+    """Returns a shortened text without the characters that a terminal or the table would interpret."""
     plain = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text[: TEXT_MAX + 1])
     return Text(plain if len(plain) <= TEXT_MAX else plain[: TEXT_MAX - 1] + "…")
 
 
 def main(arguments: list[str]) -> int:
-    """Run the command; returns the exit status (2 for wrong arguments or settings)."""
+    """Run the command. Returns the exit status (2 for invalid arguments or settings)."""
     return run_app(app, arguments, "penstock dlq")
 
 

@@ -1,14 +1,15 @@
-"""One execution: decode, call the handler, and decide for each record whether it is finished or runs again (an edge).
+"""One execution: decodes records, calls the handler, and decides whether each record is finished (an edge).
 
-Deserializer and handler are user code: whatever either raises is the record's fate, never the daemon's end. A record
-that cannot be decoded, or whose handling is given up, is finished once its dead letter is acknowledged by
-the broker. Until then it stays unfinished: the dead letter is written again later, and the handler is not called again.
+Deserializer and handler are user code. An exception in either fails the record and never ends the daemon. If a record
+cannot be decoded, or the policy gives it up, it is sent to the DLQ and is finished once the broker acknowledges the
+dead letter. Until then it stays unfinished: the dead letter is written again later, and the handler is not called
+again.
 
-What the handler returns to be written is part of the attempt: the record is finished once all of it is acknowledged. A
-write that fails is a failed attempt, at the stage `produce`. Without a writer nothing is written here: the returned
-records and the dead letters go into the outcome, for whoever commits them together with the offsets.
+The records that a handler returns are part of the attempt: the handled record is finished once all of them are
+acknowledged. A failed write is a failed attempt at the stage `produce`. Without a writer the executor writes nothing:
+returned records and dead letters are in the outcome, and the caller commits them together with the offsets.
 
-A batch that fails says nothing about which record was at fault: its records run again one by one, and only then do
+A failed batch does not show which record caused the failure. Its records are handled again one by one, and only these
 failures count as attempts.
 """
 
@@ -47,20 +48,24 @@ from penstock.shared.common.serialization import Deserializer, bytes_deserialize
 log = get_logger(__name__)
 
 UNWRITTEN_TRIES = 5
-"""So often a dead letter is tried before the health says that it cannot be written."""
+"""Failed writes of a dead letter after which the health check reports it."""
 
 
 class RecordWriter(Protocol):
-    """Writes with acks=all; returns None for an acknowledged record, else its error, in order; never raises for one."""
+    """Writes records with acks=all.
+
+    Returns None for each acknowledged record and the error for each other one, in the records' order. Does not raise
+    for a record.
+    """
 
     async def __call__(self, records: Sequence[ProducerRecord]) -> Sequence[Exception | None]: ...
 
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of an execution's records; those in `retry` run again `after_ms` from now.
+    """The outcome of an execution. Records in `retry` are handled again `after_ms` from now.
 
-    `outputs` are still to be written, in one transaction with the offsets of what is finished.
+    `outputs` must still be written, in one transaction with the offsets of the finished records.
     """
 
     finished: list[Work] = field(default_factory=list)
@@ -75,7 +80,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class _Unwritten:
-    """Kept on a record whose dead letter could not be written so many times."""
+    """The state of a record whose dead letter could not be written `failures` times."""
 
     letter: DeadLetter
     failures: int
@@ -99,11 +104,13 @@ class Executor:
         self._group, self._dead_letter_topic, self._decode = group, dead_letter_topic, decode
         self._limits = CallLimits(policy.handler_timeout_ms)
         self.unwritten: dict[TopicPartition, str] = {}
-        """Partitions with a dead letter that could not be written time and again, and why; who owns the partitions
-        drops those that are let go."""
+        """The error by partition, for partitions with a dead letter that repeatedly could not be written.
+
+        The owner of the partitions removes those that are given up.
+        """
 
     async def run(self, execution: Execution, task: asyncio.Task[Any] | None = None) -> Outcome:
-        """Do one execution, in this running task; a cancellation passes through."""
+        """Run one execution in the current task. A cancellation is raised to the caller."""
         if len(execution.works) == 1 and self._decode is bytes_deserializer and execution.works[0].memo is None:
             return await self._run_plain(execution.works[0], task)
         outcome = Outcome()
@@ -130,7 +137,7 @@ class Executor:
         return outcome
 
     async def _run_plain(self, work: Work, task: asyncio.Task[Any] | None) -> Outcome:
-        """The usual case, without what only the others need."""
+        """Run the usual case: one record without a decoder and without an unwritten dead letter."""
         topic = work.columns.topic
         started = time.perf_counter()
         returned = await self._handler.call([work.record], self._limits, task)
@@ -165,7 +172,7 @@ class Executor:
         outcome: Outcome,
         letters: list[tuple[Work, DeadLetter]],
     ) -> None:
-        """What a call gave, into the outcome."""
+        """Add the result of a handler call to the outcome: finished records, retries or dead letters."""
         stage = STAGE_PROCESS
         if isinstance(returned, Exception):
             error: Exception | None = returned
@@ -181,7 +188,7 @@ class Executor:
             self._failed(topic, works, stage, error, outcome, letters)
 
     async def _produce(self, topic: str, records: Records, outcome: Outcome) -> Exception | None:
-        """Write what the handler returned; its first error."""
+        """Write the records that the handler returned. Returns the first error, or None."""
         try:
             check_output(records)
         except DataError as e:
@@ -233,7 +240,7 @@ class Executor:
             letters.append((work, DeadLetter.of(work.record, stage, error, work.attempts, self._group)))
 
     def refused(self, works: Iterable[Work], error: Exception) -> list[ProducerRecord]:
-        """The dead letters of finished records whose output Kafka refuses."""
+        """Returns the dead letters of finished records whose output Kafka rejects."""
         letters = []
         for work in works:
             letter = DeadLetter.of(work.record, STAGE_PRODUCE, error, work.attempts + 1, self._group)
@@ -273,7 +280,7 @@ class Executor:
                 )
 
     async def _write_letters(self, records: list[ProducerRecord]) -> Sequence[Exception | None]:
-        """Write dead letters; what is too large for the topic is cut, which says so."""
+        """Write dead letters and return their errors. A dead letter too large for the topic is shortened and marked."""
         assert self._write is not None
         errors = list(await self._write(records))
         while short := {

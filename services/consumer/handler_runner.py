@@ -1,8 +1,8 @@
-"""The handler runner: a handler for every record of some topics, in a program of your own or in `penstock consumer`.
+"""The handler runner calls a handler for every record of some topics, in your own program or in `penstock consumer`.
 
-The handler is loaded first: a wrong one is refused before anything is read. `run` waits for Kafka and the topics,
-creates missing dead-letter topics and joins the group. At the end nothing new is started, what is in flight drains, its
-offsets are committed and the member leaves the group.
+The handler is loaded first, so that an invalid one is rejected before any record is read. `run` waits for Kafka and the
+topics, creates missing dead-letter topics and joins the group. At the end no new call starts, the calls in flight
+drain, their offsets are committed and the member leaves the group.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from penstock.shared.common.records import ProducerRecord, RecordMetadata
 log = get_logger(__name__)
 
 DEAD_LETTER_HEADROOM_BYTES = 65_536
-"""What a dead letter's own headers may add to the largest record of its source topic."""
+"""The bytes that a dead letter's own headers may add to the largest record of its source topic."""
 CONNECT_RETRY_MS = 1_000
 
 
@@ -53,10 +53,10 @@ class RecordProducer:
 
 
 class HandlerRunner:
-    """Runs a handler, at least once or exactly once as the settings say, until it is cancelled.
+    """Runs a handler until it is cancelled: at least once or exactly once, as configured.
 
-    `async with HandlerRunner(settings) as runner: await runner.run()`. Raises ConfigError for a wrong handler, and for
-    names of exceptions in `retry` that there are none of.
+    `async with HandlerRunner(settings) as runner: await runner.run()`. Raises ConfigError for an invalid handler, and
+    for an exception name in `retry` that no class has.
     """
 
     def __init__(self, settings: ConsumerServiceSettings, *, registry: CollectorRegistry | None = None) -> None:
@@ -64,7 +64,7 @@ class HandlerRunner:
         self._registry = CollectorRegistry() if registry is None else registry
         self._handler = load_handler(settings.handler)
         self._decode = load_decoder(settings.value)
-        # Once the handler's modules are there, which may define exceptions of their own.
+        # Loaded after the handler's modules, which may define exceptions.
         self._policy = replace(
             settings.retry_policy(),
             retriable=load_exceptions(settings.retry.retriable, "retry.retriable"),
@@ -73,10 +73,10 @@ class HandlerRunner:
         self._clients = contextlib.AsyncExitStack()
         self._metrics = RunnerMetrics(self._registry, settings.group_id)
         self.loop: HandlerLoop | None = None
-        """What polls and calls, once there is a connection."""
+        """The loop that polls and calls the handler. None before there is a connection."""
         self.consumer: Consumer | None = None
         self.waits_for = "not connected to Kafka yet"
-        """What keeps `run` from handling records before there is a `loop`."""
+        """The reason why `run` does not handle records yet, before there is a `loop`."""
 
     def __repr__(self) -> str:
         return f"HandlerRunner({self._settings.handler}, {self.loop or self.waits_for})"
@@ -90,7 +90,7 @@ class HandlerRunner:
         await self.close()
 
     async def run(self) -> None:
-        """Connect, then handle records until cancelled, or until something fails that cannot be gone on from."""
+        """Connect, then handle records until cancelled. Raises an error after which the runner cannot continue."""
         settings = self._settings
         largest = await self._prepare_dead_letter_topics() if settings.create_dead_letter_topics else 0
         consumer = Consumer(settings.kafka, settings.consumer_settings(), registry=self._registry)
@@ -135,7 +135,10 @@ class HandlerRunner:
         return HandlerLoop(consumer, scheduler, executor, metrics, SYSTEM_CLOCK, settings.runner_options(), commits)
 
     async def _prepare_dead_letter_topics(self) -> int:
-        """Create what is missing, wide enough for every record of its source; returns the widest, in bytes."""
+        """Create the missing dead-letter topics, with room for every record of their source.
+
+        Returns the largest `max.message.bytes` that they need.
+        """
         while True:
             try:
                 async with Admin(self._settings.kafka) as admin:
@@ -143,7 +146,7 @@ class HandlerRunner:
                         await _dead_letter_topic(admin, *pair) for pair in self._settings.dead_letter_topics.items()
                     ]
                 return max(widths)
-            except RetriableError as e:  # a broker or a topic that is not there yet
+            except RetriableError as e:  # a broker or a topic may not exist yet
                 if self.waits_for != str(e):
                     log.warning("waiting for Kafka", error=type(e).__name__, reason=str(e))
                 self.waits_for = str(e)

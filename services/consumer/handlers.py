@@ -1,19 +1,20 @@
-"""The user's handler: found by name, called within a time limit, its failure returned as a value.
+"""Loads the user's handler by its name, and calls it within a time limit. A failure of the handler is a return value.
 
-A handler is `async def handle(record: ConsumerRecord)`; a batch handler takes `Sequence[ConsumerRecord]` (or `list`,
-`tuple`), seen by that annotation or by the mark `handle.batch = True`. A batch holds records of one partition in offset
-order. Under the value formats `json` and `module:Struct` the record's `value` is the decoded one.
+A handler is `async def handle(record: ConsumerRecord)`. A batch handler takes `Sequence[ConsumerRecord]` (or `list`,
+`tuple`); that annotation or the attribute `handle.batch = True` marks it. A batch holds records of one partition in
+offset order. With the value formats `json` and `module:Struct`, the record's `value` is the decoded value.
 
-What a handler has to write to Kafka it returns: a `ProducerRecord`, or a list or tuple of them. Whatever else it
-returns is left alone.
+A handler returns the records to write to Kafka: a `ProducerRecord`, or a list or tuple of them. Any other return value
+is ignored.
 
 >>> records_in("app:handle", [ProducerRecord("alerts", b"1")])
 (ProducerRecord(topic='alerts', value=b'1', key=None, headers=(), partition=None, timestamp=None),)
 >>> records_in("app:handle", None), records_in("app:handle", ["done"])
 ((), ())
 
-A handler that outlives its limit is cancelled, and its end awaited: were it left behind, the next record of its key
-would run beside it. It has failed then, whatever it makes of the cancellation: returns, or raises something else.
+A handler that exceeds its limit is cancelled and its end is awaited. Otherwise the next record of its key would be
+handled at the same time. The call has failed, even if the handler catches the cancellation and returns or raises
+another exception.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ Records = tuple[ProducerRecord, ...]
 
 @dataclass(frozen=True, slots=True)
 class Handler:
-    """A handler and how it wants its records."""
+    """A handler, and whether it takes a batch or one record."""
 
     name: str
     function: Callable[[Any], Awaitable[object]]
@@ -52,9 +53,10 @@ class Handler:
     async def call(
         self, records: Sequence[ConsumerRecord], limits: CallLimits, task: asyncio.Task[Any] | None = None
     ) -> Records | Exception:
-        """Hand the records over (one, unless it is a batch handler); gives the records to write, or what it raised.
+        """Call the handler with the records (one record, unless it is a batch handler).
 
-        `task` is the running one, for those who have it at hand.
+        Returns the records to write, or the exception that the handler raised. `task` is the running task; a caller
+        that has it passes it to save the look-up.
         """
         is_over, task = False, task or asyncio.current_task()
         assert task is not None
@@ -88,7 +90,10 @@ class Handler:
 
 
 def records_in(name: str, returned: object) -> Records:
-    """The records in what a handler returned; TypeError for records among other things, which must be a mistake."""
+    """Returns the records in a handler's return value.
+
+    Raises TypeError if it mixes records with other values, which must be a mistake.
+    """
     if isinstance(returned, ProducerRecord):
         return (returned,)
     if not isinstance(returned, list | tuple):
@@ -101,7 +106,7 @@ def records_in(name: str, returned: object) -> Records:
 
 
 def load_handler(spec: str) -> Handler:
-    """The handler named `module:function`; ConfigError says what is wrong with it."""
+    """Returns the handler named `module:function`. Raises ConfigError if there is none or if it is invalid."""
     function = load_object(spec, "handler")
     called = function if inspect.isroutine(function) else getattr(type(function), "__call__", None)  # noqa: B004 - its kind is wanted, not whether it is there
     if inspect.isclass(function) or not inspect.iscoroutinefunction(called):
@@ -115,17 +120,17 @@ def load_handler(spec: str) -> Handler:
 
 
 def load_exceptions(names: Sequence[str], setting: str) -> tuple[type[BaseException] | str, ...]:
-    """Exception classes by `module.name`, or by the plain name of one that is built in or has been imported.
+    """Returns exception classes by `module.name`, or by the plain name of a built-in or imported class.
 
-    A plain name stays one, as several classes may have it. ConfigError for a name that no class has: it would never
-    match, and nobody would hear of it.
+    A plain name is returned as a name, because several classes may have it. Raises ConfigError for a name that no class
+    has: it would never match, and no error would show that.
     """
     known = {found.__name__ for found in _subclasses(BaseException)}
     return tuple(name if name in known else _exception(name, setting) for name in names)
 
 
 def load_decoder(value: str) -> Deserializer:
-    """The decoder for the value format `bytes`, `json` or `module:Struct`."""
+    """Returns the decoder for the value format `bytes`, `json` or `module:Struct`. Raises ConfigError for another."""
     if value == "bytes":
         return bytes_deserializer
     if value == "json":
@@ -138,7 +143,10 @@ def load_decoder(value: str) -> Deserializer:
 
 
 def load_object(spec: str, setting: str) -> Any:
-    """The object `module:name`, modules of the current folder included; ConfigError names the setting."""
+    """Returns the object `module:name`, also from a module in the current folder.
+
+    Raises ConfigError, which names the setting, if there is no such object.
+    """
     module_name, _, path = spec.partition(":")
     if not module_name or not path:
         raise ConfigError(f"{setting}: expected module:name, got {spec!r}")

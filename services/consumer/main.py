@@ -10,7 +10,7 @@ from penstock.shared.common import daemon
 
 
 def main(arguments: list[str]) -> int:
-    """Run until SIGTERM; the exit status (2 for a wrong setting or handler)."""
+    """Run until SIGTERM. Returns the exit status (2 for an invalid setting or handler)."""
     return daemon.serve("penstock consumer", ConsumerServiceSettings, ConsumerDaemon, arguments)
 
 

@@ -1,7 +1,7 @@
-"""Whether what a handler returned can be written at all: asked when it returns, so that it is that attempt's failure.
+"""Validates a handler's output when the handler returns, so that an invalid record fails that attempt.
 
-Under exactly-once the records wait for a transaction that holds other records' output too; one among them that is no
-record of Kafka's must not get that far.
+Under exactly-once, output waits for a transaction that holds other records' output too. A record that is invalid for
+Kafka must not reach that transaction.
 
 >>> check_output([ProducerRecord("out", b"5")])
 >>> check_output([ProducerRecord("out", 5)])
@@ -21,7 +21,10 @@ from penstock.shared.common.topic_names import check_topic_name
 
 
 def check_output(records: Iterable[ProducerRecord]) -> None:
-    """DataError for the first that no topic can take: its topic's name, key, value, headers, partition, timestamp."""
+    """Raises DataError for the first record that no topic can accept.
+
+    Checks the topic's name, the key, value, headers, partition and timestamp.
+    """
     for record in records:
         topic = record.topic
         check_topic_name(topic)

@@ -1,7 +1,7 @@
-"""Whether the runner gets on: a partition with lag of which nothing was finished for too long means that it is stuck.
+"""Detects a stuck runner: a partition has lag, and none of its records was finished for longer than the limit.
 
-Each partition is looked at by itself, since one that moves says nothing of the one beside it. A member that is not in
-the group for as long is in no better place.
+Each partition is checked separately, because progress in one does not mean progress in another. A member that is
+outside the group for longer than the limit is stuck too.
 
 >>> watch = ProgressWatch(stuck_after_ms=1_000)
 >>> watch.observe(500, lags={"clicks-0": 40, "clicks-1": 9}, finished={"clicks-0": 3})
@@ -29,7 +29,7 @@ class _Part:
 
 
 class ProgressWatch:
-    """Fed with the lag and the count of finished records of each partition, asked whether they mean trouble."""
+    """Observes the lag and the number of finished records of each partition, and reports stuck partitions."""
 
     def __init__(self, stuck_after_ms: int) -> None:
         self.stuck_after_ms = stuck_after_ms
@@ -37,11 +37,15 @@ class ProgressWatch:
 
     @property
     def lag(self) -> int:
-        """Of all."""
+        """The sum of the partitions' lags, in records."""
         return sum(part.lag for part in self._parts.values())
 
     def observe(self, now_ms: int, lags: Mapping[Hashable, int], finished: Mapping[Hashable, int]) -> None:
-        """`lags` in records not finished, `finished` the running counts; what is not named is not owned any more."""
+        """Take the current values of all owned partitions.
+
+        `lags` are the numbers of unfinished records, `finished` the total numbers of finished ones. A partition that
+        `lags` does not name is no longer owned.
+        """
         parts = {}
         for key, lag in lags.items():
             count, before = finished.get(key, 0), self._parts.get(key)
@@ -50,14 +54,17 @@ class ProgressWatch:
         self._parts = parts
 
     def without_progress_ms(self, now_ms: int) -> int:
-        """How long some partition has had lag without a record finished."""
+        """Returns the longest time in ms that a partition has had lag without a finished record."""
         return max((now_ms - part.well_ms for part in self._parts.values() if part.lag), default=0)
 
     def stuck(self, now_ms: int) -> bool:
         return self.without_progress_ms(now_ms) > self.stuck_after_ms
 
     def trouble(self, now_ms: int, rebalance_ms: float = 0) -> str:
-        """What is wrong, "" for nothing; `rebalance_ms` is how long the member has been on its way into the group."""
+        """Returns the reason why the runner is stuck, "" if it is not.
+
+        `rebalance_ms` is the time since the member began to join the group.
+        """
         if rebalance_ms > self.stuck_after_ms:
             return f"not in the group: its rebalance takes {rebalance_ms:.0f} ms so far"
         stuck = [

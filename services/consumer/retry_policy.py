@@ -1,10 +1,10 @@
-"""Whether the handler of a failed record is called again, and when.
+"""The retry policy decides whether and when the handler of a failed record is called again.
 
 The wait grows as in Kafka's ExponentialBackoff (KIP-580): `backoff_ms` times `multiplier` to the power of the previous
-attempts, spread by `jitter` in both directions, at most `backoff_max_ms`. Exception types are given as classes or by
-name (`ConnectionError`, `asyncpg.exceptions.InterfaceError`; a name is matched against the class and its bases). The
+attempts, spread by `jitter` in both directions, at most `backoff_max_ms`. Exception types are configured as classes or
+by name (`ConnectionError`, `asyncpg.exceptions.InterfaceError`; a name is matched against the class and its bases). The
 nearest class in the exception's bases that is listed in `retriable` or `not_retriable` decides. By default every
-exception is retried except DataError: an invalid record stays invalid.
+exception is retried except DataError, because an invalid record stays invalid.
 
 >>> from penstock.shared.common.errors import SerializationError
 >>> policy = RetryPolicy(max_attempts=3, jitter=0)
@@ -27,21 +27,21 @@ ExceptionType = type[BaseException] | str
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """Try again after so many ms."""
+    """Call the handler again after `after_ms`."""
 
     after_ms: int
 
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """Do not try again."""
+    """Do not call the handler again."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """See the module. `handler_timeout_ms` bounds one attempt; ConfigError for limits that make no sense."""
+    """See the module. `handler_timeout_ms` limits one attempt. Raises ConfigError if a field is out of its range."""
 
     max_attempts: int = 5
     backoff_ms: int = 100
@@ -65,7 +65,7 @@ class RetryPolicy:
             raise ConfigError("retry policy: out of range: " + ", ".join(name for name, out in wrong if out))
 
     def decide(self, error: BaseException, attempts: int, random: float) -> Retry | GiveUp:
-        """What to do after `attempts` failures, the last with `error`; `random` is drawn from 0 to 1."""
+        """Returns the decision after `attempts` failures, the last with `error`. `random` is drawn from 0 to 1."""
         if not self.is_retriable(type(error)):
             return GiveUp(f"{type(error).__name__} is not retriable")
         if attempts >= self.max_attempts:
@@ -73,10 +73,10 @@ class RetryPolicy:
         return Retry(self.backoff_after_ms(attempts, random))
 
     def backoff_after_ms(self, attempts: int, random: float) -> int:
-        """The wait after so many failures, in ms."""
+        """Returns the wait after `attempts` failures, in ms."""
         if self.backoff_ms == 0:
             return 0
-        # Above this power the limit rules, and the plain power would overflow.
+        # Above this power the limit applies, and the power itself would overflow.
         steps = (
             math.log(self.backoff_max_ms / self.backoff_ms) / math.log(self.multiplier) if self.multiplier > 1 else 0
         )

@@ -1,12 +1,12 @@
-"""The handler runner: polls, lets the scheduler decide, runs handlers, commits what is finished (an edge).
+"""The handler loop: polls, lets the scheduler decide, runs handlers and commits finished records (an edge).
 
-One turn is `run_once`: apply pauses, poll, deliver, start what may run, commit if due. Handlers run as tasks of their
-own, and each one's end starts the next at once, so a poll that waits for records holds nothing up.
+One turn is `run_once`: apply pauses, poll, deliver, start executions, commit if due. Each handler call is a task. The
+end of a call starts the next one at once, so a poll that waits for records delays no handler.
 
-Who owns a partition owns its results. A revocation starts nothing more of it, waits for what is in flight
-(`drain_timeout_ms`), cancels the rest, commits what finished and only then lets go. A loss cancels at once and commits
-nothing. At-least-once always: what was not committed is handled again by the next owner. What a commit is, and whether
-the handlers' output is part of it, is for commits.py.
+The owner of a partition owns its results. When a partition is revoked, no further call of it starts. The loop waits for
+the calls in flight (`drain_timeout_ms`), cancels the rest, commits the finished records and then gives the partition
+up. When a partition is lost, its calls are cancelled at once and nothing is committed. Delivery is at least once: the
+next owner handles uncommitted records again. commits.py defines a commit, and whether it includes the handlers' output.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from penstock.shared.common.records import Columns, OffsetAndMetadata, TopicPart
 log = get_logger(__name__)
 
 POLL_TIMEOUT_MS = 200
-"""The longest a turn waits for records: what bounds the delay of commits, pauses and lag."""
+"""The longest wait of a turn for records. It limits the delay of commits, pauses and lag measurements."""
 GIVE_UP_COMMIT_TIMEOUT_MS = 2_500
 """How long the last commit of partitions that are given up may take."""
 LAG_TIMEOUT_MS = 2_000
-"""How long a topic's end offsets are asked for."""
+"""How long the request for a topic's end offsets may take."""
 CANCEL_TIMEOUT_MS = 2_000
-"""How long cancelled handlers may take to end before their partition is let go regardless."""
+"""How long cancelled handlers may take to end. After that their partition is given up regardless."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class RunnerOptions:
 
 
 class HandlerLoop(RebalanceListener):
-    """Drives one started, not yet subscribed Consumer; single event loop."""
+    """Drives one Consumer that is started and not yet subscribed. It belongs to a single event loop."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class HandlerLoop(RebalanceListener):
         options: RunnerOptions = RunnerOptions(),
         commits: Commits | None = None,
     ) -> None:
-        """Without `commits` offsets are committed alone, at least once."""
+        """Without `commits`, only offsets are committed (at least once)."""
         self.scheduler, self.options = scheduler, options
         self.progress = ProgressWatch(options.stuck_after_ms)
         self.finished = 0
@@ -86,7 +86,7 @@ class HandlerLoop(RebalanceListener):
         return f"HandlerLoop({self.scheduler}, {self.finished} finished, {self.progress})"
 
     def unwritten(self) -> str:
-        """The dead letters that cannot be written, "" where there are none."""
+        """Returns the dead letters that cannot be written, "" if there are none."""
         return "; ".join(sorted(self._executor.unwritten.values()))
 
     # Life
@@ -96,17 +96,17 @@ class HandlerLoop(RebalanceListener):
         self._consumer.subscribe(list(topics), self)
 
     async def run(self) -> None:
-        """Turns until cancelled, or until something fails that cannot be gone on from."""
+        """Run turns until cancelled. Raises an error after which the loop cannot continue."""
         while True:
             await self.run_once()
 
     async def run_once(self) -> None:
-        """One turn."""
+        """Run one turn."""
         if self._crash is not None:
             raise self._crash
         self._apply_pauses()
         now_ms = self._clock.monotonic_ms()
-        # While a commit is under way the poll does not wait for the next to be due; its end is not waited for.
+        # During a commit the next commit's due time does not limit the poll. The poll does not wait for the commit.
         wait_ms = POLL_TIMEOUT_MS if self._is_committing else max(0, min(POLL_TIMEOUT_MS, self._commit_due_ms - now_ms))
         for columns in (await self._consumer.poll(wait_ms)).values():
             self._deliver(columns)
@@ -121,7 +121,7 @@ class HandlerLoop(RebalanceListener):
             self._lag_due_ms = now_ms + self.options.lag_interval_ms
 
     async def stop(self, drain_timeout_ms: int) -> None:
-        """Drain within the limit, commit, let go of everything; the consumer is left to be closed."""
+        """Drain within the timeout, commit, and give up all partitions. The caller closes the consumer."""
         self._stopping = True
         if self._retry_timer is not None:
             self._retry_timer.cancel()
@@ -137,17 +137,17 @@ class HandlerLoop(RebalanceListener):
 
     def _deliver(self, columns: Columns) -> None:
         if columns.topic_partition not in self.scheduler.partitions:
-            return  # polled just before it was given up: left to its next owner, since it is not committed
+            return  # polled just before the partition was given up; not committed, so the next owner handles it
         self.scheduler.deliver(columns)
         if self.scheduler.skipped != self._skipped:
             self._metrics.skipped(columns.topic).inc(self.scheduler.skipped - self._skipped)
             self._skipped = self.scheduler.skipped
 
     def _pass_over(self) -> bool:
-        """Positions that went on without a record, by a reset or over markers, count as finished.
+        """Mark offsets as finished that the position passed without a record: after a reset, or over markers.
 
-        Whether one of them is a group's first: it is to be committed at once, since after a crash before that the reset
-        policy might lead past what has come since.
+        Returns True if a partition had no committed position before. That position must be committed at once: after a
+        crash without it, the reset policy might skip newer records.
         """
         is_new = False
         assigned = self._consumer.assignment()
@@ -157,7 +157,7 @@ class HandlerLoop(RebalanceListener):
         return is_new
 
     def _start(self) -> None:
-        """Start everything that may run now, and have the next retry wake us."""
+        """Start all executions that may run now, and set the timer for the next retry."""
         if self._stopping:
             return
         now_ms, create_task = self._clock.monotonic_ms(), asyncio.get_running_loop().create_task
@@ -200,7 +200,7 @@ class HandlerLoop(RebalanceListener):
             self._apply_pauses()
 
     def _apply_pauses(self) -> None:
-        # One that was lost is the consumer's no more before the scheduler has let go of it.
+        # A lost partition leaves the consumer's assignment before the scheduler forgets it.
         assigned = self._consumer.assignment()
         wanted = {p: why for p, why in self.scheduler.paused().items() if p in assigned}
         for partition in (self._paused - wanted.keys()) & assigned:
@@ -224,7 +224,7 @@ class HandlerLoop(RebalanceListener):
         return self._committing is not None and not self._committing.done()
 
     async def _commit(self) -> None:
-        """Beside the polls."""
+        """Commit concurrently with the polls."""
         try:
             await self._commits.commit()
         except Exception as e:
@@ -233,7 +233,10 @@ class HandlerLoop(RebalanceListener):
         self._start()
 
     async def _measure_lag(self) -> None:
-        """Each topic by itself: of one that is gone, or whose broker is away, what was told last counts."""
+        """Measure the lag of each topic separately.
+
+        If a topic is gone or its broker is unavailable, the lag behind the last known end offset is used.
+        """
         topics: dict[str, list[TopicPartition]] = {}
         for partition in self.scheduler.partitions:
             topics.setdefault(partition.topic, []).append(partition)
@@ -298,7 +301,7 @@ class HandlerLoop(RebalanceListener):
                 _, left = await asyncio.wait(tasks, timeout=drain_timeout_ms / 1000)
             await self._cancel([execution for execution in in_flight if self._tasks.get(execution) in left])
             committed = await self._commits.commit(partitions, GIVE_UP_COMMIT_TIMEOUT_MS)
-        finally:  # whatever happened, what comes after belongs to the next owner
+        finally:  # also after an error: the partitions belong to the next owner now
             self.scheduler.lost(partitions)
             self._forget(partitions)
         log.info(
@@ -315,7 +318,7 @@ class HandlerLoop(RebalanceListener):
             if stubborn:
                 log.error("handlers do not end when cancelled, their results will be ignored", count=len(stubborn))
         for execution, task in tasks.items():
-            if task.done() and execution in self._tasks:  # cancelled before its first step, so that none of it has run
+            if task.done() and execution in self._tasks:  # cancelled before its first step: its own cleanup did not run
                 del self._tasks[execution]
                 self._settle(execution, Outcome(retry=list(execution.works)))
 

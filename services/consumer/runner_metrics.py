@@ -1,4 +1,4 @@
-"""What the handler runner counts and times."""
+"""The metrics of the handler runner."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from penstock.shared.common.metrics import counter, gauge, histogram
 
 
 class RunnerMetrics:
-    """One child per topic, made on first use."""
+    """The metrics of one group. The child for a topic is created on first use."""
 
     def __init__(self, registry: CollectorRegistry, group: str) -> None:
         def per_topic(make: Any, name: str, documentation: str) -> Any:
@@ -65,6 +65,6 @@ class RunnerMetrics:
         self._paused.labels(group=self._group, topic=topic, partition=partition).set(paused)
 
     def forget(self, topic: str, partition: int) -> None:
-        """Drop the gauges of a partition that is another member's now."""
+        """Remove the gauges of a partition that another member owns now."""
         for metric in (self._lag, self._paused):
             metric.remove_by_labels({"group": self._group, "topic": topic, "partition": str(partition)})

@@ -26,16 +26,19 @@ PositiveCount = Annotated[int, Field(gt=0)]
 
 COMMIT_INTERVAL_MS = 5_000
 TRANSACTION_INTERVAL_MS, TRANSACTION_TIMEOUT_MS = 100, 10_000
-"""The defaults under exactly-once, as in Kafka Streams: output is seen by `read_committed` once its transaction is
-committed, and what a dead process left open hides what came after it until the time is over."""
+"""The defaults under exactly-once, as in Kafka Streams.
+
+Consumers with `read_committed` see output once its transaction is committed, so transactions are short. An open
+transaction of a dead process hides later records until its timeout.
+"""
 UNCOMPRESSED_BYTES_MAX = 32 * 1024 * 1024
-"""How large a dead letter may be before it is compressed; what its topic takes is for the broker to say."""
+"""The limit for an uncompressed dead letter. The broker enforces the topic's limit for the compressed one."""
 GIVE_UP_RESERVE_MS = 5_000
-"""What a revocation or a shutdown keeps of its limit for cancelling what did not drain, and for the last commit."""
+"""The part of a revocation's or shutdown's timeout that is reserved for cancellations and the last commit."""
 
 
 def _names(value: Any) -> Any:
-    """Names as a list, or comma-separated in one text."""
+    """Returns names as a tuple, from a list or from one comma-separated text."""
     parts = value.split(",") if isinstance(value, str) else value
     if isinstance(parts, list | tuple):
         return tuple(name.strip() for part in parts for name in str(part).split(",") if name.strip())
@@ -46,7 +49,7 @@ Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_names)]
 
 
 class RetrySettings(Section):
-    """How long a failed record waits, and which exceptions are worth it."""
+    """The wait before a failed record is handled again, and the exceptions that are retried."""
 
     backoff_ms: int = Field(default=100, ge=0, description="the wait before the second attempt; doubled each time")
     backoff_max_ms: int = Field(default=30_000, ge=0)
@@ -57,7 +60,7 @@ class RetrySettings(Section):
 
 
 class ConsumerServiceSettings(ServiceSettings):
-    """A handler for every record of some topics: per-key parallel, retried, dead-lettered."""
+    """Calls a handler for every record of some topics: in parallel by key, with retries and dead letters."""
 
     http: HttpSettings = HttpSettings(port=8082)
     topics: Names = Field(description="comma-separated", min_length=1)
@@ -136,7 +139,7 @@ class ConsumerServiceSettings(ServiceSettings):
 
     @property
     def drain_timeout_ms(self) -> int:
-        """How long a revocation waits for handlers: what the listener's call has, less the last commit."""
+        """How long a revocation waits for handlers: the listener's timeout minus the reserve for the last commit."""
         return min(self.consumer.listener_timeout_ms, self.consumer.max_poll_interval_ms) - GIVE_UP_RESERVE_MS
 
     @property
@@ -144,20 +147,21 @@ class ConsumerServiceSettings(ServiceSettings):
         return self.processing_guarantee == "exactly_once"
 
     def consumer_settings(self) -> ConsumerSettings:
-        """The client's settings: the runner commits by itself, and exactly-once reads what is committed."""
+        """Returns the client's settings. The runner commits, not the client. Exactly-once reads committed records."""
         given = self.consumer.model_dump()
         if self.is_exactly_once:
             given["isolation_level"] = "read_committed"
         return ConsumerSettings(**given, group_id=self.group_id, commit_strategy="none")
 
     def producer_settings(self, record_bytes_max: int) -> ProducerSettings:
-        """Wide enough for dead letters of `record_bytes_max`; with a transactional id of its own under exactly-once.
+        """Returns the producer's settings, with room for dead letters of `record_bytes_max`.
 
-        Compressed, and taken while they are larger than their topic takes: so a record that only fits into its topic
-        compressed has a dead letter that fits as well.
+        Dead letters are compressed, and the producer accepts them uncompressed above their topic's limit. So if a
+        record fits into its topic only compressed, its dead letter fits too.
 
-        A static member keeps its id, so that its next process ends at once what the last one left open; what another
-        leaves open ends after `transaction_timeout_ms`.
+        Under exactly-once the producer has its own transactional id. A static member keeps its id, so that its next
+        process immediately ends the open transaction of the previous one. The open transaction of a dynamic member ends
+        after `transaction_timeout_ms`.
         """
         size = max(self.producer.max_request_size, record_bytes_max, UNCOMPRESSED_BYTES_MAX)
         changes: dict[str, object] = {"max_request_size": min(size, self.producer.buffer_memory)}

@@ -1,9 +1,10 @@
-"""One transaction after another over a producer: records and the group's offsets, all of it or nothing (an edge).
+"""Runs transactions over a producer: each writes records and the group's offsets atomically (an edge).
 
-A transaction whose commit got no answer is asked about until there is one: nothing else could be right, neither doing
-it again nor letting it be. Where the producer itself is of no more use (the transaction took longer than
-`transaction_timeout_ms`, so that the coordinator aborted it and fenced its writer), a new one takes its place. Its
-first request ends what was open under the transactional id, so the group's offsets then say what became of it.
+A commit without a response is requested again until there is a response. Both alternatives would be wrong: repeating
+the transaction could write it twice, abandoning it could lose it. A producer becomes unusable if a transaction takes
+longer than `transaction_timeout_ms`, because the coordinator then aborts it and fences the producer. A new producer
+replaces it. Its first request ends any open transaction of the transactional id. After that, the group's committed
+offsets show whether the transaction was committed.
 """
 
 from __future__ import annotations
@@ -39,14 +40,16 @@ Offsets = Mapping[TopicPartition, OffsetAndMetadata]
 FetchOffset = Callable[[TopicPartition], Awaitable[OffsetAndMetadata | None]]
 
 SPENT = (ProducerFenced, InvalidTxnState, OutOfOrderSequence)
-"""What ends a producer and not its process: offsets are fenced by the group's generation as well, so that a new
-producer can do no harm."""
+"""The errors that end a producer but not its process.
+
+A new producer is safe, because offsets are also fenced by the group's generation.
+"""
 ASK_AGAIN_MS = 500
 CLOSE_TIMEOUT_MS = 2_000
 
 
 class OutputRefused(DataError):
-    """Kafka takes some records neither now nor later; `errors` has the error of each, by its index."""
+    """Kafka permanently rejects some records. `errors` has the error of each, by its index."""
 
     def __init__(self, errors: Mapping[int, Exception]) -> None:
         index, first = next(iter(errors.items()))
@@ -55,8 +58,11 @@ class OutputRefused(DataError):
 
 
 class Transactor:
-    """`make_producer` gives a new producer under the same transactional id; `committed` one of the group's offsets,
-    waiting for those of an open transaction."""
+    """Runs one transaction at a time and replaces its producer if necessary.
+
+    `make_producer` returns a new producer with the same transactional id. `committed` returns the group's committed
+    offset of a partition, and waits for the end of an open transaction that has one.
+    """
 
     def __init__(self, make_producer: Callable[[], Producer], committed: FetchOffset) -> None:
         self._make_producer, self._committed = make_producer, committed
@@ -67,20 +73,20 @@ class Transactor:
         return f"Transactor({self._producer!r})"
 
     async def start(self) -> None:
-        """Take the transactional id over; raises what `Producer.init_transactions` raises."""
+        """Take the transactional id over. Raises the errors of `Producer.init_transactions`."""
         await self._ready()
 
     async def close(self) -> None:
-        """An open transaction is aborted, one whose commit has no answer is asked about once more."""
+        """Close the producer. It aborts an open transaction, and requests a commit without a response once more."""
         producer, self._producer = self._producer, None
         if producer is not None:
             await producer.close(CLOSE_TIMEOUT_MS)
 
     async def transact(self, records: Sequence[ProducerRecord], offsets: Offsets, group: GroupMetadata) -> None:
-        """Write and commit in one transaction. It is ended when this returns or raises.
+        """Write records and commit offsets in one transaction, which has ended when this returns or raises.
 
-        Raises OutputRefused for records that can never be written, CommitFailed where the member has lost its place,
-        RetriableError and TransactionAborted for what may pass: nothing of it is written then. Do not cancel.
+        Raises OutputRefused for records that can never be written, and CommitFailed if the member is no longer in the
+        group. Raises RetriableError or TransactionAborted for temporary errors; then nothing is written. Do not cancel.
         """
         producer = await self._ready()
         await self._find_topics(producer, records)
@@ -108,7 +114,7 @@ class Transactor:
         return self._producer
 
     async def _find_topics(self, producer: Producer, records: Sequence[ProducerRecord]) -> None:
-        """Wait for topics that are not known yet while no transaction's time runs."""
+        """Wait for the metadata of unknown topics before the transaction begins and its timeout runs."""
         missing: dict[str, Exception] = {}
         for topic in {record.topic for record in records} - self._known_topics:
             try:
@@ -161,7 +167,10 @@ class Transactor:
                 return
 
     async def _holds(self, offsets: Offsets) -> bool:
-        """Whether the group's offsets are those of a commit whose fate is not known, once nothing is open any more."""
+        """Returns True if the group's committed offsets are those of a transaction whose commit is uncertain.
+
+        Waits until no transaction is open.
+        """
         while True:
             try:
                 await self._ready()

@@ -1,10 +1,10 @@
-"""A class archive for the JVM of local jobs (an edge): most of a short job's start is loading and checking classes.
+"""A class archive for the JVM of local jobs (an edge).
 
-Java's application class-data sharing keeps classes as they are in memory in a file that the next JVM maps. With it, a
-job that writes and reads one small Delta table took 13 s of CPU instead of 20. The archive is made once for each user,
-Java and pyspark (`penstock jars spark --class-archive`). A JVM that finds another class path, jars of other times or
-another Java than the archive was made with goes on without it and says nothing, so that it is never wrong, only of no
-use.
+A short job spends most of its start on loading and checking classes. Java's application class-data sharing stores
+classes as they are in memory in a file that the next JVM maps. With it, a job that writes and reads one small Delta
+table took 13 s of CPU instead of 20. The archive is made once for each user, Java and pyspark (`penstock jars spark
+--class-archive`). A JVM with another class path, jars with other modification times or another Java ignores the archive
+silently: an archive that does not fit is useless, but never harmful.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from penstock.shared.common.log import get_logger
 
 EXIT_TIMEOUT_S = 120
 """How long the JVM may take to write its archive, some 180 MB, when it ends."""
-# Not even a warning, where an archive does not fit or a class cannot be in one.
+# Suppresses the warnings about an archive that does not fit and about classes that cannot be archived.
 _QUIET = "-Xlog:cds=off -Xlog:cds+dynamic=off"
 
 log = get_logger(__name__)
 
 
 def archive_of(java: Java, jars: list[Path]) -> Path:
-    """Where the archive of this Java, this pyspark and these jars is, or would be.
+    """Returns the path of the archive for this Java, this pyspark and these jars, whether or not it exists.
 
-    Its name has two digests. The first one is of where they are, the second one of what they are. Java compares the
-    times and sizes of jars too: after pyspark was installed again, an archive of before is of no use.
+    The file name has two digests: the first of the paths, the second of the contents. Java also compares the
+    modification times and sizes of jars, so an archive is useless after pyspark is installed again.
     """
     home = Path(pyspark.__file__).parent
     release = java.home / "release"
@@ -52,20 +52,20 @@ def _digest(*parts: bytes) -> str:
 
 
 def options(archive: Path) -> str:
-    """The Java options that use an archive; none where there is none."""
+    """Returns the Java options that use an archive; empty if the file does not exist."""
     return f"-XX:SharedArchiveFile={archive} {_QUIET}" if archive.is_file() else ""
 
 
 def recording_options(file: Path) -> str:
-    """The Java options that make a JVM write its archive when it ends."""
+    """Returns the Java options that make a JVM write its archive when it ends."""
     return f"-XX:ArchiveClassesAtExit={file} -Xlog:disable"
 
 
 def keep(gateway: Any, file: Path, archive: Path) -> bool:
-    """End the JVM of a session that is over and had `recording_options(file)`, and keep what it wrote as the archive.
+    """End the JVM of a stopped session that had `recording_options(file)`, and keep its file as the archive.
 
-    The archive takes the place of those of the same places and other contents, 180 MB each. False where the JVM wrote
-    none, which is logged.
+    Removes the archives of the same paths with other contents, which take 180 MB each. Logs a warning and returns False
+    if the JVM wrote no file.
     """
     gateway.shutdown()
     gateway.proc.stdin.close()  # the JVM ends with its standard input
@@ -83,9 +83,9 @@ def keep(gateway: Any, file: Path, archive: Path) -> bool:
 
 
 def use(spark: SparkSession, folder: str) -> None:
-    """A little of what compactions and audits do, on a table in this folder: what is used here is in the archive.
+    """Do a little of the work of compactions and audits on a table in `folder`, so that the archive has their classes.
 
-    One task at a time and two folders are enough: more of them load no other classes.
+    One task at a time and two folders are enough: more of them would load no further classes.
     """
     table = f"{folder}/table"
     rows = spark.range(0, 100, 1, 1).select("id", (F.col("id") % 2).alias("k"), F.timestamp_seconds("id").alias("at"))

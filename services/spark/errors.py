@@ -1,8 +1,8 @@
 """Errors of the Spark jobs.
 
-`translated` finds the error of Penstock for what Spark, Delta and the Kafka source raise: one table, searched in the
-text of the error. A TaskFailure carries an error that would be raised again out of a task as its result, so that Spark
-does not retry the task.
+`translated` maps an error of Spark, Delta or Spark's Kafka source to an error of Penstock, by searching the error's
+text for known signs. A TaskFailure is a task's result that carries an error. It stands for an error that a retry would
+raise again: a task that returns it is not retried by Spark.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _NO_CONNECTOR = "No FileSystem for scheme"
 _UNUSABLE = ("Mkdirs failed", "Permission denied", "AccessDenied", "No space left")
 _PENSTOCK_ERROR = re.compile(r"^(?:\w+\.)*errors\.(\w+): (.+)", re.MULTILINE)
 """The last line of a traceback from a Python worker that raised an error of Penstock."""
-CAUSES_MAX = 20  # of one error: some chains are rings
+CAUSES_MAX = 20  # causes read of one error: some chains of causes are rings
 _CLASS_NAMES = re.compile(r"^(?:(?:[\w$]+\.)+[\w$]+(?:: |$))+")
 
 
 class SparkFailed(FatalError):
-    """Spark could not be started, or a job of it failed for a reason that has no name of its own."""
+    """Spark could not be started, or a Spark job failed for a reason without an error class of its own."""
 
 
 class TaskFailure(msgspec.Struct, frozen=True):
@@ -38,19 +38,22 @@ class TaskFailure(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, error: PenstockError) -> TaskFailure:
-        """Changelog records that are deleted while they are read are a hole in the changelog."""
+        """Returns the failure for an error.
+
+        OffsetOutOfRange becomes ChangelogHole: changelog records were deleted while they were read.
+        """
         kind = ChangelogHole if isinstance(error, OffsetOutOfRange) else type(error)
         return cls(tuple(one.__name__ for one in kind.__mro__), str(error))
 
     def to_error(self, prefix: str = "") -> PenstockError:
-        """The error again, of its first class in `errors`; each of them takes a text."""
+        """Returns the error, of the first of its classes that `errors` has. Each of those takes a text."""
         kinds = (getattr(errors, name, None) for name in self.names)
         kind: type[PenstockError] = next(kind for kind in kinds if kind is not None)
         return kind(f"{prefix}{self.message}")
 
 
 def translated(error: Exception) -> PenstockError:
-    """The error of Penstock for an error that Py4J or pyspark raised."""
+    """Returns the error of Penstock for an error that Py4J or pyspark raised."""
     cause = getattr(error, "java_exception", None)
     text = f"{cause.toString() if cause is not None else ''}\n{error}"
     if found := _PENSTOCK_ERROR.search(text):
@@ -73,25 +76,26 @@ def translated(error: Exception) -> PenstockError:
     if isinstance(error, Py4JNetworkError | ConnectionError):
         return SparkFailed("Spark's JVM is gone: it was killed, or its memory was too little (spark.driver_memory)")
     cause_text = last_cause(error)
-    # The first text of a failed task says where it failed, the last one why; for Python code that is only a traceback.
+    # The first message of a failed task names the place of the failure, the last one the reason. For Python code the
+    # last message is only a traceback.
     is_cause = _TASK_FAILED in text and not cause_text.startswith("Traceback")
     return SparkFailed(cause_text if is_cause else first_line(error))
 
 
 def _worker_error(name: str, message: str) -> PenstockError:
-    """An error that a Python worker raised."""
+    """Returns the error that a Python worker raised, from the class name and message in its traceback."""
     kind = getattr(errors, name, None)
     return kind(message) if kind is not None else SparkFailed(f"{name}: {message}")
 
 
 def first_line(error: BaseException) -> str:
-    """The message of an error of Spark, without the stack traces that it carries."""
+    """Returns the first line of a Spark error's message, without the stack traces that follow it."""
     cause = getattr(error, "java_exception", None)
     return _line(str(cause.toString()) if cause is not None else str(error)) or type(error).__name__
 
 
 def causes(error: BaseException) -> list[str]:
-    """The messages of a Java error and of its causes, its own first: a line each."""
+    """Returns one line for the message of a Java error and one for each of its causes, the error's own first."""
     cause, texts = getattr(error, "java_exception", None) or getattr(error, "_origin", None), list[str]()
     while cause is not None and len(texts) < CAUSES_MAX:
         texts.append(_line(str(cause.toString())))
@@ -100,7 +104,7 @@ def causes(error: BaseException) -> list[str]:
 
 
 def last_cause(error: BaseException) -> str:
-    """The message of the innermost cause that has one, without the names of Java classes."""
+    """Returns the message of the innermost cause that has a message, without the names of Java classes."""
     messages = [_CLASS_NAMES.sub("", text) for text in causes(error)]
     return next((text for text in reversed(messages) if text), causes(error)[0])
 

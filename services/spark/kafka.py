@@ -1,4 +1,4 @@
-"""Kafka as Spark's own source reads it: properties for its Java client, and ranges of topics as DataFrames."""
+"""Reads Kafka with Spark's own source: properties for its Java client, and offset ranges of topics as DataFrames."""
 
 from __future__ import annotations
 
@@ -14,15 +14,22 @@ from penstock.shared.common.settings import KafkaSettings
 
 READ_SCHEMA = "partition int, offset bigint, timestamp_ms bigint, key binary, value binary"
 _HEADERS = "headers array<struct<key: string, value: binary>>"
-# A consumer that is closed waits for the fetch it has under way, which at a topic's end the broker holds for this long:
-# once for every partition that is read. With Kafka's 500 ms, 60 partitions took two cores 16.4 s, with 10 ms 1.2 s.
+# fetch.max.wait.ms. A consumer that closes waits for its fetch in flight, once for every partition that is read. At a
+# topic's end the broker holds that fetch for this long. Two cores read 60 partitions in 16.4 s with Kafka's default of
+# 500 ms, and in 1.2 s with 10 ms.
 FETCH_WAIT_MS = 10
-TASK_RECORDS = 50_000  # for each further task, beyond one for each core: with fewer, it costs more than it saves
-KAFKA_SOURCE_MS_MAX = (2**63 - 1) // 1_000  # Spark's makes microseconds of a record's timestamp, whatever is selected
+# Records for each task beyond one task for each core. With fewer records, a further task costs more than it saves.
+TASK_RECORDS = 50_000
+# Spark's Kafka source converts every timestamp to microseconds, even if the column is not selected.
+KAFKA_SOURCE_MS_MAX = (2**63 - 1) // 1_000
 
 
 def client_properties(kafka: KafkaSettings) -> dict[str, str]:
-    """The Java client's properties for these settings; PEM files are handed over as the client wants them."""
+    """Returns the Java client's properties for these settings.
+
+    The CA file is passed by its path; a client certificate and its key are passed as PEM text. Raises ConfigError if
+    their files cannot be read.
+    """
     properties = {
         "bootstrap.servers": kafka.bootstrap_servers,
         "security.protocol": kafka.security_protocol,
@@ -34,7 +41,7 @@ def client_properties(kafka: KafkaSettings) -> dict[str, str]:
     if kafka.sasl_mechanism is not None and kafka.sasl_password is not None:
         kind = "plain.Plain" if kafka.sasl_mechanism == "PLAIN" else "scram.Scram"
         names = (kafka.sasl_username, kafka.sasl_password.get_secret_value())
-        user, password = (json.dumps(name, ensure_ascii=False) for name in names)  # JAAS knows no \u
+        user, password = (json.dumps(name, ensure_ascii=False) for name in names)  # JAAS has no \u escapes
         properties["sasl.mechanism"] = kafka.sasl_mechanism
         properties["sasl.jaas.config"] = (
             f"org.apache.kafka.common.security.{kind}LoginModule required username={user} password={password};"
@@ -62,9 +69,10 @@ def read_topic(
     *,
     headers: bool = False,
 ) -> DataFrame:
-    """Committed records from `start` up to `end` (exclusive) of each partition: READ_SCHEMA, and headers if asked.
+    """Returns the committed records from `start` up to `end` (exclusive) of each partition.
 
-    Each partition is read by one task, in order; a task reads several where they hold little.
+    The columns are READ_SCHEMA, and `headers` if `headers` is true. One task reads a partition in order; a task may
+    read several partitions that hold few records.
     """
     ranges = {p: (start[p], end[p]) for p in start if start[p] < end[p]}
     schema = f"{READ_SCHEMA}, {_HEADERS}" if headers else READ_SCHEMA

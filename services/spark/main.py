@@ -1,14 +1,15 @@
 """`penstock compact`, `penstock batch` and `penstock audit`.
 
-Progress goes to standard error, the result to standard output (of `compact` and `batch` a line a run). Exit statuses of
-`compact`: 0 done (also when there was nothing new), 1 refused or failed, 2 wrong settings, 3 another job compacted at
-the same time and won. A run whose line of output is there counts, whatever the status: then a step after it
-(deletion, table maintenance, the after hook) failed.
-Of `batch`: 0 done, 1 refused or failed, 2 wrong settings, 3 fenced by a live instance that started meanwhile. What
-fails after a run does not end `--every`: the line of output lists it (`failed`).
-Of `audit`: 0 no differences, 1 differences, 2 wrong settings, 3 it could not be carried out (also where nodes before
-the window make Spark's sessions say nothing about the stream's: the message names them), or there was no window to
-compare.
+Progress goes to standard error, the result to standard output. `compact` and `batch` print one line for each run.
+
+Exit statuses of `compact`: 0 done (also if there was nothing new), 1 rejected or failed, 2 invalid settings, 3 another
+job committed a compaction at the same time. A run that printed its line is committed, whatever the status: a status
+other than 0 then means that a later step failed (deletion, table maintenance, the after hook).
+Exit statuses of `batch`: 0 done, 1 rejected or failed, 2 invalid settings, 3 fenced by a live instance that started
+during the batch. A step that fails after a run does not end `--every`; the line of output lists it (`failed`).
+Exit statuses of `audit`: 0 no differences, 1 differences, 2 invalid settings, 3 the audit could not be carried out or
+there was no window to compare. The audit cannot be carried out either if processor nodes before the window make Spark's
+sessions incomparable with the stream's; the message names these nodes.
 """
 
 from __future__ import annotations
@@ -40,13 +41,13 @@ AUDIT_OK, AUDIT_DIFFERENCES, AUDIT_FAILED = 0, 1, 3
 
 
 def compact_main(arguments: list[str]) -> int:
-    """Compact in one run after the other until nothing is left, or `runs_max` times; the exit status."""
+    """Compact in consecutive runs, at most `runs_max`, until no records are left. Returns the exit status."""
     try:
         settings = CompactSettings.load(arguments, program="penstock compact")
     except ConfigError as e:
         return _log(str(e), WRONG_SETTINGS)
     configure(settings.log, "compact")
-    # Imported late: pyspark takes a second, which --help and a wrong setting need not wait for.
+    # Imported late: importing pyspark takes a second, which --help and an invalid setting need not wait for.
     from penstock.services.spark.compaction.compact import Compaction
     from penstock.services.spark.compaction.delta import CompactionConflict
     from penstock.services.spark.spark_session import spark_session
@@ -75,7 +76,7 @@ def compact_main(arguments: list[str]) -> int:
 
 
 def batch_main(arguments: list[str]) -> int:
-    """Run one batch, or one after the other until SIGTERM; the exit status."""
+    """Run one batch, or with `every` consecutive batches until SIGTERM. Returns the exit status."""
     try:
         settings = BatchSettings.load(arguments, program="penstock batch")
     except ConfigError as e:
@@ -106,7 +107,7 @@ def batch_main(arguments: list[str]) -> int:
     except ConfigError as e:
         return _log(str(e), WRONG_SETTINGS)
     except PenstockError as e:
-        if stop.is_set():  # what was committed counts, and the next batch goes on from there
+        if stop.is_set():  # commits before the stop are kept, and the next batch continues after them
             return _log(f"stopped in a batch: {e}")
         return _log(f"{type(e).__name__}: {e}", FAILED)
     return DONE
@@ -114,7 +115,7 @@ def batch_main(arguments: list[str]) -> int:
 
 @contextmanager
 def _cancelled_by(stop: Event, spark: Any) -> Iterator[None]:
-    """Have Spark's jobs cancelled meanwhile once a stop is asked for; by another thread, as this one waits for them."""
+    """Within the context, cancel Spark's jobs once `stop` is set. A thread does so while the caller waits for them."""
     is_over = Event()
 
     def watch() -> None:
@@ -133,7 +134,7 @@ def _cancelled_by(stop: Event, spark: Any) -> Iterator[None]:
 
 
 def audit_main(arguments: list[str]) -> int:
-    """Run one audit; the exit status."""
+    """Run one audit. Returns the exit status."""
     try:
         settings = AuditSettings.load(
             ["--json-line" if argument == "--json" else argument for argument in arguments], program="penstock audit"
@@ -157,7 +158,7 @@ def audit_main(arguments: list[str]) -> int:
 
 
 def status_of(report: AuditReport) -> int:
-    """The exit status of an audit that was carried out."""
+    """Returns the exit status of an audit that was carried out."""
     if report.differs:
         return AUDIT_DIFFERENCES
     return AUDIT_FAILED if report.is_empty else AUDIT_OK

@@ -1,12 +1,12 @@
 """An application's tables as DataFrames: closed windows, late records, live windows, and all of them merged.
 
-All of them are read as of one version of `state`, so that a window is either closed or live, and never both: what a run
-appended to `closed` and `late` before it wrote `state` is left out. How a store's windows were made (its kind, gap and
-size, its aggregations) is read from the newest progress row.
+All tables are read as of one version of `state`, so that a window is either closed or live, and never both. Rows that a
+compaction appended to `closed` and `late` before it wrote `state` are left out. The newest progress row describes how a
+store's windows were made: its kind, gap, size and aggregations.
 
-`corrected` merges on read. A window is made of rows: the closed or live one, and one for each late record that missed
-it. Merged are the states, by Spark's own functions; a window of one row stays as it is. With a gap of 10, the closed
-session [0, 8], a late record at 15 and the live session [24, 30] are one session, [0, 30].
+`corrected` merges on read. A window consists of rows: its closed or live row, and one row for each late record that
+missed it. Spark's own functions merge the rows' states; a window of one row stays unchanged. With a gap of 10, the
+closed session [0, 8], a late record at 15 and the live session [24, 30] are one session, [0, 30].
 """
 
 from __future__ import annotations
@@ -48,16 +48,16 @@ CORRECTABLE = {
     "count_distinct": "CountDistinct",
     "collect_set": "CollectSet",
 }
-"""The aggregations that `corrected` merges, by the names that users know them by."""
+"""The aggregations that `corrected` merges, with their names in the public API."""
 _OWN = frozenset((Latest.function,))  # kept by the operator beside the user's aggregations
 _KINDS = frozenset(("session", "tumbling", "hopping"))
 _WINDOWS, _LATE = 0, 1  # the order in which a window's rows are merged
 
 
 class Coverage(NamedTuple):
-    """How far `state` covers one partition: the next changelog offset, the topic's id and the newest commit.
+    """How far `state` covers one partition: the next changelog offset, the topic's id and the newest commit's progress.
 
-    Closed windows that end before `expired_ms` of any partition are deleted, or about to be.
+    Closed windows that end before the highest `expired_ms` of all partitions are deleted, or will be soon.
     """
 
     offset: int
@@ -70,7 +70,7 @@ class Tables:
     """An application's tables, as of one version of `state`."""
 
     def __init__(self, spark: SparkSession, folder: str) -> None:
-        """`folder` is the application's folder as Spark names it. ConfigError if there is no table `state` in it."""
+        """`folder` is the application's folder as Spark names it. Raises ConfigError if it has no table `state`."""
         self._spark, self._folder = spark, folder
         state = snapshot(spark, f"{folder}/state")
         if state is None:
@@ -84,7 +84,10 @@ class Tables:
         self.stores: tuple[StoreSchema, ...] = () if newest is None else newest.progress.stores
 
     def store(self, name: str | None) -> StoreSchema:
-        """The windowed store of that name, or the only one. ConfigError names the stores if there is no such."""
+        """Returns the store of that name, or without a name the only windowed store.
+
+        Raises ConfigError, which names the windowed stores, if there is no such store.
+        """
         windowed = [store for store in self.stores if store.kind in WINDOWED]
         if name is None and len(windowed) == 1:
             return windowed[0]
@@ -97,7 +100,7 @@ class Tables:
         raise ConfigError(f"store: there is no {name!r} in {self._folder}, which has the windowed stores {names}")
 
     def frames(self) -> dict[str, DataFrame]:
-        """All tables of stores that have windows: `closed/<store>`, `late/<store>` and `live/<store>`."""
+        """Returns all tables of windowed stores: `closed/<store>`, `late/<store>` and `live/<store>`."""
         found = {}
         for store in self.stores:
             if store.kind in WINDOWED:
@@ -107,18 +110,18 @@ class Tables:
         return found
 
     def closed(self, store: StoreSchema) -> DataFrame:
-        """The store's closed windows that `state` covers, with the columns of the table."""
+        """Returns the store's closed windows that `state` covers, with the columns of the table."""
         return self._read(CLOSED, store)
 
     def late(self, store: StoreSchema) -> DataFrame:
-        """The store's late records that `state` covers, with the columns of the table."""
+        """Returns the store's late records that `state` covers, with the columns of the table."""
         return self._read(LATE, store)
 
     def live(self, store: StoreSchema) -> DataFrame:
-        """The store's live windows: the key, window_start, window_end, the results, state, partition."""
+        """Returns the store's live windows: the key, window_start, window_end, the results, state, partition."""
         key = F.col("key").cast("string").alias("key") if store.key == "string" else F.col("key").alias("key_bytes")
         if store.name in self._state.columns:
-            # Of each window the newest row: a join on its offset, since sorting would carry all states.
+            # Select the newest row of each window by a join on its offset, because a sort would move all states.
             windows = self._state.filter((F.col("row") == "window") & (F.col("store") == store.name))
             newest = windows.groupBy("partition", "key", "start_ms").agg(F.max("changelog_offset").alias("newest"))
             newest = newest.select("partition", F.col("newest").alias("changelog_offset"))
@@ -138,7 +141,7 @@ class Tables:
             topics = {partition: covered.topic_id for partition, covered in self.covered.items()}
             is_of_topic = F.col("topic_id").eqNullSafe(by_partition(topics, "string"))
             offsets = {partition: covered.offset for partition, covered in self.covered.items()}
-            # Rows of an earlier changelog topic are covered: offsets of another topic say nothing about them.
+            # Rows of an earlier changelog topic are covered: offsets of the current topic do not apply to them.
             rows = rows.filter(~is_of_topic | (F.col("changelog_offset") < by_partition(offsets, "bigint")))
         rows = rows.withColumn("state", _widened(rows, store))
         names = [name for name in schema.names if name != "state"]
@@ -150,10 +153,10 @@ class Tables:
 
 @contextmanager
 def session(settings: SparkSettings | None = None, lake: str | None = None) -> Iterator[SparkSession]:
-    """A Spark session that reads Delta tables, stopped at the end; `settings` default to Spark on this machine.
+    """Yields a Spark session that reads Delta tables and stops it at the end. `settings` default to a local Spark.
 
-    Name the `lake` if it is on S3: Spark then loads the connector. Raises ConfigError without Java or the connectors'
-    jars, SparkFailed if Spark does not start.
+    Pass the `lake` if it is on S3, so that Spark loads the connector. Raises ConfigError without Java or the
+    connectors' jars, SparkFailed if Spark does not start.
     """
     uris = () if lake is None else (hadoop_uri(lake_root(lake)),)
     with spark_session(settings or SparkSettings(), "penstock.spark", *uris) as spark:
@@ -161,44 +164,46 @@ def session(settings: SparkSettings | None = None, lake: str | None = None) -> I
 
 
 def closed(spark: SparkSession, lake: str, application: str, store: str) -> DataFrame:
-    """A store's closed windows, one row each.
+    """Returns a store's closed windows, one row each.
 
     Columns: `key` (text, or `key_bytes`), `window_start`, `window_end`, a column of results for each aggregation,
-    `closed_at` (stream time), `state`, `partition`, `changelog_offset`, `topic_id`. ConfigError for a store or a lake
-    that does not exist.
+    `closed_at` (stream time), `state`, `partition`, `changelog_offset`, `topic_id`. Raises ConfigError if the store or
+    the lake does not exist.
     """
     found = _tables(spark, lake, application)
     return found.closed(found.store(store))
 
 
 def late(spark: SparkSession, lake: str, application: str, store: str) -> DataFrame:
-    """A store's late records, one row each, with results of that record alone; null if an aggregation refused it.
+    """Returns a store's late records, one row each, with the results of that record alone.
 
-    Columns: `key` (or `key_bytes`), `event_time`, `missed` (the starts of the windows that it missed), a column of
-    results for each aggregation, `source_offset`, `state`, `partition`, `changelog_offset`, `topic_id`. Errors as
-    `closed`.
+    A result is null if the aggregation rejected the record. Columns: `key` (or `key_bytes`), `event_time`, `missed`
+    (the starts of the windows that the record missed), a column of results for each aggregation, `source_offset`,
+    `state`, `partition`, `changelog_offset`, `topic_id`. Raises the errors of `closed`.
     """
     found = _tables(spark, lake, application)
     return found.late(found.store(store))
 
 
 def live(spark: SparkSession, lake: str, application: str, store: str) -> DataFrame:
-    """A store's windows that were not closed when the newest compaction read the changelog.
+    """Returns a store's windows that were not closed when the newest compaction read the changelog.
 
     Columns: `key` (or `key_bytes`), `window_start`, `window_end`, a column of results for each aggregation, `state`,
-    `partition`. Errors as `closed`.
+    `partition`. Raises the errors of `closed`.
     """
     found = _tables(spark, lake, application)
     return found.live(found.store(store))
 
 
 def corrected(spark: SparkSession, lake: str, application: str, store: str) -> DataFrame:
-    """A store's windows as if no record had been late: closed and live windows with the late records merged in.
+    """Returns a store's windows as if no record had been late: closed and live windows with the late records merged in.
 
-    Sessions are joined by the gap. Tumbling and hopping windows are added up, in the order in which records came.
-    Columns as of `live`. Takes Count, Sum, Min, Max, Mean, CountDistinct and CollectSet; ConfigError names anything
-    else: sliding windows, other aggregations, a store that has no windows. Other errors as `closed`. Windows that
-    retention deleted, or may have deleted a part of, are left out.
+    Sessions within the gap of each other are joined. The states of tumbling and hopping windows are added up, in the
+    order in which the records came. Windows that retention deleted, wholly or possibly in part, are left out. The
+    columns are those of `live`.
+
+    Merges Count, Sum, Min, Max, Mean, CountDistinct and CollectSet. Raises ConfigError for sliding windows, for other
+    aggregations and for a store without windows, and the errors of `closed`.
     """
     found = _tables(spark, lake, application)
     schema = found.store(store)
@@ -211,7 +216,10 @@ def corrected(spark: SparkSession, lake: str, application: str, store: str) -> D
 
 
 def _kept(windows: DataFrame, store: StoreSchema, expired_ms: int) -> DataFrame:
-    """Windows of which nothing was deleted: of one whose closed row is gone, late records alone would be left."""
+    """Returns the windows of which no row was deleted.
+
+    A window whose closed row was deleted would otherwise consist of its late records alone.
+    """
     if expired_ms < 0:
         return windows
     if store.kind == "session":
@@ -220,7 +228,7 @@ def _kept(windows: DataFrame, store: StoreSchema, expired_ms: int) -> DataFrame:
 
 
 def uncorrectable(store: StoreSchema) -> str | None:
-    """Why late records cannot be merged into this store's windows; None if they can."""
+    """Returns why late records cannot be merged into this store's windows. Returns None if they can."""
     if store.kind not in WINDOWED:
         return f"it has no windows ({store.kind})"
     if store.kind not in _KINDS:
@@ -231,9 +239,9 @@ def uncorrectable(store: StoreSchema) -> str | None:
 
 
 def by_partition(values: Mapping[int, Any], type_: str) -> SparkColumn:
-    """The value of the partition that the column `partition` names; null if there is none.
+    """Returns the value of the partition that the column `partition` names; null for a partition without a value.
 
-    One literal for any number of partitions: Spark cannot plan a CASE of thousands.
+    It is one literal for any number of partitions, because Spark cannot plan a CASE of thousands of branches.
     """
     listed = [values.get(partition) for partition in range(max(values, default=-1) + 1)]
     return F.get(F.from_json(F.lit(json.dumps(listed)), f"array<{type_}>"), F.col("partition"))
@@ -244,7 +252,7 @@ def _tables(spark: SparkSession, lake: str, application: str) -> Tables:
 
 
 def _covered(state: DataFrame) -> dict[int, Coverage]:
-    """By partition its newest progress row. SchemaMismatch if the table is not one of Penstock's."""
+    """Returns the newest progress row by partition. Raises SchemaMismatch if the table is not Penstock's."""
     columns = ("row", "partition", "changelog_offset", "topic_id", "progress", "expired_ms")
     if missing := set(columns) - set(state.columns):
         raise SchemaMismatch(f"the lake's table `state` has no column {', '.join(sorted(missing))}: not Penstock's")
@@ -257,7 +265,7 @@ def _covered(state: DataFrame) -> dict[int, Coverage]:
 
 
 def _widened(rows: DataFrame, store: StoreSchema) -> SparkColumn:
-    """`state` with all fields that the store has now: an aggregation that was appended later is null in older rows."""
+    """Returns `state` with all fields that the store has now. A later aggregation's fields are null in older rows."""
     there: Any = rows.schema["state"].dataType
     known, own = set(there.fieldNames()), F.col("state")
     fields = [
@@ -268,12 +276,12 @@ def _widened(rows: DataFrame, store: StoreSchema) -> SparkColumn:
 
 
 def _time(name: str) -> SparkColumn:
-    """Milliseconds as a timestamp; null beyond the year 9999."""
+    """Returns a column of milliseconds as a timestamp; null beyond the year 9999."""
     return F.when(F.col(name) <= TIME_MS_MAX, F.timestamp_millis(F.col(name)))
 
 
 def _rows(found: Tables, store: StoreSchema) -> DataFrame:
-    """What windows are made of: `key`, `start`, `end`, `state`, `partition`, and `place`, the order of merging."""
+    """Returns the rows that windows consist of: `key`, `start`, `end`, `state`, `partition`, `place` (merge order)."""
     key = "key" if store.key == "string" else "key_bytes"
     windows = found.closed(store).select(key, "window_start", "window_end", "state", "partition")
     windows = windows.unionByName(found.live(store).select(*windows.columns)).toDF(key, *_BOUNDS, "state", "partition")
@@ -292,7 +300,10 @@ _BOUNDS = ("start", "end")
 
 
 def _clustered(rows: DataFrame, gap_ms: int) -> DataFrame:
-    """Rows of sessions with the start of the session that they make: a row within the gap of one before it joins it."""
+    """Returns rows of sessions with the start of their merged session, in the column `session`.
+
+    A row joins the session of the rows before it if it begins within the gap of their latest end.
+    """
     key = rows.columns[0]
     own = SparkWindow.partitionBy("partition", key).orderBy("start", "end")
     before = own.rowsBetween(SparkWindow.unboundedPreceding, -1)
@@ -304,7 +315,7 @@ def _clustered(rows: DataFrame, gap_ms: int) -> DataFrame:
 
 
 def _merged(rows: DataFrame, store: StoreSchema) -> DataFrame:
-    """One row a window. An aggregation that one of its rows does not have, being of an earlier time, is null."""
+    """Returns one row for each window. An aggregation is null if an older row of the window lacks it."""
     key = rows.columns[0]
     fields = [(a, column.alias(f"m{i}_{n}")) for i, a in enumerate(store.aggregations) for n, column in _merge(a)]
     bounds = [F.min("start").alias("window_start"), F.max("end").alias("window_end")]
@@ -326,7 +337,7 @@ _SET = "collect_set"
 
 
 def _merge(aggregation: AggregationSchema) -> list[tuple[str, SparkColumn]]:
-    """By name of the state's column what merges it over a window's rows."""
+    """Returns, for each state column of an aggregation, its name and the expression that merges it over rows."""
 
     def of(name: str) -> SparkColumn:
         return F.col("state")[f"{aggregation.name}_{name}"]
@@ -345,7 +356,7 @@ def _merge(aggregation: AggregationSchema) -> list[tuple[str, SparkColumn]]:
     if function == "latest":
         return [known("ms", F.max(of("ms")))]
     if function == "count_distinct":
-        one = F.count(F.lit(1)) == 1  # its sketch knows more of the order of values than a union does
+        one = F.count(F.lit(1)) == 1  # a single sketch keeps more of the order of values than a union does
         return [known("hll", F.when(one, F.first(of("hll"))).otherwise(F.hll_union_agg(of("hll"))))]
     if function == _SET:
         return [known("json", in_order("json")), known("n", F.sum(of("n")))]
@@ -355,7 +366,7 @@ def _merge(aggregation: AggregationSchema) -> list[tuple[str, SparkColumn]]:
         number = {"min": F.min, "max": F.max}[function](value)
     elif type_ == "int64":
         number = F.sum(value)
-    else:  # in order, as the stream adds: sums of floats depend on it
+    else:  # add in the order of the stream: sums of floats depend on it
         values = F.transform(F.filter(in_order(name), lambda one: one["n"] > 0), lambda one: one["value"])
         nothing = F.lit(None).cast("double")
         number = F.reduce(values, nothing, lambda sum_, one: F.coalesce(sum_ + one, one))
@@ -363,9 +374,9 @@ def _merge(aggregation: AggregationSchema) -> list[tuple[str, SparkColumn]]:
 
 
 def union(sets: Sequence[bytes], limit: int) -> bytes:
-    """The first `limit` distinct values of several states of CollectSet, which are JSON arrays.
+    """Returns the first `limit` distinct values of several states of CollectSet, which are JSON arrays.
 
-    Values are equal if their JSON is, whatever the order of an object's fields. The text of a value is kept.
+    Values are equal if their JSON is equal, whatever the order of an object's fields. The text of a value is kept.
 
     >>> union([b'[1,{"a":1,"b":2}]', b'[{"b":2,"a":1},"x",1]'], 3)
     b'[1,{"a":1,"b":2},"x"]'
@@ -379,9 +390,10 @@ def union(sets: Sequence[bytes], limit: int) -> bytes:
 
 
 def merge_sets(limits: Mapping[str, int]) -> Callable[[Iterator[Any]], Iterator[Any]]:
-    """For mapInArrow: columns that are lists of states in order (structs with a `value`) become one state each.
+    """Returns a function for mapInArrow that merges each list of states in the columns of `limits` into one state.
 
-    Runs in Spark's Python workers, which need pyarrow and msgspec, but not Penstock: the function is pickled by value.
+    A list holds the states in order, as structs with a `value`. The function runs in Spark's Python workers and is
+    pickled by value: the workers need pyarrow and msgspec, but not Penstock.
     """
 
     def merge(states: Sequence[Mapping[str, Any]] | None, limit: int) -> bytes | None:

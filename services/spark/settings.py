@@ -19,7 +19,7 @@ DELTA_NAME = r"^[^\s,;{}()=/\\]+$"  # what a folder and a Delta column can both 
 
 
 def hadoop_uri(place: str) -> str:
-    """A folder, file or pattern as Hadoop calls it: its client for S3 goes by another scheme than everybody else's.
+    """Returns the URI of a folder, file or pattern for Hadoop, whose S3 client uses the scheme `s3a` instead of `s3`.
 
     >>> hadoop_uri("S3://bucket/x"), hadoop_uri("gs://bucket/x"), hadoop_uri("x")
     ('s3a://bucket/x', 'gs://bucket/x', 'x')
@@ -29,7 +29,7 @@ def hadoop_uri(place: str) -> str:
 
 
 class SparkSettings(Section):
-    """Where Spark runs, and with what."""
+    """Spark's master, memory and configuration."""
 
     master: str = Field(
         default="local[*]", pattern=SPARK_MASTER, description="local[N], spark://host:port, yarn, k8s://…"
@@ -42,7 +42,7 @@ class SparkSettings(Section):
 
 
 class JobSettings(CommandSettings):
-    """What all jobs need."""
+    """The settings that all Spark jobs share."""
 
     kafka: KafkaSettings = KafkaSettings()
     application: str = Field(pattern=DELTA_NAME, description="the aggregator's application id")
@@ -66,7 +66,7 @@ class JobSettings(CommandSettings):
 
     @property
     def tables(self) -> str:
-        """The folder of this application's tables as Spark calls it: absolute on a local disk, `s3a` for S3."""
+        """The folder of this application's tables for Spark: an absolute path on a local disk, an `s3a` URI for S3."""
         return f"{hadoop_uri(lake_root(self.lake))}/{self.application}"
 
     @property
@@ -76,7 +76,7 @@ class JobSettings(CommandSettings):
 
     @property
     def storage_options(self) -> dict[str, str]:
-        """What deltalake needs for the lake's storage: AWS_… of the environment, and what was given."""
+        """deltalake's storage options: the environment's AWS_… variables, overridden by `lake_options`."""
         return {name: value for name, value in os.environ.items() if name.startswith("AWS_")} | self.lake_options
 
     @property

@@ -1,9 +1,9 @@
 """The Spark session of the jobs: local by default, the same code on a cluster.
 
-The Kafka and Delta connectors are not part of pyspark. Locally they come from a folder that is filled once
-(`penstock jars spark`), which spares every start a resolution of two seconds and its need of a network. They are on
-the JVM's class path, where the class archive can have them too (class_archive); a cluster's driver gets the same files
-by `spark.jars` and hands them to its executors.
+The Kafka and Delta connectors are not part of pyspark. `penstock jars spark` downloads them once to a folder, so that a
+start needs no network and no resolution of two seconds. Locally they are on the JVM's class path, where the class
+archive can include them (class_archive). A cluster's driver receives the same files by `spark.jars` and passes them to
+its executors.
 
 The sections below: the session, Spark's configuration, a standalone master's addresses, Spark's properties file, the
 job's scratch folder, and S3.
@@ -38,12 +38,12 @@ from penstock.shared.common.file_lock import FileLock
 from penstock.shared.common.jars import JarSet, cache_root, fetch_jars, missing_jars, read_jar_set
 from penstock.shared.common.java import Java, find_java
 
-# Without what pyspark's own folder of jars has already: a second copy of another version would hide it.
+# Excludes the jars that pyspark ships: a second copy in another version would hide pyspark's own.
 SPARK_JARS = read_jar_set(Path(__file__).with_name("spark_jars.json"))
-# Of the version of pyspark's own hadoop-client: another version of the connector would not load.
+# Of the same version as pyspark's hadoop-client: another version of the connector would not load.
 S3_JARS = read_jar_set(Path(__file__).with_name("s3_jars.json"))
 # Most of a short job's time is the JVM compiling itself: stopping at the quick compiler halved the CPU time of a job
-# over 300,000 records. What is given as spark.driver.extraJavaOptions comes after it and so overrides it.
+# over 300,000 records. A configured spark.driver.extraJavaOptions comes after these options and so overrides them.
 SKETCHES_MAX = 30_000  # in memory at a time in each task: 60 MB of the largest
 LOCAL_JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=192m"
 ARROW_BATCH_ROWS = 50_000  # numpy's fixed costs vanish well below it
@@ -54,7 +54,7 @@ _MEANINGS = {
     "stopped SparkContext": "its master does not answer, or takes no application",
     "JAVA_GATEWAY_EXITED": "Java ended at once, see what it said before (spark.driver_memory, spark.conf?)",
 }
-"""Of the messages with which Spark, or its launcher, gives up."""
+"""The meaning of the messages with which Spark or its launcher fails to start, by a text that they contain."""
 TASK_ATTEMPTS = 4  # at a task, as with Spark's clusters
 STANDALONE_SCHEME = "spark://"
 S3_SCHEME = "s3a://"
@@ -69,13 +69,13 @@ _LOG4J = Path(__file__).with_name("log4j2.properties")
 
 
 def use_java(java: Java) -> None:
-    """Have Spark's launcher, which looks at JAVA_HOME alone and then at PATH, take this Java."""
-    if (java.home / "bin" / "java").exists():  # not so where a version manager stands between
+    """Make Spark's launcher use this Java. The launcher looks at JAVA_HOME only, and then at PATH."""
+    if (java.home / "bin" / "java").exists():  # a version manager may have no such file
         os.environ["JAVA_HOME"] = str(java.home)
 
 
 def connector_jars(wanted: JarSet = SPARK_JARS) -> list[Path]:
-    """The connectors' jars, downloaded if this user does not have them yet."""
+    """Returns the connectors' jars. Downloads them if this user lacks them."""
     folder = cache_root() / wanted.folder
     if missing_jars(wanted):
         asyncio.run(fetch_jars(wanted))
@@ -84,9 +84,9 @@ def connector_jars(wanted: JarSet = SPARK_JARS) -> list[Path]:
 
 @contextmanager
 def spark_session(settings: SparkSettings, application: str, *uris: str) -> Iterator[SparkSession]:
-    """A Spark session for one job, stopped at the end; `uris` are the locations of its tables and files.
+    """Yields a Spark session for one job and stops it at the end. `uris` are the locations of its tables and files.
 
-    Raises ConfigError (no Java, no jars) or SparkFailed.
+    Raises ConfigError if there is no Java or a jar is missing, SparkFailed if Spark does not start.
     """
     if (failure := connection_failure(settings.master)) is not None:
         raise SparkFailed(f"Spark at {settings.master} did not start (spark.master): no master answers: {failure}")
@@ -98,7 +98,7 @@ def spark_session(settings: SparkSettings, application: str, *uris: str) -> Iter
     with scratch_folder() as work:
         conf = configuration(settings, work, uris, java)
         builder = SparkSession.builder.appName(application).master(with_attempts(settings.master))
-        # What was given may hold secrets, which a JVM that is yet to be started would have on its command line.
+        # Configured properties may hold secrets. A JVM that is started now would show them on its command line.
         is_started = SparkContext._gateway is not None
         hidden = {} if is_started else {n: conf[n] for n in settings.conf if n != JAVA_OPTIONS}
         for name, value in conf.items():
@@ -113,14 +113,13 @@ def spark_session(settings: SparkSettings, application: str, *uris: str) -> Iter
         try:
             yield spark
         finally:
-            with suppress(Py4JError, ConnectionError):  # of a JVM that is gone
+            with suppress(Py4JError, ConnectionError):  # the JVM may have ended
                 spark.stop()
 
 
 @contextmanager
 def pickled_by_value(*modules: ModuleType) -> Iterator[None]:
-    """Have what is handed to Spark meanwhile carry these modules' functions and classes with it, to workers that lack
-    them."""
+    """Within the context, pickle the functions and classes of these modules by value, for workers that lack them."""
     for module in modules:
         cloudpickle.register_pickle_by_value(module)
     try:
@@ -133,7 +132,7 @@ def pickled_by_value(*modules: ModuleType) -> Iterator[None]:
 def configuration(
     settings: SparkSettings, work: str, uris: Iterable[str] = (), java: Java | None = None
 ) -> dict[str, str]:
-    """Spark's configuration for a job that may write its scratch files to the folder `work`."""
+    """Returns Spark's configuration for a job that may write its scratch files to the folder `work`."""
     on_s3 = any(map(is_s3, uris))
     jars = connector_jars() + (connector_jars(S3_JARS) if on_s3 else [])
     given = dict(settings.conf)
@@ -153,11 +152,11 @@ def configuration(
         "spark.sql.execution.arrow.maxBytesPerBatch": str(ARROW_BATCH_BYTES),
         "spark.sql.warehouse.dir": f"{work}/warehouse",
         "spark.databricks.delta.snapshotPartitions": "2",
-        # What is cached is read a few times and forgotten: looking for the best encoding costs more than it saves.
+        # Cached rows are read only a few times: choosing the best encoding costs more than it saves.
         "spark.sql.inMemoryColumnarStorage.compressed": "false",
-        # Planning again after every stage costs these jobs more than it saves: many plans over little data.
+        # These jobs run many plans over little data: planning again after every stage costs more than it saves.
         "spark.sql.adaptive.enabled": "false",
-        # Sketches are hashed by their group, not sorted: by default 128 groups are too many.
+        # Aggregate sketches by hashing their groups, not by sorting: the default falls back to sorting at 128 groups.
         "spark.sql.objectHashAggregate.sortBased.fallbackThreshold": str(SKETCHES_MAX),
         # A join hashes its smaller side if that fits in memory: sorting both sides costs more.
         "spark.sql.join.preferSortMergeJoin": "false",
@@ -180,7 +179,7 @@ def configuration(
 
 
 def with_attempts(master: str) -> str:
-    """A local master that tries a failed task again, as a cluster does; Spark's own local one does not.
+    """Returns the master URL; a local master retries a failed task, as a cluster does. Spark's default does not.
 
     >>> with_attempts("local[*]"), with_attempts("local[2,1]"), with_attempts("spark://host:7077")
     ('local[*,4]', 'local[2,1]', 'spark://host:7077')
@@ -190,12 +189,12 @@ def with_attempts(master: str) -> str:
 
 
 def jvm(spark: SparkSession) -> Any:
-    """The driver's Java virtual machine."""
+    """Returns the driver's Java virtual machine."""
     return spark.sparkContext._jvm
 
 
 def make_archive() -> Path | None:
-    """The class archive of this user's Java, made if it is not there yet; None where that could not be done."""
+    """Returns the class archive of this user's Java and makes it if it is missing. Returns None if that fails."""
     archive = class_archive.archive_of(find_java(), connector_jars())
     if archive.is_file():
         return archive
@@ -212,7 +211,7 @@ def make_archive() -> Path | None:
 
 
 def master_addresses(master: str) -> list[tuple[str, int]]:
-    """The hosts and ports of a standalone master and its standby masters; empty for any other kind of master.
+    """Returns the hosts and ports of a standalone master and its standby masters; empty for any other kind of master.
 
     >>> master_addresses("spark://one:7077,[::1]:7078")
     [('one', 7077), ('::1', 7078)]
@@ -226,16 +225,16 @@ def master_addresses(master: str) -> list[tuple[str, int]]:
 
 
 def connection_failure(master: str, timeout_s: float = CONNECT_TIMEOUT_S) -> str | None:
-    """Why no address of a standalone master accepts a connection; None if one does, or for another kind of master.
+    """Returns why no address of a standalone master accepts a connection.
 
-    Checked before a JVM is started, which would try for a minute.
+    Returns None if one does, or for another kind of master. The check precedes the JVM, which would try for a minute.
     """
     failures = []
     for host, port in master_addresses(master):
         try:
             with socket.create_connection((host, port), timeout_s):
                 return None
-        except (OSError, OverflowError, UnicodeError) as e:  # the latter two: an invalid port or host name
+        except (OSError, OverflowError, UnicodeError) as e:  # OverflowError: invalid port; UnicodeError: invalid host
             failures.append(f"{host}:{port}: {getattr(e, 'strerror', None) or e}")
     return "; ".join(failures) or None
 
@@ -244,7 +243,7 @@ def connection_failure(master: str, timeout_s: float = CONNECT_TIMEOUT_S) -> str
 
 
 def java_properties(conf: Mapping[str, str]) -> str:
-    """Configuration as the text of a Java properties file.
+    """Returns the configuration as the text of a Java properties file.
 
     >>> java_properties({"spark.hadoop.fs.s3a.secret.key": "a=b\\\\c", "x y": " ü"})
     'spark.hadoop.fs.s3a.secret.key=a=b\\\\\\\\c\\nx\\\\ y=\\\\ \\\\u00fc\\n'
@@ -254,9 +253,9 @@ def java_properties(conf: Mapping[str, str]) -> str:
 
 @contextmanager
 def properties_file(conf: Mapping[str, str], folder: str) -> Iterator[None]:
-    """A JVM that is started meanwhile reads `conf` from a file in `folder` that only its owner can read.
+    """Within the context, a JVM that is started reads `conf` from a file in `folder` that only its owner can read.
 
-    Every user of a machine can read a command line, and `conf` may hold the keys of a storage.
+    `conf` may hold storage credentials, and every user of a machine can read a command line.
     """
     before = os.environ.get(SUBMIT_ARGS)
     file = Path(folder) / "spark.properties"
@@ -296,10 +295,10 @@ def _utf16_escapes(character: str) -> str:
 
 @contextmanager
 def scratch_folder(root: Path | None = None) -> Iterator[str]:
-    """A folder below `root` (default: the machine's temporary folder) that only this user can read.
+    """Yields a new folder below `root` (default: the machine's temporary folder) that only this user can read.
 
     It is removed at the end, or by the next job if this one was killed. A folder is in use while its lock is held, and
-    the lock ends with the process that holds it. A folder without a lock is just being made, or is not a job's.
+    the lock ends with the process that holds it. A folder without a lock is still being made, or belongs to no job.
     """
     root = Path(tempfile.gettempdir()) if root is None else root
     remove_abandoned(root)
@@ -315,11 +314,11 @@ def scratch_folder(root: Path | None = None) -> Iterator[str]:
 
 
 def remove_abandoned(root: Path) -> list[Path]:
-    """Remove the scratch folders of jobs that were killed; returns those folders."""
+    """Remove the scratch folders of jobs that were killed. Returns those folders."""
     removed = []
     for folder in root.glob(f"{SCRATCH_PREFIX}*"):
         lock = FileLock(folder / SCRATCH_LOCK)
-        with suppress(OSError):  # another user's
+        with suppress(OSError):  # the folder may belong to another user
             if not folder.is_symlink() and (folder / SCRATCH_LOCK).is_file() and lock.try_acquire():
                 shutil.rmtree(folder, ignore_errors=True)
                 removed.append(folder)
@@ -331,16 +330,16 @@ def remove_abandoned(root: Path) -> list[Path]:
 
 
 def is_s3(uri: str) -> bool:
-    """Whether a folder or file, as Spark names it, is on S3."""
+    """Returns True if a folder or file, as Spark names it, is on S3."""
     return uri.startswith(S3_SCHEME)
 
 
 def s3_configuration(environ: Mapping[str, str]) -> dict[str, str]:
-    """Spark's configuration for S3 from AWS_REGION and AWS_ENDPOINT_URL (or AWS_ENDPOINT_URL_S3, which wins).
+    """Returns Spark's configuration for S3, from AWS_REGION and AWS_ENDPOINT_URL (AWS_ENDPOINT_URL_S3 has precedence).
 
-    Credentials need no configuration: Spark hands AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN of the
-    driver on, and without them Hadoop uses the machine's role. Hadoop's connector brings Amazon's whole SDK, half a
-    gigabyte, so S3_JARS are fetched only if something is on S3.
+    Credentials need no configuration: Spark passes on the driver's AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and
+    AWS_SESSION_TOKEN. Without them Hadoop uses the machine's role. Hadoop's connector includes Amazon's whole SDK, half
+    a gigabyte, so S3_JARS are fetched only if a table or file is on S3.
 
     >>> s3_configuration({"AWS_REGION": "eu-west-1"})
     {'spark.hadoop.fs.s3a.endpoint.region': 'eu-west-1'}

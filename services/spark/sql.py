@@ -1,7 +1,7 @@
 """Names, types and tables in Spark SQL, and the results of windows computed from their states.
 
-Compactions write results with Arrow (`compaction.tables.result_columns`). The expressions here are for merged windows
-and for live windows, which only have a state. Tests compare the two.
+Compactions write results with Arrow (`tables.result_columns`). The expressions here are for merged windows and for live
+windows, which only have a state. Tests compare both ways.
 """
 
 from __future__ import annotations
@@ -30,23 +30,24 @@ SQL_NAMES = {
     TIMESTAMP: "TIMESTAMP",
 }
 SQL_TYPES = {name: SQL_NAMES[type_] for name, type_ in ARROW_TYPES.items()}
-"""By the type of a state's column."""
+"""Spark SQL's type by the type of a state's column."""
 
 
 def quoted(name: str) -> str:
-    """A name as Spark SQL takes any name."""
+    """Returns a name quoted for Spark SQL, which then accepts any character in it."""
     return "`" + name.replace("`", "``") + "`"
 
 
 def empty(spark: SparkSession, schema: str) -> DataFrame:
-    """No rows, of a schema in SQL. `createDataFrame` would start Python workers for them."""
+    """Returns a DataFrame without rows from a schema in SQL. `createDataFrame` would start Python workers for it."""
     return spark.range(0).select(F.from_json(F.lit("{}"), schema).alias("row")).select("row.*")
 
 
 def snapshot(spark: SparkSession, path: str) -> DataFrame | None:
-    """A table at its newest version, however often it is read and whatever is written meanwhile; None if none exists.
+    """Returns a table fixed at its newest version. Returns None if there is no table.
 
-    Delta reads a table that is named without a version anew with every action.
+    All reads of the result see this version, even if the table is written meanwhile. Without a fixed version, Delta
+    would read the newest one again for every action.
     """
     java: Any = jvm(spark)
     if not java.io.delta.tables.DeltaTable.isDeltaTable(spark._jsparkSession, path):
@@ -57,7 +58,7 @@ def snapshot(spark: SparkSession, path: str) -> DataFrame | None:
 
 
 def sql_type(type_: pa.DataType) -> str:
-    """An Arrow type in Spark SQL.
+    """Returns the Spark SQL type of an Arrow type.
 
     >>> sql_type(pa.struct([("n", pa.int64()), ("at", pa.list_(TIMESTAMP))]))
     'STRUCT<`n`: BIGINT, `at`: ARRAY<TIMESTAMP>>'
@@ -70,7 +71,7 @@ def sql_type(type_: pa.DataType) -> str:
 
 
 def sql_columns(schema: pa.Schema) -> str:
-    """The columns of an Arrow schema in Spark SQL.
+    """Returns the columns of an Arrow schema in Spark SQL.
 
     >>> sql_columns(pa.schema([("key", pa.string()), ("partition", pa.int32())]))
     '`key` STRING, `partition` INT'
@@ -79,7 +80,7 @@ def sql_columns(schema: pa.Schema) -> str:
 
 
 def results(store: StoreSchema) -> dict[str, SparkColumn]:
-    """The typed results by aggregation, computed from the column `state`."""
+    """Returns the typed results by aggregation, as expressions over the column `state`."""
     return {a.name: F.expr(_result(a)).alias(a.name) for a in shown(store)}
 
 

@@ -1,11 +1,11 @@
 """The columns of an application's Delta tables: `state`, `closed/<store>` and `late/<store>`.
 
-All are only appended to. `state` is a log-structured snapshot: of the rows of one window (partition, store, key and
-start) the one with the highest changelog offset counts; `live` is false where the window is gone. Each run appends one
-progress row a partition as well, so that what is live and how far it goes change in one commit.
+All tables are only appended to. `state` is a log-structured snapshot: a window (partition, store, key and start) may
+have several rows, and the row with the highest changelog offset is valid. `live` is false if the window is gone. Each
+compaction also appends one progress row for each partition, so that live windows and progress change in one commit.
 
-The columns are defined here, as Arrow schemas; Spark SQL's are derived from them (`sql.sql_columns`). Below them are
-times, states and typed results as Arrow arrays, without a Python object per value.
+The columns are defined here as Arrow schemas; Spark SQL's columns are derived from them (`sql.sql_columns`). The second
+half converts times, states and typed results to Arrow arrays, without a Python object for each value.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ INDEXED = {
     CLOSED: ("window_start", "window_end", "partition", "changelog_offset"),
     LATE: ("event_time", "partition", "changelog_offset"),
 }
-"""The columns whose bounds are kept for each file: what readers prune by."""
+"""The columns whose bounds are kept for each file. Readers use them to skip files."""
 PROGRESS = pa.schema(
     [
         *(("row", pa.string()), ("partition", pa.int32()), ("changelog_offset", pa.int64()), ("epoch", pa.int32())),
@@ -46,19 +46,24 @@ PROGRESS = pa.schema(
         *(("added_files", pa.int32()), ("expired_ms", pa.int64())),
     ]
 )
-"""What a progress row has: `changelog_offset` is the covered offset, the next one to read, `previous_offset` that of
-the run before. `appended` is JSON: by table its last changelog offset of this partition. `rewritten_rows` is how many
-rows the partition had when it was last rewritten, `added_rows` and `added_files` are what came since. Closed windows
-that end before the highest `expired_ms` of all partitions are deleted, or about to be."""
+"""The columns of a progress row.
+
+- `changelog_offset`: the covered offset, which is the next offset to read.
+- `previous_offset`: the covered offset of the previous compaction.
+- `appended`: JSON, by table its last changelog offset of this partition.
+- `rewritten_rows`: the number of rows that the partition had when it was last rewritten.
+- `added_rows`, `added_files`: the number of rows and files added since then.
+- `expired_ms`: closed windows that end before the highest value of all partitions are deleted, or will be soon.
+"""
 
 
 def state_type(store: StoreSchema) -> pa.DataType:
-    """The struct of a store's state columns."""
+    """Returns the struct of a store's state columns."""
     return pa.struct([(column.name, ARROW_TYPES[column.type]) for column in store.state_columns()])
 
 
 def state_schema(stores: Iterable[StoreSchema]) -> pa.Schema:
-    """The columns of `state`."""
+    """Returns the columns of `state`."""
     head = [("row", pa.string()), ("partition", pa.int32()), ("store", pa.string()), ("key", pa.binary())]
     head += [("start_ms", pa.int64()), ("end_ms", pa.int64())]
     own = [(store.name, state_type(store)) for store in stores]
@@ -67,7 +72,7 @@ def state_schema(stores: Iterable[StoreSchema]) -> pa.Schema:
 
 
 def rows_schema(kind: str, store: StoreSchema) -> pa.Schema:
-    """The columns of `closed/<store>` or `late/<store>`."""
+    """Returns the columns of `closed/<store>` or `late/<store>`."""
     key = ("key", pa.string()) if store.key == "string" else ("key_bytes", pa.binary())
     own = [(a.name, RESULT_TYPES[a.result]) for a in shown(store)]
     tail = [("partition", pa.int32()), ("changelog_offset", pa.int64()), ("topic_id", pa.string())]
@@ -83,7 +88,7 @@ def rows_schema(kind: str, store: StoreSchema) -> pa.Schema:
 
 
 def time_array(times_ms: Any) -> pa.Array:
-    """Times in ms as timestamps; null for negative times and those from the year 10000 on.
+    """Returns times in ms as timestamps; null for negative times and for times from the year 10000 on.
 
     >>> [str(time) for time in time_array(np.array([0, 10**18]))]
     ['1970-01-01 00:00:00+00:00', 'None']
@@ -94,7 +99,7 @@ def time_array(times_ms: Any) -> pa.Array:
 
 
 def state_array(codec: StateCodec, states: PackedBytes) -> pa.StructArray:
-    """Encoded states as structs of their columns; CorruptRecord names the first invalid state."""
+    """Returns encoded states as structs of their columns. Raises CorruptRecord, which names the first invalid state."""
     columns = [
         binary_array(column) if isinstance(column, PackedBytes) else pa.array(column)
         for column in packed_columns(codec, states)
@@ -103,7 +108,7 @@ def state_array(codec: StateCodec, states: PackedBytes) -> pa.StructArray:
 
 
 def result_columns(store: StoreSchema, states: pa.StructArray) -> dict[str, pa.Array]:
-    """Typed results by aggregation; null for a null state, or for one that lacks the aggregation."""
+    """Returns the typed results by aggregation; null for a null state and for a state without the aggregation."""
     found = {}
     for aggregation in shown(store):
         columns = {name: pc.struct_field(states, f"{aggregation.name}_{name}") for name, _ in aggregation.state}

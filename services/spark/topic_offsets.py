@@ -1,6 +1,6 @@
-"""Which offsets topics hold: asked with Penstock's own client, each time within a limit.
+"""The offsets that topics hold, read with Penstock's own client and a timeout for each request.
 
-A topic's end is the last stable offset, as the jobs read committed records only.
+A topic's end is the last stable offset, because the jobs read committed records only.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ Offsets = dict[str, dict[int, int]]
 
 
 class Undecided(RetriableError):
-    """A transaction stays open for longer than was waited for, and hides what was committed after it began."""
+    """A transaction stays open longer than the timeout, and hides the records that were committed after it began."""
 
 
 class TopicOffsets(NamedTuple):
-    """One topic: its id, and by partition the first offset it holds and the one after the last that may be read."""
+    """One topic: its id, and by partition its first offset and the offset after its last readable record."""
 
     topic: str
     topic_id: str
@@ -34,7 +34,7 @@ class TopicOffsets(NamedTuple):
 
 
 def run_with_timeout(coroutine: Awaitable[T], kafka: KafkaSettings, timeout_ms: int, about: str = "") -> T:
-    """The result of a request to Kafka; KafkaTimeout names `about` if there is none within the time."""
+    """Returns the result of a request to Kafka. Raises KafkaTimeout, which names `about`, after `timeout_ms`."""
 
     async def within() -> T:
         async with asyncio.timeout(timeout_ms / 1000):
@@ -48,7 +48,7 @@ def run_with_timeout(coroutine: Awaitable[T], kafka: KafkaSettings, timeout_ms: 
 
 
 def topic_offsets(kafka: KafkaSettings, topics: Iterable[str], timeout_ms: int) -> dict[str, TopicOffsets]:
-    """What topics hold. UnknownTopicOrPartition, KafkaTimeout, or what else the client raises."""
+    """Returns the offsets by topic. Raises UnknownTopicOrPartition, KafkaTimeout or another error of the client."""
     names = list(topics)
 
     async def find() -> dict[str, TopicOffsets]:
@@ -63,10 +63,10 @@ def topic_offsets(kafka: KafkaSettings, topics: Iterable[str], timeout_ms: int) 
 
 
 def offsets_after_open_transactions(kafka: KafkaSettings, topic: str, timeout_ms: int) -> TopicOffsets:
-    """What a topic holds, once each transaction is decided that has written to it by now.
+    """Returns a topic's offsets after waiting until each transaction that has already written to it is decided.
 
-    A transaction that another one's open one hides would else be seen in one topic and not in the other. Raises
-    Undecided after `timeout_ms`, or an error as `topic_offsets`.
+    Without the wait, an open transaction could hide a committed one in one topic and not in another. Raises Undecided
+    after `timeout_ms`, and the errors of `topic_offsets`.
     """
     found = topic_offsets(kafka, [topic], timeout_ms)[topic]
     ends: dict[TopicPartition, Literal["latest"]] = {TopicPartition(topic, p): "latest" for p in found.latest}
@@ -93,7 +93,7 @@ def offsets_after_open_transactions(kafka: KafkaSettings, topic: str, timeout_ms
 
 
 def undecided(written: Mapping[TopicPartition, int], stable: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
-    """By partition the last stable offset, where it lies before what was written.
+    """Returns the last stable offset by partition, for the partitions in which it is before the end offset.
 
     >>> a, b = TopicPartition("t", 0), TopicPartition("t", 1)
     >>> undecided({a: 9, b: 4}, {a: 7, b: 6})
@@ -103,7 +103,10 @@ def undecided(written: Mapping[TopicPartition, int], stable: Mapping[TopicPartit
 
 
 def offsets_at(kafka: KafkaSettings, held: Mapping[str, TopicOffsets], time_ms: int, timeout_ms: int) -> Offsets:
-    """The first offsets at or after a time, or where the partition ends. Errors as `topic_offsets`."""
+    """Returns by topic and partition the first offset at or after a time, at most the partition's end.
+
+    Raises the errors of `topic_offsets`.
+    """
     times = {TopicPartition(topic, p): time_ms for topic, of in held.items() for p in of.latest}
 
     async def find() -> dict[TopicPartition, int]:

@@ -36,14 +36,14 @@ def test_version() -> None:
 
 
 def test_an_unknown_command() -> None:
-    """A command that is not there is named, with exit status 2."""
+    """An unknown command is named, with exit status 2."""
     result = runner.invoke(app, ["agregator"])
     assert result.exit_code == 2
     assert "agregator" in result.output
 
 
 def test_flags_are_passed_on() -> None:
-    """A command gets its arguments as they are, --help included, and its exit status is the process's."""
+    """A command receives its arguments unchanged, including --help, and its exit status is the process's."""
     result = runner.invoke(app, ["aggregator", "--http.port=nonsense"])
     assert result.exit_code == 2
     assert "http.port" in result.output

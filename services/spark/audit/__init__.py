@@ -1,1 +1,1 @@
-"""The audit: a store's windows, compared with what Spark makes of the source topic."""
+"""The audit compares a store's windows with the windows that Spark computes from the source topic."""

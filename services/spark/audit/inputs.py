@@ -1,7 +1,7 @@
-"""What the audit reads: the source topic, its dead letters, and a store's tables, all up to what the lake covers.
+"""Reads the audit's inputs: the source topic, its dead letters and a store's tables, up to the covered offsets.
 
-The application may run meanwhile. The newest progress rows of `state` say up to which source offsets the tables go:
-compared are the records below. Those beyond are counted as not covered yet.
+The application may run during the audit. The newest progress rows of `state` have the source offsets that the tables
+cover. The audit compares the records before these offsets and counts the later ones as not covered yet.
 """
 
 from __future__ import annotations
@@ -35,17 +35,19 @@ COORDINATES = ["partition", "offset"]
 
 
 class NotAuditable(FatalError):
-    """Spark cannot know which records came to the window; the message says why. Nothing was compared."""
+    """Spark cannot know which records came to the window. The message has the reason. Nothing was compared."""
 
 
 class Inputs(NamedTuple):
-    """What is compared, of one store.
+    """The inputs of the comparison, for one store.
 
-    `records`: the source's covered records (partition, offset, timestamp_ms, key, and `parsed`). `late`: late records
-    (partition, offset, key, timestamp_ms, missed: the starts in ms). `dead`: coordinates of dead letters, null if they
-    cannot be read. `stream`: its windows (WINDOW, state, `closed`, `closed_ms`). `recomputes`: whether it is compared
-    when windows were closed; but for the partitions `idled`. `exactly_once`: whether a repeated dead letter is a
-    difference. `gone_until_ms`: by partition, the time up to which records may be gone (deleted from the topic).
+    - `records`: the source's covered records (partition, offset, timestamp_ms, key, and the fields of `parsed`).
+    - `late`: late records (partition, offset, key, timestamp_ms, missed: the starts in ms).
+    - `dead`: coordinates of dead letters, null if they cannot be read.
+    - `stream`: the store's windows (WINDOW, state, `closed`, `closed_ms`).
+    - `recomputes`: True if the audit compares when windows were closed, except in the partitions `idled`.
+    - `exactly_once`: True if a repeated dead letter is a difference.
+    - `gone_until_ms`: by partition, the time up to which records may be gone (deleted from the topic).
     """
 
     records: DataFrame
@@ -60,14 +62,15 @@ class Inputs(NamedTuple):
     gone_until_ms: Mapping[int, int] = {}
 
     def gone_until(self) -> SparkColumn:
-        """The time up to which records of a row's partition may be gone; below zero if the topic holds all of them."""
+        """Returns the time up to which records of a row's partition may be gone; below zero if none are gone."""
         return F.coalesce(by_partition(self.gone_until_ms, "bigint"), F.lit(-1).cast("bigint"))
 
 
 class Read(NamedTuple):
-    """The inputs, how many records the source holds, and how many of them are not covered yet.
+    """The inputs, the number of the source's records, and the number of those that are not covered yet.
 
-    `not_compared` says what is left out of the comparison, and why; `assumed` what nobody can know.
+    `not_compared` lists the parts that are left out of the comparison, with the reason. `assumed` lists assumptions
+    that cannot be verified.
     """
 
     inputs: Inputs
@@ -78,7 +81,7 @@ class Read(NamedTuple):
 
 
 def read_inputs(spark: SparkSession, settings: AuditSettings, log: Callable[[str], Any]) -> Read:
-    """Everything that is compared. ConfigError if there is no such lake or store; NotAuditable."""
+    """Returns all inputs of the comparison. Raises ConfigError if the lake or store does not exist, NotAuditable."""
     found = Tables(spark, settings.tables)
     store = found.store(settings.store)
     require_auditable(store)
@@ -135,7 +138,7 @@ def read_inputs(spark: SparkSession, settings: AuditSettings, log: Callable[[str
 
 
 def in_sample(sample: float) -> SparkColumn:
-    """Whether a row's key is in a sample: the same keys everywhere, whatever else the rows are."""
+    """Returns whether a row's key is in the sample. It depends on the key alone, so all inputs have the same keys."""
     if sample >= 1:
         return F.lit(True)
     hashed = F.pmod(F.xxhash64("key"), F.lit(SAMPLE_PARTS))
@@ -143,7 +146,7 @@ def in_sample(sample: float) -> SparkColumn:
 
 
 def require_auditable(store: StoreSchema) -> None:
-    """NotAuditable if there are no windows, or nodes stand between the source topic and them."""
+    """Raises NotAuditable if there are no windows, or if processor nodes are between the source topic and them."""
     if store.kind not in WINDOWED:
         raise NotAuditable(f"store {store.name!r} cannot be audited: it has no windows ({store.kind})")
     if store.upstream:
@@ -155,7 +158,7 @@ def require_auditable(store: StoreSchema) -> None:
 
 
 def require_no_files(found: Tables) -> None:
-    """NotAuditable if windows hold history from files, which no topic has."""
+    """Raises NotAuditable if windows hold history from files, which no topic has."""
     partitions = [str(p) for p, one in sorted(found.covered.items()) if isinstance(one.progress.input, BatchInput)]
     if partitions:
         raise NotAuditable(
@@ -165,9 +168,9 @@ def require_no_files(found: Tables) -> None:
 
 
 def covered_offsets(found: Tables, store: StoreSchema, source: TopicOffsets) -> dict[int, int]:
-    """By partition of the source up to which offset the tables go; 0 if no commit of it is covered.
+    """Returns by partition of the source the offset that the tables cover; 0 if they cover no commit of it.
 
-    NotAuditable if they are about another topic than the one that has this name now.
+    Raises NotAuditable if the tables were made from another topic than the one that has this name now.
     """
     covered = dict.fromkeys(source.latest, 0)
     for partition, one in found.covered.items():
@@ -187,7 +190,7 @@ def covered_offsets(found: Tables, store: StoreSchema, source: TopicOffsets) -> 
 
 
 def late_records(found: Tables, store: StoreSchema, earliest: Mapping[int, int]) -> DataFrame:
-    """The store's late records, but those whose source record is gone."""
+    """Returns the store's late records, except those whose source record is gone."""
     key = F.col("key").cast("binary") if store.key == "string" else F.col("key_bytes")
     missed = F.transform("missed", F.unix_millis)
     rows = found.late(store).select(
@@ -201,7 +204,7 @@ def late_records(found: Tables, store: StoreSchema, earliest: Mapping[int, int])
 
 
 def stream_windows(found: Tables, store: StoreSchema) -> DataFrame:
-    """The store's windows, closed and live."""
+    """Returns the store's windows, closed and live."""
     key = F.col("key").cast("binary") if store.key == "string" else F.col("key_bytes")
     bounds = (F.unix_millis("window_start").alias("start_ms"), F.unix_millis("window_end").alias("end_ms"))
     at = F.unix_millis("closed_at").alias("closed_ms")
@@ -214,7 +217,7 @@ def stream_windows(found: Tables, store: StoreSchema) -> DataFrame:
 
 
 def without_added(stream: DataFrame, store: StoreSchema, not_compared: list[str]) -> StoreSchema:
-    """The store without the aggregations that some of its windows lack, since those were closed before."""
+    """Returns the store without the aggregations that some windows lack because they were closed earlier."""
     lacks = [F.max(F.col("state")[f"{a.name}_{a.state[0][0]}"].isNull()).alias(a.name) for a in store.aggregations]
     found = stream.agg(*lacks).first() if lacks else None
     added = [a.name for a in store.aggregations if found is not None and found[a.name]]
@@ -226,10 +229,11 @@ def without_added(stream: DataFrame, store: StoreSchema, not_compared: list[str]
 def gone_until_ms_of(
     records: DataFrame, late: DataFrame, dead: DataFrame, store: StoreSchema, earliest: Mapping[int, int]
 ) -> dict[int, int]:
-    """By partition whose first records are gone: the time up to which these may lie.
+    """Returns, for each partition whose first records are gone, the highest time in ms that these may have.
 
-    The first record that a window took shows it: it was not late, so the time that had been reached by then is at most
-    its own and what a window waits: its length and the grace, or twice the gap and the grace.
+    The first record that a window accepted bounds it. That record was not late, so the stream time before it is at most
+    its own time plus the time that a window waits: its length and the grace, or for sessions twice the gap and the
+    grace.
     """
     gone = [partition for partition, first in earliest.items() if first > 0]
     if not gone:
@@ -246,10 +250,10 @@ def gone_until_ms_of(
 def dead_letters(
     spark: SparkSession, settings: AuditSettings, store: StoreSchema, changelog_id: str | None, not_compared: list[str]
 ) -> DataFrame:
-    """Source partition and offset that dead letters carry in their headers; null if they carry none that can be read.
+    """Returns the source partition and offset in the headers of dead letters; null if they cannot be read.
 
-    Left out are those of other topics and groups, those of nodes behind a store, whose record was counted, and those
-    of before a reset of the application: their changelog had another id than `changelog_id`.
+    Dead letters of other topics and groups are left out. So are those of nodes after a store, whose source record was
+    counted, and those from before a reset of the application, whose changelog had another id than `changelog_id`.
     """
 
     def header(name: str) -> SparkColumn:
@@ -272,7 +276,7 @@ def dead_letters(
 
 
 def require_readable(settings: AuditSettings, held: TopicOffsets) -> None:
-    """NotAuditable if a record's time is beyond what Spark's Kafka source can read."""
+    """Raises NotAuditable if a record's time is later than Spark's Kafka source can read."""
     topic = held.topic
     found = offsets_at(settings.kafka, {topic: held}, KAFKA_SOURCE_MS_MAX + 1, settings.kafka_timeout_ms)[topic]
     beyond = [(partition, offset) for partition, offset in sorted(found.items()) if offset < held.latest[partition]]

@@ -1,9 +1,9 @@
-"""What the audit compares beside windows' bounds: counts, sums, least and greatest values, sketches of distinct texts.
+"""The measures that the audit compares beside windows' bounds: counts, sums, minima, maxima, distinct-count sketches.
 
-A measure is one column of an aggregation's state. It can be computed from source records by Spark's own functions,
-merged from the state of several windows, and compared. Two sketches are the same if their union says no more than
-either. A user's own aggregates cannot be made anew this way and are left out, and so is what JSON does not have as the
-aggregation takes it (`AggregationSchema.verbatim`).
+A measure is one column of an aggregation's state. Spark's own functions compute it from source records and merge it
+from the states of several windows. Two sketches are equal if their union estimates the same number as either. A user's
+own aggregates cannot be recomputed this way and are left out. So are aggregations whose input differs from the value in
+the JSON (`AggregationSchema.verbatim`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from penstock.services.spark.sql import SQL_TYPES, quoted
 from penstock.shared.streams.aggregations.aggregation import DISTINCT_LG_K, EMPTY_TEXT, INT64_MAX, INT64_MIN
 from penstock.shared.streams.changelog.format import AggregationSchema, StoreSchema
 
-RELATIVE_ERROR = 1e-9  # what two orders of adding the same floats may differ by, of the sum of their magnitudes
+RELATIVE_ERROR = 1e-9  # allowed difference of two sums of the same floats, relative to the sum of their magnitudes
 FIELDS = "fields"
 TEXT, OTHER = "text", "other"
 _TYPES = {**SQL_TYPES, TEXT: "STRING", OTHER: "BOOLEAN"}
@@ -29,10 +29,11 @@ _ARROW_TYPES = {"int64": pa.int64(), "float64": pa.float64(), TEXT: pa.string(),
 
 
 class Measure(NamedTuple):
-    """One number or sketch: `name` is its column, `label` what a person calls it.
+    """One number or sketch: `name` is its column, `label` its name in reports.
 
     `of_records` aggregates it from source records, `of_state` reads it from a window's state, `merge` aggregates it
-    from several windows. `magnitude` names the measure of a float sum's magnitudes; that one itself is not `shown`.
+    from several windows. `magnitude` names the measure with the sum of a float sum's magnitudes; that measure is not
+    `shown`.
     """
 
     name: str
@@ -47,28 +48,31 @@ class Measure(NamedTuple):
 
 
 def measures(store: StoreSchema) -> list[Measure]:
-    """All measures of a store that can be checked."""
+    """Returns all measures of a store that can be checked."""
     return [m for i, aggregation in enumerate(store.aggregations) for m in _of(aggregation, f"m{i}")]
 
 
 def unchecked(store: StoreSchema) -> list[str]:
-    """The aggregations of which nothing can be checked."""
+    """Returns the names of the aggregations without a measure."""
     return [a.name for a in store.aggregations if not _of(a, "m")]
 
 
 class Field(NamedTuple):
-    """A field of the source values that is needed, as `type`: int64, float64, TEXT, or OTHER: whether it is no text."""
+    """A field of the source values that a measure needs.
+
+    `type` is int64, float64, TEXT, or OTHER for a boolean that is true if the value is not text.
+    """
 
     name: str
     type: str
 
     @property
     def column(self) -> str:
-        """What it is called in the struct `fields`."""
+        """The field's name in the struct `fields`."""
         return f"{self.name} {self.type}"
 
     def of(self, value: Any) -> Any:
-        """A record's value as the engine adds it; None for what it refuses. A boolean is 1 or 0.
+        """Returns a record's value as the engine adds it; None for a value that it rejects. A boolean is 1 or 0.
 
         >>> Field("n", "int64").of(True), Field("n", "float64").of(2), Field("n", "int64").of("2")
         (1, 2.0, None)
@@ -88,7 +92,7 @@ class Field(NamedTuple):
 
 
 def fields(store: StoreSchema) -> list[Field]:
-    """The fields that the measures of a store need, each type of each once."""
+    """Returns the distinct fields, with their types, that the measures of a store need."""
     found = [
         Field(a.field, a.state[0][1]) for a in store.aggregations if a.field and a.verbatim and a.function in _NUMBERS
     ]
@@ -98,9 +102,9 @@ def fields(store: StoreSchema) -> list[Field]:
 
 
 def texts_alone(records: DataFrame, store: StoreSchema) -> StoreSchema:
-    """The store without the distinct counts of fields that hold other values than text.
+    """Returns the store without the distinct counts of fields that hold values other than text.
 
-    How Python hashes those is not known to Spark.
+    Spark cannot hash such values as the engine does in Python.
     """
     if not (names := _distinct(store)):
         return store
@@ -117,9 +121,10 @@ def texts_alone(records: DataFrame, store: StoreSchema) -> StoreSchema:
 
 
 def parsed(records: DataFrame, store: StoreSchema, is_wanted: SparkColumn) -> DataFrame:
-    """Records with the struct `fields`, what measures need of the JSON of those wanted, and without the value.
+    """Returns records without their value, and with the struct `fields`.
 
-    Python parses the JSON: Spark's `from_json` took four times as long.
+    `fields` has the fields that measures need, parsed from the JSON of the records for which `is_wanted` holds. Python
+    parses the JSON: Spark's `from_json` took four times as long.
     """
     if not (wanted := fields(store)):
         return records.withColumn(FIELDS, F.lit(None).cast("string")).drop("value")
@@ -143,7 +148,7 @@ def _parse(wanted: list[Field]) -> Callable[[Iterator[pa.RecordBatch]], Iterator
 
 
 def _object(decode: Callable[[bytes], Any], value: bytes | None) -> dict[str, Any]:
-    """A value's fields; none where it is no JSON object."""
+    """Returns a value's fields; empty if it is not a JSON object."""
     if value is None:
         return {}
     try:
@@ -197,7 +202,7 @@ def _field(name: str, type_: str) -> SparkColumn:
 
 
 def contradictions(all_measures: list[Measure]) -> SparkColumn:
-    """What differs between the columns `<name>` (expected) and `found_<name>`, as text; empty where nothing does."""
+    """Returns the differences between the columns `<name>` (expected) and `found_<name>` as text; empty if equal."""
     differences = []
     for measure in all_measures:
         if not measure.shown:
@@ -208,7 +213,7 @@ def contradictions(all_measures: list[Measure]) -> SparkColumn:
             continue
         differs = ~a.eqNullSafe(b)
         if measure.is_float:
-            # A sum's error is measured against the magnitudes added: values of both signs may cancel.
+            # A sum's error is relative to the sum of the magnitudes, because values of both signs may cancel.
             against = F.col(measure.magnitude) if measure.magnitude else F.greatest(F.abs(a), F.abs(b))
             differs &= ~F.coalesce(F.abs(a - b) <= against * RELATIVE_ERROR, F.lit(False))
         text = F.concat(F.lit(f"{measure.label}: expected "), _shown(a), F.lit(", found "), _shown(b))
@@ -219,7 +224,7 @@ def contradictions(all_measures: list[Measure]) -> SparkColumn:
 def _sketches_differ(label: str, a: SparkColumn, b: SparkColumn) -> SparkColumn:
     # A union's estimate depends on its registers alone, not on the order in which they were filled.
     ours, theirs, both = (F.hll_sketch_estimate(F.hll_union(x, y)) for x, y in ((a, a), (b, b), (a, b)))
-    # Most are the same bytes: a union costs more than all other numbers together.
+    # Most sketches are equal byte for byte. This check saves the union, which costs more than all other measures.
     is_same = a.eqNullSafe(b)
     differs = ~F.when(is_same, True).otherwise(F.coalesce((both == ours) & (both == theirs), F.lit(False)))
     text = F.concat(F.lit(f"{label}: expected "), _shown(ours), F.lit(", found "), _shown(theirs))

@@ -1,4 +1,4 @@
-"""An audit for people, as a table, and for machines, as one line of JSON."""
+"""Prints an audit: as tables for people, and as one line of JSON for machines."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NOTHING = "nothing was compared"
 
 
 def as_object(report: AuditReport) -> dict[str, Any]:
-    """The report as JSON has it; `differences` counts them by check."""
+    """Returns the report as a JSON object. `differences` has their number by check."""
     names = ["records", "in_windows", "late", "dead_letters", "skipped", "uncovered", "left_out"]
     names += ["windows_closed", "windows_open", "spark_windows", "split_sessions"]
     numbers = {name: getattr(report, name) for name in names}
@@ -28,7 +28,7 @@ def as_object(report: AuditReport) -> dict[str, Any]:
 
 
 def print_report(report: AuditReport, *, as_json: bool, console: Console | None = None) -> None:
-    """Print the checks, the first differences of each, and the JSON object as the last line if it is asked for."""
+    """Print the checks and the first differences of each. With `as_json`, the last line is the JSON object."""
     console = console or console_for()
     console.print(
         f"{report.records} records {'=' if report.unaccounted == 0 else '≠'} {report.in_windows} in windows "

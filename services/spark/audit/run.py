@@ -1,9 +1,9 @@
-"""`penstock audit`: a store's windows against Spark's own over the source topic.
+"""`penstock audit`: compares a store's windows with Spark's own windows over the source topic.
 
-Two things are proven. Conservation: each record is, for each of its windows, in exactly one of the window, the late
-records, the dead letters, or skipped for want of a key. Recomputation: windows, and what came too late for them, are
-those that the rule makes. The windows come from the lake, the records from Kafka; none of the engine's code takes part.
-See `session_checks` for sessions, `window_checks` for the other kinds.
+The audit checks two properties. Conservation: for each of its windows, a record is in exactly one of the window, the
+late records, the dead letters and the records that were skipped because they have no key. Recomputation: the windows
+and the late records are those that the windowing rule yields. The windows come from the lake and the records from
+Kafka; the audit runs none of the engine's code. See `session_checks` for sessions, `window_checks` for the other kinds.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from penstock.services.spark.errors import translated
 
 
 class CheckResult(NamedTuple):
-    """One check: what holds if there are no differences, how many there are, and the first few."""
+    """One check: the claim that holds without differences, the number of differences, and the first few of them."""
 
     name: str
     claim: str
@@ -47,12 +47,12 @@ class CheckResult(NamedTuple):
 
 
 class AuditReport(msgspec.Struct, frozen=True):
-    """What an audit found. Every record that was read is in one of six places, so their numbers add up to `records`.
+    """The result of an audit. Every record that was read is in one of six groups, whose sizes add up to `records`.
 
-    `in_windows` is counted by the stream's windows themselves. Where they count nothing or overlap, it is the number
-    of records in none of the other places, and conservation is not checked. `skipped` had no key, `uncovered` lie
-    beyond what the lake covers, and `left_out` may share windows with records that are gone. `not_compared` names what
-    could not be compared, and why; `assumed` what was taken for granted.
+    `in_windows` is the sum of the counts of the stream's windows. If the windows have no count or overlap, it is the
+    number of records in none of the other groups, and conservation is not checked. `skipped` records have no key,
+    `uncovered` records are after the lake's covered offsets, and `left_out` records may share windows with records that
+    are gone. `not_compared` lists the parts that could not be compared, with the reason. `assumed` lists assumptions.
     """
 
     records: int
@@ -76,7 +76,7 @@ class AuditReport(msgspec.Struct, frozen=True):
 
     @property
     def unaccounted(self) -> int:
-        """Records that are in no place; below zero where some are in two."""
+        """The number of records in no group; below zero if records are in two groups."""
         others = self.late + self.dead_letters + self.skipped + self.uncovered + self.left_out
         return self.records - self.in_windows - others
 
@@ -86,19 +86,19 @@ class AuditReport(msgspec.Struct, frozen=True):
 
     @property
     def is_empty(self) -> bool:
-        """Whether there was no window to compare, on either side, and nothing else differed."""
+        """True if neither side had a window to compare and nothing else differed."""
         return not self.differs and not (self.windows_closed or self.windows_open or self.spark_windows)
 
     @property
     def ok(self) -> bool:
-        """Whether windows were compared, and nothing differed."""
+        """True if windows were compared and nothing differed."""
         return not self.differs and not self.is_empty
 
 
 def run_audit(spark: SparkSession, settings: AuditSettings, log: Callable[[str], Any]) -> AuditReport:
-    """Read everything, compare it, and report what differs.
+    """Read the inputs, compare them, and return the report.
 
-    Raises ConfigError (a store or topic that does not exist), NotAuditable, or an error of Kafka's or Spark's.
+    Raises ConfigError (a store or topic that does not exist), NotAuditable, or an error of Kafka or Spark.
     """
     started = time.monotonic()
     try:
@@ -114,7 +114,7 @@ def run_audit(spark: SparkSession, settings: AuditSettings, log: Callable[[str],
 
 
 def summarize(compared: Compared, read: Read, settings: AuditSettings) -> AuditReport:
-    """Count and list the differences; the checks that need no window are made here."""
+    """Returns the report: counts and lists the differences, and adds the checks that need no window."""
     inputs = read.inputs
     fates = {row.fate: row["count"] for row in compared.labelled.groupBy("fate").count().collect()}
     kinds = {row.closed: row["count"] for row in compared.stream.groupBy("closed").count().collect()}
@@ -125,7 +125,7 @@ def summarize(compared: Compared, read: Read, settings: AuditSettings) -> AuditR
         for name, claim in (CHECKS if is_session else OF_WINDOWS).items()
         if inputs.recomputes or name not in needs_times
     }
-    # Of a sample nobody knows how many of the records that were not read would be in it.
+    # The number of uncovered records in a sample is unknown, because these records are not read.
     uncovered = read.uncovered if settings.sample == 1 else 0
     report = AuditReport(
         records=sum(fates.values()) + uncovered,
@@ -154,14 +154,14 @@ def summarize(compared: Compared, read: Read, settings: AuditSettings) -> AuditR
 
 
 def _counted(compared: Compared, read: Read, accepted: int) -> int:
-    """How many records the stream's windows say they hold; `accepted` if they do not count or overlap."""
+    """Returns the number of records by the counts of the stream's windows; `accepted` if no count can be used."""
     if (count := _count_of(read)) is None:
         return accepted
     return int(compared.stream.agg(F.coalesce(F.sum(f"m{count}"), F.lit(0)).alias("n")).collect()[0].n)
 
 
 def _count_of(read: Read) -> int | None:
-    """Which aggregation counts the records, each of which is in one window; None if none does."""
+    """Returns the index of the aggregation that counts records. Returns None without one, or if windows overlap."""
     store = read.inputs.store
     if store.kind not in ("session", "tumbling"):
         return None
@@ -190,7 +190,7 @@ def _listed(differences: DataFrame, checks: Mapping[str, str], shown_max: int) -
 
 
 def _split(compared: Compared) -> int:
-    """Batch sessions that are more than one session of the stream."""
+    """Returns the number of batch sessions that are more than one session of the stream."""
     if compared.contained is None:
         return 0
     held = compared.contained.filter(F.col("batch_ms").isNotNull())

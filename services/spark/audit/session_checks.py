@@ -1,13 +1,13 @@
-"""The audit's checks of sessions, as DataFrames in and differences out: nothing here reads Kafka or a table.
+"""The audit's checks of sessions: from DataFrames to differences. No function here reads Kafka or a table.
 
-Sessions are computed from the source records by Spark's own `session_window`. Spark, like Kafka, lets records at a
-distance of exactly the gap share a session. Since Spark knows nothing of closing, one of its sessions ("batch session")
-can be several of the stream:
+Spark's own `session_window` computes sessions from the source records. In Spark as in Kafka, two records whose distance
+is exactly the gap share a session. Spark does not close sessions, so one of its sessions ("batch session") can be
+several sessions of the stream:
 
-1. Conservation. A batch session is made of the records that are neither late nor dead letters nor without a key. The
-   stream's sessions within it must have the same numbers together, and every session of the stream lies in one.
-2. Recomputation. The plain rule, record by record (`session_rule`), says which records are late and which sessions
-   there are; Spark computes their numbers.
+1. Conservation. A batch session consists of the records that are not late, not dead letters and have a key. Together,
+   the stream's sessions within it must have the same numbers. Every session of the stream lies in a batch session.
+2. Recomputation. The session rule, record by record (`session_rule`), determines the late records and the sessions;
+   Spark computes their numbers.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ CHECKS = {
     "closing": "no window was closed before its end and the grace had passed",
     "lateness": "every late record was late, and no other was",
 }
-"""The checks of sessions, by name what must hold."""
+"""The checks of sessions: the claim that must hold, by the check's name."""
 RECOMPUTED = frozenset(("windows", "closing", "lateness"))
-"""Those that need the time at which records came."""
+"""The checks that need the time at which records came."""
 OF_WINDOWS = {
     **{name: CHECKS[name] for name in ("unknown", "twice")},
     "windows": "every window holds the records that lie in it, but those that missed it",
     **{name: CHECKS[name] for name in ("closing", "lateness")},
 }
-"""The checks of windows that do not merge. What tumbling and hopping windows hold does not depend on time."""
+"""The checks of windows that do not merge. The contents of tumbling and hopping windows do not depend on time."""
 
 
 class Compared(NamedTuple):
-    """All differences (check, partition, key, at_ms, detail), and what there was to compare.
+    """All differences (check, partition, key, at_ms, detail), and the rows that were compared.
 
     `contained` are the stream's sessions, each with the batch session that holds it.
     """
@@ -66,11 +66,11 @@ class Compared(NamedTuple):
 
 
 def compare(inputs: Inputs) -> Compared:
-    """All checks over all inputs; lazy, except for what is materialized."""
+    """Runs all checks of sessions over all inputs. The result is lazy, except for materialized parts."""
     store = inputs.store
     numbers = measures(store)
     labelled = materialized(label(inputs))
-    # Where every session is recomputed, sketches are compared there: they cost more than all other numbers.
+    # Compare sketches once, as they cost more than all other numbers: if every session is recomputed, only there.
     is_all_recomputed = inputs.recomputes and not inputs.idled
     kept = [m for m in numbers if not (m.is_sketch and is_all_recomputed)]
     batch = materialized(batch_sessions(labelled, store, kept))
@@ -100,10 +100,10 @@ def compare(inputs: Inputs) -> Compared:
 def sessions_after_gone_records(
     inputs: Inputs, labelled: DataFrame, batch: DataFrame, stream: DataFrame
 ) -> tuple[DataFrame, DataFrame, DataFrame]:
-    """What no record that is gone can have to do with, of records, batch sessions and the stream's sessions.
+    """Returns the records, batch sessions and stream sessions that cannot share a session with a record that is gone.
 
-    Records up to `gone_until` may be gone. A batch session that begins within the gap of that may hold some: it is left
-    out, with the records and sessions up to the gap behind its end.
+    Records up to `gone_until` may be gone. A batch session that begins within the gap of that time may hold some of
+    them. It is left out, with the records and sessions up to one gap after its end.
     """
     gap, gone_until = inputs.store.gap_ms, inputs.gone_until()
     near = batch.filter(F.col("start_ms") <= gone_until + gap)
@@ -122,21 +122,21 @@ def sessions_after_gone_records(
 
 
 def materialized(rows: DataFrame) -> DataFrame:
-    """The same rows, computed now and kept on the executors, in memory or on disk, without the plan they came by.
+    """Computes the rows now. Returns them without their plan; the executors keep them in memory or on disk.
 
-    Spark goes through a whole plan again at each step that is built on it: with the checks' steps on top of each other,
-    that took most of an audit's time. If an executor is lost, so are its rows, and the audit has to be run again.
+    Otherwise Spark processes the whole plan again for each step built on it, which took most of an audit's time. If an
+    executor is lost, its rows are lost too, and the audit must be run again.
     """
     return rows.localCheckpoint()
 
 
 def after_gone_records(inputs: Inputs, differences: DataFrame) -> DataFrame:
-    """The differences of partitions whose time moved with their records alone."""
+    """Returns the differences without those of the partitions whose time advanced while they were idle."""
     return differences.filter(~F.col("partition").isin(*inputs.idled)) if inputs.idled else differences
 
 
 def all_differences(found: Sequence[DataFrame]) -> DataFrame:
-    """The differences of all checks."""
+    """Returns the differences of all checks."""
     differences = found[0]
     for more in found[1:]:
         differences = differences.unionByName(more)
@@ -144,9 +144,9 @@ def all_differences(found: Sequence[DataFrame]) -> DataFrame:
 
 
 def label(inputs: Inputs) -> DataFrame:
-    """Source records with their fate, the fields to sum, and the close time that each met on arrival (`close_ms`).
+    """Returns source records with their fate, the fields to sum, and the close time on their arrival (`close_ms`).
 
-    A record is late if it missed all of its windows.
+    A record's fate is late if it missed all of its windows.
     """
     store = inputs.store
     late = inputs.late.filter(F.col("offset").isNotNull()).groupBy(*COORDINATES)
@@ -156,11 +156,11 @@ def label(inputs: Inputs) -> DataFrame:
     records = records.fillna(0, ["late_times", "dead_times"])
     fate = F.when(F.col("dead_times") > 0, DEAD).when(F.size("missed") >= windows_of(store), LATE)
     records = records.withColumn("fate", fate.when(F.col("key").isNull(), NULL_KEY).otherwise(ACCEPTED))
-    # Neither a record without a key nor a dead letter moves the operator's time; a late one does.
+    # Records without a key and dead letters do not advance the operator's time; late records do.
     reached = F.when(F.col("fate").isin(ACCEPTED, LATE), F.col("timestamp_ms"))
     so_far = SparkWindow.partitionBy("partition").orderBy("offset").rowsBetween(SparkWindow.unboundedPreceding, 0)
     close = F.max(reached).over(so_far) - store.grace_ms - store.gap_ms
-    # Only now: the close time is that of all records.
+    # The sample is taken only now, because the close time depends on all records.
     return (
         records.withColumn("close_ms", close)
         .filter(in_sample(inputs.sample))
@@ -172,14 +172,14 @@ def label(inputs: Inputs) -> DataFrame:
 
 
 def windows_of(store: StoreSchema) -> SparkColumn:
-    """How many windows a record at `timestamp_ms` lies in, as far as a late record names them."""
+    """Returns the number of windows that a late record at `timestamp_ms` names if it missed all of its windows."""
     if store.kind != "hopping":
         return F.lit(1)
     return F.size(starts_of(store))
 
 
 def starts_of(store: StoreSchema) -> SparkColumn:
-    """The starts that a late record at `timestamp_ms` names if it missed all of its windows."""
+    """Returns the window starts that a late record at `timestamp_ms` names if it missed all of its windows."""
     time = F.col("timestamp_ms")
     if store.kind == "session":
         return F.array(time)
@@ -191,7 +191,7 @@ def starts_of(store: StoreSchema) -> SparkColumn:
 
 
 def batch_sessions(labelled: DataFrame, store: StoreSchema, numbers: list[Measure]) -> DataFrame:
-    """Spark's sessions over the accepted records."""
+    """Returns Spark's sessions over the accepted records."""
     length = F.session_window(F.timestamp_millis("timestamp_ms"), f"{store.gap_ms} milliseconds")
     grouped = labelled.filter(F.col("fate") == ACCEPTED).groupBy(*KEY, length)
     return grouped.agg(
@@ -207,13 +207,13 @@ def batch_sessions(labelled: DataFrame, store: StoreSchema, numbers: list[Measur
 
 
 def stream_sessions(inputs: Inputs, numbers: list[Measure]) -> DataFrame:
-    """The stream's windows, closed and live, with their numbers."""
+    """Returns the stream's windows, closed and live, with their numbers."""
     rows = inputs.stream.filter(in_sample(inputs.sample))
     return rows.select(*WINDOW, "closed", "closed_ms", *(m.of_state.alias(m.name) for m in numbers))
 
 
 def previous(rows: DataFrame, at: str, marks: DataFrame, mark: str) -> DataFrame:
-    """`rows` with `batch_ms`: the greatest `mark` of `marks` that is not above `at`, for the same key."""
+    """Returns `rows` with `batch_ms`: for the same key, the highest `mark` of `marks` that is at most `at`."""
     # An as-of join by one sort: joining by key and range would compare every pair of a key's sessions.
     both = (
         rows.withColumn("_at", F.col(at)).withColumn("_row", F.lit(1)).withColumn("_mark", F.lit(None).cast("bigint"))
@@ -227,7 +227,7 @@ def previous(rows: DataFrame, at: str, marks: DataFrame, mark: str) -> DataFrame
 
 
 def within(stream: DataFrame, batch: DataFrame) -> DataFrame:
-    """The stream's sessions with the batch session that holds them: its start, null where there is none."""
+    """Returns the stream's sessions with the start of the batch session that holds them, null if there is none."""
     ends = batch.select(*KEY, F.col("start_ms").alias("batch_ms"), F.col("end_ms").alias("batch_end_ms"))
     held = previous(stream, "start_ms", batch, "start_ms").join(ends, [*KEY, "batch_ms"], "left")
     inside = F.col("end_ms") <= F.col("batch_end_ms")
@@ -235,7 +235,7 @@ def within(stream: DataFrame, batch: DataFrame) -> DataFrame:
 
 
 def difference(rows: DataFrame, check: str, at: str, detail: SparkColumn) -> DataFrame:
-    """Rows as differences of a check."""
+    """Returns rows as differences of a check."""
     shown = F.col("key").cast("string") if "key" in rows.columns else F.lit(None).cast("string")
     return rows.select(
         F.lit(check).alias("check"),
@@ -247,7 +247,10 @@ def difference(rows: DataFrame, check: str, at: str, detail: SparkColumn) -> Dat
 
 
 def unknown_coordinates(inputs: Inputs) -> DataFrame:
-    """Late records and dead letters that are no covered source record, or name another than they are."""
+    """Returns late records and dead letters without a covered source record, and late records that contradict it.
+
+    A late record contradicts its source record if its key, its time or its missed windows do not match.
+    """
     known = inputs.records.select(*COORDINATES, F.col("key").alias("_key"), F.col("timestamp_ms").alias("_ms"))
     known = known.withColumn("_known", F.lit(True))
     dead = inputs.dead.withColumn("what", F.lit("dead letter"))
@@ -266,8 +269,10 @@ def unknown_coordinates(inputs: Inputs) -> DataFrame:
 
 
 def repeated_coordinates(labelled: DataFrame, exactly_once: bool) -> DataFrame:
-    """Source records that are late more than once, or late and dead letters; with `exactly_once`, also those that are
-    dead letters more than once."""
+    """Returns source records that are late more than once, or both late and dead letters.
+
+    With `exactly_once`, also those that are dead letters more than once.
+    """
     often = (F.col("late_times") > 1) | ((F.col("late_times") > 0) & (F.col("dead_times") > 0))
     if exactly_once:
         often |= F.col("dead_times") > 1
@@ -276,7 +281,7 @@ def repeated_coordinates(labelled: DataFrame, exactly_once: bool) -> DataFrame:
 
 
 def unbalanced(contained: DataFrame, batch: DataFrame, numbers: list[Measure]) -> DataFrame:
-    """Batch sessions whose numbers are not those of the stream's sessions within them."""
+    """Returns batch sessions whose numbers differ from those of the stream's sessions within them."""
     merged = (
         contained.filter(F.col("batch_ms").isNotNull())
         .groupBy(*KEY, "batch_ms")
@@ -291,13 +296,13 @@ def unbalanced(contained: DataFrame, batch: DataFrame, numbers: list[Measure]) -
 
 
 def outside(contained: DataFrame) -> DataFrame:
-    """Sessions of the stream that no batch session holds."""
+    """Returns the sessions of the stream that no batch session holds."""
     detail = F.format_string("%s..%s holds records that the source does not have there", "start_ms", "end_ms")
     return difference(contained.filter(F.col("batch_ms").isNull()), "outside", "start_ms", detail)
 
 
 def placed_records(labelled: DataFrame, store: StoreSchema) -> DataFrame:
-    """Accepted and late records with the rule's `start_ms` and `end_ms` of their session, null where it has none."""
+    """Returns accepted and late records with their session's `start_ms` and `end_ms` by the rule, or null."""
     keyed = labelled.filter(F.col("fate").isin(ACCEPTED, LATE))
     in_order = keyed.select(*KEY, "offset", "timestamp_ms", "close_ms").repartition(*KEY)
     in_order = in_order.sortWithinPartitions(*KEY, "offset")
@@ -306,13 +311,13 @@ def placed_records(labelled: DataFrame, store: StoreSchema) -> DataFrame:
 
 
 def rule_sessions(placed: DataFrame, numbers: list[Measure]) -> DataFrame:
-    """The sessions that the stream must have, with the numbers of the records that it accepted."""
+    """Returns the sessions that the stream must have, with the numbers of the records that it accepted."""
     own = placed.filter((F.col("fate") == ACCEPTED) & F.col("start_ms").isNotNull())
     return own.groupBy(*WINDOW).agg(*(m.of_records.alias(m.name) for m in numbers))
 
 
 def windows(expected: DataFrame, stream: DataFrame, numbers: list[Measure]) -> DataFrame:
-    """Sessions that should be there and are not, or the other way round, or are there with other numbers."""
+    """Returns windows that are missing, unexpected or repeated in the stream, or have other numbers than expected."""
     found = stream.groupBy(*WINDOW).agg(
         F.count(F.lit(1)).alias("times"), *(F.first(m.name).alias(f"found_{m.name}") for m in numbers)
     )
@@ -331,14 +336,14 @@ def windows(expected: DataFrame, stream: DataFrame, numbers: list[Measure]) -> D
 
 
 def closing(stream: DataFrame, store: StoreSchema) -> DataFrame:
-    """Windows that say themselves that they were closed too early."""
+    """Returns windows that were closed too early by their own close time."""
     early = stream.filter(F.col("closed") & (F.col("closed_ms") < F.col("end_ms") + store.patience_ms))
     text = f"%s..%s was closed at %s, not {store.patience_ms} ms after its end"
     return difference(early, "closing", "start_ms", F.format_string(text, "start_ms", "end_ms", "closed_ms"))
 
 
 def lateness(placed: DataFrame) -> DataFrame:
-    """Late records that the rule takes in, and accepted ones that it does not."""
+    """Returns late records that the session rule accepts, and accepted records that it rejects as late."""
     wrong = (F.col("fate") == LATE) == F.col("start_ms").isNotNull()
     text = "offset %s is %s, though its time is %s and the close time was %s"
     detail = F.format_string(text, "offset", "fate", "timestamp_ms", "close_ms")

@@ -1,8 +1,8 @@
-"""Kafka's session rule, record by record: the audit's own plain reference.
+"""Kafka's session rule, record by record: the audit's own reference implementation.
 
-It runs in Spark's Python workers over records in the order of key and arrival. It says where each record belongs, not
-what the session's values are: those are summed by Spark. With a gap of 10 and no grace, records at 0, 8 and 25 meet
-close times of -10, -2 and 15; after them one at 12 is late, and one at 16 is not, and joins [25, 25]:
+It runs in Spark's Python workers over records in the order of key and arrival. It assigns each record to a session;
+Spark sums the sessions' values. Example: with a gap of 10 and no grace, records at 0, 8 and 25 meet close times of
+-10, -2 and 15. After them, a record at 12 is late. A record at 16 is not late and joins [25, 25]:
 
 >>> assign([(0, 0, -10), (1, 8, -2), (2, 25, 15), (3, 12, 15), (4, 16, 15)], 10)
 [(0, 0, 8), (1, 0, 8), (2, 16, 25), (3, None, None), (4, 16, 25)]
@@ -17,7 +17,7 @@ from typing import Any
 import pyarrow as pa
 
 COLUMNS = "partition int, offset bigint, start_ms bigint, end_ms bigint"
-"""What `replay` gives, in SQL."""
+"""The columns of `replay`'s rows, in SQL."""
 _PLACED = pa.schema(
     [("partition", pa.int32()), ("offset", pa.int64()), ("start_ms", pa.int64()), ("end_ms", pa.int64())]
 )
@@ -25,10 +25,10 @@ Assigned = tuple[int, int | None, int | None]
 
 
 class OpenSessions:
-    """One key's sessions that the close time has not passed.
+    """The open sessions of one key: those that end at the close time or later.
 
-    They are more than the gap apart, which puts them in one order by start and by end: those in reach of a record lie
-    together. Merging moves the members of the smaller ones, so n records take n log n steps.
+    The sessions are more than the gap apart, so their order by start is their order by end, and the sessions in reach
+    of a record are adjacent. A merge moves the members of the smaller sessions, so n records take n log n steps.
     """
 
     def __init__(self, gap_ms: int) -> None:
@@ -36,9 +36,9 @@ class OpenSessions:
         self._starts, self._ends, self._members = list[int](), list[int](), list[list[int]]()
 
     def take(self, offset: int, time: int, close: int) -> Iterator[Assigned]:
-        """Take a record that met this close time: what is placed for good by then, as (offset, start, end).
+        """Take a record that met this close time. Yields the records with a final session as (offset, start, end).
 
-        A late record has None and None.
+        Start and end are None for a late record.
         """
         if self._ends and self._ends[0] < close:
             yield from self.close(bisect_left(self._ends, close))
@@ -58,7 +58,7 @@ class OpenSessions:
         self._starts[first:last], self._ends[first:last], self._members[first:last] = [start], [end], [members]
 
     def close(self, count: int | None = None) -> Iterator[Assigned]:
-        """Place the records of the first `count` sessions, of all by default, and forget those."""
+        """Yield the records of the first `count` sessions (default: all) and remove these sessions."""
         for start, end, members in zip(self._starts[:count], self._ends[:count], self._members[:count], strict=True):
             for offset in members:
                 yield offset, start, end
@@ -66,7 +66,10 @@ class OpenSessions:
 
 
 def assign(records: Iterable[tuple[int, int, int]], gap_ms: int) -> list[Assigned]:
-    """One key's records (offset, time, close time on arrival) in arrival order to (offset, start, end), by offset."""
+    """Returns one key's records as (offset, start, end), ordered by offset.
+
+    `records` are (offset, time, close time on arrival) in the order of arrival.
+    """
     sessions, placed = OpenSessions(gap_ms), list[Assigned]()
     for record in records:
         placed.extend(sessions.take(*record))
@@ -74,8 +77,11 @@ def assign(records: Iterable[tuple[int, int, int]], gap_ms: int) -> list[Assigne
 
 
 def replay(gap_ms: int) -> Callable[[Iterator[Any]], Iterator[Any]]:
-    """For mapInArrow: records (partition, key, offset, timestamp_ms, close_ms) in the order of partition, key and
-    offset, to COLUMNS, one row a record. It holds the records of one key's open sessions."""
+    """Returns a function for mapInArrow that assigns records to sessions: one row of COLUMNS for each record.
+
+    Its input is records (partition, key, offset, timestamp_ms, close_ms) in the order of partition, key and offset. It
+    holds the records of one key's open sessions in memory.
+    """
 
     def run(batches: Iterator[Any]) -> Iterator[Any]:
         key, sessions = None, OpenSessions(gap_ms)

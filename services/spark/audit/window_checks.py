@@ -1,14 +1,14 @@
-"""The audit of tumbling, hopping and sliding windows, as DataFrames in and differences out.
+"""The audit of tumbling, hopping and sliding windows: from DataFrames to differences.
 
-Nothing merges here, so what must hold is said of each pair of a record and a window that it lies in. Tumbling and
-hopping windows are Spark's own `window`:
+These windows do not merge, so the checks apply to each pair of a record and a window that contains its time. Tumbling
+and hopping windows are computed with Spark's own `window`:
 
-1. Conservation. A window holds the records that lie in it and did not miss it, as the table of late records says.
-2. Recomputation. A record misses a window that ends at the close time or before: the highest time so far, less the
-   grace.
+1. Conservation. A window holds the records in its bounds that did not miss it according to the table of late records.
+2. Recomputation. A record misses a window that ends at or before the close time. The close time is the highest time so
+   far minus the grace.
 
-A sliding window ends at each record or starts just after one, where that is not empty. Which of them there are after a
-record below the close time depends on what was still kept; keys with such records are left out, and counted.
+A sliding window ends at a record or starts just after one, if it is not empty. After a record below the close time, the
+windows depend on the records that were still kept. Keys with such records are left out and counted.
 """
 
 from __future__ import annotations
@@ -41,10 +41,11 @@ from penstock.shared.streams.changelog.format import StoreSchema
 
 
 class Members(NamedTuple):
-    """`pairs`: a row a record and window that it must be in; `verdicts`: what is to be said of lateness.
+    """The pairs of records and windows of one store.
 
-    A verdict has the record's columns, `start_ms`, whether the record `missed_it` and whether it `was_late`.
-    `left_out` are keys that are not compared.
+    `pairs` has one row for each record and window that must hold it. `verdicts` has one row for each record and window
+    whose lateness is checked: the record's columns, `start_ms`, `missed_it` (the stream's result) and `was_late` (the
+    expected one). `left_out` are the keys that are not compared.
     """
 
     pairs: DataFrame
@@ -53,7 +54,7 @@ class Members(NamedTuple):
 
 
 def compare_windows(inputs: Inputs) -> Compared:
-    """All checks of windows that do not merge; lazy, except for what is materialized."""
+    """Runs all checks of windows that do not merge. The result is lazy, except for materialized parts."""
     store, gone_until = inputs.store, inputs.gone_until()
     numbers = measures(store)
     labelled = materialized(label(inputs))
@@ -62,13 +63,13 @@ def compare_windows(inputs: Inputs) -> Compared:
     expected = members.pairs.groupBy(*WINDOW).agg(*(m.of_records.alias(m.name) for m in numbers))
     stream = stream_sessions(inputs, numbers)
     if members.left_out is not None:
-        # A sliding window that was closed is kept for a while: its final counts, not its live row.
+        # A closed sliding window is kept for a while. Its final row is valid, not its live row.
         closed = materialized(stream.filter("closed"))
         kept = stream.filter("NOT closed").join(closed.select(*WINDOW), list(WINDOW), "left_anti")
         stream = closed.unionByName(kept).join(members.left_out, list(KEY), "left_anti")
         expected = expected.join(members.left_out, list(KEY), "left_anti")
     if inputs.gone_until_ms:
-        # A sliding window may begin just behind a record that is gone.
+        # A sliding window may begin just after a record that is gone.
         low = gone_until + (1 if store.kind == "sliding" else 0)
         expected, stream = (rows.filter(F.col("start_ms") > low) for rows in (expected, stream))
         first = F.col("timestamp_ms") - (F.col("timestamp_ms") % F.lit(store.advance_ms or store.size_ms))
@@ -89,14 +90,14 @@ def compare_windows(inputs: Inputs) -> Compared:
 
 
 def _left_out(keys: DataFrame, keyed: DataFrame) -> list[str]:
-    """How many of the keys are left out, in words; nothing if none are."""
+    """Returns the text with the number of keys that are left out; empty if there are none."""
     count = keys.count()
     every = "all " if count and count == keyed.select(*KEY).distinct().count() else ""
     return [f"the windows of {every}{count} keys with records below the close time"] if count else []
 
 
 def fixed(keyed: DataFrame, store: StoreSchema) -> Members:
-    """Tumbling and hopping windows; the first starts at 0, and the end is not in the window."""
+    """Returns the members of tumbling and hopping windows. The first starts at 0; the end bound is exclusive."""
     size, advance = (f"{ms} milliseconds" for ms in (store.size_ms, store.advance_ms or store.size_ms))
     spans = keyed.withColumn("span", F.window(F.timestamp_millis("timestamp_ms"), size, advance))
     spans = spans.withColumns({"start_ms": F.unix_millis("span.start"), "end_ms": F.unix_millis("span.end")})
@@ -107,7 +108,7 @@ def fixed(keyed: DataFrame, store: StoreSchema) -> Members:
 
 
 def sliding(keyed: DataFrame, store: StoreSchema) -> Members:
-    """Sliding windows of the keys of which no record came below the close time; both bounds are in the window."""
+    """Returns the members of sliding windows, for keys without a record below the close time. Bounds are inclusive."""
     reach, time = store.size_ms, F.col("timestamp_ms")
     below = keyed.filter(time < F.col("close_ms"))
     left_out = materialized(below.select(*KEY).distinct())
@@ -115,13 +116,14 @@ def sliding(keyed: DataFrame, store: StoreSchema) -> Members:
     times = records.select(*KEY, "timestamp_ms").distinct()
     starts = times.select(*KEY, F.greatest(F.lit(0), time - reach).alias("start_ms"))
     starts = starts.unionByName(times.select(*KEY, (time + 1).alias("start_ms"))).distinct()
-    # Records and windows meet in spans of one window's length: a window lies in two of them at most.
+    # Join records and windows by spans of one window's length: a window lies in at most two spans.
     span = F.lit(reach + 1)
     cut = starts.withColumn("end_ms", F.col("start_ms") + reach)
     cut = cut.withColumn("_span", F.explode(F.sequence(_floor("start_ms", span), _floor("end_ms", span))))
     within = time.between(F.col("start_ms"), F.col("end_ms"))
     pairs = records.withColumn("_span", _floor("timestamp_ms", span)).join(cut, [*KEY, "_span"]).filter(within)
-    # Between "its left window takes it" and "not even one to its right could" the rule asks what was kept.
+    # A record is surely not late if the window that ends at it is open, and surely late if even the window that starts
+    # just after it is closed. Between the two, lateness depends on the records that were still kept.
     sure = keyed.filter((time >= F.col("close_ms")) | (time + 1 + reach <= F.col("close_ms")))
     verdicts = sure.withColumns(
         {"start_ms": time, "missed_it": F.col("fate") == LATE, "was_late": time < F.col("close_ms")}
@@ -130,7 +132,7 @@ def sliding(keyed: DataFrame, store: StoreSchema) -> Members:
 
 
 def lateness(verdicts: DataFrame, gone_until: SparkColumn) -> DataFrame:
-    """Pairs of a record and a window that it should have missed and did not, or the other way round."""
+    """Returns the pairs in which a record missed a window and should not have, or should have missed it and did not."""
     wrong = verdicts.filter((F.col("missed_it") != F.col("was_late")) & (F.col("start_ms") > gone_until))
     text = F.when(F.col("missed_it"), "is late").otherwise("is not late")
     detail = F.concat(

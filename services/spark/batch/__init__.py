@@ -1,1 +1,1 @@
-"""Batches: a topology over what the source topics, or files, hold now."""
+"""Batches: a topology processes the records that its source topics, or files, hold now."""

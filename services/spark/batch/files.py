@@ -1,9 +1,9 @@
-"""Rows of files as they would have been streamed: what the files say is not lost to what Spark takes it for.
+"""Converts rows of files to the records that a producer would have sent. Spark's type inference alters no value.
 
-A line of JSON is the record's value as it stands. A column of CSV is numbers or booleans where JSON would write each of
-them as the file does, but for zeros and exponents (`1.10` is 1.1); one other value (`007`, `+5`, `TRUE`) makes it text.
-Times and dates are text always. As a record's time, and as what orders rows, columns have the types that Spark finds.
-What the names of Hive's folders say (`carrier=UA`) are columns too, beside those of the lines.
+A line of JSON is the record's value, unchanged. A column of CSV is numeric or boolean if JSON would write each value as
+the file does, except for zeros and exponents (`1.10` is 1.1). One value that JSON writes differently (`007`, `+5`,
+`TRUE`) makes the column text. Times and dates are always text. For a record's time and for the order of rows, a column
+has the type that Spark infers. Hive's partition folders (`carrier=UA`) are columns too, beside those of the lines.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.points_in_time import TimeUnit
 
 DIGEST_CHARACTERS = 16
-DESTINATIONS_TRIED = 40  # numbers for each partition, of which one is to be put there
+DESTINATIONS_TRIED = 40  # numbers tried for each partition to find one that Spark puts there
 MS_OF = {"s": Decimal(1000), "ms": Decimal(1), "us": Decimal("0.001"), "ns": Decimal("0.000001")}
 TEMPORAL = (DateType, TimestampType, TimestampNTZType)
 DEFAULTS = {"csv": {"header": "true", "inferSchema": "true"}, "parquet": {"mergeSchema": "true"}}
@@ -55,26 +55,27 @@ MICROSECONDS = {
     "timestampFormat": f"yyyy-MM-dd'T'HH:mm:ss[.SSSSSS][{3 * 'X'}]",  # the zone: Z, or hours and minutes
     "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss[.SSSSSS]",
 }
-"""Times in the JSON of a row: Spark's own format cuts them to ms."""
+"""The formats of times in a row's JSON. Spark's default format truncates times to ms."""
 NANOSECONDS_ARE_NUMBERS = "spark.sql.legacy.parquet.nanosAsLong"
 NANOSECONDS = "TIMESTAMP(NANOS"
 UNMERGED = "CANNOT_MERGE_SCHEMAS"
 TIME_OPTIONS = {"dateFormat", "timestampFormat", "timestampNTZFormat", "locale", "timeZone"}
-"""Of the reader's options those that say how a time is written."""
+"""The reader options that define how a time is written."""
 JSON_NUMBER = r"^(NaN|-?(0|[1-9][0-9]*)([.][0-9]+)?([eE][-+]?[0-9]+)?)$"
-LONG_WHOLE = r"^-?[0-9]{16,}$"  # a double may not be exactly it
+LONG_WHOLE = r"^-?[0-9]{16,}$"  # whole numbers that a double may not hold exactly
 LISTING_OPTIONS = {"pathGlobFilter", "recursiveFileLookup", "modifiedBefore", "modifiedAfter"}
 CHANGED_AT = "unix_micros(modificationTime) AS at"
 LINE, ROW, METADATA = "_penstock_line", "_penstock_row", "_metadata"
-SHOWN_MAX = 200  # characters of a line
+SHOWN_MAX = 200  # characters of a line in an error message
 FOLDERS_ARE_TYPED = "spark.sql.sources.partitionColumnTypeInference.enabled"
 
 
 class FileRows(NamedTuple):
-    """Rows with `_metadata`; the columns that the settings can name, and a row's value where they name none.
+    """The rows of the files, with `_metadata`.
 
-    `prefix` leads to those that are no columns of `rows` themselves, as the `folders` are. `found` are the types that
-    Spark finds in a CSV file's columns, whatever they are in `columns`.
+    `columns` are the columns that the settings can name. `whole` is a row's value if the settings name no value column.
+    `prefix` precedes the name of a column that is nested in `rows`; the `folders` are columns of `rows` themselves.
+    `found` has the types that Spark infers for a CSV file's columns, which may differ from those in `columns`.
     """
 
     rows: DataFrame
@@ -85,26 +86,29 @@ class FileRows(NamedTuple):
     time_options: tuple[tuple[str, str], ...] = ()
     folders: frozenset[str] = frozenset()
     written: Mapping[str, SparkColumn] = {}
-    """Of columns that are not text: what stands in the file, as a record's key or value."""
+    """The text of a column in the file, for a record's key or value, by the name of a column that is not text."""
 
     def column(self, name: str) -> SparkColumn:
-        """One of `columns`."""
+        """Returns one of `columns`."""
         return F.col(quoted(name) if name in self.folders else f"{self.prefix}{quoted(name)}")
 
     def typed(self, name: str) -> tuple[DataType, SparkColumn]:
-        """A column as a time or an order is taken from it: text that Spark finds times or numbers in is these."""
+        """Returns a column's type and the column, to take a time or an order from it.
+
+        A text column in which Spark finds times or numbers is converted to these.
+        """
         column, kind = self.column(name), self.columns[name].dataType
         found = kind if self.found is None else self.found[name].dataType
         if found == kind:
             return kind, column
         if isinstance(found, TEMPORAL):
-            # The reader's own parser, with no separator or quote that could be in a time (`Jan 31, 2013`).
+            # Use the reader's own parser, with a separator and a quote that no time contains (`Jan 31, 2013`).
             options = {**dict(self.time_options), "sep": "\x01", "quote": ""}
             return found, F.from_csv(column, f"v {found.simpleString()}", options)["v"]
         return found, column.try_cast(found)
 
     def as_bytes(self, name: str | None) -> SparkColumn:
-        """A column as a record's key or value: bytes as they are, anything else as its text; null without a name."""
+        """Returns a column as a record's key or value: bytes unchanged, other types as text. Null without a name."""
         if name is None:
             return F.lit(None).cast("binary")
         column = self.written.get(name, self.column(name))
@@ -113,7 +117,7 @@ class FileRows(NamedTuple):
 
 
 def file_rows(spark: SparkSession, settings: BatchSettings) -> FileRows:
-    """The files of the settings; ConfigError where they do not have a column that is named."""
+    """Returns the rows of the configured files. Raises ConfigError if the files lack a configured column."""
     found = _lines(spark, settings) if settings.format == "json" else _table(spark, settings)
     named = (settings.key_column, settings.timestamp_column, settings.value_column)
     if missing := [name for name in named if name is not None and name not in found.columns.fieldNames()]:
@@ -123,9 +127,9 @@ def file_rows(spark: SparkSession, settings: BatchSettings) -> FileRows:
 
 
 def fingerprint_of(spark: SparkSession, settings: BatchSettings, topic: str, partitions: int) -> str:
-    """What tells this input from others: the files as they are now, and how their rows become records.
+    """Returns a digest that identifies an input: the files as they are now, and how their rows become records.
 
-    Another one where a file came, went, grew or was written again.
+    It changes if a file is added, removed, extended or rewritten.
     """
     found = _listed(spark, settings, settings.reader_options).selectExpr("path", "length", CHANGED_AT).collect()
     files = sorted((row.path, row.length, row.at) for row in found)
@@ -135,10 +139,10 @@ def fingerprint_of(spark: SparkSession, settings: BatchSettings, topic: str, par
 
 
 def partitioned_rows(spark: SparkSession, settings: BatchSettings, partitions: int) -> DataFrame:
-    """Rows as (timestamp_ms, key, value): Spark's partition is the one that a producer would have chosen for the key.
+    """Returns rows as (timestamp_ms, key, value), each in the partition that a producer would choose for its key.
 
-    Each is ordered by time, rows of one time as they stand in the files (by path, then by place). Rows without a key
-    are in partition 0. ConfigError where the settings do not fit the files.
+    A partition is ordered by time, and rows of the same time by their path and their position in the file. Rows without
+    a key are in partition 0. Raises ConfigError if the settings do not fit the files.
     """
     found = file_rows(spark, settings)
     metadata = F.col(METADATA)
@@ -162,7 +166,7 @@ def partitioned_rows(spark: SparkSession, settings: BatchSettings, partitions: i
 
 
 def destinations(spark: SparkSession, partitions: int) -> list[int]:
-    """By partition a number that Spark's `repartition` puts into the partition of that number."""
+    """Returns, for each partition, a number that Spark's `repartition` puts into that partition."""
     found: dict[int, int] = {}
     tried = max(DESTINATIONS_TRIED * partitions, 1000)
     at = F.pmod(F.hash(F.col("id").cast("int")), F.lit(partitions)).alias("at")
@@ -174,8 +178,10 @@ def destinations(spark: SparkSession, partitions: int) -> list[int]:
 
 
 def destined(numbers: Sequence[int]) -> Callable[[Iterator[Any]], Iterator[Any]]:
-    """For mapInArrow: rows with the number, of those by partition, of where their `key` belongs; partition 0 without
-    one."""
+    """Returns a function for mapInArrow that adds to each row the number for the partition of its `key`.
+
+    `numbers` has a number for each partition. A row without a key belongs to partition 0.
+    """
 
     def run(batches: Iterator[Any]) -> Iterator[Any]:
         for batch in batches:
@@ -189,7 +195,7 @@ def destined(numbers: Sequence[int]) -> Callable[[Iterator[Any]], Iterator[Any]]
 
 @contextmanager
 def _setting(spark: SparkSession, name: str, value: str) -> Iterator[None]:
-    """Have one of Spark's settings another value meanwhile."""
+    """Set one of Spark's settings within the context."""
     before = spark.conf.get(name)
     spark.conf.set(name, value)
     try:
@@ -199,9 +205,9 @@ def _setting(spark: SparkSession, name: str, value: str) -> Iterator[None]:
 
 
 def _lines(spark: SparkSession, settings: BatchSettings) -> FileRows:
-    """JSON: an object a line, unless the reader's options say that lines are something else.
+    """Returns the rows of JSON files: one object for each line, unless the reader's options define another layout.
 
-    What folders say is text as it stands there: no line has it.
+    A column that comes from a folder's name is the unchanged text in that name, as no line has it.
     """
     options, files = settings.reader_options, settings.files_read
     named = {settings.key_column, settings.value_column}
@@ -218,7 +224,7 @@ def _lines(spark: SparkSession, settings: BatchSettings) -> FileRows:
     parsed = F.from_json(LINE, in_lines).alias(ROW)
     rows = lines.select(LINE, parsed, METADATA, *map(quoted, folders))
     texts = [StructField(f.name, StringType()) for f in in_lines if f.name in named and f.dataType != StringType()]
-    # Beside one fraction Spark takes whole numbers for fractions (`5.0`), which a producer would not have sent.
+    # If a column has one fraction, Spark reads its whole numbers as fractions (`5.0`), which a producer would not send.
     written = {field.name: F.from_json(LINE, StructType([field]))[field.name] for field in texts}
     return FileRows(rows, schema, f"{ROW}.", F.col(LINE).cast("binary"), folders=frozenset(folders), written=written)
 
@@ -242,14 +248,14 @@ def _table(spark: SparkSession, settings: BatchSettings) -> FileRows:
 
 
 def _load(spark: SparkSession, settings: BatchSettings, reader: DataFrameReader, options: dict[str, str]) -> DataFrame:
-    """The rows; Parquet's columns of nanoseconds, which Spark does not take for times, as microseconds."""
+    """Returns the rows. Parquet's nanosecond columns, which Spark does not read as times, become microseconds."""
     try:
         with _setting(spark, NANOSECONDS_ARE_NUMBERS, "false"):
             return reader.load(settings.files_read)
     except (PySparkException, Py4JError) as e:
         if UNMERGED not in str(e) and NANOSECONDS not in str(e):
             raise
-    spark.conf.set(NANOSECONDS_ARE_NUMBERS, "true")  # for as long as the rows are read: it is looked at then
+    spark.conf.set(NANOSECONDS_ARE_NUMBERS, "true")  # not reset: Spark evaluates it when the rows are read
     try:
         rows = reader.load(settings.files_read)
     except (PySparkException, Py4JError) as e:
@@ -269,9 +275,10 @@ def _microseconds(name: str, kind: str | None) -> SparkColumn:
 
 
 def nanoseconds(spark: SparkSession, settings: BatchSettings, options: Mapping[str, str]) -> dict[str, str]:
-    """Which columns of Parquet files are times in nanoseconds, and Spark's type for such a time.
+    """Returns the columns of Parquet files that are times in nanoseconds, with Spark's type for such a time.
 
-    ConfigError where one is not in all files that have it, or lies within another column.
+    Raises ConfigError if a column has nanoseconds in one file and another type in another, or if it is nested in
+    another column.
     """
     way_out = "write them in microseconds (pandas: coerce_timestamps='us')"
     java, conf = jvm(spark), spark._jsparkSession.sessionState().newHadoopConf()
@@ -291,13 +298,13 @@ def nanoseconds(spark: SparkSession, settings: BatchSettings, options: Mapping[s
 
 
 def _listed(spark: SparkSession, settings: BatchSettings, options: Mapping[str, str]) -> DataFrame:
-    """The files themselves: path, length, modificationTime; what is in them is not read for these."""
+    """Returns the list of the files: path, length and modificationTime. Their contents are not read."""
     listing = {name: value for name, value in options.items() if name in LISTING_OPTIONS}
     return spark.read.format("binaryFile").options(**listing).load(settings.files_read)
 
 
 def require_one_header(spark: SparkSession, settings: BatchSettings, options: dict[str, str]) -> None:
-    """ConfigError where the first lines of CSV files name other columns, or name them in another order."""
+    """Raises ConfigError if the headers of CSV files differ in their columns or in the columns' order."""
     as_lines = {name: value for name, value in options.items() if name in {*LISTING_OPTIONS, "lineSep"}}
     lines = spark.read.format("text").schema(f"{LINE} string").options(**as_lines).load(settings.files_read)
     is_there = (F.trim(LINE) != "") & (F.col(METADATA)["file_block_start"] == 0)
@@ -322,12 +329,12 @@ def require_one_header(spark: SparkSession, settings: BatchSettings, options: di
 def require_all_fields(
     spark: SparkSession, settings: BatchSettings, options: Mapping[str, str], columns: StructType
 ) -> None:
-    """ConfigError where a line of CSV has more fields than there are columns, which Spark would drop, or fewer."""
+    """Raises ConfigError if a line of CSV has fewer fields than columns, or more, which Spark would drop."""
     texts = [StructField(field.name, StringType()) for field in columns if field.name != METADATA]
     asked = {**options, "columnNameOfCorruptRecord": LINE, "mode": "PERMISSIVE"}
     reader = spark.read.format("csv").options(**asked).schema(StructType([*texts, StructField(LINE, StringType())]))
     rows = reader.load(settings.files_read)
-    # All columns are asked for: of fewer, Spark does not look at how many there are.
+    # Select all columns: with fewer, Spark does not check the number of fields.
     wrong = rows.filter(F.col(LINE).isNotNull()).select("*", F.col(METADATA)["file_path"].alias("path")).first()
     if wrong is not None:
         raise ConfigError(
@@ -338,7 +345,7 @@ def require_all_fields(
 
 
 def clash(spark: SparkSession, settings: BatchSettings, options: Mapping[str, str]) -> str:
-    """Which column of Parquet files has two types that cannot be one, and in which files."""
+    """Returns a text that names a column of Parquet files with two types that cannot be merged, and the two files."""
     seen: dict[str, tuple[DataType, str]] = {}
     for path in sorted(row.path for row in _listed(spark, settings, options).select("path").collect()):
         for field in spark.read.parquet(path).schema.fields:
@@ -350,9 +357,10 @@ def clash(spark: SparkSession, settings: BatchSettings, options: Mapping[str, st
 
 
 def _whole_rows(rows: DataFrame, columns: StructType, found: StructType | None = None, *, keep_nulls: bool) -> FileRows:
-    """A row's value is the JSON of its fields; those of JSON have nulls for what is missing, which are left out.
+    """Returns rows whose value is the JSON of their fields.
 
-    Columns that were `found` to be of another type than they are read as have that one there.
+    Rows of JSON files have nulls for missing fields; without `keep_nulls` these are left out. A column that has another
+    type in `found` than in `columns` has the type of `found` in the JSON.
     """
     fields = [
         F.col(quoted(a.name)) if a.dataType == b.dataType else F.col(quoted(a.name)).try_cast(b.dataType).alias(a.name)
@@ -365,7 +373,7 @@ def _whole_rows(rows: DataFrame, columns: StructType, found: StructType | None =
 def as_written(
     spark: SparkSession, settings: BatchSettings, options: dict[str, str], inferred: StructType
 ) -> StructType:
-    """The inferred schema, with text for columns in which a value would be written otherwise than it is."""
+    """Returns the inferred schema, with text for each column in which the inferred type would alter a value's text."""
     text = {field.name for field in inferred.fields if isinstance(field.dataType, TEMPORAL)}
     watched = [f for f in inferred.fields if f.name not in text and not isinstance(f.dataType, StringType)]
     if watched:
@@ -379,7 +387,10 @@ def as_written(
 
 
 def _differs(field: StructField, *, exactly: bool) -> SparkColumn:
-    """Whether a text would be another as a value of that type; of fractions alone the number counts, if not exactly."""
+    """Returns whether the field's type would alter the text of a value.
+
+    For fractions only the number has to be the same, unless `exactly` is set.
+    """
     written, kind = F.col(quoted(field.name)).cast("string"), field.dataType
     if exactly or not isinstance(kind, FractionalType) or isinstance(kind, DecimalType):
         return ~written.eqNullSafe(written.try_cast(kind).cast("string"))
@@ -388,10 +399,10 @@ def _differs(field: StructField, *, exactly: bool) -> SparkColumn:
 
 
 def times(kind: DataType, column: SparkColumn, unit: TimeUnit) -> SparkColumn | None:
-    """A column of that type as ms since the epoch, -1 where a value is no time; None where the type is none of time.
+    """Returns a column as ms since the epoch, -1 for a value that is not a time. Returns None if its type has no times.
 
-    Numbers, whole or not and also as text, count `unit`s since the epoch; a part of a ms is cut off. Any other text is
-    a time as ISO 8601, in UTC where it does not say otherwise.
+    A number, whole or not and also as text, counts `unit`s since the epoch; fractions of a ms are cut off. Any other
+    text is a time as ISO 8601, in UTC if it names no time zone.
     """
     if isinstance(kind, IntegralType) and unit == "ms":
         ms = column.cast("bigint")
@@ -403,7 +414,7 @@ def times(kind: DataType, column: SparkColumn, unit: TimeUnit) -> SparkColumn | 
         ms = F.unix_millis(column.cast("timestamp"))
     else:
         return None
-    # A row without a time is a record without one, which becomes a dead letter.
+    # A row without a time becomes a record without a time, which is sent to the DLQ.
     return F.coalesce(ms, F.lit(-1))
 
 

@@ -1,14 +1,15 @@
-"""`penstock batch`: a topology over what is there now, on Spark.
+"""`penstock batch`: processes the records that are there now with a topology, on Spark.
 
 Steps of a batch:
 
-1. Refuse while the group has members: they have the partitions.
-2. Compact, so that tasks restore from the lake, and the tables say how far each partition is.
-3. Make the topics as a worker's start does, and plan up to which offset each partition is read.
-4. Run one Spark task a partition that has something to read (see `task`).
-5. Compact what they committed, in the same session.
+1. Stop with BatchRefused if the group has members, because the members own the partitions.
+2. Compact, so that tasks restore from the lake and the tables have the progress of each partition.
+3. Create the topics as a starting worker does, and choose the end offset of each partition.
+4. Run one Spark task for each partition that has records to read (see `task`).
+5. Compact the changelog records that the tasks committed, in the same Spark session.
 
-A batch that is run again goes on where the one before ended, however that was. With nothing to read it does nothing.
+The next batch continues where the previous one ended, whether that succeeded or failed. A batch without records to read
+does nothing.
 """
 
 from __future__ import annotations
@@ -57,22 +58,22 @@ from penstock.shared.streams.topology_loading import load_topology
 Log = Callable[[str], object]
 T = TypeVar("T")
 Held = Mapping[str, TopicOffsets]
-"""By source topic."""
+"""The offsets of the source topics, by topic."""
 
 
 class BatchRefused(FatalError):
-    """A batch cannot run now; the message says why."""
+    """A batch cannot run now. The message has the reason."""
 
 
 class BatchFenced(FatalError):
-    """A live instance started meanwhile and has the partitions now. What was committed before counts."""
+    """A live instance started during the batch and owns the partitions now. Earlier commits of the batch are kept."""
 
 
 class BatchReport(NamedTuple):
     """The result of a batch: the records read from `partitions` partitions, and the tasks' counts.
 
-    `to_offsets` are by source topic and partition where the next batch, or a live instance, goes on; of files, where
-    that begins.
+    `to_offsets` has, by source topic and partition, the offset at which the next batch or a live instance continues.
+    After a batch over files it is the offset at which the live instance begins.
     """
 
     partitions: int
@@ -88,22 +89,23 @@ class BatchReport(NamedTuple):
 
 
 class Batch:
-    """Batches of one application. Give it a Spark session, then `run()`, as often as you like."""
+    """Runs batches of one application on a Spark session. `run()` may be called any number of times."""
 
     def __init__(self, spark: SparkSession, settings: BatchSettings, log: Log) -> None:
-        """ConfigError where the topology cannot be run partition by partition, or the lake cannot have its names."""
+        """Raises ConfigError if a partition needs other topics' records, or if a name is invalid in the lake."""
         self.spark, self.settings, self.log = spark, settings, log
         self.streams = settings.streams()
         self.maintenance = TableMaintenance(settings, log)
-        """Of the last compaction."""
+        """The table maintenance of the last compaction."""
         self.topology = load_topology(settings.topology, settings.topology_options).of_application(settings.application)
         require_whole_partitions(self.topology)
         require_lake_names(self.topology.schemas())
 
     def run(self) -> BatchReport:
-        """One batch. BatchRefused where live instances run, BatchFenced where one starts meanwhile.
+        """Run one batch.
 
-        Raises ConfigError, or what a task or a compaction raised. What was committed before counts.
+        Raises BatchRefused if live instances run, BatchFenced if one starts during the batch, ConfigError, and the
+        errors of tasks and compactions. Commits before an error are kept.
         """
         started = time.monotonic()
         prepared, held, known = self._begin()
@@ -152,7 +154,10 @@ class Batch:
         return run_with_timeout(coroutine, self.settings.kafka, self.settings.kafka_timeout_ms)
 
     def _compact(self, *, with_hook: bool) -> compact.CompactionReport:
-        """Compact until nothing is left; the last run's report. `with_hook`: call the after hook after each run."""
+        """Compact until no records are left. Returns the report of the last compaction.
+
+        With `with_hook`, the after hook is called after each compaction.
+        """
         settings = self.settings if with_hook else self.settings.model_copy(update={"after": None})
         while True:
             job = Compaction(self.spark, settings, self.log)
@@ -171,14 +176,17 @@ class Batch:
         return offsets_at(self.settings.kafka, held, time_ms(time), self.settings.kafka_timeout_ms)
 
     def _live_from(self, held: Held, known: Mapping[int, Progress]) -> Offsets:
-        """Where the live one begins: where an earlier attempt at these files found it, else by the settings."""
+        """Returns the offsets at which the live instance begins.
+
+        They come from an earlier attempt at these files if there was one, else from the settings.
+        """
         for progress in known.values():
             if isinstance(progress.input, BatchInput) and progress.input.live_from:
                 return progress.input.live_from
         return {topic: self._start_offsets(of, self.settings.live_from or "") for topic, of in held.items()}
 
     def _start_offsets(self, held: TopicOffsets, text: str) -> dict[int, int]:
-        """`live_from` as an offset of each partition of a topic; ConfigError for one that the topic does not have."""
+        """Returns `live_from` as an offset of each partition of a topic. Raises ConfigError if the topic lacks one."""
         topic, earliest, latest = held.topic, held.earliest, held.latest
         if text in ("earliest", "latest"):
             return dict(earliest if text == "earliest" else latest)
@@ -232,7 +240,7 @@ class Batch:
         return [one for one in results if one.partition not in done]
 
     def _require_done(self, results: Sequence[TaskResult]) -> None:
-        """Raise where a task says that it could not."""
+        """Raise the error of a task that failed, or BatchFenced if a task was fenced."""
         failed = [one for one in results if one.failure is not None]
         fenced = [one for one in results if one.fenced is not None]
         if failed and failed[0].failure is not None:
@@ -246,7 +254,7 @@ class Batch:
 
 
 def require_whole_partitions(topology: Topology) -> None:
-    """ConfigError where a task needs more than its partition of the source topics."""
+    """Raises ConfigError if a task needs records other than its partition of the source topics."""
     beyond = [*topology.internal_topics(), *(table.topic for table in topology.global_tables.values())]
     if beyond:
         raise ConfigError(
@@ -256,7 +264,7 @@ def require_whole_partitions(topology: Topology) -> None:
 
 
 def require_no_files_left(application: str, known: Mapping[int, Progress]) -> None:
-    """ConfigError where files were not read to their end."""
+    """Raises ConfigError if an earlier batch did not read its files to their end."""
     for partition, progress in sorted(known.items()):
         if isinstance(progress.input, BatchInput) and not progress.input.is_done:
             raise ConfigError(
@@ -266,7 +274,7 @@ def require_no_files_left(application: str, known: Mapping[int, Progress]) -> No
 
 
 def partitions_done(application: str, known: Mapping[int, Progress], fingerprint: str) -> tuple[int, ...]:
-    """The partitions whose files are read to their end; ConfigError where the state is of another input."""
+    """Returns the partitions whose files were read to their end. Raises ConfigError if the state has another input."""
     done = []
     for partition, progress in sorted(known.items()):
         where = f"{application}, partition {partition}"
@@ -283,9 +291,9 @@ def partitions_done(application: str, known: Mapping[int, Progress], fingerprint
 
 
 def ranges_to_read(ends: Offsets, held: Held, known: Mapping[int, Progress]) -> list[PartitionRange]:
-    """The partitions that have something to read, those with the most first.
+    """Returns the partitions that have records to read, those with the most records first.
 
-    One whose position the topic cannot have is among them: its task says what is wrong with it.
+    A partition with a position that its topic cannot have is included: its task reports the error.
     """
     left: dict[int, int] = {}
     for topic, of in ends.items():
@@ -302,13 +310,15 @@ def ranges_to_read(ends: Offsets, held: Held, known: Mapping[int, Progress]) -> 
 
 
 def next_offsets(results: Sequence[TaskResult], known: Mapping[int, Progress], ends: Offsets) -> Offsets:
-    """Where the next batch, or a live instance, goes on."""
+    """Returns the offsets at which the next batch or a live instance continues."""
     at = {p: progress.sources for p, progress in known.items()} | {one.partition: one.sources for one in results}
     return {topic: {p: at.get(p, {}).get(topic, end) for p, end in of.items()} for topic, of in ends.items()}
 
 
 def given_offsets(topic: str, text: str, earliest: Mapping[int, int], latest: Mapping[int, int]) -> dict[int, int]:
-    """`partition:offset,…` as offsets; ConfigError where they are not one for each partition, which the topic holds.
+    """Returns the offsets of a text `partition:offset,…`.
+
+    Raises ConfigError if they are not exactly one for each partition, or if the topic does not hold one of them.
 
     >>> given_offsets("clicks", "0:5,1:7", {0: 0, 1: 0}, {0: 9, 1: 7})
     {0: 5, 1: 7}
@@ -327,7 +337,7 @@ def given_offsets(topic: str, text: str, earliest: Mapping[int, int], latest: Ma
 def batch_report(
     results: Sequence[TaskResult], to_offsets: Offsets, seconds: float, compaction: dict[str, Any] | None
 ) -> BatchReport:
-    """What the tasks did, together."""
+    """Returns the report of a batch: the sums of its tasks' results."""
     totals = [one.totals for one in results]
     return BatchReport(
         len(results),

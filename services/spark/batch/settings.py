@@ -27,7 +27,7 @@ OF_FILES = ("key_column", "value_column", "topic", "live_from")
 
 
 def require_start_offset(text: str) -> str:
-    """The text of a start offset; ValueError for an invalid date."""
+    """Returns the text of a start offset unchanged. Raises ValueError for an invalid date."""
     if not EXPLICIT_OFFSETS.fullmatch(text):
         try:
             time_ms(text)
@@ -40,7 +40,10 @@ StartOffset = Annotated[str, Field(pattern=START_OFFSET_PATTERN), AfterValidator
 
 
 class BatchSettings(MaintenanceSettings, TaskSettings):
-    """`penstock batch`: run a topology over what is there, in Spark. What tasks go by is the aggregator's."""
+    """`penstock batch`: processes the available records with a topology, in Spark.
+
+    The tasks have the aggregator's settings.
+    """
 
     topology: Annotated[str, Field(pattern=NAME_PATTERN)] = Field(
         description="module:function that returns a penstock.shared.streams Topology: the aggregator's own"
@@ -123,7 +126,7 @@ class BatchSettings(MaintenanceSettings, TaskSettings):
 
     @property
     def files_read(self) -> str:
-        """`files` as Spark calls them."""
+        """`files` as a URI for Spark."""
         assert self.files is not None
         return hadoop_uri(self.files)
 
@@ -132,7 +135,7 @@ class BatchSettings(MaintenanceSettings, TaskSettings):
         return (self.tables,) if self.files is None else (self.tables, self.files_read)
 
     def streams(self) -> StreamsSettings:
-        """What the tasks, and the topics that they need, go by."""
+        """Returns the settings of the tasks and of the topics that they need."""
         return StreamsSettings(
             application_id=self.application,
             topic_wait_ms=self.kafka_timeout_ms,

@@ -1,15 +1,15 @@
-"""A batch's task: one partition, taken over, read to its planned end and committed, in one of Spark's Python workers.
+"""A batch's task: takes one partition over, reads it to its end offset and commits, in a Python worker of Spark.
 
-It does what a live worker does for a partition; only the loop differs. Its transactional id fences whoever was there,
-its state comes from the lake and the changelog's tail, and a commit is one transaction of results, late records,
-changelog and source offsets. Commits are large, so that a window that opens and closes within one is written once. A
-task that Spark tries again restores what the last commit left, and goes on from there.
+It processes a partition as a live worker does; only the loop differs. Its transactional id fences the previous owner.
+Its state comes from the lake and the changelog's tail. A commit is one transaction of results, late records, changelog
+and source offsets. Commits are large, so that a window that opens and closes within one is written once. A task that
+Spark retries restores the state of the last commit and continues from there.
 
-What Spark is not to try again is an outcome, and no error:
+An error that Spark must not retry is returned as a result instead of raised:
 
-1. A live instance started. Before a task takes its partition over, and where it is fenced, it looks whether the group
-   has members; where it has, the partition is theirs.
-2. An error that would come again: state that does not fit, a record that cannot be handled.
+1. A live instance started. A task looks up the group's members before it takes its partition over and when it is
+   fenced. If there are members, they own the partition.
+2. A retry would raise the same error: state that does not fit, a record that cannot be handled.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ from penstock.shared.streams.topology_loading import load_topology
 
 POLL_MS = 500
 POLL_RECORDS = 50_000
-FETCH_BYTES = 8 * 1024 * 1024  # of one answer: a task reads one partition, and the broker need not be asked so often
-IDLE_MS_MAX = 60_000  # no record and no movement for this long before the planned end is an error
+FETCH_BYTES = 8 * 1024 * 1024  # of one fetch response: a task reads one partition, and large fetches are fewer
+IDLE_MS_MAX = 60_000  # without a record and without progress for this long before the end offset, a task fails
 STABLE_POLL_S = 0.01
-STABLE_MS_MAX = 10_000  # for the marks of the last transaction, which come after its answer
+STABLE_MS_MAX = 10_000  # for the markers of the last transaction, which are written after the commit's response
 
 
 class TaskOptions(NamedTuple):
-    """Options of all tasks of a batch. `folder` has the topology's module."""
+    """Options of all tasks of a batch. `folder` contains the topology's module."""
 
     kafka: KafkaSettings
     streams: StreamsSettings
@@ -72,15 +72,18 @@ class TaskOptions(NamedTuple):
 
 
 class PartitionRange(msgspec.Struct, frozen=True):
-    """A partition to read, and by source topic its end offset."""
+    """A partition to read, with its end offset by source topic."""
 
     partition: int
     ends: dict[str, int]
 
 
 class FileInput(msgspec.Struct, frozen=True):
-    """Files as a partition's input: they stand for `topic`, and the live one begins at `live_from`, by topic and
-    partition. `done` partitions have read theirs."""
+    """Files as the input of a batch, in place of the records of `topic`.
+
+    `live_from` has, by topic and partition, the offset at which the live instance begins. `done` are the partitions
+    whose files are read to their end.
+    """
 
     fingerprint: str
     topic: str
@@ -89,12 +92,12 @@ class FileInput(msgspec.Struct, frozen=True):
     done: tuple[int, ...]
 
     def reached(self, rows: int, *, is_done: bool = False) -> BatchInput:
-        """What a commit says after so many rows of its partition."""
+        """Returns the input that a commit records after `rows` rows of its partition."""
         return BatchInput(self.fingerprint, rows, is_done, self.live_from)
 
 
 class TaskResult(msgspec.Struct, frozen=True):
-    """The result of a task. `fenced` names the live instance that has the partition now, if there is one."""
+    """The result of a task. `fenced` names the live instance that owns the partition now, if there is one."""
 
     partition: int
     read: int = 0
@@ -106,11 +109,11 @@ class TaskResult(msgspec.Struct, frozen=True):
 
 
 class GroupHasMembers(PenstockError):
-    """Live instances run: their group has members, which are named."""
+    """Live instances run: their group has members. The message names them."""
 
 
 async def require_no_members(kafka: KafkaSettings, group: str) -> None:
-    """GroupHasMembers names those that there are."""
+    """Raises GroupHasMembers, which names the members, if the group has any."""
     async with Admin(kafka) as admin:
         found = (await admin.describe_group(group)).members
     if found:
@@ -119,7 +122,7 @@ async def require_no_members(kafka: KafkaSettings, group: str) -> None:
 
 
 def run_range(options: TaskOptions) -> Callable[[bytes], Iterator[bytes]]:
-    """The function of a task: a PartitionRange to its TaskResult, both as msgpack."""
+    """Returns the function of a task, from a PartitionRange to its TaskResult, both as msgpack."""
 
     def run(encoded: bytes) -> Iterator[bytes]:
         of = msgspec.msgpack.decode(encoded, type=PartitionRange)
@@ -129,7 +132,7 @@ def run_range(options: TaskOptions) -> Callable[[bytes], Iterator[bytes]]:
 
 
 def run_rows(options: TaskOptions, source: FileInput) -> Callable[[Iterator[Any]], Iterator[Any]]:
-    """For mapInArrow: a partition's rows (timestamp_ms, key, value) in order, to one row with its outcome."""
+    """Returns a function for mapInArrow, from a partition's ordered rows (timestamp_ms, key, value) to its outcome."""
 
     def run(batches: Iterator[Any]) -> Iterator[Any]:
         context = TaskContext.get()
@@ -166,7 +169,7 @@ async def _result(options: TaskOptions, partition: int, work: Work) -> TaskResul
             await require_no_members(options.kafka, group)
         except GroupHasMembers as members:
             return TaskResult(partition, fenced=f"{members} ({e})")
-        raise  # another attempt at the same partition, or a transaction that took too long
+        raise  # another attempt has the partition, or the transaction timed out
     except PenstockError as e:
         if isinstance(e, RetriableError):
             raise
@@ -195,7 +198,7 @@ class PartitionBatch:
 
     @asynccontextmanager
     async def owned(self) -> AsyncIterator[PartitionBatch]:
-        """Take the partition over and restore its task; what is not committed at the end is forgotten."""
+        """Take the partition over and restore its task. Work that is not committed at the end is discarded."""
         try:
             await self._changelog.open()
             make = partial(self._maker.task, self._partition, None)
@@ -208,7 +211,7 @@ class PartitionBatch:
             await self._changelog.close()
 
     def result(self) -> TaskResult:
-        """What was done so far."""
+        """Returns the task's result so far."""
         return TaskResult(
             self._partition,
             self._read,
@@ -220,7 +223,7 @@ class PartitionBatch:
     # --- topics ---
 
     async def read_topics(self, ends: Mapping[str, int]) -> None:
-        """Process the records before `ends`, from where the state is, and commit."""
+        """Process the records from the state's source offsets up to `ends` (exclusive), and commit."""
         task = self._task
         require_whole_input(task)
         partitions = {topic: TopicPartition(topic, self._partition) for topic in self._topology.source_topics()}
@@ -256,7 +259,7 @@ class PartitionBatch:
     # --- rows of files ---
 
     async def read_rows(self, source: FileInput, batches: Iterator[Any]) -> None:
-        """Process rows, from the first that no commit has, and commit; the last one leaves `live_from`."""
+        """Process rows, from the first that no commit has, and commit. The last commit has the offsets `live_from`."""
         task, reached = self._task, rows_reached(self._task, source)
         if reached is None:
             return
@@ -279,7 +282,7 @@ class PartitionBatch:
         await self._commit_rows(source.reached(row, is_done=True), own)
 
     async def _commit_rows(self, reached: BatchInput, live_from: Mapping[str, int] | None = None) -> None:
-        """Commit without source offsets, which rows have none of, or with those at which the live one begins."""
+        """Commit without source offsets, as rows have none, or with those at which the live instance begins."""
         task, rows = self._task, self._task.sources
         task.input, task.sources, task.needs_commit = reached, dict(live_from or {}), True
         await self._commit()
@@ -311,7 +314,7 @@ class PartitionBatch:
         self._commits += 1
 
     async def _until_stable(self) -> None:
-        """Wait until readers of the changelog see the last commit: its transaction's marks come after its answer."""
+        """Wait until readers of the changelog see the last commit: its markers are written after the response."""
         at, deadline_ms = self._changelog.topic_partition, SYSTEM_CLOCK.monotonic_ms() + STABLE_MS_MAX
         if self._committed < 0:
             return
@@ -324,7 +327,10 @@ class PartitionBatch:
 
 
 def _consumer_settings(group: str) -> ConsumerSettings:
-    """Reads what it is assigned, and asks for the group's offsets; it never joins the group."""
+    """Returns the settings of a consumer that reads assigned partitions. It never joins the group.
+
+    It has the group's id to look up the group's offsets.
+    """
     return ConsumerSettings(
         group_id=group,
         auto_offset_reset="none",
@@ -343,7 +349,7 @@ def _position(consumer: Consumer, at: TopicPartition, task: StreamTask) -> int:
 def _regulate(
     consumer: Consumer, partitions: Mapping[str, TopicPartition], left: Mapping[str, int], inputs: TaskInputs
 ) -> None:
-    """Fetch where there is something left to read, and room for it."""
+    """Pause the topics that are read to their end or whose input is full, and resume the others."""
     paused = consumer.paused()
     for topic, at in partitions.items():
         stops = left[topic] <= 0 or inputs.is_full(topic)
@@ -354,7 +360,10 @@ def _regulate(
 
 
 def rows_reached(task: StreamTask, source: FileInput) -> int | None:
-    """The first row that no commit has, None where all are committed; ConfigError where the state is of other input."""
+    """Returns the number of the first row that no commit has. Returns None if all rows are committed.
+
+    Raises ConfigError if the state was made from another input.
+    """
     found, where = task.input, f"{task.application}, partition {task.partition}"
     if not isinstance(found, BatchInput):
         if task.sources:
@@ -366,7 +375,7 @@ def rows_reached(task: StreamTask, source: FileInput) -> int | None:
 
 
 def other_input(where: str, found: BatchInput, fingerprint: str) -> str:
-    """Why files are refused."""
+    """Returns the error message for files that differ from the input of the state."""
     state = "was made from" if found.is_done else f"holds {found.rows} rows of"
     return (
         f"files: the state of {where} {state} other files, or of files that were read otherwise (fingerprint "
@@ -375,7 +384,7 @@ def other_input(where: str, found: BatchInput, fingerprint: str) -> str:
 
 
 def columns_of(batch: Any, topic: str, partition: int, first: int) -> Columns:
-    """A batch of rows (timestamp_ms, key, value) as records whose offsets are the rows' numbers from `first`."""
+    """Returns rows (timestamp_ms, key, value) as records. Their offsets are the rows' numbers, from `first` on."""
     return Columns(
         topic,
         partition,

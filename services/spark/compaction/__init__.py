@@ -1,1 +1,1 @@
-"""Compactions: the changelog, appended to the lake's tables."""
+"""Compactions append the changelog to the lake's Delta tables."""

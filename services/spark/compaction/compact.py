@@ -1,22 +1,27 @@
-"""One compaction: the changelog since the covered offsets, appended to the Delta tables.
+"""One compaction appends the changelog records after the covered offsets to the Delta tables.
 
-Steps of a run:
+Steps of a compaction:
 
-1. Plan: open the tables, each at a version, and find from where each partition has to be read.
+1. Plan: open the tables, each at a version, and find the first offset to read of each partition.
 2. Fold: Spark's tasks read the ranges and write data files (see `fold`).
-3. Commit the files to `closed/<store>` and `late/<store>`, then to `state`. Now the run counts.
-4. Rewrite partitions of `state` in which superseded rows are many, delete what is covered from the changelog, maintain
-   the tables, and call the user's after hook (see `table_maintenance`). A failure here undoes nothing.
+3. Commit the files to `closed/<store>` and `late/<store>`, then to `state`. The last commit makes the compaction valid.
+4. Rewrite the partitions of `state` that have many superseded rows, delete covered records from the changelog, maintain
+   the tables, and call the user's after hook (see `table_maintenance`). A failure here undoes no commit.
 
-Positions. Each commit of `closed` and `late` says up to which changelog offset the table has what there is of each
-partition; where somebody else has written to the table since, its rows say so. A progress row of `state` says which
-rows the other tables had after its run. A table that is further means that a run ended between two commits: what is
-there already is left out. A table that is not as far was restored from a copy: its partition is read from the progress
-row at or before its position, or from the changelog's beginning, and nothing of it is deleted until the table has
-caught up. So a crash, a repeated run and a restored table all catch up.
+Positions. A table's position in a partition is the last changelog offset up to which the table is complete. Each commit
+of `closed` and `late` has the positions; if another writer has committed since, they are read from the table's rows. A
+progress row of `state` has, by table, the last offset of the other tables' rows after its compaction. Two cases differ:
 
-Two jobs at once. A commit makes the version after the one that was planned with, or none (see `delta`). Of two jobs
-that planned alike one goes through, and the other ends with CompactionConflict before it touches the next table.
+1. A table is ahead of its progress row: a compaction ended between two commits. Rows that the table has are left out.
+2. A table is behind its progress row: it was restored from a copy. Its partition is read from the last progress row at
+   or before the table's position, or from the changelog's beginning. No changelog record of the partition is deleted
+   until the table has caught up.
+
+So the tables catch up after a crash, a repeated compaction and a restored table.
+
+Two jobs at once. A commit creates the version after the one that the job planned with, or fails (see `delta`). If two
+jobs plan with the same versions, one commits and the other ends with CompactionConflict before it writes the next
+table.
 """
 
 from __future__ import annotations
@@ -55,9 +60,9 @@ Log = Callable[[str], object]
 T = TypeVar("T")
 Row = dict[str, Any]
 
-REWRITE_ROWS_MIN = 10_000  # added to a partition of `state` before it is worth a rewrite
-COMPACTION, REWRITE = "compaction", "rewrite"  # what a commit of `state` says it is
-PROGRESS_ROWS_MAX = 100  # of a partition that a rewrite keeps: from where a table that was put back can go on
+REWRITE_ROWS_MIN = 10_000  # rows added to a partition of `state` before a rewrite is worth its cost
+COMPACTION, REWRITE = "compaction", "rewrite"  # the kinds of commits of `state`
+PROGRESS_ROWS_MAX = 100  # progress rows of a partition that a rewrite keeps: a restored table continues at one of them
 WAY_OUT = (
     "Put back tables whose covered offsets the changelog still has, or start afresh (`penstock streams reset`, then "
     "`penstock batch` for the history)"
@@ -65,11 +70,13 @@ WAY_OUT = (
 
 
 class CompactionReport(NamedTuple):
-    """The result of a compaction. Offsets are by changelog partition: `to_offsets` are the covered ones now.
+    """The result of a compaction.
 
-    It added `live_rows` windows that changed and `deleted_rows` tombstones to `state`, and so many `closed_rows` and
-    `late_rows`. `remaining_records` of the changelog were there when it began, and are the next run's. `failed` says
-    what was not done after the run, which counts all the same.
+    `from_offsets` and `to_offsets` are by changelog partition the covered offsets before and after the compaction.
+    `live_rows` is the number of changed windows and `deleted_rows` the number of tombstones added to `state`.
+    `closed_rows` and `late_rows` are the numbers of rows added to the other tables. `remaining_records` is the number
+    of changelog records that were there at the beginning and are left to the next compaction. `failed` lists the later
+    steps that failed; the compaction stays committed.
     """
 
     partitions: int
@@ -91,7 +98,7 @@ class CompactionReport(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What a run starts from: the tables, each at a version, and the newest progress rows by partition."""
+    """The start of a compaction: the tables, each at a version, and the newest progress rows by partition."""
 
     offsets: TopicOffsets
     newest: dict[int, Row]
@@ -104,7 +111,7 @@ class Plan(NamedTuple):
 
 
 class Compaction:
-    """One run for one application. Give it a Spark session, then `run()`."""
+    """One compaction of one application on a Spark session. Call `run()` once."""
 
     def __init__(self, spark: SparkSession, settings: MaintenanceSettings, log: Log) -> None:
         self.spark, self.settings, self.log = spark, settings, log
@@ -115,14 +122,15 @@ class Compaction:
         self._started, self._started_ms = time.monotonic(), int(time.time() * 1000)
 
     def path(self, table: str) -> str:
-        """Where a table is: `state`, `closed/visits`."""
+        """Returns the path of a table, such as `state` or `closed/visits`."""
         return f"{self.settings.folder}/{table}"
 
     def run(self) -> CompactionReport:
-        """Compact once. What failed after the run counts is in `failed`, and `maintenance.require_done()` raises it.
+        """Compact once. The report's `failed` lists the steps that failed after the commit of `state`.
 
-        Raises CorruptRecord, ChangelogHole, SchemaMismatch (nothing was changed), CompactionConflict (another job was
-        first), LakeUnavailable, or an error of Kafka's or Spark's.
+        `maintenance.require_done()` raises their first error. Raises CorruptRecord, ChangelogHole, SchemaMismatch
+        (nothing was changed), CompactionConflict (another job was first), LakeUnavailable, or an error of Kafka or
+        Spark.
         """
         try:
             plan = self.plan()
@@ -136,7 +144,7 @@ class Compaction:
     # --- plan ---
 
     def plan(self) -> Plan:
-        """Where to read. ChangelogHole where the changelog does not go on where the tables end."""
+        """Returns the ranges to read. Raises ChangelogHole if the changelog does not continue where the tables end."""
         settings = self.settings
         names = (STATE, *(f"{kind}/{store}" for kind in (CLOSED, LATE) for store in self._stores(kind)))
         opened = {name: lake.open_table(self.path(name), self.options) for name in names}
@@ -164,7 +172,7 @@ class Compaction:
             )
 
     def _positions(self, name: str, table: DeltaTable, offsets: TopicOffsets) -> dict[int, int]:
-        """By partition the last changelog offset that a table has rows of."""
+        """Returns a table's positions: by partition the last changelog offset up to which it is complete."""
         if (found := delta.positions(table)) is not None:
             self._require_same_changelog(name, found["topic_id"], offsets)
             return {int(p): int(at) for p, at in found["positions"].items()}
@@ -177,7 +185,7 @@ class Compaction:
     def _start_of(
         self, partition: int, rows: list[Row], positions: Mapping[str, Mapping[int, int]], offsets: TopicOffsets
     ) -> tuple[int, Row | None]:
-        """From where a partition is read, and the progress row there, None at the changelog's beginning."""
+        """Returns the first offset to read of a partition, and its progress row, None at the changelog's beginning."""
         newest, earliest = (rows[0] if rows else None), offsets.earliest[partition]
         there = {table: of[partition] for table, of in positions.items() if partition in of}
         behind = lagging(newest, there)
@@ -206,7 +214,7 @@ class Compaction:
     # --- fold ---
 
     def _fold(self, plan: Plan) -> CompactionReport:
-        """Read, write and commit."""
+        """Read the ranges, write the data files and commit them. Returns the report."""
         wanted = [one for one in plan.ranges if one.first < one.end]
         if not wanted:
             return self._nothing_new(plan)
@@ -231,7 +239,7 @@ class Compaction:
     def _run_tasks(
         self, items: list[T], size: Callable[[T], int], step: Callable[[bytes], Iterable[bytes]]
     ) -> list[bytes]:
-        """Have Spark's tasks carry out a step over items, each of about as much as the others; what they give."""
+        """Run a step over items in Spark's tasks, which have similar total sizes. Returns the tasks' results."""
         tasks = max(1, min(len(items), self.spark.sparkContext.defaultParallelism))
         parts = [msgspec.msgpack.encode(part) for part in spread(items, size, tasks)]
         found: list[bytes] = self.spark.sparkContext.parallelize(parts, tasks).flatMap(step).collect()
@@ -286,7 +294,7 @@ class Compaction:
         return CompactionReport(len(before), *counts, before, after, version, 0.0)
 
     def _table(self, plan: Plan, name: str, schema: pa.Schema) -> DeltaTable:
-        """A table as it was planned with, made or widened if it must be."""
+        """Returns a table at its planned version. Creates it if it is missing, and adds missing columns."""
         indexed = INDEXED[name.partition("/")[0]]
         return delta.ensure_table(
             plan.tables.get(name), self.path(name), self.options, schema, indexed, is_partitioned=name == STATE
@@ -309,12 +317,15 @@ class Compaction:
         return report
 
     def _others(self) -> dict[str, str]:
-        """The paths of `closed` and `late` tables by name."""
+        """Returns the paths of the `closed` and `late` tables by name."""
         names = [f"{kind}/{store}" for kind in (CLOSED, LATE) for store in self._stores(kind)]
         return {name: self.path(name) for name in names}
 
     def _rewrite(self, plan: Plan) -> int:
-        """Rewrite the partitions of `state` in which more rows came since than half of what was there."""
+        """Rewrite the crowded partitions of `state`. Returns their number.
+
+        A partition is crowded if many rows, relative to its size, or many files were added since its last rewrite.
+        """
         state = lake.open_table(self.path(STATE), self.options)
         assert state is not None
         crowded = {p: rows for p, rows in delta.progress_rows(state).items() if self._is_crowded(rows[0])}
@@ -349,7 +360,7 @@ class Compaction:
         return bool(is_heavy or (files_max > 0 and row["added_files"] > files_max))
 
     def _delete_covered(self, plan: Plan) -> None:
-        """Delete from the changelog what the run before this one covers, and no table lacks."""
+        """Delete the changelog records that the previous compaction covers, except in partitions that a table lacks."""
         offsets, topic = plan.offsets, plan.offsets.topic
         before = {
             TopicPartition(topic, p): int(row["changelog_offset"])
@@ -367,7 +378,7 @@ class Compaction:
 
 
 def _by_table(found: Iterable[fold.FoldResult]) -> dict[str, list[DataFile]]:
-    """The files of `closed` and `late` that all tasks wrote."""
+    """Returns by table the files of `closed` and `late` that all tasks wrote."""
     files: dict[str, list[DataFile]] = {}
     for task in found:
         for table, own in task.files.items():
@@ -376,15 +387,15 @@ def _by_table(found: Iterable[fold.FoldResult]) -> dict[str, list[DataFile]]:
 
 
 def _rows_of(kind: str, files: Mapping[str, list[DataFile]]) -> int:
-    """How many rows the tables of a kind get."""
+    """Returns the number of rows in the files of a kind of table."""
     return sum(one.rows for table, own in files.items() if table.partition("/")[0] == kind for one in own)
 
 
 def stores_of(newest: Mapping[int, Row], moved: Iterable[fold.PartitionResult]) -> tuple[StoreSchema, ...]:
-    """The stores that the tables have columns of: those of the partition with the most aggregations.
+    """Returns the stores that define the tables' columns: those of the partition with the most aggregations.
 
-    Instances are upgraded one after the other, so partitions may differ in the aggregations that were added.
-    SchemaMismatch where they differ in anything else.
+    Instances are upgraded one after the other, so partitions may differ in added aggregations. Raises SchemaMismatch if
+    they differ in anything else.
     """
     stores = {p: decode_progress(row["progress"].encode()).stores for p, row in newest.items()}
     stores |= {one.partition: one.stores for one in moved}
@@ -395,12 +406,12 @@ def stores_of(newest: Mapping[int, Row], moved: Iterable[fold.PartitionResult]) 
 
 
 def is_behind(one: ChangelogRange, moved: Mapping[int, fold.PartitionResult]) -> bool:
-    """Whether tables lack rows of a partition after a run that was to catch up."""
+    """Returns True if tables still lack rows of a partition after this compaction."""
     return bool(one.lagging) and moved[one.partition].covered_offset < one.covered
 
 
 def spread(items: Iterable[T], size: Callable[[T], int], tasks: int) -> list[list[T]]:
-    """Items for so many tasks, each of which has about as much to do as the others.
+    """Distributes items over tasks, so that the tasks have similar total sizes.
 
     >>> spread([5, 1, 3, 4], lambda n: n, 2)
     [[5, 1], [4, 3]]
@@ -421,10 +432,10 @@ def bounded_ranges(
     offsets: TopicOffsets,
     records_max: int,
 ) -> list[ChangelogRange]:
-    """The ranges of a run, which are `records_max` records or few more; each partition has its share."""
+    """Returns the ranges of a compaction: together about `records_max` records, with a share for each partition."""
     left = {p: offsets.latest[p] - start for p, (start, _) in begins.items()}
     share, room = dict.fromkeys(left, 0), records_max
-    for nth, p in enumerate(sorted(left, key=lambda p: left[p])):  # what small ones leave goes to large ones
+    for nth, p in enumerate(sorted(left, key=lambda p: left[p])):  # small partitions leave room for large ones
         share[p] = min(left[p], max(room // (len(left) - nth), 1))
         room -= share[p]
     ranges = []
@@ -438,7 +449,7 @@ def bounded_ranges(
 
 
 def changelog_offsets(settings: MaintenanceSettings) -> TopicOffsets:
-    """What the application's changelog holds. Errors as `topic_offsets`."""
+    """Returns the offsets of the application's changelog. Raises the errors of `topic_offsets`."""
     topic = settings.changelog_topic
     try:
         return topic_offsets(settings.kafka, [topic], settings.kafka_timeout_ms)[topic]

@@ -1,8 +1,8 @@
-"""Delta tables as a compaction writes them: files first, then one commit that says what is in the table.
+"""Writes Delta tables as a compaction does: files first, then one commit that adds them to the table.
 
-A commit is made as the version after the one that was planned with, or not at all (`CompactionConflict`). So of two
-jobs that planned with the same version one goes through, and whatever else was written meanwhile stops a job, too.
-Files that no commit names are nobody's: VACUUM removes them.
+A commit creates the version after the one that the job planned with, or fails with `CompactionConflict`. If two jobs
+plan with the same version, only one of them commits. Any other write since the plan also stops a job. Files that no
+commit names belong to no table version; VACUUM removes them.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from penstock.shared.common.lake import DELTA_ERRORS, one_line
 
 ROW_GROUP_ROWS = 100_000
 COMPRESSION = "zstd"
-VERSIONS_MAX = 200  # of a table's log that are looked at for its positions
+VERSIONS_MAX = 200  # versions of a table's log that are searched for its positions
 HARMLESS = frozenset(("OPTIMIZE", "VACUUM START", "VACUUM END", "SET TBLPROPERTIES", "DELETE", "UPDATE"))
-"""What leaves a table's position what it was: table maintenance, and what its owner deletes or changes by hand."""
+"""Operations that do not change a table's positions: table maintenance, and deletions and updates by its owner."""
 Options = Mapping[str, str]
 
 
 class CompactionConflict(PenstockError):
-    """Another job compacted the same application at the same time, and its commit won; nothing of this one counts."""
+    """Another job compacted the same application at the same time and committed first. This job commits nothing."""
 
 
 class DataFile(NamedTuple):
-    """A file that was written below a table's folder: what a commit records about it."""
+    """A file that was written below a table's folder, with the fields that a commit records."""
 
     path: str
     size: int
@@ -59,9 +59,9 @@ class Files:
         self._uri, self._indexed = uri, indexed
 
     def write(self, name: str, batches: Sequence[pa.RecordBatch], partition: int | None = None) -> DataFile:
-        """Write one file; `partition` is the value of the column `partition` where the table is partitioned by it.
+        """Write one file. `partition` is the value of the column `partition` if the table is partitioned by it.
 
-        LakeUnavailable where the storage does not take it.
+        Raises LakeUnavailable if the file cannot be written.
         """
         table = pa.Table.from_batches(batches)
         if partition is not None:
@@ -76,7 +76,7 @@ class Files:
         return DataFile(path, size, partition, len(table), stats_of(table, self._indexed))
 
     def read(self, path: str) -> pa.Table:
-        """A file's rows. LakeUnavailable where it is gone, or cannot be read."""
+        """Returns a file's rows. Raises LakeUnavailable if it is gone or cannot be read."""
         try:
             with self._files.open_input_file(path) as source:
                 return pq.read_table(source)
@@ -85,7 +85,7 @@ class Files:
 
 
 def stats_of(table: pa.Table, indexed: Iterable[str]) -> str:
-    """What Delta keeps of a file: how many rows it has, and bounds and nulls of the columns that readers prune by.
+    """Returns Delta's statistics of a file as JSON: its number of rows, and bounds and nulls of the `indexed` columns.
 
     >>> stats_of(pa.table({"a": [2, 1], "b": ["x", "y"]}), ["a"])
     '{"numRecords": 2, "minValues": {"a": 1}, "maxValues": {"a": 2}, "nullCount": {"a": 0}}'
@@ -103,7 +103,7 @@ def stats_of(table: pa.Table, indexed: Iterable[str]) -> str:
 
 
 def _stat(value: Any) -> Any:
-    """Timestamps are whole ms here, so what Delta rounds is what they are."""
+    """Returns a bound as JSON has it. Delta rounds timestamps to ms, which is exact: here they are whole ms."""
     return value.isoformat(timespec="milliseconds").replace("+00:00", "Z") if hasattr(value, "isoformat") else value
 
 
@@ -116,9 +116,9 @@ def ensure_table(
     *,
     is_partitioned: bool,
 ) -> DeltaTable:
-    """A table that has these columns, made where it is None, widened if it must be.
+    """Returns the table with all columns of `schema`. Creates it if it is None, and adds the columns that it lacks.
 
-    CompactionConflict where another job was first, LakeUnavailable.
+    Raises CompactionConflict if another job changed the table first, or LakeUnavailable.
     """
     by = ["partition"] if is_partitioned else None
     try:
@@ -144,11 +144,11 @@ def ensure_table(
 
 
 def folders(uri: str, options: Options) -> list[str]:
-    """The names of the folders below one, by name; none where there is no such folder. LakeUnavailable."""
+    """Returns the sorted names of the folders in a folder; empty if it does not exist. Raises LakeUnavailable."""
     try:
         files = pafs.PyFileSystem(DeltaStorageHandler(uri, dict(options)))
         found = files.get_file_info(pafs.FileSelector("", allow_not_found=True))
-    except TableNotFoundError:  # so deltalake calls a local folder that is not there
+    except TableNotFoundError:  # deltalake raises it for a local folder that does not exist
         return []
     except DELTA_ERRORS as e:
         raise LakeUnavailable(f"{uri} cannot be read: {one_line(e)}") from e
@@ -168,9 +168,9 @@ def _lacks(there: pa.Schema, wanted: pa.Schema) -> bool:
 def commit(
     table: DeltaTable, added: Iterable[DataFile], removed: Iterable[RemoveAction], metadata: Mapping[str, Any]
 ) -> int:
-    """Add files to a table, and take others out, as the version after the one it was opened at; which one that is.
+    """Add files to a table and remove others, as the version after the one it was opened at. Returns that version.
 
-    CompactionConflict where that version is there already.
+    Raises CompactionConflict if that version exists already, or LakeUnavailable.
     """
     now_ms = int(time.time() * 1000)
     actions: list[AddAction | RemoveAction] = list(removed)
@@ -192,7 +192,7 @@ def commit(
 
 
 def history(table: DeltaTable, limit: int) -> list[dict[str, Any]]:
-    """The newest commits, newest first: version, timestamp, operation, and the metadata of a compaction."""
+    """Returns the newest commits, newest first: version, timestamp, operation, and the metadata of a compaction."""
     try:
         found = table.history(limit)
     except DELTA_ERRORS as e:
@@ -209,9 +209,10 @@ def _decoded_metadata(text: str | None) -> dict[str, Any]:
 
 
 def positions(table: DeltaTable) -> dict[str, Any] | None:
-    """`topic_id` and `positions` by the newest commit that says them; None where somebody else has written since.
+    """Returns `topic_id` and `positions` from the newest commit that has them.
 
-    The commits of table maintenance repeat them, so that no number of these hides them.
+    Returns None if another writer has committed since. The commits of table maintenance repeat the positions, so that
+    any number of them hides nothing.
     """
     for limit in (5, VERSIONS_MAX):
         for commit in history(table, limit):
@@ -223,12 +224,12 @@ def positions(table: DeltaTable) -> dict[str, Any] | None:
 
 
 def metadata_of(metadata: Mapping[str, Any] | None) -> dict[str, str] | None:
-    """What a commit says, as Delta keeps it."""
+    """Returns a commit's metadata in the form in which Delta stores it."""
     return None if metadata is None else {"userMetadata": json.dumps(metadata)}
 
 
 def progress_rows(state: DeltaTable) -> dict[int, list[dict[str, Any]]]:
-    """By partition its progress rows, newest first. SchemaMismatch where the table is none of ours."""
+    """Returns the progress rows by partition, newest first. Raises SchemaMismatch if the table is not Penstock's."""
     names = PROGRESS.names
     if missing := set(names) - {field.name for field in state.schema().fields}:
         raise SchemaMismatch(

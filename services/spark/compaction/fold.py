@@ -1,11 +1,11 @@
-"""Ranges of changelog partitions into data files: what a Spark task does.
+"""A compaction's Spark task: converts ranges of changelog partitions to data files.
 
-A task reads its ranges one after the other with Penstock's own consumer, applies the changelog's one reader, and writes
-what it found as Parquet files below the tables' folders. `state` gets files for each partition; `closed` and `late` get
-files with the rows of all the task's partitions. What the task hands to the driver says which files there are; the
-driver's commits make them part of the tables.
+A task reads its ranges one after the other with Penstock's own consumer, decodes them with the changelog's reader, and
+writes the rows as Parquet files below the tables' folders. Files of `state` are for one partition each; files of
+`closed` and `late` have the rows of all the task's partitions. The task returns the list of files to the driver, whose
+commits make them part of the tables.
 
-Of each window `state` gets the newest change in the range, a tombstone where the window is gone.
+`state` receives only the newest change of each window in the range: a tombstone if the window is gone.
 """
 
 from __future__ import annotations
@@ -56,20 +56,20 @@ from penstock.shared.streams.changelog.reader import ChangelogReader, Commit, Co
 from penstock.shared.streams.changelog.restore_io import changelog_consumer
 from penstock.shared.streams.windows.keys import last_of_each
 
-IDLE_RECORDS_MAX = 1_000  # of an idle partition's tail: what a restore reads beyond the snapshot for nothing
+IDLE_RECORDS_MAX = 1_000  # uncovered changelog records of an idle partition, which a restore reads without effect
 FILE_ROWS = 1_000_000  # in one file; ordered by time, so that readers skip files
-SORT_BYTES = 1024 * 1024 * 1024  # ordered at once
+SORT_BYTES = 1024 * 1024 * 1024  # sorted at a time
 POLL_MS = 500
 POLL_RECORDS = 50_000
 START_BYTES = 8
 
 
 class ChangelogRange(NamedTuple):
-    """What a task reads of one partition: from `first` to `end`, and on to `latest` until a commit has ended.
+    """The range of one partition to read: from `first` to `end`, and on to a commit's end, at most to `latest`.
 
     The reader begins with `epoch` and `progress`, as the tables have them for `first`. `newest` is the partition's
-    newest progress row; `state` already has changes below its covered offset. `positions`: by table, the last changelog
-    offset it has.
+    newest progress row; `state` already has the changes below its covered offset. `positions` has by table the last
+    changelog offset up to which the table is complete.
     """
 
     partition: int
@@ -83,17 +83,17 @@ class ChangelogRange(NamedTuple):
 
     @property
     def lagging(self) -> list[str]:
-        """The tables that lack rows of the partition which they had once."""
+        """The tables that lack rows of the partition that they once had."""
         return lagging(self.newest, self.positions)
 
     @property
     def covered(self) -> int:
-        """The first offset whose changes of live windows `state` does not have."""
+        """The first offset whose changes of live windows are missing in `state`."""
         return self.first if self.newest is None else int(self.newest["changelog_offset"])
 
 
 def lagging(newest: Mapping[str, Any] | None, positions: Mapping[str, int]) -> list[str]:
-    """The tables that lack rows of a partition which they had by its newest progress row."""
+    """Returns the tables that lack rows of a partition that they had according to its newest progress row."""
     appended = {} if newest is None else json.loads(newest["appended"])
     return sorted(table for table, last in appended.items() if positions.get(table, -1) < last)
 
@@ -111,15 +111,15 @@ class FoldOptions(NamedTuple):
     retention_days: int | None = None
 
     def files(self, table: str) -> Files:
-        """Writes a table's files."""
+        """Returns the writer of a table's files."""
         return Files(f"{self.folder}/{table}", self.storage_options, INDEXED[table.partition("/")[0]])
 
 
 class PartitionResult(msgspec.Struct, frozen=True):
     """The result for one partition: the offset after its last commit, and the files of `state`.
 
-    Without files nothing has moved. `deleted` of their rows are tombstones. `read_to` is how far the range was read,
-    `stores` what the last commit was written with.
+    `files` is empty if the partition has nothing to write. `deleted` is the number of tombstones in the files.
+    `read_to` is the offset up to which the range was read. `stores` are the stores of the last commit.
     """
 
     partition: int
@@ -133,7 +133,7 @@ class PartitionResult(msgspec.Struct, frozen=True):
 
 
 class FoldResult(msgspec.Struct, frozen=True):
-    """The result of a task: its partitions, and by table the files of `closed` and `late`."""
+    """The result of a task: the results of its partitions, and by table the files of `closed` and `late`."""
 
     partitions: list[PartitionResult]
     files: dict[str, list[DataFile]]
@@ -141,7 +141,7 @@ class FoldResult(msgspec.Struct, frozen=True):
 
 
 def fold(options: FoldOptions) -> Callable[[bytes], Iterator[bytes]]:
-    """The function of a task: a list of ranges to a FoldResult, both as msgpack."""
+    """Returns the function of a task, from a list of ranges to a FoldResult, both as msgpack."""
 
     def run(ranges: bytes) -> Iterator[bytes]:
         try:
@@ -156,24 +156,24 @@ def fold(options: FoldOptions) -> Callable[[bytes], Iterator[bytes]]:
 
 
 async def fold_ranges(options: FoldOptions, ranges: Sequence[ChangelogRange]) -> FoldResult:
-    """Read and write. KafkaTimeout, OffsetOutOfRange, CorruptRecord, LakeUnavailable."""
+    """Read ranges and write their files. Raises KafkaTimeout, OffsetOutOfRange, CorruptRecord or LakeUnavailable."""
     results, appended = [], defaultdict[str, list[pa.RecordBatch]](list)
     for of in ranges:
-        # Each with a consumer of its own: one that goes to another partition waits for its last fetch from that node.
+        # Each range has its own consumer: a consumer that changes its partition waits for its last fetch from the node.
         async with changelog_consumer(options.kafka) as consumer:
             folded = await read_range(consumer, options, of)
         rows = folded.rows(options)
         results.append(folded.result(list(write_files(options, STATE, rows.pop(STATE, []), of.partition))))
         for table, batches in rows.items():
             appended[table] += batches
-    first = ranges[0].partition  # names the files: no other task has it
+    first = ranges[0].partition  # a unique part of the file names: no other task has this partition
     return FoldResult(results, {table: list(write_files(options, table, of, first)) for table, of in appended.items()})
 
 
 def write_files(
     options: FoldOptions, table: str, batches: Sequence[pa.RecordBatch], partition: int
 ) -> Iterator[DataFile]:
-    """Write one table's rows, which may be of several layouts of its store: the last one is the widest."""
+    """Write one table's rows and yield the files. Rows may have several schemas; the last one is the widest."""
     if not batches:
         return
     kind, files, nth = table.partition("/")[0], options.files(table), 0
@@ -189,7 +189,7 @@ def write_files(
 
 
 def sortable_chunks(batches: Sequence[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
-    """Batches in lists of SORT_BYTES and not much more, since Arrow sorts no column of over 2 GiB."""
+    """Yields lists of batches of about SORT_BYTES each, because Arrow cannot sort a column of more than 2 GiB."""
     part, size = list[pa.RecordBatch](), 0
     for batch in batches:
         if part and size + batch.nbytes > SORT_BYTES:
@@ -202,7 +202,7 @@ def sortable_chunks(batches: Sequence[pa.RecordBatch]) -> Iterator[list[pa.Recor
 
 
 class PartitionFold:
-    """The entries of one partition's range, folded as they are read."""
+    """The entries of one partition's range, collected as they are read."""
 
     def __init__(self, topic: str, of: ChangelogRange) -> None:
         self.topic, self.range = topic, of
@@ -217,14 +217,14 @@ class PartitionFold:
         self.stores: tuple[StoreSchema, ...] | None = None if progress is None else progress.stores
 
     def feed(self, offsets: Int64Array, keys: Sequence[bytes | None], values: Sequence[bytes | None]) -> None:
-        """Take the next records; CorruptRecord names one that claims to be an entry and is none."""
+        """Take the next records. Raises CorruptRecord, which names the record, for an invalid changelog entry."""
         try:
             self.reader.feed(offsets, keys, values)
         except CorruptEntry as e:
             raise CorruptRecord(self.error_at(e.offset, f"{e.reason}. {WAYS_OUT}")) from None
 
     def error_at(self, offset: int, reason: str) -> str:
-        """An error message: the partition, the offset and the reason."""
+        """Returns an error message with the partition, the offset and the reason."""
         return f"{self.topic}-{self.range.partition} at offset {offset}: {reason}"
 
     def _apply(self, confirmed: Confirmed) -> None:
@@ -239,7 +239,10 @@ class PartitionFold:
                 self.stores = one.progress.stores
 
     def rows(self, options: FoldOptions) -> dict[str, list[pa.RecordBatch]]:
-        """By table its new rows; none where nothing has moved. CorruptRecord names an entry that cannot be read."""
+        """Returns the new rows by table; empty if there is nothing to write.
+
+        Raises CorruptRecord, which names the entry, if an entry cannot be decoded.
+        """
         found = defaultdict[str, list[pa.RecordBatch]](list)
         if self.commit is None or not self._has_moved(self.commit):
             return found
@@ -249,16 +252,17 @@ class PartitionFold:
         return found
 
     def result(self, files: list[DataFile]) -> PartitionResult:
-        """What was found, once the files of `state` are written."""
+        """Returns the partition's result with the written files of `state`."""
         counts = (self.reader.entries_applied, self.deleted, self.reader.foreign_records)
         return PartitionResult(
             self.range.partition, self.covered_offset, *counts, self.read_to, files, self.stores or ()
         )
 
     def _has_moved(self, commit: Commit) -> bool:
-        """Whether there is anything to write: not where nothing happened but wall-clock punctuation.
+        """Returns True if there is something to write. Wall-clock punctuation alone writes nothing.
 
-        A range that others follow always moves, and so does one that tables catch up with: the next begins behind it.
+        A range that does not reach the changelog's end is always written, and so is one with which tables catch up:
+        the next compaction begins after it.
         """
         newest, of = self.range.newest, self.range
         if newest is None or self.reader.entries_applied or commit.epoch != newest["epoch"]:
@@ -289,7 +293,7 @@ class PartitionFold:
         return pa.RecordBatch.from_pylist([row], PROGRESS)
 
     def _expired_ms(self, options: FoldOptions, time_ms: int) -> int:
-        """Before which time closed windows are not kept; it never goes back. -1 for none."""
+        """Returns the time in ms before which closed windows are not kept, -1 for no limit. It never decreases."""
         expired = -1 if self.range.newest is None else int(self.range.newest["expired_ms"])
         if options.retention_days is None or time_ms > TIME_MS_MAX:
             return expired
@@ -313,7 +317,7 @@ class PartitionFold:
                         yield table, rows.append_column("topic_id", topic_id)
 
     def _live(self) -> Iterator[Confirmed]:
-        """Of each store, the newest entry of each window, in parts that were written with the same stores."""
+        """Yields the newest entry of each window, by store, in parts that were written with the same stores."""
         parts = [part.of_windows() for part in self.parts]
         for number in range(len(self.stores or ())):
             own = [part.at(part.numbers == number) for part in parts]
@@ -395,7 +399,11 @@ class PartitionFold:
 
 
 async def read_range(consumer: Consumer, options: FoldOptions, of: ChangelogRange) -> PartitionFold:
-    """Read a range. KafkaTimeout where no record comes in `idle_ms_max`, OffsetOutOfRange where its begin is gone."""
+    """Read a range.
+
+    Raises KafkaTimeout if the position does not change for `idle_ms_max`, OffsetOutOfRange if the range's first record
+    is gone.
+    """
     folded, at = PartitionFold(options.topic, of), TopicPartition(options.topic, of.partition)
     consumer.assign([at])
     consumer.seek(at, of.first)
@@ -419,7 +427,7 @@ def _lasting(progress: Progress) -> Progress:
 
 
 def beyond_time(start_ms: int, end_ms: int) -> str:
-    """Why a closed window of these bounds is refused."""
+    """Returns the error message for a closed window with these bounds, which timestamps cannot represent."""
     return (
         f"a closed window from {start_ms} to {end_ms} ms: timestamps end with the year 9999. Were nanoseconds sent as "
         "milliseconds? Set max_future_ms to reject such records"
@@ -432,6 +440,6 @@ def _keys(keys: PackedBytes, store: StoreSchema) -> dict[str, Any]:
 
 
 def _states(part: Confirmed, store: StoreSchema, has_one: NDArray[np.bool_]) -> pa.StructArray:
-    """The states of rows; null for those that have none."""
+    """Returns the states of rows; null for the rows without a state."""
     states = state_array(StateCodec(store.state_columns()), part.states.at(has_one))
     return states if has_one.all() else states.take(pa.array(np.cumsum(has_one) - 1, mask=~has_one))

@@ -1,4 +1,4 @@
-"""A partition of `state` rewritten: one row a live window, and progress rows. A Spark task does one."""
+"""Rewrites partitions of `state` to one row for each live window, and progress rows. Spark's tasks run it."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from penstock.services.spark.tables import INDEXED, PROGRESS, STATE
 from penstock.shared.streams.windows.keys import last_of_each
 
 FILE_ROWS = 1_000_000
-PASS_ROWS = 5_000_000  # handled at once; a partition with more is read in several passes
-PASS_BYTES = 128 * 1024 * 1024  # the same in bytes of its files, which are compressed
+PASS_ROWS = 5_000_000  # handled in one pass; a partition with more rows is read in several passes
+PASS_BYTES = 128 * 1024 * 1024  # the same limit in bytes of the partition's compressed files
 SPREAD = -7046029254386353131  # an odd number whose product spreads starts evenly over passes
 
 
@@ -31,7 +31,7 @@ class RewriteInput(NamedTuple):
 
 
 def rewrite(folder: str, options: Mapping[str, str], job: str) -> Callable[[bytes], Iterator[bytes]]:
-    """What a task does: a list of `RewriteInput` to lists of DataFile, all in the form of msgpack."""
+    """Returns the function of a task, from a list of `RewriteInput` to lists of DataFile, all as msgpack."""
 
     def run(inputs: bytes) -> Iterator[bytes]:
         for one in msgspec.msgpack.decode(inputs, type=list[RewriteInput]):
@@ -58,7 +58,7 @@ def _rewritten(files: Files, one: RewriteInput, job: str) -> Iterator[DataFile]:
 
 
 def _own(rows: pa.Table, nth: int, passes: int) -> pa.Table:
-    """The rows of windows that a pass takes; all rows of one window are of one pass."""
+    """Returns the window rows of a pass. All rows of one window belong to the same pass."""
     is_own = pc.equal(rows.column("row"), "window")
     if passes > 1:
         starts = rows.column("start_ms").fill_null(0).to_numpy().astype(np.int64)
@@ -68,7 +68,7 @@ def _own(rows: pa.Table, nth: int, passes: int) -> pa.Table:
 
 
 def live_rows(rows: pa.Table) -> pa.Table:
-    """Of the rows of windows the newest of each one, where that is live."""
+    """Returns the newest row of each window if that row is live."""
     if not len(rows):
         return rows
     rows = rows.sort_by("changelog_offset").combine_chunks()

@@ -10,11 +10,11 @@ from penstock.services.spark.settings import JobSettings
 from penstock.shared.streams.settings import RETENTION_DAYS_MAX, RETENTION_HOURS_MIN
 from penstock.shared.streams.topology_loading import NAME_PATTERN
 
-RUN_RECORDS_MAX = 10_000_000  # minutes of work for two cores, and a few GB of Spark's scratch space
+RUN_RECORDS_MAX = 10_000_000  # takes two cores minutes and a few GB of Spark's scratch space
 
 
 class MaintenanceSettings(JobSettings):
-    """What a compaction reads, and the maintenance of the tables after it."""
+    """Settings of a compaction and of the table maintenance after it."""
 
     run_records_max: Annotated[int, Field(gt=0)] = Field(
         default=RUN_RECORDS_MAX, description="changelog records to read in one run"

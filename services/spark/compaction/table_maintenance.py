@@ -38,7 +38,7 @@ EXTRA_HISTORY_VERSIONS = 50  # read from a table's log beyond the compactions th
 
 
 class AfterHookFailed(FatalError):
-    """The after hook raised an error. The compaction before it counts."""
+    """The after hook raised an error. The compaction before it stays committed."""
 
 
 class TableMaintenance:
@@ -52,7 +52,7 @@ class TableMaintenance:
         return f"TableMaintenance({self.failures()})"
 
     def failures(self) -> tuple[str, ...]:
-        """The failed steps, a line each."""
+        """Returns one line for each failed step."""
         return tuple(f"{step}: {type(error).__name__}: {error}" for step, error in self.failed)
 
     def require_done(self) -> None:
@@ -62,7 +62,7 @@ class TableMaintenance:
             raise next((error for error in errors if not isinstance(error, CompactionConflict)), errors[0])
 
     def attempt(self, name: str, step: Callable[[], T], otherwise: T, *, may_conflict: bool = False) -> T:
-        """The result of a step, or `otherwise` if it fails.
+        """Returns the result of a step, or `otherwise` if it fails.
 
         With `may_conflict`, a conflict with another job is not a failure.
         """
@@ -141,7 +141,9 @@ class TableMaintenance:
 
 
 def is_optimize_due(history: Iterable[dict[str, Any]], appends_max: int) -> bool:
-    """Whether a table has more than `appends_max` appends since its last OPTIMIZE, by its commits, newest first.
+    """Returns True if a table has more than `appends_max` appends since its last OPTIMIZE.
+
+    `history` has its commits, newest first.
 
     >>> write, optimize = {"operation": "WRITE"}, {"operation": "OPTIMIZE"}
     >>> is_optimize_due([write, optimize, write], 1), is_optimize_due([write, write], 1)
@@ -156,7 +158,9 @@ def is_optimize_due(history: Iterable[dict[str, Any]], appends_max: int) -> bool
 
 
 def is_vacuum_due(history: Iterable[dict[str, Any]], every: int) -> bool:
-    """Whether `every` compactions or more came since the last VACUUM, by the commits of `state`, newest first.
+    """Returns True if there were `every` compactions or more since the last VACUUM.
+
+    `history` has the commits of `state`, newest first.
 
     >>> run, vacuum = {"operation": "WRITE", "kind": "compaction"}, {"operation": "VACUUM END"}
     >>> is_vacuum_due([run, run], 2), is_vacuum_due([run, vacuum, run], 2)
@@ -174,12 +178,12 @@ def is_vacuum_due(history: Iterable[dict[str, Any]], every: int) -> bool:
 
 
 def optimize(table: DeltaTable) -> None:
-    """Merge small files. CompactionConflict, LakeUnavailable."""
+    """Merge small files. Raises CompactionConflict or LakeUnavailable."""
     _translate(table, lambda: table.optimize.compact(target_size=FILE_BYTES, commit_properties=_with_positions(table)))
 
 
 def expire(table: DeltaTable, column: str, before_ms: int) -> int:
-    """Delete the rows whose time in `column` is before `before_ms`; returns their number."""
+    """Delete the rows whose time in `column` is before `before_ms`. Returns their number."""
     text = datetime.fromtimestamp(before_ms / 1000, UTC).replace(tzinfo=None).isoformat(timespec="milliseconds")
     before = f"arrow_cast('{text}Z', 'Timestamp(Microsecond, Some(\"UTC\"))')"
     metrics: dict[str, Any] = _translate(
@@ -189,7 +193,10 @@ def expire(table: DeltaTable, column: str, before_ms: int) -> int:
 
 
 def vacuum(table: DeltaTable, retention_hours: int) -> None:
-    """Remove the files that no version younger than the retention needs. CompactionConflict, LakeUnavailable."""
+    """Remove the files that no version younger than the retention needs.
+
+    Raises CompactionConflict or LakeUnavailable.
+    """
     options: dict[str, Any] = {
         "dry_run": False,
         "enforce_retention_duration": False,
@@ -199,12 +206,12 @@ def vacuum(table: DeltaTable, retention_hours: int) -> None:
 
 
 def _with_positions(table: DeltaTable) -> CommitProperties:
-    """Commit metadata that repeats the table's positions."""
+    """Returns commit metadata that repeats the table's positions."""
     return CommitProperties(custom_metadata=delta.metadata_of(delta.positions(table)))
 
 
 def _translate(table: DeltaTable, step: Any) -> Any:
-    """The result of a step, with errors of deltalake as ours."""
+    """Returns the result of a step. Translates errors of deltalake to CompactionConflict or LakeUnavailable."""
     try:
         return step()
     except CommitFailedError as e:
@@ -220,7 +227,8 @@ def call_after_hook(spark: SparkSession, name: str, folder: str) -> None:
     """Call the user's `module:function` as `function(spark, tables)`.
 
     `tables` has DataFrames by name: `closed/<store>`, `late/<store>` and `live/<store>` for each store with windows, as
-    the compaction left them (see `reading`). ConfigError if there is no such function, AfterHookFailed if it raises.
+    the compaction left them (see `reading`). Raises ConfigError if there is no such function, AfterHookFailed if the
+    function raises.
     """
     function: Any = import_function(name, "after")
     try:

@@ -1,4 +1,7 @@
-"""Dead letters that were written in transactions, on the fake broker: their markers take offsets and are no letters."""
+"""Dead letters written in transactions, on the fake broker.
+
+Transaction markers take offsets and are no dead letters.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ async def writer(kafka: KafkaSettings) -> AsyncIterator[Producer]:
 
 
 async def write(producer: Producer, *numbers: int, aborted: int = 0) -> None:
-    """So many records a transaction, and one that is aborted before each."""
+    """Write so many records in each transaction, and abort one transaction before each."""
     for number in numbers:
         for records, commits in ((aborted, False), (number, True)):
             if records:
@@ -44,7 +47,10 @@ async def write(producer: Producer, *numbers: int, aborted: int = 0) -> None:
 
 
 async def test_markers_are_no_dead_letters(kafka: KafkaSettings) -> None:
-    """50 of them in 19 transactions are 50, and not 69; neither is what was aborted one. What is new adds to that."""
+    """50 dead letters in 19 transactions count as 50, not as 69, and aborted ones do not count.
+
+    New dead letters are added.
+    """
     async with Admin(kafka) as admin, writer(kafka) as producer:
         letters = KafkaDeadLetters(kafka, admin)
         await write(producer, *[3] * 12, *[2] * 7)
@@ -60,7 +66,7 @@ async def test_markers_are_no_dead_letters(kafka: KafkaSettings) -> None:
 
 
 async def test_a_look_gives_as_many_letters_as_were_asked_for(kafka: KafkaSettings) -> None:
-    """Though among the newest offsets there are more markers and aborted records than letters."""
+    """The newest offsets may have more markers and aborted records than dead letters."""
     async with Admin(kafka) as admin, writer(kafka) as producer:
         await write(producer, *[1] * 30, aborted=3)
         found = await KafkaDeadLetters(kafka, admin).look(TOPIC, 20, None)
@@ -68,7 +74,7 @@ async def test_a_look_gives_as_many_letters_as_were_asked_for(kafka: KafkaSettin
 
 
 async def test_what_there_was_no_time_to_count_is_an_upper_bound(kafka: KafkaSettings) -> None:
-    """It is said to be none, and later calls go on."""
+    """It is marked as an upper bound, and later calls continue the count."""
     span = Span("id", 0, 0)
     async with writer(kafka) as producer:
         await write(producer, *[1] * 5)

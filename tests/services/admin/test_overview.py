@@ -9,7 +9,7 @@ from penstock.services.admin.overview import Overview
 
 
 class Clock:
-    """Time that stands until it is moved."""
+    """A clock that stands still until it is moved."""
 
     def __init__(self) -> None:
         self.ms = 0
@@ -22,7 +22,7 @@ class Clock:
 
 
 class Counting:
-    """A source that counts how often it is asked."""
+    """A source that counts its requests."""
 
     def __init__(self) -> None:
         self.asked = 0
@@ -41,7 +41,7 @@ class Kafka:
 
 
 async def test_many_pages_ask_the_sources_once() -> None:
-    """Within keep_ms everybody gets the same answer, at once or after waiting for it."""
+    """Within keep_ms all requests have the same response, at once or after waiting for it."""
     clock, source = Clock(), Counting()
     overview = Overview([source], Kafka(), clock=clock, keep_ms=800)  # type: ignore[arg-type]
     first = await asyncio.gather(*(overview.overview() for _ in range(5)))
@@ -53,7 +53,7 @@ async def test_many_pages_ask_the_sources_once() -> None:
 
 
 async def test_after_that_they_are_asked_again() -> None:
-    """And rates are known from the second answer on."""
+    """Rates are known from the second response on."""
     clock, source = Clock(), Counting()
     overview = Overview([source], Kafka(), clock=clock, keep_ms=800)  # type: ignore[arg-type]
     assert (await overview.overview())["ingest"]["records_per_second"] is None
@@ -63,7 +63,7 @@ async def test_after_that_they_are_asked_again() -> None:
 
 
 async def test_what_has_changed_is_looked_at_anew() -> None:
-    """Also by an answer that is on its way when it changes: it is given, but not kept."""
+    """The sources are read again after a change. A response in flight at that time is returned, but not kept."""
     clock, source = Clock(), Counting()
     overview = Overview([source], Kafka(), clock=clock, keep_ms=800)  # type: ignore[arg-type]
     await overview.overview()

@@ -14,7 +14,7 @@ def load(*arguments: str, **environ: str) -> AdminServiceSettings:
 
 
 def test_services_are_addresses_by_name() -> None:
-    """From one variable each, or from one with all; a trailing slash does not matter."""
+    """They come from one variable each, or from one variable with all. A trailing slash does not matter."""
     settings = load(PENSTOCK_SERVICES__PRODUCER="http://producer:8080/", PENSTOCK_SERVICES__AGGREGATOR="https://a")
     assert settings.services == {"producer": "http://producer:8080", "aggregator": "https://a"}
     assert load(PENSTOCK_SERVICES='{"p": "http://p"}').services == {"p": "http://p"}
@@ -22,13 +22,13 @@ def test_services_are_addresses_by_name() -> None:
 
 @pytest.mark.parametrize("url", ["producer:8080", "ftp://producer", "http://", "file:///etc/passwd"])
 def test_what_is_no_http_address_is_refused(url: str) -> None:
-    """By the service's name."""
+    """An invalid address is rejected by the service's name."""
     with pytest.raises(ConfigError, match=r"services\.producer.*http"):
         load(PENSTOCK_SERVICES__PRODUCER=url)
 
 
 def test_an_open_address_needs_a_token(capsys: pytest.CaptureFixture[str]) -> None:
-    """Exit status 2 with the setting's name."""
+    """Without a token the service ends with status 2 and the setting's name."""
     with pytest.raises(SystemExit) as e:
         main(["--http.host", "0.0.0.0"])
     assert e.value.code == 2

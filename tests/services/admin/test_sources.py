@@ -1,4 +1,4 @@
-"""Where an overview's samples come from."""
+"""The sources of an overview's samples."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def client(app: Any) -> httpx.AsyncClient:
 
 
 async def test_a_service_is_read_through_http() -> None:
-    """Health with the reason, metrics summed over labels, and streams where the service has them."""
+    """A sample has the health with its reason, metrics summed over labels, and streams if the service has them."""
     app = create_health_app("aggregator", {"kafka": lambda: CheckResult(False, "no broker")}, registry())
     app.include_router(streams_router(View()))
     sample = await HttpSource("aggregator", "http://a", client(app)).sample()
@@ -49,7 +49,7 @@ async def test_a_service_is_read_through_http() -> None:
 
 
 async def test_a_services_health_as_one_check() -> None:
-    """Well, failing with the reasons of its checks, or without any answer."""
+    """A service is well, fails with the reasons of its checks, or does not respond."""
     for ok, said in ((True, ""), (False, "kafka: no broker")):
         app = create_health_app("a", {"kafka": lambda ok=ok: CheckResult(ok, "no broker")}, registry())  # type: ignore[misc]
         assert await HttpSource("a", "http://a", client(app)).check() == CheckResult(ok, said)
@@ -59,7 +59,7 @@ async def test_a_services_health_as_one_check() -> None:
 
 
 async def test_a_connect_worker_is_a_service_too() -> None:
-    """Its health is Kafka Connect's: one check, with what it says where it is not well."""
+    """Its health is Kafka Connect's: one check, with the reason if it fails."""
     for status, ok in (("healthy", True), ("starting", False)):
         body = {"status": status, "message": "as it is"}
         answer = httpx.Response(200 if ok else 503, json=body)
@@ -70,7 +70,7 @@ async def test_a_connect_worker_is_a_service_too() -> None:
 
 
 async def test_a_service_without_streams_has_none() -> None:
-    """404 is no error."""
+    """The status 404 is no error."""
     sample = await HttpSource("consumer", "http://c", client(create_health_app("consumer", {}, registry()))).sample()
     assert (sample.status, sample.streams) == ("ok", None)
 
@@ -86,7 +86,7 @@ async def test_a_service_without_streams_has_none() -> None:
     ],
 )
 async def test_a_service_that_does_not_answer_well_is_unreachable(answer: httpx.Response | Exception) -> None:
-    """Whatever comes back, a sample is made of it."""
+    """An invalid response or an error yields an unreachable sample."""
 
     def handle(request: httpx.Request) -> httpx.Response:
         if isinstance(answer, Exception):
@@ -100,7 +100,7 @@ async def test_a_service_that_does_not_answer_well_is_unreachable(answer: httpx.
 
 
 async def test_a_part_of_this_process_is_read_without_http() -> None:
-    """The same sample, without an address."""
+    """The sample is the same, without an address."""
     sample = await LocalSource("a", {"kafka": lambda: CheckResult(True)}, registry(), View()).sample()
     assert (sample.status, sample.url, sample.detail) == ("ok", "", "")
     assert sample.metrics["penstock_streams_late_records_total"] == 5
@@ -108,7 +108,7 @@ async def test_a_part_of_this_process_is_read_without_http() -> None:
 
 
 def test_metrics_of_others_and_buckets_are_left_out() -> None:
-    """Only our own names, without histogram buckets but those of the ingest's latency."""
+    """Only Penstock's metrics are kept, and only the histogram buckets of the ingest's latency."""
     text = metrics.render(registry()).decode() + "python_info 1\n"
     assert {name for name in sum_metrics(text) if "|" not in name} == {
         "penstock_streams_late_records_total",
@@ -118,7 +118,7 @@ def test_metrics_of_others_and_buckets_are_left_out() -> None:
 
 
 class Down:
-    """An admin client whose brokers are away, or silent."""
+    """An admin client whose brokers are unreachable or do not respond."""
 
     def __init__(self, silent: bool) -> None:
         self.silent = silent
@@ -130,13 +130,13 @@ class Down:
 
 
 async def test_kafka_away_is_said() -> None:
-    """An error or silence is the sample's error."""
+    """The sample has the error, or the missing response as its error."""
     assert (await KafkaSource(Down(silent=False)).sample()).error == "no broker"  # type: ignore[arg-type]
     assert (await KafkaSource(Down(silent=True), timeout_ms=5).sample()).error == "no answer within 5 ms"  # type: ignore[arg-type]
 
 
 class Busy(MemoryAdmin):
-    """Many groups, of which one is deleted as soon as it was listed, and the last has members."""
+    """Many groups. One is deleted after it is listed, and the last has members."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -153,7 +153,7 @@ class Busy(MemoryAdmin):
 
 
 async def test_groups_beyond_the_limit_are_counted_and_deleted_ones_left_out() -> None:
-    """Those with members come first; one that goes between two questions does not hide the others."""
+    """Groups with members come first. A group deleted between two requests does not hide the others."""
     sample = await KafkaSource(Busy()).sample()
     assert (sample.error, sample.groups_omitted) == ("", 20)
     names = [group["group"] for group in sample.groups]

@@ -1,4 +1,4 @@
-"""Changelogs with closed windows, for tests of what is read from them."""
+"""Changelogs with closed windows, for tests of their readers."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ Entries = list[tuple[bytes | None, bytes]]
 
 
 class Log(NamedTuple):
-    """The entries of a partition's changelog, and the closed windows (key, start, end) that count, in log order."""
+    """The entries of a partition's changelog, and the committed closed windows (key, start, end) in log order."""
 
     entries: Entries
     closed: list[tuple[str, int, int]]
 
     @classmethod
     def of(cls, commits: Sequence[Sequence[tuple[str, int]]], guarantee: Any = "exactly_once") -> Log:
-        """Commits that close windows (key, end), each 3 ms long and followed by two live ones."""
+        """Commits that close windows (key, end). Each window is 3 ms long and is followed by two live ones."""
         log = cls([(None, encode_takeover(1, Takeover("app", "x", 0)))], [])
         for number, windows in enumerate(commits, start=1):
             log.entries.extend(final(key, end, 1, number) for key, end in windows)
@@ -49,7 +49,7 @@ class Log(NamedTuple):
         return log
 
     def columns(self, start: int = 0, count: int | None = None) -> Columns:
-        """Its records from an offset on."""
+        """The log's records from an offset on."""
         rows = self.entries[start:][:count]
         offsets = np.arange(start, start + len(rows))
         return Columns(TOPIC, 0, [k for k, _ in rows], [v for _, v in rows], offsets * 0, offsets)

@@ -1,4 +1,4 @@
-"""The distance between changelog and lake, as metrics show it."""
+"""The distance between changelog and lake, as in the metrics."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from penstock.services.aggregator.settings import AggregatorSettings
 
 
 def test_what_is_uncovered() -> None:
-    """A partition counts from its covered offset; from its first record where it has none or that is gone."""
+    """A partition counts from its covered offset. Without one, or if it is gone, it counts from its first record."""
     assert uncovered({0: 10, 1: 10, 2: 10, 3: 0}, {0: 2, 1: 8, 2: 0, 3: 0}, {0: 4, 1: 4}) == 6 + 2 + 10
     assert uncovered({0: 3}, {0: 0}, {0: 5}) == 0
 
 
 def test_nothing_known_is_nan() -> None:
-    """What was not measured is shown as NaN, not as 0, which would say that all is well."""
+    """An unmeasured value is NaN, because 0 would mean that everything is covered."""
     registry = CollectorRegistry()
     watch = BacklogWatch(AggregatorSettings.load(["--topology=a:b"], environ={}), registry, lambda: False)
     for name in ("changelog_records", "snapshot_age_seconds"):

@@ -32,7 +32,7 @@ def settings(*flags: str, **environ: str) -> AggregatorSettings:
 
 
 def test_the_job_understands_its_command_line() -> None:
-    """The job's own settings, read from the command line and the environment, are what the aggregator was told."""
+    """The job's settings, read from the command line and the environment, are the aggregator's."""
     given = settings(
         "--streams.application-id=app",
         "--compaction.spark-master=local[3]",
@@ -71,7 +71,7 @@ def test_the_job_understands_its_command_line() -> None:
 def test_the_job_does_as_the_aggregator_says_whatever_else_is_in_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What stands there for `penstock compact` by hand is not the job's."""
+    """Settings in the file for a manual `penstock compact` do not apply to the job."""
     monkeypatch.chdir(tmp_path)
     by_hand = "delete_covered = true\nretention_hours = 24\nclosed_retention_days = 1\nvacuum_every = 9\nruns_max = 3\n"
     (tmp_path / "penstock.toml").write_text(f"{by_hand}[streams]\nlake = 'lake'\n[compaction]\nvacuum_every = 2\n")
@@ -84,7 +84,7 @@ def test_the_job_does_as_the_aggregator_says_whatever_else_is_in_the_file(
 
 
 def test_no_secret_in_the_command_line() -> None:
-    """What every user of the machine can see holds no secret; the environment carries them."""
+    """Every user of the machine can read a command line, so secrets are in the environment."""
     given = settings(**SECRETS)
     line = " ".join(command(given))
     for secret in ("hunter2", "hunter3", "hunter4"):
@@ -93,7 +93,10 @@ def test_no_secret_in_the_command_line() -> None:
 
 
 def test_the_environment_is_this_process_with_our_settings_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The job inherits the environment, but settings only as they are in force here, not as variables say."""
+    """The job inherits the environment.
+
+    Penstock's settings in it have the values in force here, not those of variables.
+    """
     monkeypatch.setenv("PENSTOCK_KAFKA__BOOTSTRAP_SERVERS", "stale:1")
     monkeypatch.setenv("PENSTOCK_DELETE_COVERED", "false")
     monkeypatch.setenv("SOMETHING_ELSE", "kept")
@@ -124,7 +127,7 @@ def test_without_a_lake_there_is_nothing_to_compact_into() -> None:
     ],
 )
 def test_that_compaction_is_off_is_said(flags: list[str], why: str, caplog: pytest.LogCaptureFixture) -> None:
-    """Off is a warning at start-up, a state in /health that does not make it fail, and a metric."""
+    """It is a warning at start-up, a metric, and a state in /health that is not a failure."""
     registry = CollectorRegistry()
     supervisor = CompactionSupervisor(AggregatorSettings.load(flags, environ={}), registry)
     supervisor.warn()
@@ -138,7 +141,10 @@ def test_that_compaction_is_off_is_said(flags: list[str], why: str, caplog: pyte
 
 
 def test_too_many_bytes_ask_for_a_compaction() -> None:
-    """A measurement above the limit asks, one below or unknown does not; without a limit none does."""
+    """A measurement above the limit triggers a compaction.
+
+    A lower or unknown one does not, and without a limit none does.
+    """
     asked: list[int] = []
     for flags, sizes in ((["--compaction.changelog-bytes=100"], (99, None, 100, 200)), ([], (10**12,))):
         registry, clock = CollectorRegistry(), ManualClock(7)
@@ -150,7 +156,10 @@ def test_too_many_bytes_ask_for_a_compaction() -> None:
 
 
 def test_what_a_compaction_leaves_asks_for_no_other_one() -> None:
-    """Bytes that a job does not cover ask once, and again with a new snapshot or as many bytes on top."""
+    """Bytes that a job does not cover trigger one compaction.
+
+    A new snapshot or as many further bytes trigger the next one.
+    """
     asked: list[int] = []
     clock = ManualClock(0)
     given = settings("--compaction.changelog-bytes=100")
@@ -193,7 +202,7 @@ def test_health_tells_the_state() -> None:
 
 
 def test_compactions_of_before_a_restart_are_the_lakes() -> None:
-    """This instance's own come first, and each once: a run's commit is in the lake as well."""
+    """This instance's own compactions come first. Each is listed once, although its commit is in the lake as well."""
     registry, minute, now_ms = CollectorRegistry(), 60_000, 10**12
     manual_clock = ManualClock(now_ms)
 

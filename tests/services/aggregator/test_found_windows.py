@@ -53,14 +53,14 @@ ONE, TWO = {"x": 4.0, "id": "a"}, {"x": 8.0, "id": "b"}
 
 
 def test_results_are_the_aggregations_own() -> None:
-    """What a state says is what its aggregation would have forwarded; a column that is not there yet is None."""
+    """The result of a state is the one that its aggregation would forward. A missing column is None."""
     assert results(STORE, state(ONE, TWO)) == {"n": 2, "mean": 6.0, "least": 4.0, "ids": 2}
     assert results(STORE, state()) == {"n": 0, "mean": None, "least": None, "ids": 0}
     assert results(STORE, {"n_n": 3}) == {"n": 3, "mean": None, "least": None, "ids": None}
 
 
 def test_what_an_operator_keeps_for_itself_is_no_result() -> None:
-    """The highest timestamp of a window of fixed size is in none of the answers, open or closed."""
+    """The highest timestamp of a window of fixed size is in no response, whether the window is open or closed."""
     own = AggregationSchema.of(LATEST, Latest())
     store = msgspec.structs.replace(STORE, kind="tumbling", aggregations=(own, *SCHEMAS[:1]))
     assert results(store, {"latest_ms_ms": 7, "n_n": 3}) == {"n": 3}
@@ -69,7 +69,7 @@ def test_what_an_operator_keeps_for_itself_is_no_result() -> None:
 
 
 def test_closed_results_are_as_open_ones() -> None:
-    """What a table has as JSON is decoded; a result of an aggregation that was added later is None."""
+    """JSON in a table is decoded. The result of an aggregation that was added later is None."""
     listed = AggregationSchema.of("all", CollectList("x", 5))
     store = msgspec.structs.replace(STORE, aggregations=(listed, *SCHEMAS[:2]))
     row = ClosedWindow(0, 0, 9, b"k", 5, "topic", {"all": "[1,null]", "n": 3})
@@ -77,7 +77,10 @@ def test_closed_results_are_as_open_ones() -> None:
 
 
 def test_the_tail_goes_over_the_snapshot() -> None:
-    """What the tail changes, closes or removes is the tail's; what it does not touch is the snapshot's."""
+    """Windows that the tail changes, closes or removes are taken from the tail.
+
+    The others are taken from the snapshot.
+    """
     rows = [(0, 0, 5), (0, 50, 60), (0, 100, 110), (0, 200, 205), (1, 0, 9)]
     live = [{"partition": p, "start_ms": s, "end_ms": e, "state": state(ONE)} for p, s, e in rows]
     tail = [change(LIVE, 50, 70, ONE, TWO), change(FINAL, 0, 5, ONE), change(DELETED, 100), change(LIVE, 300, 300, TWO)]
@@ -92,19 +95,19 @@ def test_the_tail_goes_over_the_snapshot() -> None:
 
 
 def test_a_closed_window_that_is_kept_is_told_once() -> None:
-    """A sliding window's live row after its final is no window of its own."""
+    """The live row of a sliding window after its final row is not a separate window."""
     tail = [change(FINAL, 0, 5, ONE), change(LIVE, 0, 5, ONE)]
     assert [one.status for one in merge(0, STORE, [], tail, ALWAYS)] == ["closed"]
 
 
 def entries(store: StoreSchema, commit: int, live: bytes) -> list[tuple[bytes | None, bytes]]:
-    """A commit of one live window from 0 to 5 of this state, under this schema."""
+    """A commit of one live window from 0 to 5 with this state, written with this schema."""
     progress = Progress("app", "exactly_once", {}, 5, {}, {}, (store,), 0)
     return [(b"k", encode_live(0, 1, commit, 0, 5, live)), (None, encode_progress(1, commit, progress))]
 
 
 def test_a_tail_over_a_change_of_schema_is_read_as_it_was_written() -> None:
-    """Windows that were written before an aggregation was added have no result of it, those after it have."""
+    """Windows written before an aggregation was added have no result of it. Later windows have one."""
     whole = list(state(ONE).values())
     old = msgspec.structs.replace(STORE, aggregations=SCHEMAS[:1] + SCHEMAS[2:])
     kept = [v for c, v in zip(STORE.state_columns(), whole, strict=True) if not c.name.startswith("mean_")]
@@ -123,7 +126,7 @@ def test_a_tail_over_a_change_of_schema_is_read_as_it_was_written() -> None:
 
 
 def test_windows_of_many_keys_are_each_their_own() -> None:
-    """A key's changes touch no other's windows, and each window is told with its key."""
+    """Changes of one key do not affect other keys' windows, and each window has its key."""
     live = [{"partition": 0, "key": key, "start_ms": 0, "end_ms": 4, "state": state(ONE)} for key in (b"k", b"l")]
     found = merged(0, STORE, live, [change(FINAL, 0, 4, ONE, TWO), change(LIVE, 20, 30, TWO)], ALWAYS)
     assert sorted((one.key, one.start_ms, one.status, one.results["n"]) for one in found) == [

@@ -1,4 +1,4 @@
-"""What is remembered of a changelog's tail for a question about windows."""
+"""The changes of a changelog's tail that are kept for a query of windows."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def change(operation: bytes, start: int, end: int = 0, key: bytes = b"k", store:
 
 
 def kept(*changes: Change, reach: tuple[int, int] = (100, 200), keys: KeyRange | None = None) -> list[tuple[str, int]]:
-    """The kind and end of what is kept of the changes."""
+    """The kind and end of the kept changes."""
     own = Changes(keys or KeyRange.of(), reach, "s")
     for one in changes:
         own.keep(one)
@@ -33,7 +33,10 @@ def kept(*changes: Change, reach: tuple[int, int] = (100, 200), keys: KeyRange |
 
 
 def test_of_each_window_the_newest_change_is_kept() -> None:
-    """However often it grew; one that was closed is no longer open, and one start can be closed with several ends."""
+    """This holds however often the window grew.
+
+    A closed window is no longer open, and one start can be closed with several ends.
+    """
     assert kept(*(change(LIVE, 90, 90 + i) for i in range(50))) == [("live", 139)]
     assert kept(change(LIVE, 90, 120), change(FINAL, 90, 120)) == [("final", 120)]
     closed_twice = (change(FINAL, 90, 120), change(LIVE, 90, 130), change(FINAL, 90, 140), change(LIVE, 90, 150))
@@ -43,7 +46,7 @@ def test_of_each_window_the_newest_change_is_kept() -> None:
 
 
 def test_what_is_not_asked_for_is_not_kept() -> None:
-    """Windows that end before the times or begin after them, other keys, and other stores."""
+    """Windows outside the queried times, other keys and other stores are not kept."""
     assert kept(change(LIVE, 90, 99), change(FINAL, 90, 99), change(LIVE, 201, 250), change(DELETED, 201)) == []
     assert kept(change(LIVE, 200, 250), change(FINAL, 90, 100)) == [("live", 250), ("final", 100)]
     assert kept(change(LIVE, 100, 110, store="t")) == []
@@ -51,7 +54,7 @@ def test_what_is_not_asked_for_is_not_kept() -> None:
 
 
 def test_a_busy_key_can_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not the changes are limited but the windows, and where there are too many a shorter time has fewer."""
+    """The limit applies to windows, not to changes. If there are too many windows, a shorter time has fewer."""
     monkeypatch.setattr(kept_changes, "CHANGES_MAX", 3)
     grown = [change(LIVE, start, start + i) for start in (100, 120, 140) for i in range(9)]
     assert len(kept(*grown)) == 3

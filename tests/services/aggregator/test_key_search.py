@@ -1,4 +1,4 @@
-"""Which keys are found by what is typed."""
+"""The keys that match a search text."""
 
 from __future__ import annotations
 
@@ -22,13 +22,16 @@ from penstock.services.aggregator.key_search import KeySearch
     ],
 )
 def test_what_is_found(typed: str, found: list[str | bytes], passed_over: list[str | bytes]) -> None:
-    """Text is part of a key's; JSON is the value, however it is written; a number is one of 4 or 8 bytes, too."""
+    """Text matches a part of a key.
+
+    JSON matches its value, however it is written. A number also matches 4 or 8 bytes.
+    """
     search = KeySearch(typed)
     assert [key for key in (*found, *passed_over) if search.has(key)] == found
 
 
 def test_whole_keys() -> None:
-    """What is looked up at once: the text as the store has keys, and a number as serializers write it."""
+    """Whole keys are looked up at once: the text as the store has keys, and a number as serializers write it."""
     assert KeySearch("").exact("string") == []
     assert KeySearch("7").exact("string") == ["7"]
     assert KeySearch("7").exact("bytes") == [b"7", bytes(3) + b"\x07", bytes(7) + b"\x07"]

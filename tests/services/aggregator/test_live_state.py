@@ -1,4 +1,4 @@
-"""What is in the stores, as plain values."""
+"""The contents of the stores, as plain values."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_stores_are_counted_by_partition() -> None:
 
 
 def test_windows_end_last_first_and_are_found_by_key() -> None:
-    """Over all partitions, up to the limit; another store has none."""
+    """Windows of all partitions are returned up to the limit. Another store has none."""
     assert [w["key"] for w in found(None, "", 10)] == ["bob", "anna", "ann"]
     assert [w["key"] for w in found("sessions", "an", 10)] == ["anna", "ann"]
     assert [w["key"] for w in found(None, "", 1)] == ["bob"]
@@ -57,7 +57,7 @@ def test_windows_end_last_first_and_are_found_by_key() -> None:
 
 
 def test_pages_of_windows() -> None:
-    """One after the other they are what is there, each once, those that end last first."""
+    """The pages together have each window once, those with the latest end first."""
     seen, last = [], None
     while True:
         page = live_windows(tasks(), None, KeySearch(""), 1, last)
@@ -68,7 +68,7 @@ def test_pages_of_windows() -> None:
 
 
 def test_a_key_that_is_named_is_found_in_a_large_store(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only so many rows are looked at, and the others counted; a whole key is found all the same."""
+    """Only a limited number of rows is searched, and the others are counted. A whole key is still found."""
     monkeypatch.setattr("penstock.services.aggregator.live_state.ROWS_LOOKED_AT_MAX", 3)
     for key_type, keys in (
         ("string", ["7", *"abcd", "ee"]),

@@ -1,4 +1,4 @@
-"""Work in a loop of its own."""
+"""Work in a separate event loop."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WAIT_S = 20
 
 
 async def test_what_blocks_there_does_not_hold_the_caller_up() -> None:
-    """The caller's loop goes on, and what it does is what lets the work end."""
+    """The caller's loop continues, and its action lets the work end."""
     has_begun, may_end = threading.Event(), threading.Event()
 
     async def work() -> bool:
@@ -31,7 +31,7 @@ async def test_what_blocks_there_does_not_hold_the_caller_up() -> None:
 
 
 async def test_an_error_comes_back() -> None:
-    """As it was raised."""
+    """The error is raised unchanged."""
 
     async def work() -> None:
         raise KafkaTimeout("no answer")
@@ -41,7 +41,7 @@ async def test_an_error_comes_back() -> None:
 
 
 async def test_it_is_cancelled_with_its_caller() -> None:
-    """What it waits for is given up, and its own cleaning up is done."""
+    """The wait in the separate loop is cancelled, and its clean-up runs."""
     has_begun, has_ended = threading.Event(), threading.Event()
 
     async def work() -> None:

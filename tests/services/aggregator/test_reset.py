@@ -1,4 +1,4 @@
-"""`penstock streams reset` on the fake broker: what it would forget, what it refuses, what is left."""
+"""`penstock streams reset` on the fake broker: the plan, the rejected calls, and the state after a reset."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OTHERS = ["app", "app-late", "other-changelog", "other-x-repartition"]
 
 
 async def prepare(admin: Admin, lake: Path) -> None:
-    """An application that has read, written and was compacted, beside what is not its own."""
+    """An application that has read, written and was compacted, beside resources of others."""
     await admin.create_topics([NewTopic(name, 1, 1) for name in (*OWN, *OTHERS)])
     await admin.alter_group_offsets("app", {TopicPartition("app", 0): 0})
     for application in ("app", "other"):
@@ -41,7 +41,7 @@ def arguments(cluster: FakeCluster, *more: str) -> list[str]:
 async def test_it_is_said_first_and_done_then(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without --execute nothing changes; with it what is the application's goes, and what is others' stays."""
+    """Without --execute nothing changes. With it, the application's resources are deleted, and those of others stay."""
     lake, state = tmp_path / "lake", tmp_path / "state"
     monkeypatch.setenv("PENSTOCK_STREAMS__LAKE", str(lake))
     monkeypatch.setenv("PENSTOCK_STREAMS__STATE_DIR", str(state))
@@ -71,8 +71,11 @@ async def test_it_is_said_first_and_done_then(
 async def test_a_snapshot_that_cannot_be_removed_keeps_the_offsets(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A lake at a URI goes like a folder. Where its removal fails, that is said and the offsets stay: no worker starts
-    on what is left, and the next reset has the rest."""
+    """A lake at a URI is removed like a folder.
+
+    If its removal fails, that is reported and the offsets stay. No worker starts on the remaining state, and the next
+    reset removes the rest.
+    """
     lake = tmp_path / "la ke"
     monkeypatch.setenv("PENSTOCK_STREAMS__LAKE", lake.as_uri())
     monkeypatch.setenv("PENSTOCK_STREAMS__STATE_DIR", str(tmp_path / "state"))
@@ -98,7 +101,7 @@ async def test_a_snapshot_that_cannot_be_removed_keeps_the_offsets(
 
 
 async def test_an_application_whose_name_begins_with_anothers(capsys: pytest.CaptureFixture[str]) -> None:
-    """Of two applications of which one's name begins with the other's, each is reset without the other's topics."""
+    """If one application's name begins with the other's, each is reset without the other's topics."""
     of_app, of_eu = "app-by-user-repartition", "app-eu-by-user-repartition"
     offsets = {TopicPartition("clicks", 0): 3}
     async with FakeCluster() as cluster, Admin(KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)) as admin:
@@ -118,7 +121,7 @@ async def test_an_application_whose_name_begins_with_anothers(capsys: pytest.Cap
 
 
 async def test_a_running_application_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """While an instance is a member of the group nothing is forgotten, and the members are named."""
+    """While an instance is a member of the group nothing is deleted, and the members are named."""
     async with FakeCluster() as cluster:
         kafka = KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)
         cluster.create_topic("app", 1)
@@ -131,7 +134,7 @@ async def test_a_running_application_is_refused(tmp_path: Path, capsys: pytest.C
 
 
 def test_the_plan_in_words() -> None:
-    """Each thing that goes has a line; a snapshot has its tables in it."""
+    """Each deleted resource has a line. The line of a snapshot names its tables."""
     tables = {"closed/visits": TableFiles(2, 34), "state": TableFiles(1, 5)}
     unsure = {"app-x-y-repartition": "app-x"}
     plan = ResetPlan("app", {"t-0": 7}, ["app-changelog"], "s3://lake/app", tables, unsure)
@@ -149,7 +152,7 @@ def test_the_plan_in_words() -> None:
 
 
 def test_wrong_arguments(capsys: pytest.CaptureFixture[str]) -> None:
-    """A wrong flag and a wrong setting both end with status 2."""
+    """An invalid flag and an invalid setting both end with status 2."""
     assert main(["reset", "--execut"]) == 2
     assert main(["reset", "--application-id", "a b"]) == 2
     assert main(["reset", "--application-id", ".."]) == 2

@@ -1,4 +1,4 @@
-"""`penstock streams restore-offsets` on the fake broker: an application's group goes back to its changelog."""
+"""`penstock streams restore-offsets` on the fake broker: a group's offsets are set back to its changelog."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def committed(chain: Chain) -> dict[TopicPartition, int]:
 
 
 async def commit_as_stranger(chain: Chain, offset: int) -> None:
-    """What a stray consumer leaves that ran while the application was down."""
+    """Commit offsets as a foreign consumer does that ran while the application was down."""
     async with Admin(chain.kafka) as admin:
 
         async def is_empty() -> bool:
@@ -51,7 +51,7 @@ async def commit_as_stranger(chain: Chain, offset: int) -> None:
 
 
 async def restarts(chain: Chain, **given: Any) -> None:
-    """The application as a supervisor runs it: started again at once whenever it fails."""
+    """Run the application as a supervisor does: it restarts at once whenever it fails."""
     while True:
         try:
             await fails(chain.worker(**given))
@@ -64,7 +64,10 @@ async def restarts(chain: Chain, **given: Any) -> None:
 async def test_offsets_of_a_stranger_are_set_back_while_the_application_restarts(
     capsys: pytest.CaptureFixture[str], guarantee: str, static: str | None
 ) -> None:
-    """The error names all partitions and that nothing is lost; its command ends the restarts, and all is processed."""
+    """The error names all partitions and states that nothing is lost.
+
+    The named command ends the restarts, and all records are processed.
+    """
     given = {"processing_guarantee": guarantee, "group_instance_id": static, "session_timeout_ms": 1_000}
     async with FakeCluster(configs=QUICK) as cluster, chain_of(cluster, TOPIC) as chain:
         await work(chain, 100, **given)
@@ -94,7 +97,7 @@ async def test_offsets_of_a_stranger_are_set_back_while_the_application_restarts
 
 
 async def test_a_healthy_application_is_left_alone(capsys: pytest.CaptureFixture[str]) -> None:
-    """What its members own is never ahead of the changelog, so nothing is committed over it."""
+    """The offsets of its members are never ahead of the changelog, so none are overwritten."""
     async with FakeCluster(configs=QUICK) as cluster, chain_of(cluster, TOPIC) as chain:
         worker = chain.worker()
         async with running(worker) as loop:
@@ -110,7 +113,7 @@ async def test_a_healthy_application_is_left_alone(capsys: pytest.CaptureFixture
 
 
 async def test_strangers_have_to_go_first(capsys: pytest.CaptureFixture[str]) -> None:
-    """Another consumer that has the partitions would commit again: it is named, and nothing is changed."""
+    """Another consumer that owns the partitions would commit again. It is named, and nothing is changed."""
     async with FakeCluster(configs=QUICK) as cluster, chain_of(cluster, TOPIC) as chain:
         await work(chain, 100)
         await chain.send(40)
@@ -127,7 +130,10 @@ async def test_strangers_have_to_go_first(capsys: pytest.CaptureFixture[str]) ->
 
 
 async def test_without_a_position_in_the_changelog_it_is_asked_for() -> None:
-    """Nothing says that these partitions were never read: only the topic's name starts them over, with empty state."""
+    """The changelog does not show whether these partitions were read.
+
+    Only the topic's name restarts them, with empty state.
+    """
     async with FakeCluster(configs=QUICK) as cluster, chain_of(cluster, TOPIC) as chain:
         await chain.send(100)
         await commit_as_stranger(chain, 20)
@@ -145,7 +151,10 @@ async def test_without_a_position_in_the_changelog_it_is_asked_for() -> None:
 async def test_the_lake_has_the_position_where_the_changelog_was_shortened(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Where compactions deleted the changelog's records the snapshot tells; without the lake that is said."""
+    """If compactions deleted the changelog's records, the snapshot has the position.
+
+    Without the lake, the error reports that.
+    """
     async with FakeCluster(configs=QUICK) as cluster, chain_of(cluster, TOPIC) as chain:
         await chain.send(100)
         worker = chain.worker(topology(TOPIC, **BINARY))

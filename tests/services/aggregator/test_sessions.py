@@ -49,7 +49,7 @@ CODEC = StateCodec(STORE.state_columns())
 
 
 def test_a_state_that_cannot_be_read_is_named() -> None:
-    """The error has topic, partition and offset of the record itself, not of the one that confirms it."""
+    """The error has topic, partition and offset of the record itself, not of the record that confirms it."""
     seen = list[Told]()
     reader = ChangelogReader(one_by_one(lambda change: seen.append(told(change))))
     values = [encode_takeover(1, Takeover("app", "here", 0)), encode_live(0, 1, 1, 0, 5, b"short")]
@@ -61,7 +61,7 @@ def test_a_state_that_cannot_be_read_is_named() -> None:
 
 
 def test_the_store_is_the_only_one_or_named() -> None:
-    """A name that is not there, or none where there are several, is refused with those that there are."""
+    """An unknown name, or no name if there are several stores, is rejected with the existing stores."""
     assert chosen([PROGRESS], None) == chosen([PROGRESS], "s") == STORE
     with pytest.raises(ConfigError, match="store: t: the application has s"):
         chosen([PROGRESS], "t")
@@ -70,7 +70,7 @@ def test_the_store_is_the_only_one_or_named() -> None:
 
 
 def test_a_wrong_time_names_its_setting(capsys: pytest.CaptureFixture[str]) -> None:
-    """Status 2, with the flag's name and what is expected."""
+    """The command ends with status 2, the flag's name and the expected format."""
     for flag in ("--from", "--to"):
         assert main(["--application", "app", flag, "yesterday"]) == 2
         said = capsys.readouterr().err
@@ -92,13 +92,13 @@ def test_a_wrong_time_names_its_setting(capsys: pytest.CaptureFixture[str]) -> N
     ],
 )
 def test_what_can_have_no_answer_is_refused(flags: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Status 2, in one line, before anything is asked."""
+    """The command ends with status 2 and one line, before any request."""
     assert main(["--application", "app", *flags]) == 2
     assert said in capsys.readouterr().err
 
 
 def test_what_is_shown() -> None:
-    """A row a window, with its bounds in UTC and its results."""
+    """Each window has one row with its bounds in UTC and its results."""
     console = Console(file=io.StringIO(), width=160)
     show(STORE, [Found(0, 0, 1500, "open", {"n": 4.0})], console)
     said = console.file.getvalue()  # type: ignore[attr-defined]
@@ -108,7 +108,10 @@ def test_what_is_shown() -> None:
 
 
 def test_times_beyond_the_calendar_are_shown_as_ms() -> None:
-    """A window after the year 9999 has its bounds as `--from` takes them; no key commands the terminal."""
+    """The bounds of a window after the year 9999 have the form of `--from`.
+
+    No character of a key commands the terminal.
+    """
     console = Console(file=io.StringIO(), width=160)
     show(STORE, [Found(0, -1, 10**15, "open", {"n": 4.0}, "\x1b[31m[/b]")], console)
     said = console.file.getvalue()  # type: ignore[attr-defined]
@@ -121,7 +124,7 @@ def test_times_beyond_the_calendar_are_shown_as_ms() -> None:
 def test_no_time_is_cut_on_a_narrow_terminal(
     columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Bounds and status stand on one line however many results there are; a long key goes on below."""
+    """Bounds and status are on one line, however many results there are. A long key continues on the next line."""
     monkeypatch.setenv("COLUMNS", str(columns))
     names = [f"aggregation_{i}" for i in range(6)]
     store = msgspec.structs.replace(STORE, aggregations=tuple(AggregationSchema.of(n, Count()) for n in names))
@@ -224,7 +227,7 @@ async def test_pages_have_each_window_once(status: Any, tmp_path: Path) -> None:
 
 
 async def test_the_command_says_how_to_go_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What it printed last goes in again; with other bounds it is refused with status 2."""
+    """The printed continuation is a valid argument. With other bounds it is rejected with status 2."""
     async with FakeCluster() as cluster:
         there = await fill(cluster, tmp_path)
         flags = ["--application", "app", "--lake", str(tmp_path), "--rows-max", "30", "--json", "--key-to", "kz"]
@@ -244,7 +247,7 @@ async def test_the_command_says_how_to_go_on(tmp_path: Path, capsys: pytest.Capt
 
 
 async def test_times_that_no_calendar_has_are_answered(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """From lake and changelog: after all windows there is none, and before all of them they are all."""
+    """This holds for lake and changelog. After all windows there is none, and before all windows the result has all."""
     async with FakeCluster() as cluster:
         there = await fill(cluster, tmp_path)
         flags = ["--application", "app", "--lake", str(tmp_path), "--json"]
@@ -255,7 +258,10 @@ async def test_times_that_no_calendar_has_are_answered(tmp_path: Path, capsys: p
 
 
 async def test_a_lake_that_is_not_there_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The changelog answers, with a word of the folder; where its beginning is gone too, that is the error."""
+    """The changelog is read, with a note about the folder.
+
+    If the changelog's beginning is gone too, that is the error.
+    """
     async with FakeCluster() as cluster:
         await fill(cluster, tmp_path / "lake")
         flags = ["--application", "app", "--json", "--kafka.bootstrap-servers", cluster.bootstrap_servers]

@@ -1,4 +1,4 @@
-"""An application as one of its instances tells it: the others are real apps, asked without a network."""
+"""The whole application as one instance reports it. The other instances are real apps, called without a network."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ async def straight_on(request: httpx.Request) -> httpx.Response | None:
 
 
 class Net(httpx.AsyncBaseTransport):
-    """Hands requests to the instances by their address; `hook` may answer in their place."""
+    """Passes requests to the instances by their address. `hook` may respond in their place."""
 
     def __init__(self, hook: Hook = straight_on, **instances: Any) -> None:
         self._apps = {name: httpx.ASGITransport(app) for name, app in instances.items()}
@@ -117,7 +117,7 @@ def app_of(instance: Instance, **guard: Any) -> Any:
 
 
 def whole(own: Instance, *others: tuple[str, Instance], net: Net | None, **settings: Any) -> Whole:
-    """As instance A tells it, which has read what all have said."""
+    """The whole application as instance A reports it, after it has read all instances' metadata."""
     known = Instances()
     for offset, (url, one) in enumerate([(A, own), *others]):
         known.apply(offset, url.encode(), encode(one.registration()), 0)
@@ -133,7 +133,10 @@ WANTED |= {"rows_max": 9, "continuation": None}
 
 
 async def test_each_partition_is_of_the_instance_that_has_it() -> None:
-    """Rows, positions, windows, stores and tasks of both; what a zombie says of what it has lost is left out."""
+    """Rows, positions, windows, stores and tasks of both are returned.
+
+    A zombie's data of lost partitions is left out.
+    """
     own, other = Instance("a", {0: 2, 1: 1}), Instance("b", {1: 2, 2: 7})
     made = whole(own, (B, other), net=Net(b=app_of(other)))
     answer = await made.read_store("s", partial=False, **WANTED)
@@ -150,7 +153,7 @@ async def test_each_partition_is_of_the_instance_that_has_it() -> None:
 
 
 async def test_others_are_asked_of_themselves_alone_with_what_was_asked() -> None:
-    """No question goes on from there; the token that opens them is sent, and no other."""
+    """The others do not forward the request. It carries the token for the other instances and no other token."""
     own, other = Instance("a", {0: 1}), Instance("b", {1: 1, 2: 1})
     net = Net(b=app_of(other, credentials={"all": Credential(secret="x" * 16, scopes=("admin",))}))
     made = whole(own, (B, other), net=net, tokens={"read": "x" * 16})
@@ -178,7 +181,10 @@ async def test_others_are_asked_of_themselves_alone_with_what_was_asked() -> Non
     ],
 )
 async def test_what_does_not_answer_is_missing_and_said(fault: str, reason: str) -> None:
-    """A question for rows is 503 with Retry-After and the reason, unless a part will do; others say it beside."""
+    """A request for rows has status 503 with Retry-After and the reason, unless a partial result is allowed.
+
+    Other results include the reason.
+    """
 
     async def fail(request: httpx.Request) -> httpx.Response | None:
         match fault:
@@ -235,7 +241,7 @@ async def test_an_instance_that_knows_nothing_yet_says_so() -> None:
 
 
 async def test_rows_are_cut_over_all_instances() -> None:
-    """As many as were asked for, and that there were more."""
+    """The result has as many rows as requested, and shows that there are more."""
     own, other = Instance("a", {0: 1}), Instance("b", {1: 1, 2: 1})
     made = whole(own, (B, other), net=Net(b=app_of(other)))
     answer = await made.read_store("s", partial=False, **WANTED | {"rows_max": 2})
@@ -277,7 +283,7 @@ async def test_pages_are_of_all_instances_as_of_one(zombie: bool, key_type: str,
 
 
 async def test_a_continuation_of_another_question_is_refused() -> None:
-    """Another store, key or application is another question; how many rows a page has is not."""
+    """A continuation is valid only for the same store, key and application. The number of rows of a page may change."""
     made = whole(Instance("a", {0: 1}, keys=9), net=Net())
     first = await made.read_store("s", partial=True, **WANTED)
     on = WANTED | {"continuation": first["continuation"]}
@@ -295,7 +301,7 @@ async def test_a_continuation_of_another_question_is_refused() -> None:
 
 
 async def test_a_compaction_is_asked_of_the_instance_that_does_it() -> None:
-    """Its refusal comes back as its own; where it cannot be reached that is said."""
+    """Its rejection is returned unchanged. An unreachable instance is reported."""
     own, other = Instance("a", {1: 1}), Instance("b", {0: 1})
     net = Net(b=app_of(other))
     made = whole(own, (B, other), net=net)
@@ -307,7 +313,7 @@ async def test_a_compaction_is_asked_of_the_instance_that_does_it() -> None:
 
 
 def test_tokens_open_what_their_credentials_do() -> None:
-    """The owner's opens everything; who may administer may read."""
+    """The owner's token permits everything. An administrator may also read."""
     load = AggregatorSettings.load
     arguments = ["--topology=a:b"]
     assert tokens_of(load(arguments, environ={})) == {}
@@ -318,7 +324,10 @@ def test_tokens_open_what_their_credentials_do() -> None:
 
 
 async def test_others_are_asked_over_tls_by_an_authority_of_ones_own(tmp_path: Path) -> None:
-    """With its file they answer; without it they are missing, and that it is the certificate is said."""
+    """With the authority's file the others respond.
+
+    Without it they are missing, and the reason names the certificate.
+    """
     authority, own, other = Authority(tmp_path, "authority"), Instance("a", {0: 1}), Instance("b", {1: 1, 2: 1})
     server = HttpServer(app_of(other), HttpSettings(ssl_certfile=authority.issue("server")))
     await server.start()
@@ -335,7 +344,7 @@ async def test_others_are_asked_over_tls_by_an_authority_of_ones_own(tmp_path: P
 
 @pytest.mark.parametrize("content", [None, "no certificate"])
 def test_an_authority_that_cannot_be_read_is_a_wrong_setting(tmp_path: Path, content: str | None) -> None:
-    """It is named at start-up; a service without it would ask the others in vain."""
+    """It is named at start-up, because without it every request to the others would fail."""
     file = tmp_path / "ca.pem"
     if content is not None:
         file.write_text(content)

@@ -1,4 +1,4 @@
-"""Windows by keys and time as they are answered over HTTP: from lake and changelog, or the open ones of the tasks."""
+"""Windows by keys and time over HTTP: from lake and changelog, or the open windows of the tasks."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def of(pages: list[Any], status: str) -> list[tuple[int, str, int, int]]:
 
 
 async def test_before_the_first_compaction_the_changelog_is_read(tmp_path: Path) -> None:
-    """The windows that begin first come first, whatever partition they are of."""
+    """Windows with the earliest start come first, whatever their partition."""
     async with FakeCluster() as cluster:
         await write(cluster, *LOGS)
         pages = await all_pages(search(cluster, tmp_path), "closed")
@@ -89,7 +89,7 @@ async def test_before_the_first_compaction_the_changelog_is_read(tmp_path: Path)
 
 @pytest.mark.parametrize("status", ["closed", "all"])
 async def test_closed_windows_are_the_lakes_and_the_tails(status: Any, tmp_path: Path) -> None:
-    """What was compacted is read from the lake, what came after it from the changelog; each window once."""
+    """Compacted windows are read from the lake and later ones from the changelog, each once."""
     said = LOGS[0].entries[-1][1]
     assert said is not None
     covered = 1 + 3 * 4  # the takeover, and three commits of four records
@@ -113,7 +113,7 @@ async def test_closed_windows_are_the_lakes_and_the_tails(status: Any, tmp_path:
 
 
 async def test_without_a_lake_open_windows_are_the_tasks() -> None:
-    """Page by page, as the tasks of all instances hold them, without a look into the changelog."""
+    """They are read page by page from the tasks of all instances, without the changelog."""
     pages = await all_pages(search(), "open")
     assert of(pages, "open") == [(0, key.decode(), 200, 201) for key in OPEN_KEYS]
     assert [len(page["windows"]) for page in pages] == [2, 1]
@@ -124,7 +124,7 @@ async def test_without_a_lake_open_windows_are_the_tasks() -> None:
 
 @pytest.mark.parametrize("status", ["closed", "all"])
 async def test_without_a_lake_there_are_no_closed_windows(status: Any) -> None:
-    """Which is no empty answer, but one that says what to set."""
+    """The response is not empty: its error names the required setting."""
     with pytest.raises(Problem, match="lake is not set") as problem:
         await search().find(STORE, status, asked())
     assert problem.value.kind.status == 409

@@ -1,4 +1,4 @@
-"""Several worker processes under one address."""
+"""Several worker processes at one address."""
 
 from __future__ import annotations
 
@@ -36,7 +36,10 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def app_of(name: str, *, is_well: bool = True) -> FastAPI:
-    """A worker's address as far as the process above needs it: health, metrics, and a route that says who asked."""
+    """A worker's app, as far as the parent process needs it.
+
+    It has health, metrics, and a route that names the caller.
+    """
     registry = CollectorRegistry()
     metrics.counter(registry, "streams_x", "X.", "topic").labels(topic="t").inc(len(name))
     checks: dict[str, Check] = {
@@ -83,7 +86,7 @@ def test_a_worker_has_the_settings_but_for_what_there_can_be_one_of() -> None:
 
 
 async def test_a_process_is_stopped_or_ends() -> None:
-    """Its status is its own, or tells of the signal; stopping it twice does no harm."""
+    """Its status is its own, or names the signal. Stopping it twice is harmless."""
     assert await WorkerProcess(["sh", "-c", "exit 3"], 1_000).end() == 3
     process = WorkerProcess(FOREVER, 10_000)
     assert process.status is None
@@ -91,7 +94,10 @@ async def test_a_process_is_stopped_or_ends() -> None:
 
 
 async def test_a_workers_health_is_one_check(tmp_path: Path) -> None:
-    """Well or not with its reasons, its process id, partitions and restarts; one that ended or does not tell is not."""
+    """The check is well or has its reasons, with process id, partitions and restarts.
+
+    A worker that ended or does not respond is not well.
+    """
     for is_well, detail in ((True, "restoring"), (False, "tasks: restoring")):
         worker = Worker(1, tmp_path, {})
         worker.start(FOREVER, 1_000)
@@ -108,7 +114,10 @@ async def test_a_workers_health_is_one_check(tmp_path: Path) -> None:
 
 
 async def test_a_request_goes_to_a_worker_that_can_be_reached(tmp_path: Path) -> None:
-    """With this process' own token, and the answer with its Retry-After; without any worker that is said."""
+    """It carries this process' own token, and the response has its Retry-After.
+
+    Without any reachable worker, that is reported.
+    """
     gone, there = (Worker(number, tmp_path, {"read": "secret"}) for number in (1, 2))
     async with serving(there, app_of("b")):
         answer = await AnyWorker([gone, there]).ask("GET", "/v1/streams", "local=true", b"", "")
@@ -122,7 +131,7 @@ async def test_a_request_goes_to_a_worker_that_can_be_reached(tmp_path: Path) ->
 
 
 async def test_a_question_goes_on_where_a_worker_breaks_off_and_an_order_does_not(tmp_path: Path) -> None:
-    """What may have been done is not done twice; the one that broke off is asked last from then on."""
+    """A request that may have been executed is not repeated. The worker that broke off is tried last from then on."""
     broken, there = (Worker(number, tmp_path, {}) for number in (1, 2))
     accepted = []
 
@@ -143,7 +152,7 @@ async def test_a_question_goes_on_where_a_worker_breaks_off_and_an_order_does_no
 
 
 class Short(Workers):
-    """Workers whose processes are a command of a test's."""
+    """Workers whose processes are a command of a test."""
 
     command = FOREVER
 
@@ -152,7 +161,7 @@ class Short(Workers):
 
 
 async def test_health_and_metrics_cover_all_workers() -> None:
-    """Each worker's check by its name, and its samples with its number; the service fails with any of them."""
+    """Each worker has a check with its name, and samples with its number. The service fails if any worker fails."""
     workers = Short(settings_of(), ARGUMENTS)
     await workers.startup()
     one, two = workers.workers
@@ -175,7 +184,7 @@ async def test_health_and_metrics_cover_all_workers() -> None:
 
 
 async def test_a_wrong_setting_of_a_worker_ends_all() -> None:
-    """No restart mends it; the others are stopped, and the folder of sockets is gone."""
+    """A restart cannot fix it. The others are stopped, and the folder of sockets is removed."""
     workers = Short(settings_of(), ARGUMENTS)
     workers.command = ["sh", "-c", "exit 2"]
     with pytest.raises(ExceptionGroup) as ended:
@@ -188,7 +197,7 @@ async def test_a_wrong_setting_of_a_worker_ends_all() -> None:
 
 
 def test_a_topology_that_is_not_there_is_refused_before_any_worker_is_started() -> None:
-    """It is said once, and not by each of them."""
+    """It is reported once, not by each worker."""
     wrong: Any = settings_of("--topology=penstock.services.local.topologies:sesions")
     with pytest.raises(ConfigError, match="sesions"):
         Workers(wrong, ARGUMENTS)

@@ -1,4 +1,4 @@
-"""What `penstock connectors` prints."""
+"""The output of `penstock connectors`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from penstock.services.connect.connectors import table_of
 
 
 def test_texts_of_others_are_shown_as_they_are() -> None:
-    """Nothing in a name or a trace is markup, and no character in it commands the terminal."""
+    """Nothing in a name or a trace is interpreted as markup or as a terminal command."""
     trace = "first\nValueError: [/b] \\[link=x]y \x1b[31m"
     found = {"[bold]a": {"status": {"connector": {"state": "FAILED", "trace": trace}, "tasks": [{"state": "RUNNING"}]}}}
     console = Console(file=io.StringIO(), width=120)

@@ -1,4 +1,4 @@
-"""What keeps a worker from starting: its status, and which of its properties the one line names."""
+"""The errors that keep a worker from starting: the exit status, and the property that the one line names."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ async def refusal(**settings: str) -> tuple[int, str]:
 
 
 async def test_an_unknown_config_provider_is_a_wrong_setting() -> None:
-    """The line names the setting and those that there are."""
+    """The line names the setting and the known providers."""
     status, reason = await refusal(config_providers="env,vault")
     assert status == WRONG_SETTING
     assert reason == "config.providers.vault.class: there is no config provider vault, only env, file, dir"
 
 
 async def test_a_port_that_is_taken_is_the_listeners() -> None:
-    """A worker's properties have no http.port."""
+    """The line names `listeners`, because a worker's properties have no http.port."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

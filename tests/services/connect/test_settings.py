@@ -46,13 +46,13 @@ def test_flags_go_before_the_file(worker: Path) -> None:
 @pytest.mark.parametrize("setting", ["key.converter", "value.converter", "header.converter"])
 @pytest.mark.parametrize("name", ["no.such.Converter", "FileStreamSink"])
 def test_a_converter_that_is_not_there_is_refused(worker: Path, setting: str, name: str) -> None:
-    """Before anything starts, and by its setting; a class that is no converter is none."""
+    """It is rejected by its setting before anything starts, and so is a class that is not a converter."""
     with pytest.raises(ConfigError, match=rf"{re.escape(name)} for configuration {re.escape(setting)}: .*not be found"):
         read_command_line("distributed", [str(worker), f"--{setting}={name}"])
 
 
 def test_standalone_takes_connectors(tmp_path: Path) -> None:
-    """As properties, as a config in JSON, and as REST takes it."""
+    """They are accepted as properties, as a config in JSON, and in the form of REST."""
     worker = tmp_path / "worker.properties"
     worker.write_text(CONVERTERS + "offset.storage.file.filename=offsets\n")
     files = {"a.properties": "name=a\n", "b.json": '{"name": "b", "tasks.max": 1}',
@@ -79,7 +79,7 @@ def test_standalone_takes_connectors(tmp_path: Path) -> None:
     ],
 )
 def test_wrong_command_lines_are_named(worker: Path, arguments: list[str], named: str) -> None:
-    """Each with what is wrong, before anything starts."""
+    """Each is rejected with its error before anything starts."""
     given = [str(worker) if argument == "WORKER" else argument for argument in arguments]
     with pytest.raises(ConfigError, match=named):
         read_command_line("distributed", given)
@@ -97,7 +97,7 @@ def test_values_in_json_are_what_rest_takes_them_for(tmp_path: Path) -> None:
 
 
 def test_files_that_are_none_are_named(tmp_path: Path) -> None:
-    """JSON that is none, or no object; bytes that are no text."""
+    """These are invalid JSON, JSON that is no object, and bytes that are no text."""
     for name, data in (("a.json", b"{"), ("b.json", b"[]"), ("c.json", b'{"config": 3}'), ("d.properties", b"\xff")):
         (tmp_path / name).write_bytes(data)
         with pytest.raises(ConfigError, match=name):

@@ -10,14 +10,14 @@ from penstock.services.consumer.call_limits import CallLimits
 
 
 async def after(seconds: float) -> None:
-    """Wait as a handler may that hangs, or one that is done in time."""
+    """Wait for some time, as a handler does that hangs or that ends within its limit."""
     event = asyncio.Event()
     asyncio.get_running_loop().call_later(seconds, event.set)
     await event.wait()
 
 
 async def limited(limits: CallLimits, seconds: float) -> bool:
-    """A call of so many seconds; whether it was over."""
+    """Make a call of so many seconds. Returns whether its limit had expired."""
     task = asyncio.current_task()
     assert task is not None
     limits.begin(task)
@@ -29,7 +29,7 @@ async def limited(limits: CallLimits, seconds: float) -> bool:
 
 
 async def test_each_call_has_its_own_limit() -> None:
-    """One timer ends each call when its own time is over, and none that was done before."""
+    """One timer ends each call when its own limit expires, and no call that ended before."""
     limits = CallLimits(30)
     first, short = asyncio.create_task(limited(limits, 60)), asyncio.create_task(limited(limits, 0))
     await after(0.015)
@@ -41,7 +41,7 @@ async def test_each_call_has_its_own_limit() -> None:
 
 
 async def test_a_call_within_the_limit_is_left_alone() -> None:
-    """The timer that was set for it finds nothing to do, and the next call has one again."""
+    """The timer of a call that ended in time does nothing, and the next call has a timer again."""
     limits = CallLimits(5)
     assert await limited(limits, 0) is False
     await after(0.01)
@@ -49,7 +49,7 @@ async def test_a_call_within_the_limit_is_left_alone() -> None:
 
 
 async def test_who_goes_on_regardless_is_cancelled_again() -> None:
-    """A call that swallows its cancellation is not waited for for ever, and owes nothing when it ends."""
+    """A call that swallows its cancellation is cancelled again, and no cancellation remains when it ends."""
     limits = CallLimits(5)
     task = asyncio.current_task()
     assert task is not None
@@ -64,7 +64,7 @@ async def test_who_goes_on_regardless_is_cancelled_again() -> None:
 
 
 async def test_the_limit_leaves_no_cancellation_behind() -> None:
-    """What was cancelled here may go on to wait; what somebody else cancelled as well stays cancelled."""
+    """A task that the limit cancelled may wait again. A cancellation by another caller as well stays in force."""
     limits, counts = CallLimits(5), []
 
     async def calls() -> None:

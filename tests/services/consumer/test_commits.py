@@ -1,4 +1,4 @@
-"""Exactly-once: runners whose handlers produce, against a fake broker that loses, refuses and delays requests."""
+"""Exactly-once: runners whose handlers produce, against a fake broker that loses, rejects and delays requests."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ async def fill(cluster: FakeCluster, values: list[bytes], keys: int = 20) -> Non
 
 @contextlib.asynccontextmanager
 async def running(cluster: FakeCluster, handle: Handle, **changes: object) -> AsyncIterator[HandlerLoop]:
-    """A runner whose output, dead letters and offsets go into transactions; its end is in order."""
+    """A runner that writes output, dead letters and offsets in transactions, and is stopped in order."""
     consumer = {
         "session_timeout_ms": 1_000, "heartbeat_interval_ms": 20, "auto_offset_reset": "earliest",
         "listener_timeout_ms": 7_000, "fetch_max_wait_ms": 20, **changes.pop("consumer", {}),  # type: ignore[dict-item]
@@ -84,7 +84,7 @@ async def running(cluster: FakeCluster, handle: Handle, **changes: object) -> As
 
 
 class Activity:
-    """What a test waits by: the requests that the cluster gets, of which heartbeats alone make many."""
+    """The signal by which a test waits: requests to the cluster, many of which are heartbeats."""
 
     def __init__(self, cluster: FakeCluster) -> None:
         self._next = asyncio.Event()
@@ -118,7 +118,7 @@ def read_to(cluster: FakeCluster) -> int:
 
 
 async def test_output_dead_letters_and_offsets_are_of_one_kind(cluster: FakeCluster, activity: Activity) -> None:
-    """What handlers return, the dead letters of what fails, and the offsets are all there, each once."""
+    """Handlers' output, the dead letters of failed records and the offsets are all committed, each once."""
 
     async def handle(record: ConsumerRecord) -> list[ProducerRecord]:
         if record.value == b"13":
@@ -134,7 +134,10 @@ async def test_output_dead_letters_and_offsets_are_of_one_kind(cluster: FakeClus
 
 
 async def test_refused_output_makes_a_dead_letter_of_its_record(cluster: FakeCluster, activity: Activity) -> None:
-    """An output that its topic does not take becomes a dead letter of the stage `produce`; the others are written."""
+    """An output that its topic rejects is replaced.
+
+    Its record becomes a dead letter of the stage `produce`, and other outputs are written.
+    """
 
     async def handle(record: ConsumerRecord) -> ProducerRecord:
         return ProducerRecord("out", b"x" * 5_000 if record.value == b"7" else record.value)
@@ -152,7 +155,7 @@ async def test_refused_output_makes_a_dead_letter_of_its_record(cluster: FakeClu
 
 
 async def test_what_is_beyond_the_gap_is_not_written_again(cluster: FakeCluster, activity: Activity) -> None:
-    """With one record stuck, the output of those after it is committed with their offsets; a restart skips them."""
+    """With one record stuck, the output of later records is committed with their offsets. A restart skips them."""
     free = asyncio.Event()
 
     async def handle(record: ConsumerRecord) -> ProducerRecord:
@@ -174,7 +177,7 @@ async def test_what_is_beyond_the_gap_is_not_written_again(cluster: FakeCluster,
 async def test_a_full_buffer_of_output_holds_the_handlers_up(
     cluster: FakeCluster, activity: Activity, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While transactions fail, handlers stop once PENDING_RECORDS_MAX are exceeded; afterwards all of it is written."""
+    """While transactions fail, handlers stop once PENDING_RECORDS_MAX is exceeded. Later all output is written."""
     monkeypatch.setattr(commits, "PENDING_RECORDS_MAX", 30)
 
     async def handle(record: ConsumerRecord) -> ProducerRecord:
@@ -202,8 +205,10 @@ CODES = {
 
 @pytest.mark.parametrize("strategy", ["range", "cooperative-sticky"])
 async def test_exactly_once_whatever_happens(cluster: FakeCluster, activity: Activity, strategy: str) -> None:
-    """Members come and go, handlers fail, requests of transactions are lost, refused, late: each input's output is
-    there once, each key's in order."""
+    """Each input's output is written once, and in order by key.
+
+    Members come and go, handlers fail, and requests of transactions are lost, rejected or late.
+    """
     rng, total = random.Random(8), 500
 
     def fault(request: Request) -> Action | None:

@@ -1,4 +1,4 @@
-"""The handler daemon: what it refuses, and what it says of its health."""
+"""The handler daemon: the settings that it rejects, and its health."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_an_exception_nobody_has_is_refused_at_start_up(arguments: list[str]) -> None:
-    """By its name; one of the handler's own module is known by then."""
+    """An unknown exception is rejected by its name. An exception of the handler's own module is known."""
     ConsumerDaemon(ConsumerServiceSettings.load([*arguments, "--retry.retriable", "Away,OSError"], environ={}))
     with pytest.raises(ConfigError, match=r"retry\.retriable: no exception class 'Nonsense'"):
         ConsumerDaemon(ConsumerServiceSettings.load([*arguments, "--retry.retriable", "OSError,Nonsense"], environ={}))
@@ -60,7 +60,7 @@ async def running(cluster: FakeCluster, arguments: list[str], **given: object) -
 
 
 async def test_a_rebalance_that_does_not_end_is_said(arguments: list[str]) -> None:
-    """After `stuck_after_ms`, and no more once the member is in the group."""
+    """The health reports a rebalance after `stuck_after_ms`, until the member is in the group."""
     is_held_up = True
 
     def hold_up(_: Request) -> Fail | None:

@@ -1,4 +1,4 @@
-"""Which dead-letter topic `penstock dlq` takes."""
+"""The dead-letter topic that `penstock dlq` selects."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from penstock.shared.common.errors import UnknownTopicOrPartition
     ],
 )
 def test_the_source_or_its_dead_letter_topic_may_be_named(named: str, existing: list[str], taken: str) -> None:
-    """A dead-letter topic stands for itself, unless it is a source that has dead letters of its own."""
+    """A dead-letter topic stands for itself, unless it is a source with its own dead-letter topic."""
     assert find_dead_letter_topic(named, existing) == taken
 
 
 def test_an_unknown_topic_is_refused_with_what_there_is() -> None:
-    """The error says what was looked for, that a source is wanted, and which dead-letter topics exist."""
+    """The error names the expected topic, asks for a source, and lists the existing dead-letter topics."""
     with pytest.raises(UnknownTopicOrPartition, match=r"no topic click-dlq: name the source topic.*are clicks-dlq\)"):
         find_dead_letter_topic("click", ["clicks", "clicks-dlq"])
     with pytest.raises(UnknownTopicOrPartition, match=r"no topic ends in -dlq"):

@@ -1,4 +1,4 @@
-"""What becomes of the records of one execution."""
+"""The outcome of an execution for its records."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TP = TopicPartition("clicks", 2)
 
 
 class Bench:
-    """An executor over a scheduler, with a dead-letter topic in memory that can refuse."""
+    """An executor over a scheduler, with a dead-letter topic in memory that can reject records."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ async def test_a_handled_record_is_finished() -> None:
 
 
 async def test_a_failure_is_retried_with_growing_waits_then_buried() -> None:
-    """After `max_attempts` the record is a dead letter with place, reason and attempts, and is finished."""
+    """After `max_attempts` the record is finished as a dead letter with coordinates, reason and attempts."""
     bench = Bench(fail, [b"a"], max_attempts=3)
     waits = [(await bench.turn())[1].after_ms for _ in range(3)]
     assert waits == [100, 200, 0]
@@ -105,7 +105,7 @@ async def test_a_failure_is_retried_with_growing_waits_then_buried() -> None:
 
 
 async def test_an_exception_that_is_not_retriable_is_buried_at_once() -> None:
-    """What cannot get better is not tried again."""
+    """A failure that a retry cannot fix is not retried."""
 
     async def handle(_: object) -> None:
         raise DataError("no such user")
@@ -116,7 +116,7 @@ async def test_an_exception_that_is_not_retriable_is_buried_at_once() -> None:
 
 
 async def test_a_dead_letter_that_cannot_be_written_leaves_its_record_unfinished() -> None:
-    """The write is made again, the handler is not called again, and only the acknowledgement finishes the record."""
+    """The write is repeated without another handler call. Only the acknowledgement finishes the record."""
     calls = []
 
     async def handle(record: object) -> None:
@@ -135,7 +135,7 @@ async def test_a_dead_letter_that_cannot_be_written_leaves_its_record_unfinished
 
 
 async def test_what_cannot_be_decoded_is_buried_raw() -> None:
-    """The dead letter holds the bytes as they came, the stage says deserialize, and the handler never sees it."""
+    """The dead letter holds the original bytes and the stage `deserialize`. The handler is not called."""
     seen = []
 
     async def handle(record: object) -> None:
@@ -164,7 +164,10 @@ class Mute(Exception):
     ids=["KeyError", "RecursionError", "mute"],
 )
 async def test_whatever_a_decoder_raises_is_a_dead_letter(error: Exception, exception: str) -> None:
-    """A type of the user's may raise anything for one record: that record is buried, and the next one is handled."""
+    """A user's type may raise any exception for one record.
+
+    That record becomes a dead letter, and the next one is handled.
+    """
 
     def decode(topic: str, data: bytes | None) -> object:
         if data == b"poison":
@@ -181,7 +184,10 @@ async def test_whatever_a_decoder_raises_is_a_dead_letter(error: Exception, exce
 
 @pytest.mark.parametrize("error", [Mute(), SystemExit(3), BaseExceptionGroup("g", [GeneratorExit()])], ids=repr)
 async def test_whatever_a_handler_raises_follows_the_policy(error: BaseException) -> None:
-    """Retried, then buried at stage process: neither an exit nor an error without a text ends the execution."""
+    """The record is retried, then becomes a dead letter of the stage `process`.
+
+    No exit and no error without a text ends the execution.
+    """
 
     async def handle(_: object) -> None:
         raise error
@@ -195,7 +201,7 @@ async def test_whatever_a_handler_raises_follows_the_policy(error: BaseException
 
 
 async def test_a_batch_buries_what_it_cannot_decode_and_handles_the_rest() -> None:
-    """One broken record does not take its batch with it."""
+    """One record that cannot be decoded does not fail its batch."""
     seen = []
 
     async def handle(records: object) -> None:
@@ -207,7 +213,7 @@ async def test_a_batch_buries_what_it_cannot_decode_and_handles_the_rest() -> No
 
 
 async def test_a_failed_batch_runs_again_one_by_one() -> None:
-    """Only the record at fault is buried, and its failure within the batch does not count as an attempt."""
+    """Only the failing record becomes a dead letter. Its failure within the batch does not count as an attempt."""
     calls = []
 
     async def handle(records: object) -> None:
@@ -225,7 +231,7 @@ async def test_a_failed_batch_runs_again_one_by_one() -> None:
 
 
 async def test_a_hanging_handler_is_counted_as_failed() -> None:
-    """Its time limit ends it, it is retried like any failure, and the dead letter names the limit."""
+    """The time limit ends the call, which is retried like any failure. The dead letter names the limit."""
 
     async def handle(_: object) -> None:
         await asyncio.Event().wait()
@@ -238,7 +244,7 @@ async def test_a_hanging_handler_is_counted_as_failed() -> None:
 
 
 async def test_a_cancelled_execution_decides_nothing() -> None:
-    """Ownership lost in the middle: no dead letter, no outcome."""
+    """If ownership is lost during an execution, there is no dead letter and no outcome."""
     started = asyncio.Event()
 
     async def handle(_: object) -> None:
@@ -261,7 +267,10 @@ def stored(record: ProducerRecord) -> ConsumerRecord:
 
 
 async def test_what_a_handler_returns_is_written_before_its_record_is_finished() -> None:
-    """A refused write is a failed attempt of the stage `produce`; the last one makes a dead letter."""
+    """A rejected write is a failed attempt of the stage `produce`.
+
+    After the last attempt the record is a dead letter.
+    """
     out = [ProducerRecord("out", b"1"), ProducerRecord("out", b"2")]
 
     async def handle(_: object) -> list[ProducerRecord]:
@@ -285,7 +294,7 @@ async def test_what_a_handler_returns_is_written_before_its_record_is_finished()
 
 
 async def test_without_a_writer_everything_is_left_to_the_commit() -> None:
-    """Output and dead letters are in the outcome, with their records finished."""
+    """Output and dead letters are in the outcome with the finished records."""
 
     async def handle(record: ConsumerRecord) -> ProducerRecord:
         if record.value == b"bad":
@@ -306,7 +315,7 @@ async def test_without_a_writer_everything_is_left_to_the_commit() -> None:
 
 
 async def test_a_dead_letter_that_its_topic_does_not_take_is_cut() -> None:
-    """The record is through, however narrow the topic."""
+    """The dead letter is shortened until its topic accepts it, and the record is finished."""
     bench = Bench(fail, [b"x" * 1_000_000], max_attempts=1)
     bench.bytes_max = 20_000
     await bench.turn()
@@ -315,7 +324,7 @@ async def test_a_dead_letter_that_its_topic_does_not_take_is_cut() -> None:
 
 
 async def test_a_dead_letter_that_cannot_be_written_is_named() -> None:
-    """After some tries, until it is written."""
+    """It is named after some failed writes, until it is written."""
     bench = Bench(fail, [b"1"], max_attempts=1)
     bench.refusing = OSError("away")
     for _ in range(UNWRITTEN_TRIES):

@@ -1,4 +1,4 @@
-"""Handlers: found by name, called within their limit."""
+"""Handlers are loaded by name and called within their limit."""
 
 from __future__ import annotations
 
@@ -68,7 +68,10 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     ],
 )  # fmt: skip
 def test_a_handler_is_found_in_the_current_folder(module: str, function: str, batch: bool) -> None:
-    """Functions, methods and callable objects; whether it takes a batch is seen by annotation or mark."""
+    """Functions, methods and callable objects are handlers.
+
+    The annotation or the attribute `batch` marks a batch handler.
+    """
     handler = load_handler(f"{module}:{function}")
     assert (handler.name, handler.batch) == (f"{module}:{function}", batch)
 
@@ -89,20 +92,20 @@ def test_a_handler_is_found_in_the_current_folder(module: str, function: str, ba
     ],
 )
 def test_a_wrong_handler_is_refused_with_its_reason(module: str, spec: str, reason: str) -> None:
-    """Every way of naming it wrongly is said before anything is read."""
+    """Each invalid name or function is rejected with its reason before anything is read."""
     with pytest.raises(ConfigError, match="handler: ") as refused:
         load_handler(spec.format(m=module))
     assert reason in str(refused.value)
 
 
 def test_an_import_error_within_the_module_is_shown_as_it_is(module: str) -> None:
-    """A dependency that is missing is not mistaken for a missing handler."""
+    """A missing dependency of the module is not reported as a missing handler."""
     with pytest.raises(ModuleNotFoundError, match="nowhere_at_all"):
         load_handler(f"{module}_broken:handle")
 
 
 def test_values_are_decoded_as_named(module: str) -> None:
-    """bytes, json and a struct; what does not fit is a SerializationError."""
+    """Values are decoded as bytes, json or a struct. A value that does not fit is a SerializationError."""
     assert load_decoder("bytes")("t", b"{") == b"{"
     assert load_decoder("json")("t", b'{"a":1}') == {"a": 1}
     click = load_decoder(f"{module}:Click")
@@ -116,7 +119,7 @@ def test_values_are_decoded_as_named(module: str) -> None:
 
 
 async def test_a_record_or_a_batch_is_handed_over() -> None:
-    """A batch handler gets the sequence, another one the record; no failure is None."""
+    """A batch handler receives the sequence, another handler the record. Without a failure the error is None."""
     seen: list[object] = []
 
     async def handle(got: object) -> None:
@@ -128,7 +131,7 @@ async def test_a_record_or_a_batch_is_handed_over() -> None:
 
 
 async def test_what_it_raises_comes_back() -> None:
-    """An exception is a value to decide on, a TimeoutError of its own included."""
+    """An exception is returned as a value, also a TimeoutError of the handler itself."""
     for error in (ValueError("no"), TimeoutError("its own")):
 
         async def handle(_: object, error: Exception = error) -> None:
@@ -138,7 +141,7 @@ async def test_what_it_raises_comes_back() -> None:
 
 
 async def test_an_exit_is_a_failure() -> None:
-    """sys.exit within a handler does not end the process; an interrupt from the keyboard still does."""
+    """sys.exit in a handler does not end the process. An interrupt from the keyboard does."""
 
     async def leave(_: object) -> None:
         raise SystemExit(3)
@@ -155,7 +158,7 @@ async def test_an_exit_is_a_failure() -> None:
 
 
 async def test_a_handler_that_hangs_is_cancelled() -> None:
-    """After the limit it is cancelled, its clean-up has run, and the failure says so."""
+    """After the limit the handler is cancelled and its clean-up has run. The failure names the limit."""
     cleaned = asyncio.Event()
 
     async def handle(_: object) -> None:
@@ -172,7 +175,10 @@ async def test_a_handler_that_hangs_is_cancelled() -> None:
 
 @pytest.mark.parametrize("then", ["return", "raise"])
 async def test_what_a_handler_makes_of_its_limit_does_not_count(then: str) -> None:
-    """It has failed by the timeout, though it caught the cancellation and returned, or raised something else."""
+    """The call failed by the timeout.
+
+    It does not matter that the handler caught the cancellation and returned, or raised something else.
+    """
 
     async def handle(_: object) -> object:
         try:
@@ -191,7 +197,7 @@ async def test_what_a_handler_makes_of_its_limit_does_not_count(then: str) -> No
 
 
 def test_exceptions_are_found_by_name(module: str) -> None:
-    """Built in, imported, or as module.name; one that does not exist is refused by name."""
+    """Exceptions are found as built-in, as imported, or by module.name. An unknown name is rejected."""
     assert load_exceptions(["ConnectionError", "HandlerTimeout"], "s") == ("ConnectionError", "HandlerTimeout")
     assert load_exceptions(["json.JSONDecodeError"], "s") == (json.JSONDecodeError,)
     for wrong in ("Nonsense", "nowhere.Nonsense", "json.loads", f"{module}_broken.Error"):
@@ -209,7 +215,7 @@ async def test_a_cancellation_of_its_own_is_a_failure() -> None:
 
 
 async def test_being_cancelled_from_outside_passes_through() -> None:
-    """When ownership is lost, the cancellation ends the execution."""
+    """A cancellation because of lost ownership ends the execution."""
     started = asyncio.Event()
 
     async def handle(_: object) -> None:
@@ -224,7 +230,7 @@ async def test_being_cancelled_from_outside_passes_through() -> None:
 
 
 async def test_records_that_a_handler_returns() -> None:
-    """One or several records are handed on, anything else is left alone, and a mixture is a failure."""
+    """One or several records are returned, other values are ignored, and a mixture is a failure."""
     one = ProducerRecord("out", b"1")
     returns: list[tuple[object, object]] = [(one, (one,)), ([one, one], (one, one)), (True, ()), (["ok", None], ())]
     for returned, expected in returns:

@@ -1,4 +1,4 @@
-"""What a handler may return to be written."""
+"""The records that a handler may return."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from penstock.shared.common.records import ProducerRecord
 
 
 def test_records_of_kafka_pass() -> None:
-    """With and without key, value, headers, partition and timestamp."""
+    """Records are valid with and without key, value, headers, partition and timestamp."""
     check_output([ProducerRecord("out", None), ProducerRecord("out", b"v", bytearray(b"k"), (("h", b"1"),), 3, 17)])
 
 
@@ -34,6 +34,6 @@ def test_records_of_kafka_pass() -> None:
     ],
 )
 def test_what_no_topic_can_take_is_refused(fields: dict[str, Any]) -> None:
-    """By an error that no retry mends."""
+    """An invalid record is rejected with an error that is not retried."""
     with pytest.raises(DataError):
         check_output([ProducerRecord("out", b"good"), ProducerRecord(**{"topic": "out", "value": b"v", **fields})])

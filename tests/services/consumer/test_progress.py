@@ -1,4 +1,4 @@
-"""When the runner counts as stuck."""
+"""The conditions under which the runner counts as stuck."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ A, B = "t-0", "t-1"
 
 
 def test_lag_without_progress_is_stuck_after_the_limit() -> None:
-    """Only the whole limit without one record finished counts."""
+    """A partition is stuck only if no record was finished for the whole limit."""
     watch = ProgressWatch(stuck_after_ms=100)
     watch.observe(0, {A: 5}, {})
     watch.observe(90, {A: 5}, {})
@@ -18,7 +18,7 @@ def test_lag_without_progress_is_stuck_after_the_limit() -> None:
 
 
 def test_one_finished_record_starts_the_limit_anew() -> None:
-    """Slow is not stuck, even while lag grows."""
+    """One finished record restarts the limit. A slow partition is not stuck, even while its lag grows."""
     watch = ProgressWatch(stuck_after_ms=100)
     watch.observe(0, {A: 5}, {})
     watch.observe(99, {A: 500}, {A: 1})
@@ -27,7 +27,7 @@ def test_one_finished_record_starts_the_limit_anew() -> None:
 
 
 def test_lag_that_begins_late_starts_the_limit_anew() -> None:
-    """A topic that was idle for long is not stuck at its first new record."""
+    """A topic that was idle for a long time is not stuck at its first new record."""
     watch = ProgressWatch(stuck_after_ms=100)
     watch.observe(0, {A: 0}, {})
     watch.observe(5_000, {A: 3}, {})
@@ -35,7 +35,7 @@ def test_lag_that_begins_late_starts_the_limit_anew() -> None:
 
 
 def test_a_partition_that_moves_does_not_hide_a_stuck_one() -> None:
-    """The stuck one is named; once it is another member's it is no trouble here."""
+    """The stuck partition is named, until another member owns it."""
     watch = ProgressWatch(stuck_after_ms=100)
     for now_ms in (0, 60, 120):
         watch.observe(now_ms, {A: 5, B: 5}, {B: now_ms})
@@ -46,7 +46,7 @@ def test_a_partition_that_moves_does_not_hide_a_stuck_one() -> None:
 
 
 def test_a_member_that_does_not_get_into_the_group_is_stuck() -> None:
-    """After the same limit, though there is no lag to be seen."""
+    """A member outside the group is stuck after the same limit, although it has no lag."""
     watch = ProgressWatch(stuck_after_ms=100)
     assert watch.trouble(500, rebalance_ms=100) == ""
     assert "not in the group: its rebalance takes 101 ms" in watch.trouble(500, rebalance_ms=101)

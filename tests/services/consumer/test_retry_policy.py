@@ -1,4 +1,4 @@
-"""When a failed record is tried again."""
+"""The decision to retry a failed record."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from penstock.shared.common.errors import ConfigError, DataError, KafkaTimeout, 
 
 
 def test_waits_double_up_to_the_limit() -> None:
-    """Without jitter the waits are the plain powers, then the limit."""
+    """Without jitter the waits are the powers of the multiplier, up to the limit."""
     policy = RetryPolicy(backoff_ms=100, backoff_max_ms=1_000, jitter=0)
     assert [policy.backoff_after_ms(n, 0.5) for n in (1, 2, 3, 4, 5, 5_000)] == [100, 200, 400, 800, 1_000, 1_000]
 
@@ -20,7 +20,7 @@ def test_waits_double_up_to_the_limit() -> None:
 def test_jitter_stays_within_its_share(
     attempts: int, random: float, jitter: float, start: int, multiplier: float
 ) -> None:
-    """Any draw stays within the share either way, and never above the limit."""
+    """For any random number the wait stays within the jitter's share and never exceeds the limit."""
     policy = RetryPolicy(backoff_ms=start, backoff_max_ms=30_000, jitter=jitter, multiplier=multiplier)
     plain = RetryPolicy(backoff_ms=start, backoff_max_ms=30_000, jitter=0, multiplier=multiplier)
     wait_ms, plain_ms = policy.backoff_after_ms(attempts, random), plain.backoff_after_ms(attempts, random)
@@ -28,7 +28,7 @@ def test_jitter_stays_within_its_share(
 
 
 def test_the_last_attempt_gives_up() -> None:
-    """`max_attempts` counts handler calls, the first included."""
+    """`max_attempts` counts handler calls, including the first."""
     policy = RetryPolicy(max_attempts=2, jitter=0)
     assert policy.decide(OSError(), 1, 0.5) == Retry(100)
     assert policy.decide(OSError(), 2, 0.5) == GiveUp("2 attempts failed")
@@ -50,7 +50,7 @@ def test_the_last_attempt_gives_up() -> None:
 def test_the_nearest_named_class_decides(
     retriable: tuple[type | str, ...], not_retriable: tuple[type | str, ...], error: type[Exception], expected: bool
 ) -> None:
-    """Classes and names match along the line of bases; the nearest one rules, and a tie is not retried."""
+    """Classes and names match the exception's bases. The nearest match decides, and a tie is not retried."""
     assert RetryPolicy(retriable=retriable, not_retriable=not_retriable).is_retriable(error) is expected
 
 
@@ -58,6 +58,6 @@ def test_the_nearest_named_class_decides(
     "options", [{"max_attempts": 0}, {"backoff_ms": -1}, {"backoff_max_ms": 1}, {"multiplier": 0.5}, {"jitter": 1.0}]
 )
 def test_limits_that_make_no_sense_are_refused(options: dict[str, float]) -> None:
-    """A wrong limit is named."""
+    """An invalid limit is rejected by its name."""
     with pytest.raises(ConfigError, match=next(iter(options))):
         RetryPolicy(**options)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""The handler runner against a fake broker: what a loss leaves behind, and what is committed before any record."""
+"""The handler loop against a fake broker: results after a loss, and commits before any record."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def until(true: Callable[[], object]) -> None:
 async def serving(
     cluster: FakeCluster, handle: Callable[[ConsumerRecord], Awaitable[object]], **given: object
 ) -> AsyncIterator[HandlerLoop]:
-    """A runner that takes turns; at the end it is stopped, in the way that a daemon is."""
+    """A runner that runs turns and is stopped at the end as a daemon stops it."""
     kafka = KafkaSettings(bootstrap_servers=cluster.bootstrap_servers, retry_backoff_ms=5)
     reading = {"heartbeat_interval_ms": 20, "fetch_max_wait_ms": 20, "session_timeout_ms": 300}
     settings = ConsumerServiceSettings.model_validate(
@@ -78,7 +78,10 @@ async def send(cluster: FakeCluster, count: int) -> None:
 
 @pytest.mark.parametrize("commit_interval_ms", [10, 60_000])
 async def test_the_place_in_an_idle_topic_is_committed(commit_interval_ms: int) -> None:
-    """At once, whatever the interval: what is sent while no member runs is handled, although the policy is `latest`."""
+    """The position is committed at once, whatever the interval.
+
+    A record sent while no member runs is handled, although the policy is `latest`.
+    """
     handled: list[int] = []
 
     async def handle(record: ConsumerRecord) -> None:
@@ -93,7 +96,7 @@ async def test_the_place_in_an_idle_topic_is_committed(commit_interval_ms: int) 
 
 
 async def test_lag_is_known_where_a_topic_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By what fetches told last: a stuck handler is seen all the same."""
+    """The lag comes from the last known end offsets, so that a stuck handler is still detected."""
     monkeypatch.setattr("penstock.services.consumer.runner.LAG_TIMEOUT_MS", 20)
 
     async def handle(_: ConsumerRecord) -> None:
@@ -115,7 +118,10 @@ async def alter(cluster: FakeCluster, offset: int) -> None:
 
 
 async def test_a_handler_that_holds_the_loop_up_costs_the_place(caplog: pytest.LogCaptureFixture) -> None:
-    """The group forgets the member, which says why; it comes back, and what was not committed is handled again."""
+    """The group removes the member, which reports the reason.
+
+    The member rejoins, and uncommitted records are handled again.
+    """
     calls: list[int] = []
 
     async def handle(record: ConsumerRecord) -> None:
@@ -138,7 +144,7 @@ async def test_a_handler_that_holds_the_loop_up_costs_the_place(caplog: pytest.L
 
 @pytest.mark.parametrize("way", ["rebalance", "stop"])
 async def test_a_drain_ends_after_its_own_limit(way: str) -> None:
-    """A handler that hangs is cancelled after `drain_timeout_ms`, not before, and long before the listener's limit."""
+    """A hanging handler is cancelled after `drain_timeout_ms`, not before, and long before the listener's limit."""
     drain_timeout_ms = 400
     begun, cancelled = asyncio.Event(), asyncio.Event()
     calls: list[int] = []
@@ -172,7 +178,7 @@ async def test_a_drain_ends_after_its_own_limit(way: str) -> None:
 
 
 async def test_a_drain_waits_for_handlers_that_end() -> None:
-    """Within its limit none is cancelled: what they finish is committed before the partition goes."""
+    """Within its limit no handler is cancelled. Finished records are committed before the partition is given up."""
     begun, free = asyncio.Event(), asyncio.Event()
     calls: list[int] = []
 
@@ -216,7 +222,7 @@ async def test_a_stop_while_the_partitions_are_lost() -> None:
 
 
 async def test_a_paused_partition_may_be_lost() -> None:
-    """A member that the group forgets while a partition is paused and its handlers run comes back and goes on."""
+    """The group removes a member while a partition is paused and its handlers run. The member rejoins and continues."""
     async with FakeCluster(configs={"group.min.session.timeout.ms": "10"}) as cluster:
         cluster.create_topic("t")
         kafka = KafkaSettings(bootstrap_servers=cluster.bootstrap_servers, retry_backoff_ms=5)

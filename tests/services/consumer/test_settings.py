@@ -23,7 +23,7 @@ def load(*arguments: str, **environ: str) -> ConsumerServiceSettings:
     ],
 )
 def test_topics_are_one_text_or_several(arguments: list[str], environ: dict[str, str]) -> None:
-    """Flags may be repeated or hold commas; the variable holds commas."""
+    """Flags may be repeated or hold commas. The variable holds commas."""
     settings = ConsumerServiceSettings.load([*NEEDED[2:], *arguments], environ=environ)
     assert settings.topics == ("a", "b")
 
@@ -46,14 +46,14 @@ def test_topics_are_one_text_or_several(arguments: list[str], environ: dict[str,
     ],
 )
 def test_what_does_not_fit_is_refused_by_name(arguments: list[str], named: str) -> None:
-    """A wrong or contradicting setting ends the start with its name."""
+    """An invalid or contradicting setting ends the start with its name."""
     with pytest.raises(ConfigError, match=named.replace(".", r"\.")):
         load(*arguments)
 
 
 @pytest.mark.parametrize(("listener_timeout_ms", "max_poll_interval_ms"), [(30_000, 40_000), (40_000, 30_000)])
 def test_a_drain_has_what_the_last_commit_leaves(listener_timeout_ms: int, max_poll_interval_ms: int) -> None:
-    """Of the listener's limit, which is the shorter one of the two."""
+    """The drain has the shorter of the listener's two limits, minus the reserve for the last commit."""
     settings = load(
         "--consumer.listener-timeout-ms", str(listener_timeout_ms),
         "--consumer.max-poll-interval-ms", str(max_poll_interval_ms),
@@ -62,7 +62,7 @@ def test_a_drain_has_what_the_last_commit_leaves(listener_timeout_ms: int, max_p
 
 
 def test_missing_settings_are_named() -> None:
-    """What has no default is asked for."""
+    """A missing setting without a default is named."""
     with pytest.raises(ConfigError, match=r"topics.*group_id.*handler"):
         ConsumerServiceSettings.load([], environ={})
     with pytest.raises(ConfigError, match="topics"):
@@ -70,7 +70,7 @@ def test_missing_settings_are_named() -> None:
 
 
 def test_the_parts_get_what_is_set() -> None:
-    """The scheduler, the retry policy and the client take their limits from here; the runner alone commits."""
+    """The scheduler, the retry policy and the client take their limits from the settings. Only the runner commits."""
     settings = load(
         "--ordering=partition", "--max-concurrency=7", "--batch-records-max=9", "--max-attempts=2",
         "--retry.retriable=KafkaTimeout", "--consumer.max-poll-records=50", "--consumer.group-instance-id=one",
@@ -88,8 +88,10 @@ def test_the_parts_get_what_is_set() -> None:
 
 
 def test_exactly_once_sets_what_it_needs() -> None:
-    """It reads what is committed, commits often, and each member has a transactional id of its own, a static one's
-    being the same after a restart."""
+    """It reads committed records and commits often.
+
+    Each member has its own transactional id, and a static member keeps it after a restart.
+    """
     once = load("--processing-guarantee", "exactly_once")
     assert once.consumer_settings().isolation_level == "read_committed"
     assert once.runner_options().commit_interval_ms == 100

@@ -1,4 +1,4 @@
-"""Transactions of records and offsets against a fake broker that loses, refuses and delays what it is asked."""
+"""Transactions of records and offsets against a fake broker that loses, rejects and delays requests."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ async def transactor(cluster: FakeCluster) -> AsyncIterator[Transactor]:
 
 
 async def until_committed(own: Transactor) -> int:
-    """As a caller does it: again and again while it may pass; how often it failed."""
+    """Repeat the transaction while its error is temporary, as a caller does. Returns the number of failures."""
     for failures in range(20):
         try:
             await own.transact(RECORDS, OFFSETS, GROUP)
@@ -82,7 +82,7 @@ async def test_records_and_offsets_go_together(cluster: FakeCluster) -> None:
     ids=lambda api: api.name,
 )
 async def test_whatever_is_lost_nothing_is_there_twice(cluster: FakeCluster, api: Api, fault: Action) -> None:
-    """A request or its answer is lost twice: in the end the output is there once, with the offsets."""
+    """A request or its response is lost twice. In the end the output is written once, with the offsets."""
     control = cluster.control(api, fault, times=2)
     async with transactor(cluster) as own:
         await until_committed(own)
@@ -102,7 +102,7 @@ async def test_whatever_is_lost_nothing_is_there_twice(cluster: FakeCluster, api
     ],
 )
 async def test_a_spent_producer_is_replaced(cluster: FakeCluster, api: Api, code: ErrorCode) -> None:
-    """Fenced by its own time-out, the producer makes room for a new one, and nothing of the transaction is seen."""
+    """A new producer replaces one that was fenced by its own timeout, and nothing of the transaction is visible."""
     cluster.control(api, Fail(code), times=1)
     async with transactor(cluster) as own:
         with pytest.raises(TransactionAborted, match="given up"):
@@ -114,7 +114,10 @@ async def test_a_spent_producer_is_replaced(cluster: FakeCluster, api: Api, code
 
 
 async def test_the_offsets_say_what_became_of_a_lost_commit(cluster: FakeCluster) -> None:
-    """Committed, the answer lost, then refused as fenced: it counts as committed, since the group's offsets are its."""
+    """The response to a commit is lost, and the next request is fenced.
+
+    The transaction counts as committed because the group has its offsets.
+    """
     cluster.control(Api.END_TXN, Close(handled=True), times=1)
     cluster.control(Api.END_TXN, Fail(ErrorCode.INVALID_PRODUCER_EPOCH), times=1)
     async with transactor(cluster) as own:
@@ -123,7 +126,7 @@ async def test_the_offsets_say_what_became_of_a_lost_commit(cluster: FakeCluster
 
 
 async def test_a_refused_record_is_named(cluster: FakeCluster) -> None:
-    """One too large for its topic, and one for a topic that is not there: they are named, the rest is aborted."""
+    """A record too large for its topic and a record for a missing topic are named. The rest is aborted."""
     async with transactor(cluster) as own:
         with pytest.raises(OutputRefused) as refused:
             await own.transact([RECORDS[0], ProducerRecord("out", b"x" * 5_000)], OFFSETS, GROUP)
@@ -138,7 +141,7 @@ async def test_a_refused_record_is_named(cluster: FakeCluster) -> None:
 
 @pytest.mark.parametrize("code", [ErrorCode.ILLEGAL_GENERATION, ErrorCode.UNKNOWN_MEMBER_ID])
 async def test_a_member_without_its_place_writes_nothing(cluster: FakeCluster, code: ErrorCode) -> None:
-    """The group refuses the offsets, and so the output is aborted; the producer is as good as before."""
+    """The group rejects the offsets, so the output is aborted. The producer stays usable."""
     cluster.control(Api.TXN_OFFSET_COMMIT, Fail(code), times=1)
     async with transactor(cluster) as own:
         with pytest.raises(CommitFailed):
@@ -149,7 +152,7 @@ async def test_a_member_without_its_place_writes_nothing(cluster: FakeCluster, c
 
 
 async def test_a_fenced_instance_is_the_end(cluster: FakeCluster) -> None:
-    """Another member has the instance id: that is raised as it is, and nothing is written."""
+    """Another member has the instance id. That error is raised unchanged, and nothing is written."""
     cluster.control(Api.TXN_OFFSET_COMMIT, Fail(ErrorCode.FENCED_INSTANCE_ID), times=1)
     async with transactor(cluster) as own:
         with pytest.raises(FencedInstanceId):
@@ -158,7 +161,7 @@ async def test_a_fenced_instance_is_the_end(cluster: FakeCluster) -> None:
 
 
 async def test_the_generation_travels_with_the_offsets(cluster: FakeCluster) -> None:
-    """Group, generation and member are those that the caller took when it took the offsets."""
+    """Group, generation and member are those at the time at which the caller took the offsets."""
     seen: list[Request] = []
     cluster.control(Api.TXN_OFFSET_COMMIT, seen.append)
     async with transactor(cluster) as own:

@@ -1,4 +1,4 @@
-"""A producer whose unknown topics are known to be unknown at once."""
+"""A producer that detects unknown topics at once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from penstock.shared.testing.manual_clock import ManualClock
 
 
 class Admin:
-    """Knows some topics and counts what it is asked."""
+    """Knows some topics and counts its requests."""
 
     def __init__(self, *topics: str) -> None:
         self.topics = list(topics)
@@ -28,7 +28,7 @@ class Admin:
 
 
 class Producer:
-    """Counts what it is asked."""
+    """Counts its requests."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []
@@ -39,7 +39,7 @@ class Producer:
 
 
 async def test_an_unknown_topic_never_reaches_the_producer() -> None:
-    """Neither the first time nor later, and it is found as soon as it exists."""
+    """It is rejected the first time and later, and found as soon as it exists."""
     admin, producer = Admin(), Producer()
     looked_up = LookedUpProducer(producer, admin)  # type: ignore[arg-type]
     for _ in range(2):
@@ -51,7 +51,7 @@ async def test_an_unknown_topic_never_reaches_the_producer() -> None:
 
 
 async def test_a_known_topic_is_looked_up_now_and_then() -> None:
-    """Between the look-ups the producer's metadata is enough; one that was deleted is found to be gone."""
+    """Between the look-ups the producer's metadata is enough. A deleted topic is detected."""
     admin, producer, clock = Admin("t"), Producer(), ManualClock()
     looked_up = LookedUpProducer(producer, admin, clock)  # type: ignore[arg-type]
     for _ in range(3):

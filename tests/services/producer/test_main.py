@@ -31,7 +31,7 @@ def own_log_handlers() -> Iterator[None]:
 def test_a_wrong_setting_ends_it_with_status_2_and_its_name(
     arguments: list[str], name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Before anything is opened."""
+    """It ends before anything is opened."""
     try:
         status = main(arguments)
     except SystemExit as e:

@@ -14,7 +14,7 @@ F, G = b"f" * 32, b"g" * 32
 
 
 def test_a_record_gives_back_what_was_written() -> None:
-    """Fingerprint, answer and time survive; what is not ours is refused."""
+    """Fingerprint, response and time are unchanged. A foreign record is rejected."""
     entry = decode(encode(F, Remembered(207, b'{"stored":1}'), 1_700_000_000_000))
     assert (entry.fingerprint, entry.at_ms) == (F, 1_700_000_000_000)
     assert entry.answer == Remembered(207, b'{"stored":1}')
@@ -26,7 +26,7 @@ def test_a_record_gives_back_what_was_written() -> None:
 
 
 def test_a_key_stands_for_one_request() -> None:
-    """The same request gets the answer, another one KeyReused, and after its time the key is free."""
+    """The same request has the same response, another one raises KeyReused, and after its time the key is free."""
     keys = RememberedKeys(1_000, 10, 10_000)
     keys.put(b"k", encode(F, Remembered(200, b"1"), 0))
     assert keys.get(IdempotencyKey(b"k", F), 999) == (200, b"1")
@@ -37,7 +37,7 @@ def test_a_key_stands_for_one_request() -> None:
 
 
 def test_a_full_table_refuses_and_forgets_nothing() -> None:
-    """What was promised is kept: new keys wait until old ones have had their time."""
+    """Stored keys are kept for their time. New keys are rejected until older ones expire."""
     keys = RememberedKeys(1_000, 2, 10_000)
     for i, digest in enumerate((b"a", b"b")):
         keys.check_room(0)
@@ -49,7 +49,7 @@ def test_a_full_table_refuses_and_forgets_nothing() -> None:
 
 
 def test_the_tables_memory_has_a_limit() -> None:
-    """Long answers fill it before many keys do; what is forgotten or replaced gives its room back."""
+    """Long responses fill it before many keys do. A forgotten or replaced response frees its memory."""
     keys = RememberedKeys(1_000, 100, max_bytes=5_000)
     noise = random.Random(7).randbytes(3_000).hex().encode()
     keys.put(b"a", encode(F, Remembered(200, noise), 0))

@@ -1,4 +1,4 @@
-"""Answers in few bytes."""
+"""The compact encoding of responses."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ places = st.lists(st.tuples(st.integers(0, 2**31 - 1), st.integers(0, 2**31 - 1)
 
 @given(rows=places, unit=st.sampled_from(["line", "index"]), rest=st.dictionaries(st.text(), st.integers()))
 def test_an_answer_comes_back_byte_for_byte(rows: list[Any], unit: str, rest: dict[str, int]) -> None:
-    """With places in any order, without any, and whatever else it says."""
+    """This holds with coordinates in any order, without any, and with other fields."""
     offsets = [{unit: position, "partition": p, "offset": offset} for position, p, offset in rows]
     answer = Remembered(207, msgspec.json.encode({"stored": 1, "offsets": offsets} | {"more": rest}))
     assert unpack(207, pack(answer)) == answer
@@ -44,6 +44,6 @@ def test_the_largest_answer_fits_into_a_record() -> None:
 
 @pytest.mark.parametrize("data", [b"", b"\0\0\0\x09abc", b"\0\0\0\x03abc", pack(Remembered(200, b"{}")) + b"\0"])
 def test_what_is_not_such_an_answer_is_said_to_be_none(data: bytes) -> None:
-    """DataError, whatever is wrong with it."""
+    """Any invalid response raises DataError."""
     with pytest.raises(DataError):
         unpack(200, data)

@@ -17,7 +17,7 @@ def load(*arguments: str, **environ: str) -> ProducerServiceSettings:
 
 
 def test_the_defaults_fit_together() -> None:
-    """An HTTP client hears of a failure before its own patience ends, and Kafka's rule on timeouts holds."""
+    """An HTTP client receives a failure before its own timeout, and Kafka's rule on timeouts holds."""
     settings = load()
     assert settings.producer.delivery_timeout_ms >= settings.kafka.request_timeout_ms + settings.producer.linger_ms
     assert settings.producer.delivery_timeout_ms < settings.ingest.ack_timeout_ms
@@ -25,7 +25,7 @@ def test_the_defaults_fit_together() -> None:
 
 
 def test_what_would_break_every_request_is_refused() -> None:
-    """A transactional producer refuses to send outside of a transaction, and ingest has none."""
+    """A transactional producer cannot send outside a transaction, and ingest has no transactions."""
     with pytest.raises(ConfigError, match=r"producer\.transactional_id"):
         load("--producer.transactional-id", "t")
 
@@ -50,14 +50,14 @@ def test_a_partial_section_keeps_the_services_own_defaults() -> None:
 
 @pytest.mark.parametrize("token", [{}, {"PENSTOCK_AUTH_TOKEN": "short"}])
 def test_an_open_address_needs_a_token(token: dict[str, str]) -> None:
-    """Refused at start-up by the setting's name, without showing the value."""
+    """It is rejected at start-up by the setting's name, without showing the value."""
     with pytest.raises(ConfigError, match="auth_token") as e:
         load("--http.host", "0.0.0.0", **token)
     assert "short" not in str(e.value)
 
 
 def test_an_open_address_with_a_token_or_an_explicit_word_is_served() -> None:
-    """Either the token, or the setting that says it is meant."""
+    """It needs either the token or the setting that allows an open address."""
     assert load("--http.host", "0.0.0.0", PENSTOCK_AUTH_TOKEN=TOKEN).auth_token is not None
     assert load("--http.host", "0.0.0.0", "--insecure-no-auth").insecure_no_auth
 
@@ -68,6 +68,6 @@ def test_the_token_is_in_no_repr() -> None:
 
 
 def test_a_wrong_pointer_is_named() -> None:
-    """With the path to it."""
+    """The error has the path to it."""
     with pytest.raises(ConfigError, match=r"ingest\.topics\.flights\.time: a JSON pointer"):
         load(PENSTOCK_INGEST__TOPICS='{"flights": {"time": "at"}}')

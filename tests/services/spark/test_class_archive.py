@@ -1,4 +1,4 @@
-"""Where the class archive is, and when it is used."""
+"""The path of the class archive, and the jobs that use it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Java:
 
 @pytest.fixture
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A jar of a pyspark of the test's own."""
+    """A jar of a fake pyspark."""
     monkeypatch.setattr(class_archive.pyspark, "__file__", str(tmp_path / "pyspark" / "__init__.py"))
     jar = tmp_path / "pyspark" / "jars" / "spark-core.jar"
     jar.parent.mkdir(parents=True)
@@ -42,7 +42,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_each_java_and_class_path_has_an_archive_of_its_own(java: Java) -> None:
-    """An update of Java in its place, and another jar, lead to another file; asking again leads to the same."""
+    """An updated Java and another jar lead to another file. A repeated call returns the same file."""
     one, other = spark.connector_jars()[:2]
     first = class_archive.archive_of(java, [one])
     assert first == class_archive.archive_of(java, [one])
@@ -52,7 +52,7 @@ def test_each_java_and_class_path_has_an_archive_of_its_own(java: Java) -> None:
 
 
 def test_a_pyspark_that_is_installed_again_has_another_archive(java: Java, installed: Path) -> None:
-    """Java compares times and sizes of jars, so both are in the archive's name."""
+    """Java compares modification times and sizes of jars, so the archive's name depends on both."""
     os.utime(installed, (1, 1))
     first = class_archive.archive_of(java, [])
     os.utime(installed, (2, 2))
@@ -63,7 +63,7 @@ def test_a_pyspark_that_is_installed_again_has_another_archive(java: Java, insta
 
 
 def test_a_new_archive_takes_the_place_of_the_former(tmp_path: Path, java: Java, installed: Path) -> None:
-    """What was made of the same places before is removed, what was made of others stays."""
+    """Older archives of the same paths are removed; archives of other paths stay."""
     others = class_archive.archive_of(java, spark.connector_jars())
     former = class_archive.archive_of(java, [])
     os.utime(installed, (1, 1))
@@ -79,7 +79,10 @@ def test_a_new_archive_takes_the_place_of_the_former(tmp_path: Path, java: Java,
 
 
 def test_a_local_job_uses_the_archive_that_is_there(java: Java) -> None:
-    """Without the file no option names it; with it a local job's JVM gets it, before the user's own options."""
+    """No option names a missing file.
+
+    An existing file is an option of a local job's JVM, before the user's own options.
+    """
     jars = spark.connector_jars()
     archive = class_archive.archive_of(java, jars)
 

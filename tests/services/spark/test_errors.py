@@ -1,4 +1,4 @@
-"""Failures of Spark and Delta in words of ours."""
+"""Failures of Spark and Delta as errors of Penstock."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Throwable:
 
 
 class Raised(Exception):
-    """What Py4J raises for it."""
+    """The error that Py4J raises for it."""
 
     def __init__(self, *texts: str) -> None:
         super().__init__("an error occurred while calling o1.get\n: and all of Java's stack")
@@ -36,7 +36,7 @@ class Raised(Exception):
 
 
 def test_a_jvm_that_is_gone_is_said() -> None:
-    """Whoever killed it: what Py4J says of a broken connection says nothing to anybody."""
+    """The error names the lost JVM, because Py4J's message about a broken connection does not help a user."""
     for error in (
         Py4JNetworkError("Answer from Java side is empty"),
         ConnectionRefusedError(111, "Connection refused"),
@@ -45,7 +45,10 @@ def test_a_jvm_that_is_gone_is_said() -> None:
 
 
 def test_a_task_that_failed_says_why() -> None:
-    """The last cause, and not in which task of which stage; Python's own says more than the head of its traceback."""
+    """The message is the last cause, not the task and stage.
+
+    For Python code it is more than the head of the traceback.
+    """
     aborted = "org.apache.spark.SparkException: Job aborted due to stage failure: Task 0 in stage 1.0 failed 1 times"
     assert str(translated(Raised(aborted, "java.lang.RuntimeException: x is not a Parquet file"))) == (
         "x is not a Parquet file"
@@ -74,7 +77,7 @@ def test_a_task_that_failed_says_why() -> None:
     ],
 )
 def test_each_failure_says_what_is_true(text: str, kind: type[PenstockError], said: str) -> None:
-    """A failure is known by its text wherever it stands in it, and stack traces are left out."""
+    """A failure is recognized by its text anywhere in the message, and stack traces are left out."""
     error = translated(RuntimeError(text))
     assert type(error) is kind
     assert str(error).startswith(said) or said in str(error)
@@ -82,7 +85,7 @@ def test_each_failure_says_what_is_true(text: str, kind: type[PenstockError], sa
 
 
 def test_the_last_cause_that_says_anything() -> None:
-    """A cause that is a mere class says nothing; an error without any is its own."""
+    """A cause that is only a class name is skipped. An error without a cause is its own cause."""
     assert last_cause(Raised("a.b.C: why\n at x", "a.b.D")) == "why"
     assert last_cause(Raised("a.b.D")) == "a.b.D"
     assert causes(RuntimeError("\n one\ntwo")) == ["one"]

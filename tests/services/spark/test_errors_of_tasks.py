@@ -10,7 +10,7 @@ from penstock.shared.common.errors import ChangelogHole, CorruptRecord, OffsetOu
 
 
 class Own(CorruptRecord):
-    """A class that the driver does not know by its name."""
+    """A class whose name the driver does not know."""
 
 
 @pytest.mark.parametrize(
@@ -18,7 +18,7 @@ class Own(CorruptRecord):
     [(CorruptRecord("x"), CorruptRecord), (Own("x"), CorruptRecord), (OffsetOutOfRange("x"), ChangelogHole)],
 )
 def test_an_error_comes_back(error: PenstockError, kind: type[PenstockError]) -> None:
-    """As itself, or the first class above it that there is a name for; with where it was."""
+    """It returns as its own class, or as its first base that `errors` has, with its partition."""
     again = TaskFailure.of(error).to_error("partition 3: ")
     assert type(again) is kind
     assert str(again) == f"partition 3: {error}"
@@ -26,5 +26,5 @@ def test_an_error_comes_back(error: PenstockError, kind: type[PenstockError]) ->
 
 @pytest.mark.parametrize("kind", [one for one in vars(errors).values() if isinstance(one, type)])
 def test_every_error_takes_a_text(kind: type[PenstockError]) -> None:
-    """So that each can come back from a task."""
+    """Each error can therefore be returned from a task."""
     assert type(TaskFailure.of(kind("x")).to_error()).__name__ in (kind.__name__, "ChangelogHole")

@@ -1,4 +1,4 @@
-"""What Spark's Kafka source is told of the settings."""
+"""The properties of Spark's Kafka source."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from penstock.shared.common.settings import KafkaSettings
 
 
 def test_names_and_passwords_are_javas_as_they_are() -> None:
-    """JAAS reads quotes and backslashes as JSON does, but knows no escapes of other characters."""
+    """JAAS reads quotes and backslashes as JSON does, but has no escapes for other characters."""
     secured = {"security_protocol": "SASL_SSL", "sasl_mechanism": "PLAIN"}
     kafka = KafkaSettings.model_validate({**secured, "sasl_username": "jürgen", "sasl_password": 'pä"ss\\€'})
     assert client_properties(kafka)["sasl.jaas.config"].endswith(

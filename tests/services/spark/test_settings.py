@@ -1,4 +1,4 @@
-"""How the jobs are told what to do."""
+"""The settings of the jobs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NEEDED = ["--application", "banks", "--lake", "lake"]
     "master", ["local", "local[*]", "local[2,3]", "spark://a:7077,b:7077", "yarn", "k8s://https://h"]
 )
 def test_where_spark_may_run(master: str) -> None:
-    """What Spark's launcher takes is taken; at anything else it would print a stack trace."""
+    """Every master that Spark's launcher accepts is valid. For any other, Spark would print a stack trace."""
     assert CompactSettings.load([*NEEDED, "--spark.master", master], environ={}).spark.master == master
     with pytest.raises(ConfigError, match=r"spark\.master: "):
         CompactSettings.load([*NEEDED, "--spark.master", f"x{master}"], environ={})
@@ -27,13 +27,13 @@ def test_where_spark_may_run(master: str) -> None:
 
 @pytest.mark.parametrize("master", ["spark://a", "spark://a:7077,b", "spark://", "local[]"])
 def test_a_standalone_master_has_a_port(master: str) -> None:
-    """An address without one would be looked for in vain."""
+    """An address without a port could never be reached."""
     with pytest.raises(ConfigError, match=r"spark\.master: "):
         CompactSettings.load([*NEEDED, "--spark.master", master], environ={})
 
 
 def test_days_that_there_never_were_are_refused() -> None:
-    """A retention that would reach behind the calendar is refused by its name, before anything is written."""
+    """A retention that reaches before the calendar's beginning is rejected by its name, before anything is written."""
     assert (
         CompactSettings.load([*NEEDED, "--closed-retention-days=100000"], environ={}).closed_retention_days == 100_000
     )
@@ -42,7 +42,7 @@ def test_days_that_there_never_were_are_refused() -> None:
 
 
 def test_flags_variables_and_defaults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The changelog's name comes from the application's; Spark's settings can be a JSON object in a variable."""
+    """The changelog's name is derived from the application's. Spark's settings can be a JSON object in a variable."""
     monkeypatch.chdir(tmp_path)
     environ = {"PENSTOCK_SPARK__CONF": '{"spark.hadoop.fs.s3a.endpoint": "http://s3"}'}
     settings = CompactSettings.load([*NEEDED, "--delete-covered", "--spark.conf", "a=b"], environ=environ)
@@ -67,13 +67,13 @@ def test_flags_variables_and_defaults(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_a_wrong_setting_ends_a_job_by_its_name(
     flags: list[str], named: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Both jobs end with their own status and one line, before Spark is even imported."""
+    """Both jobs end with their own status and one line, before Spark is imported."""
     assert compact_main(flags) == audit_main(flags) == WRONG_SETTINGS
     assert all(named in line for line in capsys.readouterr().err.splitlines())
 
 
 def test_what_a_restore_still_reads_is_not_removed(capsys: pytest.CaptureFixture[str]) -> None:
-    """A retention below the least one is refused with its name and the least one."""
+    """A retention below the minimum is rejected with its name and the minimum."""
     assert CompactSettings.load([*NEEDED, "--retention-hours", "24"], environ={}).retention_hours == 24
     for hours in ("0", "23"):
         assert compact_main([*NEEDED, "--retention-hours", hours]) == WRONG_SETTINGS
@@ -83,7 +83,7 @@ def test_what_a_restore_still_reads_is_not_removed(capsys: pytest.CaptureFixture
 
 
 def test_java_client_properties(tmp_path: Path) -> None:
-    """PEM files and passwords reach the Java client in its own words, with quotes escaped."""
+    """PEM files and passwords become properties of the Java client, with quotes escaped."""
     for name in ("ca", "cert", "key"):
         (tmp_path / name).write_text(f"-- {name} --")
     kafka = KafkaSettings(

@@ -1,4 +1,4 @@
-"""What Spark is started with."""
+"""The configuration with which Spark starts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ from penstock.shared.common.jars import JarSet, cache_root
 
 
 def cached(jars: JarSet) -> list[str]:
-    """Put files of the jars' sizes, without content, into the cache; their paths, in the order of Spark's settings."""
+    """Put files of the jars' sizes, without content, into the cache.
+
+    Returns their paths in the order of Spark's settings.
+    """
     folder = cache_root() / jars.folder
     folder.mkdir(parents=True)
     for jar in jars.jars:
@@ -31,9 +34,11 @@ def cached(jars: JarSet) -> list[str]:
 
 
 def test_given_settings_win_and_java_options_add_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a user passes overrides ours; Java options come after ours, so that they win.
+    """A user's properties override ours.
 
-    The connector for S3 is there as soon as one of the job's places is on it."""
+    The user's Java options follow ours, so they have precedence. The S3 connector is included as soon as one of the
+    job's locations is on S3.
+    """
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     jars, s3_jars = cached(spark.SPARK_JARS), cached(spark.S3_JARS)
     given = {"spark.sql.shuffle.partitions": "9", spark.JAVA_OPTIONS: "-Xss4m"}
@@ -56,7 +61,7 @@ def test_given_settings_win_and_java_options_add_up(tmp_path: Path, monkeypatch:
 
 
 def test_days_are_those_of_utc() -> None:
-    """Jobs by hand and the aggregator refuse a session of another time zone by the setting's name."""
+    """Jobs and the aggregator reject another session time zone by the setting's name."""
     zone = "spark.sql.session.timeZone"
     job = ("--application", "a", "--lake", "lake", "--spark.conf")
     aggregator = ("--topology", "m:f", "--compaction.spark-conf")
@@ -74,7 +79,7 @@ def test_days_are_those_of_utc() -> None:
 def test_a_java_that_spark_does_not_run_on_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With none or with too new a one, a job ends with status 2 and one line that names the command to install one."""
+    """Without Java, or with too new a Java, a job ends with status 2. Its one line names the command to install one."""
     monkeypatch.setattr(java, "_LINUX_FOLDER", tmp_path / "jvm")
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("JAVA_HOME", raising=False)
@@ -95,7 +100,7 @@ def test_a_java_that_spark_does_not_run_on_is_said(
 
 
 def test_spark_takes_the_java_that_was_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its launcher looks at JAVA_HOME before PATH; a launcher outside of a home leaves things as they are."""
+    """Spark's launcher reads JAVA_HOME before PATH. A launcher outside a Java home leaves the environment unchanged."""
     monkeypatch.setenv("JAVA_HOME", "before")
     shim = tmp_path / "shims" / "java"
     spark.use_java(java.Java(shim, 17, "PATH"))
@@ -108,7 +113,7 @@ def test_spark_takes_the_java_that_was_found(tmp_path: Path, monkeypatch: pytest
 
 
 def test_the_locks_are_of_the_installed_spark() -> None:
-    """Another pyspark needs other connectors, and a folder of its own; nothing of them is in pyspark's own folder."""
+    """Another pyspark needs other connectors and its own folder. None of them is in pyspark's own folder."""
     own = {jar.name for jar in (Path(pyspark.__file__).parent / "jars").glob("*.jar")}
     assert spark.SPARK_JARS.folder == f"spark-{pyspark.__version__}"
     assert not own & {jar.name for jar in spark.SPARK_JARS.jars}

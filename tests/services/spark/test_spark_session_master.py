@@ -1,4 +1,4 @@
-"""A standalone master that is not there is told at once."""
+"""An unreachable standalone master is reported at once."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from penstock.services.spark.spark_session import connection_failure, master_add
 
 
 def test_only_a_standalone_master_has_addresses() -> None:
-    """Some may stand in for each other; those of a cluster's manager are its own matter."""
+    """A standalone master may have standby addresses. Other kinds of masters are not checked."""
     assert master_addresses("spark://a:7077,b.c:1") == [("a", 7077), ("b.c", 1)]
     assert [master_addresses(master) for master in ("local[*]", "yarn", "k8s://https://host:443")] == [[], [], []]
     assert connection_failure("yarn") is None
 
 
 def test_one_that_answers_is_enough() -> None:
-    """A master whose stand-in is the active one is reached; where none is, each says why."""
+    """The session starts if one of the masters is reachable. If none is, each has its reason in the error."""
     with socket.create_server(("127.0.0.1", 0)) as there, socket.create_server(("127.0.0.1", 0)) as gone:
         ports = [server.getsockname()[1] for server in (there, gone)]
         gone.close()

@@ -1,4 +1,4 @@
-"""What Spark is started with, out of sight."""
+"""The properties with which Spark starts, hidden from the command line."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from penstock.services.spark.spark_session import SUBMIT_ARGS, java_properties, 
 
 
 def test_what_java_would_take_for_something_else_is_escaped() -> None:
-    """Names end at the first sign that ends a name; values are one line."""
+    """Separators in names are escaped, and values are one line."""
     assert java_properties({"a:b=c": "1\n2"}) == "a\\:b\\=c=1\\n2\n"
     assert java_properties({"a": "\U0001f600"}) == "a=\\ud83d\\ude00\n"
 
 
 def test_only_the_owner_reads_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The launcher is told where it is, before what it was told already."""
+    """The launcher receives the file's path, before its existing arguments."""
     folder = tmp_path / "a folder"
     folder.mkdir()
     for before, after in ((None, "pyspark-shell"), ("--verbose pyspark-shell", "--verbose pyspark-shell")):

@@ -1,4 +1,4 @@
-"""What Spark is told about S3."""
+"""Spark's configuration for S3."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from penstock.services.spark.spark_session import is_s3, s3_configuration
 
 
 def test_the_usual_variables_in_hadoops_words() -> None:
-    """Region and endpoint come from AWS's variables; a server of one's own is addressed by path."""
+    """Region and endpoint come from AWS's variables. A self-hosted server is addressed by path."""
     assert s3_configuration({}) == {}
     own = s3_configuration({"AWS_ENDPOINT_URL": "http://127.0.0.1:9", "AWS_DEFAULT_REGION": "us-east-1"})
     assert own == {
@@ -27,7 +27,7 @@ def test_the_usual_variables_in_hadoops_words() -> None:
 
 
 def test_only_a_lake_on_s3_needs_the_connector() -> None:
-    """Half a gigabyte is not fetched for a folder."""
+    """The connector, half a gigabyte, is not downloaded for a local folder."""
     assert is_s3("s3a://bucket/app")
     assert not is_s3("/lake/app")
     assert not is_s3("gs://bucket/app")

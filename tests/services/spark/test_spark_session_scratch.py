@@ -1,4 +1,4 @@
-"""What a job leaves on the disk of its machine."""
+"""The scratch folders of jobs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from penstock.services.spark.spark_session import SCRATCH_LOCK, SCRATCH_PREFIX, 
 
 
 def test_a_folder_goes_with_its_job(tmp_path: Path) -> None:
-    """Nobody else's is touched: neither one that is in use, nor one that is just being made."""
+    """A folder in use and a folder that is still being made by another job are not removed."""
     made = tmp_path / f"{SCRATCH_PREFIX}made"
     made.mkdir()
     with scratch_folder(tmp_path) as work:
@@ -20,7 +20,7 @@ def test_a_folder_goes_with_its_job(tmp_path: Path) -> None:
 
 
 def test_what_a_killed_job_left_is_removed_by_the_next_one(tmp_path: Path) -> None:
-    """Its lock is free, with all that it wrote; a link to somewhere else is left alone."""
+    """The folder's lock is free, so the folder is removed with its content. A symbolic link is left alone."""
     left, elsewhere = tmp_path / f"{SCRATCH_PREFIX}left", tmp_path / "elsewhere"
     for folder in (left, elsewhere):
         (folder / "blockmgr").mkdir(parents=True)

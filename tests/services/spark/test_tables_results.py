@@ -1,4 +1,4 @@
-"""Results from the columns of states: nothing added up is null, and so is what a state lacks."""
+"""Results from the columns of states. A result without values is null, and so is a result that a state lacks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from penstock.shared.streams.topology import StoreBuilder, Topology
 
 
 class Visit(msgspec.Struct):
-    """A value: with its types, aggregations know which numbers are whole."""
+    """A value with annotations, from which aggregations know which numbers are whole."""
 
     x: float | None = None
     i: int = 0
@@ -57,7 +57,7 @@ def topology(aggregations: dict[str, Aggregation[Any]]) -> Topology:
 
 
 def state_of(own: StoreBuilder, values: Sequence[Visit], at_ms: int) -> dict[str, Any]:
-    """The state of a window of these values, all of that time, as a row of the struct."""
+    """The state of a window with these values, all at that time, as a row of the struct."""
     columns: list[Any] = []
     for aggregation in own.aggregations:
         state = aggregation.initial()
@@ -74,7 +74,10 @@ def of(
     lacking: str | None = None,
     at_ms: int = 5,
 ) -> dict[str, list[Any]]:
-    """Results of windows of these values; a window of None has a null for a state, and all lack that aggregation."""
+    """The results of windows with these values.
+
+    The state of a None window is null, and all windows lack that aggregation.
+    """
     own = topology(aggregations).stores["s"]
     columns_of_it = [c.name for c in own.schema.state_columns() if lacking and c.name.startswith(f"{lacking}_")]
     without = dict.fromkeys(columns_of_it)
@@ -84,7 +87,7 @@ def of(
 
 
 def test_results_are_the_aggregations_own() -> None:
-    """Of each the same as the stream publishes, and null for a state that is null."""
+    """Each result is the same as the stream's, and null for a null state."""
     values = [Visit(2.5, 3, "mill"), Visit(-1.0, 4, "quay")]
     found = of(ALL, values, None)
     assert {name: column[0] for name, column in found.items()} == {
@@ -105,7 +108,7 @@ def test_results_are_the_aggregations_own() -> None:
 
 
 def test_windows_without_a_value_have_no_result() -> None:
-    """Records whose field is null are counted, and add nothing to sums, bounds and means."""
+    """Records with a null field are counted, and add nothing to sums, minima, maxima and means."""
     found = of({name: ALL[name] for name in ("count", *OF_X)}, [Visit()])
     assert found.pop("count") == [1]
     assert found == {name: [None] for name in OF_X}
@@ -113,13 +116,13 @@ def test_windows_without_a_value_have_no_result() -> None:
 
 
 def test_the_first_record_may_be_of_the_first_millisecond() -> None:
-    """A time of 0 is one like any other."""
+    """The time 0 is a valid time."""
     assert of({"first": First("x")}, [Visit(2.5)], at_ms=0) == {"first": [2.5]}
 
 
 @pytest.mark.parametrize("name", [name for name in ALL if name != "count"])
 def test_an_aggregation_that_was_appended_later_is_null(name: str) -> None:
-    """A state of before lacks its columns; the others keep their results."""
+    """An older state lacks its columns. The other aggregations keep their results."""
     assert of({"count": ALL["count"], name: ALL[name]}, [Visit(1.0, 2, "mill")], lacking=name) == {
         "count": [1],
         name: [None],

@@ -1,4 +1,4 @@
-"""What the jobs ask Kafka before they read: on the fake broker."""
+"""The offsets that jobs request from Kafka before they read, on the fake broker."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def send(kafka: KafkaSettings, *placed: tuple[str, int, int]) -> None:
 
 
 async def test_what_topics_hold_and_where_a_time_begins(kafka: KafkaSettings) -> None:
-    """By topic and partition; one that holds no record so late is at its end."""
+    """Offsets are by topic and partition. If a partition has no record so late, its offset is its end."""
     await send(kafka, ("a", 0, 100), ("a", 0, 200), ("b", 0, 50))
     async with Admin(kafka) as admin:
         ids = {name: one.topic_id for name, one in (await admin.describe_topics(["a", "b"])).items()}
@@ -53,7 +53,7 @@ async def test_what_topics_hold_and_where_a_time_begins(kafka: KafkaSettings) ->
 
 
 async def test_a_topic_that_is_not_there_is_named(kafka: KafkaSettings) -> None:
-    """And a broker that is not there by its address, with the setting that says how long is waited."""
+    """An unreachable broker is named by its address, with the setting of the timeout."""
     with pytest.raises(UnknownTopicOrPartition, match="topic none"):
         await asyncio.to_thread(topic_offsets, kafka, ["none"], LIMIT_MS)
     nowhere = KafkaSettings(bootstrap_servers="127.0.0.1:1")
@@ -62,7 +62,7 @@ async def test_a_topic_that_is_not_there_is_named(kafka: KafkaSettings) -> None:
 
 
 async def test_an_end_counts_once_open_transactions_are_decided(kafka: KafkaSettings) -> None:
-    """One that stays open is named by where it began; what was committed behind it counts as soon as it ends."""
+    """An open transaction is named by its first offset. Records committed after it are included once it ends."""
     async with Producer(kafka, ProducerSettings(transactional_id="x")) as producer:
         await producer.init_transactions()
         await producer.begin_transaction()

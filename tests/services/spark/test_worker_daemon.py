@@ -1,4 +1,4 @@
-"""The path of Spark's Python workers."""
+"""The import path of Spark's Python workers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from penstock.services.spark.worker_daemon import without_archives
 
 
 def test_archives_of_a_pyspark_that_is_there_as_a_folder_go(tmp_path: Path) -> None:
-    """Pip's pyspark brings both; a Spark without a folder on the path, and archives of somebody else's, stay."""
+    """Pip's pyspark has both. A Spark without a folder on the path keeps its archives, and so do other packages."""
     site, spark = tmp_path / "site-packages", tmp_path / "opt" / "spark"
     (site / "pyspark" / "python" / "lib").mkdir(parents=True)
     (site / "pyspark" / "__init__.py").touch()

@@ -1,4 +1,4 @@
-"""The audit's report for people and machines."""
+"""The audit's report, for people and for machines."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def report(differences: int) -> AuditReport:
 
 @pytest.mark.parametrize("differences", [0, 3])
 def test_the_last_line_is_json(differences: int, capsys: pytest.CaptureFixture[str]) -> None:
-    """Numbers and differences are in one JSON object, and differences are listed with keys shown as they are."""
+    """One JSON object has the numbers and differences. Differences are listed with unchanged keys."""
     text = io.StringIO()
     print_report(report(differences), as_json=True, console=Console(file=text, width=120))
     told = json.loads(capsys.readouterr().out.splitlines()[-1])
@@ -38,7 +38,7 @@ def test_the_last_line_is_json(differences: int, capsys: pytest.CaptureFixture[s
 
 
 def test_the_equation_stands_in_the_report() -> None:
-    """Every place that a record can be in is shown with its number, and whether they add up."""
+    """The report shows the number of records in each group, and whether the numbers add up."""
     text = io.StringIO()
     for differences in (0, 3):
         print_report(report(differences), as_json=False, console=Console(file=text, width=200))
@@ -48,7 +48,7 @@ def test_the_equation_stands_in_the_report() -> None:
 
 
 def test_records_beside_those_that_are_gone_are_left_out() -> None:
-    """They are a place of their own in the equation, where there are any."""
+    """If there are such records, they are a separate group in the equation."""
     text = io.StringIO()
     part = msgspec.structs.replace(report(2), left_out=2)
     assert part.unaccounted == 0
@@ -58,7 +58,7 @@ def test_records_beside_those_that_are_gone_are_left_out() -> None:
 
 
 def test_nothing_compared_is_no_success(capsys: pytest.CaptureFixture[str]) -> None:
-    """Without a window on either side the report says so, unless something else differs."""
+    """If neither side has a window, the report states it, unless something else differs."""
     none = {"windows_closed": 0, "windows_open": 0, "spark_windows": 0, "split_sessions": 0}
     empty = msgspec.structs.replace(report(0), **none)
     assert (empty.is_empty, empty.differs, empty.ok) == (True, False, False)
@@ -74,7 +74,7 @@ def test_nothing_compared_is_no_success(capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_keys_are_shown_as_they_are() -> None:
-    """Nothing in a key or a difference is markup, and no character in it commands the terminal."""
+    """Nothing in a key or a difference is interpreted as markup or as a terminal command."""
     keys = ("[bold]a", "a\\[/b]", "b\\", "x\\[link=http://example.org]y", "\x1b[31mred", "\ud800")
     shown = [{"partition": 0, "key": key, "at_ms": 5, "detail": f"lost {key}"} for key in keys]
     text = io.StringIO()

@@ -1,4 +1,4 @@
-"""The audit's own reference of Kafka's session rule."""
+"""The audit's reference implementation of Kafka's session rule."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LONG_SECONDS_MAX = 20  # of CPU; a second is usual, and what grows with the squa
 
 
 def by_the_rule(records: list[tuple[int, int, int]]) -> list[Assigned]:
-    """The rule as it is written: each record looks at every session that there is."""
+    """The rule in its plain form: each record is compared with every session."""
     sessions: list[tuple[int, int, list[int]]] = []
     late: list[int] = []
     for offset, time, close in records:
@@ -35,7 +35,10 @@ def by_the_rule(records: list[tuple[int, int, int]]) -> list[Assigned]:
 @settings(deadline=None, max_examples=500)
 @given(st.lists(st.integers(0, 150), max_size=40), st.integers(0, 60))
 def test_every_record_is_where_the_rule_has_it(times: list[int], behind: int) -> None:
-    """Whatever the order, and however far time is ahead, records share sessions, start them and are late as it says."""
+    """Records join sessions, start them and are late as the rule requires.
+
+    The records' order and the progress of time do not matter.
+    """
     close = [highest - behind for highest in itertools.accumulate(times, max)]
     records = list(zip(range(len(times)), times, close, strict=True))
     assert assign(records, GAP_MS) == by_the_rule(records)
@@ -43,7 +46,7 @@ def test_every_record_is_where_the_rule_has_it(times: list[int], behind: int) ->
 
 @pytest.mark.parametrize("step", [1, -1, 7919])
 def test_a_long_session_takes_no_longer_a_record(step: int) -> None:
-    """A quarter of a million records of one session, in order, backwards and mixed, are placed in seconds."""
+    """A quarter of a million records of one session are assigned in seconds, in order, backwards and mixed."""
     number = 250_000
     times = [i * step % number * GAP_MS for i in range(number)]
     begun = process_time()
@@ -55,7 +58,7 @@ def test_a_long_session_takes_no_longer_a_record(step: int) -> None:
 @settings(deadline=None)
 @given(st.lists(st.integers(0, 60), min_size=1, max_size=12))
 def test_without_closing_sessions_are_the_runs_of_sorted_times(times: list[int]) -> None:
-    """Where nothing closes, a session is a run of sorted times of which none is more than the gap from the next."""
+    """If nothing closes, a session is a sequence of sorted times with distances of at most the gap."""
     ordered = sorted(times)
     cuts = [0, *(i for i, (a, b) in enumerate(itertools.pairwise(ordered), 1) if b - a > GAP_MS), len(ordered)]
     runs = {(ordered[a], ordered[b - 1]) for a, b in itertools.pairwise(cuts)}
@@ -67,7 +70,7 @@ def test_without_closing_sessions_are_the_runs_of_sorted_times(times: list[int])
 @settings(deadline=None)
 @given(st.lists(st.integers(0, 80), min_size=1, max_size=15))
 def test_a_late_record_is_one_that_can_only_reach_closed_sessions(times: list[int]) -> None:
-    """A record above the close time is never late; a late one leaves the others as they are without it."""
+    """A record above the close time is never late. A late record does not change the sessions of the others."""
     close = [highest - GAP_MS for highest in itertools.accumulate(times, max)]
     records = list(zip(range(len(times)), times, close, strict=True))
     placed = assign(records, GAP_MS)
@@ -79,7 +82,10 @@ def test_a_late_record_is_one_that_can_only_reach_closed_sessions(times: list[in
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 80)), max_size=25), st.integers(1, 30))
 def test_replay_gives_one_row_a_record(records: list[tuple[str, int]], rows: int) -> None:
-    """Keys and partitions stay apart, however records come in batches; what a batch has not closed comes later."""
+    """Keys and partitions stay separate, however records are batched.
+
+    Records of sessions that stay open follow in a later batch.
+    """
     names = ("partition", "key", "offset", "timestamp_ms", "close_ms")
     highest = [at - GAP_MS for at in itertools.accumulate((at for _, at in records), max)]
     given_rows = [
@@ -102,7 +108,7 @@ def test_replay_gives_one_row_a_record(records: list[tuple[str, int]], rows: int
 
 
 def test_replay_forgets_what_is_closed() -> None:
-    """A record whose session the close time has passed comes with the batch in which that happened."""
+    """A record is returned with the batch in which the close time passes its session."""
     schema = pa.schema(
         [("partition", pa.int32()), ("key", pa.binary()), *((n, pa.int64()) for n in ("offset", "at", "close"))]
     )

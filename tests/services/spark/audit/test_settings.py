@@ -1,4 +1,4 @@
-"""What an audit can be asked for."""
+"""The settings of an audit."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ NEEDED = ("--application=a", "--lake=l")
 
 
 def test_a_sample_of_no_key_is_refused() -> None:
-    """A share that rounds to nothing would compare nothing; the least one is taken."""
+    """A share that rounds to zero would compare nothing and is rejected. The smallest valid share is accepted."""
     for share in ("1e-7", "0"):
         with pytest.raises(ConfigError, match="sample"):
             AuditSettings.load([*NEEDED, "--sample", share])
@@ -19,7 +19,10 @@ def test_a_sample_of_no_key_is_refused() -> None:
 
 
 def test_a_login_that_java_lacks_is_refused() -> None:
-    """A function of Python gives the tokens of OAUTHBEARER; every other mechanism, and none, is taken."""
+    """OAUTHBEARER tokens come from a Python function, so it is rejected.
+
+    Every other mechanism, and none, is accepted.
+    """
     secured = [*NEEDED, "--kafka.security-protocol=SASL_SSL", "--kafka.sasl-username=u", "--kafka.sasl-password=p"]
     for mechanism in ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"):
         kafka = AuditSettings.load([*secured, "--kafka.sasl-mechanism", mechanism], environ={}).kafka

@@ -1,4 +1,4 @@
-"""What a batch plans and refuses before Spark does anything."""
+"""The plan of a batch, and the inputs that it rejects before Spark does anything."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def held(latest: dict[str, dict[int, int]]) -> dict[str, TopicOffsets]:
 
 
 def test_a_topology_that_needs_more_than_its_partition_is_refused() -> None:
-    """Where keys change before a window, records go through a topic of the application's own, which is named."""
+    """If keys change before a window, records pass an internal topic, which the error names."""
     builder = StreamsBuilder()
     rekeyed = builder.stream("in").group_by(str)
     rekeyed.session_window(10).aggregate("s", n=Count()).on_close().to("out")
@@ -45,7 +45,10 @@ def test_a_topology_that_needs_more_than_its_partition_is_refused() -> None:
 
 
 def test_partitions_with_something_to_read_are_planned() -> None:
-    """From where the tables say, else from the first offset; those with the most first, and others not at all."""
+    """They are read from the tables' offsets, else from the first offset.
+
+    Partitions with the most records come first.
+    """
     ends = {"a": {0: 10, 1: 10, 2: 10, 3: 2}, "b": {0: 5, 1: 5, 2: 5, 3: 2}}
     known = {0: progress(sources={"a": 10, "b": 5}), 1: progress(sources={"a": 9}), 2: progress(sources={"a": 99})}
     assert ranges_to_read(ends, held(ends), known) == [
@@ -56,7 +59,7 @@ def test_partitions_with_something_to_read_are_planned() -> None:
 
 
 def test_a_topic_that_was_made_again_is_left_to_the_task() -> None:
-    """Which refuses it by name: that there is nothing to read would be said of a topic that is another one."""
+    """The task rejects it by name. Otherwise a different topic would be reported as having nothing to read."""
     ends = {"a": {0: 10, 1: 10, 2: 10}}
     known = {
         0: progress(sources={"a": 11}),
@@ -67,7 +70,7 @@ def test_a_topic_that_was_made_again_is_left_to_the_task() -> None:
 
 
 def test_where_the_next_one_goes_on() -> None:
-    """Where tasks have come, else where the tables say, else up to where was planned."""
+    """It continues after the tasks' offsets, else the tables' offsets, else the planned ends."""
     ends = {"a": {0: 10, 1: 10, 2: 10}}
     outcomes = [TaskResult(0, 10, sources={"a": 9})]
     assert next_offsets(outcomes, {0: progress(sources={"a": 3}), 1: progress(sources={"a": 12})}, ends) == {
@@ -76,7 +79,7 @@ def test_where_the_next_one_goes_on() -> None:
 
 
 def test_files_that_were_read_are_known_by_their_fingerprint() -> None:
-    """What is done is left out; a state of other files, or of none, is refused by its partition."""
+    """Finished partitions are left out. A state of other files, or of none, is rejected by its partition."""
     done, begun = BatchInput("aa", 7, is_done=True), BatchInput("aa", 3, is_done=False)
     assert partitions_done("app", {}, "aa") == ()
     assert partitions_done("app", {0: progress(input=done), 1: progress(input=begun)}, "aa") == (0,)
@@ -89,7 +92,7 @@ def test_files_that_were_read_are_known_by_their_fingerprint() -> None:
 
 
 def test_topics_wait_for_files() -> None:
-    """A batch over topics goes on only where files were read to their end."""
+    """A batch over topics continues only if files were read to their end."""
     require_no_files_left("app", {0: progress(), 1: progress(input=BatchInput("aa", 7, is_done=True))})
     with pytest.raises(ConfigError, match="app, partition 1: a batch over files ended after 3 rows"):
         require_no_files_left("app", {1: progress(input=BatchInput("aa", 3, is_done=False))})
@@ -104,13 +107,13 @@ def test_topics_wait_for_files() -> None:
     ],
 )
 def test_offsets_that_a_topic_does_not_have(text: str, said: str) -> None:
-    """One for each partition, within what it holds."""
+    """There must be one offset for each partition, within the topic's offsets."""
     with pytest.raises(ConfigError, match=f"live_from: .*{said}"):
         given_offsets("clicks", text, {0: 0, 1: 0}, {0: 8, 1: 8})
 
 
 def test_a_summary_adds_up() -> None:
-    """Over the tasks; the ends are the plan's."""
+    """Counts are summed over the tasks. The end offsets are the plan's."""
     outcomes = [TaskResult(p, 10, Totals(10, 4, 1, 2, 3), 2) for p in (0, 1)]
     found = batch_report(outcomes, {"a": {0: 10, 1: 10}}, 3.0, None)
     assert found[:7] == (2, 20, 8, 2, 4, 6, 4)

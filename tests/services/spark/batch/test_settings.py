@@ -1,4 +1,4 @@
-"""What `penstock batch` is told, and what it does not take."""
+"""The settings of `penstock batch`, and the values that it rejects."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ def load(*flags: str) -> BatchSettings:
     ],
 )
 def test_what_does_not_fit_is_named(flags: list[str], said: str) -> None:
-    """Before Spark starts."""
+    """An invalid combination is rejected by name before Spark starts."""
     with pytest.raises(ConfigError, match=said):
         load(*flags)
 
 
 @pytest.mark.parametrize("place", ["earliest", "latest", "0:7", "0:7,1:9", "1357002000000", "2013-01-01T00:00:00Z"])
 def test_places_at_which_a_live_one_begins(place: str) -> None:
-    """Every form of a place is taken as a setting."""
+    """Every form of a start offset is a valid setting."""
     assert load("--files=f", f"--live-from={place}").live_from == place
 
 
 def test_tasks_go_by_the_streams_settings() -> None:
-    """The application's, with what the command was told."""
+    """Tasks have the application's stream settings, with the command's values."""
     settings = load("--transaction-timeout-ms=90000", "--max-future-ms=5", "--kafka-timeout-ms=7000")
     streams = settings.streams()
     assert (streams.application_id, streams.lake, streams.changelog_topic) == ("visits", "lake", "visits-changelog")
@@ -53,7 +53,7 @@ def test_tasks_go_by_the_streams_settings() -> None:
 
 
 def test_places_that_spark_needs() -> None:
-    """The lake's, and the files' as Hadoop calls them."""
+    """They are the lake's location and the files' location as URIs for Hadoop."""
     settings = load("--files=s3://history/*.json", "--live-from=latest")
     assert settings.spark_uris == (settings.tables, "s3a://history/*.json")
     assert load().spark_uris == (settings.tables,)

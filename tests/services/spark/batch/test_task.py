@@ -1,4 +1,4 @@
-"""Rows of files as a task takes them, and what it goes on from."""
+"""A task's rows of files, and the row from which it continues."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def task() -> StreamTask:
 
 
 def test_rows_are_records_by_their_numbers() -> None:
-    """Nulls stay nulls; a slice of a batch begins where it is told."""
+    """Nulls stay nulls. A slice of a batch begins at the given row number."""
     rows = {"timestamp_ms": [5, 6, 7], "key": [b"a", None, b""], "value": [b"x", b"yy", None]}
     kinds = {"timestamp_ms": pa.int64(), "key": pa.binary(), "value": pa.binary()}
     batch = pa.record_batch({name: pa.array(values, kinds[name]) for name, values in rows.items()})
@@ -31,7 +31,10 @@ def test_rows_are_records_by_their_numbers() -> None:
 
 
 def test_a_task_goes_on_where_its_rows_ended() -> None:
-    """From the first one without state, from what was committed, or not at all once that is all."""
+    """Without state it starts at the first row, else after the committed rows.
+
+    It reads nothing once all rows are committed.
+    """
     of = task()
     assert rows_reached(of, SOURCE) == 0
     of.input = BatchInput("aa", 7, is_done=False)
@@ -41,7 +44,7 @@ def test_a_task_goes_on_where_its_rows_ended() -> None:
 
 
 def test_a_task_with_another_state_is_refused() -> None:
-    """One of other files, or of the topic."""
+    """A state from other files or from the topic is rejected."""
     of = task()
     of.sources = {"in": 0}
     with pytest.raises(ConfigError, match="app, partition 0 has state already"):

@@ -1,4 +1,4 @@
-"""From where a compaction reads, and what it refuses before it reads anything."""
+"""The first offset that a compaction reads, and the states that it rejects before it reads anything."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def first(rows: list[dict[str, Any]], there: dict[str, int], held: TopicOffsets)
 
 
 def test_a_partition_is_read_from_where_the_tables_end() -> None:
-    """From the beginning where there are none; a table that has more than it should is no reason to read more."""
+    """Without tables it is read from the beginning. A table with more rows than expected does not extend the range."""
     assert first([], {}, offsets(0, 9)) == (0, None)
     newest = row(5, closed_s=3)
     for held in (offsets(0, 9), offsets(5, 9), offsets(0, 5)):
@@ -48,7 +48,7 @@ def test_a_partition_is_read_from_where_the_tables_end() -> None:
 
 
 def test_a_table_that_lags_is_read_from_the_progress_row_before_its_position() -> None:
-    """Which knows the epoch in force there; or from the changelog's beginning."""
+    """That progress row has the epoch in force there. Without one, reading starts at the changelog's beginning."""
     rows = [row(9, closed_s=8, late_s=2), row(5, closed_s=3), row(2)]
     assert first(rows, {CLOSED: 8, LATE: 2}, offsets(0, 9)) == (9, rows[0])
     assert first(rows, {CLOSED: 4, LATE: 2}, offsets(0, 9)) == (5, rows[1])
@@ -67,20 +67,20 @@ def test_a_table_that_lags_is_read_from_the_progress_row_before_its_position() -
     ],
 )
 def test_a_hole_is_refused_by_its_offsets(rows: Any, there: dict[str, int], held: TopicOffsets, said: str) -> None:
-    """Offsets that are gone, a log that ends too early, and a table that lags too far are each named."""
+    """Deleted offsets, a log that ends too early, and a table that lags too far are each rejected by name."""
     with pytest.raises(ChangelogHole, match=said):
         first(rows, there, held)
 
 
 def test_another_changelog_is_refused() -> None:
-    """A topic of that name with another id is not the one that the tables were made from."""
+    """A topic of the same name with another id is not the topic that the tables were made from."""
     with pytest.raises(ChangelogHole, match="lake/app/closed/s was made from log with id id-0, but its id is id-1"):
         job()._require_same_changelog(CLOSED, "id-0", offsets(0, 9))
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 50)), min_size=1, max_size=6), st.integers(1, 100))
 def test_a_run_is_bounded_and_leaves_nothing_it_has_room_for(ranges: list[tuple[int, int]], most: int) -> None:
-    """A run reads no more than it may, all of what is short, as much of one long partition as of the other."""
+    """A compaction reads at most its limit: all of short partitions, and equal shares of long ones."""
     begins: Any = {p: (begin, None) for p, (begin, _) in enumerate(ranges)}
     held = TopicOffsets("log", "id", dict.fromkeys(begins, 0), {p: a + n for p, (a, n) in enumerate(ranges)})
     found = bounded_ranges(begins, {}, {}, held, most)
@@ -97,7 +97,7 @@ def test_a_run_is_bounded_and_leaves_nothing_it_has_room_for(ranges: list[tuple[
 
 @given(st.lists(st.integers(0, 50)), st.integers(1, 5))
 def test_tasks_have_as_much_to_do_as_each_other(sizes: list[int], tasks: int) -> None:
-    """Everything is somebody's, and no task has more than another by more than its largest item."""
+    """Each item has a task, and no task exceeds another by more than its largest item."""
     parts = spread(sizes, lambda size: size, tasks)
     assert sorted(size for part in parts for size in part) == sorted(sizes)
     totals = [sum(part) for part in parts]
@@ -121,7 +121,7 @@ def moved(partition: int, *stores: StoreSchema) -> PartitionResult:
 
 
 def test_the_tables_have_what_the_widest_partition_has() -> None:
-    """What a run read of a partition counts, and not what its progress row said before."""
+    """The stores that a compaction read of a partition replace those of its progress row."""
     assert stores_of({}, []) == ()
     assert stores_of({0: known(STORE)}, []) == (STORE,)
     assert stores_of({0: known(STORE), 1: known(WIDER)}, [moved(0, STORE)]) == (WIDER,)
@@ -140,7 +140,7 @@ def test_the_tables_have_what_the_widest_partition_has() -> None:
     ],
 )
 def test_partitions_of_different_topologies_are_refused(other: tuple[StoreSchema, ...], said: str) -> None:
-    """Whichever of them is read in this run."""
+    """They are rejected whichever of them this compaction reads."""
     for newest, run in (({0: known(WIDER)}, [moved(1, *other)]), ({1: known(*other)}, [moved(0, WIDER)])):
         with pytest.raises(SchemaMismatch, match=said):
             stores_of(newest, run)

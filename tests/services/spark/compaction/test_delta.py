@@ -1,4 +1,4 @@
-"""Commits to Delta tables on a disk: one version after the other, and of two at once one."""
+"""Commits to Delta tables on disk: each is one version, and only one of two concurrent commits succeeds."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def newest(uri: str) -> DeltaTable:
 
 
 def test_a_commit_is_the_version_after(tmp_path: Path) -> None:
-    """Files are in the table from the commit on, with the bounds that readers prune by, and what the job said."""
+    """From the commit on, the table has the files with their bounds and the job's metadata."""
     uri = str(tmp_path / "t")
     table = made(uri)
     one = file_of(uri, "one.parquet", 7, 3)
@@ -54,7 +54,7 @@ def test_a_commit_is_the_version_after(tmp_path: Path) -> None:
 
 
 def test_files_are_taken_out_in_the_same_commit(tmp_path: Path) -> None:
-    """So a rewrite is seen whole, or not at all."""
+    """A reader sees a rewrite completely or not at all."""
     uri = str(tmp_path / "t")
     old = file_of(uri, "old.parquet", 1, 2)
     delta.commit(made(uri), [old], [], {})
@@ -64,7 +64,7 @@ def test_files_are_taken_out_in_the_same_commit(tmp_path: Path) -> None:
 
 
 def test_whoever_commits_second_is_refused(tmp_path: Path) -> None:
-    """Also after an append of somebody else's, which Delta itself would let pass."""
+    """The second commit is rejected, also after another writer's append, which Delta itself would accept."""
     uri = str(tmp_path / "t")
     table, other = made(uri), newest(uri)
     delta.commit(table, [file_of(uri, "one.parquet", 1)], [], {})
@@ -78,7 +78,7 @@ def test_whoever_commits_second_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_table_is_made_once_and_widened(tmp_path: Path) -> None:
-    """Of two that make it one does; a column, or a field of a struct, that is new is added, and what is there stays."""
+    """Only one of two jobs creates it. New columns and new fields of a struct are added, and existing rows stay."""
     uri = str(tmp_path / "t")
     table = made(uri)
     with pytest.raises(CompactionConflict, match="made"):
@@ -98,7 +98,7 @@ def test_a_table_is_made_once_and_widened(tmp_path: Path) -> None:
 
 
 def test_a_table_is_not_widened_beside_an_append(tmp_path: Path) -> None:
-    """Delta itself would let both pass; but the run was planned without what was appended."""
+    """Delta itself would accept both, but the compaction was planned without the appended rows."""
     uri = str(tmp_path / "t")
     table = made(uri)
     write_deltalake(uri, pa.Table.from_pylist([{"partition": 1, "at": 9}], SCHEMA), mode="append")
@@ -113,7 +113,7 @@ def _at(uri: str, version: int) -> DeltaTable:
 
 
 def test_progress_rows_by_partition_newest_first(tmp_path: Path) -> None:
-    """Of all that a table has; a table without the columns is refused."""
+    """All progress rows of a table are returned. A table without their columns is rejected."""
     uri = str(tmp_path / STATE)
     schema = state_schema(())
     rows = [{"row": "progress", "partition": p, "changelog_offset": at} for p, at in ((0, 4), (1, 5), (0, 9))]
@@ -127,7 +127,7 @@ def test_progress_rows_by_partition_newest_first(tmp_path: Path) -> None:
 
 
 def test_what_a_commit_says(tmp_path: Path) -> None:
-    """A commit of somebody else's says nothing, or something else."""
+    """A commit of another writer has no metadata, or other metadata."""
     uri = str(tmp_path / "t")
     assert delta.history(made(uri), 1)[0].get("kind") is None
     for said in ('{"kind": "x"}', "[1]", "no JSON"):
@@ -139,7 +139,7 @@ def test_what_a_commit_says(tmp_path: Path) -> None:
 
 
 def test_folders_and_files_that_are_not_there(tmp_path: Path) -> None:
-    """No folder is no error; a file that is gone, or a folder that cannot be written, is named."""
+    """A missing folder is no error. A missing file and a folder that cannot be written are named."""
     assert delta.folders(str(tmp_path / "closed"), {}) == []
     for name in ("b", "a"):
         (tmp_path / "closed" / name).mkdir(parents=True)
@@ -156,7 +156,7 @@ def test_folders_and_files_that_are_not_there(tmp_path: Path) -> None:
 
 
 def test_bounds_of_a_file() -> None:
-    """To the millisecond, so that no row lies beyond them; of a column of nulls there are none."""
+    """Bounds are exact to the millisecond, so that no row is outside them. A column of nulls has none."""
     times = pa.array([1_234_000, None, 7_000], pa.timestamp("us", "UTC"))
     table = pa.table({"at": times, "none": pa.array([None] * 3, pa.int64()), "other": [1, 2, 3]})
     assert json.loads(delta.stats_of(table, ["at", "none", "absent"])) == {

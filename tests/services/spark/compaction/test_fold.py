@@ -1,4 +1,4 @@
-"""What a task makes of a range of the changelog, without Spark; it is read from a broker of the test's own."""
+"""The rows that a task makes from a range of the changelog, without Spark. A fake broker holds the changelog."""
 
 from __future__ import annotations
 
@@ -100,12 +100,12 @@ def range_of(count: int, first: int = 0, newest: dict[str, Any] | None = None, *
 
 
 def row_sets(tables: Mapping[str, Sequence[pa.RecordBatch]]) -> dict[str, list[dict[str, Any]]]:
-    """By table its rows."""
+    """The rows by table."""
     return {table: [row for batch in of for row in batch.to_pylist()] for table, of in tables.items()}
 
 
 def folded(entries: Sequence[Entry], of: ChangelogRange | None = None, at_once: int = 1_000) -> PartitionFold:
-    """What is made of entries that come so many at once."""
+    """The result of folding entries that arrive in batches of this size."""
     of = of or range_of(len(entries))
     found = PartitionFold("log", of)
     for first in range(0, len(entries), at_once):
@@ -149,7 +149,10 @@ def test_each_operation_has_its_table() -> None:
 
 
 def test_a_late_record_without_state_or_source_has_nulls() -> None:
-    """One that an aggregation refused; and one of no source record. Those beside them keep their own."""
+    """An aggregation rejected one record, and another has no source record.
+
+    The records beside them keep their values.
+    """
     entries = [takeover(), late(b"a", 4, [4, 5], None), late(b"b", 6, [], 9, offset=-1)]
     entries += [late(b"c", 7, [], 1, offset=0), progress()]
     rows = row_sets(folded(entries).rows(options()))["late/s"]
@@ -163,7 +166,7 @@ def test_a_late_record_without_state_or_source_has_nulls() -> None:
 
 @pytest.mark.parametrize("at_once", [1, 4, 100])
 def test_the_newest_change_of_a_window_counts(at_once: int) -> None:
-    """By key and start, over several commits; the same key at another start is another window."""
+    """It counts by key and start, over several commits. The same key at another start is another window."""
     entries = [takeover(), live(b"a", 10, 20, 1), live(b"a", 50, 60, 7), progress()]
     entries += [live(b"a", 10, 30, 2, 1), progress(1)]
     entries += [gone(b"a", 10, 2), progress(2), live(b"a", 10, 25, 4, 3), progress(3)]
@@ -175,7 +178,7 @@ def test_the_newest_change_of_a_window_counts(at_once: int) -> None:
 
 
 def test_stores_are_told_apart() -> None:
-    """Windows of one key and start are different windows in two stores, and each store has a table of its own."""
+    """Windows of one key and start are different windows in two stores, and each store has its own table."""
     entries = [takeover(), live(b"a", 1, 2, 5), live(b"a", 1, 2, 6, store=1), final(b"b", 1, 2, 7, store=1)]
     found = folded([*entries, final(b"c", 1, 2, 8), progress(stores=TWO_STORES)])
     assert [(row["store"], row["key"], row["live"]) for row in windows_of(found)] == [
@@ -202,7 +205,7 @@ def test_stores_are_told_apart() -> None:
 )
 @pytest.mark.parametrize("is_known", [False, True])
 def test_stores_stay_what_they_were(later: tuple[log.StoreSchema, ...], said: str, is_known: bool) -> None:
-    """From one commit to the next, and since the progress row with which a range begins."""
+    """Stores must not change from one commit to the next, nor since the progress row at which a range begins."""
     before, changed = [takeover(), progress()], [live(b"a", 1, 2, 5, 1), progress(1, stores=later)]
     newest = {
         "epoch": 1,
@@ -215,7 +218,7 @@ def test_stores_stay_what_they_were(later: tuple[log.StoreSchema, ...], said: st
 
 
 def test_later_commits_may_have_further_aggregations() -> None:
-    """Windows of before lack them; the tables get the columns of the last commit."""
+    """Older windows lack the new aggregations. The tables have the columns of the last commit."""
     more = log.AggregationSchema.of("most", Max("delay"))
     wider = (msgspec.structs.replace(STORES[0], aggregations=(*STORES[0].aggregations, more)),)
     entries = [takeover(), live(b"a", 1, 2, 5), progress(), live(b"a", 1, 3, 6, 1), progress(1)]
@@ -225,7 +228,7 @@ def test_later_commits_may_have_further_aggregations() -> None:
 
 
 def test_a_store_without_windows_closes_none() -> None:
-    """What its changelog calls final is a row that is gone, in `state` alone."""
+    """An entry that its changelog calls final is a deleted row, in `state` only."""
     joined = (msgspec.structs.replace(STORES[0], kind="join"),)
     found = folded([takeover(), final(b"a", 1, 2, 5), progress(stores=joined)])
     assert list(found.rows(options())) == ["state"]
@@ -233,7 +236,7 @@ def test_a_store_without_windows_closes_none() -> None:
 
 
 def test_keys_are_text_or_bytes() -> None:
-    """As the store has them: what is no text has a column of its own name."""
+    """Keys are as the store has them. Keys that are not text have a column with another name."""
     of_bytes = (msgspec.structs.replace(STORES[0], key="bytes"),)
     entries = [takeover(), final(b"\xff", 1, 2, 5), late(b"\xfe", 4, [4], 1), progress(stores=of_bytes)]
     rows = row_sets(folded(entries).rows(options()))
@@ -242,7 +245,7 @@ def test_keys_are_text_or_bytes() -> None:
 
 
 def test_what_no_commit_confirmed_is_not_there() -> None:
-    """Entries after the last progress record are the next run's, and those of an epoch that is over are nobody's."""
+    """Entries after the last progress record belong to the next compaction. Entries of an old epoch are ignored."""
     entries = [takeover(), live(b"a", 1, 1, 1), progress(), live(b"b", 1, 1, 1, 1)]
     found = folded(entries)
     rows = row_sets(found.rows(options()))["state"]
@@ -254,7 +257,7 @@ def test_what_no_commit_confirmed_is_not_there() -> None:
 
 
 def test_a_progress_row_says_how_far_the_tables_are() -> None:
-    """The next offset, by table the last row, and how much came since the last rewrite."""
+    """It has the next offset, by table the last row, and the rows and files added since the last rewrite."""
     entries = [takeover(), final(b"a", 1, 2, 1), live(b"b", 1, 2, 1), final(b"c", 1, 2, 1), progress()]
     (row,) = [r for r in row_sets(folded(entries).rows(options()))["state"] if r["row"] == "progress"]
     assert (row["changelog_offset"], row["previous_offset"], row["epoch"], row["topic_id"]) == (5, 0, 1, TOPIC_ID)
@@ -273,7 +276,7 @@ def test_a_progress_row_says_how_far_the_tables_are() -> None:
 
 
 def test_a_table_gets_only_what_it_has_not() -> None:
-    """A table that was put back is behind, one of a run that died is ahead: each goes on from its own position."""
+    """A restored table is behind, and a table of a failed compaction is ahead. Each continues from its own position."""
     entries = [takeover(), final(b"a", 1, 2, 1), final(b"b", 1, 2, 1), live(b"c", 1, 2, 1), progress()]
     ahead = row_sets(folded(entries, range_of(5, s=1)).rows(options()))
     assert [row["key"] for row in ahead["closed/s"]] == ["b"]
@@ -286,7 +289,7 @@ def test_a_table_gets_only_what_it_has_not() -> None:
 
 
 def test_commits_in_which_nothing_happened_write_nothing() -> None:
-    """Wall-clock punctuation alone does not; a source offset that moved does."""
+    """Wall-clock punctuation alone writes nothing. A changed source offset does."""
     entries = [takeover(), live(b"a", 1, 1, 1), progress()]
     (row,) = [r for r in row_sets(folded(entries).rows(options()))["state"] if r["row"] == "progress"]
     idle = folded([progress(1, 1, wall_ms=9)], range_of(4, 3, row))
@@ -300,7 +303,7 @@ def test_commits_in_which_nothing_happened_write_nothing() -> None:
 
 
 def test_an_idle_tail_is_covered_once_it_is_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A restore would read it for nothing."""
+    """Otherwise a restore would read it without effect."""
     monkeypatch.setattr(fold, "IDLE_RECORDS_MAX", 2)
     row = progress_of(folded([takeover(), live(b"a", 1, 1, 1), progress()]))
     idle = [progress(1 + i) for i in range(3)]
@@ -309,7 +312,10 @@ def test_an_idle_tail_is_covered_once_it_is_long(monkeypatch: pytest.MonkeyPatch
 
 
 def test_an_entry_that_cannot_be_read_is_named() -> None:
-    """With topic, partition and offset: one that is no entry, one whose state is none, a time that no table can say."""
+    """The error has topic, partition and offset.
+
+    Tested are an invalid entry, an invalid state, and a time that no table can represent.
+    """
     with pytest.raises(CorruptRecord, match="log-3 at offset 1"):
         folded([takeover(), (b"a", log.encode_live(0, 1, 0, 1, 1, b"")[:5])])
     bad = folded([takeover(), live(b"a", 1, 1, 1), (b"b", log.encode_live(0, 1, 0, 1, 1, b"\1")), progress()])
@@ -325,7 +331,7 @@ def test_an_entry_that_cannot_be_read_is_named() -> None:
 
 
 def test_files_are_ordered_by_time(tmp_path: Any) -> None:
-    """So that readers skip files; a file of `state` lies in its partition's folder."""
+    """Readers can skip files. A file of `state` is in its partition's folder."""
     entries = [takeover(), *(final(b"k", start, start, 1) for start in (9, 3, 6)), live(b"a", 1, 1, 1), progress()]
     rows = folded(entries).rows(options())
     (closed,) = write_files(options(str(tmp_path)), "closed/s", rows["closed/s"], 3)
@@ -342,7 +348,7 @@ def test_files_are_ordered_by_time(tmp_path: Any) -> None:
 
 
 def test_a_file_has_no_more_rows_than_it_may(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is left comes in further files of other names."""
+    """Further rows are in further files with other names."""
     monkeypatch.setattr(fold, "FILE_ROWS", 2)
     entries = [takeover(), *(final(b"k", start, start, 1) for start in range(5)), progress()]
     files = list(write_files(options(str(tmp_path)), "closed/s", folded(entries).rows(options())["closed/s"], 3))
@@ -377,7 +383,7 @@ async def read(kafka: KafkaSettings, end: int, latest: int, idle_ms_max: int = 1
 
 
 async def test_a_range_is_read_on_until_a_commit_has_ended() -> None:
-    """One that ends within the first commit ends with that commit, and not with the partition."""
+    """A range that ends within the first commit is read to that commit's end, not to the partition's end."""
     first = [takeover(), live(b"a", 1, 1, 1), live(b"b", 1, 1, 1), progress()]
     async with broker([*first, live(b"c", 1, 1, 1, 1), progress(1), live(b"d", 1, 1, 1, 2), progress(2)]) as kafka:
         within = await read(kafka, 2, 8)
@@ -390,7 +396,7 @@ async def test_a_range_is_read_on_until_a_commit_has_ended() -> None:
 
 
 async def test_records_that_count_for_nobody_are_read_past() -> None:
-    """A range of foreign records goes on to the next commit, or to where the partition ended when it was planned."""
+    """A range of foreign records is read on to the next commit, or to the planned end of the partition."""
     foreign = [(None, b"{}")] * 20
     async with broker([*foreign, takeover(), live(b"a", 1, 1, 1), progress(), *foreign]) as kafka:
         found = await read(kafka, 5, 43)
@@ -400,7 +406,7 @@ async def test_records_that_count_for_nobody_are_read_past() -> None:
 
 
 def test_a_range_moves_where_another_follows() -> None:
-    """Wall-clock punctuation alone moves nothing, but for what is read in several ranges, or again."""
+    """Wall-clock punctuation alone writes nothing, except in a range that is followed by another or read again."""
     first = [takeover(), live(b"a", 1, 1, 1), progress()]
     newest = progress_of(folded(first))
     idle = [progress(n, grids_ms={"w": n}) for n in range(1, 6)]
@@ -410,7 +416,7 @@ def test_a_range_moves_where_another_follows() -> None:
 
 
 async def test_records_that_do_not_come_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A range that goes beyond what the broker hands out ends in an error that says where reading stands."""
+    """A range beyond the records that the broker returns ends with an error that names the position."""
     monkeypatch.setattr(fold, "POLL_MS", 1)
     async with broker([takeover(), live(b"a", 1, 1, 1), progress()]) as kafka:
         with pytest.raises(KafkaTimeout, match="log-0: reading stands at 3 of 9 for 300 ms"):
@@ -420,7 +426,7 @@ async def test_records_that_do_not_come_are_said(monkeypatch: pytest.MonkeyPatch
 def test_what_is_too_much_to_sort_at_once_comes_in_several_files(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each ordered by time; no row is left out, whatever the size of a batch."""
+    """Each file is ordered by time. No row is left out, whatever the size of a batch."""
     batches = [
         pa.RecordBatch.from_pylist([{"window_start": start, "n": n} for start in (n + 5, n)]) for n in range(0, 50, 10)
     ]
@@ -435,7 +441,10 @@ def test_what_is_too_much_to_sort_at_once_comes_in_several_files(
 
 
 async def test_a_tasks_partitions_share_the_files_of_closed(tmp_path: Any) -> None:
-    """Files of `state` are of one partition; those of `closed` have the rows of all, and the first one's name."""
+    """Files of `state` are for one partition.
+
+    Files of `closed` have the rows of all partitions, and the name of the first.
+    """
     entries = [takeover(), live(b"a", 1, 1, 1), final(b"b", 1, 2, 1), progress()]
     async with broker(entries, [], [*entries, takeover(2)]) as kafka:
         ranges = [ChangelogRange(p, 0, n, n, 0, None, None, {}) for p, n in ((2, 5), (0, 4))]

@@ -1,4 +1,4 @@
-"""Which rows of `state` are left by a rewrite."""
+"""The rows of `state` that a rewrite keeps."""
 
 from __future__ import annotations
 
@@ -44,19 +44,19 @@ def offsets(rows: list[dict[str, Any]]) -> set[int]:
 
 
 def test_the_highest_offset_of_a_window_counts() -> None:
-    """Wherever its row stands: files are read in no order."""
+    """The order of rows does not matter, because files are read in no order."""
     rows = [window("s", "a", 0, 9), window("s", "a", 0, 12), window("s", "a", 0, 3), window("s", "b", 0, 5)]
     assert offsets(rows) == {12, 5}
 
 
 def test_store_key_and_start_tell_windows_apart() -> None:
-    """Each alone makes another window."""
+    """A difference in any one of them makes another window."""
     rows = [window("s", "a", 0, 1), window("t", "a", 0, 2), window("s", "b", 0, 3), window("s", "a", 5, 4)]
     assert offsets(rows) == {1, 2, 3, 4}
 
 
 def test_a_tombstone_takes_its_window_with_it() -> None:
-    """And is not kept itself; one that a live row came after is nothing."""
+    """The tombstone itself is not kept either. A tombstone before a live row has no effect."""
     rows = [window("s", "a", 0, 1), window("s", "a", 0, 2, live=False)]
     rows += [window("s", "b", 0, 3, live=False), window("s", "b", 0, 4)]
     assert offsets(rows) == {4}
@@ -65,7 +65,10 @@ def test_a_tombstone_takes_its_window_with_it() -> None:
 
 @pytest.mark.parametrize("pass_rows", [100, 2])
 def test_a_rewritten_partition(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pass_rows: int) -> None:
-    """Its live windows, in as many passes as memory asks for, and a progress row that begins to count anew."""
+    """It has its live windows and a progress row.
+
+    Memory decides the number of passes, and the counts of the progress row start again.
+    """
     monkeypatch.setattr(of_rewrite, "PASS_ROWS", pass_rows)
     newest = {"row": "progress", "partition": 2, "changelog_offset": 20, "epoch": 4, "progress": "{}", "topic_id": "id"}
     newest |= {"previous_offset": 7, "appended": "{}", "rewritten_rows": 1, "added_rows": 6, "added_files": 2}
@@ -95,7 +98,7 @@ def test_a_rewritten_partition(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_a_file_has_no_more_rows_than_it_may(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is left comes in further files of other names, the progress row in the last."""
+    """Further rows are in further files with other names. The progress row is in the last file."""
     monkeypatch.setattr(of_rewrite, "FILE_ROWS", 2)
     newest = {"row": "progress", "partition": 2, "changelog_offset": 20, "appended": "{}"}
     folder = tmp_path / "partition=2"

@@ -1,4 +1,4 @@
-"""What follows a run: a step that fails hides neither the run nor the other steps."""
+"""The steps after a compaction: a failed step hides neither the compaction nor the other steps."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ DONE = CompactionReport(1, 5, 4, 1, 2, 0, {0: 0}, {0: 9}, 7, 0.0)
 
 
 class Steps(TableMaintenance):
-    """Maintenance that loses to another job."""
+    """Table maintenance that loses to another job."""
 
     def maintain(self, *paths: Any) -> dict[str, Any]:
         return {"optimized_tables": self.attempt("OPTIMIZE of x", lost, 0, may_conflict=True)}
 
 
 class Job(Compaction):
-    """A run that counts, and may not delete from the changelog."""
+    """A compaction that is committed and may not delete from the changelog."""
 
     def __init__(self, say: Any, error: Exception | None) -> None:
         settings = CompactSettings(application="a", lake="lake", delete_covered=True)
@@ -56,7 +56,7 @@ def lost() -> Any:
 
 
 def test_a_run_counts_though_the_deletion_failed() -> None:
-    """With what failed, after the maintenance was tried; who asks for it gets the error."""
+    """The report lists the failed step, and maintenance was still tried. `require_done` raises the error."""
     said = list[str]()
     job = Job(said.append, AuthorizationFailed("no DELETE"))
     summary = job.run()
@@ -71,7 +71,7 @@ def test_a_run_counts_though_the_deletion_failed() -> None:
 
 
 def test_an_optimize_that_was_lost_is_no_failure() -> None:
-    """The run counts, and the next one looks after the files. A deletion that was lost is a failure."""
+    """The compaction stays committed, and the next one optimizes. A lost deletion is a failure."""
     job = Job(lambda text: None, None)
     assert job.run().failed == ()
     job.maintenance.require_done()
@@ -94,7 +94,7 @@ def test_an_optimize_that_was_lost_is_no_failure() -> None:
     ],
 )
 def test_a_vacuum_is_due_so_many_runs_after_the_last(history: list[dict[str, Any]], due: bool) -> None:
-    """Rewrites and maintenance do not count, nor does a VACUUM that did not end."""
+    """Rewrites, maintenance and a VACUUM that did not end do not count."""
     assert is_vacuum_due(history, 20) is due
 
 

@@ -1,4 +1,4 @@
-"""Aggregations, each on its own."""
+"""Aggregations, each tested separately."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Flight(msgspec.Struct):
 
 @dataclass
 class Plain:
-    """A dataclass works as a struct does."""
+    """A dataclass is read like a struct."""
 
     delay: int
 
@@ -71,7 +71,7 @@ ALL: list[Aggregation[Any]] = [Count(), *(a for a, _ in NUMERIC), CountDistinct(
 
 @pytest.mark.parametrize(("aggregation", "expected"), NUMERIC)
 def test_numbers(aggregation: Aggregation[Any], expected: float) -> None:
-    """Nothing gives None, one value itself, several the aggregate, and None among them is no value."""
+    """No values yield None, one value itself, several values the aggregate. A None among them is ignored."""
     assert aggregation.result(aggregation.initial()) is None
     assert aggregation.result(fold(aggregation, of(None))) is None
     assert aggregation.result(fold(aggregation, of(-7))) == -7
@@ -85,7 +85,7 @@ def test_count_counts_records() -> None:
 
 
 def test_a_users_own() -> None:
-    """Aggregate runs the three functions that it was given and keeps its state as JSON of the type named."""
+    """Aggregate runs the user's three functions and keeps its state as JSON of the declared type."""
     longest = Aggregate(str, lambda state, value: max(state, value, key=len), lambda a, b: max(a, b, key=len), str)
     state = fold(longest, ["ab", "abcd", "c"])
     assert (longest.result(state), longest.to_columns(state)) == ("abcd", (b'"abcd"',))
@@ -96,7 +96,7 @@ def test_a_users_own() -> None:
 @pytest.mark.parametrize("aggregation", [Sum("delay"), Min("delay"), Max("delay"), Mean("delay")])
 @given(st.lists(st.integers(-1_000, 1_000)), st.integers(0, 50))
 def test_merged_equals_sequential(aggregation: Aggregation[Any], numbers: list[int], cut: int) -> None:
-    """Aggregating two parts and merging them gives what aggregating all gives, and leaves the parts as they were."""
+    """Two merged parts have the result of the whole, and the parts stay unchanged."""
     bound = aggregation.bind(Flight)
     flights = [Flight(n, 0.0, "") for n in numbers]
     a, b = fold(bound, flights[:cut]), fold(bound, flights[cut:])
@@ -117,7 +117,7 @@ def test_merging_nothing_changes_nothing(aggregation: Aggregation[Any]) -> None:
 @pytest.mark.parametrize("aggregation", ALL)
 @pytest.mark.parametrize("numbers", [[], [5], [3, -4, 3]])
 def test_columns_round_trip(aggregation: Aggregation[Any], numbers: list[int]) -> None:
-    """A state put into columns and back gives the same result, and the columns are of the types declared."""
+    """A state converted to columns and back has the same result, and the columns have the declared types."""
     state = fold(aggregation, numbers if isinstance(aggregation, Aggregate) else of(*numbers))
     columns = aggregation.to_columns(state)
     types = {"int64": int, "float64": float, "binary": bytes}
@@ -129,7 +129,7 @@ def test_columns_round_trip(aggregation: Aggregation[Any], numbers: list[int]) -
 
 @pytest.mark.parametrize("aggregation", [Sum("x"), Max("x")])
 def test_a_result_does_not_change_by_being_kept(aggregation: Aggregation[Any]) -> None:
-    """A result is encoded alike before and after its state was written and read: an int counts as a float there."""
+    """A result is encoded alike before and after its state is written and read: an int becomes a float in both."""
     state = fold(aggregation, of(3, 4))
     kept = aggregation.from_columns(aggregation.to_columns(state))
     assert msgspec.json.encode(aggregation.result(state)) == msgspec.json.encode(aggregation.result(kept))
@@ -141,7 +141,7 @@ def test_a_result_does_not_change_by_being_kept(aggregation: Aggregation[Any]) -
 @pytest.mark.parametrize("aggregation", [Sum("x"), Min("x"), Max("x"), Mean("x")])
 @pytest.mark.parametrize("wrong", ["3", [1], {"a": 1}])
 def test_what_is_no_number_is_refused(aggregation: Aggregation[Any], wrong: Any) -> None:
-    """A value that is no number is a DataError that names the field and the function."""
+    """A value that is not a number raises DataError, which names the field and the function."""
     with pytest.raises(DataError, match=rf"{aggregation.function}\('x'\): .* is not a number"):
         aggregation.add(aggregation.initial(), {"x": wrong})
 
@@ -149,7 +149,7 @@ def test_what_is_no_number_is_refused(aggregation: Aggregation[Any], wrong: Any)
 @pytest.mark.parametrize("value", [{}, None, 7, "text", [1], b"x"])
 @pytest.mark.parametrize("aggregation", [Sum("x"), CountDistinct("x")])
 def test_a_missing_field_is_refused(aggregation: Aggregation[Any], value: Any) -> None:
-    """A value without the field, or that has no fields at all, is a DataError that names it."""
+    """A value without the field, or without any fields, raises DataError, which names the field."""
     with pytest.raises(DataError, match="no field 'x'"):
         aggregation.add(aggregation.initial(), value)
 
@@ -172,14 +172,14 @@ def test_a_fraction_in_an_integer_field_is_refused() -> None:
 @pytest.mark.parametrize("name", ["sum", "min", "max", "mean"])
 @pytest.mark.parametrize("number", [INT64_MAX + 1, INT64_MIN - 1, 10**40])
 def test_a_value_beyond_64_bits_is_refused(name: str, number: int) -> None:
-    """JSON's integers have no bound and the state's columns have: the first value, too, must fit."""
+    """JSON's integers are unlimited, but the state's columns are not. Even the first value must fit."""
     bound = {"sum": Sum, "min": Min, "max": Max, "mean": Mean}[name]("delay").bind(Flight)
     with pytest.raises(DataError, match=rf"{name}\('delay'\): -?\d+ does not fit into 64 bits"):
         bound.add(bound.initial(), Flight(number, 0.0, ""))
 
 
 def test_a_sum_beyond_64_bits_is_refused() -> None:
-    """A sum that leaves 64 bits by adding or by merging is a DataError; the last that fits is kept."""
+    """A sum that exceeds 64 bits by adding or merging raises DataError. The largest sum that fits is kept."""
     bound = Sum("delay").bind(Flight)
     state = fold(bound, [Flight(INT64_MAX, 0.0, "")])
     one = fold(bound, [Flight(1, 0.0, "")])
@@ -217,7 +217,7 @@ def test_a_mixed_annotation_is_a_float() -> None:
 
 
 def test_unbound_is_float() -> None:
-    """Where the type is not known, numbers are float64."""
+    """If the type is unknown, numbers are float64."""
     for value_type in (dict, Any, None):
         bound = Sum("x").bind(value_type)
         assert bound.result_type == "float64"
@@ -241,14 +241,14 @@ def test_bind_to_other_types(value_type: Any) -> None:
 
 @pytest.mark.parametrize("aggregation", [Sum("dealy"), CountDistinct("dealy")])
 def test_bind_refuses_an_unknown_field(aggregation: Aggregation[Any]) -> None:
-    """A field that the type does not have is a ConfigError with those that it has."""
+    """A field that the type lacks raises ConfigError, which lists the type's fields."""
     with pytest.raises(ConfigError, match=r"'dealy'\): Flight has no such field \(it has delay, speed, dest, "):
         aggregation.bind(Flight)
 
 
 @pytest.mark.parametrize("aggregation", [Sum("dest"), Min("dest"), Max("dest"), Mean("dest")])
 def test_bind_refuses_what_is_no_number(aggregation: Aggregation[Any]) -> None:
-    """A field of another type is a ConfigError that names it."""
+    """A field of another type raises ConfigError, which names it."""
     with pytest.raises(ConfigError, match=rf"{aggregation.function}\('dest'\): the field is .*str.*, not a number"):
         aggregation.bind(Flight)
 
@@ -279,7 +279,7 @@ class Listed(msgspec.Struct, array_like=True):
     ],
 )
 def test_bind_says_whether_json_has_the_field(value_type: Any, aggregation: Aggregation[Any], verbatim: bool) -> None:
-    """A field that JSON has under another name, with a default, or of another type is not verbatim."""
+    """A field that has another name in JSON, a default, or another type is not verbatim."""
     assert aggregation.bind(value_type).verbatim is verbatim
 
 
@@ -308,7 +308,7 @@ def test_distinct_is_near_for_large_sets() -> None:
 
 @given(st.lists(st.text("abcdef", max_size=2), max_size=30), st.integers(0, 30))
 def test_distinct_merges(values: list[str], cut: int) -> None:
-    """Merged sketches count a value once that both have seen, and are left as they were."""
+    """Merged sketches count a common value once, and stay unchanged."""
     distinct = CountDistinct("x")
     a, b = fold(distinct, of(*values[:cut])), fold(distinct, of(*values[cut:]))
     before = (distinct.to_columns(a), distinct.to_columns(b))
@@ -323,7 +323,7 @@ def test_distinct_of_any_kind_of_value() -> None:
 
 
 def test_distinct_refuses_what_is_no_text() -> None:
-    """Text that UTF-8 cannot hold is a DataError."""
+    """Text that UTF-8 cannot encode raises DataError."""
     with pytest.raises(DataError, match="UTF-8"):
         CountDistinct("x").add(CountDistinct("x").initial(), {"x": "\ud800"})
 
@@ -331,7 +331,10 @@ def test_distinct_refuses_what_is_no_text() -> None:
 @pytest.mark.parametrize("restored", [False, True])
 @pytest.mark.parametrize("window", ["session_window", "tumbling_window", "sliding_window"])
 def test_an_aggregator_that_changes_its_state_leaves_no_trace_of_a_refused_record(window: str, restored: bool) -> None:
-    """A dead letter is in no state, whether the task went on or was restored, whichever aggregation refused it."""
+    """A dead letter is in no state.
+
+    This holds for a continued and a restored task, and for any aggregation that rejected the record.
+    """
 
     def add(state: list[Any], value: Any) -> list[Any]:
         state.append(value["v"])
@@ -362,7 +365,7 @@ def _extended(earlier: list[int], later: list[int]) -> list[int]:
 
 
 def test_a_merger_and_a_reader_may_change_what_they_are_given() -> None:
-    """The states that were merged and the state that a result was read from stay as they were."""
+    """The merged states, and the state of which a result was read, stay unchanged."""
     merging = Aggregate(list, lambda state, value: [*state, value], _extended)
     earlier, later = [1], [2]
     assert merging.merge(earlier, later) == [1, 2]
@@ -371,7 +374,7 @@ def test_a_merger_and_a_reader_may_change_what_they_are_given() -> None:
 
 
 def test_nan_is_the_greatest_number_and_there_is_one_zero() -> None:
-    """As in Spark, whose jobs merge the same states: in whatever order values come, the result is the same."""
+    """As in Spark, whose jobs merge the same states, the result does not depend on the order of values."""
     nan = float("nan")
     for kind, numbers, expected in (
         (Min, [1.0, nan, 2.0], "1.0"),

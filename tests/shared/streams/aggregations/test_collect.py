@@ -1,4 +1,4 @@
-"""First, Last and the collections: what they keep, in which order, and how much of it."""
+"""First, Last and the collections: the values that they keep, their order and their limit."""
 
 from __future__ import annotations
 
@@ -31,27 +31,27 @@ def result(aggregation: Aggregation[Any], *moments: Moment) -> Any:
 
 
 def test_first_and_last_go_by_event_time() -> None:
-    """The order of arrival decides only between records of one moment; None is no value."""
+    """The order of arrival decides only between records of the same time. None is not a value."""
     moments = [(5, None), (20, "b"), (10, "a"), (10, "c"), (20, "d"), (30, None)]
     assert (result(First("x"), *moments), result(Last("x"), *moments)) == ("a", "d")
     assert (result(First("x")), result(Last("x"), (1, None))) == (None, None)
 
 
 def test_without_timestamps_all_is_one_moment() -> None:
-    """`add` keeps the first that came, or the last."""
+    """`add` keeps the first or the last value in the order of arrival."""
     first, last = First("x"), Last("x")
     assert first.result(first.add(first.add(first.initial(), {"x": 1}), {"x": 2})) == 1
     assert last.result(last.add(last.add(last.initial(), {"x": 1}), {"x": 2})) == 2
 
 
 def test_a_list_keeps_the_order_and_the_limit() -> None:
-    """Values stay in the order in which they came; past the limit they are counted and left out."""
+    """Values stay in the order of arrival. Values beyond the limit are counted and left out."""
     state = fold(CollectList("x", limit=3), (0, 3), (1, None), (2, 1), (3, 3), (4, 9))
     assert (CollectList("x").result(state), state[1]) == ([3, 1, 3], 4)
 
 
 def test_a_set_keeps_each_value_once() -> None:
-    """Values are told apart by their JSON, so 1 and true are two, and equal objects one."""
+    """Values are compared by their JSON, so 1 and true are two values, and equal objects are one."""
     state = fold(
         CollectSet("x", limit=4), *((0, v) for v in (1, True, {"a": 1, "b": 2}, 1, {"b": 2, "a": 1}, "s", "t"))
     )
@@ -60,13 +60,13 @@ def test_a_set_keeps_each_value_once() -> None:
 
 @pytest.mark.parametrize("make", [CollectList, CollectSet])
 def test_a_limit_below_one_is_refused(make: Any) -> None:
-    """A collection of nothing is a mistake."""
+    """A collection without room for a value is invalid."""
     with pytest.raises(ConfigError, match="limit must be at least 1"):
         make("x", 0)
 
 
 def test_what_has_no_json_is_refused() -> None:
-    """A value that could not be written makes a dead letter before a window has it."""
+    """A value without JSON becomes a dead letter before it is added to a window."""
     with pytest.raises(DataError, match="has no JSON"):
         fold(CollectSet("x"), (0, object()))
     with pytest.raises(DataError, match="no field 'x'"):
@@ -89,7 +89,7 @@ def test_merged_equals_sequential(aggregation: Aggregation[Any], moments: list[M
 
 @given(st.permutations([(i, f"v{i}") for i in range(6)]))
 def test_first_and_last_do_not_depend_on_arrival(moments: list[Moment]) -> None:
-    """Whatever the order of records of different times, the same value comes out."""
+    """The result is the same in any order of records with different times."""
     assert (result(First("x"), *moments), result(Last("x"), *moments)) == ("v0", "v5")
 
 

@@ -1,4 +1,4 @@
-"""Quantiles: close to the true ones, merged and kept."""
+"""Quantiles: their accuracy, their merging and their state."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ def test_many_values_are_estimated() -> None:
 
 
 def test_nothing_gives_none() -> None:
-    """Where there was no number there is no quantile, and the empty state goes through its columns."""
+    """Without a number the quantiles are None. The empty state survives its conversion to columns."""
     quantiles = Quantiles("x")
     assert quantiles.result(quantiles.from_columns(quantiles.to_columns(fold([None])))) is None
 
 
 def test_the_state_has_its_quantiles_as_json() -> None:
-    """Readers of the changelog see the result without a sketch library, and a restored state says the same."""
+    """Readers of the changelog see the result without a sketch library, and a restored state has the same result."""
     quantiles = Quantiles("x", (0.25, 0.75))
     state = fold([1, 2, 3, 4], quantiles)
     columns = quantiles.to_columns(state)
@@ -59,7 +59,7 @@ def test_the_state_has_its_quantiles_as_json() -> None:
 
 
 def test_a_copy_is_another_sketch() -> None:
-    """What goes on from a window's state does not change it."""
+    """A change of the copy does not change the window's state."""
     quantiles, state = Quantiles("x"), fold([1])
     quantiles.add(quantiles.copy(state), {"x": 5})
     assert quantiles.result(state) == [1.0, 1.0, 1.0]
@@ -67,13 +67,13 @@ def test_a_copy_is_another_sketch() -> None:
 
 @pytest.mark.parametrize("wrong", ["7", [1], 10**400])
 def test_what_is_no_number_is_refused(wrong: Any) -> None:
-    """A value that is no number, or larger than any float, is refused before the sketch has it."""
+    """A value that is not a number, or larger than any float, is rejected before it is added to the sketch."""
     with pytest.raises(DataError, match="quantiles"):
         fold([wrong])
 
 
 @pytest.mark.parametrize("ranks", [(), (1.1,), (-0.1, 0.5)])
 def test_ranks_are_shares(ranks: Any) -> None:
-    """A rank below 0 or above 1, or none at all, is refused."""
+    """A rank below 0 or above 1, and an empty list of ranks, are rejected."""
     with pytest.raises(ConfigError, match="ranks"):
         Quantiles("x", ranks)

@@ -98,7 +98,7 @@ def test_golden_takeover() -> None:
 
 
 def test_golden_state() -> None:
-    """A state is its fixed columns in their order, then each binary column in its order after its length."""
+    """A state has its fixed columns in their order, then each binary column in its order after its length."""
     codec = StateCodec([Column("a", "binary"), Column("b", "int64"), Column("c", "float64"), Column("d", "binary")])
     packed = codec.pack([b"\x01\x02", -2, 1.5, b""])
     assert packed.hex() == "fffffffffffffffe3ff800000000000000000002010200000000"
@@ -112,7 +112,7 @@ def test_golden_state() -> None:
 def test_entries_round_trip(
     store: int, epoch: int, commit: int, start: int, end: int, closed_at: int, state: bytes
 ) -> None:
-    """What is encoded is decoded, for all values that fit."""
+    """An encoded entry is decoded unchanged, for all values that fit."""
     live = fmt.decode(fmt.encode_live(store, epoch, commit, start, end, state))
     assert live == Entry(fmt.LIVE, store, epoch, commit, struct.pack(">qq", start, end) + state)
     final = fmt.decode(fmt.encode_final(store, epoch, commit, start, end, closed_at, state))
@@ -123,7 +123,7 @@ def test_entries_round_trip(
 
 @given(epochs, commits, st.dictionaries(st.text(), int64), st.dictionaries(st.text(), int64), int64)
 def test_progress_round_trips(epoch: int, commit: int, sources: Any, grids: Any, time: int) -> None:
-    """A progress record gives back what was put in."""
+    """A decoded progress record equals the encoded one."""
     progress = msgspec.structs.replace(PROGRESS, sources=sources, grids_ms=grids, stream_time_ms=time)
     entry = fmt.decode(fmt.encode_progress(epoch, commit, progress))
     assert entry[:4] == (fmt.PROGRESS, 0, epoch, commit)
@@ -139,7 +139,7 @@ values = {"int64": int64, "float64": st.floats(allow_nan=False), "binary": st.bi
     )
 )
 def test_states_round_trip(given_state: tuple[list[Any], tuple[Any, ...], bytes]) -> None:
-    """A state of any columns is unpacked to what was packed, wherever in the bytes it begins."""
+    """An unpacked state equals the packed one, for any columns and any start position in the bytes."""
     types, state, before = given_state
     codec = StateCodec([Column(f"c{i}", type_) for i, type_ in enumerate(types)])
     packed = codec.pack(state)
@@ -179,21 +179,21 @@ def test_state_columns_are_named_by_their_aggregation() -> None:
     ],
 )
 def test_corrupt_entries_are_refused(value: bytes | None, said: str) -> None:
-    """What is no entry of this version says why it is none."""
+    """Bytes that are not an entry of this version are rejected with the reason."""
     with pytest.raises(CorruptRecord, match=said):
         fmt.decode(value)
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"{}", PROGRESS_JSON.replace(b"99", b'"99"'), b"\xff" + PROGRESS_JSON])
 def test_corrupt_progress_is_refused(body: bytes) -> None:
-    """A progress record that is cut off, incomplete or ill-typed is a CorruptRecord."""
+    """A progress record that is cut off, incomplete or ill-typed raises CorruptRecord."""
     with pytest.raises(CorruptRecord, match="progress record cannot be read"):
         fmt.decode_progress(body)
 
 
 @given(st.integers(0, 30))
 def test_corrupt_states_are_refused(length: int) -> None:
-    """A state that is cut off anywhere, or goes on, is refused."""
+    """A state that is cut off anywhere, or too long, is rejected."""
     codec = StateCodec([Column("a", "int64"), Column("b", "binary"), Column("c", "binary")])
     packed = codec.pack([1, b"abc", b"defg"])
     assert len(packed) == 23
@@ -209,14 +209,14 @@ def test_corrupt_states_are_refused(length: int) -> None:
 
 @pytest.mark.parametrize("version", range(1, fmt.VERSIONS_MAX + 1))
 def test_an_entry_of_any_version_is_never_foreign(version: int) -> None:
-    """A version to come is known by the mark, however short its record is: it must not be passed over."""
+    """An entry of a future version is recognized by its mark, however short it is, so that it is not skipped."""
     for operation in b"LDFGTXAZ":
         assert not fmt.is_foreign(bytes([version, operation]))
 
 
 @given(st.binary(max_size=40))
 def test_a_foreign_record_is_none_that_decodes(value: bytes) -> None:
-    """What is passed over as foreign could not have been read as an entry either."""
+    """A record that is skipped as foreign cannot be decoded as an entry."""
     if fmt.is_foreign(value):
         with pytest.raises(CorruptRecord):
             fmt.decode(value)

@@ -1,4 +1,4 @@
-"""The reader's rule: which entries of a changelog count."""
+"""The reader's rule: the changelog entries that are valid."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def read(*log: Written) -> Read:
 
 
 def test_two_commits() -> None:
-    """Confirmed commits are applied in log order, whatever they do, and the last progress record is kept."""
+    """Confirmed commits are applied in log order, and the last progress record is kept."""
     got = read(
         takeover(1),
         live(1, 1, b"a", 5, 9),
@@ -117,7 +117,7 @@ def test_two_commits() -> None:
 
 
 def test_a_torn_commit_leaves_no_trace() -> None:
-    """Entries that no progress record follows are not applied, not even when the next owner commits."""
+    """Entries without a following progress record are not applied, not even when the next owner commits."""
     torn = (takeover(1), live(1, 1, b"a"), progress(1, 1, at=1), live(1, 2, b"a", end=9), deleted(1, 2, b"b"))
     assert read(*torn).state == {(b"a", 0): b"1/1"}
     got = read(*torn, takeover(2), live(2, 1, b"c"), progress(2, 1, at=2))
@@ -145,13 +145,13 @@ def test_a_zombies_entries_after_a_takeover() -> None:
 
 
 def test_takeover_in_mid_commit() -> None:
-    """A commit whose progress record comes after the takeover was not confirmed in time: it is a zombie's."""
+    """A commit whose progress record follows the takeover was not confirmed in time. It is a zombie's commit."""
     got = read(takeover(1), live(1, 1, b"a"), takeover(2), progress(1, 1, at=9))
     assert (got.changes, got.at, got.reader.entries_ignored) == ([], None, 2)
 
 
 def test_an_aborted_commit_number_is_skipped() -> None:
-    """A progress record confirms the entries of its own number alone; those of a number before it are forgotten."""
+    """A progress record confirms only the entries of its own number. Entries of an earlier number are discarded."""
     got = read(takeover(1), live(1, 1, b"a"), live(1, 2, b"b"), progress(1, 2), progress(1, 1, at=5))
     assert got.state == {(b"b", 0): b"1/2"}
     assert got.reader.entries_ignored == 1
@@ -159,14 +159,14 @@ def test_an_aborted_commit_number_is_skipped() -> None:
 
 @pytest.mark.parametrize("epoch", [1, 2])
 def test_an_older_or_equal_takeover_changes_nothing(epoch: int) -> None:
-    """A takeover counts only with a higher epoch; of two with the same, the first has it."""
+    """A takeover is valid only with a higher epoch. Of two with the same epoch, the first is valid."""
     got = read(takeover(2), live(2, 1, b"a"), takeover(epoch), progress(2, 1))
     assert got.state == {(b"a", 0): b"2/1"}
     assert (got.reader.epoch, got.reader.takeover_offset) == (2, 0)
 
 
 def test_the_winner_of_an_epoch_is_known_by_its_offset() -> None:
-    """Two owners that declare the same epoch at once can each tell from the log which of them has it."""
+    """If two owners declare the same epoch at once, each can tell from the log which of them owns it."""
     reader = read(takeover(1), takeover(2), takeover(2)).reader
     assert (reader.epoch, reader.takeover_offset) == (2, 1)
 
@@ -204,7 +204,7 @@ def test_no_owner_goes_above_the_highest_epoch() -> None:
 
 
 def test_an_epoch_from_a_snapshot() -> None:
-    """A reader that goes on from a snapshot takes entries of the snapshot's epoch without its takeover record."""
+    """A reader that continues from a snapshot accepts entries of the snapshot's epoch without its takeover record."""
     got = Read()
     got.reader = ChangelogReader(one_by_one(got._apply), epoch=3)
     for offset, (key, value) in enumerate([live(2, 9, b"z"), live(3, 7, b"a"), progress(3, 7, at=1)], 100):
@@ -214,7 +214,7 @@ def test_an_epoch_from_a_snapshot() -> None:
 
 
 def test_a_commit_without_changes_moves_progress() -> None:
-    """A progress record on its own is a commit."""
+    """A progress record without entries is a commit."""
     assert read(takeover(1), progress(1, 1, at=8)).at == 8
 
 
@@ -243,7 +243,7 @@ def test_repr_counts() -> None:
     ],
 )
 def test_corruption_names_the_offset(entries: Sequence[Written], said: str) -> None:
-    """An entry that cannot be read is refused with its own offset, whether anything confirms it or not."""
+    """An entry that cannot be decoded is rejected with its own offset, whether or not it is confirmed."""
     with pytest.raises(CorruptEntry, match=said) as refused:
         read(takeover(1), *entries)
     assert refused.value.offset == 1
@@ -263,7 +263,7 @@ def test_a_foreign_record_changes_nothing(key: bytes | None, value: bytes | None
 
 
 def test_a_state_that_cannot_be_read_is_named_by_its_own_offset() -> None:
-    """Where applying an entry fails, the error names the entry and not the progress record that confirms it."""
+    """If applying an entry fails, the error names the entry, not the progress record that confirms it."""
 
     def refuse(change: Change) -> None:
         raise CorruptRecord(f"no such key as {change.key!r}")
@@ -300,7 +300,7 @@ def test_what_may_change(own: StoreSchema) -> None:
 
 
 def test_windows_may_get_aggregations() -> None:
-    """A new aggregation changes nothing of what was written; entries from before it come with what the store was."""
+    """A new aggregation does not change written entries. Older entries come with the store's older schema."""
     more = AggregationSchema.of("more", Count())
     for grown in ((N, TOP, more), (more, N, TOP)):
         check_schema((STORE,), (changed(aggregations=grown),))
@@ -350,7 +350,7 @@ def test_what_may_not_change(own: StoreSchema, said: str) -> None:
     ],
 )
 def test_a_store_more_or_less_is_refused_by_name(stored: str, own: str, said: str) -> None:
-    """Wherever among the others it stands, with all names and what can be done."""
+    """The error has the names of all stores and the possible remedies."""
     with pytest.raises(SchemaMismatch) as refused:
         check_schema(tuple(changed(name=name) for name in stored), tuple(changed(name=name) for name in own))
     assert str(refused.value).startswith(f"{said}. ")
@@ -401,7 +401,7 @@ def test_a_zombie_leaves_no_trace(
     before: int,
     data: st.DataObject,
 ) -> None:
-    """Whatever an old owner writes among a new one's commits, the state is that of the commits that were in force."""
+    """Whatever an old owner writes among a new owner's commits, only the valid commits define the state."""
     old, new = Owner(1).script(old_plan), Owner(2).script(new_plan)
     before = max(1, min(before, len(old)))
     log, zombie, rest = old[:before], old[before:], list(new)

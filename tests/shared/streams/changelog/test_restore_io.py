@@ -1,4 +1,4 @@
-"""Where a restore reads from."""
+"""The offset at which a restore begins to read."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ AT = TopicPartition("app-changelog", 2)
 
 
 def test_a_log_that_is_whole() -> None:
-    """From its beginning without a snapshot, from the covered offset with one."""
+    """It is read from its beginning without a snapshot, from the covered offset with one."""
     assert [checked_start(AT, None, 0, 9), checked_start(AT, 5, 0, 9), checked_start(AT, 9, 9, 9)] == [0, 5, 9]
 
 
@@ -38,7 +38,7 @@ def test_a_log_that_is_whole() -> None:
     ],
 )
 def test_a_hole_is_named(covered: int | None, first: int, end: int, says: str) -> None:
-    """What is missing between a snapshot and the log is said with its offsets."""
+    """The offsets that are missing between a snapshot and the log are in the error."""
     with pytest.raises(ChangelogHole, match=says):
         checked_start(AT, covered, first, end)
 
@@ -60,7 +60,7 @@ class Steps:
 
 
 async def test_a_restore_shows_how_far_it_is() -> None:
-    """While a task is restored its description says what is left, how fast it goes and how long it takes."""
+    """During a restore the task's description has the remaining records, the rate and the remaining time."""
     builder, clock = StreamsBuilder(), ManualClock(0)
     builder.stream("in").to("out")
     kafka, settings = KafkaSettings(bootstrap_servers="localhost:1"), StreamsSettings(application_id="app")
@@ -78,7 +78,7 @@ async def test_a_restore_shows_how_far_it_is() -> None:
 
 
 async def test_the_loop_goes_on_within_a_restore() -> None:
-    """However much of the changelog is at hand, it is taken in slices, and what else waits in the loop has its turn."""
+    """The changelog is processed in slices, so that other tasks of the event loop run in between."""
     turns: list[int] = []
 
     class AtHand:

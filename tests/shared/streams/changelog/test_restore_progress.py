@@ -1,4 +1,4 @@
-"""How far a restore is."""
+"""The progress of a restore."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from penstock.shared.streams.task.metrics import RestoreMetrics
 
 
 def test_what_is_left_and_how_long_it_takes() -> None:
-    """Records left, the rate since the beginning and the time for the rest; nothing is known before the first."""
+    """It has the remaining records, the rate since the beginning and the remaining time.
+
+    These are unknown before the first record.
+    """
     progress = RestoreProgress(3)
     assert progress.describe() == {"remaining_records": None, "records_per_second": None, "eta_ms": None}
     progress.moved(100, 1_100, now_ms=50)
@@ -22,14 +25,14 @@ def test_what_is_left_and_how_long_it_takes() -> None:
 
 
 def test_an_empty_log() -> None:
-    """Where there is nothing to read, it is done at once."""
+    """An empty log is done at once."""
     progress = RestoreProgress(0)
     progress.moved(7, 7, now_ms=1)
     assert (progress.remaining_records, progress.eta_ms) == (0, 0)
 
 
 def test_gauges_while_it_runs() -> None:
-    """What is left stands in the metrics with every step, under the partition."""
+    """The metrics have the partition's remaining records after every step."""
     registry = CollectorRegistry()
     progress = RestoreProgress(3, RestoreMetrics(registry))
 
@@ -43,7 +46,7 @@ def test_gauges_while_it_runs() -> None:
 
 
 def test_a_line_now_and_then() -> None:
-    """A long restore says how far it is, once an interval; a short one says nothing, and neither does its end."""
+    """A long restore logs its progress once an interval. A short restore and the end of a restore log nothing."""
     progress = RestoreProgress(3)
     with capture_logs() as lines:
         for now_ms in range(0, 2 * SAY_INTERVAL_MS + 1, 1_000):

@@ -1,4 +1,4 @@
-"""The DSL: what each call does to the records, and what it refuses."""
+"""The DSL: the effect of each call on the records, and the calls that it rejects."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Click(msgspec.Struct):
 
 
 def run(build: Any, *values: bytes | None, key: bytes | None = b"k", value: Any = dict) -> list[tuple[Any, Any]]:
-    """The keys and values that reach the topic `out` from those values."""
+    """Returns the keys and values of the records that reach the topic `out` from these values."""
     builder = StreamsBuilder()
     build(builder.stream("in", value=value))
     driver = TopologyTestDriver(builder.build(), errors=ErrorHandlers())
@@ -39,13 +39,13 @@ def run(build: Any, *values: bytes | None, key: bytes | None = b"k", value: Any 
 
 
 def test_filter() -> None:
-    """Only records that the predicate is true of go on."""
+    """Only records for which the predicate is true pass."""
     got = run(lambda s: s.filter(lambda r: r.value["x"] > 1).to("out"), b'{"x":1}', b'{"x":2}')
     assert got == [(b"k", b'{"x":2}')]
 
 
 def test_map_values() -> None:
-    """Each value is replaced; key, timestamp and headers stay."""
+    """Each value is replaced. Key, timestamp and headers stay."""
     builder = StreamsBuilder()
     builder.stream("in").map_values(lambda value: {"y": value["x"]}).to("out")
     driver = TopologyTestDriver(builder.build(), errors=ErrorHandlers())
@@ -55,7 +55,7 @@ def test_map_values() -> None:
 
 
 def test_map_values_says_what_comes_out() -> None:
-    """A typed `map_values` is what later aggregations are bound to."""
+    """Later aggregations are bound to the type of a typed `map_values`."""
     builder = StreamsBuilder()
     mapped = builder.stream("in").map_values(lambda value: Click(value["x"]), value=Click)
     mapped.group_by_key().session_window(10).aggregate("s", sum=Sum("ms")).on_update().to("out")
@@ -78,7 +78,7 @@ def test_peek() -> None:
 
 
 def test_branch() -> None:
-    """A record goes to the first branch whose predicate is true of it, and to none where none is."""
+    """A record goes to the first branch whose predicate is true, and to no branch if none is."""
 
     def build(stream: Stream) -> None:
         small, even = stream.branch(lambda r: r.value < 3, lambda r: r.value % 2 == 0)
@@ -90,7 +90,7 @@ def test_branch() -> None:
 
 
 def test_branch_asks_each_predicate_once() -> None:
-    """A predicate that counts or samples sends a record one way: those before it are not asked again for later ones."""
+    """Each predicate runs once for a record, so that a predicate that counts or samples is consistent."""
     asked: list[int] = []
 
     def every_second(record: Record) -> bool:
@@ -110,7 +110,10 @@ def test_branch_asks_each_predicate_once() -> None:
 
 
 def test_process_values_keeps_the_key() -> None:
-    """A processor that forwards another key is refused with the way out; one that keeps it needs no topic between."""
+    """A processor that forwards another key is rejected with the remedy.
+
+    A processor that keeps the key needs no repartition topic.
+    """
 
     class Doubling(Processor):
         def process(self, record: Record) -> None:
@@ -153,7 +156,7 @@ def test_retractions_are_not_aggregated(deduplicate: bool) -> None:
 
 
 def test_merge() -> None:
-    """The records of both streams go on, each in its own order."""
+    """The records of both streams pass, each stream in its own order."""
     builder = StreamsBuilder()
     builder.stream("a").merge(builder.stream("b")).to("out")
     driver = TopologyTestDriver(builder.build(), errors=ErrorHandlers())
@@ -163,7 +166,7 @@ def test_merge() -> None:
 
 
 def test_merge_keeps_each_source_apart() -> None:
-    """Late records and dead letters of merged streams go to the topics of the source that they came from."""
+    """Late records and dead letters of merged streams go to the topics of their own source."""
     builder = StreamsBuilder()
     merged = builder.stream("a").merge(builder.stream("b"))
     merged.group_by_key().session_window(10).aggregate("s", n=Count()).on_close().to("out")
@@ -187,12 +190,12 @@ def test_merge_keeps_each_source_apart() -> None:
     ],
 )
 def test_value_types(value: Any, data: bytes | None, expected: bytes | None) -> None:
-    """Values are decoded as the type says, or by the deserializer given; null stays null."""
+    """Values are decoded by their type or by the given deserializer. Null stays null."""
     assert run(lambda s: s.to("out"), data, value=value) == [(b"k", expected)]
 
 
 def test_a_deserializers_values_are_taken_for_dicts() -> None:
-    """With a deserializer of one's own, fields are read by key and numbers are float64."""
+    """With a user's deserializer, fields are read by key and numbers are float64."""
     builder = StreamsBuilder()
     windows = builder.stream("in", value=json_deserializer).group_by_key().session_window(10)
     windows.aggregate("s", sum=Sum("ms")).on_update().to("out", encode=encode_json)
@@ -202,7 +205,7 @@ def test_a_deserializers_values_are_taken_for_dicts() -> None:
 
 
 def test_bytes_keys() -> None:
-    """With `key="bytes"` a key need not be text; a window's key is then base64 in JSON, and raw as the record's key."""
+    """With `key="bytes"` a key need not be text. A window's key is then base64 in JSON, and raw as the record's key."""
     builder = StreamsBuilder()
     windows = builder.stream("in", key="bytes").group_by_key().session_window(10)
     windows.aggregate("s", n=Count()).on_close().to("out")
@@ -238,7 +241,7 @@ def test_encode_json(record: Record, expected: tuple[bytes | None, bytes | None]
 
 
 def test_encode_updates() -> None:
-    """On update the key is the whole window, so that a retraction, which has no value, names it."""
+    """With updates the key is the whole window, so that it identifies a retraction, which has no value."""
     key = b'{"key":"k","start":1,"end":2}'
     assert encode_updates(Record(WINDOW, RESULT, 0)) == (key, RESULT.to_json())
     assert encode_updates(Record(WINDOW, None, 0)) == (key, None)
@@ -246,7 +249,7 @@ def test_encode_updates() -> None:
 
 
 def test_on_update_uses_window_keys_also_downstream() -> None:
-    """A stream of updates keeps its encoder through filters, and a sink's own encoder goes first."""
+    """A stream of updates keeps its encoder through filters. A sink's own encoder has precedence."""
     builder = StreamsBuilder()
     table = builder.stream("in").group_by_key().session_window(10).aggregate("s", n=Count())
     updates = table.on_update().filter(lambda r: True)
@@ -262,7 +265,7 @@ def test_on_update_uses_window_keys_also_downstream() -> None:
 
 
 def test_the_schema_says_how_windows_were_made() -> None:
-    """A store's schema holds all that readers of the changelog need, the results' topic once there is a sink."""
+    """A store's schema has all that readers of the changelog need. With a sink it also has the results' topic."""
     builder = StreamsBuilder()
     windows = builder.stream("in", value=Click, late="too-late").group_by_key().session_window(30, 15)
     closed = windows.aggregate("s", n=Count(), ms=Mean("ms")).on_close()
@@ -294,12 +297,12 @@ def upstream_of(build: Callable[[StreamsBuilder, Stream], Stream]) -> tuple[str,
     ],
 )
 def test_the_schema_names_what_stands_before_the_window(build: Any, upstream: tuple[str, ...]) -> None:
-    """Every node above a window that may drop, change or add records is named; what comes after it is not."""
+    """Every node before a window that may drop, change or add records is named. Nodes after it are not."""
     assert upstream_of(build) == upstream
 
 
 def test_the_schema_says_whether_json_has_the_fields() -> None:
-    """A deserializer of the user's own hides what a field is, and results encoded otherwise name no results topic."""
+    """Fields behind a user's deserializer are unknown, and results with another encoding name no results topic."""
     for value, verbatim in ((dict, True), (Click, True), (lambda topic, data: {}, False)):
         builder = StreamsBuilder()
         windows = builder.stream("in", value=value).group_by_key().session_window(30)
@@ -318,25 +321,25 @@ def windows_of(builder: StreamsBuilder) -> Any:
 
 @pytest.mark.parametrize("name", ["key", "start", "end"])
 def test_reserved_result_names(name: str) -> None:
-    """A result may not be called like a part of its window."""
+    """A result may not have the name of a part of its window."""
     with pytest.raises(ConfigError, match=f"aggregate\\('s'\\): {name}: these names are a result's own"):
         windows_of(StreamsBuilder()).aggregate("s", **{name: Count()})
 
 
 def test_no_aggregation() -> None:
-    """An aggregate without aggregations is refused by its name."""
+    """An aggregate without aggregations is rejected by its name."""
     with pytest.raises(ConfigError, match=r"aggregate\('s'\): at least one"):
         windows_of(StreamsBuilder()).aggregate("s")
 
 
 def test_no_such_field() -> None:
-    """A field that the stream's type does not have is refused when the topology is made."""
+    """A field that the stream's type lacks is rejected when the topology is built."""
     with pytest.raises(ConfigError, match=r"mean\('msec'\): Click has no such field \(it has ms, user\)"):
         windows_of(StreamsBuilder()).aggregate("s", ms=Mean("msec"))
 
 
 def test_a_store_name_is_taken_once() -> None:
-    """Two stores of one name, or one table emitted twice, are refused."""
+    """Two stores of one name are rejected, and so is one table emitted twice."""
     builder = StreamsBuilder()
     table = windows_of(builder).aggregate("s", n=Count())
     table.on_close().to("out")
@@ -345,7 +348,7 @@ def test_a_store_name_is_taken_once() -> None:
 
 
 def test_a_topic_has_one_source() -> None:
-    """Reading one topic twice is refused: branch the stream instead."""
+    """Reading one topic twice is rejected; the stream must be branched instead."""
     builder = StreamsBuilder()
     builder.stream("in")
     with pytest.raises(ConfigError, match="the topic 'in' has a source already"):
@@ -353,7 +356,7 @@ def test_a_topic_has_one_source() -> None:
 
 
 def test_a_processor_name_is_taken_once() -> None:
-    """Two processors of one name are refused."""
+    """Two processors of one name are rejected."""
     builder = StreamsBuilder()
     stream = builder.stream("in")
     stream.process(lambda: _never(), name="mine")
@@ -366,27 +369,30 @@ def _never() -> Any:
 
 
 def test_nothing_defined() -> None:
-    """A topology without a stream is refused."""
+    """A topology without a stream is rejected."""
     with pytest.raises(ConfigError, match="no stream was defined"):
         StreamsBuilder().build()
 
 
 @pytest.mark.parametrize("value", [None, 3, "json"])
 def test_no_type(value: Any) -> None:
-    """What is neither a type nor a deserializer is refused as a value."""
+    """A value type that is neither a type nor a deserializer is rejected."""
     with pytest.raises(ConfigError, match="value must be a type or a deserializer"):
         StreamsBuilder().stream("in", value=value)
 
 
 @pytest.mark.parametrize(("gap", "grace"), [(0, 0), (-1, 0), (1.5, 0), (1, -1)])
 def test_durations(gap: Any, grace: Any) -> None:
-    """A gap below 1 ms or not whole, and a negative grace, are refused."""
+    """A gap below 1 ms, a fractional gap and a negative grace are rejected."""
     with pytest.raises(ConfigError, match="whole number of ms"):
         StreamsBuilder().stream("in").group_by_key().session_window(gap, grace)
 
 
 def test_a_store_has_a_name_of_its_own() -> None:
-    """Without a name the store is called after the topic and the windows, whatever lies between; twice is refused."""
+    """An unnamed store is named after the topic and the windows, whatever is between them.
+
+    A second such store is rejected.
+    """
     builder = StreamsBuilder()
     stream = builder.stream("clicks").filter(lambda r: True).key_by(lambda r: "k")
     stream.group_by_key().session_window(10).aggregate(n=Count()).on_close().to("out")

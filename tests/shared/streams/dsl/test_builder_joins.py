@@ -1,4 +1,4 @@
-"""What the DSL puts before a grouping or a join whose key was changed."""
+"""The repartition topics that the DSL inserts before a grouping or join with a changed key."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def by_user() -> StreamsBuilder:
 
 
 def test_a_changed_key_goes_through_a_topic_before_it_is_grouped() -> None:
-    """Records come together under the new key, with their timestamps and types, over a crash too."""
+    """Records are grouped by the new key, with their timestamps and types, also after a crash."""
     driver = driver_of(by_user())
     for at, user in ((1, "ann"), (2, "bob"), (3, "ann"), (12, "ann")):
         value = msgspec.json.encode({"user": user, "amount": at})
@@ -49,7 +49,7 @@ def test_a_changed_key_goes_through_a_topic_before_it_is_grouped() -> None:
 
 
 def test_the_topic_is_the_applications_own() -> None:
-    """It is named after the application once that is known, is read as a source, and is no output."""
+    """It is named after the application once that is known. It is read as a source and is not an output."""
     topology = by_user().build()
     assert topology.internal_topics() == ["by-user-repartition"]
     named = topology.of_application("shop")
@@ -79,7 +79,7 @@ def test_it_is_described_in_parts() -> None:
 
 
 def test_nodes_that_share_a_store_are_one_part() -> None:
-    """What reads and writes the same store cannot be parted, whatever topics it hangs on."""
+    """Nodes that read and write the same store cannot be separated, whatever topics they read."""
     builder = StreamsBuilder()
     builder.add_store("s")
     for topic in ("a", "b", "c"):
@@ -88,7 +88,7 @@ def test_nodes_that_share_a_store_are_one_part() -> None:
 
 
 def test_one_topic_serves_all_that_comes_after_it() -> None:
-    """A changed stream that is grouped twice goes through its topic once; one whose key is its own through none."""
+    """A changed stream that is grouped twice passes one topic once. A stream with its original key passes none."""
     builder = StreamsBuilder()
     stream = builder.stream("in").select_key(lambda record: "k")
     for name in ("a", "b"):
@@ -102,10 +102,10 @@ def test_one_topic_serves_all_that_comes_after_it() -> None:
 
 
 def test_map_and_flat_map_change_the_key() -> None:
-    """Records that `map`, `flat_map`, `group_by` or a processor gave keys meet under them."""
+    """Records are grouped by keys from `map`, `flat_map`, `group_by` or a processor."""
 
     class Swap(Processor):
-        """Puts the value's user in the key's place."""
+        """Replaces the key with the value's user."""
 
         def process(self, record: Record) -> None:
             self.context.forward(record._replace(key=record.value["user"]))
@@ -143,7 +143,7 @@ def test_records_without_a_key_go_no_further() -> None:
 
 @pytest.mark.parametrize(("key", "made"), [("string", 7), ("string", b"k"), ("bytes", "k")])
 def test_a_key_of_another_type_is_a_dead_letter(key: str, made: object) -> None:
-    """The key function must give what was said: text or bytes."""
+    """The key function must return the declared type: text or bytes."""
     builder = StreamsBuilder()
     grouped = builder.stream("in").group_by(lambda record: made, key=key)  # type: ignore[arg-type]
     grouped.tumbling_window(10).aggregate("w", n=Count()).on_update().to("out")
@@ -153,7 +153,7 @@ def test_a_key_of_another_type_is_a_dead_letter(key: str, made: object) -> None:
 
 
 def test_both_sides_of_a_join_are_brought_together() -> None:
-    """A stream with a changed key and one with its own meet in a join, and a changed one meets a table."""
+    """A stream with a changed key joins one with its original key, and also joins a table."""
     builder = StreamsBuilder()
     orders = builder.stream("orders").key_by(lambda record: record.value["user"], name="by-user")
     orders.join(builder.stream("visits"), lambda a, b: [a["n"], b], JoinWindows.of(10), name="j").to("joined")
@@ -167,7 +167,7 @@ def test_both_sides_of_a_join_are_brought_together() -> None:
 
 
 def test_bytes_stay_bytes() -> None:
-    """Keys and values that are bytes go through the topic as they are."""
+    """Keys and values that are bytes pass the topic unchanged."""
     builder = StreamsBuilder()
     builder.stream("in", bytes, key="bytes").key_by(lambda r: r.value, key="bytes").repartition().to("out")
     driver = driver_of(builder)
@@ -176,7 +176,7 @@ def test_bytes_stay_bytes() -> None:
 
 
 def test_streams_of_different_keys_do_not_merge() -> None:
-    """A merged stream has one type of key; the changed key of either asks for the topic."""
+    """A merged stream has one key type. A changed key on either side requires the topic."""
     builder = StreamsBuilder()
     with pytest.raises(ConfigError, match="keys of one are string, those of the other bytes"):
         builder.stream("a").merge(builder.stream("b", key="bytes"))

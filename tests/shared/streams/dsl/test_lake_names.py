@@ -1,4 +1,4 @@
-"""What stores and aggregations may be called where there is a lake."""
+"""Valid names of stores and aggregations with a lake."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_a_store_that_hides_a_column_of_state_is_refused(name: str) -> None:
     ],
 )
 def test_an_aggregation_that_hides_a_column_of_closed_or_late_is_refused(table: str, name: str) -> None:
-    """Every column of both tables that the DSL does not refuse by itself."""
+    """Every column of both tables is rejected that the DSL itself accepts."""
     said = f"store 'visits': aggregation '{name}': the lake's table {table}/visits has a column '{name}' of its own"
     with pytest.raises(ConfigError, match=said):
         require_lake_names(stores("visits", result=name))
@@ -45,17 +45,17 @@ def test_an_aggregation_that_hides_a_column_of_closed_or_late_is_refused(table: 
 
 @pytest.mark.parametrize("name", ["a b", "a=b", "a/b", "a,b", "a;b"])
 def test_a_store_that_is_no_columns_name_is_refused(name: str) -> None:
-    """Nor a folder's; the signs that it cannot have are listed."""
+    """An invalid name of a column or folder is rejected. The error lists the invalid characters."""
     with pytest.raises(ConfigError, match=r"store '.*': the name is a column's of the lake's table state"):
         require_lake_names(stores(name))
 
 
 def test_names_that_differ_in_case_alone_are_refused() -> None:
-    """Delta has one column for both."""
+    """Delta has only one column for both names."""
     with pytest.raises(ConfigError, match=r"store 'Banks': .* has a column for 'banks' already"):
         require_lake_names(stores("banks", "Banks"))
 
 
 def test_other_names_do() -> None:
-    """What is a column of the other table is free, and so is every sign that Delta takes."""
+    """Columns of the other table are valid names, and so is every character that Delta accepts."""
     require_lake_names(stores("day", "clicks-session", "a.b", result="run"))

@@ -1,4 +1,4 @@
-"""What the DSL refuses while a topology is written: the error names the argument."""
+"""Errors of the DSL while a topology is built. The error names the argument."""
 
 from __future__ import annotations
 
@@ -95,14 +95,14 @@ WRONG: list[tuple[str, Callable[[], Any]]] = [
 
 @pytest.mark.parametrize(("said", "call"), WRONG, ids=range(len(WRONG)))
 def test_arguments(said: str, call: Callable[[], Any]) -> None:
-    """A wrong argument is a ConfigError that names it."""
+    """An invalid argument raises ConfigError, which names it."""
     with pytest.raises(ConfigError, match=said):
         call()
 
 
 @pytest.mark.parametrize("name", ["by user", "by/user", "x" * 240])
 def test_names_that_topics_are_made_of(name: str) -> None:
-    """A name is refused where a topic of the application's own is named after it, not where none is."""
+    """A name is validated only if an internal topic is named after it."""
     for call in (
         lambda: clicks().key_by(str, name=name).group_by_key(),
         lambda: clicks().group_by(str, name=name),
@@ -116,7 +116,7 @@ def test_names_that_topics_are_made_of(name: str) -> None:
 
 
 def test_a_name_that_is_too_long_with_the_application_before_it() -> None:
-    """Whether a name is too long is known when the application is: before any topic is made."""
+    """A name's length is checked once the application is known, before any topic is created."""
     builder = StreamsBuilder()
     clicks(builder).key_by(str, name="x" * 200).repartition().to("out")
     topology = builder.build()
@@ -126,7 +126,7 @@ def test_a_name_that_is_too_long_with_the_application_before_it() -> None:
 
 
 def test_windows_need_a_key_by() -> None:
-    """A windowed result is neither grouped nor joined by its window: the error names key_by."""
+    """A windowed result cannot be grouped or joined by its window. The error names key_by."""
     builder = StreamsBuilder()
     table, results = builder.table("users"), counted(builder).on_close()
     for call in (
@@ -142,7 +142,7 @@ def test_windows_need_a_key_by() -> None:
 
 
 def test_two_builders() -> None:
-    """Streams and tables of two builders cannot meet."""
+    """Streams and tables of two builders cannot be combined."""
     other = StreamsBuilder()
     sides: list[tuple[Stream | Table | GlobalTable, dict[str, Any]]] = [
         (other.stream("b"), {"windows": JoinWindows.of(5)}),
@@ -157,7 +157,10 @@ def test_two_builders() -> None:
 
 
 def test_mixed_values() -> None:
-    """Merged streams of two types are written and counted, but repartitioned, summed or joined only as one type."""
+    """Merged streams of two types can be written and counted.
+
+    To be repartitioned, summed or joined they need one type.
+    """
     builder = StreamsBuilder()
     merged = builder.stream("a", Click).merge(builder.stream("b", View))
     merged.to("out")
@@ -174,7 +177,7 @@ def test_mixed_values() -> None:
 
 
 def test_an_aggregate_that_says_nothing() -> None:
-    """Neither on_close() nor on_update() is a mistake, and so are both."""
+    """An aggregate needs exactly one of on_close() and on_update()."""
     builder = StreamsBuilder()
     windows = counted(builder)
     with pytest.raises(ConfigError, match=r"aggregate\('s'\): say when"):
@@ -187,7 +190,7 @@ def test_an_aggregate_that_says_nothing() -> None:
 
 @pytest.mark.parametrize("is_rekeyed", [False, True])
 def test_loops(is_rekeyed: bool) -> None:
-    """A sink on a topic that its records come from is refused, also by way of a topic in between."""
+    """A sink on a topic from which its records come is rejected, also through an intermediate topic."""
     builder = StreamsBuilder()
     stream = clicks(builder)
     (stream.key_by(lambda r: "k").repartition() if is_rekeyed else stream).to("clicks")
@@ -196,7 +199,7 @@ def test_loops(is_rekeyed: bool) -> None:
 
 
 def test_a_topic_of_another_branch_is_no_loop() -> None:
-    """A topic that other records of the topology come from may be written."""
+    """A sink may write a topic from which other records of the topology come."""
     builder = StreamsBuilder()
     builder.table("users")
     clicks(builder).to("users")
@@ -217,7 +220,7 @@ def looped(late: str | None = None, dead_letters: str | None = None, to: str = "
 @pytest.mark.parametrize("rekeyed", [False, True])
 @pytest.mark.parametrize("argument", ["late", "dead_letters"])
 def test_loops_of_what_was_refused(argument: str, rekeyed: bool) -> None:
-    """Late records and dead letters must not come back either, be it by way of another stream of the topology."""
+    """Late records and dead letters must not return either, also not through another stream of the topology."""
     with pytest.raises(ConfigError, match=rf"{argument}='a'\): records of the topic '.*' would come back to it"):
         looped(**{argument: "a"}, rekeyed=rekeyed)
     with pytest.raises(ConfigError, match=r"to\('a'\): records of the topic 'a' would come back to it by way of"):
@@ -233,7 +236,7 @@ def test_what_another_stream_takes_up_is_no_loop() -> None:
 
 
 def test_loops_of_two_streams() -> None:
-    """Two streams that feed each other go round for ever as one does."""
+    """Two streams that feed each other are a loop, as one stream is that feeds itself."""
     builder = StreamsBuilder()
     builder.stream("a").to("b")
     builder.stream("b").to("a")
