@@ -279,7 +279,7 @@ def test_a_global_table_can_be_read() -> None:
 
 
 def test_tables_and_what_cannot_be_read() -> None:
-    """A table's rows have values; what a join remembers and what is not there are refused by name."""
+    """A table's rows have values; records of a join and what is not there are refused by name."""
     builder = StreamsBuilder()
     stream, table = builder.stream("in"), builder.table("users")
     stream.join(table, lambda a, b: b).to("out")
@@ -288,7 +288,7 @@ def test_tables_and_what_cannot_be_read() -> None:
     driver.pipe("users", key=b"ann", value=b'{"city":"Oslo"}')
     answer = read_store({0: driver.task}, "users", StoreQuery(from_ms=5))
     assert answer.rows == [{"partition": 0, "key": "ann", "value": {"city": "Oslo"}}]
-    with pytest.raises(ConfigError, match="what a join remembers"):
+    with pytest.raises(ConfigError, match="records of a join"):
         read_store({0: driver.task}, "j-left", StoreQuery())
     with pytest.raises(ConfigError, match="no task that runs here has a store 'x'"):
         read_store({0: driver.task}, "x", StoreQuery())

@@ -111,7 +111,7 @@ def test_before_the_first_record() -> None:
     [
         (b"k", b"{", 5, "in: not JSON"),
         (b"\xff", b"{}", 5, "in: not UTF-8: invalid start byte at byte 0"),
-        (b"k", b"{}", -1, "without a timestamp"),
+        (b"k", b"{}", -1, "has no timestamp"),
     ],
 )
 def test_what_cannot_be_decoded_becomes_a_dead_letter(key: bytes, value: bytes, timestamp: int, said: str) -> None:
