@@ -79,6 +79,18 @@ def test_an_unknown_fate_is_read_back() -> None:
     assert next_of(sequence).offsets == {A: at(9)}
 
 
+def test_a_read_back_leaves_a_newer_offset_wanted() -> None:
+    """An offset that was registered meanwhile is the next to commit, whichever of the older ones has won."""
+    sequence = CommitSequence()
+    sequence.register({A: at(5)})
+    sequence.on_failure(next_of(sequence), fate_unknown=True)
+    sequence.register({A: at(9)})
+    unsure = sequence.on_success(next_of(sequence))
+    sequence.register({A: at(12)})
+    sequence.on_read_back({A: at(5)}, unsure)
+    assert next_of(sequence).offsets == {A: at(12)}
+
+
 def test_an_unknown_fate_is_looked_at_until_it_cannot_land_any_more() -> None:
     """Every success within LATE_MS is read back, and once more when that is over; then all is known."""
     sequence = CommitSequence()
