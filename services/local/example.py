@@ -16,8 +16,10 @@ import msgspec
 from msgspec import inspect
 
 from penstock.api.ingest.event import UNITS
+from penstock.shared.common.errors import DataError
 from penstock.shared.common.points_in_time import TimeUnit
-from penstock.shared.streams.topology import SourceNode, Topology
+from penstock.shared.streams.aggregations.aggregation import Aggregation
+from penstock.shared.streams.topology import ProcessorNode, SourceNode, Topology
 
 KEY, TIME, TIME_MS = "ann", "2024-05-01T10:00:00Z", 1_714_557_600_000
 DEPTH_MAX = 8  # of nested types, which may refer to themselves
@@ -36,15 +38,22 @@ _SAMPLES: Mapping[type, Any] = {
 }
 
 
-def example_event(key: tuple[str, ...], time: str | None, value_type: Any = dict, time_unit: TimeUnit = "ms") -> str:
+def example_event(
+    key: tuple[str, ...],
+    time: str | None,
+    value_type: Any = dict,
+    time_unit: TimeUnit = "ms",
+    fields: Mapping[str, Any] | None = None,
+) -> str:
     """Return one event as JSON. The pointers' fields have a key and a time, as text unless the type needs a number.
 
-    A numeric time is in `time_unit`. If no sample of `value_type` can be made (for example because it constrains its
-    values), the event has only the pointers' fields.
+    A numeric time is in `time_unit`. An event of an untyped source has `fields` as well. If no sample of `value_type`
+    can be made (for example because it constrains its values), the event has only the pointers' fields.
     """
     event: dict[str, Any] = {}
-    for sample in (_sample(inspect.type_info(value_type)), None):
-        event = sample if isinstance(sample, dict) else {}
+    samples = (fields,) if value_type is dict and fields else (_sample(inspect.type_info(value_type)), None)
+    for sample in samples:
+        event = dict(sample) if isinstance(sample, Mapping) else {}
         for pointer in key:
             _put(event, pointer, KEY, KEY)
         if time is not None:
@@ -59,6 +68,30 @@ def source_type(topology: Topology, topic: str) -> Any:
     """Return the type that the values of a source topic are decoded as; `dict` if it is unknown."""
     sources = (node for node in topology.nodes.values() if isinstance(node, SourceNode) and node.topic == topic)
     return next((node.value_type for node in sources if node.value_type is not None), dict)
+
+
+def aggregated_fields(topology: Topology, topic: str) -> dict[str, Any]:
+    """Return the fields that a topic's first aggregates read, each with a value that its aggregation accepts."""
+    names = [node.name for node in topology.nodes.values() if isinstance(node, SourceNode) and node.topic == topic]
+    fields: dict[str, Any] = {}
+    while names:
+        name = names.pop()
+        node = topology.nodes[name]
+        stores = node.stores if isinstance(node, ProcessorNode) else ()
+        for aggregation in (a for store in stores for a in topology.stores[store].aggregations):
+            if aggregation.field is not None:
+                fields[aggregation.field] = _sample_of(aggregation, aggregation.field)
+        if not stores:  # the values behind an aggregate are its results
+            names += topology.children.get(name, [])
+    return fields
+
+
+def _sample_of(aggregation: Aggregation[Any], field: str) -> str | int:
+    try:
+        aggregation.add(aggregation.initial(), {field: "text"})
+    except DataError:
+        return 1
+    return "text"
 
 
 def _is_taken(event: dict[str, Any], value_type: Any) -> bool:

@@ -25,7 +25,7 @@ from penstock.api.settings import Pointer
 from penstock.services.aggregator.settings import AggregatorSettings, CompactionSettings
 from penstock.services.local import ports
 from penstock.services.local.broker_config import EmbeddedKafkaSettings
-from penstock.services.local.example import example_event, source_type
+from penstock.services.local.example import aggregated_fields, example_event, source_type
 from penstock.services.local.kafka import EmbeddedKafka
 from penstock.services.local.stack import HOST, KILL_GRACE_MS, Service, ServiceSpec, Stack
 from penstock.shared.clients.admin import Admin, event_time_topic
@@ -119,7 +119,7 @@ class Up:
             others.append(connect)
         gateway = await self._stack.start(self._gateway(others), settings.http.port)
         await asyncio.gather(*(service.healthy(self._report_waiting) for service in [*others, gateway]))
-        self._say_where(gateway, connect, aggregates, source_type(topology, settings.topic))
+        self._say_where(gateway, connect, aggregates, topology)
 
     def _report_waiting(self, service: Service, reason: str) -> None:
         self._console.print(escape(f"waiting for the {service.name}: {reason}"), soft_wrap=True, highlight=False)
@@ -198,11 +198,12 @@ class Up:
         return self._spec("gateway", own, module="penstock.services.local.gateway", host=settings.http.host)
 
     def _say_where(
-        self, gateway: Service, connect: Service | None, aggregates: AggregatorSettings, value_type: Any
+        self, gateway: Service, connect: Service | None, aggregates: AggregatorSettings, topology: Topology
     ) -> None:
         settings, logs, lake = self._settings, self._folder / "logs", self._folder / "lake"
         application, servers = aggregates.streams.application_id, self._broker.bootstrap_servers
-        event = shlex.quote(example_event(settings.key, settings.time, value_type, settings.time_unit))
+        value_type, fields = source_type(topology, settings.topic), aggregated_fields(topology, settings.topic)
+        event = shlex.quote(example_event(settings.key, settings.time, value_type, settings.time_unit, fields))
         audit = ["--application", application, "--lake", str(lake), "--kafka.bootstrap-servers", servers]
         rows = {
             "dashboard": gateway.url,

@@ -21,7 +21,7 @@ from penstock.shared.common.settings import KafkaSettings
 from tests.integration.connect_worker import properties, running
 
 RECORDING = Path(__file__).parents[1] / "data" / "kafka_connect_rest.jsonl.gz"
-POLL_S, WAIT_S, SETTLE_S = 0.05, 30, 5
+POLL_S, WAIT_S, SETTLE_S = 0.05, 30, 30
 FREE = ("worker_id", "commit", "kafka_cluster_id", "documentation", "recommended_values")
 JAVA = ("org.apache.kafka", "java.util", "Unexpected character", "Unrecognized field", "Cannot construct")
 

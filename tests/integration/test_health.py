@@ -24,7 +24,7 @@ from penstock.shared.streams.changelog.format import Progress
 from tests import lake_tables
 
 SILENCE_MAX_MS = 1_500
-WAIT_S = 30
+WAIT_S = 90
 
 
 @pytest.fixture

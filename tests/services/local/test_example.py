@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 import pytest
 
-from penstock.services.local.example import KEY, TIME, TIME_MS, example_event, source_type
-from penstock.shared.streams.aggregations.aggregation import Count
+from penstock.services.local.example import KEY, TIME, TIME_MS, aggregated_fields, example_event, source_type
+from penstock.shared.streams.aggregations.aggregation import Count, CountDistinct, Mean
 from penstock.shared.streams.dsl.builder import StreamsBuilder
 
 
@@ -75,3 +75,17 @@ def test_the_type_is_that_of_the_source() -> None:
     topology = builder.build()
     assert source_type(topology, "orders") is Order
     assert source_type(topology, "others") is dict
+
+
+def test_an_untyped_source_gets_the_fields_of_its_aggregates() -> None:
+    """Without a type, the first aggregates say which fields a value has; the fields behind them are results."""
+    builder = StreamsBuilder()
+    clicks = builder.stream("clicks").filter(lambda value: True).group_by_key().session_window(1_000)
+    visits = clicks.aggregate("visits", n=Count(), ms=Mean("ms"), pages=CountDistinct("page")).on_close()
+    users = visits.key_by(lambda record: record.key.key, name="users")
+    users.group_by_key().session_window(9_000).aggregate("days", ms=Mean("start")).on_close().to("days")
+    fields = aggregated_fields(builder.build(), "clicks")
+    assert fields == {"ms": 1, "page": "text"}
+    event = msgspec.json.decode(example_event(("/user",), "/at", fields=fields))
+    assert event == {"ms": 1, "page": "text", "user": KEY, "at": TIME}
+    assert aggregated_fields(builder.build(), "others") == {}
