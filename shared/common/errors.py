@@ -285,10 +285,6 @@ class ProcessingFailed(FatalError):
     """
 
 
-class RecordTooSlow(PenstockError):
-    """A record takes longer than the group waits for a heartbeat, so it can never be committed."""
-
-
 class HandlerTimeout(RetriableError):
     """The handler ran longer than `handler_timeout_ms` and was cancelled."""
 

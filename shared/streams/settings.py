@@ -144,10 +144,6 @@ class StreamsSettings(Section, TaskSettings):
     max_poll_interval_ms: PositiveMs = Field(
         default=300_000, description="an instance whose turn takes longer leaves the group: its partitions go to others"
     )
-    slow_record_attempts_max: Annotated[int, Field(gt=0)] = Field(
-        default=3,
-        description="times in a row that a record slower than the session may cost the partitions; then it is rejected",
-    )
     transaction_timeout_ms: PositiveMs = Field(
         default=10_000, description="the broker aborts an owner's transaction after this"
     )
@@ -222,6 +218,11 @@ class StreamsSettings(Section, TaskSettings):
             topics=list(internal_topics),
         )
         return self.model_copy(update={"processing_guarantee": "exactly_once"})
+
+    @property
+    def blocking_ms_max(self) -> int:
+        """How long one step may block the heartbeats: after that, the group may remove the instance."""
+        return self.session_timeout_ms - self.heartbeat_interval_ms  # the last heartbeat may be one interval old
 
     @property
     def changelog_topic(self) -> str:

@@ -12,11 +12,11 @@ from penstock.shared.common.clock import Clock
 from penstock.shared.common.records import Columns, TopicPartition
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.streams.runtime.owned_task import OwnedTask
-from penstock.shared.streams.runtime.slow_records import PUNCTUATION, SlowSteps, Step
 from penstock.shared.streams.runtime.time_slices import TurnTime
 from penstock.shared.streams.runtime.worker_tasks import Ready
 from penstock.shared.streams.settings import StreamsSettings
 from penstock.shared.streams.task.idleness import advance_idle
+from penstock.shared.streams.task.inputs import log_blocking
 
 
 def make_consumer(
@@ -68,17 +68,16 @@ def give_out(
     regulate(ready, consumer, bytes_max)
 
 
-def punctuate_all(running: Iterable[OwnedTask], now_ms: int, slow: SlowSteps, clock: Clock) -> None:
-    """Evaluate the WALL_CLOCK_TIME schedules of tasks that are not paused, and record the slowest steps."""
+def punctuate_all(running: Iterable[OwnedTask], now_ms: int, blocking_ms_max: int, clock: Clock) -> None:
+    """Evaluate the WALL_CLOCK_TIME schedules of tasks that are not paused; log those that block heartbeats too long."""
     for owned in running:
         assert owned.task is not None
         assert owned.inputs is not None
-        slow.took(owned.partition, owned.inputs.longest)
-        owned.task.columns_min = slow.columns_min(owned.partition)
         if not owned.inputs.is_paused:
             began_ms = clock.monotonic_ms()
-            if owned.task.punctuate_wall_clock(now_ms):
-                slow.took(owned.partition, Step(PUNCTUATION, 0, clock.monotonic_ms() - began_ms))
+            owned.task.punctuate_wall_clock(now_ms)
+            if (ms := clock.monotonic_ms() - began_ms) > blocking_ms_max:
+                log_blocking(f"the WALL_CLOCK_TIME punctuations of partition {owned.partition}", ms)
         if not owned.task.needs_commit:
             owned.refusals.say(owned.task.metrics, clock.monotonic_ms())
 

@@ -10,7 +10,6 @@ from penstock.shared.common.log import get_logger
 from penstock.shared.streams.changelog.partition import ChangelogPartition
 from penstock.shared.streams.changelog.restore_io import RestoreReport
 from penstock.shared.streams.runtime.rejection_log import RefusalLog
-from penstock.shared.streams.runtime.slow_records import SlowSteps
 from penstock.shared.streams.runtime.source_offsets import GroupAhead
 from penstock.shared.streams.settings import StreamsSettings
 from penstock.shared.streams.state.local_restore import discard
@@ -42,15 +41,18 @@ class OwnedTask:
         self.ahead: GroupAhead | None = None
         """The error that prevents the start: offsets committed for its partition are ahead of its changelog."""
 
-    def begin(self, task: StreamTask, settings: StreamsSettings, slow: SlowSteps) -> None:
-        """Start a restored task. Raises ProcessingFailed if one of its punctuations is too slow for its group."""
-        limits = settings.max_task_idle_ms, settings.max_future_ms, settings.buffered_records_per_partition
+    def begin(self, task: StreamTask, settings: StreamsSettings) -> None:
+        """Start a restored task."""
         self.idle = None if settings.idle_timeout_ms is None else IdleAdvance(settings.idle_timeout_ms)
-        refused = slow.refused(self.partition)
-        task.columns_min = slow.columns_min(self.partition)
-        self.task, self.inputs = task, TaskInputs(task, task.topology, *limits)
-        if refused is not None:
-            self.inputs.too_slow = (refused.step.topic, refused.step.offset, slow.error(refused))
+        self.task = task
+        self.inputs = TaskInputs(
+            task,
+            task.topology,
+            max_task_idle_ms=settings.max_task_idle_ms,
+            max_future_ms=settings.max_future_ms,
+            buffered_records_max=settings.buffered_records_per_partition,
+            blocking_ms_max=settings.blocking_ms_max,
+        )
 
     def say_restored(self, metrics: RestoreMetrics) -> None:
         """Log and measure the finished restore."""

@@ -50,7 +50,6 @@ from penstock.shared.streams.runtime.global_table import GlobalTableRows
 from penstock.shared.streams.runtime.global_tables import GlobalTables
 from penstock.shared.streams.runtime.owned_task import OwnedTask
 from penstock.shared.streams.runtime.repartition_purge import RepartitionPurge
-from penstock.shared.streams.runtime.slow_records import SlowSteps
 from penstock.shared.streams.runtime.source_offsets import GroupAhead
 from penstock.shared.streams.runtime.source_positions import SourcePositions
 from penstock.shared.streams.runtime.standby_assignor import STRATEGIES
@@ -105,7 +104,6 @@ class StreamWorker(RebalanceListener):
         self._fenced = False
         self._revoked_in = NO_GENERATION
         self._time = TurnTime(clock)
-        self._slow = SlowSteps.of(settings)
         self._lock = asyncio.Lock()
         self._commit_due_ms = clock.monotonic_ms() + settings.commit_interval_ms
         self._restores = RestoreMetrics(self._registry)
@@ -160,7 +158,7 @@ class StreamWorker(RebalanceListener):
             give_out(batches, ready, self._consumer, now_ms, self._time, self._settings.input_buffer_max_bytes)
             advance(ready, self._consumer)
             advance_all_idle(ready, self._consumer, now_ms, self.topics.partitions)
-            punctuate_all(self._tasks.running(), now_ms, self._slow, self._clock)
+            punctuate_all(self._tasks.running(), now_ms, self._settings.blocking_ms_max, self._clock)
             self._is_accepted = not self.waits_for
         if self._clock.monotonic_ms() >= self._commit_due_ms:
             await self._begin_commit()
@@ -367,7 +365,7 @@ class StreamWorker(RebalanceListener):
         await self._positions.find(task, self._consumer, self._partitions_of(partition))
         self._maker.start(task, self._tables.rows)
         self._on_task(task)
-        owned.begin(task, self._settings, self._slow)
+        owned.begin(task, self._settings)
         self._tasks.begun(owned)
         owned.say_restored(self._restores)
 
@@ -417,7 +415,6 @@ class StreamWorker(RebalanceListener):
     async def _after_commit(self, ended: Ended) -> None:
         for owned, commit in ended.held:
             self._purge.committed(owned.partition, commit.sources)
-            self._slow.committed(owned.partition, commit.sources)
             self._failures.pop(owned.partition, None)
         for owned, error in ended.failed:
             await self._task_failed(owned.partition, error)
@@ -440,9 +437,7 @@ class StreamWorker(RebalanceListener):
             self._start_restore(partition)
 
     async def _close_all(self) -> None:
-        for owned, commit in (await self._commits.settle()).held:
-            self._slow.committed(owned.partition, commit.sources)
+        await self._commits.settle()
         for owned in self._tasks.all():
             await owned.close()
         self._tasks.clear()
-        self._slow.lost()

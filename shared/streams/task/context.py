@@ -72,7 +72,6 @@ class TaskContext(Protocol):
     global_tables: Mapping[str, Lookup]
     deduplicate_updates: bool
     keeps_late: bool
-    columns_min: int
     record_bytes_max: int
     key_bytes_max: int
     state_bytes_max: int

@@ -7,14 +7,14 @@ for them.
 
 from __future__ import annotations
 
+import math
 from functools import partial
 
 import numpy as np
 
-from penstock.shared.clients.consumer.dead_letters import STAGE_PROCESS
-from penstock.shared.common.errors import DataError, RecordTooSlow
+from penstock.shared.common.errors import DataError
+from penstock.shared.common.log import get_logger
 from penstock.shared.common.records import Columns
-from penstock.shared.streams.runtime.slow_records import Step
 from penstock.shared.streams.runtime.time_slices import HasTime, RunLength, Share, TurnTime, always
 from penstock.shared.streams.settings import BUFFERED_RECORDS_MAX
 from penstock.shared.streams.task.idleness import take_watermark
@@ -23,13 +23,15 @@ from penstock.shared.streams.task.stream_task import StreamTask
 from penstock.shared.streams.task.watermarks import watermarks_in
 from penstock.shared.streams.topology import SourceNode, Topology
 
+log = get_logger(__name__)
+
 
 class TaskInputs:
     """Gives a task its records.
 
     `max_task_idle_ms` is that of `partition_group`, `max_future_ms` that of `process_in_time`. A topic is full if
     more than `buffered_records_max` of its records are here. If that is at least the default, it must also have more
-    records than one run takes.
+    records than one run takes. A run that takes longer than `blocking_ms_max` is logged.
     """
 
     def __init__(
@@ -39,17 +41,15 @@ class TaskInputs:
         max_task_idle_ms: int = 0,
         max_future_ms: int | None = None,
         buffered_records_max: int = BUFFERED_RECORDS_MAX,
+        blocking_ms_max: float = math.inf,
     ) -> None:
         self._task = task
         self._buffered_records_max = buffered_records_max
+        self._blocking_ms_max = blocking_ms_max
         task.max_future_ms = max_future_ms
         self.is_paused = False
         self.is_cut = False
         """Whether the last turn left records that it could have processed with more time."""
-        self.longest: Step | None = None
-        """The slowest step of the last turn."""
-        self.too_slow: tuple[str, int, RecordTooSlow] | None = None
-        """The topic and offset of a record that is rejected as too slow, and the error."""
         self._groups: list[PartitionGroup] = []
         self._lengths: list[RunLength] = []
         for names in topology.sub_topologies():
@@ -77,7 +77,7 @@ class TaskInputs:
 
         With a turn's `time` it stops when that is used up, and then sets `is_cut`.
         """
-        self.is_cut, self.longest = False, None
+        self.is_cut = False
         if self.is_paused:
             return
         for group, length in zip(self._groups, self._lengths, strict=True):
@@ -102,20 +102,14 @@ class TaskInputs:
         self._process(columns, now_ms, share.is_left)
         next_offset, ms = self._task.sources[columns.topic], share.used_ms() - before_ms
         done = int(np.searchsorted(columns.offsets, next_offset))
-        if self.longest is None or ms > self.longest.ms:  # a slow record is the last of its run
-            path = self._task.vectorized_executors.get(columns.topic)
-            self.longest = Step(columns.topic, next_offset - 1, ms, path is not None and done >= path.records_min)
+        if ms > self._blocking_ms_max:  # a slow record is the last of its run
+            log_blocking(f"{done} records up to {columns.topic}-{self._task.partition}@{next_offset - 1}", ms)
         length.took(done, ms, share.ms)
         if done < len(columns):
             group.queues[columns.topic].put_back(columns[done:])
 
     def _process(self, columns: Columns, now_ms: int, has_time: HasTime = always) -> None:
-        """Process a run with the watermarks in it, and reject a record that is too slow."""
-        if self.too_slow is not None and self.too_slow[0] == columns.topic:
-            at = int(np.searchsorted(columns.offsets, self.too_slow[1]))
-            if at < len(columns) and columns.offsets[at] == self.too_slow[1]:
-                self._process_around(columns, at, self.too_slow[2], now_ms, has_time)
-                return
+        """Process a run with the watermarks in it."""
         start = 0
         for at, mark in watermarks_in(columns) if columns.topic in self._internal else ():
             if at > start:
@@ -126,16 +120,6 @@ class TaskInputs:
             start = at + 1
         if start < len(columns):
             process_in_time(self._task, columns[start:] if start else columns, now_ms, has_time)
-
-    def _process_around(self, columns: Columns, at: int, error: RecordTooSlow, now_ms: int, has_time: HasTime) -> None:
-        """Process a run except for one record, which is rejected."""
-        if at:
-            self._process(columns[:at], now_ms, has_time)
-            if self._task.sources[columns.topic] <= columns.offsets[at - 1]:  # there was no time for all of them
-                return
-        self._task.refuse(columns.record(at), error, STAGE_PROCESS)
-        if at + 1 < len(columns) and has_time():
-            self._process(columns[at + 1 :], now_ms, has_time)
 
     @property
     def bytes(self) -> int:
@@ -158,6 +142,11 @@ class TaskInputs:
         self.is_cut = False
         for group in self._groups:
             group.clear()
+
+
+def log_blocking(step: str, ms: int) -> None:
+    """Log a step that blocked the event loop for so long that the group may remove the instance before its commit."""
+    log.error("a step blocked the heartbeats almost for a session timeout", step=step, ms=ms)
 
 
 def process_in_time(task: StreamTask, columns: Columns, now_ms: int, has_time: HasTime = always) -> None:

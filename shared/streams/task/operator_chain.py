@@ -82,7 +82,7 @@ class OperatorChain:
             for place, offset in enumerate(columns.offsets.tolist()):
                 if place in odd:
                     continue
-                if place and not has_time():  # so a slow record is the last one of its step
+                if place and not has_time():
                     count, is_out[place:] = place, True
                     break
                 outcome = known[offset] = self._outcome(columns, place, keys[place], come[place])

@@ -197,7 +197,7 @@ class StreamTask:
             columns = columns[int(np.searchsorted(columns.offsets, position)) :]
         path = self.vectorized_executors.get(columns.topic)
         try:
-            if path is not None and len(columns) >= path.records_min:
+            if path is not None and len(columns) >= self.columns_min:
                 path.take(columns)
             else:
                 self.take_records(columns)

@@ -75,7 +75,7 @@ def _sees_time(task: TaskContext, wiring: ProcessorNodes, name: str) -> bool:
 
 
 class VectorizedExecutor:
-    """Processes the batches of one source for one task; fewer than `records_min` records are processed one by one."""
+    """Processes the batches of one source for one task."""
 
     def __init__(
         self, task: TaskContext, source: SourceNode, operator: WindowAggregate, chain: OperatorChain | None = None
@@ -86,16 +86,11 @@ class VectorizedExecutor:
         self._chain = chain
         self._values = BatchDecoder(source, operator.store, task.key_bytes_max, chain)
 
-    @property
-    def records_min(self) -> int:
-        """Return the task's current minimum: no columns while one of its records is too slow (`slow_records`)."""
-        return self._task.columns_min
-
     def take(self, columns: Columns) -> None:
         """Process a batch, in parts if it must be cut. No part begins when the time is used up.
 
         Records that passed the functions before the window are processed in any case, so the functions are not called
-        again. A slow call was the one for the last record that is processed.
+        again.
         """
         self._take(columns)
         if self._chain is not None:

@@ -8,7 +8,6 @@ from penstock.shared.common.records import Columns, ConsumerRecord, TopicPartiti
 from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.streams.runtime.fetched import regulate
 from penstock.shared.streams.runtime.owned_task import OwnedTask
-from penstock.shared.streams.runtime.slow_records import SlowSteps
 from penstock.shared.streams.settings import StreamsSettings
 from penstock.shared.streams.task.stream_task import StreamTask
 from tests.shared.streams.runtime.test_worker_tasks import owned_of
@@ -41,7 +40,7 @@ def task_of(partition: int) -> OwnedTask:
     builder, settings = StreamsBuilder(), StreamsSettings()
     builder.stream("a").merge(builder.stream("b")).to("out")
     owned = owned_of(partition)
-    owned.begin(StreamTask(builder.build(), partition, application="app"), settings, SlowSteps.of(settings))
+    owned.begin(StreamTask(builder.build(), partition, application="app"), settings)
     return owned
 
 

@@ -16,7 +16,6 @@ from penstock.shared.streams.changelog.partition import ChangelogPartition
 from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.streams.processor import Processor
 from penstock.shared.streams.runtime.owned_task import OwnedTask
-from penstock.shared.streams.runtime.slow_records import SlowSteps
 from penstock.shared.streams.runtime.worker_tasks import WorkerTasks
 from penstock.shared.streams.settings import StreamsSettings
 from penstock.shared.streams.task.metrics import RestoreMetrics
@@ -42,7 +41,7 @@ def begin(tasks: WorkerTasks, owned: OwnedTask, settings: StreamsSettings | None
     settings = settings or StreamsSettings()
     builder = StreamsBuilder()
     builder.stream("in").to("out")
-    owned.begin(StreamTask(builder.build(), owned.partition, application="app"), settings, SlowSteps.of(settings))
+    owned.begin(StreamTask(builder.build(), owned.partition, application="app"), settings)
     tasks.begun(owned)
 
 
@@ -146,7 +145,7 @@ async def test_what_a_processor_raises_when_it_is_closed_is_in_the_log() -> None
         stream.process(partial(Closing, said), name=name)
     owned = owned_of(5)
     task = StreamTask(builder.build(), 5, application="app")
-    owned.begin(task, StreamsSettings(), SlowSteps.of(StreamsSettings()))
+    owned.begin(task, StreamsSettings())
     with capture_logs() as lines:
         await owned.close(100)
         await owned.close(100)

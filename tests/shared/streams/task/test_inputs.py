@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-import pytest
+from structlog.testing import capture_logs
 
 from penstock.shared.clients.consumer.dead_letters import parse_dead_letter
-from penstock.shared.common.errors import DataError, RecordTooSlow
+from penstock.shared.common.errors import DataError
 from penstock.shared.common.records import Columns, ConsumerRecord, ProducerRecord
 from penstock.shared.streams.aggregations.aggregation import Count
-from penstock.shared.streams.dsl.builder import GroupedStream, StreamsBuilder, WindowedGroup
+from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.streams.punctuation import PunctuationType
 from penstock.shared.streams.record import Record
-from penstock.shared.streams.runtime.slow_records import SlowSteps, Step
 from penstock.shared.streams.runtime.time_slices import PROCESSING_MS_MAX, RUN_RECORDS_FIRST, TurnTime
 from penstock.shared.streams.settings import BUFFERED_RECORDS_MAX
 from penstock.shared.streams.task.inputs import TaskInputs
@@ -235,25 +233,8 @@ def test_marks_of_time_are_taken_among_records() -> None:
     assert task.times._marks == {own: {0: Watermark(0, 2, 50), 1: Watermark(1, 2, 50)}}
 
 
-@pytest.mark.parametrize("at", [0, 1, 2])
-def test_a_record_that_is_too_slow_is_refused_among_others(at: int) -> None:
-    """It is a dead letter of its own, with the reason, wherever in a run it stands; the others are processed."""
-    seen: list[tuple[str, int]] = []
-    inputs, task = inputs_of(seen)
-    inputs.too_slow = ("c", at, RecordTooSlow("it is too slow"))
-    inputs.add(records("c", 10, 11, 12))
-    time = TurnTime(ManualClock())
-    time.begin(inputs.waiting)
-    inputs.process(0, {}, time)
-    assert seen == [("c", 10 + i) for i in range(3) if i != at]
-    assert task.sources == {"c": 3}
-    (letter,) = task.prepare_commit(0).outputs
-    dead = parse_dead_letter(as_read(letter))
-    assert (dead.record.offset, dead.stage, dead.message) == (at, "process", "it is too slow")
-
-
-def test_the_longest_step_of_a_turn_is_known() -> None:
-    """A record that takes long is the last of its run, so that it is the one that is named."""
+def test_a_record_that_blocks_the_heartbeats_is_logged() -> None:
+    """The record that takes long is the last of its run, so the log names it."""
     clock = ManualClock()
 
     def wait(record: Record) -> None:
@@ -261,45 +242,14 @@ def test_the_longest_step_of_a_turn_is_known() -> None:
 
     builder = StreamsBuilder()
     builder.stream("in").peek(wait)
-    task = StreamTask(builder.build(), 0, application="app")
+    task = StreamTask(builder.build(), 3, application="app")
     task.initialize(0)
-    inputs, time = TaskInputs(task, task.topology), TurnTime(clock)
-    inputs.add(records("in", *range(20)))
-    time.begin(inputs.waiting)
-    inputs.process(0, {}, time)
-    assert inputs.longest == Step("in", 7, 507)
-
-
-@pytest.mark.parametrize("attempts_max", [1, 3])
-@pytest.mark.parametrize(
-    "windowed", [lambda grouped: grouped.session_window(10), lambda grouped: grouped.hopping_window(10, 5)]
-)
-def test_a_slow_record_among_columns_is_found_and_it_alone_is_refused(
-    windowed: Callable[[GroupedStream], WindowedGroup], attempts_max: int
-) -> None:
-    """The batch that cost the partition is taken record by record in the next attempt, which names the slow one."""
-    clock, attempts = ManualClock(), []
-
-    def decode(topic: str, value: bytes | None) -> Any:
-        clock.advance(1_000 if value == b"slow" else 1)
-        return value
-
-    builder = StreamsBuilder()
-    windowed(builder.stream("in", value=decode).group_by_key()).aggregate("s", n=Count()).on_close().to("out")
-    topology = builder.build()
-    batch = Columns.of([ConsumerRecord("in", 0, i, i, b"k", b"slow" if i == 10 else b"x") for i in range(100)])
-    slow = SlowSteps(session_timeout_ms=900, heartbeat_interval_ms=100, attempts_max=attempts_max)
-    for _ in range(1 + attempts_max):  # as OwnedTask.begin, and a group that gives the instance up
-        assert slow.refused(0) is None
-        task = StreamTask(topology, 0, application="app")
-        task.initialize(0)
-        task.columns_min = slow.columns_min(0)
-        inputs, time = TaskInputs(task, topology), TurnTime(clock)
-        inputs.add(batch)
-        time.begin(inputs.waiting)
-        inputs.process(0, {}, time)
-        slow.took(0, inputs.longest)
-        slow.lost()
-        attempts.append(inputs.longest)
-    assert attempts == [Step("in", 99, 1_099, is_batch=True)] + [Step("in", 10, 1_010)] * attempts_max
-    assert repr(slow.refused(0)).startswith("Suspect(in-0@10 took 1010 ms")
+    inputs, time = TaskInputs(task, task.topology, blocking_ms_max=506), TurnTime(clock)
+    with capture_logs() as logs:
+        for _ in range(2):
+            inputs.add(records("in", *range(20)))
+            time.begin(inputs.waiting)
+            inputs.process(0, {}, time)
+    assert [(line["step"], line["ms"]) for line in logs if "heartbeats" in line["event"]] == [
+        ("8 records up to in-3@7", 507)
+    ]
