@@ -24,6 +24,7 @@ from penstock.services.local.jars import KAFKA_JARS
 from penstock.services.local.kafka import EmbeddedKafka, new_cluster_id
 from penstock.shared.common.jars import fetch_jars
 from penstock.shared.common.java import find_java
+from tests.integration.environments import Environments
 
 TEST_PROPERTIES = {
     "group.min.session.timeout.ms": "100",
@@ -44,6 +45,13 @@ def kafka(tmp_path_factory: pytest.TempPathFactory, kafka_settings: EmbeddedKafk
     broker = EmbeddedKafka(tmp_path_factory.mktemp("kafka"), kafka_settings)
     with start_blocking_portal("asyncio") as portal, portal.wrap_async_context_manager(broker):
         yield broker
+
+
+@pytest.fixture(scope="session")
+def environments(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Environments:
+    """Makes environments with Penstock's wheel."""
+    own = tmp_path_factory.getbasetemp()  # with several processes, each has a folder in a common one
+    return Environments((own.parent if hasattr(request.config, "workerinput") else own) / "environments")
 
 
 @pytest.fixture(scope="session")

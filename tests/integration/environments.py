@@ -1,19 +1,18 @@
 """Virtual environments that hold an installed Penstock and nothing of the checkout or of the developers.
 
-The wheel is built from the checkout, once a process, and installed by uv. Its dependencies are hard links to the
-packages that scripts/install put into this environment: the same files that a package index serves,
-without the download.
+Penstock comes from a wheel that is built from the checkout once a test run. Its dependencies are hard links to the
+packages that scripts/install put into this environment: the same files that a package index serves, without the
+download.
 """
 
 from __future__ import annotations
 
-import functools
+import fcntl
 import os
 import re
 import shutil
 import subprocess
 import sys
-import tempfile
 import urllib.request
 import venv
 from collections.abc import Iterable, Iterator
@@ -71,49 +70,104 @@ def link(name: str, version: str, python: Path) -> None:
     """Give another environment a distribution of this one, file by file; commands start the other one's Python."""
     found = distribution(name)
     assert found.version == version, f"{name}: the two locks differ, or scripts/install was not run"
-    here, there = Path(sys.prefix), python.parent.parent
-    for file in found.files or ():
-        path = Path(os.path.normpath(str(file.locate())))
-        if path.suffix == ".pyc" or not path.is_file():
-            continue
-        target = there / path.relative_to(here)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if path.parent.name == "bin" and path.read_bytes().startswith(b"#!" + os.fsencode(here)):
-            target.write_bytes(b"\n".join([b"#!" + os.fsencode(python), *path.read_bytes().split(b"\n")[1:]]))
-            shutil.copymode(path, target)
-            continue
-        try:
-            os.link(path, target)
-        except OSError:  # on another disk
-            shutil.copy2(path, target)
+    paths = [Path(os.path.normpath(str(file.locate()))) for file in found.files or ()]
+    _link_files(paths, Path(sys.prefix), python)
 
 
-@functools.cache
-def _wheels() -> tempfile.TemporaryDirectory[str]:
-    folder = tempfile.TemporaryDirectory(prefix="penstock-wheel-")  # removed when the process ends
-    options = ("--quiet", "--no-index", "--no-deps", "--no-build-isolation")
-    install_tool("pip", "wheel", *options, "--wheel-dir", folder.name, ROOT)
-    return folder
+def _link_files(paths: Iterable[Path], here: Path, python: Path) -> None:
+    """Link files of the environment `here` into that of `python`, and what this Python and numba compiled of them."""
+    there = python.parent.parent
+    for path in {file for given in paths for file in (given, *_compiled(given))}:
+        if path.is_file():
+            _link(path, here, there / path.relative_to(here), python)
 
 
-def build_wheel() -> Path:
-    """Penstock's wheel, built from the checkout."""
-    (wheel,) = Path(_wheels().name).glob("penstock-*.whl")
-    return wheel
+def _compiled(path: Path) -> Iterable[Path]:
+    """The byte code of a module, and numba's cache of its functions. Both stay valid, since links keep times."""
+    if path.suffix != ".py":
+        return ()
+    folder = path.parent / "__pycache__"
+    return (folder / f"{path.stem}.{sys.implementation.cache_tag}.pyc", *folder.glob(f"{path.stem}.*.nb[ci]"))
 
 
-def make_environment(folder: Path, dependencies: dict[str, str]) -> Path:
-    """Make `folder`/venv with these versions of packages, and with Penstock's wheel; the path of its Python.
+def _link(path: Path, here: Path, target: Path, python: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if path.parent.name == "bin" and path.read_bytes().startswith(b"#!" + os.fsencode(here)):
+        target.write_bytes(b"\n".join([b"#!" + os.fsencode(python), *path.read_bytes().split(b"\n")[1:]]))
+        shutil.copymode(path, target)
+        return
+    try:
+        os.link(path, target)
+    except OSError:  # on another disk
+        shutil.copy2(path, target)
 
-    It has neither pip nor setuptools, which would provide modules that no dependency names.
+
+class Environments:
+    """Makes virtual environments with Penstock's wheel. All processes of a test run share `folder`.
+
+    The wheel is built and installed once, and its kernels are compiled once. Every environment gets these files.
     """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    @property
+    def wheel(self) -> Path:
+        """Penstock's wheel, built from the checkout."""
+        with self._once("wheel_is_built") as is_first:
+            if is_first:
+                options = ("--quiet", "--no-index", "--no-deps", "--no-build-isolation")
+                install_tool("pip", "wheel", *options, "--wheel-dir", self._folder / "wheel", ROOT)
+        (wheel,) = (self._folder / "wheel").glob("penstock-*.whl")
+        return wheel
+
+    def make(self, folder: Path, dependencies: dict[str, str]) -> Path:
+        """Make `folder`/venv with these versions of packages, and with Penstock's wheel; the path of its Python.
+
+        It has neither pip nor setuptools, which would provide modules that no dependency names. AssertionError if a
+        dependency that the wheel requires is missing.
+        """
+        first = self._installed()
+        python = _make_venv(folder, dependencies)
+        listing = [first, "-I", "-c", _FILES_OF_PENSTOCK]
+        names = subprocess.run(listing, capture_output=True, text=True, check=True).stdout.splitlines()
+        _link_files([Path(name) for name in names], first.parent.parent, python)
+        install_tool("uv", "pip", "check", "--quiet", "--python", python)
+        return python
+
+    def _installed(self) -> Path:
+        """The Python of the environment from which the others get Penstock, with all byte code and kernels."""
+        wheel, python = self.wheel, self._folder / "venv" / "bin" / "python"
+        with self._once("wheel_is_installed") as is_first:
+            if is_first:
+                _make_venv(self._folder, required("penstock", ["streams"]))
+                options = ("--quiet", "--no-index", "--no-cache", "--compile-bytecode")
+                install_tool("uv", "pip", "install", *options, "--python", python, wheel)
+                compiling = [python, "-I", "-m", "penstock.shared.streams.windows.compilation"]
+                subprocess.run(compiling, check=True, cwd=self._folder)
+        return python
+
+    @contextmanager
+    def _once(self, name: str) -> Iterator[bool]:
+        """Whether this process is the first that gets here; others wait until it is done."""
+        self._folder.mkdir(exist_ok=True)
+        with (self._folder / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield not (self._folder / name).exists()
+            (self._folder / name).touch()
+
+
+_FILES_OF_PENSTOCK = """
+from importlib.metadata import distribution
+print(*(file.locate().resolve() for file in distribution("penstock").files), sep="\\n")
+"""
+
+
+def _make_venv(folder: Path, dependencies: dict[str, str]) -> Path:
     venv.create(folder / "venv", symlinks=True, with_pip=False)
     python = folder / "venv" / "bin" / "python"
     for name, version in dependencies.items():
         link(name, version, python)
-    # With dependencies, but without an index: uv fails if one that the wheel requires is missing.
-    options = ("--quiet", "--no-cache", "--no-index", "--offline")
-    install_tool("uv", "pip", "install", "--python", python, *options, build_wheel())
     return python
 
 

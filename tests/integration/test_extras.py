@@ -22,11 +22,11 @@ from penstock.shared.common.jars import fetch_jars
 from penstock.shared.common.java import find_java
 from tests.integration.environments import (
     SYSTEM_PATH,
+    Environments,
     ask,
     distributions,
     inherited,
     link,
-    make_environment,
     required,
 )
 from tests.integration.maven_mirror import mirror
@@ -126,10 +126,6 @@ asyncio.run(main(sys.argv[1]))
 """
 
 
-def environment(folder: Path, *extras: str) -> Path:
-    return make_environment(folder, required("penstock", extras))
-
-
 def run(python: Path, folder: Path, *command: str | Path) -> str:
     """What the Python prints in `folder`, seeing neither the checkout nor the user's own packages."""
     variables = inherited() | {"PATH": f"{python.parent}:{SYSTEM_PATH}", "NO_PROXY": "127.0.0.1"}
@@ -154,12 +150,16 @@ def names_each_missing_extra(python: Path, folder: Path) -> None:
         assert "command(" not in LACKING[extra] or (said[extra][:2], "\n" in said[extra]) == ("2 ", False)
 
 
-def test_the_base_is_small_and_has_the_clients_and_the_command(tmp_path: Path) -> None:
+def test_the_base_is_small_and_has_the_clients_and_the_command(tmp_path: Path, environments: Environments) -> None:
     """A base install takes less than 120 MB; clients import, commands start, and what needs an extra names it."""
-    python = environment(tmp_path)
+    python = environments.make(tmp_path, required("penstock"))
     assert not distributions(python) & HEAVY
     site = Path(ask(python, "import sysconfig; print(sysconfig.get_path('purelib'))"))
-    sizes = {path.stat().st_ino: path.stat().st_size for path in site.rglob("*") if path.is_file()}
+    sizes = {
+        path.stat().st_ino: path.stat().st_size
+        for path in site.rglob("*")
+        if path.is_file() and path.parent.name != "__pycache__"
+    }
     assert sum(sizes.values()) < BASE_BYTES_MAX
     assert ask(python, "from penstock import Producer, Consumer, Admin; print(Producer.__name__)") == "Producer"
     ask(python, "import penstock.connect, penstock.testing")
@@ -189,10 +189,10 @@ def test_the_programs_import_what_is_public() -> None:
 
 @pytest.mark.parametrize("extra", PRINTED)
 def test_an_extra_alone_runs_its_smallest_program(
-    tmp_path: Path, kafka: EmbeddedKafka, topic_name: str, extra: str
+    tmp_path: Path, environments: Environments, kafka: EmbeddedKafka, topic_name: str, extra: str
 ) -> None:
     """Nothing is missing from the extra's dependencies, and every other extra is missed by its name."""
-    python = environment(tmp_path, extra)
+    python = environments.make(tmp_path, required("penstock", [extra]))
     names_each_missing_extra(python, tmp_path)
     arguments = {
         "server": (kafka.bootstrap_servers, topic_name, tmp_path),
@@ -212,10 +212,10 @@ def test_an_extra_alone_runs_its_smallest_program(
 
 
 @pytest.mark.parametrize("extras", [(), ("server",)], ids=["base", "server"])
-async def test_kafka_starts_without_spark(tmp_path: Path, extras: tuple[str, ...]) -> None:
+async def test_kafka_starts_without_spark(tmp_path: Path, environments: Environments, extras: tuple[str, ...]) -> None:
     """Without pyspark, from an empty cache: the jars come from the user's repository, and a record is acknowledged."""
     await fetch_jars(KAFKA_JARS)
-    python = await asyncio.to_thread(environment, tmp_path, *extras)
+    python = await asyncio.to_thread(environments.make, tmp_path, required("penstock", extras))
     assert "pyspark" not in distributions(python)
     with mirror(KAFKA_JARS, tmp_path / "mirror") as url:
         variables = {

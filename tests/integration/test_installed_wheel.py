@@ -23,12 +23,11 @@ from penstock.services.local.demo.flights import FlightEvents
 from tests.integration.environments import (
     ROOT,
     SYSTEM_PATH,
+    Environments,
     ask,
-    build_wheel,
     distributions,
     inherited,
     link,
-    make_environment,
     required,
 )
 
@@ -38,10 +37,10 @@ EXTRAS = ("server", "spark", "streams")
 
 
 @pytest.fixture(scope="module")
-def python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def python(tmp_path_factory: pytest.TempPathFactory, environments: Environments) -> Iterator[Path]:
     """The Python of an environment with the wheel and its required dependencies, and those of EXTRAS."""
     folder = tmp_path_factory.mktemp("wheel-alone")
-    yield make_environment(folder, required("penstock", EXTRAS))
+    yield environments.make(folder, required("penstock", EXTRAS))
     shutil.rmtree(folder / "venv")
 
 
@@ -104,7 +103,7 @@ def notable_sessions(folder: Path) -> tuple[set[tuple[str, int, int]], set[tuple
 
 
 @pytest.mark.soak
-def test_index_has_what_the_wheel_requires(tmp_path: Path) -> None:
+def test_index_has_what_the_wheel_requires(tmp_path: Path, environments: Environments) -> None:
     """What uv installs for the wheel from the package index, at the lock's versions, is the environment tried here."""
     folder = tmp_path / "venv"
     for arguments in (
@@ -117,7 +116,7 @@ def test_index_has_what_the_wheel_requires(tmp_path: Path) -> None:
             folder,
             "--constraint",
             ROOT / "requirements.lock",
-            f"penstock[{','.join(EXTRAS)}] @ {build_wheel().as_uri()}",
+            f"penstock[{','.join(EXTRAS)}] @ {environments.wheel.as_uri()}",
         ],
     ):
         subprocess.run([sys.executable, "-m", "uv", *map(str, arguments)], check=True, timeout=INSTALL_TIMEOUT_S)

@@ -1,6 +1,6 @@
 """Prometheus' linter over a Connect worker's metrics, and over pages that it has to complain about.
 
-The pages of the other services are linted where they are started: in test_compose_commands.py and in the tests of each.
+The pages of the other services are linted where they are started: in test_image.py and in the tests of each.
 """
 
 from __future__ import annotations

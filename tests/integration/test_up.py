@@ -23,7 +23,7 @@ import pytest
 
 from penstock.services.local import ports
 from tests.documents import DOCS, README, block
-from tests.integration.environments import ROOT, SYSTEM_PATH, ask, inherited, make_environment, required
+from tests.integration.environments import ROOT, SYSTEM_PATH, Environments, ask, inherited, required
 from tests.integration.promtool import assert_clean
 
 START_TIMEOUT_S, RESULT_TIMEOUT_S, COMMAND_TIMEOUT_S, STOP_TIMEOUT_S = 360, 240, 360, 90
@@ -46,10 +46,10 @@ def flags() -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def bin(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def bin(tmp_path_factory: pytest.TempPathFactory, environments: Environments) -> Iterator[Path]:
     """Where the commands of an environment with the wheel and what `up` needs are."""
     folder = tmp_path_factory.mktemp("project-environment")
-    yield make_environment(folder, required("penstock", ["demo"])).parent
+    yield environments.make(folder, required("penstock", ["demo"])).parent
     shutil.rmtree(folder / "venv")
 
 

@@ -1,8 +1,7 @@
-"""What compose.yaml starts, started: each service's command with compose's environment, from the wheel in a new venv.
+"""The image and what compose.yaml starts: the Dockerfile's steps make an environment, and each service runs in it.
 
-Only what belongs to the place is replaced: addresses by the embedded Kafka's, ports by free ones, volumes by temporary
-folders. The virtual environment has what the image's has, deploy/requirements.lock and the wheel: what only the
-developers' environment has is not there.
+A service runs by compose's command with compose's environment. Addresses are replaced by the embedded Kafka's, ports by
+free ones, volumes by temporary folders.
 """
 
 from __future__ import annotations
@@ -30,6 +29,7 @@ import yaml
 from penstock import Producer
 from penstock.services.local.kafka import EmbeddedKafka
 from penstock.services.local.ports import pick
+from penstock.services.spark.spark_session import SPARK_JARS
 from penstock.shared.clients.admin import Admin, event_time_topic
 from penstock.shared.common.settings import KafkaSettings
 from tests.integration.connect import postgres
@@ -37,41 +37,72 @@ from tests.integration.environments import (
     LOCK,
     ROOT,
     SYSTEM_PATH,
+    Environments,
     ask,
-    build_wheel,
     distributions,
     get,
     install_tool,
-    make_environment,
     pinned,
     started,
 )
+from tests.integration.image import DOCKERFILE, SKIPPED, Build, instructions, tools
 from tests.integration.promtool import assert_clean
 
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "compose.yaml").read_text(encoding="utf-8"))
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 DASHBOARD = json.loads((ROOT / "deploy/grafana/dashboards/penstock.json").read_text(encoding="utf-8"))
+CACHE = "home/penstock/.cache/penstock"
 SECRET = "0123456789abcdef"
 START_TIMEOUT_SECONDS = 240  # the first start compiles the kernels, which the image has compiled already
 TOPICS = ("flights", "banks")
 
 
 @pytest.fixture(scope="session")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The bin folder of a new virtual environment that is what the image has; one for the run, and about 1 GB."""
-    folder = tmp_path_factory.mktemp("compose")
-    yield make_environment(folder, pinned(LOCK)).parent
-    shutil.rmtree(folder / "venv")
+def image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Build]:
+    """What the Dockerfile's steps made; about 1 GB."""
+    build = Build(tmp_path_factory.mktemp("image"), from_index=False).all_steps()
+    yield build
+    shutil.rmtree(build.root / "opt")
 
 
-def test_environment_is_the_lock(installed: Path) -> None:
-    """The new environment has the distributions that the lock names for this Python, Penstock's wheel, and no other."""
-    python = installed / "python"
-    named = set(pinned(LOCK))
-    assert len(named) > 30
-    assert distributions(python) == named | {"penstock"}
-    site = ask(python, "import penstock; print(penstock.__file__)")
-    assert Path(site).is_relative_to(installed.parent), "the checkout is seen instead of the wheel"
+@pytest.fixture(scope="session")
+def installed(image: Build) -> Path:
+    """The bin folder of the image."""
+    return image.python.parent
+
+
+def test_every_step_is_known() -> None:
+    """Each reason to leave a step out is needed, and what the image's owner needs is not left out."""
+    steps = instructions(DOCKERFILE)
+    commands = [c.strip() for name, argument in steps if name == "RUN" for c in argument.split(" && ")]
+    whole = [f"{name} {argument}" for name, argument in steps if name != "RUN"]
+    for skipped in SKIPPED:
+        assert [step for step in (*commands, *whole) if step.startswith(skipped)], skipped
+    assert len([c for c in commands if not c.startswith(tuple(SKIPPED))]) >= 7
+
+
+def test_the_steps_make_what_the_lock_names(image: Build) -> None:
+    """The image has the lock's packages, Penstock, and Spark's jars; its command runs."""
+    assert_complete(image)
+    assert len(pinned(LOCK)) > 30
+    site = Path(ask(image.python, "import penstock; print(penstock.__file__)"))
+    assert site.is_relative_to(image.root), "the checkout is seen instead of the wheel"
+
+
+@pytest.mark.soak
+def test_the_steps_run_with_an_index(tmp_path: Path) -> None:
+    """The same with packages and jars that are downloaded, and with the class archive."""
+    build = Build(tmp_path, from_index=True).all_steps()
+    assert_complete(build)
+    assert len(list((build.root / CACHE).glob("spark-*.jsa"))) == 1
+    shutil.rmtree(tmp_path / "opt")
+
+
+def assert_complete(image: Build) -> None:
+    assert image.output.strip().startswith("Usage: penstock")
+    named = {*pinned(LOCK), *tools(), "penstock"}
+    assert distributions(image.python) - {"pip", "setuptools"} == named - {"setuptools"}
+    assert list((image.root / CACHE / SPARK_JARS.folder).glob("*.jar"))
 
 
 def missing(python: Path, names: set[str]) -> set[str]:
@@ -98,11 +129,11 @@ def test_every_import_is_there(installed: Path) -> None:
     names = set().union(*(imported_by(ROOT / room) for room in ("shared", "services", "api", "penstock")))
     assert {"aiokafka", "pyspark", "fastapi", "deltalake", "penstock"} <= names
     assert missing(python, names - LATER_STANDARD_LIBRARY) == set()
-    developers = {"pytest", "hypothesis", "yaml", "moto", "confluent_kafka", "pip", "setuptools", "hatchling"}
+    developers = {"pytest", "hypothesis", "yaml", "moto", "confluent_kafka"}
     assert missing(python, developers) == developers
 
 
-def test_a_gap_in_the_lock_is_seen(installed: Path, tmp_path: Path) -> None:
+def test_a_gap_in_the_lock_is_seen(installed: Path, environments: Environments, tmp_path: Path) -> None:
     """Without one of its distributions the environment refuses the wheel, and a service's import of it fails."""
     (site,) = (installed.parent / "lib").glob("python*/site-packages")
     venv.create(tmp_path / "venv", symlinks=True, with_pip=False)
@@ -112,8 +143,8 @@ def test_a_gap_in_the_lock_is_seen(installed: Path, tmp_path: Path) -> None:
             (less / path.name).symlink_to(path)
     python = tmp_path / "venv" / "bin" / "python"
     with pytest.raises(AssertionError, match="No matching distribution found for httpx"):
-        install_tool("pip", "--python", python, "install", "--quiet", "--no-index", build_wheel())
-    install_tool("pip", "--python", python, "install", "--quiet", "--no-index", "--no-deps", build_wheel())
+        install_tool("pip", "--python", python, "install", "--quiet", "--no-index", environments.wheel)
+    install_tool("pip", "--python", python, "install", "--quiet", "--no-index", "--no-deps", environments.wheel)
     assert missing(python, {"httpx", "aiokafka", "penstock"}) == {"httpx"}
 
 
