@@ -1,7 +1,4 @@
-"""`penstock demo` with a user's own events, and its command line.
-
-The flights are in test_installed_wheel.py: their demo runs from an installed wheel.
-"""
+"""`penstock demo` with its flights, with a user's own events, and its command line."""
 
 from __future__ import annotations
 
@@ -13,7 +10,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pyarrow
 import pytest
+from deltalake import DeltaTable, QueryBuilder
+
+from penstock.services.local.demo.flights import FlightEvents
 
 TIMEOUT_S = 420
 SOAK_TIMEOUT_S = 900
@@ -33,6 +34,43 @@ def summary(run: subprocess.CompletedProcess[str]) -> dict[str, Any]:
 def clicks(rows: int) -> list[str]:
     """Rows of `who,at`, a minute apart."""
     return [f"user-{i % 7},2024-05-{1 + i // 1440:02}T{i // 60 % 24:02}:{i % 60:02}:00Z" for i in range(rows)]
+
+
+def test_flights_go_through_the_whole_chain_and_a_crash(tmp_path: Path) -> None:
+    """A prefix of the flights: the audit passes, every event is accounted for, and the state came from the snapshot."""
+    run = demo("--events", "20000", "--json", cwd=tmp_path)
+    result = summary(run)
+    assert result["audit_ok"] is True
+    assert result["events_sent"] == result["events_acked"] == result["audit"]["records"] == 20_000
+    placed = result["audit"]["in_windows"] + result["late_records"] + result["dead_letters"]
+    assert placed == 20_000
+    assert result["sessions_closed"] > 5_000
+    assert result["late_records"] > 0
+    cancelled = sum(json.loads(line)["dep_delay"] is None for line in FlightEvents(20_000).lines())
+    assert result["dead_letters"] == result["dead_letters_expected"] == cancelled > 0
+    assert result["dead_letters_ok"] is True
+    assert "such as: flights: cancelled: no departure (dep_delay is null)\n" in run.stderr
+    assert result["restored_windows"] > 0
+    assert result["restored_changelog_windows"] > 0
+    kept, wanted = notable_sessions(tmp_path / ".penstock" / "demo")
+    assert kept == wanted
+    assert len(kept) == result["notable"] > 0
+    assert result["delta_rows"] == result["sessions_closed"] + result["sessions_open"]
+    assert result["compactions"] >= 2
+    assert (result["batch_rows"], result["batch_differences"]) == (result["delta_rows"] + result["late_records"], 0)
+    assert result["restore_ms"] > 0
+    assert "Longest banks" in run.stderr
+
+
+def notable_sessions(folder: Path) -> tuple[set[tuple[str, int, int]], set[tuple[str, int, int]]]:
+    """What the consumer kept, and what of the lake's closed sessions it should have."""
+    kept = [json.loads(line) for line in (folder / "notable.jsonl").read_bytes().splitlines()]
+    closed = DeltaTable(folder / "lake" / "departure-banks" / "closed" / "banks")
+    sql = "SELECT key, window_start, window_end FROM banks WHERE flights >= 40 OR mean_delay >= 90"
+    rows = pyarrow.table(QueryBuilder().register("banks", closed).execute(sql).read_all()).to_pylist()
+    bounds = [tuple(round(row[f"window_{at}"].timestamp() * 1000) for at in ("start", "end")) for row in rows]
+    wanted = {(row["key"], *between) for row, between in zip(rows, bounds, strict=True)}
+    return {(s["key"], s["start"], s["end"]) for s in kept}, wanted
 
 
 @pytest.mark.soak

@@ -11,6 +11,7 @@ import asyncio
 import json
 import shutil
 import subprocess
+import sys
 from importlib.metadata import distribution, version
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from penstock.services.local.kafka import EmbeddedKafka
 from penstock.shared.common.jars import fetch_jars
 from penstock.shared.common.java import find_java
 from tests.integration.environments import (
+    ROOT,
     SYSTEM_PATH,
     Environments,
     ask,
@@ -31,6 +33,9 @@ from tests.integration.environments import (
 )
 from tests.integration.maven_mirror import mirror
 
+WITH_SPARK = ("server", "spark", "streams")
+"""What an aggregator with compactions needs."""
+INSTALL_TIMEOUT_S = 600
 BASE_BYTES_MAX = 120_000_000
 HEAVY = {"pyarrow", "deltalake", "fastapi", "numba", "pyspark", "pandas", "uvicorn", "datasketches"}
 FOLDER = Path(__file__).with_name("extra_programs")
@@ -230,3 +235,24 @@ async def test_kafka_starts_without_spark(tmp_path: Path, environments: Environm
         said, _ = await started.communicate()
     assert (started.returncode, said.split()[-1]) == (0, b"0")
     shutil.rmtree(tmp_path / "venv")
+
+
+@pytest.mark.soak
+def test_index_has_what_the_wheel_requires(tmp_path: Path, environments: Environments) -> None:
+    """What uv installs for the wheel from the package index, at the lock's versions, is the environment tried here."""
+    folder = tmp_path / "venv"
+    for arguments in (
+        ["venv", "--quiet", "--python", sys.executable, folder],
+        [
+            "pip",
+            "install",
+            "--quiet",
+            "--python",
+            folder,
+            "--constraint",
+            ROOT / "requirements.lock",
+            f"penstock[{','.join(WITH_SPARK)}] @ {environments.wheel.as_uri()}",
+        ],
+    ):
+        subprocess.run([sys.executable, "-m", "uv", *map(str, arguments)], check=True, timeout=INSTALL_TIMEOUT_S)
+    assert distributions(folder / "bin" / "python") == {*required("penstock", WITH_SPARK), "penstock"}
