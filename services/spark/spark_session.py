@@ -42,9 +42,9 @@ from penstock.shared.common.java import Java, find_java
 SPARK_JARS = read_jar_set(Path(__file__).with_name("spark_jars.json"))
 # Of the same version as pyspark's hadoop-client: another version of the connector would not load.
 S3_JARS = read_jar_set(Path(__file__).with_name("s3_jars.json"))
+SKETCHES_MAX = 30_000  # in memory at a time in each task: 60 MB of the largest
 # Most of a short job's time is the JVM compiling itself: stopping at the quick compiler halved the CPU time of a job
 # over 300,000 records. A configured spark.driver.extraJavaOptions comes after these options and so overrides them.
-SKETCHES_MAX = 30_000  # in memory at a time in each task: 60 MB of the largest
 LOCAL_JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=192m"
 ARROW_BATCH_ROWS = 50_000  # numpy's fixed costs vanish well below it
 ARROW_BATCH_BYTES = 16 * 1024 * 1024  # a worker needs a few times as much, however big states are
