@@ -21,30 +21,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# Tests that are about the checkout and not about one module.
-NO_MODULE = {
-    "tests/test_tidy.py": "the rules of style",
-    "tests/test_compose.py": "compose.yaml",
-    "tests/test_readme.py": "README.md",
-    "tests/shared/clients/producer/test_coverage_map.py": "COVERAGE.md beside it",
-    "tests/shared/streams/test_coverage_map.py": "COVERAGE.md beside it",
-    "tests/shared/connect/runtime/test_coverage_map.py": "COVERAGE.md beside it",
-    "tests/shared/clients/consumer/test_coverage_map.py": "COVERAGE.md beside it",
-    "tests/shared/connect/herder/test_coverage_map.py": "COVERAGE.md beside it",
-    "tests/test_packaging.py": "the wheel",
-    "tests/test_import_cost.py": "what imports load",
-    "tests/test_public_modules.py": "the public modules together",
-    "tests/typing/test_type_checkers.py": "mypy and pyright on users' programs",
-    "tests/test_ci_run.py": ".ci/run",
-    "tests/test_scripts_install.py": "scripts/install",
-    "tests/test_scripts_test.py": "scripts/test",
-    "tests/shared/clients/connection/test_aiokafka_contract.py": "what we use of aiokafka, which is not ours",
-}
-
-REAL_BROKER = (
-    "tests/integration/",
-    "tests/contract/",
-)  # tests against a real broker: of no one module, and they may poll
+REAL_BROKER = ("tests/integration/", "tests/contract/")  # tests against a real broker: they may poll
+NO_FOLDER = (*REAL_BROKER, "tests/typing/")  # tests of several folders of the source
 
 THIRD_PARTY = ("LICENSE", "tests/data/")  # not ours to word
 
@@ -162,20 +140,12 @@ def a_test_has_docstring(source: Source) -> Iterator[str]:
                 yield f"{function.lineno}: {function.name} does not say the truth it guards"
 
 
-def a_test_mirrors_module(source: Source) -> Iterator[str]:
+def a_test_mirrors_folder(source: Source) -> Iterator[str]:
     path = PurePosixPath(source.path)
-    if (
-        not source.is_test
-        or not path.name.startswith("test_")
-        or source.path.startswith(REAL_BROKER)
-        or source.path in NO_MODULE
-    ):
+    if not source.is_test or not path.name.startswith("test_") or source.path.startswith(NO_FOLDER):
         return
-    folder, name = PurePosixPath(*path.parts[1:-1]), path.stem.removeprefix("test_")
-    # A module with much to test has files of its own for each theme: test_<module>_<theme>.py.
-    names = [name[:at] for at in range(1, len(name) + 1) if at == len(name) or name[at] == "_"]
-    if not any((ROOT / folder / f"{n}.py").is_file() or (ROOT / folder / n / "__init__.py").is_file() for n in names):
-        yield f"there is no {folder / name}.py"
+    if not (ROOT / PurePosixPath(*path.parts[1:-1])).is_dir():
+        yield f"there is no folder {PurePosixPath(*path.parts[1:-1])}"
 
 
 def names_no_machine_path(source: Source) -> Iterator[str]:
@@ -229,11 +199,10 @@ def test_tests_have_docstrings() -> None:
     hold(a_test_has_docstring, broken=python("tests/test_a.py", "class TestA:", "    def test_b(self): ..."), kept=kept)
 
 
-def test_tests_mirror_modules() -> None:
-    """A unit test lies where its module lies, so that either is found from the other."""
-    broken, kept = python("tests/shared/common/test_nowhere.py"), python("tests/shared/common/test_errors.py")
-    hold(a_test_mirrors_module, broken=broken, kept=kept)
-    assert all((ROOT / name).is_file() for name in NO_MODULE), "an exception is out of date"
+def test_tests_mirror_folders() -> None:
+    """A unit test is in the folder that its subject is in, so that either is found from the other."""
+    broken, kept = python("tests/shared/nowhere/test_a.py"), python("tests/shared/common/test_a.py")
+    hold(a_test_mirrors_folder, broken=broken, kept=kept)
 
 
 def test_no_machine_paths() -> None:

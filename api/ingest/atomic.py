@@ -42,14 +42,14 @@ class IdempotencyKey(NamedTuple):
     fingerprint: bytes
 
 
-class Remembered(NamedTuple):
+class StoredResponse(NamedTuple):
     """The answer to the first request with this key."""
 
     status: int
     body: bytes
 
 
-MakeAnswer = Callable[[Sequence[Outcome]], Remembered]
+MakeAnswer = Callable[[Sequence[Outcome]], StoredResponse]
 
 
 class Transactor(Protocol):
@@ -64,7 +64,7 @@ class Transactor(Protocol):
 
     async def send_keyed(
         self, key: IdempotencyKey, records: Sequence[ProducerRecord], answer: MakeAnswer
-    ) -> tuple[Remembered, bool]:
+    ) -> tuple[StoredResponse, bool]:
         """Send like `send_atomic`, with the key and its answer in the same transaction.
 
         Returns the answer, and whether the key was already known. Raises KeyReused if the key is known with another

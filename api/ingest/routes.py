@@ -35,7 +35,7 @@ from penstock.api.ingest.atomic import (
     REUSED,
     IdempotencyKey,
     KeyReused,
-    Remembered,
+    StoredResponse,
     Transactor,
     idempotency_key,
     told_by_headers,
@@ -277,9 +277,9 @@ class Ingest:
     async def _transact(
         self, transactor: Transactor, key: IdempotencyKey | None, parsed: Parsed, result: IngestResult
     ) -> Response:
-        def remember(outcomes: Sequence[Outcome]) -> Remembered:
+        def remember(outcomes: Sequence[Outcome]) -> StoredResponse:
             result.stored(parsed.positions, outcomes)
-            return Remembered(result.status, msgspec.json.encode(result.body()))
+            return StoredResponse(result.status, msgspec.json.encode(result.body()))
 
         try:
             if key is None:

@@ -18,13 +18,13 @@ from penstock.api.http.server import HttpServer
 from penstock.api.streams.key_params import StoreQuestion
 from penstock.api.streams.routes import LiveWindows, StreamsState, streams_router
 from penstock.api.streams.stores import FoundWindows, Status, stores_router
+from penstock.services.aggregator.application_view import INCOMPLETE, Whole, advertised, tokens_of
 from penstock.services.aggregator.backlog import BacklogWatch
 from penstock.services.aggregator.compaction import SCHEDULE_NAME, CompactionSupervisor
 from penstock.services.aggregator.key_search import KeySearch
 from penstock.services.aggregator.live_state import describe_stores, live_windows
-from penstock.services.aggregator.pages import live_pages, row_pages, told
+from penstock.services.aggregator.pages import as_response, live_pages, row_pages
 from penstock.services.aggregator.settings import AggregatorSettings
-from penstock.services.aggregator.whole import INCOMPLETE, Whole, advertised, tokens_of
 from penstock.services.aggregator.window_search import WindowSearch
 from penstock.services.aggregator.workers import Workers
 from penstock.shared.common import daemon
@@ -140,7 +140,7 @@ class Aggregator:
                 while SYSTEM_CLOCK.monotonic_ms() < until_ms:
                     next(reading)
             except StopIteration as done:
-                return told(done.value, pages)
+                return as_response(done.value, pages)
             await asyncio.sleep(0)
             now = {partition: owned.task for partition, owned in self.worker.tasks().items()}
             for partition in [p for p, task in running.items() if now.get(p) is not task]:

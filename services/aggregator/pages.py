@@ -29,7 +29,7 @@ def live_pages(application: str, store: str | None, key: str) -> Continuations[L
     return Continuations(LivePlace, application, store, key)
 
 
-def told(answer: StoreAnswer, pages: Continuations[RowPlace]) -> dict[str, Any]:
+def as_response(answer: StoreAnswer, pages: Continuations[RowPlace]) -> dict[str, Any]:
     """Return the answer over HTTP."""
     said = msgspec.structs.asdict(answer)
     place = said.pop("last")

@@ -19,12 +19,11 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from penstock.services.aggregator.found_windows import Found, closed_of_lake, merged, place_of
-from penstock.services.aggregator.kept_changes import Changes
 from penstock.services.aggregator.key_search import key_text
 from penstock.services.aggregator.pages import window_pages
-from penstock.services.aggregator.questions import Question
 from penstock.services.aggregator.settings import SessionsSettings
+from penstock.services.aggregator.stored_windows import FoundWindow, TailChanges, closed_of_lake, merged, place_of
+from penstock.services.aggregator.window_query import WindowQuery
 from penstock.shared.clients.admin import Admin, TopicDescription
 from penstock.shared.clients.consumer import Consumer, ConsumerSettings
 from penstock.shared.common import lake
@@ -62,7 +61,7 @@ FROM_CHANGELOG = (
 class Tail(NamedTuple):
     """A partition's changelog past the snapshot: the keys' confirmed changes, and the newest progress."""
 
-    changes: Changes
+    changes: TailChanges
     progress: Progress | None
 
 
@@ -74,7 +73,7 @@ class Query:
     begin first, at most `rows_max`. `last` is the position after which there may be more.
     """
 
-    def __init__(self, settings: Question, after: WindowPlace | None = None) -> None:
+    def __init__(self, settings: WindowQuery, after: WindowPlace | None = None) -> None:
         self.position: dict[int, dict[str, int]] = {}
         self.last: WindowPlace | None = None
         self.missing: str | None = None
@@ -84,7 +83,7 @@ class Query:
         self._where = (settings.lake or "", settings.application)
         self._options = settings.lake_options or None
 
-    async def run(self) -> tuple[StoreSchema, list[Found]]:
+    async def run(self) -> tuple[StoreSchema, list[FoundWindow]]:
         """Return the store, and the keys' windows in order of their positions.
 
         Raises ConfigError, ChangelogHole, CorruptRecord (naming topic, partition and offset) or LakeUnavailable.
@@ -172,7 +171,7 @@ class Query:
         reach = (time_ms(self._settings.from_), time_ms(self._settings.to))
         tails, readers = dict[int, Tail](), dict[int, ChangelogReader]()
         for p in partitions:
-            changes = Changes(self._settings.keys, reach, self._settings.store)
+            changes = TailChanges(self._settings.keys, reach, self._settings.store)
             readers[p] = ChangelogReader(one_by_one(changes.keep), epoch=covered[p].epoch if p in covered else 0)
             tails[p] = Tail(changes, None)
         places = {p: TopicPartition(self._topic, p) for p in partitions}
@@ -225,7 +224,7 @@ def chosen(progress: Sequence[Progress], name: str | None) -> StoreSchema:
     return found[0]
 
 
-def show(store: StoreSchema, found: Sequence[Found], console: Console | None = None) -> None:
+def show(store: StoreSchema, found: Sequence[FoundWindow], console: Console | None = None) -> None:
     """Print the windows as a table, with times in the format of `--from`."""
     table = Table(title=f"{store.name}: {len(found)} windows")
     names = [a.name for a in shown(store)]

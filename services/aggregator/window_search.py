@@ -7,20 +7,22 @@ tasks, queried from all instances.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import Any, TypedDict
+import contextlib
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypedDict, TypeVar
 
 from penstock.api.http.problem import ErrorKind, Problem
 from penstock.api.streams.key_params import StoreQuestion
 from penstock.api.streams.stores import FoundWindows, Status
-from penstock.services.aggregator.own_loop import in_own_loop
 from penstock.services.aggregator.pages import window_pages
-from penstock.services.aggregator.questions import Asked
 from penstock.services.aggregator.sessions import Query
 from penstock.services.aggregator.settings import AggregatorSettings
+from penstock.services.aggregator.window_query import WindowQueryOptions
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.key_range import KeyRange
 from penstock.shared.streams.changelog.format import WINDOWED, StoreSchema
+
+T = TypeVar("T")
 
 FINDING_MAX = 2  # queries that read the changelog at once
 EVER_MS = (-(2**62), 2**62)
@@ -68,9 +70,9 @@ class WindowSearch:
         where = (self._settings.kafka, streams.application_id, streams.lake, streams.lake_options)
         from_ms, to_ms = map(str, _reach(question))
         limits = (queries.changelog_timeout_ms, question["rows_max"])
-        asked = Asked(*where, schema.name, _keys(question), from_ms, to_ms, *limits, status)
+        asked = WindowQueryOptions(*where, schema.name, _keys(question), from_ms, to_ms, *limits, status)
         query = Query(asked, pages.place(question["continuation"]))
-        _, found = await in_own_loop(query.run)
+        _, found = await run_in_loop_thread(query.run)
         windows = [one._asdict() for one in found]
         return {"windows": windows, "position": query.position, "continuation": pages.text(query.last)}
 
@@ -95,3 +97,31 @@ def _window(row: dict[str, Any]) -> dict[str, Any]:
     results = {name: value for name, value in row.items() if name not in COLUMNS}
     times = {"start_ms": row["start"], "end_ms": row["end"]}
     return {"partition": row["partition"], **times, "status": "open", "results": results, "key": row["key"]}
+
+
+async def run_in_loop_thread(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """Run long work in an event loop of a thread of its own, so that it does not block the caller's loop.
+
+    Returns the result of `work`, or raises its error. It opens its own connections and is cancelled with the caller.
+
+    >>> async def three():
+    ...     return 3
+    >>> asyncio.run(run_in_loop_thread(three))
+    3
+    """
+    running: list[tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]]] = []
+
+    async def run() -> T:
+        task = asyncio.current_task()
+        assert task is not None
+        running.append((asyncio.get_running_loop(), task))
+        return await work()
+
+    thread = asyncio.get_running_loop().run_in_executor(None, lambda: asyncio.run(run()))
+    try:
+        return await asyncio.shield(thread)
+    except asyncio.CancelledError:
+        for loop, task in running:
+            with contextlib.suppress(RuntimeError):  # it has just ended
+                loop.call_soon_threadsafe(task.cancel)
+        raise

@@ -19,23 +19,25 @@ import shutil
 import sys
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import httpx
 from prometheus_client import CollectorRegistry
+from prometheus_client.metrics_core import Metric
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
 
 from penstock.api.http.app import create_app
 from penstock.api.http.health import Check, CheckResult, health_router
 from penstock.api.http.problem import ErrorKind, Problem
 from penstock.api.http.reverse_proxy import STREAMS_PATHS, Answer, Upstream, forward_router
 from penstock.api.http.server import HttpServer
+from penstock.services.aggregator.application_view import advertised, tokens_of
 from penstock.services.aggregator.job import start_kept
 from penstock.services.aggregator.settings import AggregatorSettings
-from penstock.services.aggregator.whole import advertised, tokens_of
-from penstock.services.aggregator.worker_metrics import merged
 from penstock.shared.common import daemon, metrics
 from penstock.shared.common.clock import SYSTEM_CLOCK
 from penstock.shared.common.errors import ConfigError
@@ -265,8 +267,8 @@ class Workers:
 
     async def _metrics(self) -> bytes:
         texts = await asyncio.gather(*(worker.metrics() for worker in self.workers))
-        told = {worker.number: text for worker, text in zip(self.workers, texts, strict=True) if text is not None}
-        return await asyncio.to_thread(partial(merged, told)) + metrics.render(self._registry)
+        pages = {worker.number: text for worker, text in zip(self.workers, texts, strict=True) if text is not None}
+        return await asyncio.to_thread(partial(merged_metrics, pages)) + metrics.render(self._registry)
 
 
 def next_pause_ms(pause_ms: int, ran_ms: int) -> int:
@@ -276,3 +278,34 @@ def next_pause_ms(pause_ms: int, ran_ms: int) -> int:
     (4000, 60000, 1000)
     """
     return RESTART_MS if ran_ms >= STEADY_MS else min(pause_ms, RESTART_MS_MAX)
+
+
+class _Families(Collector):
+    def __init__(self, families: Iterable[Metric]) -> None:
+        self._families = list(families)
+
+    def collect(self) -> Iterable[Metric]:
+        return self._families
+
+
+def merged_metrics(texts: Mapping[int, str]) -> bytes:
+    """Merge the workers' metrics by number. Each sample gets the label `worker`, each family appears once.
+
+    Raises ValueError for a text that is not in Prometheus' format.
+
+    >>> page = "# HELP penstock_x_total X.\\n# TYPE penstock_x_total counter\\npenstock_x_total{topic=\\"t\\"} 2.0\\n"
+    >>> print(merged_metrics({1: page, 2: page}).decode().rstrip())
+    # HELP penstock_x_total X.
+    # TYPE penstock_x_total counter
+    penstock_x_total{topic="t",worker="1"} 2.0
+    penstock_x_total{topic="t",worker="2"} 2.0
+    """
+    families: dict[str, Metric] = {}
+    for number, text in texts.items():
+        for family in text_string_to_metric_families(text):
+            one = families.setdefault(family.name, Metric(family.name, family.documentation, family.type))
+            for sample in family.samples:
+                one.add_sample(sample.name, {**sample.labels, "worker": str(number)}, sample.value)
+    registry = CollectorRegistry()
+    registry.register(_Families(families.values()))
+    return metrics.render(registry)

@@ -15,8 +15,8 @@ from penstock.api.http.server import HttpServer
 from penstock.api.ingest.routes import Ingest
 from penstock.api.rest_proxy.produce import RestProducer
 from penstock.api.rest_proxy.routes import APIRouter, metadata_routers, produce_routers
-from penstock.services.producer.looked_up import LookedUpProducer
 from penstock.services.producer.settings import ProducerServiceSettings
+from penstock.services.producer.topic_checks import TopicCheckingProducer
 from penstock.services.producer.transactor import KafkaTransactor
 from penstock.shared.clients.admin import Admin
 from penstock.shared.clients.producer import Producer
@@ -34,10 +34,10 @@ class ProducerDaemon(KafkaHttpDaemon):
         self._settings = settings
         self._registry = CollectorRegistry() if registry is None else registry
         self._producer = Producer(settings.kafka, settings.producer, registry=self._registry)
-        looked_up = LookedUpProducer(self._producer, self._admin)
+        producer = TopicCheckingProducer(self._producer, self._admin)
         self._transactor = KafkaTransactor(settings.kafka, settings.producer, settings.ingest, self._admin)
-        self.ingest = Ingest(looked_up, settings.ingest, self._registry, kafka=self._probe, transactor=self._transactor)
-        self._rest = RestProducer(self.ingest, looked_up, settings.ingest)
+        self.ingest = Ingest(producer, settings.ingest, self._registry, kafka=self._probe, transactor=self._transactor)
+        self._rest = RestProducer(self.ingest, producer, settings.ingest)
         self.server = self._create_server()
 
     def rest_proxy(self) -> list[APIRouter]:

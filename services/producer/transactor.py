@@ -13,10 +13,10 @@ import uuid
 from collections.abc import Awaitable, Sequence
 from typing import TypeVar
 
-from penstock.api.ingest.atomic import IdempotencyKey, MakeAnswer, Remembered
+from penstock.api.ingest.atomic import IdempotencyKey, MakeAnswer, StoredResponse
 from penstock.api.ingest.result import Outcome
 from penstock.api.settings import IngestSettings
-from penstock.services.producer.key_partition import KeyPartition, send_in_transaction
+from penstock.services.producer.idempotency_partition import IdempotencyPartition, send_in_transaction
 from penstock.shared.clients.admin import Admin, NewTopic
 from penstock.shared.clients.producer import Producer, ProducerSettings
 from penstock.shared.common.errors import KafkaTimeout, PenstockError, ProducerFenced
@@ -47,7 +47,7 @@ class KafkaTransactor:
         self._idle: list[Producer] = []
         self._slots = asyncio.Semaphore(settings.atomic_producers)
         self._made = 0
-        self._partitions: list[KeyPartition] | None = None
+        self._partitions: list[IdempotencyPartition] | None = None
         self._opening = asyncio.Lock()
         self._running: set[asyncio.Task[object]] = set()
 
@@ -60,7 +60,7 @@ class KafkaTransactor:
 
     async def send_keyed(
         self, key: IdempotencyKey, records: Sequence[ProducerRecord], answer: MakeAnswer
-    ) -> tuple[Remembered, bool]:
+    ) -> tuple[StoredResponse, bool]:
         """See `penstock.api.ingest.atomic.Transactor`."""
         return await self._bounded(self._keyed(key, records, answer))
 
@@ -108,7 +108,7 @@ class KafkaTransactor:
 
     async def _keyed(
         self, key: IdempotencyKey, records: Sequence[ProducerRecord], answer: MakeAnswer
-    ) -> tuple[Remembered, bool]:
+    ) -> tuple[StoredResponse, bool]:
         partitions = await self._key_partitions()
         partition = partitions[int.from_bytes(key.digest[:8], "big") % len(partitions)]
         for _ in range(FENCED_RETRIES):
@@ -120,7 +120,7 @@ class KafkaTransactor:
                 log.warning("another service has taken the partition of keys", partition=partition.number)
         return await partition.store(key, records, answer)
 
-    async def _key_partitions(self) -> list[KeyPartition]:
+    async def _key_partitions(self) -> list[IdempotencyPartition]:
         async with self._opening:
             if self._partitions is None:
                 settings = self._settings
@@ -130,7 +130,7 @@ class KafkaTransactor:
                 await self._admin.create_topics([new], exist_ok=True)
                 found = (await self._admin.describe_topics([topic]))[topic]
                 self._partitions = [
-                    KeyPartition(self._kafka, self._admin, settings, p.partition, self._open_owner)
+                    IdempotencyPartition(self._kafka, self._admin, settings, p.partition, self._open_owner)
                     for p in found.partitions
                 ]
             return self._partitions

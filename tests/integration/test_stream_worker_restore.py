@@ -13,8 +13,8 @@ import msgspec
 import pytest
 from deltalake import DeltaTable
 
-from penstock.services.aggregator.questions import Asked
 from penstock.services.aggregator.sessions import Query
+from penstock.services.aggregator.window_query import WindowQueryOptions
 from penstock.services.local.kafka import EmbeddedKafka
 from penstock.shared.clients.admin import Admin
 from penstock.shared.common import lake
@@ -183,7 +183,7 @@ async def test_a_question_that_lost_its_ground_is_answered_from_the_newer_snapsh
         async def ask(root: Path | None) -> list[Any]:
             where = None if root is None else str(root)
             keys = KeyRange.of("key-1")
-            asked = Asked(chain.kafka, topic_name, where, {}, None, keys, "0", "9999-12-31", 30_000, 1_000)
+            asked = WindowQueryOptions(chain.kafka, topic_name, where, {}, None, keys, "0", "9999-12-31", 30_000, 1_000)
             return [one for one in (await Query(asked).run())[1] if one.status == "open"]
 
         wanted = await ask(None)

@@ -21,7 +21,7 @@ from penstock.api.rest_proxy.produce import RestProducer
 from penstock.api.rest_proxy.routes import metadata_routers, produce_routers
 from penstock.api.settings import IngestSettings
 from penstock.api.streams.routes import streams_router
-from penstock.services.admin.more import handed_on
+from penstock.services.admin.routers import handed_on
 from penstock.shared.clients.admin import MemberDescription
 from tests.api.admin.test_dead_letters import MemoryLetters
 from tests.api.admin.test_routes import F0, MemoryAdmin

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from penstock.services.aggregator.found_windows import Found, Told, told
-from penstock.services.aggregator.questions import Asked
 from penstock.services.aggregator.sessions import Query, chosen, feed, main, show
+from penstock.services.aggregator.stored_windows import FoundWindow, TailChange, decode_change
+from penstock.services.aggregator.window_query import WindowQueryOptions
 from penstock.shared.clients.admin import Admin
 from penstock.shared.clients.producer import Producer
 from penstock.shared.common.errors import ConfigError, CorruptRecord
@@ -50,8 +50,8 @@ CODEC = StateCodec(STORE.state_columns())
 
 def test_a_state_that_cannot_be_read_is_named() -> None:
     """The error has topic, partition and offset of the record itself, not of the record that confirms it."""
-    seen = list[Told]()
-    reader = ChangelogReader(one_by_one(lambda change: seen.append(told(change))))
+    seen = list[TailChange]()
+    reader = ChangelogReader(one_by_one(lambda change: seen.append(decode_change(change))))
     values = [encode_takeover(1, Takeover("app", "here", 0)), encode_live(0, 1, 1, 0, 5, b"short")]
     values.append(encode_progress(1, 1, PROGRESS))
     offsets = np.arange(70, 73)
@@ -100,7 +100,7 @@ def test_what_can_have_no_answer_is_refused(flags: list[str], said: str, capsys:
 def test_what_is_shown() -> None:
     """Each window has one row with its bounds in UTC and its results."""
     console = Console(file=io.StringIO(), width=160)
-    show(STORE, [Found(0, 0, 1500, "open", {"n": 4.0})], console)
+    show(STORE, [FoundWindow(0, 0, 1500, "open", {"n": 4.0})], console)
     said = console.file.getvalue()  # type: ignore[attr-defined]
     assert "s: 1 windows" in said
     assert "1970-01-01T00:00:01.500" in said
@@ -113,7 +113,7 @@ def test_times_beyond_the_calendar_are_shown_as_ms() -> None:
     No character of a key commands the terminal.
     """
     console = Console(file=io.StringIO(), width=160)
-    show(STORE, [Found(0, -1, 10**15, "open", {"n": 4.0}, "\x1b[31m[/b]")], console)
+    show(STORE, [FoundWindow(0, -1, 10**15, "open", {"n": 4.0}, "\x1b[31m[/b]")], console)
     said = console.file.getvalue()  # type: ignore[attr-defined]
     for text in ("1969-12-31T23:59:59.999", "1000000000000000", "\\x1b[31m[/b]"):
         assert text in said
@@ -129,7 +129,7 @@ def test_no_time_is_cut_on_a_narrow_terminal(
     names = [f"aggregation_{i}" for i in range(6)]
     store = msgspec.structs.replace(STORE, aggregations=tuple(AggregationSchema.of(n, Count()) for n in names))
     key = "k" * 100
-    show(store, [Found(0, 0, 1500, "closed", dict.fromkeys(names, 123456.789), key)])
+    show(store, [FoundWindow(0, 0, 1500, "closed", dict.fromkeys(names, 123456.789), key)])
     said = capsys.readouterr().out
     assert "…" not in said
     assert said.count("k") >= len(key)
@@ -209,8 +209,10 @@ async def test_pages_have_each_window_once(status: Any, tmp_path: Path) -> None:
         wanted = set().union(*(windows for kind, windows in there.items() if status in ("all", kind)))
         kafka = KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)
         for rows_max in (3, 10, len(wanted), 1_000):
-            asked = Asked(kafka, "app", str(tmp_path), {}, "s", KeyRange.of(), "0", "1000", 30_000, rows_max, status)
-            seen: list[Found] = []
+            asked = WindowQueryOptions(
+                kafka, "app", str(tmp_path), {}, "s", KeyRange.of(), "0", "1000", 30_000, rows_max, status
+            )
+            seen: list[FoundWindow] = []
             query = Query(asked)
             while True:
                 _, page = await query.run()

@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
-from penstock.api.ingest.atomic import IdempotencyKey, MakeAnswer, Remembered
+from penstock.api.ingest.atomic import IdempotencyKey, MakeAnswer, StoredResponse
 from penstock.api.ingest.result import Outcome
 from penstock.api.settings import IngestSettings
-from penstock.services.producer.remembered import RememberedKeys, encode
+from penstock.services.producer.idempotency_keys import StoredKeys, encode
 from penstock.shared.clients.admin import Admin
 from penstock.shared.clients.consumer import Consumer, ConsumerSettings
 from penstock.shared.clients.producer import Producer
@@ -28,7 +28,7 @@ POLL_MS = 1_000
 CLOSE_MS = 10_000
 
 
-class KeyPartition:
+class IdempotencyPartition:
     """See the module; `number` is the partition's number."""
 
     def __init__(
@@ -44,7 +44,7 @@ class KeyPartition:
         self._admin = admin
         self._open_owner = open_owner
         self._tp = TopicPartition(settings.idempotency_topic, number)
-        self._keys = RememberedKeys(
+        self._keys = StoredKeys(
             settings.idempotency_ttl_ms, settings.max_idempotency_keys, settings.max_idempotency_bytes
         )
         self._lock = asyncio.Lock()
@@ -52,11 +52,11 @@ class KeyPartition:
         self._read_to = 0
 
     def __repr__(self) -> str:
-        return f"KeyPartition({self.number}, {'owned' if self._producer else 'not owned'}, {self._keys})"
+        return f"IdempotencyPartition({self.number}, {'owned' if self._producer else 'not owned'}, {self._keys})"
 
     async def store(
         self, key: IdempotencyKey, records: Sequence[ProducerRecord], answer: MakeAnswer
-    ) -> tuple[Remembered, bool]:
+    ) -> tuple[StoredResponse, bool]:
         """See `Transactor.send_keyed`. Raises ProducerFenced if the ownership was lost meanwhile."""
         async with self._lock:
             producer = self._producer or await self._own()
@@ -65,7 +65,7 @@ class KeyPartition:
             if known is not None:
                 return known, True
             self._keys.check_room(now_ms)
-            made: list[tuple[Remembered, bytes]] = []
+            made: list[tuple[StoredResponse, bytes]] = []
 
             def with_key(outcomes: Sequence[Outcome]) -> ProducerRecord:
                 given = answer(outcomes)

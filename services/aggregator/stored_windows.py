@@ -6,7 +6,7 @@ If the tail changes or closes a live window of the snapshot, the tail counts.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -14,14 +14,18 @@ import datasketches
 import msgspec
 
 from penstock.shared.common.continuation import WindowPlace
-from penstock.shared.common.key_range import raw_key
+from penstock.shared.common.errors import ConfigError
+from penstock.shared.common.key_range import KeyRange, raw_key
 from penstock.shared.common.lake import ClosedWindow
 from penstock.shared.streams.aggregations.latest import shown
 from penstock.shared.streams.changelog.format import DELETED, FINAL, AggregationSchema, StateCodec, StoreSchema
 from penstock.shared.streams.changelog.reader import Change
 
+CHANGES_MAX = 200_000
+"""The most windows of one partition's tail for the queried keys and times. They stay in memory until the answer."""
 
-class Found(NamedTuple):
+
+class FoundWindow(NamedTuple):
     """One window. `status` is open or closed; `results` are by name."""
 
     partition: int
@@ -32,7 +36,7 @@ class Found(NamedTuple):
     key: str | bytes = ""
 
 
-class Told(NamedTuple):
+class TailChange(NamedTuple):
     """A confirmed change of a window in the tail. Its state is by the names of the columns that it was written with."""
 
     operation: bytes
@@ -43,10 +47,49 @@ class Told(NamedTuple):
     state: dict[str, Any]
 
 
-def told(change: Change) -> Told:
+def decode_change(change: Change) -> TailChange:
     """Return a change with its decoded state. Raises CorruptRecord if the state cannot be decoded."""
     state = {} if change.operation == DELETED else _codec(change.written_as)(change.state)
-    return Told(change.operation, change.store, change.key, change.start, change.end, state)
+    return TailChange(change.operation, change.store, change.key, change.start, change.end, state)
+
+
+class TailChanges:
+    """The newest change of each window of the keys that touches `reach` (ms, both inclusive), in a changelog's tail.
+
+    A window is kept once, however often it grew. So a busy key costs memory for its windows, not for its records.
+    A window's start never changes and its end only grows. So a window that ends before the reach here ends before it in
+    the lake as well. A deletion has no end and is kept, since the window that it deletes in the lake may be in reach.
+    `store` is the queried store; None if it is not known yet. Iteration is in log order.
+    """
+
+    def __init__(self, keys: KeyRange, reach: tuple[int, int], store: str | None = None) -> None:
+        self._keys = keys
+        self._reach = reach
+        self._store = store
+        self._changes: dict[tuple[str, bytes, int, int | None], TailChange] = {}
+
+    def __len__(self) -> int:
+        return len(self._changes)
+
+    def __iter__(self) -> Iterator[TailChange]:
+        return iter(self._changes.values())
+
+    def keep(self, change: Change) -> None:
+        """Add the next change. Raises ConfigError beyond CHANGES_MAX, CorruptRecord if it cannot be decoded."""
+        low, high = self._reach
+        if change.start > high or self._store not in (None, change.store) or not self._keys.has(change.key):
+            return
+        at = (change.store, change.key, change.start)
+        # Of one start there is one open window, but several can have closed, with different ends.
+        self._changes.pop((*at, None), None)
+        if change.operation != DELETED and change.end < low:
+            return
+        if len(self._changes) == CHANGES_MAX:
+            raise ConfigError(
+                f"a partition's changelog has over {CHANGES_MAX} windows of these keys and times: query fewer keys "
+                "or a shorter time"
+            )
+        self._changes[*at, change.end if change.operation == FINAL else None] = decode_change(change)
 
 
 @lru_cache
@@ -60,9 +103,9 @@ def merge(
     partition: int,
     store: StoreSchema,
     live: Sequence[dict[str, Any]],
-    changes: Sequence[Told],
+    changes: Sequence[TailChange],
     reach: tuple[int, int],
-) -> list[Found]:
+) -> list[FoundWindow]:
     """Return a partition's open windows, and those that were closed past the snapshot.
 
     `live` are the key's windows in the snapshot; `changes` are the key's changes in the tail, in log order.
@@ -75,12 +118,12 @@ def merge(
             continue
         if change.operation == FINAL:
             open_.pop(change.start, None)
-            found.append(Found(partition, change.start, change.end, "closed", results(store, change.state)))
+            found.append(FoundWindow(partition, change.start, change.end, "closed", results(store, change.state)))
         else:
             open_[change.start] = (change.end, change.state)
     closed = {(one.start_ms, one.end_ms) for one in found}  # a closed sliding window is kept for a while
     found += [
-        Found(partition, start, end, "open", results(store, state))
+        FoundWindow(partition, start, end, "open", results(store, state))
         for start, (end, state) in open_.items()
         if (start, end) not in closed
     ]
@@ -91,20 +134,20 @@ def merged(
     partition: int,
     store: StoreSchema,
     live: Sequence[dict[str, Any]],
-    changes: Iterable[Told],
+    changes: Iterable[TailChange],
     reach: tuple[int, int],
-) -> list[Found]:
+) -> list[FoundWindow]:
     """Like `merge`, for the store's windows of many keys, each with its key."""
-    lives, told_of = defaultdict[bytes, list[dict[str, Any]]](list), defaultdict[bytes, list[Told]](list)
+    lives, changes_of = defaultdict[bytes, list[dict[str, Any]]](list), defaultdict[bytes, list[TailChange]](list)
     for row in live:
         lives[row["key"]].append(row)
     for change in changes:
         if change.store == store.name:
-            told_of[change.key].append(change)
+            changes_of[change.key].append(change)
     found = []
-    for raw in {**lives, **told_of}:
+    for raw in {**lives, **changes_of}:
         key: str | bytes = raw.decode() if store.key == "string" else raw
-        own = merge(partition, store, lives.get(raw, ()), told_of.get(raw, ()), reach)
+        own = merge(partition, store, lives.get(raw, ()), changes_of.get(raw, ()), reach)
         found += [one._replace(key=key) for one in own]
     return found
 
@@ -132,16 +175,16 @@ def _result(aggregation: AggregationSchema, state: dict[str, Any]) -> Any:
     return msgspec.json.decode(text) if text else None
 
 
-def place_of(one: Found) -> WindowPlace:
+def place_of(one: FoundWindow) -> WindowPlace:
     """Return the window's position in the order of all windows."""
     return WindowPlace(one.start_ms, one.end_ms, one.partition, raw_key(one.key))
 
 
-def closed_of_lake(store: StoreSchema, row: ClosedWindow) -> Found:
+def closed_of_lake(store: StoreSchema, row: ClosedWindow) -> FoundWindow:
     """Return a row of the table `closed` as a window."""
     values = {a.name: row.results.get(a.name) for a in shown(store)}
     for a in shown(store):
         text = values[a.name]
         if a.result == "json" and isinstance(text, str):
             values[a.name] = msgspec.json.decode(text)
-    return Found(row.partition, row.start_ms, row.end_ms, "closed", values, row.key)
+    return FoundWindow(row.partition, row.start_ms, row.end_ms, "closed", values, row.key)

@@ -17,9 +17,9 @@ from penstock.api.http.server import HttpServer
 from penstock.api.settings import Credential
 from penstock.api.streams.routes import LiveWindows, StreamsState, streams_router
 from penstock.api.streams.stores import stores_router
-from penstock.services.aggregator.pages import live_pages, row_pages, told
+from penstock.services.aggregator.application_view import ANSWER_BYTES_MAX, Whole, tokens_of
+from penstock.services.aggregator.pages import as_response, live_pages, row_pages
 from penstock.services.aggregator.settings import AggregatorSettings, QueriesSettings
-from penstock.services.aggregator.whole import ANSWER_BYTES_MAX, Whole, tokens_of
 from penstock.shared.common.continuation import LivePlace, RowOrder, RowPlace, WrongContinuation, live_order, row_order
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.settings import HttpSettings
@@ -66,7 +66,7 @@ class Instance:
         pages = row_pages(self.application, store, wanted)
         if store == "g":
             table = [{"key": "k", "value": self.name}]
-            return told(StoreAnswer("g", "global table", "string", table, {0: {"g": 3}}), pages)
+            return as_response(StoreAnswer("g", "global table", "string", table, {0: {"g": 3}}), pages)
         if store != "s":
             raise ConfigError(f"no task that runs here has a store {store!r}")
         rows: list[dict[str, Any]] = [
@@ -80,7 +80,7 @@ class Instance:
         rest = [row for row in rows if after is None or order(place_of_row(row)) > order(after)]
         cut, position = rest[: wanted["rows_max"]], {p: {"in": epoch} for p, epoch in self.running.items()}
         last = place_of_row(cut[-1]) if len(cut) < len(rest) else None
-        return told(StoreAnswer("s", "session", self.key_type, cut, position, last), pages)
+        return as_response(StoreAnswer("s", "session", self.key_type, cut, position, last), pages)
 
     def compact(self) -> str:
         self.compactions += 1

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from penstock.services.aggregator.own_loop import in_own_loop
+from penstock.services.aggregator.window_search import run_in_loop_thread
 from penstock.shared.common.errors import KafkaTimeout
 
 WAIT_S = 20
@@ -26,7 +26,7 @@ async def test_what_blocks_there_does_not_hold_the_caller_up() -> None:
         may_end.set()
 
     task = asyncio.create_task(beside())
-    assert await in_own_loop(work)
+    assert await run_in_loop_thread(work)
     await task
 
 
@@ -37,7 +37,7 @@ async def test_an_error_comes_back() -> None:
         raise KafkaTimeout("no answer")
 
     with pytest.raises(KafkaTimeout, match="no answer"):
-        await in_own_loop(work)
+        await run_in_loop_thread(work)
 
 
 async def test_it_is_cancelled_with_its_caller() -> None:
@@ -51,7 +51,7 @@ async def test_it_is_cancelled_with_its_caller() -> None:
         finally:
             has_ended.set()
 
-    task = asyncio.create_task(in_own_loop(work))
+    task = asyncio.create_task(run_in_loop_thread(work))
     await asyncio.to_thread(has_begun.wait, WAIT_S)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):

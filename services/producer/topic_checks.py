@@ -22,7 +22,7 @@ ROOM_BYTES_MIN = 1_048_576
 """Below this many free bytes the producer's buffer counts as full for unacknowledged records (`ack=none`)."""
 
 
-class LookedUpProducer:
+class TopicCheckingProducer:
     """Implements `penstock.api.ingest.batches.IngestProducer` over a Producer and an Admin."""
 
     def __init__(self, producer: Producer, admin: Admin, clock: Clock = SYSTEM_CLOCK) -> None:
@@ -32,7 +32,7 @@ class LookedUpProducer:
         self._seen_ms: dict[str, int] = {}
 
     def __repr__(self) -> str:
-        return f"LookedUpProducer({len(self._seen_ms)} topics seen, {self._producer!r})"
+        return f"TopicCheckingProducer({len(self._seen_ms)} topics seen, {self._producer!r})"
 
     async def partitions_for(self, topic: str) -> Sequence[int]:
         """Return the topic's partitions. Raises UnknownTopicOrPartition after about a second if it does not exist."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from penstock.services.producer.looked_up import LOOKUP_EVERY_MS, LookedUpProducer
+from penstock.services.producer.topic_checks import LOOKUP_EVERY_MS, TopicCheckingProducer
 from penstock.shared.common.errors import UnknownTopicOrPartition
 from penstock.shared.testing.manual_clock import ManualClock
 
@@ -41,30 +41,30 @@ class Producer:
 async def test_an_unknown_topic_never_reaches_the_producer() -> None:
     """It is rejected the first time and later, and found as soon as it exists."""
     admin, producer = Admin(), Producer()
-    looked_up = LookedUpProducer(producer, admin)  # type: ignore[arg-type]
+    checking_producer = TopicCheckingProducer(producer, admin)  # type: ignore[arg-type]
     for _ in range(2):
         with pytest.raises(UnknownTopicOrPartition):
-            await looked_up.partitions_for("t")
+            await checking_producer.partitions_for("t")
     assert producer.asked == []
     admin.topics.append("t")
-    assert await looked_up.partitions_for("t") == [0, 1]
+    assert await checking_producer.partitions_for("t") == [0, 1]
 
 
 async def test_a_known_topic_is_looked_up_now_and_then() -> None:
     """Between the look-ups the producer's metadata is enough. A deleted topic is detected."""
     admin, producer, clock = Admin("t"), Producer(), ManualClock()
-    looked_up = LookedUpProducer(producer, admin, clock)  # type: ignore[arg-type]
+    checking_producer = TopicCheckingProducer(producer, admin, clock)  # type: ignore[arg-type]
     for _ in range(3):
-        await looked_up.partitions_for("t")
+        await checking_producer.partitions_for("t")
     assert admin.asked == ["t"]
     assert producer.asked == ["t"] * 3
     clock.advance(LOOKUP_EVERY_MS)
     for _ in range(2):
-        await looked_up.partitions_for("t")
+        await checking_producer.partitions_for("t")
     assert admin.asked == ["t"] * 2
     admin.topics.clear()
     clock.advance(LOOKUP_EVERY_MS)
     for _ in range(2):
         with pytest.raises(UnknownTopicOrPartition):
-            await looked_up.partitions_for("t")
+            await checking_producer.partitions_for("t")
     assert producer.asked == ["t"] * 5

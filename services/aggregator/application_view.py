@@ -23,7 +23,7 @@ from penstock.api.http.server import HttpServer
 from penstock.api.settings import GuardedSettings, Scope
 from penstock.api.streams.key_params import StoreQuestion, query_params
 from penstock.api.streams.routes import StreamsState, StreamsView
-from penstock.services.aggregator.merged import (
+from penstock.services.aggregator.answer_merging import (
     Part,
     merge_rows,
     merge_standbys,

@@ -8,7 +8,7 @@ from penstock.shared.common.key_range import KeyRange
 from penstock.shared.common.settings import KafkaSettings
 
 
-class Question(Protocol):
+class WindowQuery(Protocol):
     """A query. `SessionsSettings` describes each property."""
 
     @property
@@ -39,7 +39,7 @@ class Question(Protocol):
     def status(self) -> Literal["open", "closed", "all"]: ...
 
 
-class Asked(NamedTuple):
+class WindowQueryOptions(NamedTuple):
     """A query that does not come from a command line.
 
     `timeout_name` and `lake_name` are the settings that `kafka_timeout_ms` and `lake` come from.

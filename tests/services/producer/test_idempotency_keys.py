@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from penstock.api.ingest.atomic import IdempotencyKey, KeyReused, Remembered
-from penstock.services.producer.remembered import RememberedKeys, decode, encode
+from penstock.api.ingest.atomic import IdempotencyKey, KeyReused, StoredResponse
+from penstock.services.producer.idempotency_keys import StoredKeys, decode, encode
 from penstock.shared.common.errors import BufferExhausted, DataError
 
 F, G = b"f" * 32, b"g" * 32
@@ -15,20 +15,20 @@ F, G = b"f" * 32, b"g" * 32
 
 def test_a_record_gives_back_what_was_written() -> None:
     """Fingerprint, response and time are unchanged. A foreign record is rejected."""
-    entry = decode(encode(F, Remembered(207, b'{"stored":1}'), 1_700_000_000_000))
+    entry = decode(encode(F, StoredResponse(207, b'{"stored":1}'), 1_700_000_000_000))
     assert (entry.fingerprint, entry.at_ms) == (F, 1_700_000_000_000)
-    assert entry.answer == Remembered(207, b'{"stored":1}')
+    assert entry.answer == StoredResponse(207, b'{"stored":1}')
     for value in (b"", b"\x01" + b"x" * 60):
         with pytest.raises(DataError):
             decode(value)
     with pytest.raises(DataError, match="cannot be read"):
-        _ = decode(encode(F, Remembered(200, b"{}"), 0)[:-1]).answer
+        _ = decode(encode(F, StoredResponse(200, b"{}"), 0)[:-1]).answer
 
 
 def test_a_key_stands_for_one_request() -> None:
     """The same request has the same response, another one raises KeyReused, and after its time the key is free."""
-    keys = RememberedKeys(1_000, 10, 10_000)
-    keys.put(b"k", encode(F, Remembered(200, b"1"), 0))
+    keys = StoredKeys(1_000, 10, 10_000)
+    keys.put(b"k", encode(F, StoredResponse(200, b"1"), 0))
     assert keys.get(IdempotencyKey(b"k", F), 999) == (200, b"1")
     with pytest.raises(KeyReused):
         keys.get(IdempotencyKey(b"k", G), 999)
@@ -38,10 +38,10 @@ def test_a_key_stands_for_one_request() -> None:
 
 def test_a_full_table_refuses_and_forgets_nothing() -> None:
     """Stored keys are kept for their time. New keys are rejected until older ones expire."""
-    keys = RememberedKeys(1_000, 2, 10_000)
+    keys = StoredKeys(1_000, 2, 10_000)
     for i, digest in enumerate((b"a", b"b")):
         keys.check_room(0)
-        keys.put(digest, encode(F, Remembered(200, b""), i))
+        keys.put(digest, encode(F, StoredResponse(200, b""), i))
     with pytest.raises(BufferExhausted, match="max_idempotency_keys=2"):
         keys.check_room(999)
     assert keys.get(IdempotencyKey(b"a", F), 999) is not None
@@ -50,12 +50,12 @@ def test_a_full_table_refuses_and_forgets_nothing() -> None:
 
 def test_the_tables_memory_has_a_limit() -> None:
     """Long responses fill it before many keys do. A forgotten or replaced response frees its memory."""
-    keys = RememberedKeys(1_000, 100, max_bytes=5_000)
+    keys = StoredKeys(1_000, 100, max_bytes=5_000)
     noise = random.Random(7).randbytes(3_000).hex().encode()
-    keys.put(b"a", encode(F, Remembered(200, noise), 0))
-    keys.put(b"a", encode(F, Remembered(200, noise), 0))
+    keys.put(b"a", encode(F, StoredResponse(200, noise), 0))
+    keys.put(b"a", encode(F, StoredResponse(200, noise), 0))
     keys.check_room(0)
-    keys.put(b"b", encode(F, Remembered(200, noise), 500))
+    keys.put(b"b", encode(F, StoredResponse(200, noise), 500))
     with pytest.raises(BufferExhausted, match="max_idempotency_bytes=5000"):
         keys.check_room(999)
     keys.check_room(1_000)

@@ -4,7 +4,7 @@ Sans-IO. The JSON is compressed. The offsets of `?offsets=true` would be most of
 columns of differences. Positions, and offsets within a partition, mostly grow by one, which compresses very well.
 
 >>> rows = [{"line": i + 1, "partition": i % 3, "offset": 1_000 + i // 3} for i in range(30_000)]
->>> answer = Remembered(200, msgspec.json.encode({"stored": 30_000, "offsets": rows, "offsets_omitted": 0}))
+>>> answer = StoredResponse(200, msgspec.json.encode({"stored": 30_000, "offsets": rows, "offsets_omitted": 0}))
 >>> unpack(200, pack(answer)) == answer, len(answer.body) // len(pack(answer)) > 500
 (True, True)
 """
@@ -19,14 +19,14 @@ from typing import Any
 
 import msgspec
 
-from penstock.api.ingest.atomic import Remembered
+from penstock.api.ingest.atomic import StoredResponse
 from penstock.shared.common.errors import DataError
 
 _LENGTH = struct.Struct(">I")
 OFFSETS = "offsets"
 
 
-def pack(answer: Remembered) -> bytes:
+def pack(answer: StoredResponse) -> bytes:
     """Return the answer's body compressed, with the rows of `offsets` as columns of differences."""
     body, columns = answer.body, b""
     if b'"offsets":[{' in body:
@@ -37,7 +37,7 @@ def pack(answer: Remembered) -> bytes:
     return _LENGTH.pack(len(packed)) + packed + columns
 
 
-def unpack(status: int, data: bytes) -> Remembered:
+def unpack(status: int, data: bytes) -> StoredResponse:
     """Return the answer that was packed. Raises DataError if `pack` did not write the data."""
     try:
         end = _LENGTH.size + _LENGTH.unpack_from(data)[0]
@@ -48,7 +48,7 @@ def unpack(status: int, data: bytes) -> Remembered:
             body = msgspec.json.encode(said)
     except (struct.error, zlib.error, ValueError) as e:
         raise DataError(f"an answer in the topic of Idempotency-Keys that cannot be read: {e}") from None
-    return Remembered(status, body)
+    return StoredResponse(status, body)
 
 
 def _columns(rows: Sequence[dict[str, Any]]) -> bytes:

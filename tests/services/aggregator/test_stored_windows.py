@@ -6,7 +6,15 @@ from typing import Any
 
 import msgspec
 
-from penstock.services.aggregator.found_windows import Found, Told, closed_of_lake, merge, merged, results, told
+from penstock.services.aggregator.stored_windows import (
+    FoundWindow,
+    TailChange,
+    closed_of_lake,
+    decode_change,
+    merge,
+    merged,
+    results,
+)
 from penstock.shared.common.lake import ClosedWindow
 from penstock.shared.streams.aggregations.aggregation import Count, CountDistinct, Mean, Min
 from penstock.shared.streams.aggregations.collect import CollectList
@@ -44,9 +52,9 @@ def state(*records: dict[str, Any]) -> dict[str, Any]:
     return columns
 
 
-def change(operation: bytes, start: int, end: int = 0, *records: dict[str, Any]) -> Told:
+def change(operation: bytes, start: int, end: int = 0, *records: dict[str, Any]) -> TailChange:
     packed = StateCodec(STORE.state_columns()).pack(list(state(*records).values())) if records else b""
-    return told(Change(operation, "s", b"k", start, end, packed, STORE))
+    return decode_change(Change(operation, "s", b"k", start, end, packed, STORE))
 
 
 ONE, TWO = {"x": 4.0, "id": "a"}, {"x": 8.0, "id": "b"}
@@ -65,7 +73,7 @@ def test_what_an_operator_keeps_for_itself_is_no_result() -> None:
     store = msgspec.structs.replace(STORE, kind="tumbling", aggregations=(own, *SCHEMAS[:1]))
     assert results(store, {"latest_ms_ms": 7, "n_n": 3}) == {"n": 3}
     row = ClosedWindow(0, 0, 9, "k", 5, "topic", {LATEST: 7, "n": 3})
-    assert closed_of_lake(store, row) == Found(0, 0, 9, "closed", {"n": 3}, "k")
+    assert closed_of_lake(store, row) == FoundWindow(0, 0, 9, "closed", {"n": 3}, "k")
 
 
 def test_closed_results_are_as_open_ones() -> None:
@@ -113,8 +121,8 @@ def test_a_tail_over_a_change_of_schema_is_read_as_it_was_written() -> None:
     kept = [v for c, v in zip(STORE.state_columns(), whole, strict=True) if not c.name.startswith("mean_")]
     log = [(None, encode_takeover(1, Takeover("app", "here", 0)))]
     log += entries(old, 1, StateCodec(old.state_columns()).pack(kept))
-    seen: list[Told] = []
-    reader = ChangelogReader(one_by_one(lambda change: seen.append(told(change))))
+    seen: list[TailChange] = []
+    reader = ChangelogReader(one_by_one(lambda change: seen.append(decode_change(change))))
     for offset, (key, value) in enumerate(log):
         reader.feed_record(offset, key, value)
     (found,) = merge(0, STORE, [], seen, ALWAYS)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.services.aggregator import kept_changes
-from penstock.services.aggregator.kept_changes import Changes
+from penstock.services.aggregator import stored_windows
+from penstock.services.aggregator.stored_windows import TailChanges
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.key_range import KeyRange
 from penstock.shared.streams.aggregations.aggregation import Count
@@ -25,7 +25,7 @@ def change(operation: bytes, start: int, end: int = 0, key: bytes = b"k", store:
 
 def kept(*changes: Change, reach: tuple[int, int] = (100, 200), keys: KeyRange | None = None) -> list[tuple[str, int]]:
     """The kind and end of the kept changes."""
-    own = Changes(keys or KeyRange.of(), reach, "s")
+    own = TailChanges(keys or KeyRange.of(), reach, "s")
     for one in changes:
         own.keep(one)
     names = {LIVE: "live", FINAL: "final", DELETED: "deleted"}
@@ -55,7 +55,7 @@ def test_what_is_not_asked_for_is_not_kept() -> None:
 
 def test_a_busy_key_can_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """The limit applies to windows, not to changes. If there are too many windows, a shorter time has fewer."""
-    monkeypatch.setattr(kept_changes, "CHANGES_MAX", 3)
+    monkeypatch.setattr(stored_windows, "CHANGES_MAX", 3)
     grown = [change(LIVE, start, start + i) for start in (100, 120, 140) for i in range(9)]
     assert len(kept(*grown)) == 3
     old = [change(FINAL, start, start + 5) for start in range(90)]

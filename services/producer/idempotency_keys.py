@@ -3,10 +3,10 @@
 Sans-IO. A record's key is the key's digest. Its value is the fingerprint of the request and the answer. A key expires
 `ttl_ms` after it was written and is never dropped earlier: a full table rejects new keys instead.
 
->>> keys = RememberedKeys(ttl_ms=1_000, max_keys=2, max_bytes=10_000)
->>> keys.put(b"k" * 32, encode(b"f" * 32, Remembered(200, b"{}"), 5_000))
+>>> keys = StoredKeys(ttl_ms=1_000, max_keys=2, max_bytes=10_000)
+>>> keys.put(b"k" * 32, encode(b"f" * 32, StoredResponse(200, b"{}"), 5_000))
 >>> keys.get(IdempotencyKey(b"k" * 32, b"f" * 32), 5_999), keys.get(IdempotencyKey(b"k" * 32, b"f" * 32), 6_000)
-(Remembered(status=200, body=b'{}'), None)
+(StoredResponse(status=200, body=b'{}'), None)
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from __future__ import annotations
 import struct
 from typing import NamedTuple
 
-from penstock.api.ingest.atomic import IdempotencyKey, KeyReused, Remembered
-from penstock.services.producer.remembered_answer import pack, unpack
+from penstock.api.ingest.atomic import IdempotencyKey, KeyReused, StoredResponse
+from penstock.services.producer.packed_response import pack, unpack
 from penstock.shared.common.errors import BufferExhausted, DataError
 
 _HEAD = struct.Struct(">BqH")
@@ -34,7 +34,7 @@ class Entry(NamedTuple):
     packed: bytes
 
     @property
-    def answer(self) -> Remembered:
+    def answer(self) -> StoredResponse:
         """The answer to the request. Raises DataError if it cannot be decoded."""
         return unpack(self.status, self.packed)
 
@@ -44,7 +44,7 @@ class Entry(NamedTuple):
         return ENTRY_BYTES + len(self.packed)
 
 
-def encode(fingerprint: bytes, answer: Remembered, at_ms: int) -> bytes:
+def encode(fingerprint: bytes, answer: StoredResponse, at_ms: int) -> bytes:
     """Return the value of a key's record: format, time, status, fingerprint, packed answer."""
     return _HEAD.pack(FORMAT, at_ms, answer.status) + fingerprint + pack(answer)
 
@@ -58,7 +58,7 @@ def decode(value: bytes) -> Entry:
     return Entry(value[_HEAD.size : head], at_ms, status, value[head:])
 
 
-class RememberedKeys:
+class StoredKeys:
     """The keys of one partition, oldest first."""
 
     def __init__(self, ttl_ms: int, max_keys: int, max_bytes: int) -> None:
@@ -70,12 +70,12 @@ class RememberedKeys:
         """The memory of all entries, approximately."""
 
     def __repr__(self) -> str:
-        return f"RememberedKeys({len(self._entries)} of {self._max_keys})"
+        return f"StoredKeys({len(self._entries)} of {self._max_keys})"
 
     def __len__(self) -> int:
         return len(self._entries)
 
-    def get(self, key: IdempotencyKey, now_ms: int) -> Remembered | None:
+    def get(self, key: IdempotencyKey, now_ms: int) -> StoredResponse | None:
         """Return the answer to the key's first request; None if the key is unknown.
 
         Raises KeyReused if the key belongs to another request.
