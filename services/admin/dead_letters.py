@@ -222,7 +222,7 @@ class KafkaDeadLetters:
                 count = 0
                 async with aclosing(letters.entries()) as entries:
                     async for entry in entries:
-                        fits = entry.letter is not None and wanted(entry.letter)
+                        fits = entry.dead_letter is not None and wanted(entry.dead_letter)
                         count += fits and (include_replayed or not entry.replayed)
                 return {"would_send": min(count, limit)}
             settings = ProducerSettings(

@@ -107,7 +107,7 @@ def replay(
         entries, _ = _run(
             lambda kafka: _list(kafka, target, wanted, not include_replayed, limit), bootstrap_servers, config
         )
-        entries = [entry for entry in entries if entry.letter is not None]
+        entries = [entry for entry in entries if entry.dead_letter is not None]
         if not json:
             _print_table(entries)
         typer.echo(msgspec.json.encode({"would_send": len(entries)}) if json else f"would send {len(entries)}")
@@ -160,7 +160,7 @@ async def _list(
     topic = await _target(kafka, *named)
     async with DeadLetterLog(kafka, topic) as letters, aclosing(letters.entries()) as entries:
         async for entry in entries:
-            if (pending and entry.replayed) or (entry.letter is not None and not wanted(entry.letter)):
+            if (pending and entry.replayed) or (entry.dead_letter is not None and not wanted(entry.dead_letter)):
                 continue
             if len(found) == limit:
                 return found, True
@@ -195,9 +195,9 @@ def _plain(entry: Entry) -> dict[str, Any]:
         "written_ms": entry.written_ms,
         "replayed": entry.replayed,
     }
-    if entry.letter is None:
+    if entry.dead_letter is None:
         return {**own, "fault": entry.fault}
-    letter, source = entry.letter, entry.letter.record
+    letter, source = entry.dead_letter, entry.dead_letter.record
     return {
         **own,
         "topic": source.topic,
@@ -223,7 +223,7 @@ def _print_table(entries: list[Entry]) -> None:
     table = Table("source", "written", "stage", "exception", "message", "attempts", "group", "key", "replayed")
     for entry in entries:
         written = datetime.fromtimestamp(entry.written_ms / 1000, UTC).isoformat(sep=" ", timespec="seconds")
-        letter = entry.letter
+        letter = entry.dead_letter
         if letter is None:
             table.add_row(f"({entry.topic_partition}@{entry.offset})", written, "", "", _short(entry.fault))
             continue

@@ -47,7 +47,7 @@ class Entry:
     topic_partition: TopicPartition
     offset: int
     written_ms: int
-    letter: DeadLetter | None
+    dead_letter: DeadLetter | None
     replayed: bool = False
     fault: str = ""
 
@@ -125,10 +125,10 @@ class DeadLetterLog:
 
     def _entry(self, record: ConsumerRecord, replayed: bool) -> Entry:
         try:
-            letter, fault = self._parse(record), ""
+            dead_letter, fault = self._parse(record), ""
         except DataError as e:
-            letter, fault = None, str(e)
-        return Entry(record.topic_partition, record.offset, record.timestamp, letter, replayed, fault)
+            dead_letter, fault = None, str(e)
+        return Entry(record.topic_partition, record.offset, record.timestamp, dead_letter, replayed, fault)
 
     def replayed(self, partition: TopicPartition, offset: int) -> bool:
         """Whether an earlier replay sent the record."""
@@ -178,19 +178,19 @@ class DeadLetterLog:
         chosen: list[tuple[Execution, Work, DeadLetter]] = []
         while len(chosen) < min(room, IN_FLIGHT_MAX) and (execution := scheduler.take(0)):
             (work,) = execution.works
-            letter = None
+            dead_letter = None
             try:
-                letter = self._parse(work.record)
+                dead_letter = self._parse(work.record)
             except DataError:
                 result.faults += 1
-            if letter is not None and letter.cut and wanted(letter) and len(result.errors) < ERRORS_MAX:
-                result.errors += (f"{work}: not all of it is there ({letter.cut}): not sent",)
-            if letter is not None and not letter.cut and wanted(letter):
-                chosen.append((execution, work, letter))
+            if dead_letter is not None and dead_letter.cut and wanted(dead_letter) and len(result.errors) < ERRORS_MAX:
+                result.errors += (f"{work}: not all of it is there ({dead_letter.cut}): not sent",)
+            if dead_letter is not None and not dead_letter.cut and wanted(dead_letter):
+                chosen.append((execution, work, dead_letter))
             elif self.replayed(execution.topic_partition, work.offset):
                 scheduler.settle(execution, finished=[work])
             else:
-                result.skipped += letter is not None
+                result.skipped += dead_letter is not None
                 scheduler.settle(execution, retry=[work], due_ms=NEVER_MS)
         return chosen
 
@@ -202,15 +202,17 @@ class DeadLetterLog:
         result: Replay,
         to: str | None,
     ) -> None:
-        topics = {to or letter.record.topic for _, _, letter in chosen}
+        topics = {to or dead_letter.record.topic for _, _, dead_letter in chosen}
         known = {topic: set(await producer.partitions_for(topic)) for topic in topics}
         records = []
-        for _, _, letter in chosen:
-            partition = letter.record.partition
-            if to is None or to == letter.record.topic:
-                records.append(replay_record(letter, partition if partition in known[letter.record.topic] else None))
+        for _, _, dead_letter in chosen:
+            partition = dead_letter.record.partition
+            if to is None or to == dead_letter.record.topic:
+                records.append(
+                    replay_record(dead_letter, partition if partition in known[dead_letter.record.topic] else None)
+                )
             else:
-                records.append(replace(replay_record(letter, None), topic=to))
+                records.append(replace(replay_record(dead_letter, None), topic=to))
         outcomes = await (await producer.send_many(records))
         for (execution, work, _), outcome in zip(chosen, outcomes, strict=True):
             if isinstance(outcome, RecordMetadata):
@@ -227,11 +229,11 @@ def wanted_by(stage: str | None, exception: str | None, source_partitions: Itera
     """Return a filter by stage, exception class (its full name or the last part) and source partitions."""
     partitions = frozenset(source_partitions)
 
-    def wanted(letter: DeadLetter) -> bool:
+    def wanted(dead_letter: DeadLetter) -> bool:
         return (
-            (stage is None or letter.stage == stage)
-            and (exception is None or exception in (letter.exception, letter.exception.rpartition(".")[2]))
-            and (not partitions or letter.record.partition in partitions)
+            (stage is None or dead_letter.stage == stage)
+            and (exception is None or exception in (dead_letter.exception, dead_letter.exception.rpartition(".")[2]))
+            and (not partitions or dead_letter.record.partition in partitions)
         )
 
     return wanted

@@ -135,7 +135,7 @@ async def test_a_failing_record_becomes_a_dead_letter(connection: KafkaSettings,
     assert await committed(connection, topic_name) == {TopicPartition(topic_name, 0): OffsetAndMetadata(3)}
     async with DeadLetterLog(connection, f"{topic_name}-dlq") as letters:
         entries = [entry async for entry in letters.entries()]
-    (letter,) = [entry.letter for entry in entries]
+    (letter,) = [entry.dead_letter for entry in entries]
     assert letter is not None
     assert letter.record == ConsumerRecord(topic_name, 0, 1, 1_357_000_000_001, b"ann", b"\xff bad", headers)
     assert (letter.stage, letter.exception, letter.message) == (
@@ -335,9 +335,9 @@ async def test_a_poison_record_does_not_end_the_daemon(
     assert await committed(connection, topic_name) == {TopicPartition(topic_name, 0): OffsetAndMetadata(3)}
     async with DeadLetterLog(connection, f"{topic_name}-dlq") as letters:
         (entry,) = [entry async for entry in letters.entries()]
-    assert entry.letter is not None
-    assert (entry.letter.stage, entry.letter.exception) == ("deserialize", "KeyError")
-    assert entry.letter.record.value == b'{"id":2}'
+    assert entry.dead_letter is not None
+    assert (entry.dead_letter.stage, entry.dead_letter.exception) == ("deserialize", "KeyError")
+    assert entry.dead_letter.record.value == b'{"id":2}'
 
 
 async def test_sigterm_drains_commits_and_leaves(connection: KafkaSettings, topic_name: str, tmp_path: Path) -> None:

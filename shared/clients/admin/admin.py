@@ -232,9 +232,9 @@ class Admin:
         """
         wanted, found = list(topics), dict[str, list[ConfigEntry]]()
         for at in range(0, len(wanted), CONFIGS_OF_TOPICS_MAX):
-            asked = wanted[at : at + CONFIGS_OF_TOPICS_MAX]
-            request = wire.DESCRIBE_CONFIGS([(TOPIC_RESOURCE, topic, None) for topic in asked], True)
-            where = f"configs of topic {asked[0]}" + (f" and {len(asked) - 1} more" if len(asked) > 1 else "")
+            named = wanted[at : at + CONFIGS_OF_TOPICS_MAX]
+            request = wire.DESCRIBE_CONFIGS([(TOPIC_RESOURCE, topic, None) for topic in named], True)
+            where = f"configs of topic {named[0]}" + (f" and {len(named) - 1} more" if len(named) > 1 else "")
             for code, message, _, topic, rows in (await self._ask_any(request, where, timeout_ms)).results:
                 if code:
                     raise error_for_code(code, f"configs of topic {topic}", message)

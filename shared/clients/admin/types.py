@@ -47,8 +47,8 @@ def event_time_topic(name: str, partitions: int, *, replication_factor: int = -1
 
     Configs are given with underscores for dots: `event_time_topic("t", 4, cleanup_policy="compact")`.
     """
-    given = {name_.replace("_", "."): value for name_, value in configs.items()}
-    return NewTopic(name, partitions, replication_factor, {**EVENT_TIME_CONFIGS, **given})
+    configured = {name_.replace("_", "."): value for name_, value in configs.items()}
+    return NewTopic(name, partitions, replication_factor, {**EVENT_TIME_CONFIGS, **configured})
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from penstock.shared.clients.connection.batches import (
     record_size,
     seal_batch,
 )
-from penstock.shared.clients.connection.client import UNREACHED_SAY_MS, Connection, default_client_id, translated
+from penstock.shared.clients.connection.client import UNREACHED_LOG_MS, Connection, default_client_id, translated
 from penstock.shared.clients.connection.completed_fetch import CompletedFetch, compile_decoding
 from penstock.shared.clients.connection.consumer_groups import CONSUMER_GROUP_DESCRIBE
 from penstock.shared.clients.connection.errors import error_for_code, name_of, translate
@@ -29,7 +29,7 @@ __all__ = [
     "CONSUMER_GROUP_DESCRIBE",
     "NO_EPOCH",
     "NO_UUID",
-    "UNREACHED_SAY_MS",
+    "UNREACHED_LOG_MS",
     "BatchRecord",
     "CompletedFetch",
     "Compression",

@@ -32,7 +32,7 @@ class Addresses:
 
         Raises the OSError of the last address if all refuse the connection.
         """
-        refusal: OSError = ConnectionRefusedError(f"{host} has no address")
+        error: OSError = ConnectionRefusedError(f"{host} has no address")
         for family, address in self._in_turn((host, port), await _resolve(host, port)):
             connecting = socket.socket(family, socket.SOCK_STREAM)
             connecting.setblocking(False)
@@ -42,19 +42,19 @@ class Addresses:
                 await asyncio.get_running_loop().sock_connect(connecting, address)
             except OSError as e:
                 connecting.close()
-                refusal = e
+                error = e
             except BaseException:
                 connecting.close()
                 self._silent[host, port] = address
                 raise
             else:
                 return connecting
-        raise refusal
+        raise error
 
-    def _in_turn(self, place: tuple[str, int], found: Found) -> Found:
+    def _in_turn(self, broker: tuple[str, int], found: Found) -> Found:
         """Return the addresses, beginning after the one that did not respond."""
         addresses = [address for _, address in found]
-        if (silent := self._silent.get(place)) not in addresses:
+        if (silent := self._silent.get(broker)) not in addresses:
             return found
         first = addresses.index(silent) + 1
         return found[first:] + found[:first]

@@ -52,7 +52,7 @@ T = TypeVar("T")
 UNKNOWN_TOPIC_GRACE_MS = 1_000
 """A broker may not know a new topic for a moment. After this time the topic is taken to be missing."""
 
-UNREACHED_SAY_MS = 2_000
+UNREACHED_LOG_MS = 2_000
 """A start that has reached no broker after this time logs a warning. A normal start takes a fraction of it."""
 
 WAITING = 2
@@ -83,7 +83,7 @@ def translated(where: str, client_id: str) -> Iterator[None]:
         raise
 
 
-async def bootstrap(client: Client, kafka_settings: KafkaSettings, say_ms: int = UNREACHED_SAY_MS) -> None:
+async def bootstrap(client: Client, kafka_settings: KafkaSettings, log_after_ms: int = UNREACHED_LOG_MS) -> None:
     """Fetch the first metadata, with retries until `request_timeout_ms` has passed.
 
     After `say_ms` without metadata it logs the addresses and the reason. Raises BrokerNotAvailable with the addresses,
@@ -94,7 +94,7 @@ async def bootstrap(client: Client, kafka_settings: KafkaSettings, say_ms: int =
     backoff_ms = kafka_settings.reconnect_backoff_ms
     reason = ""
 
-    def say() -> None:
+    def log_unreached() -> None:
         # Several clients of one process may start together and wait for the same brokers: log once for all.
         if (times := _unreached.setdefault(servers, RepeatedFailure()).failed(SYSTEM_CLOCK.monotonic_ms())) is not None:
             log.warning(
@@ -105,7 +105,7 @@ async def bootstrap(client: Client, kafka_settings: KafkaSettings, say_ms: int =
                 request_timeout_ms=kafka_settings.request_timeout_ms,
             )
 
-    saying = asyncio.get_running_loop().call_later(say_ms / 1000, say)
+    logging = asyncio.get_running_loop().call_later(log_after_ms / 1000, log_unreached)
     try:
         while (left_ms := deadline_ms - SYSTEM_CLOCK.monotonic_ms()) > 0:
             try:
@@ -121,7 +121,7 @@ async def bootstrap(client: Client, kafka_settings: KafkaSettings, say_ms: int =
             await asyncio.sleep(max(0, min(backoff_ms, kafka_settings.reconnect_backoff_max_ms, left_ms)) / 1000)
             backoff_ms *= 2
     finally:
-        saying.cancel()
+        logging.cancel()
     raise BrokerNotAvailable(
         f"kafka.bootstrap_servers={servers}: no broker reached within {kafka_settings.request_timeout_ms} ms: "
         f"{reason or 'no answer'}"
@@ -248,8 +248,8 @@ class Connection:
 
     def check_refusals(self) -> None:
         """Raise AuthenticationFailed if a broker rejects this client."""
-        if (refused := self._client.refused()) is not None:
-            raise type(refused)(f"client {self.client_id}: {refused}")
+        if (authentication_error := self._client.authentication_error()) is not None:
+            raise type(authentication_error)(f"client {self.client_id}: {authentication_error}")
 
     def connected(self, node: int) -> bool:
         """Whether a request to a node can be written at once."""
@@ -263,9 +263,9 @@ class Connection:
         """
         if await self._client.ready(node):
             return True
-        refusal: PenstockError = self._client.refusal(node, f"node {node}")
-        if isinstance(refusal, AuthenticationFailed):
-            raise refusal
+        connection_error: PenstockError = self._client.connection_error(node, f"node {node}")
+        if isinstance(connection_error, AuthenticationFailed):
+            raise connection_error
         return False
 
     def refresh_metadata(self) -> asyncio.Future[bool]:
@@ -355,7 +355,7 @@ class Connection:
                     self._client._conns[node, group]._request_timeout = waits_ms / 1000
                 return await self._client.send(node, request, group=group)
             except kafka.NodeNotReadyError:
-                raise self._client.refusal(node, where) from None
+                raise self._client.connection_error(node, where) from None
 
     async def fetch(self, node: int, request: FetchRequest, where: str) -> FetchResponse:
         """Send a fetch as `send` does, over a connection whose responses are read in place."""
@@ -379,10 +379,14 @@ class Connection:
             try:
                 node = int(await client.coordinator_lookup(coordination_type, key))
             except kafka.NodeNotReadyError:
-                raise client.refusal(None, where) from None
+                raise client.connection_error(None, where) from None
         if not await client.ready(node, group=ConnectionGroup.COORDINATION):
-            refusal: PenstockError = client.refusal(node, f"{where}: coordinator {node}")
-            raise refusal if isinstance(refusal, AuthenticationFailed) else CoordinatorNotAvailable(str(refusal))
+            connection_error: PenstockError = client.connection_error(node, f"{where}: coordinator {node}")
+            raise (
+                connection_error
+                if isinstance(connection_error, AuthenticationFailed)
+                else CoordinatorNotAvailable(str(connection_error))
+            )
         self._coordinators[kind, key] = node
         return node
 

@@ -214,7 +214,7 @@ class CompletedFetch:
         """Return the records of the next batches, as many as are wanted. Returns None if none is left."""
         into = _Packed(self._data, self.position) if self._is_packed else _Lists(self._data, self.position)
         wanted = self.size if max_records is None else max(max_records, DECODED_RECORDS)
-        batches, taken = self._batches, list[tuple[_Batch, int, frozenset[int]]]()  # with the aborted ones before
+        batches, popped = self._batches, list[tuple[_Batch, int, frozenset[int]]]()  # with the aborted ones before
         error: Exception | None = None
         while batches and (into.count < wanted or batches[-1].is_control):
             batch = batches[-1]
@@ -224,34 +224,34 @@ class CompletedFetch:
             except Exception as e:  # bytes from outside can break a decompressor or a parser in any way
                 error = e
                 break
-            taken.append((batches.pop(), begun, gone))
+            popped.append((batches.pop(), begun, gone))
         columns, broken = into.columns(*self._where)
         if broken is not None:
             at, error = broken
-            batches += [batch for batch, _, _ in reversed(taken[at:])]
-            _, self._begun, self._gone = taken[at]
-            del taken[at:]
-        if taken:
-            self._decoded_to = taken[-1][0].next_offset
-            self.epoch = max(self.epoch, *(batch.epoch for batch, _, _ in taken))
+            batches += [batch for batch, _, _ in reversed(popped[at:])]
+            _, self._begun, self._gone = popped[at]
+            del popped[at:]
+        if popped:
+            self._decoded_to = popped[-1][0].next_offset
+            self.epoch = max(self.epoch, *(batch.epoch for batch, _, _ in popped))
         if columns is not None:  # first return the records before an error
             return replace(columns, leader_epoch=self.epoch)
         if error is not None:
-            raise self._told(error) from error
+            raise self._translated(error) from error
         if self._torn is not None and not batches:
             topic, partition = self._where
             raise CorruptRecord(f"{topic}-{partition} at offset {self._decoded_to}: {self._torn}")
         return None
 
-    def _told(self, error: Exception) -> PenstockError:
+    def _translated(self, error: Exception) -> PenstockError:
         """Return the error of the next batch, with topic, partition and offset."""
         topic, partition = self._where
-        place = f"{topic}-{partition} at offset {self._decoded_to}"
+        where = f"{topic}-{partition} at offset {self._decoded_to}"
         if isinstance(error, UnsupportedCodecError):
-            return ConfigError(f"{place}: {error}")
+            return ConfigError(f"{where}: {error}")
         if isinstance(error, CorruptRecord):
-            return CorruptRecord(f"{place}: {error}")
-        return CorruptRecord(f"{place}: a batch cannot be read: {type(error).__name__}: {error}")
+            return CorruptRecord(f"{where}: {error}")
+        return CorruptRecord(f"{where}: a batch cannot be read: {type(error).__name__}: {error}")
 
     def _open(self, batch: _Batch, into: _Packed | _Lists) -> None:
         """Check a batch, and add its records unless they are invisible."""
@@ -392,19 +392,19 @@ class _Packed:
         """Return the records up to the first batch that cannot be read (None if there are none), and that batch."""
         parts: list[_Part] = []
         broken: Broken = None
-        own = [(place, batch) for place, batch in enumerate(self._batches) if batch is not None]
+        own = [(where, batch) for where, batch in enumerate(self._batches) if batch is not None]
         at = 0
         while at < len(own) and broken is None:
             run = self._run(own[at:])
             done = self._decode(run, parts)
             at += done
             if done < max(len(run), 1):  # the kernel leaves this batch to aiokafka's reader
-                place, batch = own[at]
+                where, batch = own[at]
                 lists = _Lists(self._data, self._start)
                 try:
                     lists.add(batch)
                 except Exception as e:  # bytes from outside can break a decompressor or a parser in any way
-                    broken = place, e
+                    broken = where, e
                     break
                 parts.append(_packed(lists))
                 at += 1
@@ -433,10 +433,10 @@ class _Packed:
 
         if not run:
             return 0
-        data, places = self._array, [(batch.start + HEADER_SIZE, batch.stop) for batch in run]
+        data, bounds = self._array, [(batch.start + HEADER_SIZE, batch.stop) for batch in run]
         if is_compressed(run[0]):
-            data, places = _decompressed(self._data, run)
-        plan = [_plan(d, b, *place) for b, place in zip(run, places, strict=False)]
+            data, bounds = _decompressed(self._data, run)
+        plan = [_plan(d, b, *where) for b, where in zip(run, bounds, strict=False)]
         plan = plan[: next((i for i, row in enumerate(plan) if row is None), len(plan))]
         if not plan:
             return 0
@@ -481,16 +481,16 @@ def _decompressed(data: bytes | memoryview, run: Sequence[_Batch]) -> tuple[NDAr
 
     It stops at the first batch that cannot be decompressed.
     """
-    view, texts, places, at = memoryview(data), [], [], 0
+    view, texts, bounds, at = memoryview(data), [], [], 0
     for batch in run:
         try:
             text = decompress(batch.attributes & COMPRESSION_CODEC, view[batch.start + HEADER_SIZE : batch.stop])
         except Exception:  # aiokafka's reader will raise the error
             break
         texts.append(text)
-        places.append((at, at + len(text)))
+        bounds.append((at, at + len(text)))
         at += len(text)
-    return np.frombuffer(b"".join(texts), np.uint8), places
+    return np.frombuffer(b"".join(texts), np.uint8), bounds
 
 
 def _packed(lists: _Lists) -> _Part:

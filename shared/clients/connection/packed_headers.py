@@ -78,9 +78,9 @@ class PackedHeaders(Sequence[Headers]):
             return PackedHeaders(self.blocks[index])
         return _read(self.blocks[index] or b"")
 
-    def at(self, places: NDArray[Any]) -> PackedHeaders:
+    def at(self, indexes: NDArray[Any]) -> PackedHeaders:
         """Return the headers at these indices."""
-        return PackedHeaders(self.blocks.at(places))
+        return PackedHeaders(self.blocks.at(indexes))
 
     def followed_by(self, more: Sequence[tuple[str, bytes | PackedBytes]]) -> PackedHeaders:
         """Return each record's headers followed by `more`; a value is one for all records, or one for each."""

@@ -82,16 +82,16 @@ class ProduceResponse:
 
 def _read_partition(reader: Reader) -> tuple[int, ProduceAnswer]:
     partition, code, offset, append_time, log_start = reader.take(_partition)
-    refused = []
+    rejected = []
     for _ in range(reader.uvarint() - 1):
         (index,) = reader.take(_int32)
         why = reader.text()
-        refused.append(f"record {index} of the batch" + (f": {why}" if why else ""))
+        rejected.append(f"record {index} of the batch" + (f": {why}" if why else ""))
         reader.tags()
     message = reader.text()
     tags = reader.tags()
     leader = leader_in(tags, LEADER_TAG) if code else None
-    detail = "; ".join([*([message] if message else []), *refused])
+    detail = "; ".join([*([message] if message else []), *rejected])
     return partition, ProduceAnswer(code, offset, append_time, log_start, detail, leader)
 
 

@@ -117,7 +117,7 @@ class Client(AIOKafkaClient):  # type: ignore[misc]
         self._settings = kafka_settings
         self._socket_options = {name: value for name, value in options.items() if name not in NOT_OF_A_SOCKET}
         self._attempts: dict[ConnectionId, asyncio.Task[Any]] = {}
-        self._refusals: dict[int | str, PenstockError] = {}
+        self._node_errors: dict[int | str, PenstockError] = {}
         self._backoffs: dict[int | str, tuple[int, float]] = {}  # failures in a row, next attempt in ms
         self._is_closed = False
         self._addresses = Addresses(kafka_settings.send_buffer_bytes, kafka_settings.receive_buffer_bytes)
@@ -193,7 +193,7 @@ class Client(AIOKafkaClient):  # type: ignore[misc]
                 metadata = await connection.send(MetadataRequest([]))
         except (kafka.KafkaError, OSError) as e:  # includes TimeoutError
             connection.close()
-            raise self._refusal(e, f"{host}:{port}", timeout_ms) from e
+            raise self._translated(e, f"{host}:{port}", timeout_ms) from e
         except BaseException:
             connection.close()
             raise
@@ -234,12 +234,15 @@ class Client(AIOKafkaClient):  # type: ignore[misc]
                 raise BrokerNotAvailable(f"broker {node_id} is not in the metadata")
             connection = await self._open_counted(node_id, broker.host, broker.port)
         except PenstockError as e:
-            self._refusals = {node_id: e, **{node: why for node, why in self._refusals.items() if node != node_id}}
+            self._node_errors = {
+                node_id: e,
+                **{node: why for node, why in self._node_errors.items() if node != node_id},
+            }
             if not self._is_closed:
                 self.force_metadata_update()
             return None
         self._conns[conn_id] = connection
-        self._refusals.pop(node_id, None)
+        self._node_errors.pop(node_id, None)
         return connection
 
     async def _open_counted(self, node_id: int | str, host: str, port: int) -> Socket:
@@ -256,18 +259,18 @@ class Client(AIOKafkaClient):  # type: ignore[misc]
         self._backoffs.pop(node_id, None)
         return connection
 
-    def refusal(self, node_id: int | None, where: str) -> PenstockError:
+    def connection_error(self, node_id: int | None, where: str) -> PenstockError:
         """Return the error of the last attempt to connect to a node (None: to any)."""
-        why = self._refusals.get(node_id) if node_id is not None else next(iter(self._refusals.values()), None)
+        why = self._node_errors.get(node_id) if node_id is not None else next(iter(self._node_errors.values()), None)
         if why is None:
             return BrokerNotAvailable(f"{where}: not connected")
         return type(why)(f"{where}: {why}")
 
-    def refused(self) -> PenstockError | None:
+    def authentication_error(self) -> PenstockError | None:
         """Return the AuthenticationFailed of a known broker that rejects this client. Returns None if there is none."""
         known = {broker.nodeId for broker in self.cluster.brokers()}
-        refusals = (why for node, why in self._refusals.items() if node in known)
-        return next((why for why in refusals if isinstance(why, AuthenticationFailed)), None)
+        errors = (why for node, why in self._node_errors.items() if node in known)
+        return next((why for why in errors if isinstance(why, AuthenticationFailed)), None)
 
     async def _open(
         self, host: str, port: int, timeout_ms: float, on_close: Callable[..., None] | None = None
@@ -281,18 +284,18 @@ class Client(AIOKafkaClient):  # type: ignore[misc]
         except PenstockError as e:  # raised by the token provider
             raise type(e)(f"{where}: {e}") from e.__cause__
         except (kafka.KafkaError, OSError, ValueError, KeyError, AssertionError) as e:
-            raise self._refusal(e, where, timeout_ms) from e
+            raise self._translated(e, where, timeout_ms) from e
         return connection
 
-    def _refusal(self, error: BaseException, where: str, timeout_ms: float) -> PenstockError:
+    def _translated(self, error: BaseException, where: str, timeout_ms: float) -> PenstockError:
         """Return the error for a connection that could not be set up, or was closed at its first request."""
         for cause in _causes(error):
             if isinstance(cause, ssl.SSLCertVerificationError):
                 return AuthenticationFailed(f"{where}: the broker's certificate is refused: {cause.verify_message}")
             if isinstance(cause, ssl.SSLError) and not isinstance(cause, TRANSPORT_ENDED):
-                said = getattr(cause, "reason", None) or str(cause)
-                hint = ", see kafka.ssl_certfile" if "CERTIFICATE" in said else ""
-                return AuthenticationFailed(f"{where}: TLS: {said}{hint}")
+                reason = getattr(cause, "reason", None) or str(cause)
+                hint = ", see kafka.ssl_certfile" if "CERTIFICATE" in reason else ""
+                return AuthenticationFailed(f"{where}: TLS: {reason}{hint}")
         if isinstance(error, TimeoutError):
             return BrokerNotAvailable(f"{where}: not connected after {timeout_ms:.0f} ms")
         if isinstance(error, ValueError | KeyError | AssertionError):

@@ -55,13 +55,13 @@ class Assignor:
         """Return each member's partitions. `partitions` is the partition count of each topic that exists."""
         raise AssertionError("an assignor assigns")
 
-    def told(
+    def assignment_data(
         self, partitions: Mapping[str, int], members: Mapping[str, GroupMember], assigned: Assigned
     ) -> Mapping[str, bytes]:
         """Return the user data that the leader sends to members with their partitions."""
         return {}
 
-    def on_assignment(self, told: bytes | None) -> None:
+    def on_assignment(self, user_data: bytes | None) -> None:
         """Called with the user data that the leader sent with this member's partitions.
 
         May raise SerializationError, or InconsistentGroupProtocol if the leader did not use this assignor.
@@ -153,10 +153,10 @@ class CooperativeStickyAssignor(Assignor):
 
 def in_order(members: Mapping[str, GroupMember]) -> list[str]:
     """Return the ids of the members, the static ones first."""
-    return sorted(members, key=lambda member_id: _place(member_id, members[member_id].instance_id))
+    return sorted(members, key=lambda member_id: _static_first(member_id, members[member_id].instance_id))
 
 
-def _place(member_id: str, instance_id: str | None) -> tuple[bool, str]:
+def _static_first(member_id: str, instance_id: str | None) -> tuple[bool, str]:
     return (instance_id is None, member_id if instance_id is None else instance_id)
 
 

@@ -106,20 +106,20 @@ class CommitSequence:
         )
         return self._out
 
-    def on_success(self, commit: Commit, refused: Collection[TopicPartition] = ()) -> frozenset[TopicPartition]:
+    def on_success(self, commit: Commit, rejected: Collection[TopicPartition] = ()) -> frozenset[TopicPartition]:
         """Note that the coordinator has stored the commit, except the `refused` partitions, which stay wanted.
 
         Returns the partitions to read back, since an earlier commit may still overwrite them.
         """
         self._answered(commit)
         for tp, number in commit.numbers.items():
-            if tp in refused or (partition := self._partitions.get(tp)) is None:
+            if tp in rejected or (partition := self._partitions.get(tp)) is None:
                 continue
             partition.done = max(partition.done, number)
             partition.committed = commit.offsets[tp]
             if partition.number == number:
                 partition.wanted = None
-        return frozenset((self._unsure.keys() & commit.offsets.keys()).difference(refused))
+        return frozenset((self._unsure.keys() & commit.offsets.keys()).difference(rejected))
 
     def on_failure(self, commit: Commit, *, fate_unknown: bool = False, now_ms: float = 0) -> None:
         """Note that the commit was rejected, or got no answer (`fate_unknown`). The newest offsets stay wanted."""
@@ -131,7 +131,7 @@ class CommitSequence:
         self,
         found: Mapping[TopicPartition, OffsetAndMetadata],
         partitions: Collection[TopicPartition],
-        asked_ms: float = 0,
+        requested_ms: float = 0,
     ) -> None:
         """Compare the offsets that the coordinator held at `asked_ms` with the newest that succeeded.
 
@@ -139,7 +139,7 @@ class CommitSequence:
         again.
         """
         for tp in partitions:
-            if self._unsure.get(tp, asked_ms) <= asked_ms:
+            if self._unsure.get(tp, requested_ms) <= requested_ms:
                 self._unsure.pop(tp, None)
             partition = self._partitions.get(tp)
             if partition is None or partition.committed is None or partition.wanted is not None:

@@ -48,7 +48,7 @@ from penstock.shared.clients.consumer.subscription_state import (
     UNKNOWN_TOPIC_REFRESH_MS,
     SubscriptionState,
 )
-from penstock.shared.clients.consumer.unread import Taken
+from penstock.shared.clients.consumer.unread import Polled
 from penstock.shared.common.clock import SYSTEM_CLOCK
 from penstock.shared.common.compilation import loaded
 from penstock.shared.common.errors import (
@@ -122,7 +122,7 @@ class Consumer(Generic[K, V]):
             require_stable=settings.isolation_level == "read_committed",
             gone_because=lambda: self._subscription.gone_because,
             is_owner=lambda: self._subscription.is_owner,
-            on_refused=self._subscription.on_commit_refused,
+            on_rejected=self._subscription.on_commit_rejected,
             on_committed=self._interceptors.on_commit,
         )
         self._membership = Membership(self._subscription, self._commits, settings, self._metrics)
@@ -223,12 +223,12 @@ class Consumer(Generic[K, V]):
         partitions were lost with records that were handed out and not committed. Under `sync` it raises the errors of
         `commit`. Raises ValueError for `max_records` below 1.
         """
-        taken = await self._poll(timeout_ms, max_records)
-        positions = {tp: each.position for tp, each in taken.items()}
-        self._positions.returned(positions, {tp: each.columns.leader_epoch for tp, each in taken.items()})
-        return {tp: each.columns for tp, each in taken.items()}
+        fetched_rows = await self._poll(timeout_ms, max_records)
+        positions = {tp: each.position for tp, each in fetched_rows.items()}
+        self._positions.returned(positions, {tp: each.columns.leader_epoch for tp, each in fetched_rows.items()})
+        return {tp: each.columns for tp, each in fetched_rows.items()}
 
-    async def _poll(self, timeout_ms: float, max_records: int | None) -> dict[TopicPartition, Taken]:
+    async def _poll(self, timeout_ms: float, max_records: int | None) -> dict[TopicPartition, Polled]:
         self._check_reading("poll")
         if self._is_polling:
             raise IllegalState("another task is in poll, or waits for the next record: a consumer is one task's")
@@ -252,8 +252,8 @@ class Consumer(Generic[K, V]):
                 self._raise_wakeup()
                 self._subscription.check_errors()
                 self._raise_undecodable()
-                if taken := await self._take(limit):
-                    return taken
+                if fetched_rows := await self._take(limit):
+                    return fetched_rows
                 now_ms = SYSTEM_CLOCK.monotonic_ms()
                 if now_ms >= deadline_ms:
                     return {}
@@ -297,7 +297,7 @@ class Consumer(Generic[K, V]):
         positions.processed()
         self._subscription.polled(now_ms)
         while self._subscription.is_listener_due or (found := unread.next(self._subscription.paused())) is None:
-            positions.taken(await self._poll(ITERATION_TIMEOUT_MS, None))
+            positions.polled_batches(await self._poll(ITERATION_TIMEOUT_MS, None))
         record, position, epoch = found
         positions.returned_one(record.topic_partition, position, epoch)
         return record
@@ -445,7 +445,7 @@ class Consumer(Generic[K, V]):
                 raise await self._with_offsets(error) from error
             if SYSTEM_CLOCK.monotonic_ms() >= deadline_ms:
                 limit_ms = self._subscription.settings.request_timeout_ms
-                raise KafkaTimeout(f"{self._who()}: position of {tp} not known after {limit_ms} ms")
+                raise KafkaTimeout(f"{self._prefix()}: position of {tp} not known after {limit_ms} ms")
             await asyncio.sleep(POSITION_POLL_MS / 1000)
         return position
 
@@ -532,7 +532,7 @@ class Consumer(Generic[K, V]):
         finally:
             self._is_polling = False
 
-    async def _take(self, limit: int | None) -> dict[TopicPartition, Taken]:
+    async def _take(self, limit: int | None) -> dict[TopicPartition, Polled]:
         if unread := self._positions.unread.take(limit, self._subscription.paused()):
             return unread
         try:
@@ -540,21 +540,21 @@ class Consumer(Generic[K, V]):
         except PenstockError as e:
             await asyncio.sleep(0)  # lets fetches of the other partitions run if the caller polls again at once
             raise await self._with_offsets(e) from e
-        taken: dict[TopicPartition, Columns[Any, Any]] = fetched
-        if taken and not self._decoding.is_plain:
-            taken = self._decoded(fetched)
+        fetched_rows: dict[TopicPartition, Columns[Any, Any]] = fetched
+        if fetched_rows and not self._decoding.is_plain:
+            fetched_rows = self._decoded(fetched)
         if self._interceptors:
-            taken = {tp: self._interceptors.on_consume(tp, columns) for tp, columns in taken.items()}
-        for tp, columns in taken.items():
+            fetched_rows = {tp: self._interceptors.on_consume(tp, columns) for tp, columns in fetched_rows.items()}
+        for tp, columns in fetched_rows.items():
             self._metrics.consumed(tp.topic, len(columns))
-        positions = {tp: p for tp in taken if (p := self._subscription.position(tp)) is not None}
+        positions = {tp: p for tp in fetched_rows if (p := self._subscription.position(tp)) is not None}
         self._metrics.lag(self._subscription.known_lag(positions))
-        return {tp: Taken(taken[tp], position) for tp, position in positions.items()}
+        return {tp: Polled(fetched_rows[tp], position) for tp, position in positions.items()}
 
-    def _decoded(self, taken: dict[TopicPartition, Columns]) -> dict[TopicPartition, Columns[Any, Any]]:
+    def _decoded(self, fetched_rows: dict[TopicPartition, Columns]) -> dict[TopicPartition, Columns[Any, Any]]:
         """Return the decoded records. The error of an undecodable one is raised once no record before it is left."""
         given = {}
-        for tp, columns in taken.items():
+        for tp, columns in fetched_rows.items():
             decoded, wrong = self._decoding.decode(columns)
             if decoded is not None:
                 given[tp] = decoded
@@ -637,13 +637,13 @@ class Consumer(Generic[K, V]):
     async def _with_offsets(self, error: PenstockError) -> PenstockError:
         """Return the error with the client name, under `auto_offset_reset=none` also with the partitions' offsets."""
         if not isinstance(error, NoOffsetForPartition | OffsetOutOfRange):
-            return type(error)(f"{self._who()}: Fetch: {error}")
+            return type(error)(f"{self._prefix()}: Fetch: {error}")
         unplaced = sorted(self._subscription.assignment())
         first, end = await self.beginning_offsets(unplaced), await self.end_offsets(unplaced)
         held = ", ".join(f"{tp} holds {first[tp]} to {end[tp]}" for tp in unplaced)
-        return type(error)(f"{self._who()}: {error} (auto_offset_reset=none; {held})")
+        return type(error)(f"{self._prefix()}: {error} (auto_offset_reset=none; {held})")
 
-    def _who(self) -> str:
+    def _prefix(self) -> str:
         """Return the client, its group and generation, for error messages about offsets."""
         group_id = self._settings.group_id
         group = f", group {group_id}, generation {self._subscription.generation}" if group_id else ""
@@ -675,9 +675,9 @@ class Consumer(Generic[K, V]):
         if self._state not in ("open", "closing"):
             raise IllegalState(f"the consumer is {self._state}")
 
-    def _check_reading(self, what: str) -> None:
+    def _check_reading(self, operation: str) -> None:
         """Raise unless a call that runs the listener is allowed: not inside the listener, and not during a close."""
         if self._state != "open":
             raise IllegalState(f"the consumer is {self._state}")
         if self._membership.is_called(current_task()):
-            raise IllegalState(f"{what}: not inside a rebalance listener")
+            raise IllegalState(f"{operation}: not inside a rebalance listener")

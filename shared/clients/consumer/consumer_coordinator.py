@@ -134,7 +134,7 @@ class ConsumerCoordinator:
             with self.listening():
                 await self._settled.wait()
 
-    def on_commit_refused(self, sent_as: tuple[int, str], code: int) -> None:
+    def on_commit_rejected(self, sent_as: tuple[int, str], code: int) -> None:
         """Handle a commit's error that shows the loss of the membership, without waiting for the next heartbeat."""
         self.state.on_heartbeat(sent_as, code, self._clock.monotonic_ms())
         self.wake()
@@ -246,9 +246,9 @@ class ConsumerCoordinator:
 
     def _leave(self, step: Leave) -> None:
         """Send LeaveGroup in parallel to the steps: no poll waits for its answer, and a following close sends it."""
-        what = "left the group" if step.member_id else "gave up its place, which is kept for a session"
+        event = "left the group" if step.member_id else "gave up its place, which is kept for a session"
         limit_ms = self.state.config.max_poll_interval_ms
-        self.gone_because = f"{what}: no poll within max_poll_interval_ms={limit_ms}"
+        self.gone_because = f"{event}: no poll within max_poll_interval_ms={limit_ms}"
         log.error(self.gone_because, **self._requests.fields())
         if step.member_id:
             self._leaving = asyncio.create_task(self._requests.leave(step.member_id))

@@ -90,19 +90,19 @@ def message_of(error: BaseException) -> str:
         return f"(its text cannot be had: {type(e).__name__})"
 
 
-def dead_letter_record(topic: str, letter: DeadLetter, changelog_id: str | None = None) -> ProducerRecord:
+def dead_letter_record(topic: str, dead_letter: DeadLetter, changelog_id: str | None = None) -> ProducerRecord:
     """Return the dead letter as a record for the dead-letter topic; for `changelog_id` see CHANGELOG_ID."""
-    source = letter.record
+    source = dead_letter.record
     values = (
         source.topic,
         str(source.partition),
         str(source.offset),
         str(source.timestamp),
-        letter.stage,
-        letter.exception,
-        letter.message,
-        str(letter.attempts),
-        letter.group,
+        dead_letter.stage,
+        dead_letter.exception,
+        dead_letter.message,
+        str(dead_letter.attempts),
+        dead_letter.group,
     )
     own = tuple((name, header_text(value)) for name, value in zip(HEADERS, values, strict=True))
     if changelog_id is not None:
@@ -126,17 +126,17 @@ def shortened(record: ProducerRecord) -> ProducerRecord | None:
         return None
     key, value = record.key or b"", record.value or b""
     size = len(key) + len(value) + _size(headers)
-    room = next((most for most in SHORTENED_BYTES if most < size), 0) - _size(own)
-    if room <= 0:
+    free_bytes = next((most for most in SHORTENED_BYTES if most < size), 0) - _size(own)
+    if free_bytes <= 0:
         return None
-    if len(key) + _size(original) > room // 2:
+    if len(key) + _size(original) > free_bytes // 2:
         if original:
             cut.setdefault("headers", str(len(original)))
         original = ()
-        if len(key) > room // 2:
+        if len(key) > free_bytes // 2:
             cut.setdefault("key", str(len(key)))
-            key = key[: room // 2]
-    left = room - len(key) - _size(original)
+            key = key[: free_bytes // 2]
+    left = free_bytes - len(key) - _size(original)
     if len(value) > left:
         cut.setdefault("value", str(len(value)))
         value = value[:left]
@@ -155,15 +155,15 @@ def _size(headers: Headers) -> int:
 
 def parse_dead_letter(record: ConsumerRecord) -> DeadLetter:
     """Parse a record of a dead-letter topic. Raises DataError if a header is missing or invalid."""
-    place = {name: index for index, (name, _) in enumerate(record.headers) if name in HEADERS}
-    missing = [name for name in HEADERS if name not in place]
+    indexes = {name: index for index, (name, _) in enumerate(record.headers) if name in HEADERS}
+    missing = [name for name in HEADERS if name not in indexes]
     node = next((value for name, value in record.headers if name == NODE), None)
     if missing and node is not None:
         where, name = f"{record.topic_partition}@{record.offset}", node.decode(errors="replace")
         raise DataError(f"{where} is what node {name!r} could not take behind a store: no source record to send again")
     if missing:
         raise DataError(f"{record.topic_partition}@{record.offset} is no dead letter: without {', '.join(missing)}")
-    text = {name: (record.headers[index][1] or b"").decode(errors="replace") for name, index in place.items()}
+    text = {name: (record.headers[index][1] or b"").decode(errors="replace") for name, index in indexes.items()}
     numbers = {}
     for name in (PARTITION, OFFSET, TIMESTAMP, ATTEMPTS):
         try:
@@ -172,8 +172,8 @@ def parse_dead_letter(record: ConsumerRecord) -> DeadLetter:
             where = f"{record.topic_partition}@{record.offset}"
             raise DataError(f"{where} is no dead letter: {name} is {text[name]!r}, not a number") from None
     is_cut = record.headers[-1][0] == CUT
-    behind = range(max(place.values()) + 1, len(record.headers))
-    own = {*place.values(), *(index for index in behind if record.headers[index][0] in (CHANGELOG_ID, CUT))}
+    behind = range(max(indexes.values()) + 1, len(record.headers))
+    own = {*indexes.values(), *(index for index in behind if record.headers[index][0] in (CHANGELOG_ID, CUT))}
     original: Headers = tuple(header for index, header in enumerate(record.headers) if index not in own)
     source = replace(
         record,
@@ -187,9 +187,9 @@ def parse_dead_letter(record: ConsumerRecord) -> DeadLetter:
     return DeadLetter(source, text[STAGE], text[EXCEPTION], text[MESSAGE], numbers[ATTEMPTS], text[GROUP], cut)
 
 
-def replay_record(letter: DeadLetter, partition: int | None) -> ProducerRecord:
+def replay_record(dead_letter: DeadLetter, partition: int | None) -> ProducerRecord:
     """Return the record for its source topic, with raw key and value, original headers and timestamp."""
-    source = letter.record
+    source = dead_letter.record
     timestamp = source.timestamp if source.timestamp >= 0 else None
     return ProducerRecord(source.topic, source.value, source.key, source.headers, partition, timestamp)
 

@@ -56,12 +56,12 @@ class Decoding:
         values, wrong_value = _decode(self.value, columns.topic, columns.values[: len(keys)])
         keys = keys[: len(values)]
         decoded = replace(columns[: len(values)], keys=keys, values=values) if values else None
-        cause, what = (wrong_value, "value") if wrong_value is not None else (wrong_key, "key")
+        cause, part = (wrong_value, "value") if wrong_value is not None else (wrong_key, "key")
         if cause is None:
             return decoded, None
         offset = int(columns.offsets[len(values)])
         where = f"{columns.topic_partition} at offset {offset}"
-        error = SerializationError(f"{where}: {what}: {cause}")
+        error = SerializationError(f"{where}: {part}: {cause}")
         error.__cause__ = cause
         return decoded, Undecodable(offset, error)
 

@@ -76,7 +76,6 @@ class PartitionState:
     """One partition that is read."""
 
     __slots__ = (
-        "asked",
         "backoff_ms",
         "buffered_bytes",
         "completed_fetches",
@@ -89,6 +88,7 @@ class PartitionState:
         "left",
         "position",
         "position_epoch",
+        "request_out",
         "reset",
         "retry_ms",
     )
@@ -124,7 +124,7 @@ class PartitionState:
 
     def forget_fetched(self) -> None:
         """Drop the buffered records and the open request."""
-        self.asked: Fetch | Lookup | None = None
+        self.request_out: Fetch | Lookup | None = None
         self.completed_fetches.clear()
         self.buffered_bytes = 0
         self.fetch_offset = self.position or 0

@@ -124,7 +124,7 @@ class Fetcher:
                 fetch = Fetch(node, wanted, share, wait_ms, epochs)
                 self._in_flight[node] = share
                 for tp in tps:
-                    self._partitions[tp].asked = fetch
+                    self._partitions[tp].request_out = fetch
                 fetches.append(fetch)
         stale, self._stale = self._stale, False
         later = [s.retry_ms for s in self._partitions.values() if s.retry_ms > now_ms and not s.is_paused]
@@ -148,7 +148,7 @@ class Fetcher:
             nodes.add(node)
             if state.buffered_bytes >= enough:
                 left_out.add(node)
-            elif state.asked is None and state.retry_ms <= now_ms and node not in self._in_flight:
+            elif state.request_out is None and state.retry_ms <= now_ms and node not in self._in_flight:
                 idle.setdefault(node, []).append(tp)
         return idle, left_out, len(nodes)
 
@@ -175,7 +175,7 @@ class Fetcher:
         by_commit: dict[TopicPartition, ResetPolicy | None] = {}
         by_topic: dict[str, dict[TopicPartition, ResetPolicy | None]] = {}
         for tp, state in self._partitions.items():
-            if state.position is not None or state.asked or state.error is not None or state.retry_ms > now_ms:
+            if state.position is not None or state.request_out or state.error is not None or state.retry_ms > now_ms:
                 continue
             if state.reset is None and not self._has_group:
                 self._without_commit(tp, state)
@@ -191,7 +191,7 @@ class Fetcher:
         lookups += [Lookup(wanted, False) for wanted in by_topic.values()]
         for lookup in lookups:
             for tp in lookup.wanted:
-                self._partitions[tp].asked = lookup
+                self._partitions[tp].request_out = lookup
         return lookups
 
     # --- answers ---
@@ -241,7 +241,7 @@ class Fetcher:
             code = response.error_code or (UNKNOWN_SERVER_ERROR if answer is None else answer.error_code)
             if answer is None or code:
                 is_first = not state.backoff_ms
-                self._refused(tp, state, code, now_ms)
+                self._failed(tp, state, code, now_ms)
                 if answer is not None and answer.leader is not None:
                     moved[tp] = answer.leader
                     if is_first:
@@ -289,7 +289,7 @@ class Fetcher:
         self._ready[tp] = None
         self._partitions[tp] = self._partitions.pop(tp)  # the other partitions come first next time
 
-    def _refused(self, tp: TopicPartition, state: PartitionState, code: int, now_ms: float) -> None:
+    def _failed(self, tp: TopicPartition, state: PartitionState, code: int, now_ms: float) -> None:
         state.back_off(now_ms, self.limits.retry_backoff_ms)
         offset = state.fetch_offset
         error = error_for_code(code, str(tp), f"offset {offset}")
@@ -324,7 +324,7 @@ class Fetcher:
         The positions advance past them. Raises a partition's error of a fetch, lookup or batch once no records are
         left. A corrupt batch blocks its partition: CorruptRecord is raised again until a seek.
         """
-        taken: dict[TopicPartition, Columns] = {}
+        fetched: dict[TopicPartition, Columns] = {}
         left = max_records
         bytes_left = TAKEN_BYTES
         for tp in list(self._ready):
@@ -339,15 +339,15 @@ class Fetcher:
             if state.completed_fetches or state.error is not None:
                 self._ready[tp] = None
             if columns is not None:
-                taken[tp] = columns
+                fetched[tp] = columns
                 left = None if left is None else left - len(columns)
                 if left == 0 or bytes_left <= 0:
                     break
             elif state.position is not None and state.position != before:  # transaction markers, or aborted records
                 self._moves[tp] = Move(state.position, state.position_epoch)
-        if not taken:
+        if not fetched:
             self._raise_error()
-        return taken
+        return fetched
 
     def moves(self) -> dict[TopicPartition, Move]:
         """Return the positions that changed without a record handed out, each once."""
@@ -395,11 +395,11 @@ class Fetcher:
         """Return the partitions for which the request is still the open one, and close it."""
         if isinstance(request, Fetch):
             self._in_flight.pop(request.node, None)
-        asked = [(tp, self._partitions[tp]) for tp in request.wanted if tp in self._partitions]
-        asked = [(tp, state) for tp, state in asked if state.asked is request]
-        for _, state in asked:
-            state.asked = None
-        return asked
+        request_out = [(tp, self._partitions[tp]) for tp in request.wanted if tp in self._partitions]
+        request_out = [(tp, state) for tp, state in request_out if state.request_out is request]
+        for _, state in request_out:
+            state.request_out = None
+        return request_out
 
     def _without_commit(self, tp: TopicPartition, state: PartitionState) -> None:
         if self._policy.is_none:

@@ -141,10 +141,10 @@ def _partitions(partitions: Iterable[TopicPartition]) -> bytes:
 class _Reader:
     """Reads fields from the front. Raises SerializationError with the position if a field does not fit."""
 
-    def __init__(self, data: bytes, what: str) -> None:
+    def __init__(self, data: bytes, description: str) -> None:
         self._data = data
         self._at = 0
-        self._what = what
+        self._description = description
 
     @property
     def at_end(self) -> bool:
@@ -153,7 +153,7 @@ class _Reader:
     def version(self) -> int:
         version = self._number(">h", 2)
         if version < 0:
-            raise SerializationError(f"{self._what}: version {version}")
+            raise SerializationError(f"{self._description}: version {version}")
         return version
 
     def int32(self) -> int:
@@ -162,7 +162,7 @@ class _Reader:
     def count(self) -> int:
         count = self.int32()
         if not 0 <= count <= len(self._data):
-            raise SerializationError(f"{self._what}: an array of {count} at byte {self._at - 4}")
+            raise SerializationError(f"{self._description}: an array of {count} at byte {self._at - 4}")
         return count
 
     def text(self) -> str | None:
@@ -172,7 +172,7 @@ class _Reader:
         try:
             return self._take(length).decode()
         except UnicodeDecodeError as e:
-            raise SerializationError(f"{self._what}: no UTF-8 before byte {self._at}") from e
+            raise SerializationError(f"{self._description}: no UTF-8 before byte {self._at}") from e
 
     def blob(self) -> bytes | None:
         length = self.int32()
@@ -191,6 +191,6 @@ class _Reader:
     def _take(self, size: int) -> bytes:
         end = self._at + size
         if end > len(self._data):
-            raise SerializationError(f"{self._what}: ends at byte {len(self._data)}, within a field")
-        taken, self._at = self._data[self._at : end], end
-        return taken
+            raise SerializationError(f"{self._description}: ends at byte {len(self._data)}, within a field")
+        read, self._at = self._data[self._at : end], end
+        return read

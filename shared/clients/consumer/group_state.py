@@ -281,18 +281,18 @@ class GroupState(Member):
         members = {name: GroupMember(decode_subscription(data), instance) for name, instance, data in self._members}
         try:
             assigned = self.assignor.assign(counts, members)
-            told = self.assignor.told(counts, members, assigned)
+            user_data = self.assignor.assignment_data(counts, members, assigned)
         except SerializationError as e:
             self.fail(SerializationError(f"assignment of {self.where()}: {e}"))
             return
         self._assignments = {
-            name: encode_assignment(Assignment(tuple(tps), told.get(name))) for name, tps in assigned.items()
+            name: encode_assignment(Assignment(tuple(tps), user_data.get(name))) for name, tps in assigned.items()
         }
 
     def on_sync(self, answer: SyncAnswer, now_ms: int) -> None:
         """Apply the coordinator's answer to Sync."""
         if answer.code:
-            self._refused("SyncGroup", answer.code, now_ms)
+            self._rejected("SyncGroup", answer.code, now_ms)
             return
         try:
             assignment = decode_assignment(answer.assignment)

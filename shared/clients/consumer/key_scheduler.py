@@ -103,15 +103,15 @@ class KeyScheduler:
             raise IllegalState(f"records of {partition}, which is not assigned")
         if state.draining:
             return 0
-        taken = 0
+        accepted = 0
         for index, (offset, key) in enumerate(zip(columns.offsets.tolist(), columns.keys, strict=True)):
             work = Work(columns, index, offset)
             if state.deliver(work):
-                taken += 1
+                accepted += 1
                 self._enqueue(state, work, key)
         state.leader_epoch = max(state.leader_epoch, columns.leader_epoch)
-        self.skipped += len(columns) - taken
-        return taken
+        self.skipped += len(columns) - accepted
+        return accepted
 
     def pass_over(self, partition: TopicPartition, position: int) -> bool:
         """Note that no record before this offset will be delivered. It is committable if no record is unfinished.

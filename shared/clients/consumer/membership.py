@@ -71,10 +71,10 @@ class Membership:
     def not_committed(self, offsets: Mapping[TopicPartition, int]) -> CommitFailed:
         """Return the error for offsets that this member can no longer commit."""
         if self._subscription.identity[0] == NO_GENERATION:
-            return UnknownMember(f"{self._who()}: not assigned anything by the group yet")
+            return UnknownMember(f"{self._prefix()}: not assigned anything by the group yet")
         reason = self._subscription.gone_because or self._why_gone
         named = ", ".join(f"{tp} offset {offset}" for tp, offset in sorted(offsets.items()))
-        return CommitFailed(f"{self._who()}: not committed: {named}: {reason}")
+        return CommitFailed(f"{self._prefix()}: not committed: {named}: {reason}")
 
     async def on_revoked(self, partitions: frozenset[TopicPartition], *, lost: bool) -> None:
         """Handle partitions that are revoked or were lost. An eager member revokes all before it joins again."""
@@ -163,21 +163,23 @@ class Membership:
                 await call
         except TimeoutError as e:
             if deadline.expired():
-                self._note(KafkaTimeout(f"{self._who()}: {name}: not done within {limit_ms:.0f} ms"), name)
+                self._note(KafkaTimeout(f"{self._prefix()}: {name}: not done within {limit_ms:.0f} ms"), name)
             else:
                 self._note(e, name)
         except asyncio.CancelledError:
             if task is None or task.cancelling():
-                self._note(KafkaTimeout(f"{self._who()}: {name}: not done when the consumer was closed"), name)
+                self._note(KafkaTimeout(f"{self._prefix()}: {name}: not done when the consumer was closed"), name)
                 raise
             # A task or future that the listener awaits was cancelled. Raised, this would end the membership silently.
-            self._note(IllegalState(f"{self._who()}: {name} let a cancellation through that was not asked for"), name)
+            self._note(
+                IllegalState(f"{self._prefix()}: {name} let a cancellation through that was not asked for"), name
+            )
         except Exception as e:
             self._note(e, name)
         finally:
             self._calling = None
 
-    def _who(self) -> str:
+    def _prefix(self) -> str:
         return (
             f"client {self._subscription.client_id}, group {self._settings.group_id}, "
             f"generation {self._subscription.identity[0]}, member {self._subscription.identity[1]}"

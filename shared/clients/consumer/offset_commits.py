@@ -37,7 +37,7 @@ OnCommit = Callable[[Mapping[TopicPartition, OffsetAndMetadata], Exception | Non
 BACKOFF_MAX_MS = 1_000
 WAITING_MAX = 10_000
 """The maximum number of callbacks that wait for a response. While the coordinator is away, each commit adds one."""
-REFUSED_RETRY_MS = 5_000
+REJECTED_RETRY_MS = 5_000
 """How long a partition is retried that the coordinator does not know: it may just have been created. After it was
 given up, its next commit is tried once."""
 OF_ONE_PARTITION = codes_of(
@@ -63,7 +63,7 @@ class OffsetCommits:
         require_stable: bool,
         gone_because: Callable[[], str] = str,
         is_owner: Callable[[], bool] = bool,
-        on_refused: Callable[[tuple[int, str], int], None] = lambda sent_as, code: None,
+        on_rejected: Callable[[tuple[int, str], int], None] = lambda sent_as, code: None,
         on_committed: Callable[[Mapping[TopicPartition, OffsetAndMetadata]], None] = lambda offsets: None,
     ) -> None:
         """`gone_because` returns the reason why the membership was lost, "" if unknown. `is_owner` tells whether the
@@ -78,16 +78,16 @@ class OffsetCommits:
         self._require_stable = require_stable
         self._gone_because = gone_because
         self._is_owner = is_owner
-        self._on_refused = on_refused
+        self._on_rejected = on_rejected
         self._on_committed = on_committed
         self.sequence = CommitSequence()
         self._task: asyncio.Task[None] | None = None
         self._waiting: list[tuple[dict[TopicPartition, OffsetAndMetadata], dict[TopicPartition, int], OnCommit]] = []
         self._changed = asyncio.Event()
         self._last_error: PenstockError | None = None
-        self._refusal: PenstockError | None = None
+        self._rejection: PenstockError | None = None
         """The last error that is not retriable."""
-        self._refused_since: dict[TopicPartition, float] = {}
+        self._rejected_since: dict[TopicPartition, float] = {}
         self._given_up: dict[TopicPartition, tuple[int, PenstockError]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._looking: asyncio.Task[None] | None = None
@@ -105,7 +105,7 @@ class OffsetCommits:
             if len(self._waiting) > WAITING_MAX:
                 where = self._where(self._member())
                 error = CoordinatorNotAvailable(f"{where}: no answer yet, and {WAITING_MAX} later commits wait")
-                asyncio.get_running_loop().call_soon(self._tell, self._waiting.pop(0), error)
+                asyncio.get_running_loop().call_soon(self._report, self._waiting.pop(0), error)
         self._start()
 
     async def commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata], timeout_ms: float) -> None:
@@ -117,15 +117,15 @@ class OffsetCommits:
         """
         where = self._where(self._member())
         numbers = self.sequence.register(offsets)
-        self._last_error = self._refusal = None
+        self._last_error = self._rejection = None
         self._start()
         try:
             async with asyncio.timeout(timeout_ms / 1000):
                 while not self._is_settled(numbers):
                     if self.sequence.is_dropped(numbers):
-                        raise self._taken_away()
-                    if self._refusal is not None:
-                        raise self._refusal
+                        raise self._partitions_lost()
+                    if self._rejection is not None:
+                        raise self._rejection
                     if self._task is None or self._task.done():
                         self._start()
                     self._changed.clear()
@@ -171,7 +171,7 @@ class OffsetCommits:
             )
         for entry in [w for w in self._waiting if not set(w[1]) <= set(partitions)]:
             self._waiting.remove(entry)
-            self._tell(entry, self._taken_away())
+            self._report(entry, self._partitions_lost())
         self._changed.set()
         self._start()
 
@@ -179,7 +179,7 @@ class OffsetCommits:
         """Return the last offsets of these partitions that this member has committed since their assignment."""
         return self.sequence.committed(partitions)
 
-    def _taken_away(self) -> CommitFailed:
+    def _partitions_lost(self) -> CommitFailed:
         reason = self._gone_because() or "the partitions were taken away"
         return CommitFailed(f"{self._where(self._member())}: not committed before: {reason}")
 
@@ -193,7 +193,7 @@ class OffsetCommits:
                 await asyncio.gather(task, return_exceptions=True)
         waiting, self._waiting = self._waiting, []
         for entry in waiting:
-            self._tell(entry, CommitFailed(f"{self._where(self._member())}: closed before the commit succeeded"))
+            self._report(entry, CommitFailed(f"{self._where(self._member())}: closed before the commit succeeded"))
 
     async def fetch(
         self, partitions: Sequence[TopicPartition], timeout_ms: float
@@ -247,7 +247,7 @@ class OffsetCommits:
         lost = KafkaTimeout | BrokerNotAvailable
         unsure: frozenset[TopicPartition] = frozenset()
         try:
-            refused, error = await self._send(commit)
+            rejected, error = await self._send(commit)
         except PenstockError as e:
             error = e
             now_ms = self._clock.monotonic_ms()
@@ -257,38 +257,38 @@ class OffsetCommits:
             self.sequence.on_failure(commit, fate_unknown=True, now_ms=self._clock.monotonic_ms())
             raise
         else:
-            unsure = self.sequence.on_success(commit, refused)
-            taken = commit.of(commit.numbers.keys() - refused.keys()).offsets
-            for tp in taken:
-                self._refused_since.pop(tp, None)
+            unsure = self.sequence.on_success(commit, rejected)
+            committed = commit.of(commit.numbers.keys() - rejected.keys()).offsets
+            for tp in committed:
+                self._rejected_since.pop(tp, None)
                 self._given_up.pop(tp, None)
-            if taken:
-                self._on_committed(taken)
+            if committed:
+                self._on_committed(committed)
             if error is not None:
-                self._failed(commit.of(refused), error)
-            elif refused:
-                error = self._refused(commit, refused)
+                self._failed(commit.of(rejected), error)
+            elif rejected:
+                error = self._rejected(commit, rejected)
             else:
                 self._metrics.committed(self._clock.monotonic_ms() - started_ms)
         self._last_error = None if self._is_of_before(commit) else error
-        self._refusal = None if error is None or self._passing(error) else self._last_error
+        self._rejection = None if error is None or self._passing(error) else self._last_error
         if unsure:
             await self._read_back(unsure)
         self._look_again()
         for entry in [w for w in self._waiting if self.sequence.is_done(w[1])]:
             self._waiting.remove(entry)
-            self._tell(entry, None)
+            self._report(entry, None)
         self._changed.set()
         return error
 
     async def _read_back(self, partitions: frozenset[TopicPartition]) -> None:
-        asked_ms = self._clock.monotonic_ms()
+        requested_ms = self._clock.monotonic_ms()
         try:
             found = await self.fetch(sorted(partitions), self._connection.settings.request_timeout_ms)
         except PenstockError as e:
             log.warning("offsets could not be read back", **self._fields(), reason=str(e))
         else:
-            self.sequence.on_read_back(found, partitions, asked_ms)
+            self.sequence.on_read_back(found, partitions, requested_ms)
 
     def _look_again(self) -> None:
         """Read back once more when a commit without an answer can no longer be applied."""
@@ -309,14 +309,14 @@ class OffsetCommits:
         self._start()
         self._look_again()
 
-    def _refused(self, commit: Commit, refused: Mapping[TopicPartition, PenstockError]) -> PenstockError | None:
+    def _rejected(self, commit: Commit, rejected: Mapping[TopicPartition, PenstockError]) -> PenstockError | None:
         """Give up the offsets that are not retried. Returns the error for which the rest is retried."""
         self._metrics.commit_failed()
         now_ms, again = self._clock.monotonic_ms(), None
-        for tp, error in refused.items():
+        for tp, error in rejected.items():
             log.warning("commit refused", **self._fields(), error=type(error).__name__, reason=str(error))
-            since_ms = self._refused_since.setdefault(tp, now_ms)
-            if self._passing(error) and now_ms - since_ms < REFUSED_RETRY_MS:
+            since_ms = self._rejected_since.setdefault(tp, now_ms)
+            if self._passing(error) and now_ms - since_ms < REJECTED_RETRY_MS:
                 again = error
                 continue
             number = commit.numbers[tp]
@@ -324,7 +324,7 @@ class OffsetCommits:
             self._given_up[tp] = number, error
             for entry in [w for w in self._waiting if tp in w[1] and w[1][tp] <= number]:
                 self._waiting.remove(entry)
-                self._tell(entry, error)
+                self._report(entry, error)
         return again
 
     def _failed(self, commit: Commit, error: PenstockError) -> None:
@@ -337,7 +337,7 @@ class OffsetCommits:
             # The offsets may still be committed later; the callback reports this attempt.
             for entry in [w for w in self._waiting if set(w[1]) <= set(commit.numbers)]:
                 self._waiting.remove(entry)
-                self._tell(entry, error)
+                self._report(entry, error)
 
     async def _send(self, commit: Commit) -> tuple[dict[TopicPartition, PenstockError], PenstockError | None]:
         """Return each rejected partition's error, and the first error that concerns the whole group."""
@@ -357,17 +357,17 @@ class OffsetCommits:
         )
         where = f"OffsetCommit of {self._where(member)}"
         response = await self._connection.ask_coordinator("group", member.group_id, request, where)
-        refused: dict[TopicPartition, PenstockError] = {}
+        rejected: dict[TopicPartition, PenstockError] = {}
         of_group: PenstockError | None = None
         for topic, rows in response.topics:
             for partition, code in rows:
                 if code:
                     tp = TopicPartition(topic, partition)
-                    refused[tp] = error = self._error(code, f"{where}, {tp}", member.group_id)
+                    rejected[tp] = error = self._error(code, f"{where}, {tp}", member.group_id)
                     if isinstance(error, CommitFailed):
-                        self._on_refused((member.generation_id, member.member_id), code)
+                        self._on_rejected((member.generation_id, member.member_id), code)
                     of_group = of_group or (None if code in OF_ONE_PARTITION else error)
-        return refused, of_group
+        return rejected, of_group
 
     def _check(self, codes: list[tuple[int, str]], group_id: str) -> None:
         for code, where in codes:
@@ -391,7 +391,7 @@ class OffsetCommits:
             return self._is_owner()
         return isinstance(error, RetriableError)
 
-    def _tell(
+    def _report(
         self,
         entry: tuple[dict[TopicPartition, OffsetAndMetadata], dict[TopicPartition, int], OnCommit],
         error: Exception | None,

@@ -27,7 +27,7 @@ from collections.abc import Collection, Iterable, Mapping
 
 from penstock.shared.clients.connection import NO_EPOCH
 from penstock.shared.clients.consumer.fetch_state import Move
-from penstock.shared.clients.consumer.unread import Taken, Unread
+from penstock.shared.clients.consumer.unread import Polled, Unread
 from penstock.shared.common.records import OffsetAndMetadata, TopicPartition
 
 _At = tuple[int, int]  # a position, and the leader epoch of the record before it
@@ -63,11 +63,11 @@ class Positions:
         self._handed.update(positions)
         self.is_one_by_one = False
 
-    def taken(self, taken: Mapping[TopicPartition, Taken]) -> None:
+    def polled_batches(self, polled_batches: Mapping[TopicPartition, Polled]) -> None:
         """Note records that are to be returned one by one."""
-        for tp, each in taken.items():
+        for tp, each in polled_batches.items():
             self._note_return(tp, each.columns.offsets.item(0) + 1)
-        self.unread.add(taken)
+        self.unread.add(polled_batches)
 
     def returned_one(self, tp: TopicPartition, position: int, epoch: int) -> None:
         """Note that an iteration returned one of the taken records."""

@@ -166,10 +166,10 @@ class SubscriptionState:
         """Whether this member owns partitions, and takes part in the group's rebalances."""
         return self._coordinator is not None and self._coordinator.is_owner
 
-    def on_commit_refused(self, sent_as: tuple[int, str], code: int) -> None:
+    def on_commit_rejected(self, sent_as: tuple[int, str], code: int) -> None:
         """Handle a rejected commit: the group no longer knows this member, or its generation."""
         if self._coordinator is not None:
-            self._coordinator.on_commit_refused(sent_as, code)
+            self._coordinator.on_commit_rejected(sent_as, code)
 
     @property
     def rebalance_ms(self) -> float:

@@ -23,7 +23,7 @@ from penstock.shared.common.records import Columns, ConsumerRecord, TopicPartiti
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class Polled:
     """Records of one partition, and the position after them."""
 
     columns: Columns[Any, Any]
@@ -32,14 +32,14 @@ class Taken:
 
 @dataclass(slots=True)
 class _Rest:
-    taken: Taken
+    polled: Polled
     index: int = 0
 
     @property
     def position(self) -> int:
         """The offset of the next record; after the last one, the position after the records."""
-        columns = self.taken.columns
-        return columns.offsets.item(self.index) if self.index < len(columns) else self.taken.position
+        columns = self.polled.columns
+        return columns.offsets.item(self.index) if self.index < len(columns) else self.polled.position
 
 
 class Unread:
@@ -51,13 +51,13 @@ class Unread:
     def __repr__(self) -> str:
         return f"<Unread {self._rests}>"
 
-    def add(self, taken: Mapping[TopicPartition, Taken]) -> None:
+    def add(self, polled: Mapping[TopicPartition, Polled]) -> None:
         """Add records that were fetched, or taken from here before. They come before the partition's other unread
         records.
 
         A partition is not fetched while it has unread records.
         """
-        for tp, each in taken.items():
+        for tp, each in polled.items():
             self._rests.setdefault(tp, deque()).appendleft(_Rest(each))
 
     def next(self, held: Collection[TopicPartition]) -> tuple[ConsumerRecord[Any, Any], int, int] | None:
@@ -66,7 +66,7 @@ class Unread:
             if tp in held:
                 continue
             rest = rests[0]
-            columns = rest.taken.columns
+            columns = rest.polled.columns
             record = columns.record(rest.index)
             rest.index += 1
             position = rest.position
@@ -75,23 +75,23 @@ class Unread:
             return record, position, columns.leader_epoch
         return None
 
-    def take(self, max_records: int | None, held: Collection[TopicPartition]) -> dict[TopicPartition, Taken]:
+    def take(self, max_records: int | None, held: Collection[TopicPartition]) -> dict[TopicPartition, Polled]:
         """Return records as `next` does, but as columns: the first ones of each partition, `max_records` in all."""
-        taken: dict[TopicPartition, Taken] = {}
+        polled: dict[TopicPartition, Polled] = {}
         left = max_records
         for tp in [tp for tp in self._rests if tp not in held]:
             rest = self._rests[tp][0]
-            columns = rest.taken.columns
+            columns = rest.polled.columns
             end = len(columns) if left is None else min(len(columns), rest.index + left)
             part = columns[rest.index : end]
             rest.index = end
-            taken[tp] = Taken(part, rest.position)
+            polled[tp] = Polled(part, rest.position)
             if end == len(columns):
                 self._shorten(tp)
             left = None if left is None else left - len(part)
             if left == 0:
                 break
-        return taken
+        return polled
 
     def position(self, tp: TopicPartition) -> int | None:
         """Return the offset of the partition's next unread record. Returns None if there is none."""

@@ -70,7 +70,7 @@ class Member(ABC):
             self.member_id = answer.member_id
             self._again(now_ms, at_once=True)
         elif answer.code:
-            self._refused("JoinGroup", answer.code, now_ms)
+            self._rejected("JoinGroup", answer.code, now_ms)
         else:
             self.generation, self.member_id = answer.generation, answer.member_id
             self.is_leader = answer.leader == answer.member_id
@@ -131,7 +131,7 @@ class Member(ABC):
 
     # --- helpers ---
 
-    def _refused(self, api: str, code: int, now_ms: int) -> None:
+    def _rejected(self, api: str, code: int, now_ms: int) -> None:
         self._reason = f"{api}: {name_of(code)}"
         if code in (UNKNOWN_MEMBER, ILLEGAL_GENERATION):
             self._forget(member=code == UNKNOWN_MEMBER)

@@ -104,7 +104,7 @@ class Batch:
         "log_append_time",
         "memory",
         "nodes",
-        "on_taken_back",
+        "on_cancelled",
         "order",
         "parts",
         "producer_state",
@@ -146,7 +146,7 @@ class Batch:
         self.callbacks: list[Callback] = []
         self.done_callbacks: dict[int, list[tuple[Callable[[Any], object], Context]]] = {}
         """Done callbacks of deliveries used as futures, by record index; `callbacks` has one entry for each."""
-        self.on_taken_back: Callable[[SendCancelled], None] | None = None
+        self.on_cancelled: Callable[[SendCancelled], None] | None = None
         """Called once after records were cancelled, not for each record."""
         self.removed: list[int] = []
         self.parts: list[tuple[int, Batch]] = []
@@ -206,10 +206,10 @@ class Batch:
             callback.tell(None, self.cancelled_error())
         return True
 
-    def taken_back(self) -> None:
+    def cancelled_records(self) -> None:
         """Call `on_taken_back`, since records were removed."""
-        if self.on_taken_back is not None:
-            self.on_taken_back(self.cancelled_error())
+        if self.on_cancelled is not None:
+            self.on_cancelled(self.cancelled_error())
 
     def cancelled_error(self) -> SendCancelled:
         """Return the error of a cancelled record."""

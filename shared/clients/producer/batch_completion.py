@@ -80,7 +80,7 @@ class BatchCompletion:
         self._random = random.Random()  # noqa: S311 - spreads retries, protects nothing
         self.ledger = SequenceLedger()
         self.metadata_is_stale = False
-        accumulator.on_taken_back = None if transaction is None else self._taken_back
+        accumulator.on_cancelled = None if transaction is None else self._on_cancelled
 
     def __repr__(self) -> str:
         return f"<BatchCompletion {self.ledger!r}>"
@@ -164,7 +164,7 @@ class BatchCompletion:
                 self.ledger.gap_shown(batch.tp)
             if self._transaction is None or (pending and isinstance(error, OutOfOrderSequence)):
                 error = NotLeaderOrFollower(str(error))
-        self._refused(batch, error, now_ms, alone=code in ENDS_TRANSACTION_ALONE)
+        self._rejected(batch, error, now_ms, alone=code in ENDS_TRANSACTION_ALONE)
 
     def unanswered(self, batch: Batch, error: PenstockError, now_ms: int) -> None:
         """Handle a request that failed in flight: the batch may or may not be in the log. It is no longer in flight."""
@@ -173,13 +173,13 @@ class BatchCompletion:
         if isinstance(error, STALE_METADATA):
             self.metadata_is_stale = True
         if not self._is_over(batch):
-            self._refused(batch, type(error)(f"{batch.tp}: {error}"), now_ms)
+            self._rejected(batch, type(error)(f"{batch.tp}: {error}"), now_ms)
 
     def unsent(self, batch: Batch, error: PenstockError, now_ms: int) -> None:
         """Handle a request that was never sent. The batch is no longer in flight."""
         self._accumulator.landed(batch)
         if not self._is_over(batch):
-            self._refused(batch, type(error)(f"{batch.tp}: {error}"), now_ms)
+            self._rejected(batch, type(error)(f"{batch.tp}: {error}"), now_ms)
 
     def expire(self, now_ms: int) -> None:
         """Fail every batch that is older than `delivery_timeout_ms`."""
@@ -206,7 +206,7 @@ class BatchCompletion:
         where = f"transactional id {self._transaction.transactional_id}"
         self.fail_all(error if fatal else TransactionAborted(f"{where}: not sent, since {error}"), out=False)
 
-    def _taken_back(self, error: SendCancelled) -> None:
+    def _on_cancelled(self, error: SendCancelled) -> None:
         """Fail the transaction after records were cancelled: a commit would leave them out silently."""
         assert self._transaction is not None
         if self._transaction.state in (TxnState.IN_TRANSACTION, TxnState.COMMITTING):
@@ -272,7 +272,7 @@ class BatchCompletion:
             self._given_up(batch)
         return True
 
-    def _refused(self, batch: Batch, error: PenstockError, now_ms: int, *, alone: bool = False) -> None:
+    def _rejected(self, batch: Batch, error: PenstockError, now_ms: int, *, alone: bool = False) -> None:
         passing = isinstance(error, RetriableError | CorruptRecord)
         if passing and batch.attempts - batch.splits <= self._settings.retries and not self._transaction_is_lost():
             self._metrics.retried(batch.tp.topic, batch.count)

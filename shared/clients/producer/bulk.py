@@ -10,8 +10,8 @@ import numpy as np
 
 from penstock.shared.clients.producer.batch import Batch
 from penstock.shared.clients.producer.delivery import Deliveries, Delivery, size_of
-from penstock.shared.clients.producer.places import Places, Run, Span
 from penstock.shared.clients.producer.record_accumulator import PartitionQueue
+from penstock.shared.clients.producer.record_locations import RecordLocations, Run, Span
 from penstock.shared.common.errors import BufferExhausted, PenstockError, TransactionAborted, UnknownTopicOrPartition
 from penstock.shared.common.records import AnyHeaders, ProducerRecord, RecordColumns
 
@@ -35,7 +35,7 @@ class Bulk:
         self.records = records
         self.timestamp = timestamp
         self._rest = iter(() if isinstance(records, RecordColumns) else records)
-        self._places = Places()
+        self._locations = RecordLocations()
         self._sizes: dict[int, tuple[int, int]] = {}
         self._ended: PenstockError | None = None
         self._unknown: dict[tuple[str, int | None], PenstockError] = {}
@@ -43,29 +43,29 @@ class Bulk:
         """The index of the record before which `fill` ends."""
         self.impatient: set[str] = set()
         """Topics that were waited for once without success; their other unknown partitions are not waited for again."""
-        self.refusals = 0
-        self.first_refusal: Exception | None = None
+        self.rejections = 0
+        self.first_rejection: Exception | None = None
 
     def __repr__(self) -> str:
-        return f"<Bulk {len(self._places)} of {len(self.records)} records taken>"
+        return f"<Bulk {len(self._locations)} of {len(self.records)} records added>"
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._locations)
 
     def fill(self, topics: Mapping[str, Topic]) -> ProducerRecord | None:
         """Append to open batches, up to the first record that needs more (a new batch, headers, a partition, metadata).
 
         Returns that record, or None at the end.
         """
-        run = self._places.begin()
+        run = self._locations.begin()
         try:
             return self._fill(topics, run)
         finally:
-            self._places.end()
+            self._locations.end()
 
     def _fill(self, topics: Mapping[str, Topic], run: Run) -> ProducerRecord | None:
         """The loop is flat: one more call, property or object here lowers the throughput."""
-        places, now_ms = self._places.of.append, self.timestamp
+        append, now_ms = self._locations.of.append, self.timestamp
         name: str | None = None
         by_key: dict[bytes, PartitionQueue] = {}
         topic: Topic | None = None
@@ -93,12 +93,12 @@ class Bulk:
                 batch.count = index + 1
                 if batch.run is not run:
                     batch.run, run[batch] = run, index
-                places(batch)
+                append(batch)
         except (TypeError, OverflowError, AttributeError):
             return record  # not bytes, or no record at all: `_take_one` raises the error that fits
         return None
 
-    def refused(self, record: ProducerRecord) -> PenstockError | None:
+    def rejected(self, record: ProducerRecord) -> PenstockError | None:
         """Return the error of an earlier record that this one will also have, so that it need not wait.
 
         Returns None if there is no such error.
@@ -111,8 +111,8 @@ class Bulk:
 
     def failed(self, record: ProducerRecord, error: Exception, *, whole_topic: bool = False) -> None:
         """Note that the next record was rejected. With `whole_topic`, so is every later record of its topic."""
-        self.refusals += 1
-        self.first_refusal = self.first_refusal or error
+        self.rejections += 1
+        self.first_rejection = self.first_rejection or error
         if isinstance(error, BufferExhausted | TransactionAborted):
             self._ended = error
         elif isinstance(error, UnknownTopicOrPartition):
@@ -121,20 +121,20 @@ class Bulk:
                 self._unknown[record.topic, None] = error
             elif record.partition is not None:  # a partitioner may choose another partition for the next record
                 self._unknown[record.topic, record.partition] = error
-        self._places.add(error, -1)
+        self._locations.add(error, -1)
 
-    def taken(self, delivery: Delivery) -> None:
+    def add_delivery(self, delivery: Delivery) -> None:
         """Note that the next record was sent alone, with this delivery."""
-        at = len(self._places)
+        at = len(self._locations)
         record = self.records[at]
         sizes = delivery._key_size, delivery._value_size
         if sizes != (size_of(record.key), size_of(record.value)):
             self._sizes[at] = sizes
-        self._places.add(delivery._batch, delivery._index)
+        self._locations.add(delivery._batch, delivery._index)
 
     def deliveries(self) -> Deliveries:
         """Return the deliveries of all records."""
-        return Deliveries(self._places, self.records, self.timestamp, self._sizes, all_taken=not self.refusals)
+        return Deliveries(self._locations, self.records, self.timestamp, self._sizes, all_accepted=not self.rejections)
 
 
 class ColumnBulk(Bulk):
@@ -161,13 +161,13 @@ class ColumnBulk(Bulk):
 
     def sliced(self, count: int, spans: list[Span]) -> None:
         """Note that the next `count` records went into batches, or failed, as in `spans`."""
-        self._places.add_slice(count, spans)
+        self._locations.add_slice(count, spans)
         self.stop = len(self)
 
     def slice_failed(self, error: Exception, records: int) -> None:
         """Note that `records` records of a slice failed."""
-        self.refusals += records
-        self.first_refusal = self.first_refusal or error
+        self.rejections += records
+        self.first_rejection = self.first_rejection or error
         self._ended = error if isinstance(error, BufferExhausted | TransactionAborted) else self._ended
 
     def _fill(self, topics: Mapping[str, Topic], run: Run) -> ProducerRecord | None:
@@ -183,11 +183,11 @@ class ColumnBulk(Bulk):
                 self._fill_batch(None if queue is None else queue.open, run)
         except (TypeError, OverflowError):
             pass  # not bytes: `_take_one` raises the error that fits
-        at = len(self._places)  # the position of the one record that was read and not taken
+        at = len(self._locations)  # the position of the one record that was read and not taken
         return columns[at] if at < self.stop else None
 
     def _fill_by_key(self, topic: Topic, run: Run) -> None:
-        places, by_key = self._places.of.append, topic.by_key
+        append, by_key = self._locations.of.append, topic.by_key
         for key, value, timestamp, headers in self._fields:
             queue = topic.sticky_queue if key is None else by_key.get(key) or topic.for_key(key)
             if queue is None or (batch := queue.open) is None or type(timestamp) is not int or timestamp < 0 or headers:
@@ -198,7 +198,7 @@ class ColumnBulk(Bulk):
             batch.count = index + 1
             if batch.run is not run:
                 batch.run, run[batch] = run, index
-            places(batch)
+            append(batch)
 
     def _fill_batch(self, batch: Batch | None, run: Run) -> None:
         if batch is None:
@@ -220,7 +220,7 @@ class ColumnBulk(Bulk):
             batch.count = index
             if index > first:
                 run[batch] = first
-                self._places.of.extend([batch] * (index - first))
+                self._locations.of.extend([batch] * (index - first))
 
 
 def bulk_of(records: Iterable[ProducerRecord[Any, Any]], timestamp: int) -> Bulk:

@@ -18,7 +18,7 @@ from penstock.shared.clients.connection.record_encoding import (
     EncodableColumns,
 )
 from penstock.shared.clients.producer.column_routing import NO_PARTITION, partitions_of_keys, rows_by_partition
-from penstock.shared.clients.producer.places import Span
+from penstock.shared.clients.producer.record_locations import Span
 from penstock.shared.clients.producer.record_validation import checked_headers
 from penstock.shared.common.compiled import compiled
 from penstock.shared.common.errors import SerializationError

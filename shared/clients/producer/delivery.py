@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from penstock.shared.clients.producer.batch import Batch, BatchState, Callback, located
-from penstock.shared.clients.producer.places import Places
+from penstock.shared.clients.producer.record_locations import RecordLocations
 from penstock.shared.common.errors import PenstockError
 from penstock.shared.common.records import ProducerRecord, RecordMetadata
 
@@ -58,7 +58,7 @@ class Delivery(msgspec.Struct, eq=False, gc=False):
         """
         removed = self._batch.remove(self._index)
         if removed:
-            self._batch.taken_back()
+            self._batch.cancelled_records()
         return removed
 
     def cancelled(self) -> bool:
@@ -95,8 +95,8 @@ class Delivery(msgspec.Struct, eq=False, gc=False):
             known = self._batch.done_callbacks[self._index] = []
             # An open batch knows a record by the index it was appended with, a sealed one by its position.
             is_open = self._batch.state is BatchState.OPEN
-            batch, place = (self._batch, self._index) if is_open else located(self._batch, self._index)
-            batch.callbacks.append(Callback(place, self._timestamp, self._key_size, self._value_size, self._is_done))
+            batch, index = (self._batch, self._index) if is_open else located(self._batch, self._index)
+            batch.callbacks.append(Callback(index, self._timestamp, self._key_size, self._value_size, self._is_done))
         known.append((call, context))
 
     def remove_done_callback(self, call: DoneCallback) -> int:
@@ -138,28 +138,28 @@ class Deliveries:
     `first_error()` waits as long and makes no object for each record, which suits bulks.
     """
 
-    __slots__ = ("_all_taken", "_batches", "_places", "_records", "_sizes", "_timestamp")
+    __slots__ = ("_all_accepted", "_batches", "_locations", "_records", "_sizes", "_timestamp")
 
     def __init__(
         self,
-        places: Places,
+        record_locations: RecordLocations,
         records: Sequence[ProducerRecord],
         timestamp: int,
         sizes: dict[int, tuple[int, int]],
         *,
-        all_taken: bool,
+        all_accepted: bool,
     ) -> None:
         """`timestamp` is used for records without one. `sizes` (key, value) has entries where serializers changed them.
         `all_taken` means that every record has a batch."""
-        self._places = places
+        self._locations = record_locations
         self._records = records
         self._timestamp = timestamp
         self._sizes = sizes
-        self._batches = places.batches()
-        self._all_taken = all_taken
+        self._batches = record_locations.batches()
+        self._all_accepted = all_accepted
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._locations)
 
     def __repr__(self) -> str:
         return f"<Deliveries of {len(self)} records, {'done' if self.done() else 'pending'}>"
@@ -173,10 +173,10 @@ class Deliveries:
 
         Their transaction can then only be aborted.
         """
-        pairs = zip(self._places.of, self._places.indices(), strict=True)
-        batches = [place for place, index in pairs if isinstance(place, Batch) and place.remove(index)]
+        pairs = zip(self._locations.of, self._locations.indices(), strict=True)
+        batches = [batch for batch, index in pairs if isinstance(batch, Batch) and batch.remove(index)]
         if batches:
-            batches[0].taken_back()
+            batches[0].cancelled_records()
         return len(batches)
 
     async def wait(self) -> None:
@@ -192,27 +192,27 @@ class Deliveries:
         """Wait for all records. Returns the error of the first record that has one, or None."""
         await self.wait()
         whole = all(b.error is None and not b.parts and not b.removed for b in self._batches)
-        if whole and self._all_taken:
+        if whole and self._all_accepted:
             return None
         return next((r for r in self._results() if isinstance(r, Exception)), None)
 
     def last(self) -> RecordMetadata | Exception:
         """Return the last record's metadata or error. All records must be done."""
-        return self._result(len(self) - 1, *self._places.last())
+        return self._result(len(self) - 1, *self._locations.last())
 
     def __await__(self) -> Generator[Any, None, list[RecordMetadata | Exception]]:
         yield from self.wait().__await__()
         return self._results()
 
     def _results(self) -> list[RecordMetadata | Exception]:
-        places = self._places
-        pairs = zip(places.of, places.indices(), strict=True)
-        return [self._result(i, place, index) for i, (place, index) in enumerate(pairs)]
+        record_locations = self._locations
+        pairs = zip(record_locations.of, record_locations.indices(), strict=True)
+        return [self._result(i, batch_or_error, index) for i, (batch_or_error, index) in enumerate(pairs)]
 
-    def _result(self, i: int, place: Batch | Exception, index: int) -> RecordMetadata | Exception:
-        if isinstance(place, Exception):
-            return place
-        batch, index = located(place, index)
+    def _result(self, i: int, batch_or_error: Batch | Exception, index: int) -> RecordMetadata | Exception:
+        if isinstance(batch_or_error, Exception):
+            return batch_or_error
+        batch, index = located(batch_or_error, index)
         if index < 0:
             return batch.cancelled_error()
         if batch.error is not None:

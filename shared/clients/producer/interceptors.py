@@ -49,7 +49,7 @@ class Interceptors:
                 )
         return record
 
-    def told_too(self, record: ProducerRecord, on_delivery: OnDelivery | None) -> OnDelivery:
+    def observed(self, record: ProducerRecord, on_delivery: OnDelivery | None) -> OnDelivery:
         """Return a callback that passes the fate of `record` to the chain, then to `on_delivery`."""
         headers = record.headers
 

@@ -332,8 +332,8 @@ class Producer:
         except BaseException:
             bulk.deliveries().cancel()  # the caller does not get them
             raise
-        if bulk.refusals:
-            log.warning("records rejected", records=bulk.refusals, reason=str(bulk.first_refusal))
+        if bulk.rejections:
+            log.warning("records rejected", records=bulk.rejections, reason=str(bulk.first_rejection))
         return bulk.deliveries()
 
     async def flush(self) -> None:
@@ -547,7 +547,7 @@ class Producer:
         if self._slices is UNLOADED:
             self._slices = await loaded(_load_slices, "the encoding of records") if self._may_be_direct else None
             self._check_open()
-        if self._slices is None or bulk.refusals:
+        if self._slices is None or bulk.rejections:
             bulk.one_by_one(len(columns))
             return
         known, partition = self._known(columns.topic), columns.partition
@@ -622,7 +622,7 @@ class Producer:
             self._fail_transaction(wrong)
             raise wrong
         try:
-            if (known := bulk.refused(record)) is not None:
+            if (known := bulk.rejected(record)) is not None:
                 self._count_refused(record, known)
                 raise known
             if record.timestamp is None:
@@ -634,7 +634,7 @@ class Producer:
             unknown = isinstance(e, UnknownTopicOrPartition) and self._connection.partitions(record.topic) is None
             bulk.failed(record, self._own_error(record, e), whole_topic=unknown)
         else:
-            bulk.taken(delivery)
+            bulk.add_delivery(delivery)
 
     def _count_refused(self, record: ProducerRecord, error: Exception) -> None:
         self._metrics.failed(record.topic, 1)
@@ -653,27 +653,27 @@ class Producer:
 
     async def _take(self, record: ProducerRecord, on_delivery: OnDelivery | None, *, patient: bool = True) -> Delivery:
         """Take a record. Without `patient` it does not wait for metadata: an earlier record of the bulk has waited."""
-        told = False
+        is_observed = False
         try:
             self._check_open()
             checked_callback(on_delivery)
             record = record.with_header_pairs()
             if self._interceptors:
-                record, told = self._interceptors.on_send(record), True
-                on_delivery = self._interceptors.told_too(record, on_delivery)
+                record, is_observed = self._interceptors.on_send(record), True
+                on_delivery = self._interceptors.observed(record, on_delivery)
             return await self._enqueue(record, on_delivery, patient=patient)
         except Exception as e:
             if not isinstance(e, IllegalState):
                 self._count_refused(record, e)
                 self._fail_transaction(e)
-            if told:
+            if is_observed:
                 self._interceptors.on_acknowledgement(None, e, record.headers)
             raise
         except asyncio.CancelledError:
             cancelled = SendCancelled(f"topic {record.topic}: the send was cancelled")
             self._metrics.failed(record.topic, 1)
             self._fail_transaction(cancelled)
-            if told:
+            if is_observed:
                 self._interceptors.on_acknowledgement(None, cancelled, record.headers)
             raise
 

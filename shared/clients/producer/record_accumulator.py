@@ -116,7 +116,7 @@ class RecordAccumulator:
         self._active: dict[PartitionQueue, None] = {}
         self.incomplete: dict[Batch, None] = {}
         self.flushes = 0
-        self.on_taken_back: Callable[[SendCancelled], None] | None = None
+        self.on_cancelled: Callable[[SendCancelled], None] | None = None
         self._in_flight_max = settings.max_in_flight_requests_per_connection
         if settings.enable_idempotence:
             self._in_flight_max = min(self._in_flight_max, OUT_PER_PARTITION_MAX)
@@ -154,7 +154,7 @@ class RecordAccumulator:
         queue = self.queue(queue.tp)  # the caller may have waited, and the topic been dropped meanwhile
         builder = new_builder and new_builder(memory, self.batch_size, transactional=self._transactional)
         batch = Batch(queue.tp, self.batch_size, self._compression, self._transactional, now_ms, builder)
-        batch.memory, batch.on_taken_back = memory, self.on_taken_back
+        batch.memory, batch.on_cancelled = memory, self.on_cancelled
         queue.held += memory
         batch.order = (queue.batches, 0)
         queue.batches += 1

@@ -224,7 +224,7 @@ class WorkerGroup(Member):
     def on_sync(self, answer: SyncAnswer, now_ms: int) -> None:
         """Takes the coordinator's answer to Sync."""
         if answer.code:
-            self._refused("SyncGroup", answer.code, now_ms)
+            self._rejected("SyncGroup", answer.code, now_ms)
             return
         try:
             self._received = decode_assignment(answer.assignment)

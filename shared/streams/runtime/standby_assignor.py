@@ -104,7 +104,7 @@ class StreamsAssignor(Assignor):
         own = super().user_data(assigned, generation)
         return with_standing(own, self._warm()) if self._replicas else own
 
-    def told(
+    def assignment_data(
         self, partitions: Mapping[str, int], members: Mapping[str, GroupMember], assigned: Assigned
     ) -> Mapping[str, bytes]:
         """Return the standbys of each member. Every member gets user data, since that keeps KIP-848 consumers out."""
@@ -116,9 +116,9 @@ class StreamsAssignor(Assignor):
         placed = place_standbys(owners, order, warm, self._replicas)
         return {member: with_standing(None, placed.get(member, ())) for member in members}
 
-    def on_assignment(self, told: bytes | None) -> None:
+    def on_assignment(self, user_data: bytes | None) -> None:
         """Take the standbys. Raises InconsistentGroupProtocol if no instance of the application made the assignment."""
-        standbys = standing_of(told)
+        standbys = standing_of(user_data)
         if standbys is None:
             raise InconsistentGroupProtocol(f"the assignment was not made with {self.name}")
         self.standbys = standbys

@@ -116,7 +116,7 @@ async def test_brokers_that_are_not_reached_are_logged_before_the_deadline(capsy
         kafka_settings = settings(hangs_up, request_timeout_ms=400)
         clients = [Client(kafka_settings, name) for name in "ab"]
         outcomes = await asyncio.gather(
-            *(bootstrap(client, kafka_settings, say_ms=100) for client in clients), return_exceptions=True
+            *(bootstrap(client, kafka_settings, log_after_ms=100) for client in clients), return_exceptions=True
         )
         assert [type(outcome) for outcome in outcomes] == [BrokerNotAvailable] * 2
         reached = Client(settings(answers), "c")
@@ -145,7 +145,7 @@ async def test_the_setup_timeout_bounds_a_connection() -> None:
         started = time.monotonic()
         assert not await client.ready(0)
         assert 0.09 < time.monotonic() - started < 2
-        assert str(client.refusal(0, "here")) == f"here: 127.0.0.1:{port}: not connected after 100 ms"
+        assert str(client.connection_error(0, "here")) == f"here: 127.0.0.1:{port}: not connected after 100 ms"
         with pytest.raises(kafka.NodeNotReadyError):
             await client.send(0, object())
         await client.close()
@@ -159,7 +159,7 @@ async def test_the_setup_timeout_grows_with_the_failures() -> None:
         knowing(client, port)
         reasons = []
         while len(reasons) < 4:
-            if not await client.ready(0) and (said := str(client.refusal(0, "t"))) not in reasons[-1:]:
+            if not await client.ready(0) and (said := str(client.connection_error(0, "t"))) not in reasons[-1:]:
                 reasons.append(said)
             if len(reasons) == 3:
                 break
@@ -216,7 +216,7 @@ async def test_one_attempt_serves_all_and_is_in_nobodys_way() -> None:
         await client.close()
         assert await asyncio.gather(*waiting[1:]) == [False] * 4
         assert not await client.ready(0)
-        assert str(client.refusal(0, "t")) == "t: the client is closed"
+        assert str(client.connection_error(0, "t")) == "t: the client is closed"
 
 
 async def test_an_idle_connection_is_closed_and_made_again() -> None:
@@ -245,7 +245,7 @@ async def test_a_node_that_refuses_is_left_alone() -> None:
         async with asyncio.timeout(10):
             while len(times) < 6:
                 assert not await client.ready(0)
-                assert "closed the connection" in str(client.refusal(0, "t"))
+                assert "closed the connection" in str(client.connection_error(0, "t"))
                 if server.taken > len(times):
                     times.append(time.monotonic())
                 await asyncio.sleep(0)
@@ -258,7 +258,7 @@ async def test_a_broker_that_is_not_known() -> None:
     """A node without an address is not reached, and it is said which."""
     client = Client(settings(1), "c")
     assert not await client.ready(7)
-    assert str(client.refusal(7, "produce")) == "produce: broker 7 is not in the metadata"
+    assert str(client.connection_error(7, "produce")) == "produce: broker 7 is not in the metadata"
     await client.close()
 
 
@@ -266,10 +266,10 @@ async def test_who_is_kept_out() -> None:
     """A refused login is kept until the node lets the client in, or is no longer there; another failure is not one."""
     client = Client(settings(1), "c")
     knowing(client, 1, 2)
-    client._refusals = {0: BrokerNotAvailable("gone"), 1: AuthenticationFailed("wrong")}
-    assert str(client.refused()) == "wrong"
+    client._node_errors = {0: BrokerNotAvailable("gone"), 1: AuthenticationFailed("wrong")}
+    assert str(client.authentication_error()) == "wrong"
     knowing(client, 1)
-    assert client.refused() is None
+    assert client.authentication_error() is None
     await client.close()
 
 
@@ -278,15 +278,15 @@ async def test_what_a_failed_connection_means() -> None:
     client = Client(settings(1), "c")
     alert = kafka.KafkaConnectionError("closed")
     alert.__cause__ = ssl.SSLError(1, "[SSL: TLSV13_ALERT_CERTIFICATE_REQUIRED] tlsv13 alert certificate required")
-    refused = client._refusal(alert, "h:1", 5)
+    refused = client._translated(alert, "h:1", 5)
     assert isinstance(refused, AuthenticationFailed)
     assert str(refused).startswith("h:1: TLS: ")
-    assert isinstance(client._refusal(ValueError("Server sent wrong signature!"), "h:1", 5), AuthenticationFailed)
+    assert isinstance(client._translated(ValueError("Server sent wrong signature!"), "h:1", 5), AuthenticationFailed)
     for gone in (ssl.SSLEOFError(8, "eof"), ConnectionResetError(), kafka.KafkaConnectionError("closed")):
-        said = client._refusal(gone, "h:1", 5)
+        said = client._translated(gone, "h:1", 5)
         assert isinstance(said, BrokerNotAvailable)
         assert "is this a listener for kafka.security_protocol=PLAINTEXT?" in str(said)
-    assert "refused" in str(client._refusal(ConnectionRefusedError(111, "refused"), "h:1", 5))
+    assert "refused" in str(client._translated(ConnectionRefusedError(111, "refused"), "h:1", 5))
     await client.close()
 
 

@@ -97,12 +97,12 @@ def test_an_unknown_fate_is_looked_at_until_it_cannot_land_any_more() -> None:
     sequence.register({A: at(5)})
     sequence.on_failure(next_of(sequence), fate_unknown=True, now_ms=100)
     sequence.on_success(next_of(sequence))
-    sequence.on_read_back({A: at(5)}, {A}, asked_ms=200)
+    sequence.on_read_back({A: at(5)}, {A}, requested_ms=200)
     assert sequence.is_drained
     assert sequence.read_back_at_ms() == 100 + LATE_MS
     assert sequence.to_read_back(now_ms=LATE_MS) == frozenset()
     assert sequence.to_read_back(now_ms=100 + LATE_MS) == {A}
-    sequence.on_read_back({A: at(3)}, {A}, asked_ms=100 + LATE_MS)
+    sequence.on_read_back({A: at(3)}, {A}, requested_ms=100 + LATE_MS)
     assert next_of(sequence).offsets == {A: at(5)}
     assert sequence.read_back_at_ms() is None
 
@@ -205,7 +205,7 @@ def test_committed_offsets_never_go_backwards_or_ahead(steps: list[str], seed: i
         succeed(commit)
     coordinator.land(rng)
     if unsure := sequence.to_read_back(LATE_MS):
-        sequence.on_read_back(dict(coordinator.committed), unsure, asked_ms=LATE_MS)
+        sequence.on_read_back(dict(coordinator.committed), unsure, requested_ms=LATE_MS)
     while (commit := sequence.next_commit(1)) is not None:
         succeed(commit)
     assert sequence.is_drained

@@ -124,7 +124,7 @@ class Telling(RangeAssignor):
 
     heard: bytes | None = None
 
-    def told(self, partitions: object, members: object, assigned: Assigned) -> dict[str, bytes]:
+    def assignment_data(self, partitions: object, members: object, assigned: Assigned) -> dict[str, bytes]:
         return {name: name.encode() for name in assigned}
 
     def on_assignment(self, told: bytes | None) -> None:

@@ -20,7 +20,7 @@ from prometheus_client import CollectorRegistry
 
 from penstock.shared.clients.consumer.commit_sequence import LATE_MS
 from penstock.shared.clients.consumer.metrics import ConsumerMetrics
-from penstock.shared.clients.consumer.offset_commits import REFUSED_RETRY_MS, OffsetCommits
+from penstock.shared.clients.consumer.offset_commits import REJECTED_RETRY_MS, OffsetCommits
 from penstock.shared.common.errors import (
     BrokerNotAvailable,
     CommitFailed,
@@ -214,7 +214,7 @@ async def test_a_partition_that_is_no_more_holds_no_other_up() -> None:
     assert coordinator.committed == {A: at(3)}
     assert (both.done(), member.told) == (False, [(3, "NoneType")])
     await asyncio.wait_for(member.commits.commit({A: at(4)}, 60_000), 5)
-    member.clock.advance(REFUSED_RETRY_MS)
+    member.clock.advance(REJECTED_RETRY_MS)
     with pytest.raises(UnknownTopicOrPartition, match=r"OffsetCommit of client c, group g, generation 1.*t-1"):
         await asyncio.wait_for(both, 5)
     assert member.told == [(3, "NoneType"), (3, "UnknownTopicOrPartition")]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from penstock.shared.clients.consumer.fetch_state import Move
 from penstock.shared.clients.consumer.positions import Positions
-from penstock.shared.clients.consumer.unread import Taken
+from penstock.shared.clients.consumer.unread import Polled
 from penstock.shared.common.records import Columns, ConsumerRecord, OffsetAndMetadata, TopicPartition
 
 A, B = TopicPartition("t", 0), TopicPartition("t", 1)
@@ -120,7 +120,7 @@ def test_a_move_behind_records_in_hand_counts_with_them() -> None:
     positions.processed()
     assert positions.uncommitted() == {A: OffsetAndMetadata(5)}
     columns = Columns.of([ConsumerRecord("t", 1, offset, 0, None, None) for offset in (0, 1)])
-    positions.unread.add({B: Taken(columns, 2)})
+    positions.unread.add({B: Polled(columns, 2)})
     positions.moved(B, Move(9))
     assert B not in positions.polled()
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from penstock.shared.clients.consumer.unread import Taken, Unread
+from penstock.shared.clients.consumer.unread import Polled, Unread
 from penstock.shared.common.records import Columns, ConsumerRecord, TopicPartition
 
 A, B = TopicPartition("t", 0), TopicPartition("t", 1)
 
 
-def taken(tp: TopicPartition, *offsets: int, position: int) -> Taken:
-    return Taken(Columns.of([ConsumerRecord(*tp, offset, 0, None, b"v") for offset in offsets]), position)
+def taken(tp: TopicPartition, *offsets: int, position: int) -> Polled:
+    return Polled(Columns.of([ConsumerRecord(*tp, offset, 0, None, b"v") for offset in offsets]), position)
 
 
 def drained(unread: Unread, *held: TopicPartition) -> list[tuple[int, int, int]]:

@@ -195,8 +195,8 @@ class World:
                 assert log[one.offset] == one.value, "an acknowledged record is where its metadata says"
             if once:
                 assert len(set(log)) == len(log), "nothing is doubled"
-                places = [log.index(one.value) for one in acknowledged]
-                assert places == sorted(places), "acknowledged records are in the order they were sent"
+                offsets_in_log = [log.index(one.value) for one in acknowledged]
+                assert offsets_in_log == sorted(offsets_in_log), "acknowledged records are in the order they were sent"
             for one in sent:
                 if isinstance(one.fate, RecordTooLarge) or "was not written" in str(one.fate):
                     assert one.value not in log, "what was surely refused is not in the log"

@@ -91,7 +91,7 @@ def test_parts_keep_the_age_of_the_whole() -> None:
     assert young.fate is None
 
 
-def test_a_split_batch_that_had_records_taken_back() -> None:
+def test_a_split_batch_that_had_records_cancelled_records() -> None:
     """Each record that is left hears of its own place."""
     core = Harness()
     records = [core.send(value=b"%d" % i) for i in range(6)]

@@ -76,7 +76,7 @@ async def test_it_stops_at_what_needs_more() -> None:
         assert bulk.fill({"t": known}) is record
         bulk.failed(record, RecordTooLarge("x"))
         assert bulk.fill({"t": known}) is None
-        assert repr(bulk) == "<Bulk 3 of 3 records taken>"
+        assert repr(bulk) == "<Bulk 3 of 3 records added>"
     known = topic()
     known.queues[1].open = None
     bulk = Bulk(records(b"a"), 77)
@@ -91,7 +91,7 @@ async def test_a_record_that_went_its_own_way() -> None:
     own.append(0, 77, None, b"serialized", [])
     own.count = 1
     assert bulk.fill({}) is bulk.records[0]
-    bulk.taken(Delivery(own, 0, 77, -1, 10))
+    bulk.add_delivery(Delivery(own, 0, 77, -1, 10))
     assert bulk.fill({"t": known}) is None
     own.complete(3, -1)
     batch = known.queues[1].open
@@ -117,10 +117,10 @@ async def test_what_ended_one_record_ends_the_next_without_another_wait() -> Non
     ):
         bulk = Bulk([record, *records(b"b"), other], 77)
         assert bulk.fill({}) is record
-        assert bulk.refused(record) is None
+        assert bulk.rejected(record) is None
         bulk.failed(record, error, whole_topic=str(error) == "t")
-        assert (bulk.refused(bulk.records[1]) is error) is same
-        assert (bulk.refused(other) is error) is rest
+        assert (bulk.rejected(bulk.records[1]) is error) is same
+        assert (bulk.rejected(other) is error) is rest
 
 
 def test_an_unknown_partition_is_waited_for_once() -> None:
@@ -130,10 +130,10 @@ def test_an_unknown_partition_is_waited_for_once() -> None:
     assert bulk.fill({}) is ninth
     assert "t" not in bulk.impatient
     bulk.failed(ninth, error)
-    assert bulk.refused(ninth) is error
-    assert bulk.refused(tenth) is None
+    assert bulk.rejected(ninth) is error
+    assert bulk.rejected(tenth) is None
     assert "t" in bulk.impatient
-    assert (bulk.refusals, bulk.first_refusal) == (1, error)
+    assert (bulk.rejections, bulk.first_rejection) == (1, error)
 
 
 def test_a_fraction_of_a_millisecond_is_no_timestamp() -> None:

@@ -9,7 +9,7 @@ import pytest
 from penstock.shared.clients.connection import COMPRESSION
 from penstock.shared.clients.producer.batch import NO_STATE, Batch, BatchState
 from penstock.shared.clients.producer.delivery import Deliveries, Delivery, fresh
-from penstock.shared.clients.producer.places import Places
+from penstock.shared.clients.producer.record_locations import RecordLocations
 from penstock.shared.common.errors import DeliveryTimeout, RecordTooLarge, SendCancelled
 from penstock.shared.common.records import ProducerRecord, TopicPartition
 
@@ -26,12 +26,12 @@ def delivery_of(batch: Batch, index: int) -> Delivery:
     return Delivery(batch, index, index, -1, 2)
 
 
-def deliveries_of(*places: tuple[Batch, int] | Exception) -> Deliveries:
-    where = Places()
-    for place in places:
+def deliveries_of(*record_locations: tuple[Batch, int] | Exception) -> Deliveries:
+    where = RecordLocations()
+    for place in record_locations:
         where.add(*(place if isinstance(place, tuple) else (place, -1)))
-    all_taken = not any(isinstance(place, Exception) for place in places)
-    return Deliveries(where, [ProducerRecord("t", b"v")] * len(places), 5, {}, all_taken=all_taken)
+    all_taken = not any(isinstance(place, Exception) for place in record_locations)
+    return Deliveries(where, [ProducerRecord("t", b"v")] * len(record_locations), 5, {}, all_accepted=all_taken)
 
 
 def drained(batch: Batch) -> Batch:
@@ -133,11 +133,11 @@ async def test_the_first_error_is_found_wherever_it_is() -> None:
     """In what was never taken, in what was taken back, and in a part of a split batch."""
     good = batch_of(2)
     refused = deliveries_of((good, 0), RecordTooLarge("big"))
-    taken_back = deliveries_of((good, 0), (good, 1))
+    cancelled_records = deliveries_of((good, 0), (good, 1))
     assert good.remove(1)
     drained(good).complete(0, -1)
     assert isinstance(await refused.first_error(), RecordTooLarge)
-    assert isinstance(await taken_back.first_error(), SendCancelled)
+    assert isinstance(await cancelled_records.first_error(), SendCancelled)
     whole = drained(batch_of(2))
     one, two = whole.split()
     one.complete(0, -1)
@@ -203,7 +203,7 @@ async def test_a_delivery_tells_as_a_future_does() -> None:
     assert (delivery.result().offset, delivery.exception(), delivery.cancelled()) == (40, None, False)
 
 
-async def test_a_delivery_tells_of_its_error_and_of_being_taken_back() -> None:
+async def test_a_delivery_tells_of_its_error_and_of_being_cancelled_records() -> None:
     """`exception` is the error, SendCancelled where the record was taken back; `result` raises it."""
     batch, told = batch_of(2), list[Delivery]()
     failed, cancelled = delivery_of(batch, 0), delivery_of(batch, 1)

@@ -40,8 +40,8 @@ def test_interceptors_hear_before_the_callback() -> None:
     chain = [Adds(b"a", fails=True)]
     order: list[int] = []
     error = DeliveryTimeout("late")
-    Interceptors(chain).told_too(ProducerRecord("t", b""), lambda *_: order.append(len(chain[0].heard)))(None, error)
-    Interceptors(chain).told_too(ProducerRecord("t", b""), None)(RecordMetadata("t", 0, 5, 0), None)
+    Interceptors(chain).observed(ProducerRecord("t", b""), lambda *_: order.append(len(chain[0].heard)))(None, error)
+    Interceptors(chain).observed(ProducerRecord("t", b""), None)(RecordMetadata("t", 0, 5, 0), None)
     assert order == [1]
     assert chain[0].heard == [error, RecordMetadata("t", 0, 5, 0)]
 
@@ -56,7 +56,7 @@ def test_the_base_changes_nothing() -> None:
 def test_headers_tell_which_record_it_is() -> None:
     """With its fate comes what the record was sent with in its headers."""
     interceptor, headers = Adds(b"a"), (("number", b"1"),)
-    Interceptors([interceptor]).told_too(ProducerRecord("t", b"", headers=headers), None)(None, DeliveryTimeout("late"))
+    Interceptors([interceptor]).observed(ProducerRecord("t", b"", headers=headers), None)(None, DeliveryTimeout("late"))
     assert interceptor.headers == headers
 
 

@@ -141,7 +141,7 @@ async def test_a_commit_cancelled_before_the_coordinator_was_asked_is_aborted() 
         assert values(cluster) == [b"next"]
 
 
-async def test_a_bulk_that_is_cancelled_is_taken_back() -> None:
+async def test_a_bulk_that_is_cancelled_is_cancelled_records() -> None:
     """Nobody would have its records' fates, so what is not under way is not sent."""
     async with FakeCluster() as cluster, producing(cluster, buffer_memory=2_000, batch_size=1_000) as producer:
         gate = asyncio.Event()

@@ -291,7 +291,7 @@ async def test_a_bulk_larger_than_the_buffer_waits() -> None:
         assert len(values(cluster)) == 200
 
 
-async def test_a_cancelled_bulk_is_taken_back() -> None:
+async def test_a_cancelled_bulk_is_cancelled_records() -> None:
     """While it waits for memory, or afterwards: what is not under way is not sent."""
     async with producing(1, buffer_memory=2_000, batch_size=1_000) as (cluster, producer):
         gate = asyncio.Event()

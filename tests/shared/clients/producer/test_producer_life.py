@@ -117,7 +117,7 @@ async def test_an_abort_does_not_wait_for_a_connect(max_block_ms: int) -> None:
 
 
 @pytest.mark.parametrize("how", ["delivery", "deliveries", "waiter", "send"])
-async def test_a_record_that_is_taken_back_costs_its_transaction(how: str) -> None:
+async def test_a_record_that_is_cancelled_records_costs_its_transaction(how: str) -> None:
     """However it happens: a commit would leave the record out without a word."""
     async with producing(transactional_id="x", linger_ms=60_000) as (cluster, producer):
         await producer.init_transactions()

@@ -197,7 +197,7 @@ def test_muted_partitions_are_left_alone() -> None:
     assert core.turn() == [other.batch]
 
 
-def test_a_batch_of_taken_back_records_is_never_sent() -> None:
+def test_a_batch_of_cancelled_records_records_is_never_sent() -> None:
     """It ends without a leader, a request, or memory held."""
     core = Harness()
     core.leaders[A] = None

@@ -27,7 +27,7 @@ Run = dict[Batch, int]
 """The batches that a run of appends filled, each with the index of the run's first record in it."""
 
 
-class Places:
+class RecordLocations:
     """`of` has for each record, in order, its batch, or the error that kept it out of a batch.
 
     During a run the appending code adds to `of`. It also adds to the run each batch that does not have it as its `run`
@@ -45,7 +45,7 @@ class Places:
         self._indices: list[int] | None = None
 
     def __repr__(self) -> str:
-        return f"<Places of {len(self)} records in {len(self._runs) + len(self._slices)} runs>"
+        return f"<RecordLocations of {len(self)} records in {len(self._runs) + len(self._slices)} runs>"
 
     def __len__(self) -> int:
         return len(self._of) + self._sliced
@@ -54,11 +54,16 @@ class Places:
     def of(self) -> list[Batch | Exception]:
         """The batch or error of each record."""
         for count, spans in self._slices:
-            places = np.empty(count, object)
-            for place, _, rows in spans:
-                places[rows] = place
-            self._runs.append((len(self._of), {place: index for place, index, _ in spans if isinstance(place, Batch)}))
-            self._of += places.tolist()
+            batches = np.empty(count, object)
+            for batch_or_error, _, rows in spans:
+                batches[rows] = batch_or_error
+            self._runs.append(
+                (
+                    len(self._of),
+                    {batch_or_error: index for batch_or_error, index, _ in spans if isinstance(batch_or_error, Batch)},
+                )
+            )
+            self._of += batches.tolist()
         self._slices, self._sliced = [], 0
         return self._of
 
@@ -81,23 +86,23 @@ class Places:
         if start == len(self.of):
             self._runs.pop()
 
-    def add(self, place: Batch | Exception, index: int) -> None:
+    def add(self, batch_or_error: Batch | Exception, index: int) -> None:
         """Add the next record, which was appended outside a run."""
-        self._runs.append((len(self.of), {place: index} if isinstance(place, Batch) else {}))
-        self.of.append(place)
+        self._runs.append((len(self.of), {batch_or_error: index} if isinstance(batch_or_error, Batch) else {}))
+        self.of.append(batch_or_error)
 
     def batches(self) -> list[Batch]:
         """Return every batch that has one of the records, once."""
         spans = chain.from_iterable(spans for _, spans in self._slices)
-        sliced = (place for place, _, _ in spans if isinstance(place, Batch))
+        sliced = (batch for batch, _, _ in spans if isinstance(batch, Batch))
         return list(dict.fromkeys(chain(chain.from_iterable(run for _, run in self._runs), sliced)))
 
     def last(self) -> tuple[Batch | Exception, int]:
         """Return the last record's batch and its index there; its error and -1 if it has no batch."""
         if self._slices:
             count, spans = self._slices[-1]
-            place, index, rows = next(span for span in spans if span[2][-1] == count - 1)
-            return place, index + len(rows) - 1 if isinstance(place, Batch) else -1
+            batch_or_error, index, rows = next(span for span in spans if span[2][-1] == count - 1)
+            return batch_or_error, index + len(rows) - 1 if isinstance(batch_or_error, Batch) else -1
         start, run = self._runs[-1]
         last = self._of[-1]
         return last, run[last] + self._of[start:].count(last) - 1 if isinstance(last, Batch) else -1
@@ -112,12 +117,12 @@ class Places:
         return self._indices
 
 
-def _indices(places: Iterable[Batch | Exception], run: Run) -> Iterable[int]:
+def _indices(batches: Iterable[Batch | Exception], run: Run) -> Iterable[int]:
     following = dict(run)
-    for place in places:
-        if isinstance(place, Batch):
-            index = following[place]
-            following[place] = index + 1
+    for batch_or_error in batches:
+        if isinstance(batch_or_error, Batch):
+            index = following[batch_or_error]
+            following[batch_or_error] = index + 1
             yield index
         else:
             yield -1

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from penstock.shared.clients.connection import COMPRESSION
 from penstock.shared.clients.producer.batch import Batch
-from penstock.shared.clients.producer.places import Places
+from penstock.shared.clients.producer.record_locations import RecordLocations
 from penstock.shared.common.errors import BufferExhausted, RecordTooLarge
 from penstock.shared.common.records import TopicPartition
 
@@ -26,21 +26,21 @@ def batch_of(number: int) -> Batch:
     return Batch(TopicPartition("t", number), 16_384, COMPRESSION["none"], False, 0)
 
 
-def fill(places: Places, batches: list[Batch], numbers: list[int]) -> list[tuple[Batch, int]]:
+def fill(record_locations: RecordLocations, batches: list[Batch], numbers: list[int]) -> list[tuple[Batch, int]]:
     """A run, as the bulk does it; gives each record's batch and index."""
-    run, seen = places.begin(), []
+    run, seen = record_locations.begin(), []
     for number in numbers:
         batch = batches[number]
         seen.append((batch, batch.count))
         if batch.run is not run:
             batch.run, run[batch] = run, batch.count
         batch.count += 1
-        places.of.append(batch)
-    places.end()
+        record_locations.of.append(batch)
+    record_locations.end()
     return seen
 
 
-def fill_slice(places: Places, batches: list[Batch], numbers: list[int]) -> list[tuple[object, int]]:
+def fill_slice(record_locations: RecordLocations, batches: list[Batch], numbers: list[int]) -> list[tuple[object, int]]:
     """A slice of columns, as it is taken: each batch by itself, the records that were not taken at the end."""
     error, seen, spans = BufferExhausted("full"), [(None, -1)] * len(numbers), []
     for number in [*range(BATCHES), -1]:
@@ -53,48 +53,48 @@ def fill_slice(places: Places, batches: list[Batch], numbers: list[int]) -> list
             seen[row] = (place, -1 if number < 0 else first + i)
         if number >= 0:
             batches[number].count += len(rows)
-    places.add_slice(len(numbers), spans)
+    record_locations.add_slice(len(numbers), spans)
     return seen
 
 
 @given(st.lists(steps, min_size=1, max_size=12))
 def test_indices_are_those_of_the_appends(taken: list[list[int] | tuple[list[int]] | int | str]) -> None:
     """Through runs, slices, single records, refusals and other senders, each record has the index of its append."""
-    places, batches = Places(), [batch_of(number) for number in range(BATCHES)]
+    record_locations, batches = RecordLocations(), [batch_of(number) for number in range(BATCHES)]
     seen: list[tuple[object, int]] = []
     for step in taken:
         if isinstance(step, list):
-            seen += fill(places, batches, step)
+            seen += fill(record_locations, batches, step)
         elif isinstance(step, tuple):
-            seen += fill_slice(places, batches, step[0])
+            seen += fill_slice(record_locations, batches, step[0])
         elif isinstance(step, int):
             seen.append((batches[step], batches[step].count))
-            places.add(batches[step], batches[step].count)
+            record_locations.add(batches[step], batches[step].count)
             batches[step].count += 1
         elif step == "refused":
             error = RecordTooLarge("t")
             seen.append((error, -1))
-            places.add(error, -1)
+            record_locations.add(error, -1)
         else:
             batches[0].count += 1
-    found = places.batches()
+    found = record_locations.batches()
     assert set(found) == {place for place, _ in seen if isinstance(place, Batch)}
     assert len(set(found)) == len(found)
-    assert len(places) == len(seen)
+    assert len(record_locations) == len(seen)
     if seen:
-        assert places.last() == seen[-1]
-    assert list(zip(places.of, places.indices(), strict=True)) == seen
-    assert places.batches() == found
-    assert not seen or places.last() == seen[-1]
+        assert record_locations.last() == seen[-1]
+    assert list(zip(record_locations.of, record_locations.indices(), strict=True)) == seen
+    assert record_locations.batches() == found
+    assert not seen or record_locations.last() == seen[-1]
     assert all(batch.run is None for batch in batches)
 
 
 def test_a_run_that_took_nothing_leaves_nothing() -> None:
     """An empty run is forgotten, and the batches are given once each, in the order of their first record."""
-    places, one, two = Places(), batch_of(1), batch_of(2)
-    places.begin()
-    places.end()
-    assert repr(places) == "<Places of 0 records in 0 runs>"
+    record_locations, one, two = RecordLocations(), batch_of(1), batch_of(2)
+    record_locations.begin()
+    record_locations.end()
+    assert repr(record_locations) == "<RecordLocations of 0 records in 0 runs>"
     for batch, index in ((two, 0), (one, 0), (two, 1)):
-        places.add(batch, index)
-    assert places.batches() == [two, one]
+        record_locations.add(batch, index)
+    assert record_locations.batches() == [two, one]
