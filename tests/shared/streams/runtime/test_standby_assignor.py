@@ -55,7 +55,7 @@ def test_without_replicas_every_member_is_told_that_it_has_no_standbys(strategy:
     members = {"a": member(own), "b": member(own)}
     said = [standing_of(one.subscription.user_data) for one in members.values()]
     assigned = own.assign({"t": 1}, members)
-    told = own.told({"t": 1}, members, assigned)
+    told = own.assignment_data({"t": 1}, members, assigned)
     assert said == [None, None]
     assert {name: standing_of(data) for name, data in told.items()} == {"a": frozenset(), "b": frozenset()}
 
@@ -65,7 +65,7 @@ def test_the_leader_tells_each_member() -> None:
     own, others = assignor("range", 1), assignor("range", 1, 0)
     members = {"a": member(own), "b": member(others), "c": member(assignor("range", 0))}
     assigned = own.assign({"t": 3}, members)
-    told = own.told({"t": 3}, members, assigned)
+    told = own.assignment_data({"t": 3}, members, assigned)
     assert {name: standing_of(data) for name, data in told.items()} == {"a": {1, 2}, "b": {0}, "c": frozenset()}
     others.on_assignment(told["b"])
     assert others.standbys == {0}
