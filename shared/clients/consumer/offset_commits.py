@@ -2,7 +2,7 @@
 
 A request carries generation, member and instance id. The response has an error code for each partition. A partition
 without one is committed. A partition that the coordinator rejects (its topic was deleted, the metadata is too long) is
-retried for REFUSED_RETRY_MS if the error is retriable. Then it is given up, with an error that names it.
+retried for REJECTED_RETRY_MS if the error is retriable. Then it is given up, with an error that names it.
 """
 
 from __future__ import annotations

@@ -195,7 +195,7 @@ class Batch:
     def remove(self, index: int) -> bool:
         """Cancel a record. Returns False if the batch is no longer open, or the record was cancelled before.
 
-        The caller then calls `taken_back` once, after it has removed all its records.
+        The caller then calls `cancelled_records` once, after it has removed all its records.
         """
         if self.state is not BatchState.OPEN or index in self.removed:
             return False
@@ -207,7 +207,7 @@ class Batch:
         return True
 
     def cancelled_records(self) -> None:
-        """Call `on_taken_back`, since records were removed."""
+        """Call `on_cancelled`, since records were removed."""
         if self.on_cancelled is not None:
             self.on_cancelled(self.cancelled_error())
 

@@ -150,7 +150,7 @@ class Deliveries:
         all_accepted: bool,
     ) -> None:
         """`timestamp` is used for records without one. `sizes` (key, value) has entries where serializers changed them.
-        `all_taken` means that every record has a batch."""
+        `all_accepted` means that every record has a batch."""
         self._locations = record_locations
         self._records = records
         self._timestamp = timestamp
