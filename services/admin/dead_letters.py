@@ -180,8 +180,8 @@ class KafkaDeadLetters:
                     each = min(4 * each, most)
         except TimeoutError:
             raise KafkaTimeout(f"{topic}: not read within {LOOK_MS} ms") from None
-        letters = sorted((row for rows in newest.values() for row in rows), key=lambda row: -row["written_ms"])
-        return {"records": letters[:limit], "scanned": scanned}
+        dead_letters = sorted((row for rows in newest.values() for row in rows), key=lambda row: -row["written_ms"])
+        return {"records": dead_letters[:limit], "scanned": scanned}
 
     async def _look(
         self, starts: Mapping[TopicPartition, int], limit: int, stage: str | None
@@ -217,10 +217,10 @@ class KafkaDeadLetters:
         if to is not None:
             await self._check_target(topic, to)
         wanted, parse = wanted_by(stage, exception), parse_late_record if late else parse_dead_letter
-        async with self._replaying, DeadLetterLog(self._kafka, topic, parse) as letters:
+        async with self._replaying, DeadLetterLog(self._kafka, topic, parse) as dead_letters:
             if dry_run:
                 count = 0
-                async with aclosing(letters.entries()) as entries:
+                async with aclosing(dead_letters.entries()) as entries:
                     async for entry in entries:
                         fits = entry.dead_letter is not None and wanted(entry.dead_letter)
                         count += fits and (include_replayed or not entry.replayed)
@@ -232,7 +232,7 @@ class KafkaDeadLetters:
             )
             async with Producer(self._kafka, settings) as producer:
                 return asdict(
-                    await letters.replay(producer, wanted, limit=limit, include_replayed=include_replayed, to=to)
+                    await dead_letters.replay(producer, wanted, limit=limit, include_replayed=include_replayed, to=to)
                 )
 
     def _check(self, topic: str) -> None:
@@ -260,20 +260,20 @@ def _row(record: ConsumerRecord) -> dict[str, Any]:
         "value": _text(record.value),
     }
     try:
-        letter = parse_late_record(record) if record.topic.endswith(LATE_SUFFIX) else parse_dead_letter(record)
+        dead_letter = parse_late_record(record) if record.topic.endswith(LATE_SUFFIX) else parse_dead_letter(record)
     except DataError:
         return row | {"headers": [[name, _text(value)] for name, value in record.headers]}
-    source = letter.record
+    source = dead_letter.record
     row |= {
         "source": {"topic": source.topic, "partition": source.partition, "offset": source.offset},
         "timestamp_ms": source.timestamp,
-        "stage": letter.stage,
-        "message": letter.message,
+        "stage": dead_letter.stage,
+        "message": dead_letter.message,
         "headers": [[name, _text(value)] for name, value in source.headers],
     }
-    if letter.stage == STAGE_LATE:
+    if dead_letter.stage == STAGE_LATE:
         return row
-    return row | {"exception": letter.exception, "attempts": letter.attempts, "group": letter.group}
+    return row | {"exception": dead_letter.exception, "attempts": dead_letter.attempts, "group": dead_letter.group}
 
 
 def _text(data: bytes | None) -> str | None:

@@ -110,13 +110,13 @@ def merge_rows(
     """
     rows: list[tuple[tuple[int, RowOrder], Any]] = []
     position: dict[str, Any] = {}
-    said = parts[0].answer
+    first_answer = parts[0].answer
     places: dict[tuple[int, RowOrder], RowPlace] = {}
     ends = []
     for partitions, answer in parts:
         for row in answer["rows"]:
             if row["partition"] in partitions:
-                place = _row_place(row, said["key_type"])
+                place = _row_place(row, first_answer["key_type"])
                 places[order := (place.partition, row_order(place.key, place.start))] = place
                 rows.append((order, row))
         if end := pages.place(answer["continuation"]):
@@ -127,9 +127,9 @@ def merge_rows(
         position |= at
     found, last = _first(rows, rows_max, ends)
     return {
-        "store": said["store"],
-        "kind": said["kind"],
-        "key_type": said["key_type"],
+        "store": first_answer["store"],
+        "kind": first_answer["kind"],
+        "key_type": first_answer["key_type"],
         "rows": found,
         "position": dict(sorted(position.items(), key=lambda each: int(each[0]))),
         "is_cut": last is not None,

@@ -180,20 +180,20 @@ class Whole:
         return parts
 
     def _instance(self, url: str) -> dict[str, Any]:
-        said = self._instances.registration(url)
+        registration = self._instances.registration(url)
         return {
-            "instance": said.instance,
+            "instance": registration.instance,
             "url": url,
-            "partitions": sorted(said.running),
-            "restoring": sorted(said.restoring),
+            "partitions": sorted(registration.running),
+            "restoring": sorted(registration.restoring),
         }
 
     async def _ask_all(self, parts: Parts, path: str, wanted: Mapping[str, Any]) -> tuple[list[Part], dict[int, str]]:
         """Return the answers of the others for their partitions, and the missing partitions with their reasons."""
-        asked = list(parts.others.items())
-        answers = await asyncio.gather(*(self._ask(url, path, wanted) for url, _ in asked), return_exceptions=True)
+        requested = list(parts.others.items())
+        answers = await asyncio.gather(*(self._ask(url, path, wanted) for url, _ in requested), return_exceptions=True)
         found, missing = [], dict(parts.missing)
-        for (url, partitions), answer in zip(asked, answers, strict=True):
+        for (url, partitions), answer in zip(requested, answers, strict=True):
             if isinstance(answer, NotAnswered):
                 missing |= dict.fromkeys(partitions, f"{url}: {answer}")
             elif isinstance(answer, BaseException):

@@ -31,6 +31,6 @@ def live_pages(application: str, store: str | None, key: str) -> Continuations[L
 
 def as_response(answer: StoreAnswer, pages: Continuations[RowPlace]) -> dict[str, Any]:
     """Return the answer over HTTP."""
-    said = msgspec.structs.asdict(answer)
-    place = said.pop("last")
-    return {**said, "is_cut": place is not None, "continuation": pages.text(place)}
+    fields = msgspec.structs.asdict(answer)
+    place = fields.pop("last")
+    return {**fields, "is_cut": place is not None, "continuation": pages.text(place)}

@@ -268,8 +268,8 @@ def main(arguments: list[str]) -> int:
         print(str(e), file=sys.stderr)
         return 2
     except UnknownTopicOrPartition as e:
-        said = "application must be the aggregator's, which makes the topic when it first starts"
-        print(f"{type(e).__name__}: {e}: {said}", file=sys.stderr)
+        message = "application must be the aggregator's, which makes the topic when it first starts"
+        print(f"{type(e).__name__}: {e}: {message}", file=sys.stderr)
         return 1
     except PenstockError as e:
         print(f"{type(e).__name__}: {e}", file=sys.stderr)

@@ -188,16 +188,16 @@ class AnyWorker:
         self._workers = list(workers)
 
     async def ask(self, method: str, path: str, query: str, body: bytes, media_type: str) -> Answer:
-        said = []
+        details = []
         for worker in list(self._workers):
             try:
                 return await worker.ask(method, path, query, body, media_type)
             except Problem as e:
                 if method != "GET" and not isinstance(e.__cause__, httpx.ConnectError):
                     raise
-                said.append(e.detail)
+                details.append(e.detail)
                 self._workers.sort(key=lambda one, last=worker: one is last)  # type: ignore[misc]
-        raise Problem(NO_WORKER, "; ".join(said))
+        raise Problem(NO_WORKER, "; ".join(details))
 
 
 class Workers:

@@ -186,8 +186,8 @@ def _ask(method: str, path: str, url: str | None, body: Any = None) -> Any:
         raise RestError(f"{base}: {type(e).__name__}: {e}".rstrip(": ")) from None
     found = _decoded(answer)
     if answer.is_error:
-        said = found.get("message") if isinstance(found, dict) else None
-        raise RestError(f"{answer.status_code}: {said or answer.text[:500] or answer.reason_phrase}")
+        message = found.get("message") if isinstance(found, dict) else None
+        raise RestError(f"{answer.status_code}: {message or answer.text[:500] or answer.reason_phrase}")
     return found
 
 

@@ -158,7 +158,7 @@ async def _list(
 ) -> tuple[list[Entry], bool]:
     found: list[Entry] = []
     topic = await _target(kafka, *named)
-    async with DeadLetterLog(kafka, topic) as letters, aclosing(letters.entries()) as entries:
+    async with DeadLetterLog(kafka, topic) as dead_letters, aclosing(dead_letters.entries()) as entries:
         async for entry in entries:
             if (pending and entry.replayed) or (entry.dead_letter is not None and not wanted(entry.dead_letter)):
                 continue
@@ -171,8 +171,8 @@ async def _list(
 async def _replay(kafka: KafkaSettings, named: Named, wanted: Wanted, limit: int, include_replayed: bool) -> Any:
     settings = ProducerSettings(max_request_size=LARGEST_RECORD_BYTES, compression_type="zstd")
     topic = await _target(kafka, *named)
-    async with DeadLetterLog(kafka, topic) as letters, Producer(kafka, settings) as producer:
-        return await letters.replay(producer, wanted, limit=limit, include_replayed=include_replayed)
+    async with DeadLetterLog(kafka, topic) as dead_letters, Producer(kafka, settings) as producer:
+        return await dead_letters.replay(producer, wanted, limit=limit, include_replayed=include_replayed)
 
 
 def _run(call: Callable[[KafkaSettings], Coroutine[Any, Any, Any]], servers: str | None, config: str | None) -> Any:
@@ -197,18 +197,18 @@ def _plain(entry: Entry) -> dict[str, Any]:
     }
     if entry.dead_letter is None:
         return {**own, "fault": entry.fault}
-    letter, source = entry.dead_letter, entry.dead_letter.record
+    dead_letter, source = entry.dead_letter, entry.dead_letter.record
     return {
         **own,
         "topic": source.topic,
         "partition": source.partition,
         "offset": source.offset,
         "timestamp": source.timestamp,
-        "stage": letter.stage,
-        "exception": letter.exception,
-        "message": letter.message,
-        "attempts": letter.attempts,
-        "group": letter.group,
+        "stage": dead_letter.stage,
+        "exception": dead_letter.exception,
+        "message": dead_letter.message,
+        "attempts": dead_letter.attempts,
+        "group": dead_letter.group,
         "key": _text(source.key),
         "value": _text(source.value),
         "headers": [[name, _text(value)] for name, value in source.headers],
@@ -223,19 +223,19 @@ def _print_table(entries: list[Entry]) -> None:
     table = Table("source", "written", "stage", "exception", "message", "attempts", "group", "key", "replayed")
     for entry in entries:
         written = datetime.fromtimestamp(entry.written_ms / 1000, UTC).isoformat(sep=" ", timespec="seconds")
-        letter = entry.dead_letter
-        if letter is None:
+        dead_letter = entry.dead_letter
+        if dead_letter is None:
             table.add_row(f"({entry.topic_partition}@{entry.offset})", written, "", "", _short(entry.fault))
             continue
-        source = letter.record
+        source = dead_letter.record
         table.add_row(
             _short(f"{source.topic_partition}@{source.offset}"),
             written,
-            _short(letter.stage),
-            _short(letter.exception),
-            _short(letter.message),
-            str(letter.attempts),
-            _short(letter.group),
+            _short(dead_letter.stage),
+            _short(dead_letter.exception),
+            _short(dead_letter.message),
+            str(dead_letter.attempts),
+            _short(dead_letter.group),
             _short(_text(source.key) or ""),
             "yes" if entry.replayed else "",
         )

@@ -114,26 +114,26 @@ class Executor:
         if len(execution.works) == 1 and self._decode is bytes_deserializer and execution.works[0].memo is None:
             return await self._run_plain(execution.works[0], task)
         outcome = Outcome()
-        letters: list[tuple[Work, DeadLetter]] = []
+        dead_letters: list[tuple[Work, DeadLetter]] = []
         works: list[Work] = []
         records: list[ConsumerRecord] = []
         for work in execution.works:
             if isinstance(work.memo, _Unwritten):
-                letters.append((work, work.memo.letter))
+                dead_letters.append((work, work.memo.letter))
                 continue
             record = work.record
             if self._decode is not bytes_deserializer:
                 try:
                     record = replace(record, value=self._decode(record.topic, record.value))
                 except Exception as e:  # a type's own __post_init__ may raise anything
-                    letters.append((work, DeadLetter.of(work.record, STAGE_DESERIALIZE, e, 1, self._group)))
+                    dead_letters.append((work, DeadLetter.of(work.record, STAGE_DESERIALIZE, e, 1, self._group)))
                     continue
             works.append(work)
             records.append(record)
         if works:
-            await self._handle(execution.topic_partition.topic, works, records, outcome, letters)
-        if letters:
-            await self._bury(execution.topic_partition.topic, letters, outcome)
+            await self._handle(execution.topic_partition.topic, works, records, outcome, dead_letters)
+        if dead_letters:
+            await self._bury(execution.topic_partition.topic, dead_letters, outcome)
         return outcome
 
     async def _run_plain(self, work: Work, task: asyncio.Task[Any] | None) -> Outcome:
@@ -145,10 +145,10 @@ class Executor:
         if returned == ():
             self._metrics.handled(topic).inc()
             return Outcome([work])
-        outcome, letters = Outcome(), list[tuple[Work, DeadLetter]]()
-        await self._take_in(topic, [work], returned, outcome, letters)
-        if letters:
-            await self._bury(topic, letters, outcome)
+        outcome, dead_letters = Outcome(), list[tuple[Work, DeadLetter]]()
+        await self._take_in(topic, [work], returned, outcome, dead_letters)
+        if dead_letters:
+            await self._bury(topic, dead_letters, outcome)
         return outcome
 
     async def _handle(
@@ -241,36 +241,40 @@ class Executor:
 
     def refused(self, works: Iterable[Work], error: Exception) -> list[ProducerRecord]:
         """Returns the dead letters of finished records whose output Kafka rejects."""
-        letters = []
+        dead_letters = []
         for work in works:
-            letter = DeadLetter.of(work.record, STAGE_PRODUCE, error, work.attempts + 1, self._group)
-            letters.append(dead_letter_record(self._target(work.columns.topic), letter))
+            dead_letter = DeadLetter.of(work.record, STAGE_PRODUCE, error, work.attempts + 1, self._group)
+            dead_letters.append(dead_letter_record(self._target(work.columns.topic), dead_letter))
             self._metrics.dead_letters(work.columns.topic).inc()
-            log.warning("dead letter", **_where(work), stage=letter.stage, **_why(error))
-        return letters
+            log.warning("dead letter", **_where(work), stage=dead_letter.stage, **_why(error))
+        return dead_letters
 
     def _target(self, topic: str) -> str:
         return self._dead_letter_topic.replace("{topic}", topic)
 
     async def _bury(self, topic: str, letters: list[tuple[Work, DeadLetter]], outcome: Outcome) -> None:
         target = self._target(topic)
-        records = [dead_letter_record(target, letter) for _, letter in letters]
+        records = [dead_letter_record(target, dead_letter) for _, dead_letter in letters]
         if self._write is None:
             outcome.outputs += records
             errors: Sequence[Exception | None] = [None] * len(records)
         else:
             errors = await self._write_letters(records)
-        for (work, letter), error in zip(letters, errors, strict=True):
-            reason = {"stage": letter.stage, "exception": letter.exception, "message": letter.message[:500]}
+        for (work, dead_letter), error in zip(letters, errors, strict=True):
+            reason = {
+                "stage": dead_letter.stage,
+                "exception": dead_letter.exception,
+                "message": dead_letter.message[:500],
+            }
             partition = work.columns.topic_partition
             if error is None:
                 self.unwritten.pop(partition, None)
                 outcome.finished.append(work)
                 self._metrics.dead_letters(topic).inc()
-                log.warning("dead letter", **_where(work), to=target, attempts=letter.attempts, **reason)
+                log.warning("dead letter", **_where(work), to=target, attempts=dead_letter.attempts, **reason)
             else:
                 failures = work.memo.failures + 1 if isinstance(work.memo, _Unwritten) else 1
-                work.memo = _Unwritten(letter, failures)
+                work.memo = _Unwritten(dead_letter, failures)
                 if failures >= UNWRITTEN_TRIES:
                     self.unwritten[partition] = f"{work}: dead letter not written to {target}: {message_of(error)}"
                 outcome.put_back(work, self._policy.backoff_after_ms(failures, random.random()))  # noqa: S311

@@ -51,8 +51,8 @@ def main(arguments: Sequence[str]) -> int:
     configure(LogSettings(level="warning"), "jars")
     for name in given.sets:
         wanted = _jar_set(name)
-        if (said := announcement(wanted)) is not None:
-            print(f"penstock: {said}", file=sys.stderr, flush=True)
+        if (message := announcement(wanted)) is not None:
+            print(f"penstock: {message}", file=sys.stderr, flush=True)
         print(asyncio.run(fetch_jars(wanted)), flush=True)
     if not given.class_archive:
         return 0

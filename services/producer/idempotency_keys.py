@@ -85,8 +85,8 @@ class StoredKeys:
         if entry is None or entry.at_ms + self._ttl_ms <= now_ms:
             return None
         if entry.fingerprint != key.fingerprint:
-            said = "the Idempotency-Key was used for a request with another body, or other headers that make records"
-            raise KeyReused(said)
+            message = "the Idempotency-Key was used for a request with another body, or other headers that make records"
+            raise KeyReused(message)
         return entry.answer
 
     def check_room(self, now_ms: int) -> None:
@@ -95,8 +95,8 @@ class StoredKeys:
         if len(self._entries) >= self._max_keys:
             raise BufferExhausted(f"max_idempotency_keys={self._max_keys} keys of this partition are remembered")
         if self.size_bytes >= self._max_bytes:
-            said = f"the remembered keys of this partition take max_idempotency_bytes={self._max_bytes}"
-            raise BufferExhausted(said)
+            message = f"the remembered keys of this partition take max_idempotency_bytes={self._max_bytes}"
+            raise BufferExhausted(message)
 
     def put(self, digest: bytes, value: bytes) -> None:
         """Add the key of a record."""

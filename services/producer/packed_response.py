@@ -30,9 +30,9 @@ def pack(answer: StoredResponse) -> bytes:
     """Return the answer's body compressed, with the rows of `offsets` as columns of differences."""
     body, columns = answer.body, b""
     if b'"offsets":[{' in body:
-        said = msgspec.json.decode(body)
-        rows, said[OFFSETS] = said[OFFSETS], None
-        body, columns = msgspec.json.encode(said), _columns(rows)
+        response = msgspec.json.decode(body)
+        rows, response[OFFSETS] = response[OFFSETS], None
+        body, columns = msgspec.json.encode(response), _columns(rows)
     packed = zlib.compress(body)
     return _LENGTH.pack(len(packed)) + packed + columns
 
@@ -43,9 +43,9 @@ def unpack(status: int, data: bytes) -> StoredResponse:
         end = _LENGTH.size + _LENGTH.unpack_from(data)[0]
         body = zlib.decompress(data[_LENGTH.size : end])
         if end < len(data):
-            said = msgspec.json.decode(body)
-            said[OFFSETS] = _rows(data[end:])
-            body = msgspec.json.encode(said)
+            response = msgspec.json.decode(body)
+            response[OFFSETS] = _rows(data[end:])
+            body = msgspec.json.encode(response)
     except (struct.error, zlib.error, ValueError) as e:
         raise DataError(f"an answer in the topic of Idempotency-Keys that cannot be read: {e}") from None
     return StoredResponse(status, body)

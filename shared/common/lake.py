@@ -90,7 +90,7 @@ class Compaction(NamedTuple):
     entries: int | None
 
 
-class _Said(msgspec.Struct):
+class _CompactionMetadata(msgspec.Struct):
     """The metadata that a job writes into the commits of `state`."""
 
     kind: str
@@ -315,8 +315,8 @@ def _after(place: WindowPlace | None, names: _PlaceColumns) -> str:
 
 def _within(column: str, first: str | bytes | None, last: str | bytes | None) -> str:
     bounds = [(">=", first), ("<=", last)] if first != last else [("=", first)]
-    said = [f"{column} {sign} {_key(bound)}" for sign, bound in bounds if bound is not None]
-    return " AND ".join(said) or f"{column} IS NOT NULL"
+    conditions = [f"{column} {sign} {_key(bound)}" for sign, bound in bounds if bound is not None]
+    return " AND ".join(conditions) or f"{column} IS NOT NULL"
 
 
 def _key(key: str | bytes) -> str:
@@ -347,18 +347,18 @@ def describe(lake: str, application: str, storage_options: Mapping[str, str] | N
     `compacted_at_ms` is None and `state_version` is -1 if nothing was compacted yet.
     """
     state = open_table(table_uri(lake, application, "state"), storage_options)
-    told: dict[str, Any] = {"live_rows": 0, "closed_rows": {}, "state_version": -1, "closed_versions": {}}
-    told["compacted_at_ms"] = None
+    fields: dict[str, Any] = {"live_rows": 0, "closed_rows": {}, "state_version": -1, "closed_versions": {}}
+    fields["compacted_at_ms"] = None
     if state is None:
-        return told
-    told["state_version"] = int(state.version())
-    told["live_rows"] = _count(state, f"{_newest(WINDOWS)} AND live")
-    told["compacted_at_ms"] = next((one.ended_at_ms for one in _compactions(state, 1)), None)
+        return fields
+    fields["state_version"] = int(state.version())
+    fields["live_rows"] = _count(state, f"{_newest(WINDOWS)} AND live")
+    fields["compacted_at_ms"] = next((one.ended_at_ms for one in _compactions(state, 1)), None)
     for store in sorted(_fields(state).keys() - {*STATE_COLUMNS}):
         closed = open_table(table_uri(lake, application, "closed", store), storage_options)
-        told["closed_rows"][store] = 0 if closed is None else _count(closed, "t")
-        told["closed_versions"][store] = -1 if closed is None else int(closed.version())
-    return told
+        fields["closed_rows"][store] = 0 if closed is None else _count(closed, "t")
+        fields["closed_versions"][store] = -1 if closed is None else int(closed.version())
+    return fields
 
 
 def compactions(
@@ -390,13 +390,13 @@ def _compaction(entry: Mapping[str, Any]) -> Compaction | None:
     if entry.get("operation") != APPEND:
         return None
     try:
-        said = msgspec.json.decode(entry.get("userMetadata") or "", type=_Said)
+        metadata = msgspec.json.decode(entry.get("userMetadata") or "", type=_CompactionMetadata)
     except msgspec.MsgspecError:
         return None
-    if said.kind != COMPACTION:
+    if metadata.kind != COMPACTION:
         return None
-    told = (said.job, said.started_at_ms, said.seconds, said.rows, said.entries)
-    return Compaction(int(entry["version"]), int(entry["timestamp"]), *told)
+    fields = (metadata.job, metadata.started_at_ms, metadata.seconds, metadata.rows, metadata.entries)
+    return Compaction(int(entry["version"]), int(entry["timestamp"]), *fields)
 
 
 # --- inside ---

@@ -48,12 +48,12 @@ def time_ms(text: str) -> int:
     if text.removeprefix("-").isdecimal():
         ms = int(text) if len(text) <= DIGITS_MAX else TIME_MS_MAX + 1
         if not TIME_MS_MIN <= ms <= TIME_MS_MAX:
-            said = f"more ms than Kafka has room for (from {TIME_MS_MIN} to {TIME_MS_MAX})"
-            raise ConfigError(f"{text[:SHOWN_MAX]!r} is no time: {said}")
+            message = f"more ms than Kafka has room for (from {TIME_MS_MIN} to {TIME_MS_MAX})"
+            raise ConfigError(f"{text[:SHOWN_MAX]!r} is no time: {message}")
         return ms
     try:
         time = datetime.fromisoformat(text)
     except ValueError:
-        said = "write ISO 8601, such as 2013-01-31T05:00 (UTC), or ms since the epoch"
-        raise ConfigError(f"{text!r} is no time: {said}") from None
+        message = "write ISO 8601, such as 2013-01-31T05:00 (UTC), or ms since the epoch"
+        raise ConfigError(f"{text!r} is no time: {message}") from None
     return round((time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp() * 1000)

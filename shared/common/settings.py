@@ -244,7 +244,7 @@ class CommandSettings(BaseSettings):
         environ = os.environ if environ is None else environ
         arguments, file = _config_file(arguments, environ)
         in_file = _read_toml(file) if file else {}
-        unknown = unknown_variables(cls, environ) + [f"{file}: {said}" for said in unknown_keys(cls, in_file)]
+        unknown = unknown_variables(cls, environ) + [f"{file}: {message}" for message in unknown_keys(cls, in_file)]
         if unknown:
             raise ConfigError(f"{program}: {'; '.join(unknown)}")
         sources: list[PydanticBaseSettingsSource] = []
@@ -330,8 +330,8 @@ def _refused(cls: type[BaseModel], error: ValidationError) -> ConfigError:
 
 def _explain(cls: type[BaseModel], error: Any) -> str:
     path = [str(part) for part in error["loc"]]
-    said = _said(cls, error)
-    return said if not path or error["type"] == "extra_forbidden" else f"{said} ({flag(path)}, {variable(path)})"
+    message = _said(cls, error)
+    return message if not path or error["type"] == "extra_forbidden" else f"{message} ({flag(path)}, {variable(path)})"
 
 
 def _said(cls: type[BaseModel], error: Any) -> str:

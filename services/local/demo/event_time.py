@@ -45,8 +45,8 @@ def time_parser(time_format: str | None, latest_ms: int) -> Parse:
             raise NoTime(f"{text[:SHOWN_MAX]!r} {wanted}") from None
         if not 0 <= at_ms <= latest_ms:
             where = "before 1970" if at_ms < 0 else "in the future"
-            said = "" if time_format is None else f" by --time-format {time_format!r}"
-            raise NoTime(f"{text[:SHOWN_MAX]!r} is a time {where}{said}")
+            by_format = "" if time_format is None else f" by --time-format {time_format!r}"
+            raise NoTime(f"{text[:SHOWN_MAX]!r} is a time {where}{by_format}")
         return at_ms
 
     return parse

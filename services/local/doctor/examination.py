@@ -27,13 +27,13 @@ async def examine_kafka(kafka: KafkaSettings, topics: Iterable[str], now_ms: int
         async with Admin(kafka, timeout_ms=kafka.request_timeout_ms) as admin:
             brokers = (await admin.cluster()).brokers
             if lacking := await admin.unsupported_requests():
-                mend = "an upgrade of the brokers to Kafka 2.8 or newer"
-                return [Finding("problem", about, f"it does not support {', '.join(lacking)}", mend)]
+                remedy = "an upgrade of the brokers to Kafka 2.8 or newer"
+                return [Finding("problem", about, f"it does not support {', '.join(lacking)}", remedy)]
             reached = Finding("ok", about, f"{len(brokers)} brokers, which support all required requests")
             return [reached, *await _examine_topics(admin, kafka, set(topics), now_ms)]
     except PenstockError as e:
-        mend = "penstock kafka (runs one on this machine), or --kafka.bootstrap-servers=HOST:PORT of yours"
-        return [Finding("problem", about, f"{type(e).__name__}: {e}", mend)]
+        remedy = "penstock kafka (runs one on this machine), or --kafka.bootstrap-servers=HOST:PORT of yours"
+        return [Finding("problem", about, f"{type(e).__name__}: {e}", remedy)]
 
 
 async def _examine_topics(admin: Admin, kafka: KafkaSettings, named: set[str], now_ms: int) -> list[Finding]:

@@ -93,12 +93,12 @@ class Retries:
     def succeeded(self) -> None:
         self._left = self._most
 
-    def failed(self, said: str) -> Exception:
+    def failed(self, message: str) -> Exception:
         """The error to raise."""
         if self._left <= 0:
-            return ConnectError(f"still failing after {self._most} retries: {said}")
+            return ConnectError(f"still failing after {self._most} retries: {message}")
         self._left -= 1
-        return RetriableError(said)
+        return RetriableError(message)
 
 
 def is_passing(status: int) -> bool:

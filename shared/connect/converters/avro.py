@@ -108,8 +108,8 @@ class AvroConverter(Converter):
                 buffer, known.avro, return_record_name=True, return_record_name_override=True
             )
         except Exception as e:  # fastavro raises many kinds
-            said = f"{type(e).__name__}: {e}"
-            raise DataError(f"Failed to deserialize data for topic {topic} to Avro, schema {id}: {said}") from e
+            message = f"{type(e).__name__}: {e}"
+            raise DataError(f"Failed to deserialize data for topic {topic} to Avro, schema {id}: {message}") from e
         if buffer.tell() != len(encoded):
             raise DataError(f"Failed to deserialize data for topic {topic} to Avro, schema {id}: bytes are left over")
         return known.to_value(value) if known.to_value else value

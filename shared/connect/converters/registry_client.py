@@ -91,7 +91,7 @@ class RegistryClient:
             references[reference["name"]] = other["schema"]
 
     async def _ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        said = ""
+        message = ""
         for attempt in range(TRIES):
             if attempt:
                 await asyncio.sleep(BACKOFF_MS * attempt / 1000)
@@ -99,12 +99,12 @@ class RegistryClient:
                 try:
                     answer = await self._send(method, url + path, body)
                 except httpx.HTTPError as e:
-                    said = f"{type(e).__name__}: {e}"
+                    message = f"{type(e).__name__}: {e}"
                     continue
                 if answer.status_code < httpx.codes.INTERNAL_SERVER_ERROR and answer.status_code != 429:
                     return _accepted(answer, f"{method} {path}")
-                said = f"{answer.status_code}: {answer.text[:500]}"
-        raise RetriableError(f"the schema registry did not answer {method} {path}: {said}")
+                message = f"{answer.status_code}: {answer.text[:500]}"
+        raise RetriableError(f"the schema registry did not answer {method} {path}: {message}")
 
     async def _send(self, method: str, url: str, body: dict[str, Any] | None) -> httpx.Response:
         headers = {"Accept": CONTENT_TYPE}

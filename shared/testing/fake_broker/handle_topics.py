@@ -156,8 +156,8 @@ def create_partitions(state: ClusterState, request: Request) -> Answer:
         if topic is None:
             return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "This server does not host this topic-partition."
         if row.count <= len(topic.partitions):
-            said = f"Topic currently has {len(topic.partitions)} partitions, which is not less than {row.count}."
-            return ErrorCode.INVALID_PARTITIONS, said
+            message = f"Topic currently has {len(topic.partitions)} partitions, which is not less than {row.count}."
+            return ErrorCode.INVALID_PARTITIONS, message
         if not request.body.validate_only:
             factor = len(topic.partitions[0].replicas)
             topic.add_partitions(row.count, sorted(state.nodes), state.alive, factor)

@@ -272,5 +272,5 @@ class _Connection:
             return Message(error_code=code, mechanisms=SASL_MECHANISMS)
         code = self._server.sasl_error(request.body.auth_bytes)
         self._is_known = self._is_known or code is ErrorCode.NONE
-        said = None if code is ErrorCode.NONE else "Authentication failed: Invalid username or password"
-        return Message(error_code=code, error_message=said)
+        message = None if code is ErrorCode.NONE else "Authentication failed: Invalid username or password"
+        return Message(error_code=code, error_message=message)

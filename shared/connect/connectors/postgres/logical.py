@@ -233,13 +233,13 @@ class LogicalReader:
         await self._create(connection, create, "the replication slot cannot be made")
         log.info("made a replication slot", slot=self._slot)
 
-    async def _create(self, connection: Any, statement: str, said: str) -> None:
+    async def _create(self, connection: Any, statement: str, message: str) -> None:
         """Execute a statement. Raises ConnectError with the statement if Postgres rejects it."""
         pg = driver().exceptions
         try:
             await connection.execute(statement)
         except (pg.InsufficientPrivilegeError, pg.ConfigurationLimitExceededError, pg.FeatureNotSupportedError) as e:
-            raise ConnectError(f"{said}: {e}; have it run by who may, or with more of it: {statement}") from e
+            raise ConnectError(f"{message}: {e}; have it run by who may, or with more of it: {statement}") from e
 
 
 def _literal(text: str) -> str:

@@ -123,9 +123,9 @@ def translated(error: Exception) -> Exception:
         pg.ObjectInUseError,
         pg.InternalClientError,  # of a connection that is closing
     )
-    said = f"{type(error).__name__}: {error}"
+    message = f"{type(error).__name__}: {error}"
     is_data = isinstance(error, ValueError)  # asyncpg's DataError is an InterfaceError too
-    return RetriableError(said) if isinstance(error, passing) and not is_data else ConnectError(said)
+    return RetriableError(message) if isinstance(error, passing) and not is_data else ConnectError(message)
 
 
 def is_data_error(error: Exception) -> bool:

@@ -191,10 +191,10 @@ class PostgresSinkTask(SinkTask):
         if record.original in self._reported:
             return
         reporter = self.context.errant_record_reporter
-        said = f"{topic}-{partition}@{offset} cannot be written: {type(error).__name__}: {error}"
+        message = f"{topic}-{partition}@{offset} cannot be written: {type(error).__name__}: {error}"
         if reporter is None:
-            raise ConnectError(said) from error
-        named = DataError(said)
+            raise ConnectError(message) from error
+        named = DataError(message)
         named.__cause__ = error
         await reporter.report(record, named)
         self._reported.add(record.original)
