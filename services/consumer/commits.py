@@ -34,7 +34,7 @@ PENDING_BYTES_MAX = 16 * 1024 * 1024
 No handler starts while a limit is exceeded.
 """
 
-Bury = Callable[[Iterable[Work], Exception], list[ProducerRecord]]
+MakeDeadLetters = Callable[[Iterable[Work], Exception], list[ProducerRecord]]
 
 
 class Commits(Protocol):
@@ -95,28 +95,28 @@ class OffsetCommits:
 class _Output:
     """The output of one execution, with its finished records.
 
-    `is_buried` is True if dead letters have replaced the output.
+    `has_dead_letters` is True if dead letters have replaced the output.
     """
 
     execution: Execution
     works: Sequence[Work]
     records: list[ProducerRecord]
-    is_buried: bool = False
+    has_dead_letters: bool = False
 
 
 class TransactionalCommits:
-    """Commits for exactly-once. `bury` returns the dead letters of records whose output Kafka rejects."""
+    """Commits for exactly-once. `make_dead_letters` returns the dead letters of records whose output Kafka rejects."""
 
     def __init__(
         self,
         transactor: Transactor,
         group: Callable[[], GroupMetadata],
         scheduler: KeyScheduler,
-        bury: Bury,
+        make_dead_letters: MakeDeadLetters,
         metrics: RunnerMetrics,
     ) -> None:
         self._transactor, self._group, self._scheduler = transactor, group, scheduler
-        self._bury, self._metrics = bury, metrics
+        self._make_dead_letters, self._metrics = make_dead_letters, metrics
         self._pending: list[_Output] = []
         self._bytes = self._count = 0
         self._task: asyncio.Task[bool] | None = None
@@ -221,12 +221,12 @@ class TransactionalCommits:
                 else:
                     errors.append(error)
             self._measure(output, 1)
-            if errors and output.is_buried:
+            if errors and output.has_dead_letters:
                 raise errors[0]
             if errors:
                 self._metrics.produce_failures(output.execution.topic_partition.topic).inc(len(errors))
                 self._measure(output, -1)
-                output.records, output.is_buried = self._bury(output.works, errors[0]), True
+                output.records, output.has_dead_letters = self._make_dead_letters(output.works, errors[0]), True
                 self._measure(output, 1)
 
     def _measure(self, output: _Output, sign: int) -> None:

@@ -133,7 +133,7 @@ class Executor:
         if works:
             await self._handle(execution.topic_partition.topic, works, records, outcome, dead_letters)
         if dead_letters:
-            await self._bury(execution.topic_partition.topic, dead_letters, outcome)
+            await self._send_dead_letters(execution.topic_partition.topic, dead_letters, outcome)
         return outcome
 
     async def _run_plain(self, work: Work, task: asyncio.Task[Any] | None) -> Outcome:
@@ -148,7 +148,7 @@ class Executor:
         outcome, dead_letters = Outcome(), list[tuple[Work, DeadLetter]]()
         await self._take_in(topic, [work], returned, outcome, dead_letters)
         if dead_letters:
-            await self._bury(topic, dead_letters, outcome)
+            await self._send_dead_letters(topic, dead_letters, outcome)
         return outcome
 
     async def _handle(
@@ -157,12 +157,12 @@ class Executor:
         works: list[Work],
         records: list[ConsumerRecord],
         outcome: Outcome,
-        letters: list[tuple[Work, DeadLetter]],
+        dead_letters: list[tuple[Work, DeadLetter]],
     ) -> None:
         started = time.perf_counter()
         returned = await self._handler.call(records, self._limits)
         self._metrics.latency(topic).observe(time.perf_counter() - started)
-        await self._take_in(topic, works, returned, outcome, letters)
+        await self._take_in(topic, works, returned, outcome, dead_letters)
 
     async def _take_in(
         self,
@@ -170,7 +170,7 @@ class Executor:
         works: list[Work],
         returned: Records | Exception,
         outcome: Outcome,
-        letters: list[tuple[Work, DeadLetter]],
+        dead_letters: list[tuple[Work, DeadLetter]],
     ) -> None:
         """Add the result of a handler call to the outcome: finished records, retries or dead letters."""
         stage = STAGE_PROCESS
@@ -185,7 +185,7 @@ class Executor:
             self._metrics.handled(topic).inc(len(works))
             outcome.finished += works
         else:
-            self._failed(topic, works, stage, error, outcome, letters)
+            self._failed(topic, works, stage, error, outcome, dead_letters)
 
     async def _produce(self, topic: str, records: Records, outcome: Outcome) -> Exception | None:
         """Write the records that the handler returned. Returns the first error, or None."""
@@ -211,7 +211,7 @@ class Executor:
         stage: str,
         error: Exception,
         outcome: Outcome,
-        letters: list[tuple[Work, DeadLetter]],
+        dead_letters: list[tuple[Work, DeadLetter]],
     ) -> None:
         if len(works) > 1:
             log.warning(
@@ -237,7 +237,7 @@ class Executor:
             self._metrics.retries(topic).inc()
             outcome.put_back(work, decision.after_ms)
         else:
-            letters.append((work, DeadLetter.of(work.record, stage, error, work.attempts, self._group)))
+            dead_letters.append((work, DeadLetter.of(work.record, stage, error, work.attempts, self._group)))
 
     def refused(self, works: Iterable[Work], error: Exception) -> list[ProducerRecord]:
         """Returns the dead letters of finished records whose output Kafka rejects."""
@@ -252,15 +252,17 @@ class Executor:
     def _target(self, topic: str) -> str:
         return self._dead_letter_topic.replace("{topic}", topic)
 
-    async def _bury(self, topic: str, letters: list[tuple[Work, DeadLetter]], outcome: Outcome) -> None:
+    async def _send_dead_letters(
+        self, topic: str, dead_letters: list[tuple[Work, DeadLetter]], outcome: Outcome
+    ) -> None:
         target = self._target(topic)
-        records = [dead_letter_record(target, dead_letter) for _, dead_letter in letters]
+        records = [dead_letter_record(target, dead_letter) for _, dead_letter in dead_letters]
         if self._write is None:
             outcome.outputs += records
             errors: Sequence[Exception | None] = [None] * len(records)
         else:
             errors = await self._write_letters(records)
-        for (work, dead_letter), error in zip(letters, errors, strict=True):
+        for (work, dead_letter), error in zip(dead_letters, errors, strict=True):
             reason = {
                 "stage": dead_letter.stage,
                 "exception": dead_letter.exception,

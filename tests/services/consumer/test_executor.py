@@ -104,7 +104,7 @@ async def test_a_failure_is_retried_with_growing_waits_then_buried() -> None:
     assert (bench.count("retries"), bench.count("dead_letters"), bench.count("handler_failures")) == (2, 1, 3)
 
 
-async def test_an_exception_that_is_not_retriable_is_buried_at_once() -> None:
+async def test_an_exception_that_is_not_retriable_becomes_a_dead_letter_at_once() -> None:
     """A failure that a retry cannot fix is not retried."""
 
     async def handle(_: object) -> None:
@@ -134,7 +134,7 @@ async def test_a_dead_letter_that_cannot_be_written_leaves_its_record_unfinished
     assert (bench.count("dead_letter_failures"), bench.count("dead_letters")) == (3, 1)
 
 
-async def test_what_cannot_be_decoded_is_buried_raw() -> None:
+async def test_what_cannot_be_decoded_becomes_a_dead_letter_raw() -> None:
     """The dead letter holds the original bytes and the stage `deserialize`. The handler is not called."""
     seen = []
 
