@@ -33,6 +33,7 @@ from penstock.api.streams.routes import CompactionState
 from penstock.services.aggregator.backlog import BacklogWatch
 from penstock.services.aggregator.job import Job, JobEnd
 from penstock.services.aggregator.settings import AggregatorSettings
+from penstock.shared.common.backoff import ExponentialBackoff
 from penstock.shared.common.clock import SYSTEM_CLOCK, Clock
 from penstock.shared.common.keeper import NOT_STARTED
 from penstock.shared.common.lake import Compaction
@@ -344,8 +345,8 @@ class CompactionSupervisor:
 
     async def _back_off(self) -> None:
         compaction = self._settings.compaction
-        delay = min(compaction.retry_backoff_ms * 2 ** (self._consecutive_failures - 1), compaction.interval_ms)
-        await asyncio.sleep(delay / 1000)
+        backoff = ExponentialBackoff(compaction.retry_backoff_ms, compaction.interval_ms)
+        await asyncio.sleep(backoff.wait_ms(self._consecutive_failures) / 1000)
 
     async def _stop_job(self) -> None:
         job, self._job = self._job, None

@@ -20,6 +20,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from penstock.shared.common.backoff import ExponentialBackoff
 from penstock.shared.common.errors import ConfigError, DataError
 
 ExceptionType = type[BaseException] | str
@@ -74,14 +75,8 @@ class RetryPolicy:
 
     def backoff_after_ms(self, attempts: int, random: float) -> int:
         """Returns the wait after `attempts` failures, in ms."""
-        if self.backoff_ms == 0:
-            return 0
-        # Above this power the limit applies, and the power itself would overflow.
-        steps = (
-            math.log(self.backoff_max_ms / self.backoff_ms) / math.log(self.multiplier) if self.multiplier > 1 else 0
-        )
-        wait_ms = self.backoff_ms * self.multiplier ** min(attempts - 1, steps)
-        return min(round(wait_ms * (1 + self.jitter * (2 * random - 1))), self.backoff_max_ms)
+        backoff = ExponentialBackoff(self.backoff_ms, self.backoff_max_ms, self.multiplier, self.jitter)
+        return round(backoff.wait_ms(attempts, random))
 
     def is_retriable(self, error: type[BaseException]) -> bool:
         for base in error.__mro__:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO
 
 import msgspec
 
+from penstock.shared.common.backoff import ExponentialBackoff
 from penstock.shared.common.errors import JarsUnavailable
 from penstock.shared.common.file_lock import FileLock
 from penstock.shared.common.log import get_logger
@@ -37,7 +38,7 @@ LOCK_TIMEOUT_MS = 900_000  # another process may download tens of megabytes: a s
 LOCK_POLL_MS = 50
 DOWNLOADS_MAX = 6  # in parallel: most jars are small, and a request's latency dominates
 ATTEMPTS_MAX = 4  # for one jar; each continues where the one before it ended
-RETRY_BACKOFF_MS = 200  # doubled with each attempt
+RETRY_BACKOFF = ExponentialBackoff(200, 5_000)
 CONNECT_TIMEOUT_S = 30.0
 SILENCE_TIMEOUT_S = 60.0  # without a byte: a slow connection needs minutes for a jar, a dead one must end
 SPARE_BYTES = 16 * 1024 * 1024  # free space that a download leaves on the disk
@@ -203,7 +204,7 @@ async def _fetch_jar(
     why = ""
     for attempt in range(ATTEMPTS_MAX):
         if attempt:
-            await asyncio.sleep(RETRY_BACKOFF_MS * 2 ** (attempt - 1) / 1000)
+            await asyncio.sleep(RETRY_BACKOFF.wait_ms(attempt) / 1000)
         was_resumed = part.begin() > 0
         try:
             await _attempt(client, repository.url + jar.path, part)

@@ -21,17 +21,18 @@ from aiokafka import errors as kafka
 from aiokafka.client import ConnectionGroup, CoordinationType
 from aiokafka.structs import BrokerMetadata
 
-from penstock.shared.clients.connection.backoff import BACKOFF_MAX_MS, Backoff
 from penstock.shared.clients.connection.errors import translate
 from penstock.shared.clients.connection.fetch import FetchRequest, FetchResponse
 from penstock.shared.clients.connection.flexible import Endpoint
 from penstock.shared.clients.connection.frames import read_in_place
 from penstock.shared.clients.connection.security import aiokafka_options
 from penstock.shared.clients.connection.sockets import Client
+from penstock.shared.common.backoff import RETRY_BACKOFF_MAX_MS, ExponentialBackoff
 from penstock.shared.common.clock import SYSTEM_CLOCK
 from penstock.shared.common.errors import (
     AuthenticationFailed,
     BrokerNotAvailable,
+    ConcurrentTransactions,
     CoordinatorNotAvailable,
     IllegalState,
     KafkaTimeout,
@@ -52,6 +53,8 @@ T = TypeVar("T")
 UNKNOWN_TOPIC_GRACE_MS = 1_000
 """A broker may not know a new topic for a moment. After this time the topic is taken to be missing."""
 
+SOON_MS, SOON_MAX_MS = 5, 20
+"""The waits of Java's producer between attempts while the last transaction is being completed: first and longest."""
 UNREACHED_LOG_MS = 2_000
 """A start that has reached no broker after this time logs a warning. A normal start takes a fraction of it."""
 
@@ -83,16 +86,38 @@ def translated(where: str, client_id: str) -> Iterator[None]:
         raise
 
 
+def retry_waits(retry_backoff_ms: float, *, soon: bool = False) -> Callable[[RetriableError], float]:
+    """Return the function that gives the wait in ms after each error of one call.
+
+    With `soon` the call opens a transaction. A coordinator that is still completing the last one is done within a few
+    milliseconds, so this error has short waits of its own, as in Java's producer.
+
+    >>> wait_after = retry_waits(100, soon=True)
+    >>> [wait_after(error("t")) for error in (ConcurrentTransactions, BrokerNotAvailable, ConcurrentTransactions)]
+    [5.0, 100.0, 10.0]
+    """
+    backoff = ExponentialBackoff(retry_backoff_ms, RETRY_BACKOFF_MAX_MS)
+    completing = ExponentialBackoff(min(SOON_MS, retry_backoff_ms), min(SOON_MAX_MS, retry_backoff_ms))
+    failures: Counter[ExponentialBackoff] = Counter()
+
+    def wait_after(error: RetriableError) -> float:
+        which = completing if soon and isinstance(error, ConcurrentTransactions) else backoff
+        failures[which] += 1
+        return which.wait_ms(failures[which])
+
+    return wait_after
+
+
 async def bootstrap(client: Client, kafka_settings: KafkaSettings, log_after_ms: int = UNREACHED_LOG_MS) -> None:
     """Fetch the first metadata, with retries until `request_timeout_ms` has passed.
 
-    After `say_ms` without metadata it logs the addresses and the reason. Raises BrokerNotAvailable with the addresses,
-    AuthenticationFailed as soon as a broker rejects the credentials.
+    After `log_after_ms` without metadata it logs the addresses and the reason. Raises BrokerNotAvailable with the
+    addresses, AuthenticationFailed as soon as a broker rejects the credentials.
     """
     servers = kafka_settings.bootstrap_servers
     deadline_ms = SYSTEM_CLOCK.monotonic_ms() + kafka_settings.request_timeout_ms
-    backoff_ms = kafka_settings.reconnect_backoff_ms
-    reason = ""
+    backoff = ExponentialBackoff(kafka_settings.reconnect_backoff_ms, kafka_settings.reconnect_backoff_max_ms)
+    attempts, reason = 0, ""
 
     def log_unreached() -> None:
         # Several clients of one process may start together and wait for the same brokers: log once for all.
@@ -117,9 +142,9 @@ async def bootstrap(client: Client, kafka_settings: KafkaSettings, log_after_ms:
             else:
                 _unreached.pop(servers, None)
                 return
+            attempts += 1
             left_ms = deadline_ms - SYSTEM_CLOCK.monotonic_ms()
-            await asyncio.sleep(max(0, min(backoff_ms, kafka_settings.reconnect_backoff_max_ms, left_ms)) / 1000)
-            backoff_ms *= 2
+            await asyncio.sleep(max(0, min(backoff.wait_ms(attempts), left_ms)) / 1000)
     finally:
         logging.cancel()
     raise BrokerNotAvailable(
@@ -313,18 +338,19 @@ class Connection:
             return known
         self.watch(topic)
         self._waited_for[topic] += 1
-        backoff_ms = float(self.settings.retry_backoff_ms)
+        backoff = ExponentialBackoff(self.settings.retry_backoff_ms, RETRY_BACKOFF_MAX_MS)
         try:
             async with asyncio.timeout(timeout_ms / 1000):
+                attempts = 0
                 while True:
                     # A refresh never ends if the sockets are closed meanwhile. The next one raises.
-                    await asyncio.wait([self.refresh_metadata()], timeout=BACKOFF_MAX_MS / 1000)
+                    await asyncio.wait([self.refresh_metadata()], timeout=RETRY_BACKOFF_MAX_MS / 1000)
                     if (known := self.partitions(topic)) is not None:
                         return known
                     if topic in self.cluster.unauthorized_topics:
                         raise translate(kafka.TopicAuthorizationFailedError(), f"topic {topic}")
-                    await asyncio.sleep(backoff_ms / 1000)
-                    backoff_ms = min(backoff_ms * 2, BACKOFF_MAX_MS)
+                    attempts += 1
+                    await asyncio.sleep(backoff.wait_ms(attempts) / 1000)
         except TimeoutError:
             if self._client is not None and self._waited_for[topic] == 1 and self.partitions(topic) is None:
                 self._client._topics.discard(topic)  # or every later metadata request would include it
@@ -422,7 +448,7 @@ class Connection:
         Raises KafkaTimeout with the last error after the deadline. `soon` means that the call opens a transaction: it
         waits in short steps for the completion of the last one.
         """
-        backoff = Backoff(self.settings.retry_backoff_ms, soon=soon)
+        wait_after = retry_waits(self.settings.retry_backoff_ms, soon=soon)
         last: PenstockError | None = None
         started = SYSTEM_CLOCK.monotonic_ms()
         try:
@@ -437,7 +463,7 @@ class Connection:
                             raise
                         if isinstance(e, NotLeaderOrFollower | UnknownTopicOrPartition | BrokerNotAvailable):
                             await self.refresh_metadata()
-                        wait_ms = backoff.after(e)
+                        wait_ms = wait_after(e)
                     await asyncio.sleep(wait_ms / 1000)
         except TimeoutError:
             if isinstance(last, UnknownTopicOrPartition):

@@ -26,6 +26,7 @@ from aiokafka.util import create_task
 from penstock.shared.clients.connection.addresses import Addresses, canonical_names
 from penstock.shared.clients.connection.errors import translate
 from penstock.shared.clients.connection.security import SeenThrough, aiokafka_options
+from penstock.shared.common.backoff import ExponentialBackoff
 from penstock.shared.common.clock import SYSTEM_CLOCK
 from penstock.shared.common.errors import AuthenticationFailed, BrokerNotAvailable, PenstockError
 from penstock.shared.common.log import get_logger
@@ -247,13 +248,15 @@ class Client(AIOKafkaClient):  # type: ignore[misc]
 
     async def _open_counted(self, node_id: int | str, host: str, port: int) -> Socket:
         settings, failures = self._settings, self._backoffs.get(node_id, (0, 0))[0]
-        limit_ms = settings.socket_connection_setup_timeout_ms << min(failures, 16)
-        longest_ms = max(settings.socket_connection_setup_timeout_ms, settings.socket_connection_setup_timeout_max_ms)
+        shortest_ms = settings.socket_connection_setup_timeout_ms
+        longest_ms = max(shortest_ms, settings.socket_connection_setup_timeout_max_ms)
+        timeout_ms = ExponentialBackoff(shortest_ms, longest_ms).wait_ms(failures + 1)  # KIP-601
         try:
-            connection = await self._open(host, port, min(limit_ms, longest_ms), self._on_connection_closed)
+            connection = await self._open(host, port, timeout_ms, self._on_connection_closed)
         except PenstockError:
-            backoff_ms = min(settings.reconnect_backoff_ms << min(failures, 16), settings.reconnect_backoff_max_ms)
-            not_before_ms = SYSTEM_CLOCK.monotonic_ms() + backoff_ms * (1 - RECONNECT_JITTER)
+            backoff = ExponentialBackoff(settings.reconnect_backoff_ms, settings.reconnect_backoff_max_ms)
+            wait_ms = backoff.wait_ms(failures + 1) * (1 - RECONNECT_JITTER)
+            not_before_ms = SYSTEM_CLOCK.monotonic_ms() + wait_ms
             self._backoffs[node_id] = failures + 1, not_before_ms
             raise
         self._backoffs.pop(node_id, None)

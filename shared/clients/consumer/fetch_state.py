@@ -7,11 +7,9 @@ from dataclasses import dataclass
 
 from penstock.shared.clients.connection import NO_EPOCH, CompletedFetch
 from penstock.shared.clients.consumer.reset_policy import ResetPolicy
+from penstock.shared.common.backoff import ExponentialBackoff
 from penstock.shared.common.errors import PenstockError
 from penstock.shared.common.records import TopicPartition
-
-BACKOFF_MAX_MS = 1_000
-"""Failures of one partition back off exponentially up to this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +74,10 @@ class PartitionState:
     """One partition that is read."""
 
     __slots__ = (
-        "backoff_ms",
         "buffered_bytes",
         "completed_fetches",
         "error",
+        "failures",
         "fetch_epoch",
         "fetch_offset",
         "high_watermark",
@@ -113,7 +111,7 @@ class PartitionState:
         self.position, self.reset, self.position_epoch = position, reset, epoch
         self.left: tuple[int | None, str] = None, ""  # the position that a reset replaces, and its reason
         self.error: PenstockError | None = None
-        self.retry_ms = self.backoff_ms = 0.0
+        self.retry_ms, self.failures = 0.0, 0
         self.forget_fetched()
 
     def give_up(self, policy: ResetPolicy, reason: str) -> None:
@@ -130,6 +128,6 @@ class PartitionState:
         self.fetch_offset = self.position or 0
         self.fetch_epoch = self.position_epoch
 
-    def back_off(self, now_ms: float, first_ms: float) -> None:
-        self.backoff_ms = min(self.backoff_ms * 2, BACKOFF_MAX_MS) or first_ms
-        self.retry_ms = now_ms + self.backoff_ms
+    def back_off(self, now_ms: float, backoff: ExponentialBackoff) -> None:
+        self.failures += 1
+        self.retry_ms = now_ms + backoff.wait_ms(self.failures)

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from penstock.shared.clients.connection import CompletedFetch, FetchedPartition, FetchResponse, error_for_code
 from penstock.shared.clients.consumer.fetch_state import Fetch, FetchLimits, Lookup, Move, PartitionState, Work
 from penstock.shared.clients.consumer.reset_policy import ResetPolicy
+from penstock.shared.common.backoff import RETRY_BACKOFF_MAX_MS, ExponentialBackoff
 from penstock.shared.common.errors import (
     CorruptRecord,
     IllegalState,
@@ -47,6 +48,7 @@ class Fetcher:
 
     def __init__(self, limits: FetchLimits, policy: ResetPolicy, *, read_committed: bool, has_group: bool) -> None:
         self.limits = limits
+        self._backoff = ExponentialBackoff(limits.retry_backoff_ms, RETRY_BACKOFF_MAX_MS)
         self._policy = policy
         self.read_committed = read_committed
         self._has_group = has_group
@@ -226,7 +228,7 @@ class Fetcher:
         """
         self._stale = True
         for tp, state in self._answered(request):
-            state.back_off(now_ms, self.limits.retry_backoff_ms)
+            state.back_off(now_ms, self._backoff)
             if not isinstance(error, RetriableError):
                 self._fail(tp, state, error)
 
@@ -240,7 +242,7 @@ class Fetcher:
             answer = response.answers.get(tp)
             code = response.error_code or (UNKNOWN_SERVER_ERROR if answer is None else answer.error_code)
             if answer is None or code:
-                is_first = not state.backoff_ms
+                is_first = not state.failures
                 self._failed(tp, state, code, now_ms)
                 if answer is not None and answer.leader is not None:
                     moved[tp] = answer.leader
@@ -276,7 +278,7 @@ class Fetcher:
             self._ready.pop(tp, None)
 
     def _arrived(self, tp: TopicPartition, state: PartitionState, answer: FetchedPartition) -> None:
-        state.backoff_ms = state.retry_ms = 0
+        state.failures, state.retry_ms = 0, 0.0
         state.high_watermark, state.last_stable_offset = answer.high_watermark, answer.last_stable_offset
         if not answer.records:
             return
@@ -290,7 +292,7 @@ class Fetcher:
         self._partitions[tp] = self._partitions.pop(tp)  # the other partitions come first next time
 
     def _failed(self, tp: TopicPartition, state: PartitionState, code: int, now_ms: float) -> None:
-        state.back_off(now_ms, self.limits.retry_backoff_ms)
+        state.back_off(now_ms, self._backoff)
         offset = state.fetch_offset
         error = error_for_code(code, str(tp), f"offset {offset}")
         if isinstance(error, RetriableError) or code == UNKNOWN_SERVER_ERROR:

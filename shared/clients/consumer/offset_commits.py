@@ -15,6 +15,7 @@ from penstock.shared.clients.connection import Connection, error_for_code, wire
 from penstock.shared.clients.connection.errors import codes_of
 from penstock.shared.clients.consumer.commit_sequence import Commit, CommitSequence
 from penstock.shared.clients.consumer.metrics import ConsumerMetrics
+from penstock.shared.common.backoff import RETRY_BACKOFF_MAX_MS, ExponentialBackoff
 from penstock.shared.common.clock import Clock
 from penstock.shared.common.errors import (
     BrokerNotAvailable,
@@ -34,7 +35,6 @@ log = get_logger(__name__)
 
 OnCommit = Callable[[Mapping[TopicPartition, OffsetAndMetadata], Exception | None], object]
 
-BACKOFF_MAX_MS = 1_000
 WAITING_MAX = 10_000
 """The maximum number of callbacks that wait for a response. While the coordinator is away, each commit adds one."""
 REJECTED_RETRY_MS = 5_000
@@ -228,18 +228,19 @@ class OffsetCommits:
 
     async def _run(self) -> None:
         """Send commits until none is wanted. Returns early if only a rebalance can help."""
-        backoff_ms = self._connection.settings.retry_backoff_ms
+        backoff = ExponentialBackoff(self._connection.settings.retry_backoff_ms, RETRY_BACKOFF_MAX_MS)
+        failures = 0
         while (commit := self.sequence.next_commit(self._member().generation_id)) is not None:
             error = await self._try(commit)
             if error is None:
-                backoff_ms = self._connection.settings.retry_backoff_ms
+                failures = 0
             elif self._is_of_before(commit):
                 continue  # owned partitions are committed under the new generation
             elif not self._passing(error):
                 return
             else:
-                await asyncio.sleep(backoff_ms / 1000)
-                backoff_ms = min(backoff_ms * 2, BACKOFF_MAX_MS)
+                failures += 1
+                await asyncio.sleep(backoff.wait_ms(failures) / 1000)
 
     async def _try(self, commit: Commit) -> PenstockError | None:
         started_ms = self._clock.monotonic_ms()

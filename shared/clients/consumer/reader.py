@@ -10,10 +10,11 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 
 from penstock.shared.clients.connection import Connection, FetchRequest, list_offsets
-from penstock.shared.clients.consumer.fetch_state import BACKOFF_MAX_MS, Fetch, Lookup, Move
+from penstock.shared.clients.consumer.fetch_state import Fetch, Lookup, Move
 from penstock.shared.clients.consumer.fetcher import Fetcher
 from penstock.shared.clients.consumer.metrics import ConsumerMetrics
 from penstock.shared.clients.consumer.reset_policy import ResetPolicy
+from penstock.shared.common.backoff import RETRY_BACKOFF_MAX_MS, ExponentialBackoff
 from penstock.shared.common.clock import Clock
 from penstock.shared.common.errors import PenstockError
 from penstock.shared.common.log import get_logger
@@ -42,7 +43,7 @@ class Reader:
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._refreshing = False
-        self._refresh_backoff_ms = 0.0
+        self._refreshes = 0  # in a row
         self._refreshed_ms = 0.0
         self._broken: BaseException | None = None
         self._is_open = False
@@ -212,14 +213,13 @@ class Reader:
 
     async def _refresh(self) -> None:
         """Refresh the metadata; the wait until the next refresh grows while leaders are missing."""
-        if self._clock.monotonic_ms() - self._refreshed_ms > BACKOFF_MAX_MS:
-            self._refresh_backoff_ms = 0
+        if self._clock.monotonic_ms() - self._refreshed_ms > RETRY_BACKOFF_MAX_MS:
+            self._refreshes = 0
         await self._connection.refresh_metadata()
-        self._refresh_backoff_ms = min(self._refresh_backoff_ms * 2, BACKOFF_MAX_MS) or float(
-            self._connection.settings.retry_backoff_ms
-        )
+        self._refreshes += 1
         self.pump()
-        await asyncio.sleep(self._refresh_backoff_ms / 1000)
+        backoff = ExponentialBackoff(self._connection.settings.retry_backoff_ms, RETRY_BACKOFF_MAX_MS)
+        await asyncio.sleep(backoff.wait_ms(self._refreshes) / 1000)
         self._refreshing = False
         self._refreshed_ms = self._clock.monotonic_ms()
         self.pump()

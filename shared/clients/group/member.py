@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from penstock.shared.clients.connection import error_for_code, name_of
 from penstock.shared.clients.group.member_states import BEATING, TRANSITIONS, GroupConfig, MemberState
 from penstock.shared.clients.group.steps import NO_GENERATION, JoinAnswer
+from penstock.shared.common.backoff import RETRY_BACKOFF_MAX_MS, ExponentialBackoff
 from penstock.shared.common.errors import PenstockError, RetriableError
 
-BACKOFF_MAX_MS = 1_000
 COORDINATOR_MOVED = frozenset({15, 16})
 COORDINATOR_LOADING = 14
 ILLEGAL_GENERATION, UNKNOWN_MEMBER, REBALANCE_IN_PROGRESS, MEMBER_ID_REQUIRED = 22, 25, 27, 79
@@ -151,9 +151,9 @@ class Member(ABC):
     def _again(self, now_ms: int, *, at_once: bool = False) -> None:
         self._to(MemberState.UNJOINED)
         self._rejoin = True
-        backoff_ms = min(self.config.retry_backoff_ms * 2 ** min(self._failures, 10), BACKOFF_MAX_MS)
-        self._retry_at_ms = now_ms if at_once else now_ms + backoff_ms
         self._failures += 1
+        backoff = ExponentialBackoff(self.config.retry_backoff_ms, RETRY_BACKOFF_MAX_MS)
+        self._retry_at_ms = now_ms if at_once else now_ms + int(backoff.wait_ms(self._failures))
 
     def _forget(self, *, member: bool) -> None:
         self.generation, self.is_leader = NO_GENERATION, False

@@ -24,6 +24,7 @@ from penstock.shared.clients.producer.transaction_manager import (
     fenced_by,
     is_fatal,
 )
+from penstock.shared.common.backoff import ExponentialBackoff
 from penstock.shared.common.errors import (
     BrokerNotAvailable,
     CorruptRecord,
@@ -76,7 +77,7 @@ class BatchCompletion:
         self._settings = settings
         self._transaction = transaction
         self._metrics = metrics
-        self._retry_backoff_ms = retry_backoff_ms
+        self._backoff = ExponentialBackoff(retry_backoff_ms, settings.retry_backoff_max_ms, jitter=RETRY_BACKOFF_JITTER)
         self._random = random.Random()  # noqa: S311 - spreads retries, protects nothing
         self.ledger = SequenceLedger()
         self.metadata_is_stale = False
@@ -278,7 +279,9 @@ class BatchCompletion:
             self._metrics.retried(batch.tp.topic, batch.count)
             log.info("retrying", topic_partition=str(batch.tp), attempt=batch.attempts, reason=str(error))
             batch.last_error = error
-            self._accumulator.reenqueue(batch, now_ms + self._backoff_ms(batch.attempts))
+            self._accumulator.reenqueue(
+                batch, now_ms + round(self._backoff.wait_ms(batch.attempts, self._random.random()))
+            )
             return
         error.abortable |= alone
         self.fail(batch, error)
@@ -299,10 +302,6 @@ class BatchCompletion:
             TxnState.IN_TRANSACTION,
             TxnState.COMMITTING,
         )
-
-    def _backoff_ms(self, attempts: int) -> int:
-        backoff_ms = min(self._retry_backoff_ms << min(attempts - 1, 16), self._settings.retry_backoff_max_ms)
-        return round(backoff_ms * self._random.uniform(1 - RETRY_BACKOFF_JITTER, 1 + RETRY_BACKOFF_JITTER))
 
     def _release(self, batch: Batch) -> None:
         self._accumulator.freed(batch)

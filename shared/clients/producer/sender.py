@@ -18,12 +18,13 @@ from typing import Any
 
 from penstock.shared.clients.connection import Connection, ProduceAnswer, ProduceResponse, SealedBatch, produce_request
 from penstock.shared.clients.producer.batch import Batch
-from penstock.shared.clients.producer.batch_completion import BatchCompletion
+from penstock.shared.clients.producer.batch_completion import RETRY_BACKOFF_JITTER, BatchCompletion
 from penstock.shared.clients.producer.buffer_pool import BufferPool
 from penstock.shared.clients.producer.metrics import ProducerMetrics
 from penstock.shared.clients.producer.record_accumulator import RecordAccumulator
 from penstock.shared.clients.producer.settings import ProducerSettings
 from penstock.shared.clients.producer.transaction_manager import Transaction, TransactionCoordinator, TxnState
+from penstock.shared.common.backoff import ExponentialBackoff
 from penstock.shared.common.clock import Clock
 from penstock.shared.common.errors import (
     BrokerNotAvailable,
@@ -241,12 +242,12 @@ class Sender:
             known.attempts = 0
         else:
             settings = self._connection.settings
-            backoff_ms = min(
-                settings.reconnect_backoff_ms << min(known.attempts, 16), settings.reconnect_backoff_max_ms
+            backoff = ExponentialBackoff(
+                settings.reconnect_backoff_ms, settings.reconnect_backoff_max_ms, jitter=RETRY_BACKOFF_JITTER
             )
             known.attempts += 1
             self.completion.metadata_is_stale = True
-            await self._pause(known, round(backoff_ms * random.uniform(0.8, 1.2)))  # noqa: S311
+            await self._pause(known, round(backoff.wait_ms(known.attempts, random.random())))  # noqa: S311
         self.wake()
 
     async def _pause(self, known: _Node, wait_ms: int) -> None:

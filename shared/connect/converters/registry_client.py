@@ -14,11 +14,12 @@ from urllib.parse import quote
 
 import httpx
 
+from penstock.shared.common.backoff import ExponentialBackoff
 from penstock.shared.connect.errors import DataError, RetriableError
 
 CONTENT_TYPE = "application/vnd.schemaregistry.v1+json"
 TRIES = 3
-BACKOFF_MS = 200
+BACKOFF = ExponentialBackoff(200, 1_000)
 REFERENCES_MAX = 1_000
 """The maximum number of schemas that one schema may refer to, directly or indirectly."""
 
@@ -94,7 +95,7 @@ class RegistryClient:
         message = ""
         for attempt in range(TRIES):
             if attempt:
-                await asyncio.sleep(BACKOFF_MS * attempt / 1000)
+                await asyncio.sleep(BACKOFF.wait_ms(attempt) / 1000)
             for url in self._access.urls:
                 try:
                     answer = await self._send(method, url + path, body)

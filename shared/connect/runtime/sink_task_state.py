@@ -27,6 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 
+from penstock.shared.common.backoff import ExponentialBackoff
 from penstock.shared.common.errors import IllegalState
 from penstock.shared.common.log import get_logger
 from penstock.shared.common.records import OffsetAndMetadata, TopicPartition
@@ -85,8 +86,8 @@ class SinkTaskState:
         """
         if not self.committing or now_ms < self._commit_started_ms + self._timeout_ms:
             return False
-        backoff_ms = min(self._interval_ms * (2 ** min(self.commit_failures, 16) - 1), COMMIT_BACKOFF_MAX_MS)
-        self._next_commit_ms = max(self._next_commit_ms, now_ms + backoff_ms)
+        backoff = ExponentialBackoff(self._interval_ms, COMMIT_BACKOFF_MAX_MS)
+        self._next_commit_ms = max(self._next_commit_ms, now_ms + int(backoff.wait_ms(self.commit_failures)))
         self.commit_failures += 1
         self.committing = False
         return True

@@ -19,6 +19,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from penstock.shared.clients.consumer import Consumer, RebalanceListener
+from penstock.shared.common.backoff import ExponentialBackoff
 from penstock.shared.common.clock import SYSTEM_CLOCK, Clock
 from penstock.shared.common.compilation import loaded
 from penstock.shared.common.errors import (
@@ -66,7 +67,7 @@ from penstock.shared.streams.windows.compilation import compile_kernels
 
 log = get_logger(__name__)
 
-RETRY_BACKOFF_MS = 500
+RESTORE_BACKOFF = ExponentialBackoff(500, 30_000)
 NO_GENERATION = -1
 SHUTDOWN_TIMEOUT_MS = 30_000
 COMMIT_SHARE, LEAVE_SHARE = 0.5, 0.5  # shares of the remaining shutdown time
@@ -355,7 +356,7 @@ class StreamWorker(RebalanceListener):
 
     async def _restore(self, partition: int, owned: OwnedTask) -> None:
         if failures := self._failures.get(partition, 0):
-            await asyncio.sleep(RETRY_BACKOFF_MS * 2 ** (failures - 1) / 1000)
+            await asyncio.sleep(RESTORE_BACKOFF.wait_ms(failures) / 1000)
         await owned.changelog.open()
         standby = await self._standbys.hand_over(partition)
         owned.local = self._maker.open_state(partition) if standby is None else standby.task.local

@@ -14,6 +14,7 @@ import msgspec
 import pytest
 
 from penstock.shared.common import jars
+from penstock.shared.common.backoff import ExponentialBackoff
 from penstock.shared.common.errors import JarsUnavailable
 from penstock.shared.common.jars import (
     LOCK_FILE,
@@ -96,7 +97,7 @@ def web() -> Iterator[Web]:
 @pytest.fixture
 def environ(web: Web, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """A user with an empty cache, whose repository is the server."""
-    monkeypatch.setattr(jars, "RETRY_BACKOFF_MS", 0)
+    monkeypatch.setattr(jars, "RETRY_BACKOFF", ExponentialBackoff(0, 0))
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     return {"XDG_CACHE_HOME": str(tmp_path), "PENSTOCK_MAVEN_REPOSITORY": web.url}
 

@@ -44,7 +44,7 @@ def test_acknowledged() -> None:
 
 
 def test_the_backoff_of_a_batch_grows_and_is_spread() -> None:
-    """It doubles from retry_backoff_ms up to retry_backoff_max_ms, each time by up to a fifth more or less."""
+    """It doubles from retry_backoff_ms up to retry_backoff_max_ms, and is spread by a fifth without exceeding that."""
     core = Harness(delivery_timeout_ms=10**6, retry_backoff_max_ms=400)
     record, waits = core.send(), []
     for _ in range(60):
@@ -54,9 +54,8 @@ def test_the_backoff_of_a_batch_grows_and_is_spread() -> None:
         assert core.turn() == []
         core.now_ms += 1
     for wait, backoff_ms in zip(waits, [100, 200] + [400] * 58, strict=True):
-        assert 0.8 * backoff_ms <= wait <= 1.2 * backoff_ms
+        assert 0.8 * backoff_ms <= wait <= min(1.2 * backoff_ms, 400)
     assert min(waits[2:]) < 0.9 * 400
-    assert max(waits[2:]) > 1.1 * 400
 
 
 @pytest.mark.parametrize("code", [CORRUPT, 3, 5, NOT_LEADER, TIMED_OUT, 8, 9, NOT_ENOUGH_REPLICAS, 20, 56])

@@ -464,9 +464,8 @@ async def test_the_backoff_of_a_node_grows_and_is_spread() -> None:
 
     waits = [await try_again() for _ in range(60)]
     for wait, backoff_ms in zip(waits, [50, 100, 200, 400, 800] + [1_000] * 55, strict=True):
-        assert 0.8 * backoff_ms <= wait <= 1.2 * backoff_ms
+        assert 0.8 * backoff_ms <= wait <= min(1.2 * backoff_ms, 1_000)
     assert min(waits[5:]) < 0.9 * 1_000
-    assert max(waits[5:]) > 1.1 * 1_000
     assert alone.sender.is_away(TP)
     reached = True
     await try_again()

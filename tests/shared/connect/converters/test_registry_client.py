@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from penstock.shared.common.backoff import ExponentialBackoff
 from penstock.shared.connect.converters import registry_client
 from penstock.shared.connect.converters.registry_client import Access, RegistryClient
 from penstock.shared.connect.errors import DataError, RetriableError
@@ -14,7 +15,7 @@ DOWN = (503, {}, b"busy")
 
 @pytest.fixture(autouse=True)
 def no_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry_client, "BACKOFF_MS", 0)
+    monkeypatch.setattr(registry_client, "BACKOFF", ExponentialBackoff(0, 0))
 
 
 async def test_a_user_is_let_in() -> None:

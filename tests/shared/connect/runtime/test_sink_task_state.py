@@ -49,7 +49,7 @@ def test_commits_without_answers_come_less_often_until_one_is_answered() -> None
         waited_ms = next(ms for ms in range(0, 20_000, 100) if task.commit_is_due(now_ms + 100 + ms))
         waits.append(waited_ms)
         now_ms += 100 + waited_ms
-    assert waits == [900, 1_000, 3_000, 7_000, 10_000, 10_000]
+    assert waits == [900, 1_000, 2_000, 4_000, 8_000, 10_000]
     assert begun is not None
     assert task.commit_completed(begun[0], None, {A: FIVE}, now_ms - 9_900) == 200
     assert (task.commit_failures, task.last_committed[A]) == (0, FIVE)

@@ -1,0 +1,40 @@
+"""The one rule for how long to wait before another attempt: Kafka's ExponentialBackoff (KIP-580).
+
+The wait after the n-th failure in a row is `initial_ms` times `multiplier` to the power of n - 1. It is spread by
+`jitter` in both directions, so that many clients do not retry at the same moment, and is at most `max_ms`.
+
+>>> backoff = ExponentialBackoff(100, 1_000)
+>>> [backoff.wait_ms(failures) for failures in range(7)]
+[0.0, 100.0, 200.0, 400.0, 800.0, 1000.0, 1000.0]
+>>> ExponentialBackoff(100, 1_000, jitter=0.2).wait_ms(2, random=0.0)
+160.0
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+RETRY_BACKOFF_MAX_MS = 1_000
+"""The longest wait of Kafka's clients between attempts of one request (`retry.backoff.max.ms`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExponentialBackoff:
+    """Waits in ms; see the module. An `initial_ms` above `max_ms` counts as `max_ms`; `jitter` is from 0 to 1."""
+
+    initial_ms: float
+    max_ms: float
+    multiplier: float = 2.0
+    jitter: float = 0.0
+
+    def wait_ms(self, failures: int, random: float = 0.5) -> float:
+        """Return the wait after that many failures in a row, 0 for none. `random` is drawn uniformly from 0 to 1."""
+        if failures < 1 or self.initial_ms <= 0:
+            return 0.0
+        # Above this power the limit applies, and the power itself would overflow.
+        powers = 0.0
+        if self.multiplier > 1 and self.max_ms > self.initial_ms:
+            powers = math.log(self.max_ms / self.initial_ms, self.multiplier)
+        wait_ms: float = self.initial_ms * self.multiplier ** min(failures - 1, powers)
+        return float(min(wait_ms * (1 + self.jitter * (2 * random - 1)), self.max_ms))
