@@ -15,7 +15,7 @@ from penstock.services.local.kafka import EmbeddedKafka
 from penstock.shared.clients.admin import Admin, NewTopic
 from penstock.shared.common.settings import KafkaSettings
 from tests.integration.connect_processes import WorkerProcess
-from tests.integration.test_connect_standalone import standalone
+from tests.integration.connect_worker import properties
 
 ANSWER_MS_MAX = 5_000
 """Of a worker that is not held up, on a machine that has much to do."""
@@ -71,8 +71,8 @@ class Asking:
 async def test_what_a_connector_does_to_its_process_is_its_own_alone(
     kafka: EmbeddedKafka, tmp_path: Path, topic_name: str
 ) -> None:
-    """One blocks when started, one when it is to divide its work, one ends the process: another one runs meanwhile and
-    REST answers. What blocks is deleted like any other; when the worker is killed, nothing is left."""
+    """One blocks when started, one when it is to divide its work, one ends the process each time: another one runs
+    meanwhile and REST answers. What blocks is deleted like any other; when the worker is killed, nothing is left."""
     async with Admin(KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)) as admin:
         await admin.create_topics([NewTopic(topic_name, 1)])
     awkward = {
@@ -83,8 +83,8 @@ async def test_what_a_connector_does_to_its_process_is_its_own_alone(
     }
     (tmp_path / "in.txt").write_text("one\n")
     good = {"connector.class": "FileStreamSource", "file": str(tmp_path / "in.txt"), "topic": topic_name}
-    props = {**standalone(kafka.bootstrap_servers, tmp_path), "task.shutdown.graceful.timeout.ms": "500"}
-    worker = WorkerProcess(tmp_path, props, "standalone")
+    props = properties(kafka.bootstrap_servers, task_shutdown_graceful_timeout_ms="500", task_restart_backoff_ms="2000")
+    worker = WorkerProcess(tmp_path, props)
     try:
         await worker.ready()
         async with httpx.AsyncClient(base_url=worker.url, trust_env=False, timeout=60) as client:
@@ -98,12 +98,14 @@ async def test_what_a_connector_does_to_its_process_is_its_own_alone(
             assert "the process of connector ending" in failed["connector"]["trace"]
             assert "ended with status 3" in failed["connector"]["trace"]
             await asking.until("configs", lambda status: status["connector"]["state"] == "RUNNING")
+            await asking.until("ending", lambda status: status["connector"]["state"] == "RESTARTING")
             config = {**awkward, "name": "x", "validate.does": "exit"}
             path = f"/connector-plugins/{config['connector.class']}/config/validate"
             refused = await client.put(path, json=config)
             assert (refused.status_code, "status 3" in refused.text) == (500, True), refused.text
             assert (await client.delete("/connectors/start")).status_code == 204
             assert sorted(await asking.get("/connectors")) == ["configs", "ending", "good"]
+            await asking.until("good", lambda status: status["connector"]["state"] == "RUNNING")
             assert asking.longest_ms < ANSWER_MS_MAX
         left = children(worker.process.pid)
         assert left

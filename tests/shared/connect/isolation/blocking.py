@@ -73,7 +73,7 @@ class AwkwardSource(BlockingSource):
         if does == "block":
             while not Path(props["file"]).exists():
                 select.select([], [], [], 0.02)
-        elif does == "exit":
+        elif does == "exit" or (does == "exit while" and Path(props["file"]).exists()):
             os._exit(3)
         elif does == "fail":
             raise ValueError(f"{what} with {props.get('secret')}")
