@@ -87,36 +87,12 @@ class Events:
         self._send = send
         self.topics: set[tuple[int, str]] = set()
 
-    def on_startup(self, id: Id) -> None:
-        self._event(Event.STARTUP, id)
-
-    def on_running(self, id: Id) -> None:
-        self._event(Event.RUNNING, id)
-
-    def on_paused(self, id: Id) -> None:
-        self._event(Event.PAUSED, id)
-
-    def on_stopped(self, id: Id) -> None:
-        self._event(Event.STOPPED, id)
-
-    def on_failure(self, id: Id, trace: str) -> None:
-        self._event(Event.FAILURE, id, trace)
-
-    def on_shutdown(self, id: Id) -> None:
-        self._event(Event.SHUTDOWN, id)
-
-    def on_restart(self, id: Id) -> None:
-        self._event(Event.RESTART, id)
-
-    def on_deletion(self, id: Id) -> None:
-        self._event(Event.DELETION, id)
+    def on_event(self, id: Id, event: Event, trace: str | None = None) -> None:
+        task = id.task if isinstance(id, ConnectorTaskId) else None
+        self._send({"event": event.value, "task": task, "trace": trace})
 
     def on_topic_used(self, id: ConnectorTaskId, topic: str) -> None:
         self.topics.add((id.task, topic))
-
-    def _event(self, event: Event, id: Id, trace: str | None = None) -> None:
-        task = id.task if isinstance(id, ConnectorTaskId) else None
-        self._send({"event": event.value, "task": task, "trace": trace})
 
 
 class OwnOffsets:

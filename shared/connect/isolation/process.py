@@ -89,10 +89,8 @@ class Process:
 
     async def kill(self) -> None:
         """Kills the process and waits for its end."""
-        log.warning("a process is killed", connector=self._connector, pid=self.pid)
         self._is_killed = True
-        if self._process is not None:
-            self._kill(self._process)
+        self._kill()
         await asyncio.wait([self._life])
 
     async def _live(self) -> None:
@@ -126,7 +124,7 @@ class Process:
         writer.write(b"".join(pack(message) for message in self._unsent))
         self._writer = writer
         if self._is_killed:
-            self._kill(process)
+            self._kill()
         elif self._is_closed:
             writer.close()
         return process, reader
@@ -152,8 +150,7 @@ class Process:
             async with asyncio.timeout(END_MS / 1000):
                 return await process.wait()
         except TimeoutError:
-            log.warning("a process is killed", connector=self._connector, pid=process.pid)
-            self._kill(process)
+            self._kill()
             return await process.wait()
 
     def _end_asked(self, error: ProcessEnded) -> None:
@@ -163,7 +160,7 @@ class Process:
             if not asked.done():
                 asked.set_exception(self._error)
 
-    @staticmethod
-    def _kill(process: asyncio.subprocess.Process) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
+    def _kill(self) -> None:
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()

@@ -160,7 +160,7 @@ class IsolatedConnector:
             self._process = Process(self.name, self._first(self.name), self._on_event, self._on_end)
             for id, part in self.parts.items():
                 part.state = State.RESTARTING
-                self._listener.on_restart(id)
+                self._listener.on_event(id, Event.RESTART)
                 self._process.send({**part.command, "target": self._target.value})
         return self._process
 
@@ -173,7 +173,7 @@ class IsolatedConnector:
         for id, part in self.parts.items():
             if part.state is not State.FAILED:
                 part.state = State.FAILED
-                self._listener.on_failure(id, trace_of(error))
+                self._listener.on_event(id, Event.FAILURE, trace_of(error))
         wait_ms = self._restarts.failed(self.name, self._clock.monotonic_ms()) if self.parts else None
         log.error("a process ended", connector=self.name, reason=str(error), restart_in_ms=wait_ms)
         if wait_ms is not None:
@@ -190,17 +190,15 @@ class IsolatedConnector:
         elif "reconfigure" in message:
             self._on_reconfiguration(self.name)
         else:
-            event, task = Event(message["event"]), message["task"]
-            self._moved(event, self.name if task is None else ConnectorTaskId(self.name, task), message["trace"])
+            task = message["task"]
+            id = self.name if task is None else ConnectorTaskId(self.name, task)
+            self._moved(id, Event(message["event"]), message["trace"])
 
-    def _moved(self, event: Event, id: Id, trace: str) -> None:
+    def _moved(self, id: Id, event: Event, trace: str | None) -> None:
         part = self.parts.get(id, Part({}))  # none if it is being stopped
         is_restarted = part.state is State.RESTARTING and event is Event.STARTUP
         part.state = TRANSITIONS[event][1]
-        if event is Event.FAILURE:
-            self._listener.on_failure(id, trace)
-        else:
-            getattr(self._listener, f"on_{event.value}")(id)
+        self._listener.on_event(id, event, trace)
         if is_restarted and id == self.name:
             self._on_reconfiguration(self.name)  # the end of the process may have come before its tasks
 

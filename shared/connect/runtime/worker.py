@@ -18,7 +18,7 @@ from penstock.shared.connect.connector import Props, SinkConnector, task_class
 from penstock.shared.connect.errors import ConnectError, ConnectorNotFound, said_of, trace_of
 from penstock.shared.connect.runtime.offset_store import OffsetBackingStore
 from penstock.shared.connect.runtime.plugins import Plugins, class_name
-from penstock.shared.connect.runtime.states import ConnectorTaskId, State, TargetState
+from penstock.shared.connect.runtime.states import ConnectorTaskId, Event, State, TargetState
 from penstock.shared.connect.runtime.status_listener import Id, StatusListener
 from penstock.shared.connect.runtime.task_thread import TaskThread
 from penstock.shared.connect.runtime.validation import ConfigInfos, validate_connector
@@ -152,7 +152,7 @@ class Worker:
             connector = WorkerConnector(name, made, props, listener, on_reconfiguration, mask=mask)
         except Exception as e:  # also an error of the connector's constructor
             log.error("connector cannot be made", connector=name, error=mask(said_of(e)))
-            listener.on_failure(name, mask(trace_of(e)))
+            listener.on_event(name, Event.FAILURE, mask(trace_of(e)))
             return State.FAILED
         self._connectors[name] = connector
         self._targets[name] = target
@@ -237,7 +237,7 @@ class Worker:
         except Exception as e:  # also an error of the connector's constructor
             mask = self.transformer.masking({**spec.connector_config, **spec.task_config})
             log.error("task cannot be made", task=str(spec.id), error=mask(str(e)))
-            listener.on_failure(spec.id, mask(trace_of(e)))
+            listener.on_event(spec.id, Event.FAILURE, mask(trace_of(e)))
             return False
         self._tasks[spec.id] = task
         self._restarts.started(spec.id, self._clock.monotonic_ms())
@@ -261,7 +261,7 @@ class Worker:
             log.warning("task will be restarted", task=str(id), in_ms=wait_ms)
             await asyncio.sleep(wait_ms / 1000)
             spec, listener = self._specs[id]
-            listener.on_restart(id)
+            listener.on_event(id, Event.RESTART)
             self._restarts.started(id, self._clock.monotonic_ms())
             begun = self._begin(spec, listener, self._targets[id.connector])
 

@@ -122,17 +122,10 @@ class WorkerConnector:
 
     def _move(self, event: Event) -> None:
         self.state = after(self.state, event)
-        call = {
-            Event.STARTUP: self._listener.on_startup,
-            Event.RUNNING: self._listener.on_running,
-            Event.PAUSED: self._listener.on_paused,
-            Event.STOPPED: self._listener.on_stopped,
-            Event.SHUTDOWN: self._listener.on_shutdown,
-        }[event]
-        call(self.name)
+        self._listener.on_event(self.name, event)
 
     def _fail(self, error: Exception) -> None:
         if self.state is not State.FAILED:
             log.error("connector failed", connector=self.name, error=self._mask(said_of(error)))
             self.state = after(self.state, Event.FAILURE)
-            self._listener.on_failure(self.name, self._mask(trace_of(error)))
+            self._listener.on_event(self.name, Event.FAILURE, self._mask(trace_of(error)))
