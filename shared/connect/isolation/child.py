@@ -9,12 +9,14 @@ ends. The process ignores SIGINT and SIGTERM: signals to the process group are t
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import socket
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AsyncExitStack
 from typing import Any, BinaryIO, NoReturn
@@ -28,7 +30,7 @@ from penstock.shared.common.collector import spare_the_collector
 from penstock.shared.common.log import configure, get_logger
 from penstock.shared.common.records import TopicPartition
 from penstock.shared.common.settings import LogSettings
-from penstock.shared.connect.errors import said_of
+from penstock.shared.connect.errors import DataError, said_of
 from penstock.shared.connect.herder.loggers import Loggers
 from penstock.shared.connect.herder.settings import DistributedConfig
 from penstock.shared.connect.isolation.messages import METRICS_MS, Message, error_message, pack, unpack
@@ -43,8 +45,8 @@ from penstock.shared.connect.storage.offset_store import KafkaOffsetStore
 
 log = get_logger(__name__)
 
-ORPHANED = 70
-"""The exit status of a process whose worker has ended and whose connector or tasks did not end."""
+FAILED, ORPHANED = 1, 70
+"""The exit statuses of a process that failed, and of one whose connector or tasks did not end after the worker."""
 
 
 class Link:
@@ -68,8 +70,9 @@ class Link:
         loop = asyncio.get_running_loop()
 
         def run() -> None:
-            for line in self._lines:
-                loop.call_soon_threadsafe(on_command, unpack(line))
+            with contextlib.suppress(DataError):  # a line that the end of the worker has cut off
+                for line in self._lines:
+                    loop.call_soon_threadsafe(on_command, unpack(line))
             try:
                 loop.call_soon_threadsafe(on_end)
             except RuntimeError:  # the loop is closed: the process is ending
@@ -187,6 +190,7 @@ class Commands:
                 await worker.stop_tasks(ConnectorTaskId(name, task) for task in command["tasks"] if task is not None)
                 if None in command["tasks"]:
                     await worker.stop_connector(name)
+                self.send_metrics()
             case "target":
                 await worker.set_target_state(name, TargetState(command["target"]))
             case "task_configs":
@@ -231,14 +235,17 @@ def main() -> NoReturn:
     """Runs the process, from the first message on to its end."""
     for own in (signal.SIGINT, signal.SIGTERM):
         signal.signal(own, signal.SIG_IGN)
-    status = ORPHANED
-    connection = socket.socket(fileno=int(sys.argv[1]))
-    lines = connection.makefile("rb")
-    if first := lines.readline():  # else the worker has ended already
-        start = unpack(first)
-        configure(LogSettings.model_validate(start["log"]), "connect")
-        asyncio.run(serve(start, Link(connection, lines)))
+    status = FAILED
+    try:
+        connection = socket.socket(fileno=int(sys.argv[1]))
+        lines = connection.makefile("rb")
+        if first := lines.readline():  # else the worker has ended already
+            start = unpack(first)
+            configure(LogSettings.model_validate(start["log"]), "connect")
+            asyncio.run(serve(start, Link(connection, lines)))
         status = 0
+    except BaseException:  # also SystemExit of the connector's code
+        traceback.print_exc()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)  # not by an ordinary end, which a thread that reads or blocks would delay

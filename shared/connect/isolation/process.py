@@ -95,9 +95,16 @@ class Process:
 
     async def _live(self) -> None:
         try:
-            process, reader = await self._start()
-            await self._hear(reader)
-            status = await self._status(process)
+            process, reader, writer = await self._start()
+            hearing, ending = asyncio.create_task(self._hear(reader)), asyncio.create_task(process.wait())
+            await asyncio.wait([hearing, ending], return_when=asyncio.FIRST_COMPLETED)
+            # It may take some time from the end of the link to the end of the process. A process that has ended leaves
+            # the link open if it has forked another one.
+            await asyncio.wait([hearing, ending], timeout=END_MS / 1000)
+            hearing.cancel()
+            writer.close()
+            self._kill()
+            status = await ending
             how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
             error = ProcessEnded(f"the process of connector {self._connector} (pid {process.pid}) {how}")
         except OSError as e:
@@ -106,7 +113,7 @@ class Process:
         if not self._is_closed:
             self._on_end(error)
 
-    async def _start(self) -> tuple[asyncio.subprocess.Process, asyncio.StreamReader]:
+    async def _start(self) -> tuple[asyncio.subprocess.Process, asyncio.StreamReader, asyncio.StreamWriter]:
         ours, theirs = socket.socketpair()
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
         try:
@@ -127,7 +134,7 @@ class Process:
             self._kill()
         elif self._is_closed:
             writer.close()
-        return process, reader
+        return process, reader, writer
 
     async def _hear(self, reader: asyncio.StreamReader) -> None:
         """Takes messages until there are no more, or one is invalid."""
@@ -143,15 +150,6 @@ class Process:
                         asked.set_result(message["value"])
         except (ConnectionError, ValueError, DataError) as e:
             log.warning("a process cannot be heard", connector=self._connector, pid=self.pid, reason=str(e))
-
-    async def _status(self, process: asyncio.subprocess.Process) -> int:
-        """Returns the exit status. Kills the process if it still runs after END_MS."""
-        try:
-            async with asyncio.timeout(END_MS / 1000):
-                return await process.wait()
-        except TimeoutError:
-            self._kill()
-            return await process.wait()
 
     def _end_asked(self, error: ProcessEnded) -> None:
         """Ends all questions: waiting and later callers get the error."""

@@ -159,7 +159,7 @@ class IsolatedConnector:
             self._restarts.started(self.name, self._heard_ms)
             self._process = Process(self.name, self._first(self.name), self._on_event, self._on_end)
             for id, part in self.parts.items():
-                part.state = State.RESTARTING
+                part.state, part.metrics = State.RESTARTING, {}
                 self._listener.on_event(id, Event.RESTART)
                 self._process.send({**part.command, "target": self._target.value})
         return self._process
@@ -322,8 +322,8 @@ class IsolatingWorker(Worker):
         if isolated is None:
             return
         await isolated.stop(ids)
-        if not isolated.parts:
-            self._isolated.pop(name, None)
+        if not isolated.parts and self._isolated.get(name) is isolated:
+            del self._isolated[name]
             self._restarts.forget(name)
 
     async def _ask_once(self, command: Message) -> Any:

@@ -75,6 +75,11 @@ class AwkwardSource(BlockingSource):
                 select.select([], [], [], 0.02)
         elif does == "exit" or (does == "exit while" and Path(props["file"]).exists()):
             os._exit(3)
+        elif does == "leave":
+            raise SystemExit(4)
+        elif does == "fork" and os.fork() == 0:
+            self._does("start", {**props, "start.does": "block"})
+            os._exit(0)
         elif does == "fail":
             raise ValueError(f"{what} with {props.get('secret')}")
         elif does == "ask":

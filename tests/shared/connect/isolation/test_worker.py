@@ -220,6 +220,25 @@ async def test_a_start_that_ends_the_process_is_tried_again(tmp_path: Path) -> N
         assert run.reconfigured == ["c"]
 
 
+async def test_code_that_leaves_the_interpreter_ends_its_process() -> None:
+    """SystemExit ends no task, but the process."""
+    async with isolating(task_restart_enable="false") as run:
+        assert await run.start(config(AwkwardSource, start_does="leave")) is State.FAILED
+        assert "ended with status 1" in run.listener.traces[0]
+
+
+async def test_the_end_of_a_process_that_has_forked_is_seen(tmp_path: Path) -> None:
+    """The one that it has forked has its end of the link, too."""
+    async with isolating(task_restart_enable="false") as run:
+        try:
+            assert await run.start(config(AwkwardSource, tmp_path / "go", start_does="fork")) is State.RUNNING
+            os.kill(run.pid(), signal.SIGKILL)
+            await run.until(lambda: run.worker.state("c") is State.FAILED)
+            assert "SIGKILL" in run.listener.traces[0]
+        finally:
+            (tmp_path / "go").touch()
+
+
 async def test_questions_end_with_the_process(tmp_path: Path) -> None:
     """Who waits for task configs hears that the connector is not there any more, also while it is stopped."""
     props = config(AwkwardSource, tmp_path / "never", configs_does="block")
