@@ -187,7 +187,11 @@ async def test_a_source_goes_on_where_its_killed_process_was(
             await asked_until(client, "/connectors/src/status", lambda status: not status["tasks"])
             assert (await client.delete("/connectors/src/offsets")).status_code == 200
             assert (await client.get("/connectors/src/offsets")).json() == {"offsets": []}
-        assert await worker.stop() == 0
+            await client.put("/connectors/src/resume")
+            await asked_until(client, "/connectors/src/status", runs(1))
+        left = children(worker.process.pid)
+        worker.kill()
+        await until(lambda: not are_there(left))
     finally:
         if worker.process.poll() is None:
             worker.kill()

@@ -147,7 +147,7 @@ class Commands:
     def __init__(self, connector: str, worker: Worker, loggers: Loggers, send: Callable[[Message], None]) -> None:
         self._connector, self._worker, self._loggers, self._send = connector, worker, loggers, send
         self._events = Events(send)
-        self._running: set[asyncio.Task[None]] = set()
+        self._running: dict[asyncio.Task[None], str] = {}
 
     def __repr__(self) -> str:
         return f"<Commands for {self._connector}, {len(self._running)} running>"
@@ -155,8 +155,15 @@ class Commands:
     def on_command(self, command: Message) -> None:
         """Runs a command beside others. Each begins in the order in which it was sent."""
         running = asyncio.create_task(self._run(command))
-        self._running.add(running)
-        running.add_done_callback(self._running.discard)
+        self._running[running] = command["do"]
+        running.add_done_callback(self._running.pop)
+
+    async def close(self) -> None:
+        """Stops what still runs. What is being stopped ends in order."""
+        stops = [running for running, do in self._running.items() if do == "stop"]
+        if stops:
+            await asyncio.wait(stops)
+        await self._worker.shutdown()
 
     def send_metrics(self) -> None:
         """Sends the metrics of all tasks, and the topics that they have used since the last time."""
@@ -228,7 +235,7 @@ async def serve(start: Message, link: Link) -> None:
                 await over.wait()
         except TimeoutError:
             continue
-    await worker.shutdown()
+    await commands.close()
 
 
 def main() -> NoReturn:

@@ -221,6 +221,11 @@ class IsolatingWorker(Worker):
         self._isolated: dict[str, IsolatedConnector] = {}
         self._levels: dict[str, str] = {}
 
+    async def shutdown(self) -> None:
+        await super().shutdown()
+        # A stop may have been cancelled.
+        await asyncio.gather(*(self._stop(name, ()) for name in tuple(self._isolated)))
+
     def set_level(self, name: str, level: str) -> None:
         """Sets a logger's level in every process, also in future ones."""
         self._levels.pop(name, None)

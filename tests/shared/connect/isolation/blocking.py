@@ -58,6 +58,21 @@ class BlockingSource(SourceConnector):
         return [self._props] * max_tasks
 
 
+class HangingTask(BlockingTask):
+    """Blocks its own thread as long as the file is there."""
+
+    def poll(self) -> None:  # type: ignore[override]
+        while self._file.exists():
+            select.select([], [], [], 0.05)
+        select.select([], [], [], 0.05)
+
+
+class HangingSource(BlockingSource):
+    """Its tasks hang."""
+
+    task_class = HangingTask
+
+
 class FailingSource(BlockingSource):
     """Cannot start."""
 

@@ -71,6 +71,33 @@ async def test_a_connector_and_a_task_do_as_commanded() -> None:
         assert (run.run.worker.task_ids(), run.run.worker.connector_names()) == (frozenset(), frozenset())
 
 
+async def test_what_is_being_stopped_ends_in_order() -> None:
+    """Also if the worker has ended meanwhile."""
+    going = asyncio.Event()
+
+    class SlowTask(SayingSinkTask):
+        async def stop(self) -> None:
+            await going.wait()
+            await super().stop()
+
+    class Slow(SayingSink):
+        task_class = SlowTask
+
+    async with commanded() as run:
+        config = run.config(Slow)
+        spec = {"id": {"connector": "c", "task": 0}, "connector_config": config, "task_config": config}
+        run.commands.on_command({"do": "start_task", "spec": spec, "target": "STARTED"})
+        await run.run.until(lambda: run.sent)
+        run.commands.on_command({"do": "stop", "tasks": [0]})
+        await run.run.until(lambda: not run.run.worker.task_ids())
+        closing = asyncio.ensure_future(run.commands.close())
+        assert not (await asyncio.wait([closing], timeout=0.05))[0]
+        going.set()
+        await closing
+        assert SayingSinkTask.made[0].calls[-1] == "stop"
+        assert "shutdown" in [message.get("event") for message in run.sent]
+
+
 async def test_metrics_and_topics_are_sent_together() -> None:
     """Topics once, and again when they are used again."""
     async with commanded() as run:

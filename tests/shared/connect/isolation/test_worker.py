@@ -25,7 +25,7 @@ from penstock.shared.connect.runtime.worker_config import ISOLATION
 from penstock.shared.connect.runtime.worker_task import TaskSpec
 from penstock.shared.testing.fake_broker import FakeCluster
 from tests.shared.connect.harness import STRING, Remembering, Running, Store
-from tests.shared.connect.isolation.blocking import AwkwardSource, BlockingSource
+from tests.shared.connect.isolation.blocking import AwkwardSource, BlockingSource, HangingSource
 
 FIRST, SECOND = ConnectorTaskId("c", 0), ConnectorTaskId("c", 1)
 
@@ -75,6 +75,7 @@ async def isolating(**settings: str) -> AsyncIterator[Isolating]:
             "value.converter": STRING,
             "offset.flush.interval.ms": "50",
             "task.restart.backoff.ms": "10",
+            "task.shutdown.graceful.timeout.ms": "60000",
             "connect.files.allowed": "/",
             ISOLATION: "process",
             **{name.replace("_", "."): value for name, value in settings.items()},
@@ -171,10 +172,11 @@ async def test_a_part_that_is_started_brings_the_others_back(tmp_path: Path) -> 
         assert run.listener.of(FIRST) == ["startup", "failure", "startup"]
 
 
-async def test_a_process_that_does_not_stop_its_work_is_killed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("plugin", [BlockingSource, HangingSource])
+async def test_a_process_that_does_not_stop_its_work_is_killed(tmp_path: Path, plugin: type) -> None:
     """The worker sees how long a task holds up the process; another connector runs meanwhile; of the one that is killed
     what was not stopped is started again."""
-    props = config(BlockingSource, tmp_path / "block")
+    props = config(plugin, tmp_path / "block")
     other = config(AwkwardSource, name="d")
     async with isolating(task_shutdown_graceful_timeout_ms="2000", task_stall_timeout_ms="1000") as run:
         await run.start(props)
@@ -191,6 +193,24 @@ async def test_a_process_that_does_not_stop_its_work_is_killed(tmp_path: Path) -
         assert run.listener.of(FIRST) == ["startup"]
         await run.until(lambda: run.listener.of("c") == ["startup", "failure", "restart", "startup"])
         assert run.listener.of("d") == ["startup"]
+
+
+async def test_a_shutdown_ends_what_a_cancelled_stop_has_left(tmp_path: Path) -> None:
+    """A stop is cancelled if the worker is to end meanwhile."""
+    props = config(BlockingSource, tmp_path / "block")
+    async with isolating() as run:
+        await run.start_task(props)
+        await run.is_running(FIRST)
+        pid = run.pid()
+        (tmp_path / "block").touch()
+        await run.until(lambda: run.worker.stalled_ms(FIRST) > 1_500)
+        stopping = asyncio.ensure_future(run.worker.stop_tasks([FIRST]))
+        await run.until(lambda: not run.worker.task_ids())
+        stopping.cancel()
+        await asyncio.wait([stopping])
+        assert not is_gone(pid)
+        await run.worker.shutdown()
+        assert is_gone(pid)
 
 
 async def test_a_start_that_blocks_ends_with_a_stop(tmp_path: Path) -> None:
