@@ -24,7 +24,7 @@ from penstock.shared.common.clock import SYSTEM_CLOCK, Clock
 from penstock.shared.common.log import get_logger
 from penstock.shared.common.settings import LogSettings
 from penstock.shared.connect.connector import Props
-from penstock.shared.connect.errors import ConnectorNotFound, trace_of
+from penstock.shared.connect.errors import ConfigError, ConnectorNotFound, trace_of
 from penstock.shared.connect.isolation.messages import METRICS_MS, Message
 from penstock.shared.connect.isolation.process import Process, ProcessEnded
 from penstock.shared.connect.runtime.offset_store import OffsetBackingStore
@@ -309,7 +309,10 @@ class IsolatingWorker(Worker):
 
     def _is_isolated(self, config: Props) -> bool:
         where = config.get(ISOLATION) or self.config[ISOLATION]
-        return self.resolve({ISOLATION: where})[ISOLATION] == "process"
+        try:
+            return self.resolve({ISOLATION: where})[ISOLATION] == "process"
+        except ConfigError:
+            return False  # the start without a process resolves it again and reports the error
 
     def _holding(self, id: Id) -> IsolatedConnector | None:
         isolated = self._isolated.get(id if isinstance(id, str) else id.connector)

@@ -283,6 +283,18 @@ async def test_what_the_connector_requests_and_raises_reaches_the_worker(monkeyp
         assert await run.start(config(AwkwardSource, start_does="fail", secret=secret)) is State.FAILED
         assert f"ValueError: start with {secret}" in run.listener.traces[0]
         assert "blocking.py" in run.listener.traces[0]
+        await run.start(config(AwkwardSource, start_does="raise", name="b"))
+        await run.until(lambda: run.worker.state("b") is State.FAILED)
+        assert run.listener.traces[1] == "ValueError: by itself"
+
+
+async def test_a_variable_that_cannot_be_resolved_is_a_failure(tmp_path: Path) -> None:
+    """Of the connector and of its task, also in the setting that decides on a process."""
+    props = config(BlockingSource, penstock_task_isolation=f"${{file:{tmp_path / 'missing'}:x}}")
+    async with isolating(config_providers="file") as run:
+        assert await run.start(props) is State.FAILED
+        await run.start_task(props)
+        assert [trace.count("missing") for trace in run.listener.traces] == [1, 1]
 
 
 async def test_a_task_that_fails_is_restarted_in_its_process(tmp_path: Path) -> None:
