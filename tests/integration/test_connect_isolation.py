@@ -27,6 +27,8 @@ ANSWER_MS_MAX = 5_000
 """Of a worker that is not held up, on a machine that has much to do."""
 LEAVE_S_MAX = 15.0
 """Of a worker with a process that hangs: twice the graceful time, and what its clients need."""
+GONE_S_MAX = 15.0
+"""Of a process whose worker was killed: the graceful time of five seconds at most, on such a machine."""
 STRING = "org.apache.kafka.connect.storage.StringConverter"
 
 
@@ -44,8 +46,8 @@ def are_there(pids: set[int]) -> bool:
     return any(Path(f"/proc/{pid}").exists() for pid in pids)
 
 
-async def until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
+async def until(holds: Callable[[], bool], timeout_s: float = 60.0) -> None:
+    async with asyncio.timeout(timeout_s):
         while not holds():  # noqa: ASYNC110 - a process gives no event
             await asyncio.sleep(0.05)
 
@@ -123,7 +125,7 @@ async def test_what_a_connector_does_to_its_process_is_its_own_alone(
         left = children(worker.process.pid)
         assert left
         worker.kill()
-        await until(lambda: not are_there(left))
+        await until(lambda: not are_there(left), GONE_S_MAX)
     finally:
         if worker.process.poll() is None:
             worker.kill()
@@ -191,7 +193,7 @@ async def test_a_source_goes_on_where_its_killed_process_was(
             await asked_until(client, "/connectors/src/status", runs(1))
         left = children(worker.process.pid)
         worker.kill()
-        await until(lambda: not are_there(left))
+        await until(lambda: not are_there(left), GONE_S_MAX)
     finally:
         if worker.process.poll() is None:
             worker.kill()
