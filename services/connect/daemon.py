@@ -28,8 +28,7 @@ from penstock.shared.connect.herder.distributed import DistributedHerder
 from penstock.shared.connect.herder.metrics import ConnectMetrics
 from penstock.shared.connect.herder.settings import DistributedConfig, StandaloneConfig
 from penstock.shared.connect.herder.standalone import StandaloneHerder
-from penstock.shared.connect.isolation.process import Processes
-from penstock.shared.connect.isolation.process_task import IsolatedTasks
+from penstock.shared.connect.isolation.worker import IsolatingWorker
 from penstock.shared.connect.runtime.offset_store import OffsetBackingStore
 from penstock.shared.connect.runtime.plugins import Plugins
 from penstock.shared.connect.runtime.task_factory import TaskFactory
@@ -154,18 +153,18 @@ class ConnectDaemon:
         worker_id = advertised(config, self._http, self.server.port)
         stores = self._stores()
         group_id = config["group.id"] if isinstance(config, DistributedConfig) else "connect"
-        here = TaskFactory(config, plugins, stores.offsets, group_id=group_id)
-        processes = Processes(config, self._asked.log)
-        tasks = IsolatedTasks(here, config, plugins, stores.offsets, processes, group_id=group_id)
-        worker = Worker(config, plugins, stores.offsets, tasks, processes=processes)
+        tasks = TaskFactory(config, plugins, stores.offsets, group_id=group_id)
         herder: DistributedHerder | StandaloneHerder
         if isinstance(config, DistributedConfig):
+            isolating = IsolatingWorker(config, plugins, stores.offsets, tasks, log_settings=self._asked.log)
+            url = f"http://{worker_id}/"
             herder = DistributedHerder(
-                config, worker, self._admin, self._connection, stores, url=f"http://{worker_id}/", worker_id=worker_id
+                config, isolating, self._admin, self._connection, stores, url=url, worker_id=worker_id
             )
+            herder.loggers.on_level = isolating.set_level
         else:
+            worker = Worker(config, plugins, stores.offsets, tasks)
             herder = StandaloneHerder(worker, self._admin, stores, worker_id)
-        herder.loggers.on_level = processes.set_level
         ConnectMetrics(herder, self._registry)
         return herder
 

@@ -19,12 +19,12 @@ __all__ = [
     "ConnectError",
     "ConnectErrorThere",
     "ConnectorNotFound",
+    "ConnectorNotFoundThere",
     "DataError",
     "FailedThere",
     "MoreNeeded",
     "PenstockError",
     "RetriableError",
-    "RetriableThere",
     "ToleranceExceeded",
     "said_of",
     "trace_of",
@@ -47,16 +47,16 @@ class FailedThere(PenstockError):
         self.kind, self.trace = kind, trace
 
 
-class RetriableThere(FailedThere, RetriableError):
-    """A retriable error raised in another process."""
-
-
 class ConfigErrorThere(FailedThere, ConfigError):
     """A ConfigError raised in another process."""
 
 
 class ConnectErrorThere(FailedThere, ConnectError):
     """A ConnectError raised in another process."""
+
+
+class ConnectorNotFoundThere(FailedThere, ConnectorNotFound):
+    """A ConnectorNotFound raised in another process."""
 
 
 class BadRequest(ConnectError):

@@ -4,21 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import signal
 import time
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
 from penstock.services.local.kafka import EmbeddedKafka
 from penstock.shared.clients.admin import Admin, NewTopic
 from penstock.shared.common.settings import KafkaSettings
-from tests.integration.connect_processes import WorkerProcess
-from tests.integration.test_connect_standalone import standalone
+from tests.integration.connect_processes import WorkerProcess, workers
+from tests.integration.connect_worker import properties
+from tests.integration.test_connect_workers import committed, make_topic, runs, source
+from tests.integration.test_connect_workers import until as asked_until
 
 ANSWER_MS_MAX = 5_000
 """Of a worker that is not held up, on a machine that has much to do."""
+LEAVE_S_MAX = 15.0
+"""Of a worker with a process that hangs: twice the graceful time, and what its clients need."""
+GONE_S_MAX = 15.0
+"""Of a process whose worker was killed: the graceful time of five seconds at most, on such a machine."""
+STRING = "org.apache.kafka.connect.storage.StringConverter"
 
 
 def children(pid: int) -> set[int]:
@@ -31,8 +42,12 @@ def children(pid: int) -> set[int]:
     return found
 
 
-async def until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
+def are_there(pids: set[int]) -> bool:
+    return any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+
+async def until(holds: Callable[[], bool], timeout_s: float = 60.0) -> None:
+    async with asyncio.timeout(timeout_s):
         while not holds():  # noqa: ASYNC110 - a process gives no event
             await asyncio.sleep(0.05)
 
@@ -71,8 +86,8 @@ class Asking:
 async def test_what_a_connector_does_to_its_process_is_its_own_alone(
     kafka: EmbeddedKafka, tmp_path: Path, topic_name: str
 ) -> None:
-    """One blocks when started, one when it is to divide its work, one ends the process: another one runs meanwhile and
-    REST answers. What blocks is deleted like any other; when the worker is killed, nothing is left."""
+    """One blocks when started, one when it is to divide its work, one ends the process each time: another one runs
+    meanwhile and REST answers. What blocks is deleted like any other; when the worker is killed, nothing is left."""
     async with Admin(KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)) as admin:
         await admin.create_topics([NewTopic(topic_name, 1)])
     awkward = {
@@ -83,8 +98,8 @@ async def test_what_a_connector_does_to_its_process_is_its_own_alone(
     }
     (tmp_path / "in.txt").write_text("one\n")
     good = {"connector.class": "FileStreamSource", "file": str(tmp_path / "in.txt"), "topic": topic_name}
-    props = {**standalone(kafka.bootstrap_servers, tmp_path), "task.shutdown.graceful.timeout.ms": "500"}
-    worker = WorkerProcess(tmp_path, props, "standalone")
+    props = properties(kafka.bootstrap_servers, task_shutdown_graceful_timeout_ms="500", task_restart_backoff_ms="2000")
+    worker = WorkerProcess(tmp_path, props)
     try:
         await worker.ready()
         async with httpx.AsyncClient(base_url=worker.url, trust_env=False, timeout=60) as client:
@@ -98,17 +113,153 @@ async def test_what_a_connector_does_to_its_process_is_its_own_alone(
             assert "the process of connector ending" in failed["connector"]["trace"]
             assert "ended with status 3" in failed["connector"]["trace"]
             await asking.until("configs", lambda status: status["connector"]["state"] == "RUNNING")
+            await asking.until("ending", lambda status: status["connector"]["state"] == "RESTARTING")
             config = {**awkward, "name": "x", "validate.does": "exit"}
             path = f"/connector-plugins/{config['connector.class']}/config/validate"
             refused = await client.put(path, json=config)
             assert (refused.status_code, "status 3" in refused.text) == (500, True), refused.text
             assert (await client.delete("/connectors/start")).status_code == 204
             assert sorted(await asking.get("/connectors")) == ["configs", "ending", "good"]
+            await asking.until("good", lambda status: status["connector"]["state"] == "RUNNING")
             assert asking.longest_ms < ANSWER_MS_MAX
         left = children(worker.process.pid)
         assert left
         worker.kill()
-        await until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in left))
+        await until(lambda: not are_there(left), GONE_S_MAX)
     finally:
         if worker.process.poll() is None:
             worker.kill()
+
+
+@pytest.mark.parametrize("exactly_once", ["enabled", "disabled"])
+async def test_a_source_goes_on_where_its_killed_process_was(
+    kafka: EmbeddedKafka, tmp_path: Path, exactly_once: str
+) -> None:
+    """Killed again and again, as it starts, reads and commits: no line is lost, and with exactly-once none is there
+    twice. Then its offsets are shown, altered and taken away over REST."""
+    topic, file = f"lines-{uuid.uuid4().hex[:6]}", tmp_path / "in.txt"
+    await make_topic(kafka, topic)
+    props = properties(
+        kafka.bootstrap_servers, exactly_once_source_support=exactly_once, task_restart_backoff_ms="10",
+        task_restart_backoff_max_ms="10", penstock_task_isolation="process",
+    )  # fmt: skip
+    file.write_text("")
+    lines = 0
+
+    def append(count: int) -> None:
+        nonlocal lines
+        with file.open("a") as more:
+            more.writelines(f"{n:06}\n" for n in range(lines, lines + count))
+        lines += count
+
+    def has_read_all(found: Any) -> bool:
+        return bool(found["offsets"][0]["offset"]["position"] == file.stat().st_size)
+
+    worker = WorkerProcess(tmp_path, props)
+    try:
+        await worker.ready()
+        async with httpx.AsyncClient(base_url=worker.url, trust_env=False, timeout=60) as client:
+            config = source(file, topic, batch_size="20", value_converter=STRING)
+            assert (await client.put("/connectors/src/config", json=config)).status_code == 201
+            append(100)
+            for after_ms in (0, 400, 900, 1_500, 2_500, 4_000):
+                await until(lambda: bool(children(worker.process.pid)))
+                append(1_000)
+                await asyncio.sleep(after_ms / 1000)  # the point of the kill, from the process' start on
+                for pid in children(worker.process.pid):
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+            await asked_until(client, "/connectors/src/status", runs(1))
+            append(1)
+            await asked_until(client, "/connectors/src/offsets", has_read_all)
+            values = await committed(kafka.bootstrap_servers, topic)
+            wanted = [f"{n:06}".encode() for n in range(lines)]
+            assert sorted(set(values)) == wanted
+            assert exactly_once == "disabled" or values == wanted
+            await client.put("/connectors/src/stop")
+            await asked_until(client, "/connectors/src/status", lambda status: not status["tasks"])
+            row = {"partition": {"filename": str(file)}, "offset": {"position": 7 * (lines - 2)}}
+            altered = await client.patch("/connectors/src/offsets", json={"offsets": [row]})
+            assert altered.status_code == 200, altered.text
+            await client.put("/connectors/src/resume")
+            await asked_until(client, "/connectors/src/offsets", has_read_all)
+            again = await committed(kafka.bootstrap_servers, topic)
+            assert again[len(values) :] == wanted[-2:]
+            await client.put("/connectors/src/stop")
+            await asked_until(client, "/connectors/src/status", lambda status: not status["tasks"])
+            assert (await client.delete("/connectors/src/offsets")).status_code == 200
+            assert (await client.get("/connectors/src/offsets")).json() == {"offsets": []}
+            await client.put("/connectors/src/resume")
+            await asked_until(client, "/connectors/src/status", runs(1))
+        left = children(worker.process.pid)
+        worker.kill()
+        await until(lambda: not are_there(left), GONE_S_MAX)
+    finally:
+        if worker.process.poll() is None:
+            worker.kill()
+
+
+async def test_a_process_that_hangs_holds_up_no_rebalance(
+    kafka: EmbeddedKafka, tmp_path: Path, topic_name: str
+) -> None:
+    """Its worker leaves in time, with the process; the other one takes all the work, and has a process of that
+    connector that hangs, too. Its tasks can be restarted, paused and deleted, and what else runs there is held up by
+    none of it."""
+    async with Admin(KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)) as admin:
+        await admin.create_topics([NewTopic(name, 1) for name in (topic_name, "t")], exist_ok=True)
+    block = tmp_path / "block"
+    (tmp_path / "in.txt").write_text("one\n")
+    props = properties(
+        kafka.bootstrap_servers, penstock_task_isolation="process", task_shutdown_graceful_timeout_ms="1000",
+        scheduled_rebalance_max_delay_ms="0", task_stall_timeout_ms="1000", task_restart_backoff_ms="100",
+    )  # fmt: skip
+    configs = {
+        "hangs": {
+            "connector.class": "tests.shared.connect.isolation.blocking.BlockingSource",
+            "file": str(block), "tasks.max": "2",
+        },
+        "good": source(tmp_path / "in.txt", topic_name),
+    }  # fmt: skip
+    with workers(tmp_path, props, 2) as (first, second):
+        await asyncio.gather(first.ready(), second.ready())
+        async with (
+            httpx.AsyncClient(base_url=first.url, trust_env=False, timeout=60) as on_first,
+            httpx.AsyncClient(base_url=second.url, trust_env=False, timeout=60) as on_second,
+        ):
+            for name, config in configs.items():
+                await on_first.put(f"/connectors/{name}/config", json=config)
+            await asked_until(on_first, "/connectors/hangs/status", runs(2))
+            await asked_until(on_first, "/connectors/good/status", runs(1))
+            block.touch()
+            await asyncio.gather(*(stalled((on_first, on_second), "hangs", task) for task in (0, 1)))
+            left, began = children(first.process.pid), time.monotonic()
+            assert await first.stop() == 0, first.log[-3_000:]
+            assert time.monotonic() - began < LEAVE_S_MAX
+            assert not are_there(left)
+
+            def is_here(status: Any) -> bool:
+                return all(part["worker_id"] in second.url for part in [status["connector"], *status["tasks"]])
+
+            def are_paused(status: Any) -> bool:
+                return [part["state"] for part in [status["connector"], *status["tasks"]]] == ["PAUSED"] * 3
+
+            await asked_until(on_second, "/connectors/good/status", lambda status: runs(1)(status) and is_here(status))
+            before = children(second.process.pid)
+            assert (await on_second.post("/connectors/hangs/tasks/0/restart")).status_code == 204
+            assert before - children(second.process.pid), "the process that hung"
+            assert (await on_second.put("/connectors/hangs/pause")).status_code == 202
+            block.unlink()
+            await asked_until(on_second, "/connectors/hangs/status", lambda s: are_paused(s) and is_here(s))
+            assert (await on_second.put("/connectors/hangs/resume")).status_code == 202
+            await asked_until(on_second, "/connectors/hangs/status", runs(2))
+            assert (await on_second.delete("/connectors/hangs")).status_code == 204
+            await until(lambda: len(children(second.process.pid)) == 1)
+            await asked_until(on_second, "/connectors/good/status", runs(1))
+
+
+async def stalled(clients: tuple[httpx.AsyncClient, ...], connector: str, task: int) -> None:
+    """Return when a worker reports a task as stalled."""
+    line = f'kafka_connect_connector_task_metrics_stalled{{connector="{connector}",task="{task}"}} 1.0'
+    async with asyncio.timeout(60):
+        while not any([line in (await client.get("/metrics")).text for client in clients]):  # noqa: ASYNC110
+            await asyncio.sleep(0.1)

@@ -10,7 +10,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from typing import TypeVar
 
 from penstock.shared.clients.admin import Admin
 from penstock.shared.common.clock import SYSTEM_CLOCK, Clock
@@ -308,14 +308,14 @@ class BaseHerder(ABC):
         """Alters a connector's offsets. The connector is called beside the loop, for at most a request's timeout."""
         config, wanted = await self._in_turn(lambda: self._offsets_to_alter(name, rows))
         try:
-            async with asyncio.timeout(REQUEST_TIMEOUT_MS / 1000), self.worker.connector_to_ask(config) as connector:
-                taken = await cast(Any, connector).alter_offsets(config, wanted)
+            async with asyncio.timeout(REQUEST_TIMEOUT_MS / 1000):
+                taken = await self.worker.alter_offsets(config, wanted)
         except TimeoutError:
             raise RequestTimedOut("The connector takes too long to say whether it takes the offsets") from None
 
         async def keep() -> Json:
             await self._check_offsets_fenced(name)
-            return {"message": await self._offsets.keep(name, config, rows, wanted, taken=bool(taken))}
+            return {"message": await self._offsets.keep(name, config, rows, wanted, taken=taken)}
 
         return await self._in_turn(keep)
 

@@ -43,7 +43,7 @@ from penstock.shared.connect.herder.session_keys import expires_in_ms, new_key, 
 from penstock.shared.connect.herder.settings import DistributedConfig
 from penstock.shared.connect.herder.views import Json
 from penstock.shared.connect.herder.work_runner import WorkRunner
-from penstock.shared.connect.runtime.states import ConnectorTaskId, State, TargetState
+from penstock.shared.connect.runtime.states import ConnectorTaskId, Event, State, TargetState
 from penstock.shared.connect.runtime.worker import Worker
 from penstock.shared.connect.storage.config_records import Config, LoggerLevel, RestartRequest, SessionKey
 from penstock.shared.connect.storage.config_state import (
@@ -297,7 +297,7 @@ class DistributedHerder(BaseHerder):
         for name in cache.connectors_with_tasks():
             for status in cache.tasks(name):
                 if status.task not in snapshot.tasks(name) and name not in snapshot.inconsistent:
-                    self._reporter.on_deletion(status.task)
+                    self._reporter.on_event(status.task, Event.DELETION)
 
     # --- the configs ---
 
@@ -538,7 +538,7 @@ class DistributedHerder(BaseHerder):
         except ConnectorNotFound:
             return
         except ConnectError as e:
-            self._reporter.on_failure(name, self.worker.masking(config)(trace_of(e)))
+            self._reporter.on_event(name, Event.FAILURE, self.worker.masking(config)(trace_of(e)))
             return
         except Exception as e:  # an error of the connector: a retry may succeed
             self._again(name, attempt, e)

@@ -10,7 +10,7 @@ from penstock.shared.connect.config_types import ClassResolver
 from penstock.shared.connect.group.connect_protocol import EAGER, SETTINGS_NAMES
 from penstock.shared.connect.herder.session_keys import HASHES
 from penstock.shared.connect.properties import with_prefix
-from penstock.shared.connect.runtime.worker_config import WorkerConfig, worker_config
+from penstock.shared.connect.runtime.worker_config import ISOLATION, WorkerConfig, isolation_error, worker_config
 from penstock.shared.connect.storage.kafka_based_log import LogTopic
 
 HIGH, MEDIUM, LOW = Importance.HIGH, Importance.MEDIUM, Importance.LOW
@@ -125,6 +125,8 @@ class StandaloneConfig(WorkerConfig):
     def __init__(self, props: Mapping[str, str], resolve: ClassResolver | None = None) -> None:
         """If `resolve` is given, it finds a class by name, and the converters must exist."""
         super().__init__(props, standalone_config(), resolve)
+        if error := isolation_error(self[ISOLATION], self.values):
+            raise ConfigError(error)
 
     @property
     def exactly_once(self) -> bool:

@@ -21,7 +21,7 @@ from penstock.shared.connect.herder.connector_offsets import Row
 from penstock.shared.connect.herder.restart_plan import plan_restart
 from penstock.shared.connect.herder.views import Json
 from penstock.shared.connect.herder.work_runner import WorkRunner
-from penstock.shared.connect.runtime.states import ConnectorTaskId, State, TargetState
+from penstock.shared.connect.runtime.states import ConnectorTaskId, Event, State, TargetState
 from penstock.shared.connect.runtime.worker import Worker
 from penstock.shared.connect.storage.config_records import Config, RestartRequest
 from penstock.shared.connect.storage.config_state import ConfigChange
@@ -241,7 +241,7 @@ class StandaloneHerder(BaseHerder):
         except Exception as e:  # any error of the connector fails this connector alone
             mask = self.worker.masking(config)
             log.error("tasks cannot be configured", connector=name, reason=mask(said_of(e)))
-            self._reporter.on_failure(name, mask(trace_of(e)))
+            self._reporter.on_event(name, Event.FAILURE, mask(trace_of(e)))
             return
         await self._ask(lambda: self._keep_tasks(name, made))
 
@@ -258,5 +258,5 @@ class StandaloneHerder(BaseHerder):
         gone = set(self._tasks_here(name)) - set(snapshot.tasks(name))
         await self._runner.stop(Work((), gone | self._runner.outdated(snapshot.tasks(name), whole_sets=False)))
         for task in gone:
-            self._reporter.on_deletion(task)
+            self._reporter.on_event(task, Event.DELETION)
         await self._runner.start(Work((), snapshot.tasks(name)))

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from penstock.shared.common.clock import Clock
 from penstock.shared.common.log import get_logger
-from penstock.shared.connect.runtime.states import ConnectorTaskId, State
+from penstock.shared.connect.runtime.states import TRANSITIONS, ConnectorTaskId, Event, State
 from penstock.shared.connect.runtime.status_listener import Id
 from penstock.shared.connect.storage.status_cache import StatusCache
 from penstock.shared.connect.storage.status_records import (
@@ -57,29 +57,14 @@ class StatusReporter:
     def __repr__(self) -> str:
         return f"<StatusReporter {self._worker_id}>"
 
-    def on_startup(self, id: Id) -> None:
-        self._put(id, State.RUNNING)
-
-    def on_running(self, id: Id) -> None:
-        self._put(id, State.RUNNING)
-
-    def on_paused(self, id: Id) -> None:
-        self._put(id, State.PAUSED)
-
-    def on_stopped(self, id: Id) -> None:
-        self._put(id, State.STOPPED)
-
-    def on_restart(self, id: Id) -> None:
-        self._put(id, State.RESTARTING)
-
-    def on_failure(self, id: Id, trace: str) -> None:
-        self._statuses.put_safe(self._status(id, State.FAILED, trace))
-
-    def on_shutdown(self, id: Id) -> None:
-        self._statuses.put_safe(self._status(id, State.UNASSIGNED))
-
-    def on_deletion(self, id: Id) -> None:
-        self._statuses.put(Forgotten(id))
+    def on_event(self, id: Id, event: Event, trace: str | None = None) -> None:
+        """Writes the status after the event."""
+        if event is Event.DELETION:
+            self._statuses.put(Forgotten(id))
+        elif event in (Event.FAILURE, Event.SHUTDOWN):
+            self._statuses.put_safe(self._status(id, TRANSITIONS[event][1], trace))
+        else:
+            self._statuses.put(self._status(id, TRANSITIONS[event][1]))
 
     def on_topic_used(self, id: ConnectorTaskId, topic: str) -> None:
         """Records a topic once, and again only after the list was emptied."""
@@ -104,18 +89,15 @@ class StatusReporter:
     def forget_connector(self, name: str) -> None:
         """Removes all statuses of a connector, its tasks and its topics."""
         for task in self._statuses.cache.tasks(name):
-            self.on_deletion(task.task)
+            self.on_event(task.task, Event.DELETION)
         self.forget_topics(name)
-        self.on_deletion(name)
+        self.on_event(name, Event.DELETION)
 
     def forget_topics(self, name: str) -> None:
         """Empties the list of a connector's topics."""
         for topic in self._statuses.cache.topics(name):
             self._statuses.put(Forgotten((topic.topic, name)))
         self._topics = {seen for seen in self._topics if seen[0] != name}
-
-    def _put(self, id: Id, state: State) -> None:
-        self._statuses.put(self._status(id, state))
 
     def _status(self, id: Id, state: State, trace: str | None = None) -> ConnectorStatus | TaskStatus:
         if isinstance(id, ConnectorTaskId):

@@ -16,7 +16,7 @@ from penstock.shared.common.errors import PenstockError
 from penstock.shared.common.log import get_logger
 from penstock.shared.connect.errors import trace_of
 from penstock.shared.connect.group.connect_protocol import Work
-from penstock.shared.connect.runtime.states import ConnectorTaskId, State
+from penstock.shared.connect.runtime.states import ConnectorTaskId, Event, State
 from penstock.shared.connect.runtime.status_listener import StatusListener
 from penstock.shared.connect.runtime.worker import Worker
 from penstock.shared.connect.runtime.worker_task import TaskSpec
@@ -162,7 +162,7 @@ class WorkRunner:
         if self._given_up[name] != before:
             return
         if announced:
-            self._listener.on_restart(name)
+            self._listener.on_event(name, Event.RESTART)
         await self._start_connector(name)
 
     async def start_task(self, task: ConnectorTaskId) -> None:
@@ -180,7 +180,7 @@ class WorkRunner:
         try:
             may = await self._before_task(task)
         except (PenstockError, OSError) as e:
-            self._listener.on_failure(task, trace_of(e))
+            self._listener.on_event(task, Event.FAILURE, trace_of(e))
             may = False
         finally:
             self._preparing.pop(task, None)
@@ -210,7 +210,7 @@ class WorkRunner:
             if self._given_up[task] != given_up:
                 continue
             if announced:
-                self._listener.on_restart(task)
+                self._listener.on_event(task, Event.RESTART)
             await self.start_task(task)
 
     async def set_target_state(self, name: str) -> None:

@@ -1,1 +1,1 @@
-"""Tasks and connectors in processes of their own. One that blocks or dies affects nothing else."""
+"""Connectors in processes of their own. A connector that blocks or dies affects no other connector."""

@@ -1,33 +1,52 @@
-"""The child's side of a process of its own: the common base for tasks and connectors (an edge).
+"""A connector's process: a worker for one connector and its tasks, which another worker commands (an edge).
 
-The worker starts it as `python -m MODULE FD`, where FD is its end of a socket pair. A thread reads the worker's
-messages, so that the end of the worker is noticed even if code blocks. The code then has its graceful time, and the
-process ends. The process ignores SIGINT and SIGTERM: signals to the process group are the worker's to handle.
+It has its own clients, reads and writes the offset topic itself, and restarts its tasks if they fail. The worker starts
+it as `python -m MODULE FD`, where FD is its end of a socket pair. A thread reads the commands, so that the end of the
+worker is noticed even if the event loop is blocked. Tasks and connector then have their graceful time, and the process
+ends. The process ignores SIGINT and SIGTERM: signals to the process group are the worker's to handle.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import socket
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable
-from typing import BinaryIO, NoReturn
+import traceback
+from collections.abc import Callable, Collection, Mapping
+from contextlib import AsyncExitStack
+from typing import Any, BinaryIO, NoReturn
 
+import msgspec
+
+from penstock.shared.clients.admin import Admin
+from penstock.shared.clients.producer import Producer, ProducerSettings
 from penstock.shared.common.clock import SYSTEM_CLOCK
-from penstock.shared.common.log import configure
+from penstock.shared.common.collector import spare_the_collector
+from penstock.shared.common.log import configure, get_logger
+from penstock.shared.common.records import TopicPartition
 from penstock.shared.common.settings import LogSettings
+from penstock.shared.connect.errors import DataError, said_of
 from penstock.shared.connect.herder.loggers import Loggers
-from penstock.shared.connect.herder.settings import DistributedConfig, StandaloneConfig
-from penstock.shared.connect.isolation.messages import Message, pack, unpack
+from penstock.shared.connect.herder.settings import DistributedConfig
+from penstock.shared.connect.isolation.messages import METRICS_MS, Message, error_message, pack, unpack
+from penstock.shared.connect.runtime.offset_store import OffsetBackingStore
 from penstock.shared.connect.runtime.plugins import Plugins
-from penstock.shared.connect.runtime.worker_config import WorkerConfig
+from penstock.shared.connect.runtime.states import ConnectorTaskId, Event, TargetState
+from penstock.shared.connect.runtime.status_listener import Id
+from penstock.shared.connect.runtime.task_factory import TaskFactory
+from penstock.shared.connect.runtime.worker import Worker
+from penstock.shared.connect.runtime.worker_task import TaskSpec
+from penstock.shared.connect.storage.offset_store import KafkaOffsetStore
 
-ORPHANED = 70
-"""The exit status of a process whose worker has ended and whose task or connector did not end."""
+log = get_logger(__name__)
+
+FAILED, ORPHANED = 1, 70
+"""The exit statuses of a process that failed, and of one whose connector or tasks did not end after the worker."""
 
 
 class Link:
@@ -37,21 +56,23 @@ class Link:
         self._connection, self._lines = connection, lines
         self._lock = threading.Lock()
 
-    def say(self, message: Message) -> None:
-        """Sends a message to the worker. Does nothing if the worker has ended."""
+    def send(self, message: Message) -> None:
+        """Sends a message. Does nothing if the worker has ended."""
+        line = pack(message)
         try:
             with self._lock:
-                self._connection.sendall(pack(message))
+                self._connection.sendall(line)
         except OSError:
             return
 
-    def read(self, on_message: Callable[[Message], None], on_end: Callable[[], None], grace_ms: int) -> None:
-        """Reads messages on a thread until the worker ends. The thread then waits `grace_ms` and ends the process."""
+    def read(self, on_command: Callable[[Message], None], on_end: Callable[[], None], grace_ms: int) -> None:
+        """Reads commands on a thread until the worker ends. The thread then waits `grace_ms` and ends the process."""
         loop = asyncio.get_running_loop()
 
         def run() -> None:
-            for line in self._lines:
-                loop.call_soon_threadsafe(on_message, unpack(line))
+            with contextlib.suppress(DataError):  # a line that the end of the worker has cut off
+                for line in self._lines:
+                    loop.call_soon_threadsafe(on_command, unpack(line))
             try:
                 loop.call_soon_threadsafe(on_end)
             except RuntimeError:  # the loop is closed: the process is ending
@@ -59,42 +80,183 @@ class Link:
             time.sleep(grace_ms / 1000)
             os._exit(ORPHANED)
 
-        threading.Thread(target=run, name="worker", daemon=True).start()
+        threading.Thread(target=run, name="commands", daemon=True).start()
 
 
-def config_of(start: Message, plugins: Plugins) -> WorkerConfig:
-    """Returns the worker's settings, of its kind."""
-    props = start["worker"]
-    if start["config"] == "distributed":
-        return DistributedConfig(props)
-    return StandaloneConfig(props) if start["config"] == "standalone" else WorkerConfig(props, resolve=plugins.any_kind)
+class Events:
+    """A status listener that sends each event to the worker. It collects the topics for the next metrics."""
+
+    def __init__(self, send: Callable[[Message], None]) -> None:
+        self._send = send
+        self.topics: set[tuple[int, str]] = set()
+
+    def on_event(self, id: Id, event: Event, trace: str | None = None) -> None:
+        task = id.task if isinstance(id, ConnectorTaskId) else None
+        self._send({"event": event.value, "task": task, "trace": trace})
+
+    def on_topic_used(self, id: ConnectorTaskId, topic: str) -> None:
+        self.topics.add((id.task, topic))
 
 
-def loggers_of(start: Message) -> Loggers:
-    """Returns the process' loggers, at the worker's levels."""
-    loggers = Loggers(SYSTEM_CLOCK)
+class OwnOffsets:
+    """The worker's offset topic, read and written with clients of this process. See `OffsetBackingStore`.
+
+    They are opened when a task first needs offsets. Sinks never do.
+    """
+
+    def __init__(self, config: DistributedConfig) -> None:
+        self._config, self._clients, self._opening = config, AsyncExitStack(), asyncio.Lock()
+        self._store: OffsetBackingStore | None = None
+
+    @property
+    def topic(self) -> str | None:
+        return self._config.topic("offset").name
+
+    async def start(self) -> None:
+        """Does nothing: the first use opens the topic."""
+
+    async def stop(self) -> None:
+        await self._clients.aclose()
+
+    async def get(self, keys: Collection[bytes]) -> dict[bytes, bytes | None]:
+        return await (await self._opened()).get(keys)
+
+    async def set(self, values: Mapping[bytes, bytes | None]) -> None:
+        await (await self._opened()).set(values)
+
+    async def connector_offsets(self, connector: str) -> dict[bytes, bytes]:
+        return await (await self._opened()).connector_offsets(connector)
+
+    async def _opened(self) -> OffsetBackingStore:
+        async with self._opening:
+            if self._store is None:
+                async with AsyncExitStack() as clients:
+                    kafka = self._config.kafka
+                    admin = await clients.enter_async_context(Admin(kafka))
+                    producer = await clients.enter_async_context(Producer(kafka, ProducerSettings(linger_ms=0)))
+                    store = KafkaOffsetStore(kafka, admin, producer, self._config.topic("offset"))
+                    clients.push_async_callback(store.stop)
+                    await store.start()
+                    self._store, self._clients = store, clients.pop_all()
+            return self._store
+
+
+class Commands:
+    """Runs the commands for one connector on this process' worker. `send` sends messages to the other worker."""
+
+    def __init__(self, connector: str, worker: Worker, loggers: Loggers, send: Callable[[Message], None]) -> None:
+        self._connector, self._worker, self._loggers, self._send = connector, worker, loggers, send
+        self._events = Events(send)
+        self._running: dict[asyncio.Task[None], str] = {}
+
+    def __repr__(self) -> str:
+        return f"<Commands for {self._connector}, {len(self._running)} running>"
+
+    def on_command(self, command: Message) -> None:
+        """Runs a command beside others. Each begins in the order in which it was sent."""
+        running = asyncio.create_task(self._run(command))
+        self._running[running] = command["do"]
+        running.add_done_callback(self._running.pop)
+
+    async def close(self) -> None:
+        """Stops what still runs. What is being stopped ends in order."""
+        stops = [running for running, do in self._running.items() if do == "stop"]
+        if stops:
+            await asyncio.wait(stops)
+        await self._worker.shutdown()
+
+    def send_metrics(self) -> None:
+        """Sends the metrics of all tasks, and the topics that they have used since the last time."""
+        metrics = [(id.task, values) for id, _, values in self._worker.task_metrics()]
+        topics, self._events.topics = sorted(self._events.topics), set()
+        self._send({"metrics": metrics, "topics": topics})
+
+    async def _run(self, command: Message) -> None:
+        answer = {"answer": command.get("ask")}
+        try:
+            value = await self._do(command)
+            if "ask" in command:
+                self._send({**answer, "value": value})
+        # an error of the connector's code, or of a value that is not JSON: the worker handles it
+        except Exception as e:
+            if "ask" in command:
+                self._send({**answer, **error_message(e)})
+            else:
+                log.error("a command failed", command=command["do"], error=said_of(e))
+
+    async def _do(self, command: Message) -> Any:
+        name, worker, events = self._connector, self._worker, self._events
+        match command["do"]:
+            case "start_connector":
+                target = TargetState(command["target"])
+                return (await worker.start_connector(name, command["config"], target, events, self._reconfigure)).value
+            case "start_task":
+                spec = msgspec.convert(command["spec"], TaskSpec)
+                await worker.start_task(spec, TargetState(command["target"]), events)
+            case "stop":
+                await worker.stop_tasks(ConnectorTaskId(name, task) for task in command["tasks"] if task is not None)
+                if None in command["tasks"]:
+                    await worker.stop_connector(name)
+                self.send_metrics()
+            case "target":
+                await worker.set_target_state(name, TargetState(command["target"]))
+            case "task_configs":
+                return await worker.connector_task_configs(name, command["config"])
+            case "validate":
+                infos = await worker.validate(command["config"])
+                return {"name": infos.name, "groups": infos.groups, "configs": infos.configs}
+            case "alter_offsets":
+                wanted: Any = [(partition, offset) for partition, offset in command["rows"]]
+                if command["sink"]:
+                    wanted = {TopicPartition(*partition): offset for partition, offset in wanted}
+                return await worker.alter_offsets(command["config"], wanted)
+            case "level":
+                self._loggers.set_level(command["name"], command["level"])
+        return None
+
+    def _reconfigure(self, _name: str) -> None:
+        self._send({"reconfigure": True})
+
+
+async def serve(start: Message, link: Link) -> None:
+    """Runs commands until the worker closes the link, or has ended."""
+    loggers, config, plugins = Loggers(SYSTEM_CLOCK), DistributedConfig(start["worker"]), Plugins.installed()
     for name, level in start["levels"]:
         loggers.set_level(name, level)
-    return loggers
+    offsets = OwnOffsets(config)
+    worker = Worker(config, plugins, offsets, TaskFactory(config, plugins, offsets, group_id=config["group.id"]))
+    commands, over = Commands(start["connector"], worker, loggers, link.send), asyncio.Event()
+    link.read(commands.on_command, over.set, config["task.shutdown.graceful.timeout.ms"])
+    spare_the_collector()
+    while not over.is_set():
+        commands.send_metrics()
+        try:
+            async with asyncio.timeout(METRICS_MS / 1000):
+                await over.wait()
+        except TimeoutError:
+            continue
+    await commands.close()
 
 
-def run(drive: Callable[[Message, Link], Awaitable[None]]) -> NoReturn:
+def main() -> NoReturn:
     """Runs the process, from the first message on to its end."""
     for own in (signal.SIGINT, signal.SIGTERM):
         signal.signal(own, signal.SIG_IGN)
-    status = 0
-    connection = socket.socket(fileno=int(sys.argv[1]))
-    lines = connection.makefile("rb")
-    if first := lines.readline():
-        start = unpack(first)
-        configure(LogSettings.model_validate(start["log"]), "connect")
-        asyncio.run(_driven(drive, start, Link(connection, lines)))
-    else:  # the worker has ended already
-        status = ORPHANED
+    status = FAILED
+    try:
+        connection = socket.socket(fileno=int(sys.argv[1]))
+        lines = connection.makefile("rb")
+        if first := lines.readline():  # else the worker has ended already
+            start = unpack(first)
+            configure(LogSettings.model_validate(start["log"]), "connect")
+            asyncio.run(serve(start, Link(connection, lines)))
+        status = 0
+    except BaseException:  # also SystemExit of the connector's code
+        traceback.print_exc()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(status)  # not by an ordinary end, which the thread that reads would delay
+    os._exit(status)  # not by an ordinary end, which a thread that reads or blocks would delay
 
 
-async def _driven(drive: Callable[[Message, Link], Awaitable[None]], start: Message, link: Link) -> None:
-    await drive(start, link)
+if __name__ == "__main__":
+    main()

@@ -1,68 +1,55 @@
-"""The messages between a worker and its processes: JSON objects, one a line.
+"""The messages between a worker and a connector's process: JSON objects, one a line.
 
-Either side sends a question with a number under `ask`. The other side's `answer` has that number, with the result or an
-error: `error` with its `kind`, `class` and `trace`.
+The worker sends commands. The process sends events. A command with a number under `ask` gets an event `answer` with
+that number, and with its `value` or its error: `error` with its `kind`, `class` and `trace`.
 
-| to either process | |
+| to the process | |
 |---|---|
-| (the first) | the worker's settings, its log's, and the task's or the connector's |
-| `level` | a logger's name, and its new level |
+| (the first) | `connector`: its name; `worker`: the worker's settings; `log`: its log's; `levels`: of its loggers |
+| `do: start_connector` | start it with `config`, and bring it to `target` |
+| `do: start_task` | start the task of `spec`, and bring it to `target` |
+| `do: stop` | stop these `tasks`, where null is the connector itself |
+| `do: target` | bring the connector and its tasks to `target` |
+| `do: task_configs` | the task configurations of the running connector with this `config` |
+| `do: validate` | validate a `config` |
+| `do: alter_offsets` | let the connector with this `config` check offsets, which are `rows`; `sink`: of a sink |
+| `do: level` | set the level of the logger `name` to `level` |
 
-| to a task's process | |
+| from the process | |
 |---|---|
-| `target` | pause or resume |
-| `stop` | end in order |
+| `event` | an event of a `task`, or of the connector if that is null, by `Event`'s names; a failure with its `trace` |
+| `metrics` | each task with its metrics; `topics`: each task with a topic that it has used since the last time |
+| `reconfigure` | the connector requests a reconfiguration of its tasks |
 
-| from a task's process | |
-|---|---|
-| `event` | an event of the task, by `Event`'s names; `failure` with its `trace` |
-| `topic` | a topic that the task uses |
-| `stats` | every metric, with `call_ms`: the duration of the current call |
-| `ask` | with `get`, `set` or `of`: a question to the worker's offset store |
-
-| to a connector's process | |
-|---|---|
-| `ask` | with `do`: a method of the connector, or `validate`, and the method's arguments |
-
-| from a connector's process | |
-|---|---|
-| `reconfigure` | reconfigure the tasks |
-| `failed` | the connector has failed outside a question: an error |
-
->>> unpack(pack({"ask": 1, "set": to_pairs({b"k": None})}))
-{'ask': 1, 'set': [['aw==', None]]}
->>> from_pairs([["aw==", None]])
-{b'k': None}
+>>> unpack(pack({"do": "stop", "tasks": [None, 0]}))
+{'do': 'stop', 'tasks': [None, 0]}
 """
 
 from __future__ import annotations
 
-import base64
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
-from penstock.shared.common.records import TopicPartition
 from penstock.shared.connect.errors import (
     ConfigError,
     ConfigErrorThere,
     ConnectError,
     ConnectErrorThere,
+    ConnectorNotFound,
+    ConnectorNotFoundThere,
     DataError,
     FailedThere,
-    RetriableError,
-    RetriableThere,
     trace_of,
 )
 
 LINE_BYTES_MAX = 16 * 1024 * 1024
-"""A longer message ends the connection: traces and offsets are far below."""
-STATS_MS = 500
-"""How often a process sends its metrics. If none arrive for much longer, the worker counts the process as stalled."""
+"""A longer message ends the process: configurations and traces are far below."""
+METRICS_MS = 500
+"""How often a process sends its metrics. If none arrive for much longer, its event loop is blocked."""
 
 Message = dict[str, Any]
-Pairs = list[list[str | None]]
 
 
 def pack(message: Mapping[str, Any]) -> bytes:
@@ -78,31 +65,13 @@ def unpack(line: bytes) -> Message:
         raise DataError(f"no message of a process: {e}") from None
 
 
-def to_pairs(values: Mapping[bytes, bytes | None]) -> Pairs:
-    """Returns bytes in a form that JSON can contain."""
-    return [[encoded(key), None if value is None else encoded(value)] for key, value in values.items()]
-
-
-def from_pairs(pairs: Iterable[Iterable[str | None]]) -> dict[bytes, bytes | None]:
-    """Returns the bytes again."""
-    return {
-        base64.b64decode(key or ""): None if value is None else base64.b64decode(value)
-        for key, value in ((*pair,) for pair in pairs)
-    }
-
-
-def encoded(data: bytes) -> str:
-    """Returns bytes as text."""
-    return base64.b64encode(data).decode()
-
-
 KINDS: dict[str, tuple[type[Exception], type[FailedThere]]] = {
-    "retriable": (RetriableError, RetriableThere),
     "config": (ConfigError, ConfigErrorThere),
+    "not found": (ConnectorNotFound, ConnectorNotFoundThere),
     "connect": (ConnectError, ConnectErrorThere),
     "other": (Exception, FailedThere),
 }
-"""The error classes that the other side distinguishes. The first match applies."""
+"""The error classes that the worker distinguishes. The first match applies."""
 
 
 def error_message(error: Exception) -> Message:
@@ -118,17 +87,3 @@ def error_of(message: Message) -> FailedThere:
     ConfigErrorThere('no such column')
     """
     return KINDS[message["kind"]][1](message["error"], message["class"], message["trace"])
-
-
-def to_rows(offsets: Mapping[TopicPartition, int | None]) -> list[list[Any]]:
-    """Returns a sink's offsets in a form that JSON can contain.
-
-    >>> to_rows({TopicPartition("t", 0): 7})
-    [['t', 0, 7]]
-    """
-    return [[tp.topic, tp.partition, at] for tp, at in offsets.items()]
-
-
-def from_rows(rows: Iterable[list[Any]]) -> dict[TopicPartition, int | None]:
-    """Returns the offsets again."""
-    return {TopicPartition(topic, partition): at for topic, partition, at in rows}

@@ -1,8 +1,7 @@
-"""The worker's end of a process that runs a task or a connector (an edge).
+"""The worker's end of a connector's process (an edge): it starts the process, commands it, and closes or kills it.
 
-The worker starts the process, exchanges messages with it, and ends or kills it. The process is a child with one end of
-a socket pair. It ends when the other end is closed, and so with the worker too. A process that ends without a message
-(killed, out of memory, a crash of the interpreter) is an error with its exit status.
+The process is a child with one end of a socket pair. It ends when the other end is closed, and so with the worker too.
+A process that ends by itself (killed, out of memory, a crash of the interpreter) is an error with its exit status.
 """
 
 from __future__ import annotations
@@ -13,136 +12,153 @@ import os
 import signal
 import socket
 import sys
-import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from penstock.shared.common.log import get_logger
-from penstock.shared.common.settings import LogSettings
-from penstock.shared.connect.errors import ConfigError, ConnectError, DataError
-from penstock.shared.connect.herder.settings import DistributedConfig, StandaloneConfig
-from penstock.shared.connect.isolation.messages import LINE_BYTES_MAX, Message, pack, unpack
-from penstock.shared.connect.runtime.worker_config import ISOLATION, WorkerConfig
+from penstock.shared.connect.errors import ConnectError, DataError
+from penstock.shared.connect.isolation.messages import LINE_BYTES_MAX, Message, error_of, pack, unpack
 
 log = get_logger(__name__)
 
+CHILD = "penstock.shared.connect.isolation.child"
 END_MS = 5_000
-"""How long a process may take to end after its task or connector has ended."""
+"""How long a process may take to end after its connector and tasks have ended."""
 
 
 class ProcessEnded(ConnectError):
-    """A process has ended unexpectedly, or was ended while a question was open."""
+    """A process has ended."""
 
 
-def runs_apart(props: Mapping[str, str], config: WorkerConfig) -> bool:
-    """Returns whether a connector and its tasks have processes of their own. Raises ConfigError if the value is
-    invalid."""
-    where = props.get(ISOLATION) or config[ISOLATION]
-    if where not in ("asyncio", "process"):
-        raise ConfigError(f"Invalid value {where} for configuration {ISOLATION}: String must be asyncio or process")
-    return bool(where == "process")
+class Process:
+    """One process for one connector, which starts at once."""
 
-
-class Processes:
-    """Makes the processes of one worker, with their first message and the levels of their loggers."""
-
-    def __init__(self, config: WorkerConfig, log_settings: LogSettings | None = None) -> None:
-        self._config, self._log = config, log_settings or LogSettings()
-        self._levels: dict[str, str] = {}
-        self._made: weakref.WeakSet[ChildProcess] = weakref.WeakSet()
-
-    def __repr__(self) -> str:
-        return f"<Processes, {len(self._made)} made>"
-
-    def set_level(self, name: str, level: str) -> None:
-        """Sets a logger's level in every process, also in future ones."""
-        self._levels.pop(name, None)
-        self._levels[name] = level
-        for process in list(self._made):
-            process.say({"level": [name, level]})
-
-    def make(self, module: str, whose: str) -> ChildProcess:
-        """Returns a process, not yet started, that runs a module for a task or a connector."""
-        made = ChildProcess(module, whose, self._first)
-        self._made.add(made)
-        return made
-
-    def _first(self) -> Message:
-        kinds = {DistributedConfig: "distributed", StandaloneConfig: "standalone"}
-        return {
-            "worker": self._config.props,
-            "config": kinds.get(type(self._config), "worker"),
-            "log": {"level": self._log.level, "format": self._log.format},
-            "levels": list(self._levels.items()),
-        }
-
-
-class ChildProcess:
-    """One process. `first` returns the first message of every process."""
-
-    def __init__(self, module: str, whose: str, first: Callable[[], Message]) -> None:
-        self._module, self._whose, self._first = module, whose, first
+    def __init__(
+        self,
+        connector: str,
+        first: Message,
+        on_event: Callable[[Message], None] = lambda _event: None,
+        on_end: Callable[[ProcessEnded], None] = lambda _error: None,
+    ) -> None:
+        """`first` is its first message. `on_end` is called with the error if the process ends before `close`."""
+        self._connector, self._on_event, self._on_end = connector, on_event, on_end
         self._process: asyncio.subprocess.Process | None = None
-        self._reader: asyncio.StreamReader
         self._writer: asyncio.StreamWriter | None = None
+        self._unsent = [first]
+        self._asked: dict[int, asyncio.Future[Any]] = {}
+        self._number = 0
+        self._error: ProcessEnded | None = None
+        self._is_closed = self._is_killed = False
+        self._life = asyncio.create_task(self._live(), name=f"process of {connector}")
 
     def __repr__(self) -> str:
-        return f"<ChildProcess of {self._whose}, pid {self.pid}>"
+        return f"<Process of {self._connector}, pid {self.pid}>"
 
     @property
     def pid(self) -> int | None:
         """The process' id, or None before it is started."""
         return None if self._process is None else self._process.pid
 
-    async def start(self, more: Mapping[str, Any]) -> None:
-        """Starts the process, and sends it its first message with `more`."""
+    def send(self, command: Mapping[str, Any]) -> None:
+        """Sends a command without a wait for its answer."""
+        if self._writer is None:
+            self._unsent.append(dict(command))
+        elif not self._writer.is_closing():
+            self._writer.write(pack(command))
+
+    async def ask(self, command: Mapping[str, Any]) -> Any:
+        """Sends a command and returns its value. Raises the error of the other side, or ProcessEnded."""
+        if self._error is not None:
+            raise self._error
+        self._number += 1
+        number = self._number
+        asked = self._asked[number] = asyncio.get_running_loop().create_future()
+        try:
+            self.send({"ask": number, **command})
+            return await asked
+        finally:
+            del self._asked[number]
+
+    async def close(self) -> None:
+        """Closes the link and waits for the end. A process that takes longer than END_MS is killed."""
+        self._is_closed = True
+        self._end_asked(ProcessEnded(f"the process of connector {self._connector} was stopped"))
+        if self._writer is not None:
+            self._writer.close()
+        await asyncio.wait([self._life])
+
+    async def kill(self) -> None:
+        """Kills the process and waits for its end."""
+        self._is_killed = True
+        self._kill()
+        await asyncio.wait([self._life])
+
+    async def _live(self) -> None:
+        try:
+            process, reader, writer = await self._start()
+            hearing, ending = asyncio.create_task(self._hear(reader)), asyncio.create_task(process.wait())
+            await asyncio.wait([hearing, ending], return_when=asyncio.FIRST_COMPLETED)
+            # It may take some time from the end of the link to the end of the process. A process that has ended leaves
+            # the link open if it has forked another one.
+            await asyncio.wait([hearing, ending], timeout=END_MS / 1000)
+            hearing.cancel()
+            writer.close()
+            self._kill()
+            status = await ending
+            how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+            error = ProcessEnded(f"the process of connector {self._connector} (pid {process.pid}) {how}")
+        except OSError as e:
+            error = ProcessEnded(f"the process of connector {self._connector} cannot be started: {e}")
+        self._end_asked(error)
+        if not self._is_closed:
+            self._on_end(error)
+
+    async def _start(self) -> tuple[asyncio.subprocess.Process, asyncio.StreamReader, asyncio.StreamWriter]:
         ours, theirs = socket.socketpair()
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
         try:
-            self._process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", self._module, str(theirs.fileno()),
+            process = self._process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", CHILD, str(theirs.fileno()),
                 pass_fds=(theirs.fileno(),), stdin=asyncio.subprocess.DEVNULL, env=environment,
             )  # fmt: skip
-            log.info("a process was started", of=self._whose, pid=self._process.pid)
-            self._reader, self._writer = await asyncio.open_connection(sock=ours, limit=LINE_BYTES_MAX)
+            reader, writer = await asyncio.open_connection(sock=ours, limit=LINE_BYTES_MAX)
         except BaseException:
             ours.close()  # a process that was started finds the socket closed and ends
             raise
         finally:
             theirs.close()
-        self.say({**self._first(), **more})
+        log.info("a process was started", connector=self._connector, pid=process.pid)
+        writer.write(b"".join(pack(message) for message in self._unsent))
+        self._writer = writer
+        if self._is_killed:
+            self._kill()
+        elif self._is_closed:
+            writer.close()
+        return process, reader, writer
 
-    def say(self, message: Message) -> None:
-        """Sends a message. Does nothing if the process has not started or has ended."""
-        if self._writer is not None and not self._writer.is_closing():
-            self._writer.write(pack(message))
-
-    async def hear(self) -> Message:
-        """Returns the next message. Raises ProcessEnded if there is no more, or if it is invalid."""
+    async def _hear(self, reader: asyncio.StreamReader) -> None:
+        """Takes messages until there are no more, or one is invalid."""
         try:
-            if line := await self._reader.readline():
-                return unpack(line)
+            while line := await reader.readline():
+                message = unpack(line)
+                if "answer" not in message:
+                    self._on_event(message)
+                elif (asked := self._asked.get(message["answer"])) is not None and not asked.done():
+                    if "error" in message:
+                        asked.set_exception(error_of(message))
+                    else:
+                        asked.set_result(message["value"])
         except (ConnectionError, ValueError, DataError) as e:
-            log.warning("a process cannot be heard", of=self._whose, pid=self.pid, reason=str(e))
-        status = await self._ended_within(END_MS)
-        how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
-        raise ProcessEnded(f"the process of {self._whose} (pid {self.pid}) {how}")
+            log.warning("a process cannot be heard", connector=self._connector, pid=self.pid, reason=str(e))
 
-    async def end(self, timeout_ms: int = END_MS) -> None:
-        """Closes the link. Kills the process if it still runs after `timeout_ms`."""
-        if self._writer is not None:
-            self._writer.close()
-        if self._process is not None and self._process.returncode is None:
-            await self._ended_within(timeout_ms)
+    def _end_asked(self, error: ProcessEnded) -> None:
+        """Ends all questions: waiting and later callers get the error."""
+        self._error = self._error or error
+        for asked in self._asked.values():
+            if not asked.done():
+                asked.set_exception(self._error)
 
-    async def _ended_within(self, timeout_ms: int) -> int:
-        """Returns the process' exit status. Kills the process if it still runs after `timeout_ms`."""
-        process = self._process
-        assert process is not None
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout_ms / 1000):
-                return await process.wait()
-        log.warning("a process is killed", of=self._whose, pid=process.pid)
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        return await process.wait()
+    def _kill(self) -> None:
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()

@@ -39,15 +39,20 @@ class TargetState(Enum):
 
 
 class Event(Enum):
-    """An event of a connector or task. Each is a method of the status listener."""
+    """An event of a connector or task, as the status listener gets it."""
 
     STARTUP = "startup"
+    """It runs, for the first time or after a restart."""
     RUNNING = "running"
+    """It continues after a pause or a stop."""
     PAUSED = "paused"
     STOPPED = "stopped"
+    """The connector is stopped."""
     FAILURE = "failure"
     SHUTDOWN = "shutdown"
+    """It ended here in order and may be started elsewhere."""
     RESTART = "restart"
+    """It is started again, after a failure or by request."""
     DELETION = "deletion"
 
 

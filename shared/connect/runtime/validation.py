@@ -22,7 +22,13 @@ from penstock.shared.connect.runtime.client_settings import consumer_settings, p
 from penstock.shared.connect.runtime.connector_config import check_sink_topics, sink_config, source_config
 from penstock.shared.connect.runtime.override_policy import refused_overrides
 from penstock.shared.connect.runtime.plugins import KINDS, Plugins
-from penstock.shared.connect.runtime.worker_config import JSON_CONVERTER, SIMPLE_HEADER_CONVERTER, WORKER_ONLY
+from penstock.shared.connect.runtime.worker_config import (
+    ISOLATION,
+    JSON_CONVERTER,
+    SIMPLE_HEADER_CONVERTER,
+    WORKER_ONLY,
+    isolation_error,
+)
 from penstock.shared.connect.version import CONNECT_VERSION
 
 CONVERTER_KINDS = {"key.converter": "converter", "value.converter": "converter", "header.converter": "header_converter"}
@@ -98,6 +104,7 @@ def validate_connector(plugins: Plugins, props: Mapping[str, str], worker: Mappi
         *_wrong_overrides(plugin, props, worker),
         *_wrong_converters(plugins, props),
         *(ConfigValue(name, props[name], errors=[_WORKER_ONLY_SAYS.format(name=name)]) for name in worker_only),
+        *_wrong_isolation(props, worker),
     ]
     infos.configs += [_shown(ConfigDef(), value) for value in wrong]
     return infos
@@ -138,6 +145,11 @@ def _wrong_overrides(plugin: type[Connector], props: Mapping[str, str], worker: 
             )
             found.append(ConfigValue(prefix + named, hidden(named, given[named]), errors=[str(e)]))
     return found
+
+
+def _wrong_isolation(props: Mapping[str, str], worker: Mapping[str, Any]) -> list[ConfigValue]:
+    error = isolation_error(props[ISOLATION], worker) if props.get(ISOLATION) else None
+    return [] if error is None else [ConfigValue(ISOLATION, props[ISOLATION], errors=[error])]
 
 
 def _wrong_converters(plugins: Plugins, props: Mapping[str, str]) -> list[ConfigValue]:

@@ -7,25 +7,22 @@ from each other: if one fails or hangs, it ends alone, and the worker continues.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 from penstock.shared.common.clock import SYSTEM_CLOCK, Clock
 from penstock.shared.common.log import get_logger
 from penstock.shared.connect.allowed_files import FILES_ALLOWED, AllowedFiles
 from penstock.shared.connect.config_provider import ConfigTransformer, Mask
-from penstock.shared.connect.connector import Connector, Props, SinkConnector, task_class
+from penstock.shared.connect.connector import Props, SinkConnector, task_class
 from penstock.shared.connect.errors import ConnectError, ConnectorNotFound, said_of, trace_of
-from penstock.shared.connect.isolation.own_thread import in_thread
-from penstock.shared.connect.isolation.process import Processes, runs_apart
-from penstock.shared.connect.isolation.process_connector import ProcessConnector
 from penstock.shared.connect.runtime.offset_store import OffsetBackingStore
 from penstock.shared.connect.runtime.plugins import Plugins, class_name
-from penstock.shared.connect.runtime.states import ConnectorTaskId, State, TargetState
+from penstock.shared.connect.runtime.states import ConnectorTaskId, Event, State, TargetState
 from penstock.shared.connect.runtime.status_listener import Id, StatusListener
+from penstock.shared.connect.runtime.task_thread import TaskThread
 from penstock.shared.connect.runtime.validation import ConfigInfos, validate_connector
-from penstock.shared.connect.runtime.worker_config import ISOLATION, WorkerConfig
+from penstock.shared.connect.runtime.worker_config import WorkerConfig
 from penstock.shared.connect.runtime.worker_connector import WorkerConnector
 from penstock.shared.connect.runtime.worker_task import TaskSpec, WorkerTask
 
@@ -48,12 +45,9 @@ class Worker:
         offsets: OffsetBackingStore,
         make_task: TaskMaker,
         *,
-        processes: Processes | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        """`processes` makes the processes of connectors. The default uses the log's own settings."""
         self.config, self.plugins, self.offsets = config, plugins, offsets
-        self._processes = processes or Processes(config)
         self.transformer = ConfigTransformer.of_worker(config["config.providers"], config.props)
         self._files = AllowedFiles(config[FILES_ALLOWED])
         self._make_task = make_task
@@ -79,8 +73,8 @@ class Worker:
         """Stops all tasks, then all connectors, then the offset store."""
         if self._stall_watch is not None:
             self._stall_watch.cancel()
-        await self.stop_tasks(tuple(self._tasks))
-        await self.stop_connectors(tuple(self._connectors))
+        await self.stop_tasks(self.task_ids())
+        await self.stop_connectors(self.connector_names())
         await self.offsets.stop()
 
     @property
@@ -120,13 +114,12 @@ class Worker:
         limit_ms = self.config["task.stall.timeout.ms"]
         while True:
             await asyncio.sleep(max(limit_ms / STALL_LOOKS, STALL_LOOK_MS_MIN) / 1000)
-            now_ms = self._clock.monotonic_ms()
-            stalled = {id for id, task in self._tasks.items() if task.stalled_ms(now_ms) >= limit_ms}
+            stalled = {id for id in self.task_ids() if self.stalled_ms(id) >= limit_ms}
             for id in sorted(stalled - self._stalled):
-                call_ms = self._tasks[id].stalled_ms(now_ms)
                 log.warning(
-                    "task is stalled inside one call of its connector or converters", task=str(id), for_ms=call_ms
-                )
+                    "task is stalled inside one call of its connector or converters",
+                    task=str(id), for_ms=self.stalled_ms(id),
+                )  # fmt: skip
             for id in sorted(self._stalled - stalled):
                 log.info("task is stalled no more", task=str(id))
             self._stalled = stalled
@@ -155,49 +148,35 @@ class Worker:
         try:
             props = self.transformer.resolve(config)
             self.check_files(props)
-            made = self._make_connector(name, props)
+            made = self.plugins.connector_class(props.get("connector.class", ""))()
             connector = WorkerConnector(name, made, props, listener, on_reconfiguration, mask=mask)
         except Exception as e:  # also an error of the connector's constructor
             log.error("connector cannot be made", connector=name, error=mask(said_of(e)))
-            listener.on_failure(name, mask(trace_of(e)))
+            listener.on_event(name, Event.FAILURE, mask(trace_of(e)))
             return State.FAILED
         self._connectors[name] = connector
         self._targets[name] = target
         return await connector.transition_to(target)
 
-    def _make_connector(self, name: str, props: Props) -> Connector:
-        """Returns a connector in this process or in one of its own, as worker and connector configure."""
-        plugin = self.plugins.connector_class(props.get("connector.class", ""))
-        if runs_apart(props, self.config):
-            return ProcessConnector(name, plugin, self._processes, self.graceful_timeout_ms)
-        return plugin()
-
     def check_files(self, props: Props) -> None:
         """Raises ConfigError if a connector's configuration names a file that the worker does not allow."""
         self._files.check(self.plugins.connector_class(props.get("connector.class", "")).file_settings, props)
 
-    @asynccontextmanager
-    async def connector_to_ask(self, props: Props) -> AsyncIterator[Connector]:
-        """Yields a connector for questions. It is never started."""
-        connector = self._make_connector(props.get("name", ""), props)
-        try:
-            yield connector
-        finally:
-            if isinstance(connector, ProcessConnector):
-                await connector.close(0)
+    async def alter_offsets(self, props: Props, offsets: Any) -> bool:
+        """Returns what the connector's `alter_offsets` returns. The connector is made for it and never started."""
+        connector: Any = self.plugins.connector_class(props["connector.class"])()
+        return bool(await connector.alter_offsets(props, offsets))
 
     async def validate(self, config: Props) -> ConfigInfos:
         """Returns the errors of a configuration, which may have `${…}`. Raises what the connector raises.
 
-        A connector without a process of its own is validated on a thread, since it may read from the system that it
-        connects to.
+        It is validated on a thread, since the connector may read from the system that it connects to.
         """
-        props = await in_thread(lambda: self.resolve(config))
-        if props.get(ISOLATION, self.config[ISOLATION]) == "process":
-            async with self.connector_to_ask(props) as connector:
-                assert isinstance(connector, ProcessConnector)
-                return await connector.validated(props)
-        return await in_thread(lambda: validate_connector(self.plugins, props, self.config.values))
+        thread = TaskThread("validate")
+        try:
+            return await thread.call(lambda: validate_connector(self.plugins, self.resolve(config), self.config.values))
+        finally:
+            thread.close()
 
     async def stop_connector(self, name: str) -> None:
         """Stops a connector within the graceful timeout. Does nothing if it is not on this worker."""
@@ -258,7 +237,7 @@ class Worker:
         except Exception as e:  # also an error of the connector's constructor
             mask = self.transformer.masking({**spec.connector_config, **spec.task_config})
             log.error("task cannot be made", task=str(spec.id), error=mask(str(e)))
-            listener.on_failure(spec.id, mask(trace_of(e)))
+            listener.on_event(spec.id, Event.FAILURE, mask(trace_of(e)))
             return False
         self._tasks[spec.id] = task
         self._restarts.started(spec.id, self._clock.monotonic_ms())
@@ -282,7 +261,7 @@ class Worker:
             log.warning("task will be restarted", task=str(id), in_ms=wait_ms)
             await asyncio.sleep(wait_ms / 1000)
             spec, listener = self._specs[id]
-            listener.on_restart(id)
+            listener.on_event(id, Event.RESTART)
             self._restarts.started(id, self._clock.monotonic_ms())
             begun = self._begin(spec, listener, self._targets[id.connector])
 
@@ -345,14 +324,14 @@ class Restarts:
         self._enabled = bool(settings["task.restart.enable"])
         self._first_ms = int(settings["task.restart.backoff.ms"])
         self._max_ms = max(int(settings["task.restart.backoff.max.ms"]), self._first_ms)
-        self._failures: dict[ConnectorTaskId, int] = {}
-        self._started_ms: dict[ConnectorTaskId, int] = {}
+        self._failures: dict[Id, int] = {}
+        self._started_ms: dict[Id, int] = {}
 
-    def started(self, id: ConnectorTaskId, now_ms: int) -> None:
-        """Records that the task was started."""
+    def started(self, id: Id, now_ms: int) -> None:
+        """Records that it was started."""
         self._started_ms[id] = now_ms
 
-    def failed(self, id: ConnectorTaskId, now_ms: int) -> int | None:
+    def failed(self, id: Id, now_ms: int) -> int | None:
         """Returns the delay in ms before it is started again, or None if it is not restarted."""
         if not self._enabled:
             return None
@@ -361,7 +340,7 @@ class Restarts:
         self._failures[id] = failures + 1
         return min(self._first_ms << min(failures, 32), self._max_ms)
 
-    def forget(self, id: ConnectorTaskId) -> None:
-        """Forgets a task that is no longer on this worker."""
+    def forget(self, id: Id) -> None:
+        """Forgets what is no longer on this worker."""
         self._failures.pop(id, None)
         self._started_ms.pop(id, None)

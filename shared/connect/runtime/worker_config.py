@@ -16,6 +16,7 @@ from penstock.shared.connect.runtime.client_settings import kafka_settings
 HIGH, MEDIUM, LOW = Importance.HIGH, Importance.MEDIUM, Importance.LOW
 
 ISOLATION = "penstock.task.isolation"
+ISOLATIONS = ("asyncio", "process")
 WORKER_ONLY = (
     "task.restart.enable",
     "task.restart.backoff.ms",
@@ -79,13 +80,22 @@ def worker_config() -> ConfigDef:
         .define("task.restart.backoff.max.ms", Type.LONG, 300_000, LOW,
                 "The longest wait; a task that ran for so long starts from the shortest again.", at_least(1))
         .define(ISOLATION, Type.STRING, "asyncio", LOW,
-                "Where connectors and tasks run: asyncio: all in the worker's event loop; process: each in a process "
-                "of its own, so that one that blocks holds up nothing else. A connector's own setting goes before it.",
-                one_of("asyncio", "process"))
+                "Where connectors run: asyncio: all in the worker's process; process: each with its tasks in a process "
+                "of its own, so that one that blocks or dies affects no other. A connector's own setting goes before "
+                "it. Only distributed workers have such processes.", one_of(*ISOLATIONS))
         .define("task.stall.timeout.ms", Type.LONG, 300_000, LOW,
                 "A task that has been inside one call of its connector for so long is reported as stalled.",
                 at_least(1))
     )  # fmt: skip
+
+
+def isolation_error(isolation: str, worker: Mapping[str, Any]) -> str | None:
+    """Returns why a worker with these settings cannot run a connector with this isolation, or None if it can."""
+    if isolation not in ISOLATIONS:
+        return f"Invalid value {isolation} for configuration {ISOLATION}: String must be one of: asyncio, process"
+    if isolation == "process" and "offset.storage.file.filename" in worker:
+        return f"{ISOLATION}=process needs a distributed worker, since the processes keep offsets in its offset topic"
+    return None
 
 
 class WorkerConfig:

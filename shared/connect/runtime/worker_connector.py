@@ -13,8 +13,6 @@ from penstock.shared.common.log import get_logger
 from penstock.shared.connect.config_provider import Mask, unmasked
 from penstock.shared.connect.connector import Connector, Props
 from penstock.shared.connect.errors import said_of, trace_of
-from penstock.shared.connect.isolation.process import END_MS
-from penstock.shared.connect.isolation.process_connector import ProcessConnector
 from penstock.shared.connect.runtime.states import Event, State, TargetState, after
 from penstock.shared.connect.runtime.status_listener import StatusListener
 
@@ -62,17 +60,13 @@ class WorkerConnector:
 
     async def shutdown(self, timeout_ms: float) -> None:
         """Stops the connector. It is cancelled and abandoned if it takes longer than `timeout_ms`."""
-        end_ms = END_MS
         try:
             async with asyncio.timeout(timeout_ms / 1000):
                 await self._ask(None)
         except TimeoutError:
             log.warning("connector did not stop in time and is abandoned", connector=self.name)
-            end_ms = 0
         if self._runner is not None:
             self._runner.cancel()
-        if isinstance(self.connector, ProcessConnector):
-            await self.connector.close(end_ms)
 
     async def task_configs(self, tasks_max: int) -> list[dict[str, str]]:
         """Returns the connector's task configurations. Raises what the connector raises."""
@@ -128,17 +122,10 @@ class WorkerConnector:
 
     def _move(self, event: Event) -> None:
         self.state = after(self.state, event)
-        call = {
-            Event.STARTUP: self._listener.on_startup,
-            Event.RUNNING: self._listener.on_running,
-            Event.PAUSED: self._listener.on_paused,
-            Event.STOPPED: self._listener.on_stopped,
-            Event.SHUTDOWN: self._listener.on_shutdown,
-        }[event]
-        call(self.name)
+        self._listener.on_event(self.name, event)
 
     def _fail(self, error: Exception) -> None:
         if self.state is not State.FAILED:
             log.error("connector failed", connector=self.name, error=self._mask(said_of(error)))
             self.state = after(self.state, Event.FAILURE)
-            self._listener.on_failure(self.name, self._mask(trace_of(error)))
+            self._listener.on_event(self.name, Event.FAILURE, self._mask(trace_of(error)))

@@ -169,20 +169,14 @@ class WorkerTask(ABC):
         """Records and reports a change."""
         self.state = after(self.state, event)
         self.metrics.moved(self.state, self._clock.monotonic_ms())
-        call = {
-            Event.STARTUP: self._listener.on_startup,
-            Event.RUNNING: self._listener.on_running,
-            Event.PAUSED: self._listener.on_paused,
-            Event.SHUTDOWN: self._listener.on_shutdown,
-        }[event]
-        call(self.id)
+        self._listener.on_event(self.id, event)
 
     def _fail(self, error: Exception) -> None:
         self.error = error
         log.error("task failed", task=str(self.id), error=self.mask(said_of(error)))
         self.state = after(self.state, Event.FAILURE)
         self.metrics.moved(self.state, self._clock.monotonic_ms())
-        self._listener.on_failure(self.id, self._trace(error))
+        self._listener.on_event(self.id, Event.FAILURE, self._trace(error))
 
     def _trace(self, error: Exception) -> str:
         return self.mask(trace_of(error))

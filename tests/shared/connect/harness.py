@@ -18,7 +18,7 @@ from penstock.shared.connect import (
     SourceTask,
 )
 from penstock.shared.connect.runtime.plugins import Plugins
-from penstock.shared.connect.runtime.states import ConnectorTaskId, TargetState
+from penstock.shared.connect.runtime.states import ConnectorTaskId, Event, TargetState
 from penstock.shared.connect.runtime.task_factory import TaskFactory
 from penstock.shared.connect.runtime.worker import Worker
 from penstock.shared.connect.runtime.worker_config import WorkerConfig
@@ -49,36 +49,13 @@ class Remembering:
         self.traces: list[str] = []
         self.topics: set[str] = set()
 
-    def _note(self, id: object, what: str) -> None:
-        self.events.append((str(id), what))
-
     def of(self, id: object) -> list[str]:
         return [what for whose, what in self.events if whose == str(id)]
 
-    def on_startup(self, id: object) -> None:
-        self._note(id, "startup")
-
-    def on_running(self, id: object) -> None:
-        self._note(id, "running")
-
-    def on_paused(self, id: object) -> None:
-        self._note(id, "paused")
-
-    def on_stopped(self, id: object) -> None:
-        self._note(id, "stopped")
-
-    def on_failure(self, id: object, trace: str) -> None:
-        self._note(id, "failure")
-        self.traces.append(trace)
-
-    def on_shutdown(self, id: object) -> None:
-        self._note(id, "shutdown")
-
-    def on_restart(self, id: object) -> None:
-        self._note(id, "restart")
-
-    def on_deletion(self, id: object) -> None:
-        self._note(id, "deletion")
+    def on_event(self, id: object, event: Event, trace: str | None = None) -> None:
+        self.events.append((str(id), event.value))
+        if trace is not None:
+            self.traces.append(trace)
 
     def on_topic_used(self, id: object, topic: str) -> None:
         self.topics.add(topic)

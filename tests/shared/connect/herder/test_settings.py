@@ -71,3 +71,10 @@ def test_standalone_needs_a_file() -> None:
     with pytest.raises(ConfigError, match=r"offset\.storage\.file\.filename"):
         StandaloneConfig(PROPS)
     assert not StandaloneConfig(PROPS | {"offset.storage.file.filename": "x"}).exactly_once
+
+
+def test_standalone_workers_have_no_processes() -> None:
+    """Their offsets lie in a file of one process."""
+    with pytest.raises(ConfigError, match=r"penstock\.task\.isolation"):
+        StandaloneConfig(PROPS | {"offset.storage.file.filename": "x", "penstock.task.isolation": "process"})
+    assert DistributedConfig(PROPS | {"penstock.task.isolation": "process"})["penstock.task.isolation"] == "process"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from penstock.shared.connect.herder.status_reporter import StatusReporter
-from penstock.shared.connect.runtime.states import ConnectorTaskId, State
+from penstock.shared.connect.runtime.states import ConnectorTaskId, Event, State
 from penstock.shared.connect.storage.status_records import ConnectorStatus, TaskStatus
 from penstock.shared.connect.storage.status_store import StatusStore
 from penstock.shared.testing.manual_clock import ManualClock
@@ -21,17 +21,17 @@ def test_states_carry_worker_and_generation() -> None:
     """Each report stands with who made it and when in the group's history."""
     store = StatusStore()
     reports = reporter(store)
-    for call, state in (
-        (reports.on_startup, State.RUNNING),
-        (reports.on_paused, State.PAUSED),
-        (reports.on_running, State.RUNNING),
-        (reports.on_stopped, State.STOPPED),
-        (reports.on_restart, State.RESTARTING),
-        (reports.on_shutdown, State.UNASSIGNED),
+    for event, state in (
+        (Event.STARTUP, State.RUNNING),
+        (Event.PAUSED, State.PAUSED),
+        (Event.RUNNING, State.RUNNING),
+        (Event.STOPPED, State.STOPPED),
+        (Event.RESTART, State.RESTARTING),
+        (Event.SHUTDOWN, State.UNASSIGNED),
     ):
-        call("c")
+        reports.on_event("c", event)
         assert store.cache.connector("c") == ConnectorStatus("c", state, "me", 3, "1.0")
-    reports.on_failure(TASK, "why")
+    reports.on_event(TASK, Event.FAILURE, "why")
     assert store.cache.task(TASK) == TaskStatus(TASK, State.FAILED, "me", 3, "1.0", "why")
 
 
@@ -39,8 +39,8 @@ def test_a_late_end_does_not_hide_the_next_owner() -> None:
     """UNASSIGNED and FAILED of a worker that has lost the task are not written over a later generation's RUNNING."""
     store = StatusStore()
     store.put(TaskStatus(TASK, State.RUNNING, "other", 4))
-    reporter(store).on_shutdown(TASK)
-    reporter(store).on_failure(TASK, "why")
+    reporter(store).on_event(TASK, Event.SHUTDOWN)
+    reporter(store).on_event(TASK, Event.FAILURE, "why")
     assert store.cache.task(TASK) == TaskStatus(TASK, State.RUNNING, "other", 4)
 
 
@@ -65,8 +65,8 @@ def test_a_connector_that_is_gone_leaves_nothing() -> None:
     """Its own status, its tasks' and its topics' go."""
     store = StatusStore()
     reports = reporter(store)
-    reports.on_startup("c")
-    reports.on_startup(TASK)
+    reports.on_event("c", Event.STARTUP)
+    reports.on_event(TASK, Event.STARTUP)
     reports.on_topic_used(TASK, "t")
     reports.forget_connector("c")
     assert (store.cache.connectors(), store.cache.tasks("c"), store.cache.topics("c")) == ([], [], [])

@@ -58,6 +58,21 @@ class BlockingSource(SourceConnector):
         return [self._props] * max_tasks
 
 
+class HangingTask(BlockingTask):
+    """Blocks its own thread as long as the file is there."""
+
+    def poll(self) -> None:  # type: ignore[override]
+        while self._file.exists():
+            select.select([], [], [], 0.05)
+        select.select([], [], [], 0.05)
+
+
+class HangingSource(BlockingSource):
+    """Its tasks hang."""
+
+    task_class = HangingTask
+
+
 class FailingSource(BlockingSource):
     """Cannot start."""
 
@@ -73,8 +88,13 @@ class AwkwardSource(BlockingSource):
         if does == "block":
             while not Path(props["file"]).exists():
                 select.select([], [], [], 0.02)
-        elif does == "exit":
+        elif does == "exit" or (does == "exit while" and Path(props["file"]).exists()):
             os._exit(3)
+        elif does == "leave":
+            raise SystemExit(4)
+        elif does == "fork" and os.fork() == 0:
+            self._does("start", {**props, "start.does": "block"})
+            os._exit(0)
         elif does == "fail":
             raise ValueError(f"{what} with {props.get('secret')}")
         elif does == "ask":

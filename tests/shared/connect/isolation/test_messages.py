@@ -1,24 +1,17 @@
-"""What a worker and a process of its own say to each other."""
+"""What a worker and a connector's process send each other."""
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.shared.common.errors import DataError, KafkaTimeout, RetriableError
-from penstock.shared.common.records import TopicPartition
-from penstock.shared.connect.errors import ConfigError, ConnectError, FailedThere, said_of, trace_of
-from penstock.shared.connect.isolation.messages import (
-    error_message,
-    error_of,
-    from_pairs,
-    from_rows,
-    pack,
-    to_pairs,
-    to_rows,
-    unpack,
-)
+from penstock.shared.common.errors import DataError, KafkaTimeout
+from penstock.shared.connect.errors import ConfigError, ConnectError, ConnectorNotFound, FailedThere, said_of, trace_of
+from penstock.shared.connect.isolation.messages import error_message, error_of, pack, unpack
+from penstock.shared.connect.runtime.states import ConnectorTaskId
+from penstock.shared.connect.runtime.worker_task import TaskSpec
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(),
@@ -35,15 +28,9 @@ def test_a_message_is_one_line(message: dict[str, object]) -> None:
     assert unpack(line) == message
 
 
-@given(st.dictionaries(st.binary(), st.none() | st.binary()))
-def test_offsets_are_bytes_again(offsets: dict[bytes, bytes | None]) -> None:
-    """Keys and values, and those that are taken away."""
-    assert from_pairs(unpack(pack({"set": to_pairs(offsets)}))["set"]) == offsets
-
-
 def test_what_is_no_message_says_so() -> None:
-    """Such as what a library prints where it should not."""
-    for line in (b"hello\n", b"[1]\n", b""):
+    """Such as a line that was cut off."""
+    for line in (b'{"do": "st', b"[1]\n", b""):
         with pytest.raises(DataError):
             unpack(line)
 
@@ -51,9 +38,10 @@ def test_what_is_no_message_says_so() -> None:
 @pytest.mark.parametrize(
     ("error", "base"),
     [
-        (KafkaTimeout("slow"), RetriableError),
         (ConfigError("no such column"), ConfigError),
+        (ConnectorNotFound("c"), ConnectorNotFound),
         (ConnectError("no"), ConnectError),
+        (KafkaTimeout("slow"), FailedThere),
         (KeyError("k"), FailedThere),
     ],
 )
@@ -69,7 +57,7 @@ def test_an_error_is_itself_on_the_other_side(error: Exception, base: type[Excep
     assert "test_messages.py" in again.trace
 
 
-def test_a_sinks_offsets_are_partitions_again() -> None:
-    """With those that are taken away."""
-    offsets = {TopicPartition("t", 1): 7, TopicPartition("u", 0): None}
-    assert from_rows(unpack(pack({"rows": to_rows(offsets)}))["rows"]) == offsets
+def test_a_task_to_run_is_itself_on_the_other_side() -> None:
+    """With its id and its configurations."""
+    spec = TaskSpec(ConnectorTaskId("c", 1), {"a": "${env:B}"}, {"task.class": "x"}, 3, 2)
+    assert msgspec.convert(unpack(pack({"spec": spec}))["spec"], TaskSpec) == spec

@@ -125,6 +125,25 @@ def test_settings_of_the_worker_alone_are_refused(plugins: Plugins, name: str) -
     assert "setting of the worker" in infos.errors[0]
 
 
+@pytest.mark.parametrize(
+    ("isolation", "worker", "error"),
+    [
+        ("process", {}, None),
+        ("asyncio", {"offset.storage.file.filename": "x"}, None),
+        ("process", {"offset.storage.file.filename": "x"}, "needs a distributed worker"),
+        ("thread", {}, "Invalid value thread"),
+    ],
+)
+def test_an_isolation_that_the_worker_lacks_is_an_error(
+    plugins: Plugins, isolation: str, worker: dict[str, str], error: str | None
+) -> None:
+    """A standalone worker has no processes, and nothing else than a process isolates."""
+    props = {"connector.class": "FileStreamSink", "name": "x", "topics": "t", "penstock.task.isolation": isolation}
+    errors = validate_connector(plugins, props, worker).errors
+    assert len(errors) == (error is not None)
+    assert all(error in said for said in errors if error)
+
+
 def test_no_answer_has_a_secret(plugins: Plugins) -> None:
     """Neither as a value nor within an error: headers, passwords of URLs, keys in PEM, what the policy refuses."""
     props = {

@@ -1,0 +1,167 @@
+"""What a connector's process makes of its commands, run here."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+from penstock.shared.common.clock import SYSTEM_CLOCK
+from penstock.shared.common.records import TopicPartition
+from penstock.shared.connect.connectors.file import FileStreamSinkConnector
+from penstock.shared.connect.herder.loggers import Loggers
+from penstock.shared.connect.isolation.child import Commands, Link
+from penstock.shared.connect.isolation.messages import Message, pack
+from penstock.shared.connect.runtime.states import ConnectorTaskId
+from penstock.shared.connect.runtime.worker_task import TaskSpec
+from tests.shared.connect.harness import Running, SayingSink, SayingSinkTask, running
+from tests.shared.connect.isolation.blocking import AwkwardSource
+
+GRACE_MS = 3_600_000
+
+
+class Commanded:
+    """A worker here that is commanded, and what the commands send."""
+
+    def __init__(self, run: Running) -> None:
+        self.run = run
+        self.sent: list[Message] = []
+        self.commands = Commands("c", run.worker, Loggers(SYSTEM_CLOCK), self.sent.append)
+
+    def config(self, plugin: type, **more: str) -> dict[str, str]:
+        given = {name.replace("_", "."): value for name, value in more.items()}
+        name = f"{plugin.__module__}.{plugin.__name__}"
+        self.run.worker.plugins.add(plugin, name)
+        return {"name": "c", "connector.class": name, "topics": "t", **given}
+
+    async def ask(self, do: str, **more: Any) -> Message:
+        """The answer to a command."""
+        self.commands.on_command({"do": do, "ask": 7, **more})
+        await self.run.until(lambda: any(message.get("answer") == 7 for message in self.sent))
+        [answer] = [message for message in self.sent if message.get("answer") == 7]
+        self.sent.remove(answer)
+        return answer
+
+
+@asynccontextmanager
+async def commanded() -> AsyncIterator[Commanded]:
+    async with running() as run:
+        yield Commanded(run)
+
+
+async def test_a_connector_and_a_task_do_as_commanded() -> None:
+    """Each change is an event; what has an answer is answered after it."""
+    async with commanded() as run:
+        config = run.config(SayingSink)
+        assert await run.ask("start_connector", config=config, target="STARTED") == {"answer": 7, "value": "RUNNING"}
+        assert [task["topics"] for task in (await run.ask("task_configs", config=config))["value"]] == ["t"]
+        spec = {"id": {"connector": "c", "task": 0}, "connector_config": config, "task_config": config}
+        run.commands.on_command({"do": "start_task", "spec": spec, "target": "PAUSED"})
+        await run.run.until(lambda: len(run.sent) == 2)
+        await run.ask("target", target="STARTED")
+        await run.run.until(lambda: len(run.sent) == 3)
+        await run.ask("stop", tasks=[0, None])
+        events = [(message["event"], message["task"]) for message in run.sent if "event" in message]
+        assert events == [
+            ("startup", None), ("paused", 0), ("running", 0), ("shutdown", 0), ("shutdown", None),
+        ]  # fmt: skip
+        assert SayingSinkTask.made[0].calls[-1] == "stop"
+        assert (run.run.worker.task_ids(), run.run.worker.connector_names()) == (frozenset(), frozenset())
+
+
+async def test_what_is_being_stopped_ends_in_order() -> None:
+    """Also if the worker has ended meanwhile."""
+    going = asyncio.Event()
+
+    class SlowTask(SayingSinkTask):
+        async def stop(self) -> None:
+            await going.wait()
+            await super().stop()
+
+    class Slow(SayingSink):
+        task_class = SlowTask
+
+    async with commanded() as run:
+        config = run.config(Slow)
+        spec = {"id": {"connector": "c", "task": 0}, "connector_config": config, "task_config": config}
+        run.commands.on_command({"do": "start_task", "spec": spec, "target": "STARTED"})
+        await run.run.until(lambda: run.sent)
+        run.commands.on_command({"do": "stop", "tasks": [0]})
+        await run.run.until(lambda: not run.run.worker.task_ids())
+        closing = asyncio.ensure_future(run.commands.close())
+        assert not (await asyncio.wait([closing], timeout=0.05))[0]
+        going.set()
+        await closing
+        assert SayingSinkTask.made[0].calls[-1] == "stop"
+        assert "shutdown" in [message.get("event") for message in run.sent]
+
+
+async def test_metrics_and_topics_are_sent_together() -> None:
+    """Topics once, and again when they are used again."""
+    async with commanded() as run:
+        config = run.config(SayingSink)
+        spec = TaskSpec(ConnectorTaskId("c", 0), config, config)
+        run.commands.on_command({"do": "start_task", "spec": spec, "target": "STARTED"})
+        run.commands._events.on_topic_used(spec.id, "t")
+        await run.run.until(lambda: run.run.worker.task_ids())
+        for topics in ([(0, "t")], []):
+            run.commands.send_metrics()
+            assert run.sent[-1]["topics"] == topics
+            [(task, values)] = run.sent[-1]["metrics"]
+            assert (task, values["sink_record_read_total"]) == (0, 0)
+
+
+async def test_an_error_is_the_answer() -> None:
+    """Of the connector's code, or of a value that is not JSON."""
+
+    class Odd(AwkwardSource):
+        async def alter_offsets(self, props: Mapping[str, str], offsets: list[Any]) -> bool:
+            raise KeyError("odd")
+
+    async with commanded() as run:
+        answer = await run.ask("alter_offsets", config=run.config(Odd), rows=[], sink=False)
+        assert (answer["class"], answer["error"], answer["kind"]) == ("KeyError", "'odd'", "other")
+        assert "test_child.py" in answer["trace"]
+        answer = await run.ask("task_configs", config=run.config(Odd))
+        assert answer["kind"] == "not found"
+
+
+async def test_offsets_are_as_the_connectors_kind_has_them() -> None:
+    """A source's are partitions and offsets, a sink's are a topic's."""
+    seen: list[object] = []
+
+    class Sink(FileStreamSinkConnector):
+        async def alter_offsets(self, props: Mapping[str, str], offsets: Mapping[TopicPartition, int | None]) -> bool:
+            seen.append(dict(offsets))
+            return False
+
+    class Source(AwkwardSource):
+        async def alter_offsets(self, props: Mapping[str, str], offsets: list[Any]) -> bool:
+            seen.append(offsets)
+            return True
+
+    async with commanded() as run:
+        rows = [[{"file": "a"}, {"at": 1}], [{"file": "b"}, None]]
+        answer = await run.ask("alter_offsets", config=run.config(Source), rows=rows, sink=False)
+        assert (answer["value"], seen.pop()) == (True, [({"file": "a"}, {"at": 1}), ({"file": "b"}, None)])
+        rows = [[["t", 0], 7], [["t", 1], None]]
+        answer = await run.ask("alter_offsets", config=run.config(Sink), rows=rows, sink=True)
+        assert (answer["value"], seen) == (False, [{TopicPartition("t", 0): 7, TopicPartition("t", 1): None}])
+
+
+async def test_the_end_of_the_worker_is_the_end_of_the_commands() -> None:
+    """Also in the middle of one."""
+    for cut_off in (b"", b'{"do": "st'):
+        ours, theirs = socket.socketpair()
+        commands: list[Message] = []
+        over = asyncio.Event()
+        with ours, theirs, theirs.makefile("rb") as lines:
+            Link(theirs, lines).read(commands.append, over.set, GRACE_MS)
+            ours.sendall(pack({"do": "stop", "tasks": []}) + cut_off)
+            ours.shutdown(socket.SHUT_WR)
+            await over.wait()
+            assert commands == [{"do": "stop", "tasks": []}]
+            ours.close()
+            Link(theirs, lines).send({"event": "shutdown"})  # nobody is there to take it
