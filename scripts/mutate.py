@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import contextlib
 import os
 import random
@@ -21,8 +22,8 @@ TOOL = "cosmic-ray==8.7.0"
 KILLED_MIN = 0.9
 TIMEOUT_S = 120.0  # for the tests of one mutant
 SURVIVED = "SURVIVED"
-LEFT_OUT = "operator_name LIKE '%BitOr%' OR operator_name = 'core/RemoveDecorator' OR definition_name IS NULL"
-"""Mutants of annotations (`A | B`), of decorators, and outside functions: no test can notice most of them."""
+LEFT_OUT = "operator_name = 'core/RemoveDecorator' OR definition_name IS NULL"
+"""Mutants of decorators and outside functions, and those of annotations: no test can notice most of them."""
 
 
 class Mutant(NamedTuple):
@@ -55,6 +56,23 @@ def copy_of_the_checkout() -> Iterator[Path]:
             subprocess.run(["git", "worktree", "remove", "--force", str(copy)], cwd=ROOT, check=True)
 
 
+def unnoticeable(source: str) -> list[tuple[tuple[int, int], tuple[int, int]]]:
+    """The start and end (line, column) of every annotation, type that is cast to, and decorator."""
+    found: list[ast.AST | None] = []
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.arg() | ast.AnnAssign():
+                found.append(node.annotation)
+            case ast.FunctionDef() | ast.AsyncFunctionDef():
+                found += [node.returns, *node.decorator_list]
+            case ast.ClassDef():
+                found += node.decorator_list
+            case ast.Call(func=ast.Name("cast"), args=[given_type, _]):
+                found.append(given_type)
+    nodes: list[Any] = [node for node in found if node is not None]
+    return [((node.lineno, node.col_offset), (node.end_lineno, node.end_col_offset)) for node in nodes]
+
+
 def mutants_of(copy: Path, module: str, tests: list[str], sample: int | None, seed: int) -> list[Mutant]:
     """Run a module's mutants, or a sample of them."""
     config, session = copy.parent / "config.toml", copy.parent / "session.sqlite"
@@ -71,8 +89,16 @@ def mutants_of(copy: Path, module: str, tests: list[str], sample: int | None, se
     subprocess.run([*tool, "init", str(config), str(session)], cwd=copy, check=True)
     with contextlib.closing(sqlite3.connect(session)) as database:
         every = {job for (job,) in database.execute("SELECT job_id FROM mutation_specs")}
-        wanted = f"SELECT job_id FROM mutation_specs WHERE NOT ({LEFT_OUT}) ORDER BY start_pos_row, operator_name"
-        jobs = [job for (job,) in database.execute(wanted)]
+        wanted = (
+            f"SELECT job_id, start_pos_row, start_pos_col FROM mutation_specs WHERE NOT ({LEFT_OUT}) "
+            "ORDER BY start_pos_row, start_pos_col, operator_name, occurrence, operator_args"
+        )
+        ranges = unnoticeable((copy / module).read_text(encoding="utf-8"))
+        jobs = [
+            job
+            for job, line, column in database.execute(wanted)
+            if not any(start <= (line, column) < end for start, end in ranges)
+        ]
         chosen = jobs if sample is None else random.Random(seed).sample(jobs, min(sample, len(jobs)))
         left_out = [(job,) for job in every.difference(chosen)]
         database.executemany("DELETE FROM mutation_specs WHERE job_id = ?", left_out)
