@@ -84,7 +84,8 @@ def mutants_of(copy: Path, module: str, tests: list[str], sample: int | None, se
         encoding="utf-8",
     )
     tool = [str(ROOT / ".venv/bin/python"), "-m", "uv", "tool", "run", "--quiet", "--from", TOOL, "cosmic-ray"]
-    environment = {**os.environ, "PYTHONPATH": str(copy)}
+    # Numba would compile a changed kernel, and all that use it, for each mutant.
+    environment = {**os.environ, "PYTHONPATH": str(copy), "NUMBA_DISABLE_JIT": "1"}
     subprocess.run(command, cwd=copy, env=environment, check=True, stdout=subprocess.DEVNULL)  # they pass as it is
     subprocess.run([*tool, "init", str(config), str(session)], cwd=copy, check=True)
     with contextlib.closing(sqlite3.connect(session)) as database:
