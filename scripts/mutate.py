@@ -73,6 +73,19 @@ def unnoticeable(source: str) -> list[tuple[tuple[int, int], tuple[int, int]]]:
     return [((node.lineno, node.col_offset), (node.end_lineno, node.end_col_offset)) for node in nodes]
 
 
+def operators(source: str) -> list[tuple[tuple[int, int], tuple[int, int]]]:
+    """The ranges (line, column) between the operands of every binary operation.
+
+    cosmic-ray also changes the `*` of parameters and of unpacking, which makes another signature or no Python.
+    """
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.BinOp(left=left, right=right) | ast.AugAssign(target=left, value=right):
+                found.append(((left.end_lineno or 0, left.end_col_offset or 0), (right.lineno, right.col_offset)))
+    return found
+
+
 def mutants_of(copy: Path, module: str, tests: list[str], sample: int | None, seed: int) -> list[Mutant]:
     """Run a module's mutants, or a sample of them."""
     config, session = copy.parent / "config.toml", copy.parent / "session.sqlite"
@@ -91,14 +104,17 @@ def mutants_of(copy: Path, module: str, tests: list[str], sample: int | None, se
     with contextlib.closing(sqlite3.connect(session)) as database:
         every = {job for (job,) in database.execute("SELECT job_id FROM mutation_specs")}
         wanted = (
-            f"SELECT job_id, start_pos_row, start_pos_col FROM mutation_specs WHERE NOT ({LEFT_OUT}) "
+            "SELECT job_id, operator_name LIKE '%BinaryOperator%', start_pos_row, start_pos_col "
+            f"FROM mutation_specs WHERE NOT ({LEFT_OUT}) "
             "ORDER BY start_pos_row, start_pos_col, operator_name, occurrence, operator_args"
         )
-        ranges = unnoticeable((copy / module).read_text(encoding="utf-8"))
+        source = (copy / module).read_text(encoding="utf-8")
+        ranges, binary = unnoticeable(source), operators(source)
         jobs = [
             job
-            for job, line, column in database.execute(wanted)
+            for job, is_binary, line, column in database.execute(wanted)
             if not any(start <= (line, column) < end for start, end in ranges)
+            and (not is_binary or any(start <= (line, column) < end for start, end in binary))
         ]
         chosen = jobs if sample is None else random.Random(seed).sample(jobs, min(sample, len(jobs)))
         left_out = [(job,) for job in every.difference(chosen)]

@@ -48,6 +48,7 @@ def test_done_means_these_or_newer() -> None:
     sequence = CommitSequence()
     old = sequence.register({A: at(5)})
     new = sequence.register({A: at(9)})
+    assert not sequence.is_dropped(old)
     commit = next_of(sequence)
     assert not sequence.is_done(old)
     sequence.on_success(commit)
@@ -105,6 +106,34 @@ def test_an_unknown_fate_is_looked_at_until_it_cannot_land_any_more() -> None:
     sequence.on_read_back({A: at(3)}, {A}, asked_ms=100 + LATE_MS)
     assert next_of(sequence).offsets == {A: at(5)}
     assert sequence.read_back_at_ms() is None
+
+
+def test_only_the_commits_own_partitions_are_read_back() -> None:
+    """A commit of unknown fate puts no other partition in doubt, and none that was dropped meanwhile."""
+    sequence = CommitSequence()
+    sequence.register({A: at(5)})
+    first = next_of(sequence)
+    sequence.register({B: at(6)})
+    sequence.on_failure(first, fate_unknown=True)
+    second = next_of(sequence)
+    assert second.offsets == {A: at(5), B: at(6)}
+    assert sequence.on_success(second) == {A}
+    sequence.register({A: at(7)})
+    third = next_of(sequence)
+    sequence.keep({B})
+    sequence.on_failure(third, fate_unknown=True)
+    assert sequence.read_back_at_ms() is None
+
+
+def test_a_refused_partition_stays_wanted_alone() -> None:
+    """The other partitions of the commit are done, whatever their order."""
+    sequence = CommitSequence()
+    numbers = sequence.register({A: at(5), B: at(6)})
+    sequence.on_success(next_of(sequence), refused=[A])
+    assert sequence.is_done({B: numbers[B]})
+    assert not sequence.is_done({A: numbers[A]})
+    assert sequence.committed([A, B]) == {B: 6}
+    assert next_of(sequence).offsets == {A: at(5)}
 
 
 def test_kept_partitions_go_on_under_the_new_generation() -> None:
