@@ -251,10 +251,10 @@ class OffsetCommits:
         except PenstockError as e:
             error = e
             now_ms = self._clock.monotonic_ms()
-            self.sequence.on_failure(commit, fate_unknown=isinstance(e, lost), now_ms=now_ms)
+            self.sequence.on_failure(commit, unknown_at_ms=now_ms if isinstance(e, lost) else None)
             self._failed(commit, e)
         except BaseException:
-            self.sequence.on_failure(commit, fate_unknown=True, now_ms=self._clock.monotonic_ms())
+            self.sequence.on_failure(commit, unknown_at_ms=self._clock.monotonic_ms())
             raise
         else:
             unsure = self.sequence.on_success(commit, refused)
