@@ -144,6 +144,20 @@ def test_a_read_back_of_what_this_member_did_not_commit_changes_nothing() -> Non
     assert sequence.is_drained
 
 
+def test_a_late_commit_of_a_higher_offset_is_covered_too() -> None:
+    """The user went back: the lower offset is the newest. A read-back after the last moment is the last one."""
+    sequence = CommitSequence()
+    sequence.register({A: at(5), B: at(9)})
+    sequence.on_failure(next_of(sequence), unknown_at_ms=0)
+    sequence.register({B: at(3)})
+    sequence.on_success(next_of(sequence))
+    sequence.register({A: at(6)})
+    assert sequence.to_read_back(LATE_MS + 1) == {A, B}
+    sequence.on_read_back({A: at(5), B: at(9)}, [A, B], asked_ms=LATE_MS + 1)
+    assert sequence.read_back_at_ms() is None
+    assert next_of(sequence).offsets == {A: at(6), B: at(3)}
+
+
 def test_a_refused_partition_stays_wanted_alone() -> None:
     """The other partitions of the commit are done, whatever their order."""
     sequence = CommitSequence()
