@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).resolve().parent.parent
 TOOL = "cosmic-ray==8.7.0"
 KILLED_MIN = 0.9
-TIMEOUT_S = 120.0  # for the tests of one mutant
+TIMEOUT_S = 30.0  # for the tests of one mutant
 SURVIVED = "SURVIVED"
 LEFT_OUT = "operator_name = 'core/RemoveDecorator' OR definition_name IS NULL"
 """Mutants of decorators and outside functions, and those of annotations: no test can notice most of them."""
