@@ -126,8 +126,7 @@ class OffsetCommits:
                         raise self._taken_away()
                     if self._refusal is not None:
                         raise self._refusal
-                    if self._task is None or self._task.done():
-                        self._start()
+                    self._start()
                     self._changed.clear()
                     await self._changed.wait()
         except TimeoutError:
