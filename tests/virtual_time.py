@@ -3,7 +3,7 @@
 A test of timeouts and backoffs takes no time on it, and sees exact times.
 
 >>> async def wait() -> float:
-...     await asyncio.sleep(3_600)
+...     await let_pass(3_600)
 ...     return asyncio.get_running_loop().time()
 >>> run(wait())
 3600.0
@@ -44,6 +44,13 @@ class _Loop(asyncio.SelectorEventLoop):
 
     def time(self) -> float:
         return self._skipping.now_s
+
+
+async def let_pass(seconds: float) -> None:
+    """Return so much later, after all timers before that time."""
+    over = asyncio.Event()
+    asyncio.get_running_loop().call_later(seconds, over.set)
+    await over.wait()
 
 
 def run(coroutine: Coroutine[Any, Any, T]) -> T:

@@ -301,7 +301,7 @@ def test_the_backoff_grows_until_a_commit_succeeds() -> None:
 
         coordinator.fates = fate
         member.later(1)
-        await asyncio.sleep(60)
+        await virtual_time.let_pass(60)
         await member.commits.close()
         return [round(1_000 * (b - a)) for a, b in itertools.pairwise(times)]
 
@@ -341,7 +341,7 @@ def test_a_late_commit_is_covered_by_a_timer() -> None:
 
     async def committed() -> list[tuple[int, dict[TopicPartition, OffsetAndMetadata]]]:
         member = Member(coordinator := Coordinator(), clock=virtual_time.LoopClock())
-        await asyncio.sleep(7)
+        await virtual_time.let_pass(7)
         coordinator.fates = scripted("timeout, late")
         await member.commits.commit({A: at(9)}, 5_000)
         await turns()
@@ -349,7 +349,7 @@ def test_a_late_commit_is_covered_by_a_timer() -> None:
         coordinator.apply_late()
         found = []
         for seconds in (LATE_MS / 1000 - 1, 2):
-            await asyncio.sleep(seconds)
+            await virtual_time.let_pass(seconds)
             found.append((len(coordinator.sent), dict(coordinator.committed)))
         await member.commits.close()
         return found
