@@ -141,6 +141,7 @@ def test_a_move_below_a_commit_counts_only_if_it_replaces_a_position() -> None:
 def test_the_log_start_is_a_position_to_commit() -> None:
     """Offset 0 is above no commit at all. One position that drifts is enough, whatever follows."""
     positions = Positions()
+    assert not positions.has_drifting
     for tp, drifts in ((A, True), (A, True), (B, False)):
         positions.moved(tp, Move(0, drifts=drifts))
     assert positions.uncommitted() == {A: OffsetAndMetadata(0), B: OffsetAndMetadata(0)}
@@ -195,6 +196,7 @@ def test_records_handed_out_are_those_above_the_commit() -> None:
     positions.returned({A: 1, B: 9})
     assert positions.handed_out({A}, {}) == {A: 1}
     assert positions.handed_out({A, B}, {A: 1, B: 8}) == {B: 9}
+    assert positions.handed_out({A, B}, {A: 2, B: 10}) == {}
 
 
 def test_a_forfeited_position_is_reported_until_it_is_committed() -> None:
@@ -203,7 +205,7 @@ def test_a_forfeited_position_is_reported_until_it_is_committed() -> None:
     positions.returned({A: 9, B: 1})
     positions.forfeit({A, B}, {A: 8})
     assert positions.forfeited({}) == positions.forfeited({A: 8}) == {A: 9, B: 1}
-    assert positions.forfeited({A: 9}) == {B: 1}
+    assert positions.forfeited({A: 9}) == positions.forfeited({A: 10}) == {B: 1}
     positions.recovered({A: 8})
     assert positions.forfeited({B: 1}) == {A: 9}
     positions.recovered({A: 9})
