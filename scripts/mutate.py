@@ -36,9 +36,12 @@ class Mutant(NamedTuple):
     diff: str
 
     def is_explained(self, explained: list[dict[str, Any]]) -> bool:
-        """Whether the list has a reason for it: the same definition and operator, and a line that contains `code`."""
+        """Whether the list has a reason for it: as far as an entry has them, the same definition and operator, and
+        `code` in the changed line."""
         return any(
-            one["definition"] == self.definition and one["operator"] == self.operator and one["code"] in self.diff
+            one.get("definition", self.definition) == self.definition
+            and one.get("operator", self.operator) == self.operator
+            and one.get("code", "") in self.diff
             for one in explained
         )
 
@@ -142,7 +145,7 @@ def main() -> int:
     with copy_of_the_checkout() as copy:
         for module in given.modules:
             mutants = mutants_of(copy, module, known["modules"][module], given.sample, given.seed)
-            explained = [one for one in known.get("explained", []) if one["module"] == module]
+            explained = [one for one in known["explained"] if one.get("module", module) == module]
             survivors = [m for m in mutants if SURVIVED in m.outcome.upper() and not m.is_explained(explained)]
             share = 1 - len(survivors) / len(mutants) if mutants else 1.0
             print(f"{module}: {len(mutants) - len(survivors)} of {len(mutants)} killed or explained ({share:.0%})")
