@@ -142,6 +142,11 @@ def test_commits_under_different_stores_in_one_batch() -> None:
     assert commits == [[(23, 1, 2, 1), (25, 1, 3, 2)], [(28, 1, 2, 3)], [(30, 1, 1, 4)], [(31, 1, 0, 5)]]
     assert [one.offsets.tolist() for one in found] == [[21, 22, 24], [26, 27], [29], []]
     assert (reader.next_offset, reader.covered_offset, reader.entries_applied) == (33, 32, 6)
+    rest = [progress(1, 6, at=6), progress(1, 7, at=7)]
+    reader.feed(np.arange(33, 35), *zip(*rest, strict=True))
+    assert [(list(one.keys), len(one.commits)) for one in found[4:]] == [([b"g"], 0), ([], 2)]
+    assert reader.progress is not None
+    assert (reader.progress.sources["in"], reader.covered_offset) == (7, 35)
 
 
 def test_late_records_are_no_changes_of_windows() -> None:
