@@ -94,6 +94,7 @@ def mutants_of(copy: Path, module: str, tests: list[str], sample: int | None, se
     config, session = copy.parent / "config.toml", copy.parent / "session.sqlite"
     session.unlink(missing_ok=True)
     command = [str(ROOT / ".venv/bin/python"), "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests]
+    command.append(f"penstock/{module}")  # its examples
     config.write_text(
         f'[cosmic-ray]\nmodule-path = "{module}"\ntimeout = {TIMEOUT_S}\nexcluded-modules = []\n'
         f'test-command = "{shlex.join(command)}"\n[cosmic-ray.distributor]\nname = "local"\n',
