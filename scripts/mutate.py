@@ -12,6 +12,7 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
+import textwrap
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,13 +36,19 @@ class Mutant(NamedTuple):
     outcome: str
     diff: str
 
+    @property
+    def changed(self) -> str:
+        """The lines of the change, as in a diff."""
+        lines = self.diff.splitlines()
+        return "\n".join(line for line in lines if line[:1] in "+-" and line[:3] not in ("+++", "---"))
+
     def is_explained(self, explained: list[dict[str, Any]]) -> bool:
         """Whether the list has a reason for it: as far as an entry has them, the same definition and operator, and
         `code` in the changed line."""
         return any(
             one.get("definition", self.definition) == self.definition
             and one.get("operator", self.operator) == self.operator
-            and one.get("code", "") in self.diff
+            and one.get("code", "") in self.changed
             for one in explained
         )
 
@@ -151,11 +158,8 @@ def main() -> int:
             share = 1 - len(survivors) / len(mutants) if mutants else 1.0
             print(f"{module}: {len(mutants) - len(survivors)} of {len(mutants)} killed or explained ({share:.0%})")
             for mutant in survivors:
-                changed = [
-                    line for line in mutant.diff.splitlines() if line[:1] in "+-" and line[:3] not in ("+++", "---")
-                ]
                 print(f"  line {mutant.line}, {mutant.definition}, {mutant.operator}")
-                print("".join(f"    {line}\n" for line in changed), end="", flush=True)
+                print(textwrap.indent(mutant.changed, "    "), flush=True)
             is_low |= share < KILLED_MIN
     return is_low
 
