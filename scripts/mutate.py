@@ -154,9 +154,11 @@ def main() -> int:
         for module in given.modules:
             mutants = mutants_of(copy, module, known["modules"][module], given.sample, given.seed)
             explained = [one for one in known["explained"] if one.get("module", module) == module]
-            survivors = [m for m in mutants if SURVIVED in m.outcome.upper() and not m.is_explained(explained)]
+            alive = [mutant for mutant in mutants if SURVIVED in mutant.outcome.upper()]
+            survivors = [mutant for mutant in alive if not mutant.is_explained(explained)]
             share = 1 - len(survivors) / len(mutants) if mutants else 1.0
-            print(f"{module}: {len(mutants) - len(survivors)} of {len(mutants)} killed or explained ({share:.0%})")
+            figures = f"{len(mutants) - len(alive)} killed and {len(alive) - len(survivors)} explained"
+            print(f"{module}: {figures} of {len(mutants)} mutants ({share:.0%})", flush=True)
             for mutant in survivors:
                 print(f"  line {mutant.line}, {mutant.definition}, {mutant.operator}")
                 print(textwrap.indent(mutant.changed, "    "), flush=True)
