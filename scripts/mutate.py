@@ -96,8 +96,10 @@ def operators(source: str) -> list[tuple[tuple[int, int], tuple[int, int]]]:
     return found
 
 
-def mutants_of(copy: Path, module: str, tests: list[str], sample: int | None, seed: int) -> list[Mutant]:
-    """Run a module's mutants, or a sample of them."""
+def mutants_of(
+    copy: Path, module: str, tests: list[str], definitions: list[str], sample: int | None, seed: int
+) -> list[Mutant]:
+    """Run a module's mutants, or a sample of them; with `definitions` only those of these functions."""
     config, session = copy.parent / "config.toml", copy.parent / "session.sqlite"
     session.unlink(missing_ok=True)
     command = [str(ROOT / ".venv/bin/python"), "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests]
@@ -115,7 +117,7 @@ def mutants_of(copy: Path, module: str, tests: list[str], sample: int | None, se
     with contextlib.closing(sqlite3.connect(session)) as database:
         every = {job for (job,) in database.execute("SELECT job_id FROM mutation_specs")}
         wanted = (
-            "SELECT job_id, operator_name LIKE '%BinaryOperator%', start_pos_row, start_pos_col "
+            "SELECT job_id, definition_name, operator_name LIKE '%BinaryOperator%', start_pos_row, start_pos_col "
             f"FROM mutation_specs WHERE NOT ({LEFT_OUT}) "
             "ORDER BY start_pos_row, start_pos_col, operator_name, occurrence, operator_args"
         )
@@ -123,8 +125,9 @@ def mutants_of(copy: Path, module: str, tests: list[str], sample: int | None, se
         ranges, binary = unnoticeable(source), operators(source)
         jobs = [
             job
-            for job, is_binary, line, column in database.execute(wanted)
-            if not any(start <= (line, column) < end for start, end in ranges)
+            for job, definition, is_binary, line, column in database.execute(wanted)
+            if (not definitions or definition in definitions)
+            and not any(start <= (line, column) < end for start, end in ranges)
             and (not is_binary or any(start <= (line, column) < end for start, end in binary))
         ]
         chosen = jobs if sample is None else random.Random(seed).sample(jobs, min(sample, len(jobs)))
@@ -152,7 +155,8 @@ def main() -> int:
     is_low = False
     with copy_of_the_checkout() as copy:
         for module in given.modules:
-            mutants = mutants_of(copy, module, known["modules"][module], given.sample, given.seed)
+            definitions = known["definitions"].get(module, [])
+            mutants = mutants_of(copy, module, known["modules"][module], definitions, given.sample, given.seed)
             explained = [one for one in known["explained"] if one.get("module", module) == module]
             alive = [mutant for mutant in mutants if SURVIVED in mutant.outcome.upper()]
             survivors = [mutant for mutant in alive if not mutant.is_explained(explained)]
