@@ -121,19 +121,22 @@ class CommitSequence:
                 partition.wanted = None
         return frozenset((self._unsure.keys() & commit.offsets.keys()).difference(rejected))
 
-    def on_failure(self, commit: Commit, *, fate_unknown: bool = False, now_ms: float = 0) -> None:
-        """Note that the commit was rejected, or got no answer (`fate_unknown`). The newest offsets stay wanted."""
+    def on_failure(self, commit: Commit, *, unknown_at_ms: float | None = None) -> None:
+        """Note that the commit was rejected, or that its fate is unknown at `unknown_at_ms`: it got no answer.
+
+        The newest offsets stay wanted.
+        """
         self._answered(commit)
-        if fate_unknown:
-            self._unsure.update(dict.fromkeys(commit.offsets.keys() & self._partitions.keys(), now_ms + LATE_MS))
+        if unknown_at_ms is not None:
+            self._unsure.update(dict.fromkeys(commit.offsets.keys() & self._partitions.keys(), unknown_at_ms + LATE_MS))
 
     def on_read_back(
         self,
         found: Mapping[TopicPartition, OffsetAndMetadata],
         partitions: Collection[TopicPartition],
-        requested_ms: float = 0,
+        requested_ms: float,
     ) -> None:
-        """Compare the offsets that the coordinator held at `asked_ms` with the newest that succeeded.
+        """Compare the offsets that the coordinator held at `requested_ms` with the newest that succeeded.
 
         `partitions` are those whose last commit succeeded after one of unknown fate. Offsets that differ are committed
         again.

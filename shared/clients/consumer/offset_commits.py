@@ -126,8 +126,7 @@ class OffsetCommits:
                         raise self._partitions_lost()
                     if self._rejection is not None:
                         raise self._rejection
-                    if self._task is None or self._task.done():
-                        self._start()
+                    self._start()
                     self._changed.clear()
                     await self._changed.wait()
         except TimeoutError:
@@ -252,10 +251,10 @@ class OffsetCommits:
         except PenstockError as e:
             error = e
             now_ms = self._clock.monotonic_ms()
-            self.sequence.on_failure(commit, fate_unknown=isinstance(e, lost), now_ms=now_ms)
+            self.sequence.on_failure(commit, unknown_at_ms=now_ms if isinstance(e, lost) else None)
             self._failed(commit, e)
         except BaseException:
-            self.sequence.on_failure(commit, fate_unknown=True, now_ms=self._clock.monotonic_ms())
+            self.sequence.on_failure(commit, unknown_at_ms=self._clock.monotonic_ms())
             raise
         else:
             unsure = self.sequence.on_success(commit, rejected)

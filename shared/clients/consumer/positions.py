@@ -30,6 +30,9 @@ from penstock.shared.clients.consumer.fetch_state import Move
 from penstock.shared.clients.consumer.unread import Polled, Unread
 from penstock.shared.common.records import OffsetAndMetadata, TopicPartition
 
+NO_OFFSET = -1
+"""Below every offset."""
+
 _At = tuple[int, int]  # a position, and the leader epoch of the record before it
 _Offsets = dict[TopicPartition, int]
 
@@ -105,7 +108,7 @@ class Positions:
         return {
             tp: OffsetAndMetadata(position, "", epoch)
             for tp, (position, epoch) in self._processed.items()
-            if position > registered.get(tp, -1)
+            if position > registered.get(tp, NO_OFFSET)
         }
 
     def registered(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
@@ -119,7 +122,7 @@ class Positions:
 
     def handed_out(self, partitions: Collection[TopicPartition], committed: Mapping[TopicPartition, int]) -> _Offsets:
         """Return the positions of these partitions after the records handed out, if they are above `committed`."""
-        return {tp: at for tp, at in self._handed.items() if tp in partitions and at > committed.get(tp, -1)}
+        return {tp: at for tp, at in self._handed.items() if tp in partitions and at > committed.get(tp, NO_OFFSET)}
 
     def reported(self, offsets: Mapping[TopicPartition, int]) -> None:
         """Note that the user got an error for these uncommitted offsets, so that it is raised only once.
@@ -127,24 +130,24 @@ class Positions:
         A partition that is no longer owned is not marked: if it is assigned again, its records are handed out again.
         """
         for tp in offsets.keys() & self._handed.keys():
-            self._reported[tp] = max(offsets[tp], self._reported.get(tp, -1))
+            self._reported[tp] = max(offsets[tp], self._reported.get(tp, NO_OFFSET))
         self.recovered(offsets)
 
     def recovered(self, offsets: Mapping[TopicPartition, int]) -> None:
         """Note that these offsets are committed after all: positions up to them are no longer forfeited."""
         for tp, offset in offsets.items():
-            if self._forfeited.get(tp, -1) <= offset:
+            if self._forfeited.get(tp, NO_OFFSET) <= offset:
                 self._forfeited.pop(tp, None)
 
     def forfeit(self, partitions: Collection[TopicPartition], committed: Mapping[TopicPartition, int]) -> None:
         """Remember these partitions' positions that were handed out and not committed, until they are reported."""
         for tp, offset in self.handed_out(partitions, committed).items():
-            if offset > self._reported.get(tp, -1):
-                self._forfeited[tp] = max(offset, self._forfeited.get(tp, -1))
+            if offset > self._reported.get(tp, NO_OFFSET):
+                self._forfeited[tp] = max(offset, self._forfeited.get(tp, NO_OFFSET))
 
     def forfeited(self, beyond: Mapping[TopicPartition, int]) -> _Offsets:
         """Return the forfeited positions beyond these offsets."""
-        return {tp: offset for tp, offset in self._forfeited.items() if offset > beyond.get(tp, -1)}
+        return {tp: offset for tp, offset in self._forfeited.items() if offset > beyond.get(tp, NO_OFFSET)}
 
     def take_forfeited(self) -> _Offsets:
         """Return all forfeited positions and forget them, since they are now reported."""

@@ -79,6 +79,10 @@ EXPIRED = codes_of("INVALID_PRODUCER_ID_MAPPING", "UNKNOWN_PRODUCER_ID")
 """The coordinator has forgotten the producer id: an abort requests a new one (KIP-360)."""
 
 EPOCH_MAX = 2**15 - 1
+NO_IDENTITY = -1, -1
+"""The producer id and epoch of a producer that has none."""
+NO_TIMEOUT_MS = 2**31 - 1
+"""The transaction timeout of a producer without transactions; brokers ignore it."""
 SEQUENCES = 2**31
 """Sequence numbers wrap to 0 after 2^31 - 1."""
 
@@ -102,8 +106,7 @@ class SequenceLedger:
     """The sequence numbers of each partition, and the current producer id and epoch."""
 
     def __init__(self) -> None:
-        self.producer_id = -1
-        self.epoch = -1
+        self.producer_id, self.epoch = NO_IDENTITY
         self._partitions: dict[TopicPartition, _Sequences] = {}
         self._troubled: dict[TopicPartition, None] = {}
 
@@ -127,7 +130,7 @@ class SequenceLedger:
     def bump(self) -> None:
         """Go to the next epoch; after the last one a new producer id is needed (`ready` is False)."""
         if self.epoch >= EPOCH_MAX:
-            self.producer_id, self.epoch = -1, -1
+            self.producer_id, self.epoch = NO_IDENTITY
         else:
             self.epoch += 1
 
@@ -352,8 +355,8 @@ class TransactionCoordinator:
         the id.
         """
         ledger, transactional_id = self._ledger, self._settings.transactional_id
-        held = (ledger.producer_id, ledger.epoch) if bump else (-1, -1)
-        timeout_ms = self._settings.transaction_timeout_ms if transactional_id else 2**31 - 1
+        held = (ledger.producer_id, ledger.epoch) if bump else NO_IDENTITY
+        timeout_ms = self._settings.transaction_timeout_ms if transactional_id else NO_TIMEOUT_MS
         request = wire.INIT_PRODUCER_ID(transactional_id, timeout_ms, *held)
         where = f"transactional id {transactional_id}" if transactional_id else "producer id"
 

@@ -141,11 +141,10 @@ class SinkTaskState:
 
     def pre_commit_failed(self) -> dict[TopicPartition, int]:
         """Resets the state to the last commit after the task could not flush. Returns the offsets to seek to."""
-        seeks = {tp: offset.offset for tp, offset in self.last_committed.items() if tp in self.assigned}
         self.current = dict(self.last_committed)
         self.pending.clear()
         self.batch.clear()
-        return seeks
+        return {tp: offset.offset for tp, offset in self.last_committed.items()}
 
     def next_commit_in_ms(self, now_ms: int) -> int:
         """Returns the ms until the interval is over."""

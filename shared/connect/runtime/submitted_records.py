@@ -140,9 +140,7 @@ class SubmittedRecords:
 
     def forget(self, record: SubmittedRecord) -> None:
         """Removes a record. Only the record calls this. An unsent record is usually the last of its queue."""
-        queue = self.queues.get(record.key)
-        if queue is None:
-            return
+        queue = self.queues[record.key]
         if queue[-1] is record:
             queue.pop()
         else:

@@ -366,7 +366,7 @@ class ChangelogReader:
 
 def _require_stores(numbers: Int64Array, offsets: Int64Array, stores: tuple[StoreSchema, ...]) -> None:
     """Raise CorruptEntry for the first entry with a store number that the commit's stores do not have."""
-    for place in np.flatnonzero(numbers >= len(stores))[:1]:
+    for place in np.flatnonzero(numbers >= len(stores)):
         raise CorruptEntry(int(offsets[place]), f"an entry for store {numbers[place]}; there are {len(stores)} stores")
 
 

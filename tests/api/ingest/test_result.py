@@ -134,6 +134,100 @@ def test_offsets_are_given_on_request_and_bounded() -> None:
     assert result.body()["offsets_omitted"] == 1
 
 
+def test_the_first_offset_of_a_partition_is_its_last_one() -> None:
+    """Offset 0 counts, and so does an equal one; the repr counts too."""
+    result = IngestResult("line", 10, max_offsets=3)
+    result.stored([1, 2], [stored(0, 0), stored(12, 4)])
+    assert result.body()["last_offsets"] == {"0": 0, "12": 4}
+    assert result.body()["offsets_omitted"] == 0
+    assert repr(result) == "IngestResult(stored=2, errors=0, stopped_at=None)"
+
+
+def test_a_transaction_that_was_not_committed_has_stored_nothing() -> None:
+    """Its acknowledgements are dropped: the events are as good as not sent."""
+    result = IngestResult("line", 10, max_offsets=5)
+    result.stored([1, 2, 3], [stored(0, 7), stored(1, 8), errors.RecordTooLarge("big")])
+    result.uncommitted()
+    assert result.status == 413
+    assert (result.body()["stored"], result.body()["last_offsets"], result.body()["offsets"]) == (0, {}, [])
+
+
+def test_errors_and_offsets_are_taken_once() -> None:
+    """What was taken is not in the answer any more, and counts all the same."""
+    result, seen = IngestResult("index", 3, max_offsets=2), list[RecordError]()
+    result.on_error = seen.append
+    assert (result.taken(), result.totals()) == ({}, {"stored": 0, "not_stored": 0, "unknown": 0})
+    result.stored([4, 3, 2], [stored(0, 5), errors.DeliveryTimeout("late"), errors.RecordTooLarge("big")])
+    assert [(error.position, error.outcome) for error in seen] == [(3, "unknown"), (2, "not_stored")]
+    row = result.taken()
+    assert [error["index"] for error in row["errors"]] == [2, 3]
+    assert row["offsets"] == [{"index": 4, "partition": 0, "offset": 5}]
+    assert result.taken() == {}
+    assert result.retry_after_s == 5, "of the errors that were taken"
+    result.stored([5], [errors.InvalidTimestamp("no time")])
+    assert result.totals() == {"stored": 1, "not_stored": 2, "unknown": 1}
+    assert result.taken().keys() == {"errors"}
+    result.stored([6], [errors.BufferExhausted("full")])
+    result.taken()
+    result.stop(9, "too many errors", 400)
+    assert result.totals() == {
+        "stored": 1,
+        "not_stored": 3,
+        "unknown": 1,
+        "stopped_at_index": 9,
+        "stop_reason": "too many errors; nothing from here on was read or stored",
+    }
+    assert (result.status, result.retry_after_s) == (207, 5)
+
+
+def test_errors_that_were_taken_decide_the_status() -> None:
+    """With those that were not."""
+    result = IngestResult("line", 10)
+    result.stored([1], [errors.BufferExhausted("full")])
+    result.taken()
+    result.stored([2], [errors.InvalidTimestamp("no time")])
+    assert result.status == 429
+
+
+def test_too_many_errors_stop_a_request() -> None:
+    """At max_errors, not before. Sending it again is then pointless, as it is after a bad request."""
+    result = IngestResult("line", 2)
+    result.refused([BAD_LINE])
+    assert not result.must_stop
+    result.stop(10, "the service is shutting down")
+    assert result.retry_after_s == 1
+    result.refused([BAD_LINE])
+    assert result.must_stop == "there were 2 errors"
+    assert result.retry_after_s is None
+    bad = IngestResult("line", 2)
+    bad.stop(0, "the length is wrong", 400)
+    assert (bad.status, bad.retry_after_s, bad.body()["stopped_at_line"]) == (400, None, 0)
+
+
+@pytest.mark.parametrize(
+    ("error", "stops"),
+    [
+        (errors.UnknownTopicOrPartition("no topic"), True),
+        (errors.BufferExhausted("no topic"), True),
+        (errors.NotEnoughReplicas("no topic"), True),
+        (errors.InvalidTimestamp("no topic"), False),
+    ],
+)
+def test_the_first_lasting_failure_is_the_reason(error: errors.PenstockError, stops: bool) -> None:
+    """Of the topic or of the service: no later event would be stored."""
+    result = IngestResult("line", 10)
+    result.stored([1, 2], [error, errors.BrokerNotAvailable("no broker")])
+    assert result.must_stop == ("no topic" if stops else "no broker")
+
+
+def test_an_error_without_a_text_has_its_title() -> None:
+    """An empty message would tell nothing."""
+    result = IngestResult("line", 10)
+    result.stored([1, 2], [errors.RecordTooLarge(), ValueError("secret")])
+    assert all(row["message"] for row in result.body()["errors"])
+    assert "column" not in result.body()["errors"][0]
+
+
 outcomes_strategy = st.lists(
     st.one_of(
         st.builds(stored, st.integers(0, 3), st.integers(0, 100)),

@@ -334,3 +334,99 @@ async def test_a_dead_letter_that_cannot_be_written_is_named() -> None:
     bench.refusing = None
     await bench.turn()
     assert bench.executor.unwritten == {}
+
+
+async def test_of_several_outputs_those_that_were_written_are_counted() -> None:
+    """The first that was not fails the attempt. A record that no topic takes fails it before any is written."""
+    out = [ProducerRecord("out", value) for value in (b"1", b"x" * 100, b"2")]
+
+    async def handle(record: ConsumerRecord) -> list[ProducerRecord]:
+        return [ProducerRecord("out", 5)] if record.value == b"bad" else out  # type: ignore[arg-type]
+
+    bench = Bench(handle, [b"a", b"bad"])  # type: ignore[arg-type]
+    bench.bytes_max = 90
+    await bench.turn()
+    assert (bench.count("produced_records"), bench.count("produce_failures"), bench.position) == (2, 1, 1)
+    await bench.turn()
+    assert (bench.count("produced_records"), bench.count("produce_failures"), bench.position) == (2, 2, 2)
+    letters = [parse_dead_letter(stored(record)) for record in bench.buried if record.topic == "clicks-dlq"]
+    assert [(letter.stage, letter.record.value) for letter in letters] == [("produce", b"a"), ("produce", b"bad")]
+    assert bench.count("handler_failures") is None
+
+
+async def test_a_handler_that_returns_no_record_writes_nothing() -> None:
+    """Its record is finished all the same."""
+
+    async def handle(_: object) -> list[ProducerRecord]:
+        return []
+
+    bench = Bench(handle, [b"a"])
+    bench.refusing = KafkaTimeout("no answer")
+    await bench.turn()
+    assert (bench.position, bench.count("handled_records"), bench.count("produced_records")) == (1, 1, None)
+
+
+async def test_a_batch_is_counted_by_its_records() -> None:
+    """Each is handled, or tried again at once, and the longest wait is that of the whole."""
+    failures = [ConnectionError("1"), None]
+
+    async def handle(_: object) -> None:
+        if (error := failures.pop(0)) is not None:
+            raise error
+
+    bench = Bench(handle, [b"a", b"b", b"c"], batch=True)
+    _, outcome = await bench.turn()
+    assert (len(outcome.retry), outcome.after_ms) == (3, 0)
+    assert (bench.count("retries"), bench.count("handler_failures"), bench.count("handled_records")) == (3, 1, None)
+    execution, outcome = await bench.turn()
+    assert (len(execution.works), len(outcome.finished), bench.count("handled_records")) == (1, 1, 1)
+    outcome = Outcome()
+    for work, after_ms in ((execution.works[0], 200), (execution.works[0], 100)):
+        outcome.put_back(work, after_ms)
+    assert (len(outcome.retry), outcome.after_ms) == (2, 200)
+
+
+async def test_a_dead_letter_of_a_batch_waits_without_its_batch() -> None:
+    """The record that cannot be decoded is put back alone; the others are finished, and not handled again."""
+    handled = []
+
+    async def handle(records: object) -> None:
+        handled.extend(record.value for record in records)  # type: ignore[attr-defined]
+
+    bench = Bench(handle, [b"{", b"2", b"3"], batch=True, decode=json_deserializer)
+    bench.refusing = KafkaTimeout("no answer")
+    _, outcome = await bench.turn()
+    assert ([work.offset for work in outcome.retry], outcome.after_ms) == ([0], 100)
+    assert ([work.offset for work in outcome.finished], bench.position) == ([1, 2], 0)
+    bench.refusing = None
+    await bench.turn()
+    assert (handled, bench.position) == ([2, 3], 3)
+    assert parse_dead_letter(stored(bench.buried[0])).attempts == 1
+
+
+async def test_the_latency_of_every_call_is_measured() -> None:
+    """One of a batch counts once."""
+    for batch, decode in ((False, bytes_deserializer), (False, json_deserializer), (True, bytes_deserializer)):
+        bench = Bench(succeed, [b"1", b"2"], batch=batch, decode=decode)
+        for calls in (1,) if batch else (1, 2):
+            await bench.turn()
+            labels = {"group": "alerts", "topic": "clicks"}
+            name = "penstock_consumer_handler_latency_seconds"
+            assert bench.registry.get_sample_value(f"{name}_count", labels) == calls
+            assert 0 <= (bench.registry.get_sample_value(f"{name}_sum", labels) or 0) < 60
+
+
+async def test_records_whose_output_kafka_rejects_are_dead_letters() -> None:
+    """The attempt that was thought to be the last one counts, too."""
+    bench = Bench(succeed, [b"a", b"b"])
+    (execution, _), (other, _) = await bench.turn(), await bench.turn()
+    (first, second) = execution.works[0], other.works[0]
+    second.attempts = 4
+    letters = bench.executor.refused([first, second], RecordTooLarge("no"))
+    assert [letter.topic for letter in letters] == ["clicks-dlq", "clicks-dlq"]
+    found = [parse_dead_letter(stored(letter)) for letter in letters]
+    assert [(letter.stage, letter.attempts, letter.record.value) for letter in found] == [
+        ("produce", 1, b"a"),
+        ("produce", 5, b"b"),
+    ]
+    assert bench.count("dead_letters") == 2

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import msgspec
+import pyarrow as pa
 import pytest
+from deltalake import DeltaTable, write_deltalake
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.services.spark.compaction.compact import Compaction, bounded_ranges, spread, stores_of
-from penstock.services.spark.compaction.fold import PartitionResult
+from penstock.services.spark.compaction import delta
+from penstock.services.spark.compaction.compact import Compaction, bounded_ranges, is_behind, spread, stores_of
+from penstock.services.spark.compaction.fold import ChangelogRange, PartitionResult
 from penstock.services.spark.compaction.settings import CompactSettings
 from penstock.services.spark.topic_offsets import TopicOffsets
 from penstock.shared.common.errors import ChangelogHole, SchemaMismatch
@@ -76,6 +80,46 @@ def test_another_changelog_is_refused() -> None:
     """A topic of the same name with another id is not the topic that the tables were made from."""
     with pytest.raises(ChangelogHole, match="lake/app/closed/s was made from log with id id-0, but its id is id-1"):
         job()._require_same_changelog(CLOSED, "id-0", offsets(0, 9))
+
+
+def test_positions_are_read_from_the_rows_if_no_commit_has_them(tmp_path: Path) -> None:
+    """The last changelog offset of each partition. Rows of another topic are rejected."""
+    uri = str(tmp_path / "closed")
+    schema = pa.schema({"partition": pa.int32(), "topic_id": pa.string(), "changelog_offset": pa.int64()})
+    rows = [{"partition": p, "topic_id": "id-1", "changelog_offset": at} for p, at in ((0, 4), (1, 9), (0, 7), (1, 0))]
+    write_deltalake(uri, pa.Table.from_pylist(rows, schema))
+    table = DeltaTable(uri)
+    assert job()._positions(CLOSED, table, offsets(0, 9)) == {0: 7, 1: 9}
+    delta.commit(table, [], [], {"topic_id": "id-1", "positions": {"0": 12, "10": 3}})
+    assert job()._positions(CLOSED, DeltaTable(uri), offsets(0, 9)) == {0: 12, 10: 3}
+    for rejected in ({"topic_id": "id-0", "positions": {}}, {}):
+        delta.commit(DeltaTable(uri), [], [], rejected)
+        write_deltalake(uri, pa.Table.from_pylist([{**rows[0], "topic_id": "id-0"}], schema), mode="append")
+        with pytest.raises(ChangelogHole, match="closed/s was made from log with id id-0"):
+            job()._positions(CLOSED, DeltaTable(uri), offsets(0, 9))
+
+
+def test_a_partition_is_behind_until_its_tables_have_what_state_has() -> None:
+    """Only if one of them lacks rows at all."""
+
+    def covered_to(covered: int) -> dict[int, PartitionResult]:
+        return {0: PartitionResult(0, covered, 1, 0, 0, covered, [], ())}
+
+    lagging = ChangelogRange(0, 3, 5, 20, 1, None, row(9, closed_s=8), {CLOSED: 4})
+    assert [is_behind(lagging, covered_to(at)) for at in (8, 9, 10)] == [True, False, False]
+    assert not is_behind(lagging._replace(positions={CLOSED: 8}), covered_to(5))
+
+
+def test_a_range_begins_as_its_progress_row_says() -> None:
+    """The reader starts with its epoch and progress. The newest row and the positions are those of the partition."""
+    start = {"epoch": 3, "progress": "{3}"}
+    newest = {0: {"epoch": 4, "progress": "{4}"}}
+    held = TopicOffsets("log", "id", {0: 0, 1: 0}, {0: 20, 1: 6})
+    found = bounded_ranges({1: (6, None), 0: (5, start)}, newest, {CLOSED: {0: 7}, LATE: {0: 8, 1: 2}}, held, 10)
+    assert found == [
+        ChangelogRange(0, 5, 15, 20, 3, "{3}", newest[0], {CLOSED: 7, LATE: 8}),
+        ChangelogRange(1, 6, 6, 6, 0, None, None, {LATE: 2}),
+    ]
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 50)), min_size=1, max_size=6), st.integers(1, 100))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,7 @@ def test_a_commit_is_the_version_after(tmp_path: Path) -> None:
     table = made(uri)
     one = file_of(uri, "one.parquet", 7, 3)
     assert lake.rows(newest(uri), "SELECT * FROM t") == []
+    before_ms = time.time() * 1_000 - 1
     assert delta.commit(table, [one], [], {"kind": "compaction"}) == 1
     assert {(row["at"], row["partition"]) for row in lake.rows(newest(uri), "SELECT * FROM t")} == {(3, 1), (7, 1)}
     (action,) = pa.table(newest(uri).get_add_actions(flatten=True)).to_pylist()
@@ -49,6 +51,7 @@ def test_a_commit_is_the_version_after(tmp_path: Path) -> None:
     assert bounds == (2, 3, 7, 1)
     assert pq.ParquetFile(Path(uri) / one.path).schema_arrow.names == ["at", "s"]  # the folder says the partition
     assert table.metadata().configuration["delta.dataSkippingStatsColumns"] == "at"
+    assert before_ms <= action["modification_time"] <= time.time() * 1_000
     (last, *_) = delta.history(newest(uri), 5)
     assert (last["version"], last["operation"], last["kind"]) == (1, "WRITE", "compaction")
 
@@ -126,14 +129,46 @@ def test_progress_rows_by_partition_newest_first(tmp_path: Path) -> None:
         delta.progress_rows(newest(str(tmp_path / "x")))
 
 
+def write_version(uri: str, operation: str, said: str = "{}") -> None:
+    """Commit nothing, as another writer."""
+    path = Path(uri) / "_delta_log" / f"{newest(uri).version() + 1:020}.json"
+    path.write_text(json.dumps({"commitInfo": {"timestamp": 1, "operation": operation, "userMetadata": said}}))
+
+
+def test_positions_are_those_of_the_newest_compaction(tmp_path: Path) -> None:
+    """Any number of commits of maintenance may follow it. After another writer's append there are none."""
+    uri = str(tmp_path / "t")
+    table = made(uri)
+    assert delta.positions(table) is None
+    for at in (4, 9):
+        said = {"kind": "compaction", "topic_id": "id", "positions": {"0": at}}
+        delta.commit(newest(uri), [file_of(uri, f"{at}.parquet", at)], [], said)
+    found = {"topic_id": "id", "positions": {"0": 9}}
+    for operation in ("OPTIMIZE", "VACUUM START", "VACUUM END", "SET TBLPROPERTIES", "DELETE", "UPDATE"):
+        assert delta.positions(newest(uri)) == found
+        write_version(uri, operation)
+    assert delta.positions(newest(uri)) == found
+    write_version(uri, "WRITE")
+    assert delta.positions(newest(uri)) is None
+    write_version(uri, "OPTIMIZE")
+    assert delta.positions(newest(uri)) is None
+
+
+def test_widening_keeps_the_positions(tmp_path: Path) -> None:
+    """It is a commit of its own, which says again what the compaction before it said."""
+    uri = str(tmp_path / "t")
+    said = {"topic_id": "id", "positions": {"0": 9}}
+    delta.commit(made(uri), [file_of(uri, "one.parquet", 4)], [], said)
+    wide = made(uri, pa.schema([*SCHEMA, ("t", pa.int64())]), newest(uri))
+    assert (wide.version(), delta.positions(newest(uri))) == (2, said)
+
+
 def test_what_a_commit_says(tmp_path: Path) -> None:
     """A commit of another writer has no metadata, or other metadata."""
     uri = str(tmp_path / "t")
     assert delta.history(made(uri), 1)[0].get("kind") is None
     for said in ('{"kind": "x"}', "[1]", "no JSON"):
-        path = tmp_path / "t" / "_delta_log" / f"{newest(uri).version() + 1:020}.json"
-        info = {"commitInfo": {"timestamp": 1, "operation": "WRITE", "userMetadata": said}}
-        path.write_text(json.dumps(info))
+        write_version(uri, "WRITE", said)
     kinds = [commit.get("kind") for commit in delta.history(newest(uri), 3)]
     assert kinds == [None, None, "x"]
 

@@ -48,6 +48,7 @@ def test_done_means_these_or_newer() -> None:
     sequence = CommitSequence()
     old = sequence.register({A: at(5)})
     new = sequence.register({A: at(9)})
+    assert not sequence.is_dropped(old)
     commit = next_of(sequence)
     assert not sequence.is_done(old)
     sequence.on_success(commit)
@@ -71,11 +72,11 @@ def test_an_unknown_fate_is_read_back() -> None:
     """After a commit of unknown fate the next success is read back, and committed again where the old one has won."""
     sequence = CommitSequence()
     sequence.register({A: at(5)})
-    sequence.on_failure(next_of(sequence), fate_unknown=True)
+    sequence.on_failure(next_of(sequence), unknown_at_ms=0)
     sequence.register({A: at(9)})
     unsure = sequence.on_success(next_of(sequence))
     assert unsure == {A}
-    sequence.on_read_back({A: at(5)}, unsure)
+    sequence.on_read_back({A: at(5)}, unsure, requested_ms=0)
     assert next_of(sequence).offsets == {A: at(9)}
 
 
@@ -83,11 +84,11 @@ def test_a_read_back_leaves_a_newer_offset_wanted() -> None:
     """An offset that was registered meanwhile is the next to commit, whichever of the older ones has won."""
     sequence = CommitSequence()
     sequence.register({A: at(5)})
-    sequence.on_failure(next_of(sequence), fate_unknown=True)
+    sequence.on_failure(next_of(sequence), unknown_at_ms=0)
     sequence.register({A: at(9)})
     unsure = sequence.on_success(next_of(sequence))
     sequence.register({A: at(12)})
-    sequence.on_read_back({A: at(5)}, unsure)
+    sequence.on_read_back({A: at(5)}, unsure, requested_ms=0)
     assert next_of(sequence).offsets == {A: at(12)}
 
 
@@ -95,7 +96,7 @@ def test_an_unknown_fate_is_looked_at_until_it_cannot_land_any_more() -> None:
     """Every success within LATE_MS is read back, and once more when that is over; then all is known."""
     sequence = CommitSequence()
     sequence.register({A: at(5)})
-    sequence.on_failure(next_of(sequence), fate_unknown=True, now_ms=100)
+    sequence.on_failure(next_of(sequence), unknown_at_ms=100)
     sequence.on_success(next_of(sequence))
     sequence.on_read_back({A: at(5)}, {A}, requested_ms=200)
     assert sequence.is_drained
@@ -105,6 +106,67 @@ def test_an_unknown_fate_is_looked_at_until_it_cannot_land_any_more() -> None:
     sequence.on_read_back({A: at(3)}, {A}, requested_ms=100 + LATE_MS)
     assert next_of(sequence).offsets == {A: at(5)}
     assert sequence.read_back_at_ms() is None
+
+
+def test_only_the_commits_own_partitions_are_read_back() -> None:
+    """A commit of unknown fate puts no other partition in doubt, and none that was dropped meanwhile."""
+    sequence = CommitSequence()
+    sequence.register({A: at(5)})
+    first = next_of(sequence)
+    sequence.register({B: at(6)})
+    sequence.on_failure(first, unknown_at_ms=0)
+    second = next_of(sequence)
+    assert second.offsets == {A: at(5), B: at(6)}
+    assert sequence.on_success(second) == {A}
+    sequence.register({A: at(7)})
+    third = next_of(sequence)
+    sequence.keep({B})
+    sequence.on_failure(third, unknown_at_ms=0)
+    assert sequence.read_back_at_ms() is None
+
+
+def test_a_rejected_commit_is_not_read_back() -> None:
+    """Its fate is known: it changed nothing."""
+    sequence = CommitSequence()
+    sequence.register({A: at(5)})
+    sequence.on_failure(next_of(sequence))
+    assert sequence.read_back_at_ms() is None
+    assert sequence.on_success(next_of(sequence)) == frozenset()
+
+
+def test_a_read_back_of_what_this_member_did_not_commit_changes_nothing() -> None:
+    """Neither for a partition that was dropped meanwhile, nor for one without a commit that succeeded."""
+    sequence = CommitSequence()
+    sequence.register({A: at(5)})
+    sequence.on_failure(commit := next_of(sequence), unknown_at_ms=0)
+    sequence.give_up(commit)
+    sequence.on_read_back({A: at(3), B: at(3)}, {A, B}, requested_ms=0)
+    assert sequence.is_drained
+
+
+def test_a_late_commit_of_a_higher_offset_is_covered_too() -> None:
+    """The user went back: the lower offset is the newest. A read-back after the last moment is the last one."""
+    sequence = CommitSequence()
+    sequence.register({A: at(5), B: at(9)})
+    sequence.on_failure(next_of(sequence), unknown_at_ms=0)
+    sequence.register({B: at(3)})
+    sequence.on_success(next_of(sequence))
+    sequence.register({A: at(6)})
+    assert sequence.to_read_back(LATE_MS + 1) == {A, B}
+    sequence.on_read_back({A: at(5), B: at(9)}, [A, B], requested_ms=LATE_MS + 1)
+    assert sequence.read_back_at_ms() is None
+    assert next_of(sequence).offsets == {A: at(6), B: at(3)}
+
+
+def test_a_refused_partition_stays_wanted_alone() -> None:
+    """The other partitions of the commit are done, whatever their order."""
+    sequence = CommitSequence()
+    numbers = sequence.register({A: at(5), B: at(6)})
+    sequence.on_success(next_of(sequence), rejected=[A])
+    assert sequence.is_done({B: numbers[B]})
+    assert not sequence.is_done({A: numbers[A]})
+    assert sequence.committed([A, B]) == {B: 6}
+    assert next_of(sequence).offsets == {A: at(5)}
 
 
 def test_kept_partitions_go_on_under_the_new_generation() -> None:
@@ -180,7 +242,7 @@ def test_committed_offsets_never_go_backwards_or_ahead(steps: list[str], seed: i
         unsure = sequence.on_success(commit)
         if unsure:
             coordinator.land(rng)
-            sequence.on_read_back(dict(coordinator.committed), unsure)
+            sequence.on_read_back(dict(coordinator.committed), unsure, requested_ms=0)
 
     for step in [*steps, "answer"]:
         if step == "process":
@@ -200,7 +262,7 @@ def test_committed_offsets_never_go_backwards_or_ahead(steps: list[str], seed: i
             else:
                 if step == "time out, lands late":
                     coordinator.late.append(commit)
-                sequence.on_failure(commit, fate_unknown=True)
+                sequence.on_failure(commit, unknown_at_ms=0)
     while (commit := sequence.next_commit(1)) is not None:
         succeed(commit)
     coordinator.land(rng)

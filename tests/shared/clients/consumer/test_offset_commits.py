@@ -7,6 +7,7 @@ applies whenever the test has it do so.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
@@ -36,6 +37,7 @@ from penstock.shared.common.errors import (
 )
 from penstock.shared.common.records import GroupMetadata, OffsetAndMetadata, TopicPartition
 from penstock.shared.testing.manual_clock import ManualClock
+from tests import virtual_time
 
 A, B = TopicPartition("t", 0), TopicPartition("t", 1)
 LOADING, UNAVAILABLE, MOVED, GENERATION, UNKNOWN, REBALANCE, FENCED = 14, 15, 16, 22, 25, 27, 82
@@ -143,16 +145,14 @@ class Coordinator:
 class Member:
     """A committer as a consumer has it, in a generation of its own."""
 
-    def __init__(self, coordinator: Coordinator) -> None:
+    def __init__(self, coordinator: Coordinator, **settings: Any) -> None:
         self.coordinator, self.generation, self.clock = coordinator, coordinator.generation, ManualClock()
         self.registry = CollectorRegistry()
         self.commits = OffsetCommits(
             coordinator,  # type: ignore[arg-type]
             lambda: GroupMetadata("g", self.generation, "m", "i"),
             ConsumerMetrics(self.registry, "g"),
-            self.clock,
-            is_managed=lambda: True,
-            require_stable=False,
+            **{"clock": self.clock, "is_managed": lambda: True, "require_stable": False, **settings},
         )
         self.told: list[tuple[int, str]] = []
 
@@ -204,6 +204,7 @@ async def test_passing_failures_are_retried(fate: str) -> None:
 async def test_a_partition_that_is_no_more_holds_no_other_up() -> None:
     """Those stored are done and told; the one that is unknown is tried for a while, then named, and later once."""
     member = Member(coordinator := Coordinator())
+    member.clock.advance(1_000_000)
     coordinator.fates = lambda: f"without t-1: {GONE}"
     await member.commits.commit({A: at(1)}, 5_000)
     both = asyncio.ensure_future(member.commits.commit({A: at(2), B: at(2)}, 60_000))
@@ -214,7 +215,10 @@ async def test_a_partition_that_is_no_more_holds_no_other_up() -> None:
     assert coordinator.committed == {A: at(3)}
     assert (both.done(), member.told) == (False, [(3, "NoneType")])
     await asyncio.wait_for(member.commits.commit({A: at(4)}, 60_000), 5)
-    member.clock.advance(REJECTED_RETRY_MS)
+    member.clock.advance(REJECTED_RETRY_MS - 1)
+    await turns()
+    assert not both.done()
+    member.clock.advance(1)
     with pytest.raises(UnknownTopicOrPartition, match=r"OffsetCommit of client c, group g, generation 1.*t-1"):
         await asyncio.wait_for(both, 5)
     assert member.told == [(3, "NoneType"), (3, "UnknownTopicOrPartition")]
@@ -226,6 +230,131 @@ async def test_a_partition_that_is_no_more_holds_no_other_up() -> None:
     coordinator.fates = lambda: "ok"
     await member.commits.commit({A: at(6), B: at(6)}, 5_000)
     assert coordinator.committed == {A: at(6), B: at(6)}
+
+
+async def test_a_partition_that_was_known_again_is_retried_anew() -> None:
+    """The time for which it is retried begins when it is unknown first, since it was committed last."""
+    member = Member(coordinator := Coordinator())
+    unknown = f"without t-1: {GONE}"
+    coordinator.fates = scripted(unknown)
+    await member.commits.commit({B: at(1)}, 5_000)
+    member.clock.advance(REJECTED_RETRY_MS)
+    coordinator.fates = scripted(unknown)
+    await member.commits.commit({B: at(2)}, 5_000)
+    assert coordinator.committed == {B: at(2)}
+
+
+async def test_all_that_wait_for_a_refused_partition_are_told() -> None:
+    """Also those whose offsets were covered by newer ones; the others wait for their own partitions."""
+    member = Member(coordinator := Coordinator())
+    coordinator.fates = lambda: f"without t-1: {TOO_LONG}"
+    member.later(1, B)
+    member.later(2, B)
+    member.later(3, A)
+    await turns()
+    assert sorted(member.told) == [(1, "InvalidRequest"), (2, "InvalidRequest"), (3, "NoneType")]
+
+
+async def test_a_member_without_an_assignment_commits_nothing() -> None:
+    """The broker would take it as a commit from outside the group. Outside a group that is right."""
+    for managed, generation, expected in ((True, -1, {}), (False, -1, {A: at(5)}), (True, 0, {A: at(5)})):
+        member = Member(coordinator := Coordinator(generation), is_managed=lambda managed=managed: managed)
+        member.later(5)
+        await turns()
+        assert coordinator.committed == expected
+        assert member.told == [(5, "NoneType" if expected else "UnknownMember")]
+
+
+async def test_the_latency_of_a_commit_is_measured() -> None:
+    """From the request to its answer."""
+    member = Member(coordinator := Coordinator())
+    member.clock.advance(1_000)
+    coordinator.gate = asyncio.Event()
+    member.later(1)
+    await turns()
+    member.clock.advance(40)
+    coordinator.gate.set()
+    await turns()
+    sums = [
+        sample.value
+        for metric in member.registry.collect()
+        for sample in metric.samples
+        if sample.name.endswith("commit_latency_seconds_sum")
+    ]
+    assert sums == [0.04]
+
+
+def test_the_backoff_grows_until_a_commit_succeeds() -> None:
+    """Each wait is twice the one before, up to a second; after a success it begins again."""
+
+    async def waits() -> list[int]:
+        member = Member(coordinator := Coordinator(), clock=virtual_time.LoopClock())
+        coordinator.settings.retry_backoff_ms = 100
+        times: list[float] = []
+        fates = [*[LOADING] * 6, "ok", LOADING, "end"]
+
+        def fate() -> str:
+            times.append(asyncio.get_running_loop().time())
+            if fates[0] == "ok":
+                member.later(2)
+            return str(fates.pop(0)) if fates[1:] else "ok"
+
+        coordinator.fates = fate
+        member.later(1)
+        await virtual_time.let_pass(60)
+        await member.commits.close()
+        return [round(1_000 * (b - a)) for a, b in itertools.pairwise(times)]
+
+    assert virtual_time.run(waits()) == [100, 200, 400, 800, 1_000, 1_000, 0, 100]
+
+
+def test_a_drain_and_a_commit_end_in_time() -> None:
+    """Each at its own deadline, and at once if it has passed; what is answered before is waited for."""
+
+    async def measured() -> list[int]:
+        member = Member(coordinator := Coordinator(), clock=virtual_time.LoopClock())
+        loop, found = asyncio.get_running_loop(), list[int]()
+        coordinator.gate = asyncio.Event()
+        member.later(1)
+        await turns()
+        for timeout_ms in (500, 0, -5):
+            started = loop.time()
+            await member.commits.drain(timeout_ms)
+            found.append(round(1_000 * (loop.time() - started)))
+        started = loop.time()
+        with pytest.raises(KafkaTimeout, match="not committed within 500 ms"):
+            await member.commits.commit({A: at(2)}, 500)
+        found.append(round(1_000 * (loop.time() - started)))
+        loop.call_later(0.3, coordinator.gate.set)
+        started = loop.time()
+        await member.commits.drain(500)
+        found.append(round(1_000 * (loop.time() - started)))
+        assert coordinator.committed == {A: at(2)}
+        await member.commits.close()
+        return found
+
+    assert virtual_time.run(measured()) == [500, 0, 0, 500, 300]
+
+
+def test_a_late_commit_is_covered_by_a_timer() -> None:
+    """The offsets are read back LATE_MS after the commit without an answer, and committed again."""
+
+    async def committed() -> list[tuple[int, dict[TopicPartition, OffsetAndMetadata]]]:
+        member = Member(coordinator := Coordinator(), clock=virtual_time.LoopClock())
+        await virtual_time.let_pass(7)
+        coordinator.fates = scripted("timeout, late")
+        await member.commits.commit({A: at(9)}, 5_000)
+        await turns()
+        coordinator.late = [(1, {A: at(5)})]
+        coordinator.apply_late()
+        found = []
+        for seconds in (LATE_MS / 1000 - 1, 2):
+            await virtual_time.let_pass(seconds)
+            found.append((len(coordinator.sent), dict(coordinator.committed)))
+        await member.commits.close()
+        return found
+
+    assert virtual_time.run(committed()) == [(2, {A: at(5)}), (3, {A: at(9)})]
 
 
 async def test_a_text_that_is_too_long_is_said_of_its_partition_at_once() -> None:

@@ -318,6 +318,18 @@ def test_a_corrupt_batch_is_tried_again_until_its_time_is_up() -> None:
     assert isinstance(record.fate, DeliveryTimeout)
 
 
+def test_the_time_in_the_queue_is_measured() -> None:
+    """Once, when a batch is sent first, from its first record on."""
+    core = Harness(linger_ms=10, delivery_timeout_ms=10**6)
+    core.now_ms = 1_005
+    core.send()
+    (batch,) = core.after(10)
+    assert core.metrics.figures()["record_queue_time_max"] == 10
+    core.answer(batch, NOT_ENOUGH_REPLICAS)
+    assert core.after_backoff() == [batch]
+    assert core.metrics.figures()["record_queue_time_avg"] == 10
+
+
 def test_errors_are_counted_by_record() -> None:
     """Records that were taken back are not among the errors of their batch."""
     core = Harness(delivery_timeout_ms=1_000)

@@ -292,3 +292,17 @@ def test_numbers_wrap() -> None:
     core.answer(two, OUT_OF_ORDER)
     assert core.after_backoff() == [one]
     assert core.state(one) == (0, 2**31 - 1)
+
+
+def test_a_partition_with_a_batch_in_flight_holds_up_no_other() -> None:
+    """Its numbers are settled later, those of the others at once."""
+    core = warm()
+    one, _ = flying(core, 2)
+    core.send(B)
+    (other,) = core.turn()
+    for batch in (one, other):
+        core.answer(batch, INVALID_RECORD)
+    core.send(A)
+    core.send(B)
+    (again,) = core.turn()
+    assert (again.tp, core.state(again)) == (B, (0, 1))

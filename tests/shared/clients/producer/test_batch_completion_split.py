@@ -120,3 +120,7 @@ def test_a_split_is_no_retry() -> None:
     assert records[0].fate is None
     core.answer(single, NOT_LEADER)
     assert isinstance(records[0].fate, NotLeaderOrFollower)
+    core.answer(core.turn_one())
+    half = core.turn_one()
+    core.answer(half, NOT_LEADER)
+    assert core.after_backoff() == [half], "it was split once"

@@ -181,6 +181,29 @@ def test_a_lost_transaction_is_not_tried_again() -> None:
     assert transaction.state is TxnState.ABORTABLE_ERROR
 
 
+def test_records_that_were_taken_back_fail_an_open_transaction() -> None:
+    """A commit would leave them out silently. One that is aborted already goes on, and without one nothing is lost."""
+    for state, expected in (
+        (TxnState.IN_TRANSACTION, TxnState.ABORTABLE_ERROR),
+        (TxnState.COMMITTING, TxnState.ABORTABLE_ERROR),
+        (TxnState.ABORTING, TxnState.ABORTING),
+    ):
+        core = Harness(transactional_id="tx", linger_ms=10)
+        assert core.transaction is not None
+        record, other = core.send(A), core.send(B)
+        core.transaction.state = state
+        assert record.cancel()
+        record.batch.cancelled_records()
+        assert core.transaction.state is expected
+        assert isinstance(other.fate, TransactionAborted) is (expected is TxnState.ABORTABLE_ERROR)
+    core = Harness(linger_ms=10)
+    record, other = core.send(A), core.send(B)
+    assert record.cancel()
+    record.batch.cancelled_records()
+    assert [batch.tp for batch in core.after(10)] == [B]
+    assert other.fate is None
+
+
 def test_a_split_in_a_transaction() -> None:
     """The parts belong to it, under the whole's numbers."""
     core, transaction = open_transaction()

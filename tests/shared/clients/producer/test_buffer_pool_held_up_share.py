@@ -71,6 +71,17 @@ def test_a_partition_of_which_nothing_is_known() -> None:
     assert not table.must_wait(A)
 
 
+def test_a_refused_batch_is_no_progress() -> None:
+    """What comes in after it may not have more than the share either."""
+    table = Table()
+    table.fill(A, 1)
+    table.core.answer(table.core.turn()[0], INVALID_RECORD)
+    table.fill(A, LIMIT)
+    assert not table.must_wait(A)
+    table.fill(A, 1)
+    assert table.must_wait(A)
+
+
 def test_a_share_for_one() -> None:
     """A retried partition may hold half of the buffer and no more; the others are free."""
     table = Table()

@@ -21,6 +21,7 @@ from tests.shared.clients.producer.harness import (
 def test_linger() -> None:
     """A batch is due when it has lingered, and the delay says when that is."""
     core = Harness(linger_ms=10)
+    core.now_ms = 1_000
     record = core.send()
     assert core.after(9) == []
     assert core.delay_ms() == 1

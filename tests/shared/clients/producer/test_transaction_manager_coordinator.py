@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from penstock.shared.clients.producer import Producer
+from penstock.shared.clients.producer.settings import ProducerSettings
+from penstock.shared.clients.producer.transaction_manager import SequenceLedger, TransactionCoordinator
 from penstock.shared.common.errors import (
     AuthorizationFailed,
     FencedInstanceId,
@@ -21,6 +26,54 @@ from penstock.shared.testing.fake_broker import Api, ErrorCode, Fail, FakeCluste
 from tests.shared.clients.producer.clusters import producing
 
 TP = TopicPartition("t", 0)
+
+
+class Granting:
+    """A connection over which each request for a producer id gets the next epoch of id 9."""
+
+    client_id = "c"
+
+    def __init__(self) -> None:
+        self.requests: list[Any] = []
+
+    def any_node(self) -> int:
+        return 1
+
+    async def send(self, node: int, request: Any, where: str) -> Any:
+        self.requests.append(request._fields[:4])
+        return SimpleNamespace(error_code=0, producer_id=9, producer_epoch=len(self.requests))
+
+    async def ask_coordinator(self, kind: str, key: str, request: Any, where: str) -> Any:
+        assert (kind, key) == ("transaction", "x")
+        return await self.send(1, request, where)
+
+    async def retrying(self, call: Callable[[], Awaitable[Any]], where: str, timeout_ms: int, *, soon: bool) -> Any:
+        return await call()
+
+
+@pytest.mark.parametrize(
+    ("transactional_id", "timeout_ms", "state"), [("x", 5_000, (9, 1, 0)), (None, 2**31 - 1, (7, 0, 1))]
+)
+async def test_a_new_identity_begins_new_numbers_between_transactions(
+    transactional_id: str | None, timeout_ms: int, state: tuple[int, int, int]
+) -> None:
+    """Without transactions batches may be in flight: their partitions go on under the identity of before."""
+    connection, ledger = Granting(), SequenceLedger()
+    settings = ProducerSettings(transactional_id=transactional_id, transaction_timeout_ms=5_000)
+    coordinator = TransactionCoordinator(connection, settings, ledger)  # type: ignore[arg-type]
+    ledger.adopt(7, 0)
+    ledger.assign(TP, 1)
+    await coordinator.init_producer_id()
+    assert ledger.assign(TP, 1) == state
+    assert ledger.assign(TP._replace(partition=1), 1) == (9, 1, 0)
+    await coordinator.init_producer_id(bump=True)
+    assert connection.requests == [
+        (transactional_id, timeout_ms, -1, -1),
+        (transactional_id, timeout_ms, 9, 1),
+    ]
+    assert (ledger.producer_id, ledger.epoch) == (9, 2)
+
+
 PATIENCE_SECONDS = 30
 
 

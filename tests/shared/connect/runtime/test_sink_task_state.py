@@ -238,6 +238,138 @@ def test_a_commit_of_some_partitions_leaves_the_interval_alone() -> None:
     assert task.poll_timeout_ms(10) == 990
 
 
+def test_the_first_commit_is_an_interval_after_the_start() -> None:
+    """The clock does not begin at 0, nor does a commit take its interval from its own beginning."""
+    task = SinkTaskState(offset_flush_interval_ms=1_000, offset_flush_timeout_ms=100, now_ms=50_000)
+    assert (task.commit_is_due(50_999), task.commit_is_due(51_000)) == (False, True)
+    assert task.poll_timeout_ms(50_400) == 600
+    task.opened({A: 0})
+    assert task.begin_commit(51_300) is not None
+    assert task.commit_completed(1, None, None, 51_310) == 10
+    assert task.poll_timeout_ms(51_310) == 690
+
+
+def test_a_commit_that_was_requested_is_begun_once() -> None:
+    """And none while another is in progress."""
+    task = state()
+    task.commit_requested = True
+    task.begin_commit(10)
+    task.commit_requested = True
+    assert not task.commit_is_due(20)
+    assert not task.commit_expired(20)
+    task.commit_completed(1, None, None, 20)
+    assert task.commit_is_due(20)
+    task.begin_commit(20)
+    task.commit_completed(2, None, None, 30)
+    assert not task.commit_is_due(30)
+    assert not task.commit_expired(10**6), "none is in progress"
+
+
+def test_a_success_after_failures_brings_the_interval_back() -> None:
+    """A success without failures before it leaves the next commit where it was."""
+    task = state()
+    task.begin_commit(1_000)
+    task.commit_completed(1, None, None, 1_010)
+    assert task.next_commit_in_ms(1_010) == 990
+    task.begin_commit(2_000)
+    for now_ms, next_in_ms in ((2_100, 900), (2_200, 1_000), (2_300, 2_000)):
+        assert task.commit_expired(now_ms)
+        assert task.next_commit_in_ms(now_ms) == next_in_ms
+        task.begin_commit(now_ms, [A])
+    task.commit_completed(task.commit_seqno, None, None, 2_310)
+    assert (task.commit_failures, task.next_commit_in_ms(2_310)) == (0, 1_000)
+    task.begin_commit(2_320, [A])
+    task.commit_completed(task.commit_seqno, None, None, 2_330)
+    assert task.next_commit_in_ms(2_330) == 980
+
+
+def test_an_answer_says_nothing_of_partitions_that_are_gone() -> None:
+    """They were closed while their commit was in progress."""
+    task = state(A, B)
+    task.received({A: 5, B: 5})
+    task.delivered()
+    task.begin_commit(0)
+    task.closed([B])
+    task.commit_completed(1, None, {A: FIVE, B: FIVE}, 1)
+    assert task.last_committed == {A: FIVE}
+    assert (task.unsaid, task.committing) == (set(), False)
+
+
+def test_records_read_and_not_delivered_are_counted() -> None:
+    """The partition that is furthest behind counts; one that was closed has none."""
+    task = state(A, B)
+    assert task.lag_max() == 0
+    task.received({A: 5, B: 9, TopicPartition("other", 0): 99})
+    assert task.lag_max() == 9
+    task.closed([B])
+    assert task.lag_max() == 5
+    task.delivered()
+    assert (task.lag_max(), task.current) == (0, {A: FIVE})
+
+
+def test_records_of_several_polls_are_delivered_together() -> None:
+    """A poll without records is allowed during a redelivery."""
+    task = state(A, B)
+    task.received({A: 3})
+    task.received({B: 4})
+    task.batch = [record(A, 2)]
+    task.received({})
+    assert task.delivered() == frozenset()
+    assert {tp: end.offset for tp, end in task.current.items()} == {A: 3, B: 4}
+    assert task.pending == {}
+
+
+def test_a_failed_flush_forgets_what_was_read() -> None:
+    """Offsets that were pending are not delivered any more."""
+    task = state(A)
+    task.received({A: 5})
+    assert task.pre_commit_failed() == {A: 0}
+    task.delivered()
+    assert task.current[A].offset == 0
+
+
+def test_a_rewind_forgets_what_was_read() -> None:
+    """What was pending of that partition is not delivered any more, what was pending of another is."""
+    task = state(A, B)
+    task.received({A: 5, B: 6})
+    task.rewinds = {A: 2}
+    task.take_rewinds()
+    task.delivered()
+    assert {tp: end.offset for tp, end in task.current.items()} == {A: 2, B: 6}
+    task.rewinds = {B: 1}
+    task.closed([B])
+    task.opened({B: 3})
+    assert task.take_rewinds() == {}
+
+
+def test_a_timeout_of_zero_is_none() -> None:
+    """The task wants its batch again at some time: it waits as long as without a timeout, at most to the commit."""
+    task = SinkTaskState(60_000, 100, 0)
+    task.opened({A: 0})
+    task.retry_timeout_ms = 0
+    assert task.poll_timeout_ms(0) == 60_000
+    task.delivery_failed()
+    task.retry_timeout_ms = 0
+    assert task.poll_timeout_ms(0) == REDELIVERY_MS
+    assert task.poll_timeout_ms(59_000) == 1_000
+    task.retry_timeout_ms = 1
+    assert task.poll_timeout_ms(0) == 1
+    task.retry_timeout_ms = 5_000
+    assert task.poll_timeout_ms(0) == 5_000
+    task.retry_timeout_ms = 5_000
+    assert task.poll_timeout_ms(59_000) == 1_000
+
+
+def test_repr() -> None:
+    """The state reads as text."""
+    task = state(A, B)
+    task.batch = [record(A, 4)]
+    assert repr(task) == "<SinkTaskState 2 partitions, 1 records >"
+    task.delivery_failed()
+    task.begin_commit(0)
+    assert repr(task) == "<SinkTaskState 2 partitions, 1 records redelivering committing>"
+
+
 def test_a_commit_under_way_is_waited_for() -> None:
     """The next one cannot begin before it ends, so that until then there is no reason to hurry."""
     task = state()

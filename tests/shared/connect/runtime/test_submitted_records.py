@@ -80,6 +80,68 @@ def test_a_dropped_record_is_as_if_it_had_never_been() -> None:
     assert offsets(submitted.committable()) == [("b", 1)]
 
 
+def test_an_equal_record_is_not_dropped_instead() -> None:
+    """Of two records with the same offset the one that was dropped is gone, and the other one is waited for."""
+    submitted = SubmittedRecords()
+    one, two, last = (submitted.submit(A, {"at": at}) for at in (1, 1, 2))
+    two.drop()
+    last.ack()
+    assert offsets(submitted.committable()) == []
+    one.ack()
+    assert offsets(submitted.committable()) == [("a", 2)]
+
+
+def test_queues_are_counted_by_their_length() -> None:
+    """The first of the longest queues is named, and dropping its last record shortens it."""
+    submitted = SubmittedRecords()
+    submitted.submit(A, {"at": 1})
+    dropped = [submitted.submit(partition, {"at": at}) for at in (1, 2) for partition in (B, C)]
+    assert repr(submitted) == "<SubmittedRecords 5 pending of 3 partitions>"
+    found = submitted.committable()
+    assert (found.largest_deque, found.largest_partition) == (2, B)
+    for record in dropped:
+        record.drop()
+    found = submitted.committable()
+    assert (found.pending, found.deques, found.largest_deque, found.largest_partition) == (1, 1, 1, A)
+    assert repr(found) == "<Committable 0 offsets, 0 acked, 1 pending>"
+
+
+def test_a_result_is_empty_only_without_offsets_and_pending_records() -> None:
+    """A caller skips an empty one, so that it must not hold anything to store or to wait for."""
+    submitted = SubmittedRecords()
+    one, other = submitted.submit(A, {"at": 1}), submitted.submit(B, {"at": 1})
+    assert (repr(one), submitted.committable().is_empty) == ("<SubmittedRecord {'at': 1} pending>", False)
+    one.ack()
+    other.ack()
+    found = submitted.committable()
+    assert repr(one) == "<SubmittedRecord {'at': 1} acked>"
+    assert (found.is_empty, found.has_pending) == (False, False)
+    found.acked = 0
+    assert not found.is_empty
+
+
+def test_the_newer_result_says_what_is_pending() -> None:
+    """The offsets and the acknowledged records add up; the queues are those of now."""
+    submitted = SubmittedRecords()
+    submitted.submit(A, {"at": 1}).ack()
+    gone = submitted.submit(B, {"at": 1})
+    first = submitted.committable()
+    gone.drop()
+    submitted.submit(A, {"at": 2})
+    submitted.submit(A, {"at": 3})
+    both = first.updated_with(submitted.committable())
+    assert (both.acked, both.pending, both.deques) == (1, 2, 1)
+    assert (both.largest_deque, both.largest_partition) == (2, A)
+
+
+def test_equal_partitions_share_a_queue() -> None:
+    """Also if they are other objects, and after a record of another partition."""
+    submitted = SubmittedRecords()
+    for partition in (A, dict(A), B, A):
+        submitted.submit(partition, {"at": 1})
+    assert [len(queue) for queue in submitted.queues.values()] == [3, 1]
+
+
 def test_a_record_in_the_middle_can_be_dropped() -> None:
     """What comes after a dropped record does not wait for it."""
     submitted = SubmittedRecords()

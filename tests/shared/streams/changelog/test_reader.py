@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,6 +19,7 @@ from penstock.shared.streams.changelog.format import AggregationSchema, Progress
 from penstock.shared.streams.changelog.reader import (
     Change,
     ChangelogReader,
+    Confirmed,
     CorruptEntry,
     check_schema,
     ignore,
@@ -114,6 +116,57 @@ def test_two_commits() -> None:
     ]
     assert (got.at, got.state) == (4, {(b"a", 5): b"1/2"})
     assert (got.reader.next_offset, got.reader.entries_applied, got.reader.entries_ignored) == (8, 5, 0)
+
+
+def test_commits_under_different_stores_in_one_batch() -> None:
+    """Commits in a row under the same stores are applied together; each has the number of changes up to it."""
+    other = msgspec.structs.replace(STORE, name="t")
+    log = [
+        takeover(1),
+        *(live(1, 1, b"a"), live(1, 1, b"b"), progress(1, 1, at=1)),
+        *(live(1, 2, b"c"), progress(1, 2, at=2)),
+        *(live(1, 3, b"d", store=1), live(1, 3, b"e"), progress(1, 3, at=3, stores=(STORE, other))),
+        *(live(1, 4, b"f"), progress(1, 4, at=4)),
+        *(progress(1, 5, at=5, stores=(STORE, other)), live(1, 6, b"g")),
+    ]
+    found: list[Confirmed] = []
+    reader = ChangelogReader(found.append)
+    reader.feed(np.arange(20, 20 + len(log)), *zip(*log, strict=True))
+    assert [(list(one.keys), [store.name for store in one.stores]) for one in found] == [
+        ([b"a", b"b", b"c"], ["s"]),
+        ([b"d", b"e"], ["s", "t"]),
+        ([b"f"], ["s"]),
+        ([], ["s", "t"]),
+    ]
+    commits = [[(c.offset, c.epoch, c.changes, c.progress.sources["in"]) for c in one.commits] for one in found]
+    assert commits == [[(23, 1, 2, 1), (25, 1, 3, 2)], [(28, 1, 2, 3)], [(30, 1, 1, 4)], [(31, 1, 0, 5)]]
+    assert [one.offsets.tolist() for one in found] == [[21, 22, 24], [26, 27], [29], []]
+    assert (reader.next_offset, reader.covered_offset, reader.entries_applied) == (33, 32, 6)
+    rest = [progress(1, 6, at=6), progress(1, 7, at=7)]
+    reader.feed(np.arange(33, 35), *zip(*rest, strict=True))
+    assert [(list(one.keys), len(one.commits)) for one in found[4:]] == [([b"g"], 0), ([], 2)]
+    assert reader.progress is not None
+    assert (reader.progress.sources["in"], reader.covered_offset) == (7, 35)
+
+
+def test_late_records_are_no_changes_of_windows() -> None:
+    """They have the starts of the windows that they missed; the changes around them are found without them."""
+    late = [((), b""), ((5,), None), ((1, 2, 3), b"xyz"), ((7,), b"")]
+    entries = [(b"k", fmt.encode_late(0, 1, 1, 10 + i, i, missed, state)) for i, (missed, state) in enumerate(late)]
+    found: list[Confirmed] = []
+    log = [takeover(1), live(1, 1, b"a", 3, 4), *entries, live(1, 1, b"b", 5, 6), progress(1, 1)]
+    ChangelogReader(found.append).feed(np.arange(len(log)), *zip(*log, strict=True))
+    (confirmed,) = found
+    records = confirmed.at(confirmed.operations == fmt.LATE[0])
+    assert list(records.missed) == [b"".join(map(fmt.START.pack, missed)) for missed, _ in late]
+    assert records.missed.offsets.dtype == np.int64
+    assert list(records.states) == [state for _, state in late]
+    assert (records.starts.tolist(), records.ends.tolist()) == ([10, 11, 12, 13], [0, 1, 2, 3])
+    assert [(offset, change.key, change.start, change.end) for offset, change in confirmed.changes()] == [
+        (1, b"a", 3, 4),
+        (6, b"b", 5, 6),
+    ]
+    assert list(confirmed.of_windows().keys) == [b"a", b"b"]
 
 
 def test_a_torn_commit_leaves_no_trace() -> None:
@@ -317,6 +370,15 @@ def test_a_source_that_another_name_was_made_for_is_told_with_the_remedy() -> No
     stored = changed(source="app-key_by-2-repartition")
     with pytest.raises(SchemaMismatch, match=r"give it the name that it had, .* or .* with `penstock streams reset`"):
         check_schema((stored,), (changed(source="app-key_by-3-repartition"),))
+
+
+@pytest.mark.parametrize("what", ["name", "key", "gap_ms", "size_ms"])
+def test_a_change_beside_a_repartition_topic_is_no_rename(what: str) -> None:
+    """The remedy of a name would change nothing."""
+    stored = changed(source="app-key_by-2-repartition")
+    with pytest.raises(SchemaMismatch, match=what) as refused:
+        check_schema((stored,), (msgspec.structs.replace(stored, **{what: 7}),))
+    assert "give it the name" not in str(refused.value)
 
 
 @pytest.mark.parametrize(
