@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
+from penstock.shared.common.backoff import ExponentialBackoff
 from penstock.shared.common.clock import SYSTEM_CLOCK, Clock
 from penstock.shared.common.log import get_logger
 from penstock.shared.connect.allowed_files import FILES_ALLOWED, AllowedFiles
@@ -322,8 +323,8 @@ class Restarts:
 
     def __init__(self, settings: RestartSettings) -> None:
         self._enabled = bool(settings["task.restart.enable"])
-        self._first_ms = int(settings["task.restart.backoff.ms"])
-        self._max_ms = max(int(settings["task.restart.backoff.max.ms"]), self._first_ms)
+        first_ms = int(settings["task.restart.backoff.ms"])
+        self._backoff = ExponentialBackoff(first_ms, max(int(settings["task.restart.backoff.max.ms"]), first_ms))
         self._failures: dict[Id, int] = {}
         self._started_ms: dict[Id, int] = {}
 
@@ -336,9 +337,9 @@ class Restarts:
         if not self._enabled:
             return None
         ran_ms = now_ms - self._started_ms.get(id, now_ms)
-        failures = 0 if ran_ms > self._max_ms else self._failures.get(id, 0)
+        failures = 0 if ran_ms > self._backoff.max_ms else self._failures.get(id, 0)
         self._failures[id] = failures + 1
-        return min(self._first_ms << min(failures, 32), self._max_ms)
+        return round(self._backoff.wait_ms(failures + 1))
 
     def forget(self, id: Id) -> None:
         """Forgets what is no longer on this worker."""
