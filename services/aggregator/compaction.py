@@ -31,11 +31,11 @@ from prometheus_client import CollectorRegistry
 from penstock.api.http.health import CheckResult
 from penstock.api.streams.routes import CompactionState
 from penstock.services.aggregator.backlog import BacklogWatch
-from penstock.services.aggregator.job import Job, JobEnd
 from penstock.services.aggregator.settings import AggregatorSettings
 from penstock.shared.common.backoff import ExponentialBackoff
+from penstock.shared.common.child_process import ChildProcess, describe_status
 from penstock.shared.common.clock import SYSTEM_CLOCK, Clock
-from penstock.shared.common.keeper import NOT_STARTED
+from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.lake import Compaction
 from penstock.shared.common.log import get_logger
 from penstock.shared.common.metrics import counter, gauge
@@ -59,7 +59,7 @@ READING = "reading "
 WRITTEN = ("live_rows", "deleted_rows", "closed_rows", "late_rows")
 """The fields of a job's result that count written rows."""
 OK = 0
-GIVEN_UP = -1  # not an exit status: the job was stopped because another instance compacts now
+GIVEN_UP = 1_000  # not an exit status: the job was stopped because another instance compacts now
 OWNERSHIP_POLL_MS = 100
 LOST_TO_ANOTHER = 3
 """The exit status of `penstock compact` if another job committed first, which is not an error."""
@@ -132,7 +132,8 @@ class CompactionSupervisor:
         self._job_command = job
         self._backlog = backlog
         self._asked = asyncio.Event()
-        self._job: Job | None = None
+        self._job: ChildProcess | None = None
+        self._is_running = False
         self._history: deque[CompactionState] = deque(maxlen=HISTORY_MAX)
         self.enabled = settings.compaction.enabled and settings.streams.lake is not None
         self._consecutive_failures = 0
@@ -204,7 +205,7 @@ class CompactionSupervisor:
             return "elsewhere", "the instance that owns partition 0 compacts"
         if self._is_behind():
             return "behind", f"no compaction has succeeded for more than {BEHIND_INTERVALS} intervals"
-        return ("running" if self._job is not None else "waiting"), ""
+        return ("running" if self._is_running else "waiting"), ""
 
     def _is_behind(self) -> bool:
         newest_ms = self._backlog.newest_sign_ms() if self._backlog is not None else None
@@ -217,11 +218,11 @@ class CompactionSupervisor:
         """Return the reason why a requested compaction would not start, or ""."""
         if not self.enabled:
             return f"compaction is off: {self.why_off()}"
-        return "one is running" if self._job is not None or self._asked.is_set() else ""
+        return "one is running" if self._is_running or self._asked.is_set() else ""
 
     def ask(self, now_ms: int) -> None:
         """Request a compaction, without waiting. The punctuator's callback."""
-        if self._job is None:
+        if not self._is_running:
             self._asked.set()
 
     async def run(self) -> None:
@@ -249,38 +250,43 @@ class CompactionSupervisor:
         state = CompactionState(started_at_ms=started_ms, seconds=None, status="running", rows=None, detail="")
         self._history.appendleft(state)
         log.info("compaction started")
-        self._has_read = False
+        self._has_read, self._is_running = False, True
+        self._running.set(1)
         status: int | None = None
         out = err = b""
         try:
             wanted = self._job_command(self._bounded())
-            self._job = Job(wanted, environment(self._settings), STOP_TIMEOUT_MS, self._progressed)
-            self._running.set(1)
+            self._job = await ChildProcess.start(
+                wanted,
+                name="the compaction",
+                on_line=self._progressed,
+                env=environment(self._settings),
+                orphan_limit_ms=STOP_TIMEOUT_MS,
+            )
             async with asyncio.timeout(self._settings.compaction.timeout_ms / 1000):
-                status, out, err = await self._end_while_ours(self._job)
+                status = await self._end_while_ours(self._job)
+            out, err = self._job.output, self._job.error_output
             if status == GIVEN_UP:
                 await self._stop_job()
-            elif status == NOT_STARTED:
-                err = b"the job could not be started: " + err
         except TimeoutError:
             await self._stop_job()
             if self._has_read:  # fewer records do not help if Spark did not start in time
                 self._run_records_max = max(1, self._run_records_max // 2)
             err = f"stopped after {self._settings.compaction.timeout_ms} ms".encode()
-        except OSError as e:
-            err = f"the job could not be started: {e}".encode()
-        self._job = None
+        except ConfigError as e:
+            err = str(e).encode()
+        self._job, self._is_running = None, False
         self._running.set(0)
         state["seconds"] = (self._clock.monotonic_ms() - started) / 1000
         self._note(state, status, out, err)
 
-    async def _end_while_ours(self, job: Job) -> JobEnd:
-        """Return the job's end, or GIVEN_UP as soon as another instance owns partition 0, and so compacts."""
+    async def _end_while_ours(self, job: ChildProcess) -> int:
+        """Return the job's exit status, or GIVEN_UP as soon as another instance owns partition 0, and so compacts."""
         while True:
             with contextlib.suppress(TimeoutError):
-                return await asyncio.wait_for(job.end(), OWNERSHIP_POLL_MS / 1000)
+                return await asyncio.wait_for(job.wait(), OWNERSHIP_POLL_MS / 1000)
             if self._backlog is not None and not self._backlog.is_ours():
-                return JobEnd(GIVEN_UP, b"", b"")
+                return GIVEN_UP
 
     def _bounded(self) -> AggregatorSettings:
         """Return the settings with the number of records that a job is known to manage within its timeout."""
@@ -292,7 +298,7 @@ class CompactionSupervisor:
         """Keep and log a line of the job's progress."""
         self._has_read |= line.startswith(READING)
         # Lines of the job's own log are JSON, and are not progress.
-        if self._job is not None and line and not line.startswith(("{", *JVM_SAYS)):
+        if self._is_running and line and not line.startswith(("{", *JVM_SAYS)):
             self._history[0]["progress"] = line[:LINE_CHARACTERS_MAX]
             log.info("compaction", progress=line[:LINE_CHARACTERS_MAX])
 
@@ -316,7 +322,7 @@ class CompactionSupervisor:
             self._end(state, "stopped", "partition 0 went to another instance", "lost")
             log.info("compaction stopped: partition 0 went to another instance")
         else:
-            self._end(state, "failed", lines[-1] if lines else f"exit status {status}", "failed")
+            self._end(state, "failed", lines[-1] if lines else describe_status(status or 0), "failed")
             log.error("compaction failed", status=status, output="\n".join(lines), result=result)
 
     def _count(self, state: CompactionState, result: dict[str, Any]) -> None:
@@ -350,9 +356,10 @@ class CompactionSupervisor:
 
     async def _stop_job(self) -> None:
         job, self._job = self._job, None
+        self._is_running = False
         self._running.set(0)
         if job is not None:
-            await job.stop()
+            await job.terminate(STOP_TIMEOUT_MS)
 
 
 def _is_by(run: CompactionState, one: Compaction) -> bool:

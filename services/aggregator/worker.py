@@ -2,7 +2,7 @@
 
 `python -m penstock.services.aggregator.worker NUMBER SOCKET URL -- ARGUMENTS` has the command's settings for those
 arguments. Settings that must be unique are changed: the group's instance id and Kafka's client id get the number, and
-the address is the supervisor's. The worker ends with the supervisor, under a keeper.
+the address is the supervisor's. The worker ends with the supervisor, under a guard.
 """
 
 from __future__ import annotations

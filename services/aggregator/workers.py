@@ -3,7 +3,7 @@
 A Python process uses one core. N workers share the partitions as instances on N machines would, and more machines can
 join the same group. A worker's number is in its log lines and a label of its metrics. A worker that ends is restarted
 after a pause that doubles. A worker that ends because of an invalid setting ends all of them, since no restart fixes
-it. Workers end with this process, however it ends, since a keeper runs in between (see `job`).
+it. Workers end with this process, however it ends (`penstock.shared.common.child_process`).
 
 One address serves all. `/health` fails while any worker does, and `/metrics` has the samples of all. Requests about
 streams go to one worker, which knows the others. Other machines reach a worker by `/workers/NUMBER/`. The supervisor
@@ -13,12 +13,9 @@ reaches workers by Unix sockets in a folder that only this user can access.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
 import shutil
 import sys
 import tempfile
-import threading
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -36,9 +33,9 @@ from penstock.api.http.problem import ErrorKind, Problem
 from penstock.api.http.reverse_proxy import STREAMS_PATHS, Answer, Upstream, forward_router
 from penstock.api.http.server import HttpServer
 from penstock.services.aggregator.application_view import advertised, tokens_of
-from penstock.services.aggregator.job import start_kept
 from penstock.services.aggregator.settings import AggregatorSettings
 from penstock.shared.common import daemon, metrics
+from penstock.shared.common.child_process import ChildProcess, describe_status
 from penstock.shared.common.clock import SYSTEM_CLOCK
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.log import get_logger
@@ -51,7 +48,7 @@ RESTART_MS, RESTART_MS_MAX = 1_000, 60_000
 """The first and the longest pause before a worker that ended is restarted."""
 STEADY_MS = 60_000
 """A worker that ran for so long is restarted after the first pause again."""
-WORKER_SHARE, KEEPER_SHARE, REQUEST_SHARE = 0.85, 0.95, 0.04
+WORKER_SHARE, STOP_SHARE, REQUEST_SHARE = 0.85, 0.95, 0.04
 """Shares of `shutdown_timeout_ms`: a worker's own limit, when it is killed, and the limit of requests after that."""
 CHECK_MS = 1_500
 """The time limit of a worker's health and metrics. A check as a whole has 2 s."""
@@ -79,42 +76,6 @@ def worker_settings(settings: AggregatorSettings, number: int, url: str) -> Aggr
     return settings.model_copy(update=own)
 
 
-class WorkerProcess:
-    """One worker process. The constructor starts it, and raises ConfigError if it cannot."""
-
-    def __init__(self, command: Sequence[str], stop_timeout_ms: int) -> None:
-        try:
-            self._keeper, self._lifeline = start_kept(command, os.environ, stop_timeout_ms, output=None)
-        except OSError as e:
-            raise ConfigError(f"workers: cannot start a process: {e.strerror}") from None
-        self._loop = asyncio.get_running_loop()
-        self._ended = asyncio.Event()
-        self.status: int | None = None
-        threading.Thread(target=self._wait, daemon=True).start()
-
-    async def end(self) -> int:
-        """Wait for the end. Returns the exit status, or 128 + n after signal n."""
-        await self._ended.wait()
-        assert self.status is not None
-        return self.status
-
-    async def stop(self) -> int:
-        """Send SIGTERM now, SIGKILL after the limit. Returns the exit status. Safe to call twice."""
-        if self._lifeline >= 0:
-            os.close(self._lifeline)
-            self._lifeline = -1
-        return await self.end()
-
-    def _wait(self) -> None:
-        status = self._keeper.wait()
-        with contextlib.suppress(RuntimeError):  # the loop may be closed
-            self._loop.call_soon_threadsafe(self._on_end, status if status >= 0 else 128 - status)
-
-    def _on_end(self, status: int) -> None:
-        self.status = status
-        self._ended.set()
-
-
 class Worker:
     """A worker's slot: its number and socket stay, its processes change. Implements `Upstream`."""
 
@@ -123,27 +84,29 @@ class Worker:
         self.name = f"worker-{number}"
         self.starts = 0
         self.unix_socket = folder / f"{number}.sock"
-        self.process: WorkerProcess | None = None
+        self.process: ChildProcess | None = None
+        self._stop_timeout_ms = 0
         transport = httpx.AsyncHTTPTransport(uds=str(self.unix_socket))
         self._client = httpx.AsyncClient(transport=transport, base_url="http://localhost", trust_env=False)
         self._tokens = tokens
 
-    def start(self, command: Sequence[str], stop_timeout_ms: int) -> WorkerProcess:
-        """Start a process in this slot."""
-        self.process = WorkerProcess(command, stop_timeout_ms)
+    async def start(self, command: Sequence[str], stop_timeout_ms: int) -> ChildProcess:
+        """Start a process in this slot. Raises ConfigError if that is not possible."""
+        self._stop_timeout_ms = stop_timeout_ms
+        self.process = await ChildProcess.start(command, name=self.name, orphan_limit_ms=stop_timeout_ms)
         self.starts += 1
         return self.process
 
     async def stop(self) -> None:
         """End the process, if there is one, and close the connections to it."""
         if self.process is not None:
-            await self.process.stop()
+            await self.process.terminate(self._stop_timeout_ms)
         await self._client.aclose()
 
     async def check(self) -> CheckResult:
         """Return the worker's own health as one check."""
         facts: dict[str, Any] = {"restarts": self.starts - 1}
-        if self.process is None or self.process.status is not None:
+        if self.process is None or self.process.returncode is not None:
             return CheckResult(False, "has ended; it is restarted after a pause", facts)
         try:
             body = (await self._client.get("/health", timeout=CHECK_MS / 1000)).json()
@@ -247,15 +210,18 @@ class Workers:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     async def _keep(self, worker: Worker) -> None:
-        limit_ms = int(self._settings.shutdown_timeout_ms * KEEPER_SHARE)
+        limit_ms = int(self._settings.shutdown_timeout_ms * STOP_SHARE)
         command, pause_ms = self._command(worker), RESTART_MS
         while True:
             started_ms = SYSTEM_CLOCK.monotonic_ms()
-            status = await worker.start(command, limit_ms).end()
+            process = await worker.start(command, limit_ms)
+            status = await process.wait()
             if status == daemon.WRONG_SETTING:
                 raise ConfigError(f"{worker.name} cannot run with these settings: its last log line has the reason")
             pause_ms = next_pause_ms(pause_ms, SYSTEM_CLOCK.monotonic_ms() - started_ms)
-            log.error("a worker ended: starting it again", worker=worker.number, status=status, in_ms=pause_ms)
+            log.error(
+                "a worker ended: starting it again", worker=worker.number, ended=describe_status(status), in_ms=pause_ms
+            )
             self._restarts.labels(worker=str(worker.number)).inc()
             await asyncio.sleep(pause_ms / 1000)
             pause_ms *= 2

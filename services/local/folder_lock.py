@@ -16,7 +16,7 @@ from penstock.shared.common.file_lock import FileLock
 
 LOCK_FILE = ".penstock.lock"
 KAFKA_LOCK_FILE = ".lock"
-# A broker whose starter has ended is about to end: the keeper's limit, and some time for the kernel.
+# A broker whose starter has ended is about to end: the guard's limit, and some time for the kernel.
 ORPHAN_WAIT_MS = 15_000
 _POLL_MS = 50
 

@@ -29,10 +29,10 @@ from typing import NoReturn, Self
 from penstock.services.local import broker_config as config
 from penstock.services.local import ports, probe
 from penstock.services.local.broker_config import EmbeddedKafkaSettings
-from penstock.services.local.child import ChildProcess, tail
 from penstock.services.local.diagnosis import Cause, explain, find_cause
 from penstock.services.local.folder_lock import FolderLock, refuse_if_kafka_runs_in
 from penstock.services.local.jars import KAFKA_JARS
+from penstock.shared.common.child_process import ChildProcess, tail
 from penstock.shared.common.errors import ConfigError, FatalError, IllegalState, PenstockError
 from penstock.shared.common.jars import fetch_jars
 from penstock.shared.common.java import Java, find_java

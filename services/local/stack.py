@@ -20,7 +20,7 @@ import httpx
 
 from penstock.api.http.server import url_of
 from penstock.services.local import ports
-from penstock.services.local.child import ChildDied, ChildProcess
+from penstock.shared.common.child_process import ChildDied, ChildProcess
 from penstock.shared.common.errors import FatalError
 from penstock.shared.common.log import get_logger
 from penstock.shared.common.setting_names import ENV_PREFIX

@@ -211,7 +211,7 @@ async def test_a_job_that_cannot_be_started() -> None:
     running.cancel()
     newest, oldest = supervisor.describe()
     assert newest["status"] == "done"
-    assert oldest["detail"].startswith("the job could not be started: ")
+    assert oldest["detail"].startswith("the compaction cannot be started: ")
 
 
 async def test_requests_while_a_job_runs_are_not_queued(tmp_path: Path) -> None:

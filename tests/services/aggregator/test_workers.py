@@ -17,7 +17,7 @@ from penstock.api.http.health import Check, CheckResult, create_health_app
 from penstock.api.http.problem import Problem
 from penstock.api.http.server import HttpServer
 from penstock.services.aggregator.settings import AggregatorSettings
-from penstock.services.aggregator.workers import AnyWorker, Worker, WorkerProcess, Workers, worker_settings
+from penstock.services.aggregator.workers import AnyWorker, Worker, Workers, worker_settings
 from penstock.shared.common import metrics
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.settings import HttpSettings
@@ -85,14 +85,6 @@ def test_a_worker_has_the_settings_but_for_what_there_can_be_one_of() -> None:
     assert (plain.streams.group_instance_id, plain.kafka.client_id) == (None, None)
 
 
-async def test_a_process_is_stopped_or_ends() -> None:
-    """Its status is its own, or names the signal. Stopping it twice is harmless."""
-    assert await WorkerProcess(["sh", "-c", "exit 3"], 1_000).end() == 3
-    process = WorkerProcess(FOREVER, 10_000)
-    assert process.status is None
-    assert [await process.stop(), await process.stop()] == [143, 143]
-
-
 async def test_a_workers_health_is_one_check(tmp_path: Path) -> None:
     """The check is well or has its reasons, with process id, partitions and restarts.
 
@@ -100,13 +92,13 @@ async def test_a_workers_health_is_one_check(tmp_path: Path) -> None:
     """
     for is_well, detail in ((True, "restoring"), (False, "tasks: restoring")):
         worker = Worker(1, tmp_path, {})
-        worker.start(FOREVER, 1_000)
+        await worker.start(FOREVER, 1_000)
         async with serving(worker, app_of("a", is_well=is_well)):
             facts = {"restarts": 0, "pid": 42, "partitions_running": 1}
             assert await worker.check() == CheckResult(is_well, detail, facts)
     worker = Worker(1, tmp_path, {})
     assert (await worker.check()).ok is False
-    worker.start(FOREVER, 1_000)
+    await worker.start(FOREVER, 1_000)
     assert "does not answer: ConnectError" in (await worker.check()).detail
     assert await worker.metrics() is None
     await worker.stop()
@@ -166,14 +158,14 @@ async def test_health_and_metrics_cover_all_workers() -> None:
     await workers.startup()
     one, two = workers.workers
     for worker in (one, two):
-        worker.start(FOREVER, 1_000)
+        await worker.start(FOREVER, 1_000)
     client = httpx.AsyncClient(base_url=workers.server.url, trust_env=False)
     async with serving(one, app_of("a")), serving(two, app_of("bb")), client:
         health = await client.get("/health")
         text = (await client.get("/metrics")).text
         assert (await client.get("/v1/streams")).text.startswith("a /v1/streams")
         assert (await client.get("/workers/2/v1/streams")).text.startswith("bb /v1/streams")
-        await one.process.stop()  # type: ignore[union-attr]
+        await one.process.terminate(1_000)  # type: ignore[union-attr]
         failing = await client.get("/health")
     assert (health.status_code, set(health.json()["checks"])) == (200, {"worker-1", "worker-2"})
     assert 'penstock_streams_x_total{topic="t",worker="1"} 1.0' in text

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.services.local.jobs import last_object
+from penstock.services.local.demo.spark_job import last_object
 
 
 def test_the_last_object_counts() -> None:

@@ -1,9 +1,11 @@
 """A child process that ends when this one does, for asyncio.
 
-A keeper (keeper.py) runs between this process and the command. It watches a pipe that only this process holds open.
-`pid`, `returncode` and `kill` refer to the real child, never to the keeper. `subprocess.Popen` is used instead of
-asyncio's own: asyncio's transport sends SIGKILL to its process when a loop closes, and a killed keeper cannot stop its
+A guard (child_guard.py) runs between this process and the command. It watches a pipe that only this process holds open.
+`pid`, `returncode` and `kill` refer to the real child, never to the guard. `subprocess.Popen` is used instead of
+asyncio's own: asyncio's transport sends SIGKILL to its process when a loop closes, and a killed guard cannot stop its
 child.
+
+The child's output goes to a log file, or to pipes that are read here, or to this process's own output.
 """
 
 from __future__ import annotations
@@ -14,18 +16,20 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Self
+from typing import IO, Self
 
-from penstock.shared.common import keeper
+from penstock.shared.common import child_guard
 from penstock.shared.common.errors import ConfigError, FatalError, IllegalState
 
 LOG_TAIL_LINES = 20
 LOG_TAIL_BYTES = 65_536  # enough for twenty long lines, and a bound on what one error reads
 LOG_MAX_BYTES = 10 * 1024 * 1024  # a longer log of earlier runs is moved aside (one is kept) when a child starts
+OUTPUT_BYTES_MAX = 256 * 1024  # of the end of each piped output that are kept
 KILL_WAIT_MS = 10_000  # SIGKILL takes effect at once unless the kernel holds the process in uninterruptible I/O
-_KEEPER_COMMAND = (sys.executable, "-I", "-S", keeper.__file__)
+_READ_BYTES = 65_536
+_GUARD_COMMAND = (sys.executable, "-I", "-S", child_guard.__file__)
 
 
 class ChildDied(FatalError):
@@ -35,17 +39,22 @@ class ChildDied(FatalError):
 class ChildProcess:
     """One command as a child. Create it with `start`, and use it only from the loop that started it."""
 
-    def __init__(self, name: str, process: subprocess.Popen[bytes], log_file: Path) -> None:
+    def __init__(self, name: str, guard: subprocess.Popen[bytes], report: IO[bytes], log_file: Path | None) -> None:
         self.name = name
         self.log_file = log_file
-        self._log_start = log_file.stat().st_size if log_file.exists() else 0
-        self._keeper = process
+        self.output = b""
+        """The end of the child's standard output, if `start` was given `on_line`; complete after `wait`."""
+        self.error_output = b""
+        """Likewise, of its standard error."""
+        self._log_start = log_file.stat().st_size if log_file is not None and log_file.exists() else 0
+        self._guard = guard
         self._pid: int | None = None
         self._returncode: int | None = None
         self._not_started: int | None = None
-        self._report = b""
+        self._pipes: set[IO[bytes]] = set()
         self._started = asyncio.Event()
         self._ended = asyncio.Event()
+        self._read(report, _Lines(self._on_report).add)
 
     def __repr__(self) -> str:
         state = "running" if self._returncode is None else f"ended, {describe_status(self._returncode)}"
@@ -56,33 +65,45 @@ class ChildProcess:
         cls,
         command: Sequence[str | os.PathLike[str]],
         *,
-        log_file: Path,
         name: str | None = None,
+        log_file: Path | None = None,
+        on_line: Callable[[str], None] | None = None,
         env: Mapping[str, str] | None = None,
         cwd: Path | None = None,
-        orphan_limit_ms: int = keeper.DEFAULT_LIMIT_MS,
+        orphan_limit_ms: int = child_guard.DEFAULT_LIMIT_MS,
         pass_fds: Sequence[int] = (),
     ) -> Self:
-        """Start `command`, its output appended to `log_file`.
+        """Start `command`. Its output is appended to `log_file` if given.
 
-        `orphan_limit_ms` is how long the child may take to end after this process has ended. The child inherits
-        `pass_fds`. Raises ConfigError if the command cannot be started or the log cannot be written.
+        With `on_line` its output is piped: `on_line` is called with each line of its standard error, as it arrives.
+        Otherwise it shares this process's output. `orphan_limit_ms` is how long the child may take to end after this
+        process has ended. The child inherits `pass_fds`. Raises ConfigError if the command cannot be started or the log
+        cannot be written.
         """
         words = [os.fspath(word) for word in command]
         name = name or Path(words[0]).name
-        log_file = _absolute(log_file)
-        options = ["--limit-ms", str(orphan_limit_ms), "--log", str(log_file), "--"]
+        output = subprocess.PIPE if on_line is not None else None
+        read_end, write_end = os.pipe()
+        report = os.fdopen(read_end, "rb", buffering=0)
+        options = ["--limit-ms", str(orphan_limit_ms), "--report-fd", str(write_end)]
         try:
-            _make_room(log_file)
-            process = _popen([*_KEEPER_COMMAND, *options, *words], env, cwd, pass_fds)
+            if log_file is not None:
+                log_file = _absolute(log_file)
+                options += ["--log", str(log_file)]
+                _make_space(log_file)
+            guard = _popen([*_GUARD_COMMAND, *options, "--", *words], env, cwd, (*pass_fds, write_end), output)
         except OSError as e:
+            report.close()
             raise ConfigError(f"{name} cannot be started: {e.filename or log_file}: {e.strerror}") from None
-        child = cls(name, process, log_file)
-        child._listen()
+        finally:
+            os.close(write_end)
+        child = cls(name, guard, report, log_file)
+        if on_line is not None:
+            child._read_output(on_line)
         try:
             await child._started.wait()
         except asyncio.CancelledError:
-            process.terminate()  # the keeper, which ends its child
+            guard.terminate()  # it ends its child
             await child.wait()
             raise
         if child._not_started is not None:
@@ -130,8 +151,8 @@ class ChildProcess:
                 (os.killpg if group else os.kill)(self._pid, number)
 
     def log_tail(self, lines: int = LOG_TAIL_LINES) -> list[str]:
-        """Return the last lines that this run wrote."""
-        return tail(self.log_file, lines, start=self._log_start)
+        """Return the last lines that this run wrote to its log file."""
+        return [] if self.log_file is None else tail(self.log_file, lines, start=self._log_start)
 
     def died(self) -> ChildDied:
         """Return the error for an unexpected end."""
@@ -139,42 +160,75 @@ class ChildProcess:
         last = ": its last output was\n  " + "\n  ".join(said) if said else " without any output"
         return ChildDied(f"{self.name} ended, {describe_status(self._returncode or 0)}{last}")
 
-    def _listen(self) -> None:
-        assert self._keeper.stdout is not None
-        os.set_blocking(self._keeper.stdout.fileno(), False)
-        asyncio.get_running_loop().add_reader(self._keeper.stdout.fileno(), self._on_report)
+    def _read(self, pipe: IO[bytes], on_bytes: Callable[[bytes], None]) -> None:
+        """Read a pipe until its end. The child has ended once all pipes have."""
+        os.set_blocking(pipe.fileno(), False)
+        self._pipes.add(pipe)
+        loop = asyncio.get_running_loop()
 
-    def _on_report(self) -> None:
-        assert self._keeper.stdout is not None
-        assert self._keeper.stdin is not None
-        data = os.read(self._keeper.stdout.fileno(), 4096)
-        *lines, self._report = (self._report + data).split(b"\n")
-        for line in lines:
-            self._on_line(line.decode())
-        if data:
+        def on_readable() -> None:
+            if data := os.read(pipe.fileno(), _READ_BYTES):
+                on_bytes(data)
+                return
+            loop.remove_reader(pipe.fileno())
+            pipe.close()
+            self._pipes.remove(pipe)
+            self._end_if_all_read()
+
+        loop.add_reader(pipe.fileno(), on_readable)
+
+    def _read_output(self, on_line: Callable[[str], None]) -> None:
+        assert self._guard.stdout is not None
+        assert self._guard.stderr is not None
+        lines = _Lines(lambda line: on_line(line.decode(errors="replace").rstrip()))
+
+        def on_output(data: bytes) -> None:
+            self.output = (self.output + data)[-OUTPUT_BYTES_MAX:]
+
+        def on_error_output(data: bytes) -> None:
+            self.error_output = (self.error_output + data)[-OUTPUT_BYTES_MAX:]
+            lines.add(data)
+
+        self._read(self._guard.stdout, on_output)
+        self._read(self._guard.stderr, on_error_output)
+
+    def _end_if_all_read(self) -> None:
+        if self._pipes:
             return
-        asyncio.get_running_loop().remove_reader(self._keeper.stdout.fileno())
-        self._keeper.stdout.close()
-        self._keeper.stdin.close()
-        status = self._keeper.wait()
+        assert self._guard.stdin is not None
+        self._guard.stdin.close()
+        status = self._guard.wait()
         if self._returncode is None:
-            # The keeper itself was killed: its child must not outlive it.
+            # The guard itself was killed: its child must not outlive it.
             self.kill()
             self._returncode = status
         self._started.set()
         self._ended.set()
 
-    def _on_line(self, line: str) -> None:
-        word, value = line.split()
+    def _on_report(self, line: bytes) -> None:
+        word, value = line.decode().split()
         if word == "started":
             self._pid = int(value)
             self._started.set()
         elif word == "exited":
-            # `wait` ends a moment later, with the keeper: until then it holds what the child had inherited.
+            # `wait` ends a moment later, with the guard: until then it holds what the child had inherited.
             self._returncode = int(value)
         elif word == "failed":
             self._not_started = int(value)
-            self._returncode = keeper.NOT_STARTED
+            self._returncode = child_guard.NOT_STARTED
+
+
+class _Lines:
+    """Splits what arrives into lines, without their ends."""
+
+    def __init__(self, on_line: Callable[[bytes], None]) -> None:
+        self._on_line = on_line
+        self._rest = b""
+
+    def add(self, data: bytes) -> None:
+        *lines, self._rest = (self._rest + data)[-OUTPUT_BYTES_MAX:].split(b"\n")
+        for line in lines:
+            self._on_line(line)
 
 
 def describe_status(status: int) -> str:
@@ -198,12 +252,13 @@ def tail(file: Path, lines: int, *, start: int = 0) -> list[str]:
 
 
 def _popen(
-    command: list[str], env: Mapping[str, str] | None, cwd: Path | None, pass_fds: Sequence[int]
+    command: list[str], env: Mapping[str, str] | None, cwd: Path | None, pass_fds: Sequence[int], output: int | None
 ) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         command,
         stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
+        stdout=output,
+        stderr=output,
         bufsize=0,
         env=env,
         cwd=cwd,
@@ -213,11 +268,11 @@ def _popen(
 
 
 def _absolute(file: Path) -> Path:
-    # The keeper may run in another folder than this process.
+    # The guard may run in another folder than this process.
     return file.absolute()
 
 
-def _make_room(log_file: Path) -> None:
+def _make_space(log_file: Path) -> None:
     log_file.parent.mkdir(parents=True, exist_ok=True)
     if log_file.exists() and log_file.stat().st_size > LOG_MAX_BYTES:
         log_file.replace(log_file.with_name(f"{log_file.name}.1"))

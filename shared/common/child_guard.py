@@ -1,13 +1,15 @@
-"""Runs one command and never outlives its parent.
+"""The guard of a child process: it runs one command, and ends it when the parent ends.
 
-`python -m penstock.shared.common.keeper [--limit-ms N] [--log FILE] -- COMMAND …` starts the command in a process group
-of its own and watches two things: the child, and its standard input, a pipe whose other end the parent holds open.
-When the pipe closes (the parent is gone, SIGKILL included) or on SIGTERM, the child gets SIGTERM, and after
-`--limit-ms` the whole group gets SIGKILL. The exit status is the child's (128 + n for a death by signal n).
+`python -m penstock.shared.common.child_guard [--limit-ms N] [--log FILE] [--report-fd FD] -- COMMAND …` starts the
+command in a process group of its own and watches two things: the child, and its own standard input, a pipe whose other
+end the parent holds open. When the pipe closes (the parent has ended, even by SIGKILL) or on SIGTERM, the child gets
+SIGTERM, and after `--limit-ms` the whole group gets SIGKILL. The exit status is the child's (128 + n for a death by
+signal n).
 
-With `--log`, the child's output is appended to that file and the keeper's own standard output carries its report: one
-line `started PID`, one line `exited STATUS` (negative for a signal), or `failed ERRNO` when the command cannot start.
-Descriptors that the keeper inherits are passed to the child, so a lock held on one lasts as long as the child does.
+With `--log`, the child's output is appended to that file; otherwise the child inherits the guard's standard output and
+error. `--report-fd` is a descriptor that gets a line `started PID`, and a line `exited STATUS` (negative for a signal)
+or `failed ERRNO` if the command cannot be started. Other descriptors that the guard inherits are passed to the child,
+so a lock held on one lasts as long as the child does.
 
 It is run as a file and imports only modules that the interpreter has loaded anyway, so it costs a few milliseconds.
 """
@@ -21,27 +23,30 @@ import sys
 import time
 
 DEFAULT_LIMIT_MS = 10_000
+_USAGE = "usage: child_guard [--limit-ms N] [--log FILE] [--report-fd FD] -- COMMAND …"
 NOT_STARTED = 127  # the status that a shell returns for a command that it cannot run
 
 
 def main(arguments: list[str]) -> int:
     """Run one command and end it when the parent ends. The module describes arguments and exit status."""
-    limit_ms, log, command = _parse(arguments)
+    limit_ms, log, report_fd, command = _parse(arguments)
+    if report_fd is not None:
+        os.set_inheritable(report_fd, False)  # its end tells the parent that the guard has ended
     wakeup = _wake_on_signals()
     try:
         pid = _spawn(command, log)
     except OSError as e:
-        _say(log, f"failed {e.errno}")
+        _report(report_fd, f"failed {e.errno}")
         print(f"{command[0]}: {e.strerror}", file=sys.stderr)
         return NOT_STARTED
-    _say(log, f"started {pid}")
+    _report(report_fd, f"started {pid}")
     status = _watch(pid, wakeup, limit_ms)
     _signal_group(pid, signal.SIGKILL)
-    _say(log, f"exited {status}")
+    _report(report_fd, f"exited {status}")
     return status if status >= 0 else 128 - status
 
 
-_stop_asked = False
+_stop_requested = False
 
 
 def _wake_on_signals() -> int:
@@ -59,8 +64,8 @@ def _wake_on_signals() -> int:
 
 
 def _on_sigterm(*_: object) -> None:
-    global _stop_asked
-    _stop_asked = True
+    global _stop_requested
+    _stop_requested = True
 
 
 def _spawn(command: list[str], log: str | None) -> int:
@@ -91,7 +96,7 @@ def _watch(pid: int, wakeup: int, limit_ms: int) -> int:
         if reaped:
             return os.waitstatus_to_exitcode(status)
         now = time.monotonic()
-        stopping = _stop_asked or 0 not in watched
+        stopping = _stop_requested or 0 not in watched
         if stopping and kill_at is None:
             kill_at = now + limit_ms / 1000
             _signal(pid, signal.SIGTERM)
@@ -120,17 +125,17 @@ def _signal_group(pid: int, number: int) -> None:
         pass
 
 
-def _say(log: str | None, line: str) -> None:
-    if log is None:
+def _report(report_fd: int | None, line: str) -> None:
+    if report_fd is None:
         return
     try:  # noqa: SIM105
-        os.write(1, f"{line}\n".encode())
+        os.write(report_fd, f"{line}\n".encode())
     except OSError:  # no one reads it any more; the child's end matters, not the report
         pass
 
 
-def _parse(arguments: list[str]) -> tuple[int, str | None, list[str]]:
-    limit_ms, log = DEFAULT_LIMIT_MS, None
+def _parse(arguments: list[str]) -> tuple[int, str | None, int | None, list[str]]:
+    limit_ms, log, report_fd = DEFAULT_LIMIT_MS, None, None
     rest = list(arguments)
     while rest and rest[0] != "--":
         option = rest.pop(0)
@@ -138,11 +143,13 @@ def _parse(arguments: list[str]) -> tuple[int, str | None, list[str]]:
             limit_ms = int(rest.pop(0))
         elif option == "--log" and rest:
             log = rest.pop(0)
+        elif option == "--report-fd" and rest and rest[0].isdigit():
+            report_fd = int(rest.pop(0))
         else:
-            raise SystemExit(f"keeper: {option}: usage: keeper [--limit-ms N] [--log FILE] -- COMMAND …")
+            raise SystemExit(f"child_guard: {option}: {_USAGE}")
     if len(rest) < 2:
-        raise SystemExit("keeper: usage: keeper [--limit-ms N] [--log FILE] -- COMMAND …")
-    return limit_ms, log, rest[1:]
+        raise SystemExit(f"child_guard: {_USAGE}")
+    return limit_ms, log, report_fd, rest[1:]
 
 
 if __name__ == "__main__":

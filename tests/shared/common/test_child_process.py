@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.services.local.child import LOG_MAX_BYTES, ChildProcess, tail
+from penstock.shared.common.child_process import LOG_MAX_BYTES, OUTPUT_BYTES_MAX, ChildProcess, tail
 from penstock.shared.common.errors import ConfigError
 
 LIMIT_SECONDS = 20
@@ -38,7 +38,7 @@ async def test_output_goes_to_the_log_and_the_status_comes_back(tmp_path: Path) 
 
 
 async def test_pid_is_the_childs_own(tmp_path: Path) -> None:
-    """`pid` is the command's, not the keeper's."""
+    """`pid` is the command's, not the guard's."""
     child = await shell("echo $$", tmp_path)
     await child.wait()
     assert child.log_tail() == [str(child.pid)]
@@ -86,10 +86,10 @@ async def test_terminate_kills_after_its_limit(tmp_path: Path) -> None:
     assert await child.terminate(0) == -signal.SIGKILL
 
 
-async def test_killed_keeper_leaves_no_child(tmp_path: Path) -> None:
-    """When the keeper is killed, we end the child in its place."""
+async def test_killed_guard_leaves_no_child(tmp_path: Path) -> None:
+    """When the guard is killed, we end the child in its place."""
     child = await shell("exec sleep 1000", tmp_path)
-    os.kill(child._keeper.pid, signal.SIGKILL)
+    os.kill(child._guard.pid, signal.SIGKILL)
     assert await child.wait() == -signal.SIGKILL
     with pytest.raises(ProcessLookupError):
         await _until_gone(child.pid)
@@ -153,3 +153,30 @@ async def _until_gone(pid: int) -> None:
     for _ in range(LIMIT_MS):
         os.kill(pid, 0)
         await asyncio.tasks.sleep(0.001)
+
+
+async def test_piped_output_comes_line_by_line() -> None:
+    """Lines of standard error are given as they come; both outputs are complete once the child has ended."""
+    lines: list[str] = []
+    child = await ChildProcess.start(["sh", "-c", "echo one >&2; echo result; printf two >&2"], on_line=lines.append)
+    assert await child.wait() == 0
+    assert (lines, child.output, child.error_output) == (["one"], b"result\n", b"one\ntwo")
+    assert child.log_tail() == []
+
+
+async def test_of_much_output_the_end_is_kept() -> None:
+    """Output is bounded, whether it has lines or not."""
+    script = f"yes | head -c {3 * OUTPUT_BYTES_MAX}; yes | tr -d '\\n' | head -c {3 * OUTPUT_BYTES_MAX} >&2; echo end"
+    child = await ChildProcess.start(["sh", "-c", script], on_line=lambda line: None)
+    assert await child.wait() == 0
+    assert len(child.output) == len(child.error_output) == OUTPUT_BYTES_MAX
+    assert child.output.endswith(b"y\nend\n")
+
+
+async def test_a_stubborn_child_with_pipes_is_killed() -> None:
+    """SIGTERM first, then SIGKILL to the group; stopping it twice is harmless."""
+    started = asyncio.Event()
+    script = "trap '' TERM; echo ready >&2; while :; do sleep 1000; done"
+    child = await ChildProcess.start(["sh", "-c", script], on_line=lambda line: started.set())
+    await started.wait()
+    assert [await child.terminate(50), await child.terminate(50)] == [-signal.SIGKILL] * 2

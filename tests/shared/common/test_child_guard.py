@@ -1,4 +1,4 @@
-"""The keeper, run as the process that it is."""
+"""The guard, run as the process that it is."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from pathlib import Path
 
 import pytest
 
-from penstock.shared.common import keeper
+from penstock.shared.common import child_guard
 
 LIMIT_SECONDS = 20
 READY = "echo ready >$PIPE;"  # by now the shell has set its traps
 
 
 @contextmanager
-def kept(script: str, *options: str) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
-    """A keeper of a shell that runs `script`; yields it and a pipe that the shell and its children hold, `$PIPE`."""
+def kept(script: str, *options: str, pass_fds: tuple[int, ...] = ()) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    """A guard of a shell that runs `script`; yields it and a pipe that the shell and its children hold, `$PIPE`."""
     reader, writer = os.pipe()
     words = ["sh", "-c", script.replace("$PIPE", f"/dev/fd/{writer}")]
-    command = [sys.executable, "-I", "-S", keeper.__file__, *options, "--", *words]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=(writer,))
+    command = [sys.executable, "-I", "-S", child_guard.__file__, *options, "--", *words]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=(writer, *pass_fds))
     os.close(writer)
     try:
         yield process, reader
@@ -43,7 +43,7 @@ def read(fd: int) -> bytes:
 
 @pytest.mark.parametrize(("script", "status"), [("exit 0", 0), ("exit 7", 7), ("kill -9 $$", 137)])
 def test_exit_status_is_the_childs(script: str, status: int) -> None:
-    """The keeper ends with the child's status, 128 + n for a signal."""
+    """The guard ends with the child's status, 128 + n for a signal."""
     with kept(script) as (process, _):
         assert process.wait(LIMIT_SECONDS) == status
 
@@ -59,8 +59,8 @@ def test_child_gets_sigterm_when_the_parents_pipe_closes() -> None:
         assert process.wait(LIMIT_SECONDS) == 3
 
 
-def test_sigterm_to_the_keeper_ends_the_child() -> None:
-    """A service manager that stops the keeper stops what it keeps."""
+def test_sigterm_to_the_guard_ends_the_child() -> None:
+    """A service manager that stops the guard stops what it keeps."""
     with kept(f"{READY} exec sleep 1000") as (process, pipe):
         assert read(pipe) == b"ready\n"
         process.terminate()
@@ -95,7 +95,7 @@ def test_stopped_child_is_woken_to_end() -> None:
 
 
 def test_ctrl_c_is_the_parents_to_decide() -> None:
-    """SIGINT to the keeper changes nothing."""
+    """SIGINT to the guard changes nothing."""
     with kept(f"trap 'exit 5' TERM; {READY} while :; do sleep 0.05; done") as (process, pipe):
         assert read(pipe) == b"ready\n"
         process.send_signal(signal.SIGINT)
@@ -104,13 +104,16 @@ def test_ctrl_c_is_the_parents_to_decide() -> None:
 
 
 def test_report_and_log_go_their_own_ways(tmp_path: Path) -> None:
-    """With a log, the child's output is in it and the report is on the keeper's standard output."""
-    log = tmp_path / "log"
-    with kept("echo out; echo err >&2; exit 2", "--log", str(log)) as (process, _):
-        assert process.stdout is not None
-        report = process.stdout.read()
+    """With a log, the child's output is in it; the report is on its own descriptor, which the child does not hold."""
+    log, report = tmp_path / "log", tmp_path / "report"
+    fd = os.open(report, os.O_WRONLY | os.O_CREAT)
+    script = f"echo out; echo err >&2; test ! -e /dev/fd/{fd} || exit 3; exit 2"
+    options = ("--log", str(log), "--report-fd", str(fd))
+    with kept(script, *options, pass_fds=(fd,)) as (process, _):
+        assert process.wait(LIMIT_SECONDS) == 2
+    os.close(fd)
     assert log.read_text() == "out\nerr\n"
-    started, exited = report.decode().splitlines()
+    started, exited = report.read_text().splitlines()
     assert started.startswith("started ")
     assert exited == "exited 2"
 
@@ -118,5 +121,5 @@ def test_report_and_log_go_their_own_ways(tmp_path: Path) -> None:
 @pytest.mark.parametrize("arguments", [[], ["--"], ["--limit-ms", "soon", "--", "true"], ["true"]])
 def test_wrong_arguments_are_refused(arguments: list[str]) -> None:
     """A command line that is not understood starts nothing."""
-    with pytest.raises(SystemExit, match="usage: keeper"):
-        keeper.main(arguments)
+    with pytest.raises(SystemExit, match="usage: child_guard"):
+        child_guard.main(arguments)
