@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -62,7 +63,7 @@ def test_files_are_taken_out_in_the_same_commit(tmp_path: Path) -> None:
     old = file_of(uri, "old.parquet", 1, 2)
     delta.commit(made(uri), [old], [], {})
     removed = RemoveAction(old.path, True, 0, old.size, {"partition": "1"})
-    delta.commit(newest(uri), [file_of(uri, "new.parquet", 2)], [removed], {})
+    assert delta.commit(newest(uri), [file_of(uri, "new.parquet", 2)], [removed], {}) == 2
     assert [row["at"] for row in lake.rows(newest(uri), "SELECT * FROM t")] == [2]
 
 
@@ -75,7 +76,7 @@ def test_whoever_commits_second_is_refused(tmp_path: Path) -> None:
         delta.commit(other, [file_of(uri, "two.parquet", 2)], [], {})
     late = newest(uri)
     write_deltalake(uri, pa.Table.from_pylist([{"partition": 1, "at": 9}], SCHEMA), mode="append")
-    with pytest.raises(CompactionConflict):
+    with pytest.raises(CompactionConflict, match="as version 2"):
         delta.commit(late, [file_of(uri, "three.parquet", 3)], [], {})
     assert {row["at"] for row in lake.rows(newest(uri), "SELECT * FROM t")} == {1, 9}
 
@@ -188,6 +189,20 @@ def test_folders_and_files_that_are_not_there(tmp_path: Path) -> None:
     rows: Any = pa.RecordBatch.from_pylist([{"a": 1}])
     with pytest.raises(LakeUnavailable, match="cannot be written"):
         Files(str(broken), {}, []).write("x/y.parquet", [rows])
+
+
+def test_a_lake_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+    """No other job has to do with it, so that it is no conflict."""
+    (tmp_path / "file").touch()
+    with pytest.raises(LakeUnavailable, match="file/t cannot be made"):
+        made(str(tmp_path / "file" / "t"))
+    uri = str(tmp_path / "a" / "b")
+    one = file_of(uri, "one.parquet", 1)
+    table = made(uri)
+    shutil.rmtree(tmp_path / "a" / "b" / "_delta_log")
+    (tmp_path / "a" / "b" / "_delta_log").touch()
+    with pytest.raises(LakeUnavailable, match="cannot be written"):
+        delta.commit(table, [one], [], {})
 
 
 def test_bounds_of_a_file() -> None:

@@ -122,6 +122,7 @@ def test_only_new_offsets_of_own_delivered_records_are_committed() -> None:
     task.begin_commit(0)
     task.commit_completed(1, None, {A: FIVE}, 1)
     assert task.committable({A: FIVE}) == {}
+    assert task.committable({A: OffsetAndMetadata(3)}) == {A: OffsetAndMetadata(3)}, "the task wants to go back"
 
 
 def test_where_reading_began_is_committed_once() -> None:
@@ -211,7 +212,9 @@ def test_a_pause_outlives_a_rebalance_only_with_its_partition() -> None:
     """What the task paused and gets again stays paused; what went to another is forgotten."""
     task = state(A, B)
     task.paused_by_task = {A, B}
-    task.closed([A, B])
+    task.closed([B])
+    assert task.resumable() == frozenset()
+    task.closed([A])
     assert task.opened({A: 0}) == {A}
     assert task.paused_by_task == {A}
 
@@ -305,6 +308,8 @@ def test_records_read_and_not_delivered_are_counted() -> None:
     assert task.lag_max() == 5
     task.delivered()
     assert (task.lag_max(), task.current) == (0, {A: FIVE})
+    task.received({A: 7})
+    assert task.lag_max() == 2
 
 
 def test_records_of_several_polls_are_delivered_together() -> None:
