@@ -26,7 +26,7 @@ __all__ = [
     "PenstockError",
     "RetriableError",
     "ToleranceExceeded",
-    "said_of",
+    "summary_of",
     "trace_of",
 ]
 
@@ -42,8 +42,8 @@ class ConnectorNotFound(ConnectError):
 class FailedThere(PenstockError):
     """An error raised in another process. `kind` is its class there, and `trace` its traceback."""
 
-    def __init__(self, said: str, kind: str, trace: str) -> None:
-        super().__init__(said)
+    def __init__(self, message: str, kind: str, trace: str) -> None:
+        super().__init__(message)
         self.kind, self.trace = kind, trace
 
 
@@ -70,15 +70,15 @@ class ToleranceExceeded(ConnectError):
 class MoreNeeded(ConnectError):
     """The converter must fetch data first, such as a schema. The caller awaits `fetch()` and converts again."""
 
-    def __init__(self, what: str, fetch: Callable[[], Awaitable[None]]) -> None:
-        super().__init__(what)
+    def __init__(self, subject: str, fetch: Callable[[], Awaitable[None]]) -> None:
+        super().__init__(subject)
         self.fetch = fetch
 
 
-def said_of(error: BaseException) -> str:
+def summary_of(error: BaseException) -> str:
     """Returns the error in one line, with its class.
 
-    >>> said_of(FailedThere("'k'", "KeyError", "Traceback …"))
+    >>> summary_of(FailedThere("'k'", "KeyError", "Traceback …"))
     "KeyError: 'k'"
     """
     kind = error.kind if isinstance(error, FailedThere) else type(error).__name__

@@ -60,14 +60,14 @@ def _unescaped(text: str) -> str:
     return re.sub(r"\\(?:u([0-9a-fA-F]{4})|(.))", one, text, flags=re.DOTALL)
 
 
-def text_map(body: Any, what: str) -> dict[str, str]:
+def text_map(body: Any, subject: str) -> dict[str, str]:
     """Returns an object's values as texts: numbers and booleans keep their JSON form, and null values are left out.
 
     >>> text_map({"tasks.max": 1, "enabled": True, "name": "a", "nothing": None}, "config")
     {'tasks.max': '1', 'enabled': 'true', 'name': 'a'}
     """
     if not isinstance(body, dict):
-        raise BadRequest(f"The {what} must be a JSON object of settings")
+        raise BadRequest(f"The {subject} must be a JSON object of settings")
     found = {}
     for name, value in body.items():
         if isinstance(value, str):
@@ -75,7 +75,7 @@ def text_map(body: Any, what: str) -> dict[str, str]:
         elif isinstance(value, bool | int | float):
             found[name] = msgspec.json.encode(value).decode()
         elif value is not None:
-            raise BadRequest(f"The {what}'s {name!r} must be a text, not {type(value).__name__}")
+            raise BadRequest(f"The {subject}'s {name!r} must be a text, not {type(value).__name__}")
     return found
 
 

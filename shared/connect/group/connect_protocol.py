@@ -164,8 +164,8 @@ def _work(work: Work) -> bytes:
 class _Reader:
     """Reads fields from the front. Raises SerializationError with the position of an invalid field."""
 
-    def __init__(self, data: bytes, what: str) -> None:
-        self._data, self._at, self._what = data, 0, what
+    def __init__(self, data: bytes, description: str) -> None:
+        self._data, self._at, self._description = data, 0, description
 
     @property
     def at_end(self) -> bool:
@@ -174,7 +174,7 @@ class _Reader:
     def version(self) -> int:
         version = self.int16()
         if version < 0:
-            raise SerializationError(f"{self._what}: version {version}")
+            raise SerializationError(f"{self._description}: version {version}")
         return version
 
     def int16(self) -> int:
@@ -191,7 +191,7 @@ class _Reader:
         try:
             return self._take(max(0, length)).decode()
         except UnicodeDecodeError as e:
-            raise SerializationError(f"{self._what}: no UTF-8 before byte {self._at}") from e
+            raise SerializationError(f"{self._description}: no UTF-8 before byte {self._at}") from e
 
     def blob(self) -> bytes | None:
         length = self.int32()
@@ -213,7 +213,7 @@ class _Reader:
     def _count(self) -> int:
         count = self.int32()
         if count > len(self._data):
-            raise SerializationError(f"{self._what}: an array of {count} at byte {self._at - 4}")
+            raise SerializationError(f"{self._description}: an array of {count} at byte {self._at - 4}")
         return max(0, count)
 
     def _number(self, form: str, size: int) -> int:
@@ -222,6 +222,6 @@ class _Reader:
     def _take(self, size: int) -> bytes:
         end = self._at + size
         if end > len(self._data):
-            raise SerializationError(f"{self._what}: ends at byte {len(self._data)}, within a field")
-        taken, self._at = self._data[self._at : end], end
-        return taken
+            raise SerializationError(f"{self._description}: ends at byte {len(self._data)}, within a field")
+        read, self._at = self._data[self._at : end], end
+        return read

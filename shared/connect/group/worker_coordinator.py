@@ -72,7 +72,7 @@ class WorkerCoordinator:
         if not self._beside:
             self._beside = [
                 asyncio.create_task(self._requests.heartbeats(), name="worker heartbeats"),
-                asyncio.create_task(self._watch_place(), name="worker's place"),
+                asyncio.create_task(self._watch_membership(), name="worker's membership"),
             ]
         while self.group.needs_to_join:
             await self.run_once()
@@ -130,27 +130,27 @@ class WorkerCoordinator:
     def _after_heartbeat(self, _all_is_well: bool) -> None:
         if self.group.needs_to_join:
             self._on_rejoin()
-        self._look_at_place()
+        self._check_membership()
 
     # --- lost work ---
 
-    async def _watch_place(self) -> None:
+    async def _watch_membership(self) -> None:
         while True:
             await asyncio.sleep(self.group.config.heartbeat_interval_ms / 1000)
-            self._look_at_place()
+            self._check_membership()
 
-    def _look_at_place(self) -> None:
+    def _check_membership(self) -> None:
         if self.group.has_lost_work(self._clock.monotonic_ms()):
             self._lose()
 
     def _lose(self) -> asyncio.Task[None]:
         """Starts to stop all held work, since others may run it. Repeated calls return the same asyncio task."""
         if self._losing is None or self._losing.done():
-            self._losing = asyncio.create_task(self._stop_what_is_lost(), name="work that is lost")
+            self._losing = asyncio.create_task(self._stop_lost_work(), name="work that is lost")
             self._losing.add_done_callback(self._lost)
         return self._losing
 
-    async def _stop_what_is_lost(self) -> None:
+    async def _stop_lost_work(self) -> None:
         held = self.group.held
         await self._rebalances.on_revoked(held, lost=True)
         self.group.on_given_up(held)

@@ -17,7 +17,7 @@ from penstock.shared.common.clock import SYSTEM_CLOCK, Clock
 from penstock.shared.common.errors import ConfigError, IllegalState
 from penstock.shared.common.log import get_logger
 from penstock.shared.connect import redaction
-from penstock.shared.connect.errors import BadRequest, ConnectError, ConnectorNotFound, said_of
+from penstock.shared.connect.errors import BadRequest, ConnectError, ConnectorNotFound, summary_of
 from penstock.shared.connect.herder import views
 from penstock.shared.connect.herder.command_queue import REQUEST_TIMEOUT_MS
 from penstock.shared.connect.herder.connector_offsets import ConnectorOffsets, Row, Wanted
@@ -143,7 +143,7 @@ class BaseHerder(ABC):
     def _plugin_of(self, config: Config) -> type | None:
         return self.plugins.any_kind(config.get("connector.class", ""))
 
-    def _kept(self, name: str, config: Config) -> dict[str, str]:
+    def _with_stored_secrets(self, name: str, config: Config) -> dict[str, str]:
         """Returns a config from a request, with each hidden secret replaced by the stored one."""
         return redaction.restored(config, self.snapshot().configs.get(name, {}), self._plugin_of(config))
 
@@ -220,8 +220,8 @@ class BaseHerder(ABC):
         except ConfigError as e:
             raise ConfigError(mask(str(e))) from None
         except Exception as e:  # any error of the connector
-            said = mask(said_of(e))
-            raise ConnectError(f"{config['connector.class']} cannot validate its configuration: {said}") from None
+            summary = mask(summary_of(e))
+            raise ConnectError(f"{config['connector.class']} cannot validate its configuration: {summary}") from None
         for row in infos.configs:
             value = row["value"]
             name = value["name"]
@@ -309,13 +309,13 @@ class BaseHerder(ABC):
         config, wanted = await self._in_turn(lambda: self._offsets_to_alter(name, rows))
         try:
             async with asyncio.timeout(REQUEST_TIMEOUT_MS / 1000):
-                taken = await self.worker.alter_offsets(config, wanted)
+                altered = await self.worker.alter_offsets(config, wanted)
         except TimeoutError:
             raise RequestTimedOut("The connector takes too long to say whether it takes the offsets") from None
 
         async def keep() -> Json:
             await self._check_offsets_fenced(name)
-            return {"message": await self._offsets.keep(name, config, rows, wanted, taken=taken)}
+            return {"message": await self._offsets.keep(name, config, rows, wanted, altered=altered)}
 
         return await self._in_turn(keep)
 

@@ -129,13 +129,15 @@ class ConnectorOffsets:
         parsed = [found for key in known if (found := parse_offset_key(key)) is not None]
         return [(cast(Json, dict(partition)), None) for _, partition in parsed]
 
-    async def keep(self, name: str, config: Config, rows: Sequence[Row] | None, wanted: Wanted, *, taken: bool) -> str:
-        """Stores the offsets. Returns REST's message. `taken` is the result of the connector's `alter_offsets`."""
+    async def keep(
+        self, name: str, config: Config, rows: Sequence[Row] | None, wanted: Wanted, *, altered: bool
+    ) -> str:
+        """Stores the offsets. Returns REST's message. `altered` is the result of the connector's `alter_offsets`."""
         if isinstance(wanted, dict):
             await self._keep_sink(name, config, rows, wanted)
         else:
             await self._offsets.set({offset_key(name, part): offset_value(offset) for part, offset in wanted})
-        return _said(rows, taken)
+        return _result_message(rows, altered)
 
     async def _keep_sink(
         self, name: str, config: Config, rows: Sequence[Row] | None, wanted: Mapping[TopicPartition, int | None]
@@ -179,8 +181,8 @@ class ConnectorOffsets:
         await change()
 
 
-def _said(rows: Sequence[Row] | None, taken: bool) -> str:
-    if taken:
+def _result_message(rows: Sequence[Row] | None, altered: bool) -> str:
+    if altered:
         return RESET if rows is None else ALTERED
     return MAYBE_RESET if rows is None else MAYBE_ALTERED
 

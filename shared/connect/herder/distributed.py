@@ -24,11 +24,12 @@ from penstock.shared.clients.admin import Admin
 from penstock.shared.clients.connection import Connection
 from penstock.shared.clients.group.member_states import GroupConfig
 from penstock.shared.clients.producer import Producer, ProducerSettings
+from penstock.shared.common.backoff import ExponentialBackoff
 from penstock.shared.common.clock import SYSTEM_CLOCK, Clock
 from penstock.shared.common.errors import KafkaTimeout, PenstockError, ProducerFenced, RetriableError
 from penstock.shared.common.log import get_logger
 from penstock.shared.common.settings import KafkaSettings
-from penstock.shared.connect.errors import BadRequest, ConnectError, ConnectorNotFound, said_of, trace_of
+from penstock.shared.connect.errors import BadRequest, ConnectError, ConnectorNotFound, summary_of, trace_of
 from penstock.shared.connect.group.assignor import IncrementalAssignor
 from penstock.shared.connect.group.connect_protocol import PROTOCOL_NAMES, SESSIONED, Assignment, Work
 from penstock.shared.connect.group.worker_coordinator import WorkerCoordinator
@@ -65,7 +66,7 @@ IDLE_MS = 10_000
 """The maximum time that the loop waits for work."""
 REBALANCE_WAIT_MS = 10_000
 """How long a request waits for the end of a rebalance before it is rejected."""
-RETRY_FIRST_MS, RETRY_MAX_MS = 250, 60_000
+RETRY_BACKOFF = ExponentialBackoff(250, 60_000)
 LEADER_TIMEOUT_MS = 30_000
 FENCED_AT_ONCE_MAX = 10
 """The number of transactional ids fenced at a time: each needs a connection."""
@@ -192,7 +193,7 @@ class DistributedHerder(BaseHerder):
     async def run_once(self) -> None:
         """Runs one turn: the group, the configs, the requests. Then it waits for work."""
         self.group.config_offset = self.snapshot().offset
-        await self._take_place()
+        await self._join_group()
         if not await self._rebalance_completed():
             return
         self._started = True
@@ -209,7 +210,7 @@ class DistributedHerder(BaseHerder):
         if not self.group.needs_to_join and not self._pending:
             await self._wait()
 
-    async def _take_place(self) -> None:
+    async def _join_group(self) -> None:
         if not self.group.needs_to_join:
             return
         began_ms = self._clock.monotonic_ms()
@@ -283,11 +284,11 @@ class DistributedHerder(BaseHerder):
         if self.group.is_leader:
             if not self._stores.configs.is_claimed:
                 await self._stores.configs.claim()
-            await self._forget_what_is_gone()
+            await self._forget_removed()
         else:
             await self._stores.configs.release()
 
-    async def _forget_what_is_gone(self) -> None:
+    async def _forget_removed(self) -> None:
         """On the leader: removes the statuses of connectors and tasks that are no longer configured."""
         await self._stores.statuses.refresh()
         snapshot, cache = self.snapshot(), self._stores.statuses.cache
@@ -324,7 +325,7 @@ class DistributedHerder(BaseHerder):
         for name in changes.targets:
             await self._runner.set_target_state(name)
         for request in changes.restarts.values():
-            await self._restart_what_is_here(request)
+            await self._restart_assigned(request)
         if reason is not None:
             self.group.rejoin(reason)
 
@@ -395,12 +396,12 @@ class DistributedHerder(BaseHerder):
         instead_of: Config | None = None,
     ) -> tuple[bool, Json]:
         """As in every herder. Also raises NotHere, RebalanceNeeded."""
-        await self._check_config(name, self._kept(name, config))
+        await self._check_config(name, self._with_stored_secrets(name, config))
         self._check_group(name, config)
 
         async def put() -> tuple[bool, Json]:
             exists = self._check_put(name, replace=replace, instead_of=instead_of)
-            await self._stores.configs.put_connector(name, self._kept(name, config), target)
+            await self._stores.configs.put_connector(name, self._with_stored_secrets(name, config), target)
             return not exists, self.connector_info(name)
 
         return await self._as_leader(put)
@@ -446,7 +447,9 @@ class DistributedHerder(BaseHerder):
             if name not in self.snapshot().configs:
                 raise self._unknown(name, ": ")
             if name not in self._runner.running().connectors:
-                self._not_here(lambda m: name in (self.group.owners or {})[m].connectors, f"connector {name}")
+                self._reject_not_assigned(
+                    lambda m: name in (self.group.owners or {})[m].connectors, f"connector {name}"
+                )
             return self._runner.beside(self._runner.restart_connector(name))
 
         await self._restarted(await self._ask(restart))
@@ -463,12 +466,12 @@ class DistributedHerder(BaseHerder):
                 raise ConnectorNotFound(f"Unknown task: {task}")
             held = self.group.assignment.work if self.group.assignment else None
             if held is None or task not in held.tasks:
-                self._not_here(lambda m: task in (self.group.owners or {})[m].tasks, f"task {task}")
+                self._reject_not_assigned(lambda m: task in (self.group.owners or {})[m].tasks, f"task {task}")
             await self._runner.restart_tasks([task])
 
         await self._ask(restart)
 
-    def _not_here(self, owned: Callable[[str], bool], what: str) -> None:
+    def _reject_not_assigned(self, owned: Callable[[str], bool], what: str) -> None:
         self._check_leader()
         raise NotHere(f"Cannot restart {what}: it is not assigned to this worker", self._owner_url(owned))
 
@@ -496,7 +499,7 @@ class DistributedHerder(BaseHerder):
             raise ConnectorNotFound(f"Status for connector {request.connector} not found")
         return plan_restart(request, status, cache.tasks(request.connector))
 
-    async def _restart_what_is_here(self, request: RestartRequest) -> None:
+    async def _restart_assigned(self, request: RestartRequest) -> None:
         try:
             plan = self._plan(request)
         except ConnectorNotFound:
@@ -551,9 +554,11 @@ class DistributedHerder(BaseHerder):
             self._again(name, attempt, e)
 
     def _again(self, name: str, attempt: int, error: Exception) -> None:
-        delay_ms = min(RETRY_FIRST_MS << min(attempt, 16), RETRY_MAX_MS)
+        delay_ms = round(RETRY_BACKOFF.wait_ms(attempt + 1))
         mask = self.worker.masking(self.snapshot().configs.get(name, {}))
-        log.warning("tasks cannot be configured yet", connector=name, again_in_ms=delay_ms, reason=mask(said_of(error)))
+        log.warning(
+            "tasks cannot be configured yet", connector=name, again_in_ms=delay_ms, reason=mask(summary_of(error))
+        )
 
         async def again() -> None:
             self._reconfigure(name, attempt + 1)
@@ -722,13 +727,13 @@ class PendingChanges:
 
     def take(self) -> Changes:
         """Takes all changes, once. `take_rejoin` takes the reason for a rebalance."""
-        taken, self._changes = self._changes, Changes()
-        return taken
+        changes, self._changes = self._changes, Changes()
+        return changes
 
     def take_rejoin(self) -> str | None:
         """Takes the reason for a rebalance, once."""
-        taken, self.rejoin = self.rejoin, None
-        return taken
+        reason, self.rejoin = self.rejoin, None
+        return reason
 
 
 def _wider(first: RestartRequest | None, second: RestartRequest) -> RestartRequest:

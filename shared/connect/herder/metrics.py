@@ -145,10 +145,10 @@ def in_prometheus(name: str) -> tuple[str, float]:
 def _family(group: str, name: str, rows: Mapping[tuple[str, ...], float], labels: tuple[str, ...]) -> Metric:
     """Returns a metric with its rows: a counter if it is a total, else a gauge."""
     named, factor = in_prometheus(name)
-    said = f"Kafka Connect's {name.replace('_', '-')} of {group.replace('_', '-')}"
-    said += "." if factor == 1 else ", in seconds."
+    help_text = f"Kafka Connect's {name.replace('_', '-')} of {group.replace('_', '-')}"
+    help_text += "." if factor == 1 else ", in seconds."
     kind = CounterMetricFamily if named.endswith("_total") else GaugeMetricFamily
-    family: CounterMetricFamily | GaugeMetricFamily = kind(f"{PREFIX}_{group}_{named}", said, labels=labels)
+    family: CounterMetricFamily | GaugeMetricFamily = kind(f"{PREFIX}_{group}_{named}", help_text, labels=labels)
     for values, value in sorted(rows.items()):
         family.add_metric(values, value * factor)
     return family

@@ -12,7 +12,7 @@ from typing import TypeVar
 from penstock.shared.clients.admin import Admin
 from penstock.shared.common.clock import SYSTEM_CLOCK, Clock
 from penstock.shared.common.log import get_logger
-from penstock.shared.connect.errors import BadRequest, ConnectError, ConnectorNotFound, said_of, trace_of
+from penstock.shared.connect.errors import BadRequest, ConnectError, ConnectorNotFound, summary_of, trace_of
 from penstock.shared.connect.group.connect_protocol import Work
 from penstock.shared.connect.herder import views
 from penstock.shared.connect.herder.base_herder import BaseHerder, Stores
@@ -101,11 +101,11 @@ class StandaloneHerder(BaseHerder):
         instead_of: Config | None = None,
     ) -> tuple[bool, Json]:
         """As in every herder."""
-        await self._check_config(name, self._kept(name, config))
+        await self._check_config(name, self._with_stored_secrets(name, config))
 
         async def put() -> tuple[bool, Json]:
             exists = self._check_put(name, replace=replace, instead_of=instead_of)
-            await self._stores.configs.put_connector(name, self._kept(name, config), target)
+            await self._stores.configs.put_connector(name, self._with_stored_secrets(name, config), target)
             if exists:
                 self._runner.beside(self._runner.restart_connector(name))
             else:
@@ -131,7 +131,7 @@ class StandaloneHerder(BaseHerder):
 
         async def delete() -> None:
             self.connector_config(name)
-            await self._runner.stop(Work({name}, self._tasks_here(name)))
+            await self._runner.stop(Work({name}, self._own_tasks(name)))
             await self._stores.configs.remove_connector(name)
             self._reporter.forget_connector(name)
 
@@ -224,7 +224,7 @@ class StandaloneHerder(BaseHerder):
     async def _ask(self, run: Callable[[], Awaitable[T]]) -> T:
         return await self._commands.ask(run)
 
-    def _tasks_here(self, name: str) -> list[ConnectorTaskId]:
+    def _own_tasks(self, name: str) -> list[ConnectorTaskId]:
         return [task for task in self._runner.running().tasks if task.connector == name]
 
     def _reconfigure(self, name: str) -> None:
@@ -240,7 +240,7 @@ class StandaloneHerder(BaseHerder):
             return
         except Exception as e:  # any error of the connector fails this connector alone
             mask = self.worker.masking(config)
-            log.error("tasks cannot be configured", connector=name, reason=mask(said_of(e)))
+            log.error("tasks cannot be configured", connector=name, reason=mask(summary_of(e)))
             self._reporter.on_event(name, Event.FAILURE, mask(trace_of(e)))
             return
         await self._ask(lambda: self._keep_tasks(name, made))
@@ -255,7 +255,7 @@ class StandaloneHerder(BaseHerder):
             return
         await self._stores.configs.put_tasks(name, made)
         snapshot = self.snapshot()
-        gone = set(self._tasks_here(name)) - set(snapshot.tasks(name))
+        gone = set(self._own_tasks(name)) - set(snapshot.tasks(name))
         await self._runner.stop(Work((), gone | self._runner.outdated(snapshot.tasks(name), whole_sets=False)))
         for task in gone:
             self._reporter.on_event(task, Event.DELETION)

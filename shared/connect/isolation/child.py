@@ -30,7 +30,7 @@ from penstock.shared.common.collector import spare_the_collector
 from penstock.shared.common.log import configure, get_logger
 from penstock.shared.common.records import TopicPartition
 from penstock.shared.common.settings import LogSettings
-from penstock.shared.connect.errors import DataError, said_of
+from penstock.shared.connect.errors import DataError, summary_of
 from penstock.shared.connect.herder.loggers import Loggers
 from penstock.shared.connect.herder.settings import DistributedConfig
 from penstock.shared.connect.isolation.messages import METRICS_MS, Message, error_message, pack, unpack
@@ -182,7 +182,7 @@ class Commands:
             if "ask" in command:
                 self._send({**answer, **error_message(e)})
             else:
-                log.error("a command failed", command=command["do"], error=said_of(e))
+                log.error("a command failed", command=command["do"], error=summary_of(e))
 
     async def _do(self, command: Message) -> Any:
         name, worker, events = self._connector, self._worker, self._events

@@ -45,11 +45,11 @@ class Process:
         self._process: asyncio.subprocess.Process | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._unsent = [first]
-        self._asked: dict[int, asyncio.Future[Any]] = {}
+        self._pending: dict[int, asyncio.Future[Any]] = {}
         self._number = 0
         self._error: ProcessEnded | None = None
         self._is_closed = self._is_killed = False
-        self._life = asyncio.create_task(self._live(), name=f"process of {connector}")
+        self._running = asyncio.create_task(self._live(), name=f"process of {connector}")
 
     def __repr__(self) -> str:
         return f"<Process of {self._connector}, pid {self.pid}>"
@@ -72,26 +72,26 @@ class Process:
             raise self._error
         self._number += 1
         number = self._number
-        asked = self._asked[number] = asyncio.get_running_loop().create_future()
+        answer = self._pending[number] = asyncio.get_running_loop().create_future()
         try:
             self.send({"ask": number, **command})
-            return await asked
+            return await answer
         finally:
-            del self._asked[number]
+            del self._pending[number]
 
     async def close(self) -> None:
         """Closes the link and waits for the end. A process that takes longer than END_MS is killed."""
         self._is_closed = True
-        self._end_asked(ProcessEnded(f"the process of connector {self._connector} was stopped"))
+        self._end_pending(ProcessEnded(f"the process of connector {self._connector} was stopped"))
         if self._writer is not None:
             self._writer.close()
-        await asyncio.wait([self._life])
+        await asyncio.wait([self._running])
 
     async def kill(self) -> None:
         """Kills the process and waits for its end."""
         self._is_killed = True
         self._kill()
-        await asyncio.wait([self._life])
+        await asyncio.wait([self._running])
 
     async def _live(self) -> None:
         try:
@@ -109,7 +109,7 @@ class Process:
             error = ProcessEnded(f"the process of connector {self._connector} (pid {process.pid}) {how}")
         except OSError as e:
             error = ProcessEnded(f"the process of connector {self._connector} cannot be started: {e}")
-        self._end_asked(error)
+        self._end_pending(error)
         if not self._is_closed:
             self._on_end(error)
 
@@ -143,20 +143,20 @@ class Process:
                 message = unpack(line)
                 if "answer" not in message:
                     self._on_event(message)
-                elif (asked := self._asked.get(message["answer"])) is not None and not asked.done():
+                elif (answer := self._pending.get(message["answer"])) is not None and not answer.done():
                     if "error" in message:
-                        asked.set_exception(error_of(message))
+                        answer.set_exception(error_of(message))
                     else:
-                        asked.set_result(message["value"])
+                        answer.set_result(message["value"])
         except (ConnectionError, ValueError, DataError) as e:
             log.warning("a process cannot be heard", connector=self._connector, pid=self.pid, reason=str(e))
 
-    def _end_asked(self, error: ProcessEnded) -> None:
+    def _end_pending(self, error: ProcessEnded) -> None:
         """Ends all questions: waiting and later callers get the error."""
         self._error = self._error or error
-        for asked in self._asked.values():
-            if not asked.done():
-                asked.set_exception(self._error)
+        for answer in self._pending.values():
+            if not answer.done():
+                answer.set_exception(self._error)
 
     def _kill(self) -> None:
         if self._process is not None:

@@ -22,7 +22,7 @@ from penstock.shared.common.errors import PenstockError, TopicAlreadyExists, Unk
 from penstock.shared.common.log import get_logger
 from penstock.shared.common.records import ProducerRecord, RecordMetadata
 from penstock.shared.connect.allowed_files import AllowedFiles
-from penstock.shared.connect.errors import ConnectError, RetriableError, said_of
+from penstock.shared.connect.errors import ConnectError, RetriableError, summary_of
 from penstock.shared.connect.record import SourceRecord
 from penstock.shared.connect.runtime.conversion import Conversion
 from penstock.shared.connect.runtime.error_handling import Failure, Interrupted, Stage
@@ -42,7 +42,7 @@ T = TypeVar("T")
 SEND_FAILED_BACKOFF_MS = 100
 HELD_UP_CHECK_MS = 100
 """How often the loop checks whether one record blocks the task while the task is to stop or pause."""
-HELD_UP_SAY_MS = 10_000
+BLOCKED_LOG_MS = 10_000
 """The delay before the log reports that a record cannot be handed to the producer, and the interval of reports."""
 TOPIC_LOOKUP_MS = 2_000
 """How long Kafka may take to describe a topic. A task that is to stop waits for the answer, and must end within
@@ -110,7 +110,7 @@ class AbstractWorkerSourceTask(WorkerTask):
         self.to_send: list[SourceRecord] | None = None
         self.send_error: Exception | None = None
         self._known_topics: set[str] = set()
-        self._topics_said: set[str] = set()
+        self._reported_topics: set[str] = set()
         self._initialized = False
         self._in_hand: ProducerRecord | None = None
         """The record that waits for its topic or for room in the producer's buffer."""
@@ -263,18 +263,18 @@ class AbstractWorkerSourceTask(WorkerTask):
         that is to stop or to pause takes such a record back: it was not sent, and is polled or sent again.
         """
         sending = asyncio.ensure_future(self._send_records())
-        held_up_ms = 0
+        blocked_ms = 0
         try:
             while not sending.done():
                 before = self._in_hand
                 await asyncio.wait((sending,), timeout=HELD_UP_CHECK_MS / 1000)
                 if before is None or before is not self._in_hand:
-                    held_up_ms = 0
+                    blocked_ms = 0
                 elif self.stopping or self.should_pause:
                     break
                 else:
-                    held_up_ms += HELD_UP_CHECK_MS
-                    self._say_held_up(before, held_up_ms)
+                    blocked_ms += HELD_UP_CHECK_MS
+                    self._log_blocked(before, blocked_ms)
         finally:
             self.metrics.set("source_send_blocked_ms", 0)
             if not sending.done():
@@ -327,7 +327,7 @@ class AbstractWorkerSourceTask(WorkerTask):
         except UnknownTopicOrPartition:
             count = 0
         except (PenstockError, TimeoutError) as e:
-            log.warning("a topic cannot be looked up", task=str(self.id), topic=topic, error=self.mask(said_of(e)))
+            log.warning("a topic cannot be looked up", task=str(self.id), topic=topic, error=self.mask(summary_of(e)))
             return
         if count and (partition is None or partition < count):
             return
@@ -351,17 +351,17 @@ class AbstractWorkerSourceTask(WorkerTask):
             await self.parts.admin.__aenter__()
             self._admin_open = True
 
-    def _say_held_up(self, record: ProducerRecord, held_up_ms: int) -> None:
-        self.metrics.set("source_send_blocked_ms", held_up_ms)
-        if held_up_ms % HELD_UP_SAY_MS == 0:
+    def _log_blocked(self, record: ProducerRecord, blocked_ms: int) -> None:
+        self.metrics.set("source_send_blocked_ms", blocked_ms)
+        if blocked_ms % BLOCKED_LOG_MS == 0:
             log.warning(
                 "a record cannot be handed to the producer: is there its topic, and does its broker answer?",
-                task=str(self.id), topic=record.topic, for_ms=held_up_ms,
+                task=str(self.id), topic=record.topic, for_ms=blocked_ms,
             )  # fmt: skip
 
     async def _send_records(self) -> bool:
         records = self.to_send or []
-        self._topics_said.clear()
+        self._reported_topics.clear()
         for index, record in enumerate(records):
             try:
                 produced = await self.parts.conversion.producer_record(record)
@@ -389,7 +389,7 @@ class AbstractWorkerSourceTask(WorkerTask):
                 self._not_sent(token)
                 raise
             except PenstockError as e:
-                await self._refused(record, token, e)
+                await self._rejected(record, token, e)
             except asyncio.CancelledError:
                 self._not_sent(token)
                 self.to_send = records[index:]
@@ -428,8 +428,8 @@ class AbstractWorkerSourceTask(WorkerTask):
             raise
         finally:
             self._in_hand = None
-        if produced.topic not in self._topics_said:
-            self._topics_said.add(produced.topic)
+        if produced.topic not in self._reported_topics:
+            self._reported_topics.add(produced.topic)
             self._listener.on_topic_used(self.id, produced.topic)
 
     def _failed_later(self, record: SourceRecord, token: object, error: Exception) -> None:
@@ -443,7 +443,7 @@ class AbstractWorkerSourceTask(WorkerTask):
         elif self.send_error is None:
             self.send_error = error
 
-    async def _refused(self, record: SourceRecord, token: object, error: PenstockError) -> None:
+    async def _rejected(self, record: SourceRecord, token: object, error: PenstockError) -> None:
         """Handles a record that the producer did not accept."""
         if not self._tolerates_send_errors:
             self._not_sent(token)
@@ -494,7 +494,7 @@ class AbstractWorkerSourceTask(WorkerTask):
         except RetriableError as e:
             if self._topic_error is None:
                 log.warning("creating a topic will be tried again", task=str(self.id), topic=topic.name,
-                            error=self.mask(said_of(e)))  # fmt: skip
+                            error=self.mask(summary_of(e)))  # fmt: skip
             self._topic_error = e
             return False
         except PenstockError as e:

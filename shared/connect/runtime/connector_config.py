@@ -24,10 +24,10 @@ DEFAULT_GROUP = "default"
 
 HIGH, MEDIUM, LOW = Importance.HIGH, Importance.MEDIUM, Importance.LOW
 
-CONVERTER_SAYS = (
+CONVERTER_TEXT = (
     "Turns {what} into bytes and back. Any connector works with any converter. Not given: the worker's own."
 )
-VERSION_SAYS = "The version of the {what}; only the installed one can be asked for."
+VERSION_TEXT = "The version of the {what}; only the installed one can be asked for."
 
 
 class _Group:
@@ -76,7 +76,7 @@ def common_config() -> ConfigDef:
         "The connector's class: its full name, the name of Kafka's class that it stands for, an entry point of "
         "the group penstock.connectors, or the class's name with or without `Connector` at its end.")
     common.add("connector.plugin.version", Type.STRING, None, MEDIUM, "Connector version", Width.MEDIUM,
-        VERSION_SAYS.format(what="connector"))
+        VERSION_TEXT.format(what="connector"))
     common.add("tasks.max", Type.INT, 1, HIGH, "Tasks max", Width.SHORT,
         "The most tasks that the work is divided into.", at_least(1))
     common.add("tasks.max.enforce", Type.BOOLEAN, True, LOW, "Enforce tasks max", Width.SHORT,
@@ -85,9 +85,9 @@ def common_config() -> ConfigDef:
     for which, shown in (("key", "Key converter"), ("value", "Value converter"), ("header", "Header converter")):
         what = {"key": "keys", "value": "values", "header": "the values of headers"}[which]
         common.add(f"{which}.converter", Type.CLASS, None, LOW, f"{shown} class", Width.SHORT,
-            CONVERTER_SAYS.format(what=what))
+            CONVERTER_TEXT.format(what=what))
         common.add(f"{which}.converter.plugin.version", Type.STRING, None, LOW, f"{shown} version", Width.SHORT,
-            VERSION_SAYS.format(what=shown.lower()))
+            VERSION_TEXT.format(what=shown.lower()))
     common.add("transforms", Type.LIST, "", LOW, "Transforms", Width.LONG,
         "Names of the transforms that each record goes through, in this order; each is set by "
         "transforms.<name>.type and its own settings.", unique_items, group=TRANSFORMS)

@@ -24,7 +24,7 @@ from penstock.shared.connect.runtime.plugins import class_name
 from penstock.shared.connect.runtime.states import ConnectorTaskId
 
 PREFIX = "__connect.errors."
-KEPT_BYTES_MAX = 64 << 20
+CACHED_BYTES_MAX = 64 << 20
 """Bytes of keys and values kept beside the batch in delivery. The oldest records are dropped first. The dead letter of
 a dropped record is converted from its `SinkRecord`."""
 TRACE_BYTES_MAX = 32_768
@@ -56,7 +56,7 @@ def dead_letter(
         error = failure.error
         name = error_name(error)
         trace = "".join(traceback.format_tb(error.__traceback__))
-        said = {
+        headers_by_name = {
             "topic": record.topic,
             "partition": str(record.partition),
             "offset": str(record.offset),
@@ -68,7 +68,7 @@ def dead_letter(
             "exception.message": str(error),
             "exception.stacktrace": f"{name}: {error}\n{trace}",
         }
-        own = tuple((PREFIX + key, _text(value)) for key, value in said.items())
+        own = tuple((PREFIX + key, _text(value)) for key, value in headers_by_name.items())
     timestamp = record.timestamp if record.timestamp >= 0 else None
     return ProducerRecord(topic, record.value, record.key, (*record.headers, *own), None, timestamp)
 
@@ -100,7 +100,7 @@ def _text(value: str) -> bytes:
 
 
 @dataclass(frozen=True)
-class _Kept:
+class _CachedBatch:
     columns: Columns
     poll: int
     bytes: int
@@ -117,33 +117,33 @@ class RawRecords:
     dead letter is made of the record as it was read.
     """
 
-    def __init__(self, bytes_max: int = KEPT_BYTES_MAX) -> None:
+    def __init__(self, bytes_max: int = CACHED_BYTES_MAX) -> None:
         self._bytes_max, self._bytes, self._polls = bytes_max, 0, 0
-        self._kept: dict[TopicPartition, deque[_Kept]] = {}
+        self._cached: dict[TopicPartition, deque[_CachedBatch]] = {}
 
     def __repr__(self) -> str:
-        return f"<RawRecords of {len(self._kept)} partitions, {self._bytes} bytes>"
+        return f"<RawRecords of {len(self._cached)} partitions, {self._bytes} bytes>"
 
     def add(self, polled: Mapping[TopicPartition, Columns]) -> None:
         """Adds the records of one poll, which are delivered next. Drops earlier ones if there are too many."""
         self._polls += 1
         for tp, columns in polled.items():
-            own, first = self._kept.setdefault(tp, deque()), columns.offsets.item(0)
+            own, first = self._cached.setdefault(tp, deque()), columns.offsets.item(0)
             while own and own[-1].last >= first:  # read again
                 self._bytes -= own.pop().bytes
             size = sum(map(len, filter(None, columns.keys))) + sum(map(len, filter(None, columns.values)))
-            own.append(_Kept(columns, self._polls, size))
+            own.append(_CachedBatch(columns, self._polls, size))
             self._bytes += size
         while self._bytes > self._bytes_max:
-            oldest = min((own for own in self._kept.values() if own), key=lambda own: own[0].poll)
+            oldest = min((own for own in self._cached.values() if own), key=lambda own: own[0].poll)
             if oldest[0].poll == self._polls:
                 return
             self._bytes -= oldest.popleft().bytes
 
     def find(self, topic: str, partition: int, offset: int) -> ConsumerRecord | None:
         """Returns a record as it was read, or None if it is not kept."""
-        own = self._kept.get(TopicPartition(topic, partition), deque())
-        at = bisect_left(own, offset, key=lambda kept: kept.last)
+        own = self._cached.get(TopicPartition(topic, partition), deque())
+        at = bisect_left(own, offset, key=lambda cached: cached.last)
         if at == len(own):
             return None
         columns = own[at].columns
@@ -153,11 +153,11 @@ class RawRecords:
     def committed(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
         """Drops the records before the group's committed offsets: they are not reported any more."""
         for tp, at in offsets.items():
-            own = self._kept.get(tp, deque())
+            own = self._cached.get(tp, deque())
             while own and own[0].last < at.offset:
                 self._bytes -= own.popleft().bytes
 
     def forget(self, partitions: Iterable[TopicPartition]) -> None:
         """Drops the records of partitions that were given up."""
         for tp in partitions:
-            self._bytes -= sum(kept.bytes for kept in self._kept.pop(tp, ()))
+            self._bytes -= sum(cached.bytes for cached in self._cached.pop(tp, ()))

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from penstock.shared.common.log import get_logger
 from penstock.shared.connect.config_provider import unmasked
-from penstock.shared.connect.errors import RetriableError, ToleranceExceeded, said_of
+from penstock.shared.connect.errors import RetriableError, ToleranceExceeded, summary_of
 from penstock.shared.connect.runtime.task_metrics import TaskMetrics
 
 log = get_logger(__name__)
@@ -30,7 +30,7 @@ RETRIES_DELAY_MIN_MS = 300
 RETRIES_DELAY_SHIFT_MAX = 40  # the doubling stops here: the delay exceeds every limit by then
 CHECK_MS = 100
 """How often a wait checks whether the task is to stop or pause."""
-SAY_MS = 10_000
+LOG_MS = 10_000
 """How often the log reports that a conversion is still being retried."""
 
 
@@ -159,7 +159,7 @@ class RetryWaits:
 
     def __init__(self, task: str) -> None:
         self._task = task
-        self._said_ms: int | None = None
+        self._logged_ms: int | None = None
         self.since_ms: int | None = None
         """When the wait of the current operation on one record began, monotonic, or None if none waits."""
         self.is_over: Callable[[], bool] = lambda: False
@@ -170,19 +170,23 @@ class RetryWaits:
 
     def begin(self, now_ms: int) -> None:
         """Records that an operation cannot be completed at once."""
-        self.since_ms, self._said_ms = now_ms, None
+        self.since_ms, self._logged_ms = now_ms, None
 
     def end(self) -> None:
         """Records that the operation is done, or has failed for good."""
         self.since_ms = None
 
     def failed(self, what: str, error: Exception, now_ms: int) -> None:
-        """Logs that the operation will be tried again: the first time and every `SAY_MS`."""
-        if self._said_ms is None or now_ms - self._said_ms >= SAY_MS:
-            self._said_ms = now_ms
+        """Logs that the operation will be tried again: the first time and every `LOG_MS`."""
+        if self._logged_ms is None or now_ms - self._logged_ms >= LOG_MS:
+            self._logged_ms = now_ms
             for_ms = 0 if self.since_ms is None else now_ms - self.since_ms
             log.warning(
-                "conversion is tried again", task=self._task, stage=what, error=self.mask(said_of(error)), for_ms=for_ms
+                "conversion is tried again",
+                task=self._task,
+                stage=what,
+                error=self.mask(summary_of(error)),
+                for_ms=for_ms,
             )
 
     async def wait_for(self, what: Awaitable[T]) -> T:

@@ -61,9 +61,9 @@ class ErrorReporters:
 
     async def report(self, record: ConsumerRecord | SourceRecord, failure: Failure) -> None:
         """Logs the failure and sends the dead letter, without waiting for it to be stored."""
-        letter = await self.send(record, failure)
-        if letter is not None:
-            self.await_before_commit(letter)
+        written = await self.send(record, failure)
+        if written is not None:
+            self.await_before_commit(written)
             if len(self._pending) >= PENDING_MAX:
                 await self.flush()
 
@@ -80,9 +80,9 @@ class ErrorReporters:
             return None
         self._metrics.add("deadletterqueue_produce_requests")
         headers = self._settings.dead_letter_headers
-        letter = dead_letter(self._settings.dead_letter_topic, record, failure, self._id, headers=headers)
+        written = dead_letter(self._settings.dead_letter_topic, record, failure, self._id, headers=headers)
         delivery = await self._producer.send(
-            letter.topic, letter.value, key=letter.key, headers=letter.headers, timestamp=letter.timestamp
+            written.topic, written.value, key=written.key, headers=written.headers, timestamp=written.timestamp
         )
         return asyncio.ensure_future(_waited(delivery))
 
@@ -144,10 +144,10 @@ class WorkerErrantRecordReporter:
     async def _report(self, record: SinkRecord, error: Exception) -> None:
         raw = self._raw.find(*record.original) or self._as_read(record)
         failure = Failure(Stage.TASK_PUT, self._task_class, error)
-        letter = await self._reporters.send(raw, failure)
+        written = await self._reporters.send(raw, failure)
         self._operator.failed(failure, self._clock.now_ms())
-        if letter is not None:
-            await letter
+        if written is not None:
+            await written
 
     def _as_read(self, record: SinkRecord) -> ConsumerRecord:
         topic, partition, offset = record.original

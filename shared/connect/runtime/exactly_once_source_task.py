@@ -14,7 +14,7 @@ from penstock.shared.common.clock import Clock
 from penstock.shared.common.errors import PenstockError
 from penstock.shared.common.log import get_logger
 from penstock.shared.common.records import ProducerRecord, RecordMetadata
-from penstock.shared.connect.errors import ConnectError, said_of
+from penstock.shared.connect.errors import ConnectError, summary_of
 from penstock.shared.connect.record import SourceRecord
 from penstock.shared.connect.runtime.abstract_source_task import AbstractWorkerSourceTask, SourceParts
 from penstock.shared.connect.runtime.offset_store import OffsetBackingStore
@@ -125,8 +125,8 @@ class ExactlyOnceSourceTask(AbstractWorkerSourceTask):
         self.metrics.timed("offset_commit", self._clock.monotonic_ms() - started_ms)
         self.metrics.add("offset_commit_success_total")
         self.metrics.sized("transaction_size", len(self._records))
-        told, self._records = self._records, []
-        for record, metadata in told:
+        acknowledged, self._records = self._records, []
+        for record, metadata in acknowledged:
             await self._call(self.task.commit_record, record, metadata)
         await self._call(self.task.commit)
 
@@ -151,4 +151,4 @@ class ExactlyOnceSourceTask(AbstractWorkerSourceTask):
             if not failed:
                 raise
             # What failed the task is the error to report. The coordinator aborts the transaction after its timeout.
-            log.warning("the transaction could not be aborted", task=str(self.id), error=self.mask(said_of(e)))
+            log.warning("the transaction could not be aborted", task=str(self.id), error=self.mask(summary_of(e)))

@@ -17,7 +17,7 @@ PRINCIPAL = ("security.protocol", "sasl.jaas.config", "sasl.mechanism")
 CLIENTS = ("producer", "consumer", "admin")
 
 
-def refused_overrides(policy: str, overrides: Iterable[str]) -> list[str]:
+def rejected_overrides(policy: str, overrides: Iterable[str]) -> list[str]:
     """Returns those of a client's settings that the policy does not allow."""
     kind = policy.lower()
     if kind == "all":
@@ -27,6 +27,6 @@ def refused_overrides(policy: str, overrides: Iterable[str]) -> list[str]:
 
 def check_overrides(policy: str, client: str, overrides: Iterable[str]) -> None:
     """Raises ConfigError if the policy does not allow one of the settings."""
-    if refused := refused_overrides(policy, overrides):
-        names = ", ".join(f"{client}.override.{name}" for name in refused)
+    if rejected := rejected_overrides(policy, overrides):
+        names = ", ".join(f"{client}.override.{name}" for name in rejected)
         raise ConfigError(f"{names}: the override policy {policy} does not allow it")

@@ -78,9 +78,9 @@ class TaskMetrics:
         self.kind = kind
         names = SINK_METRICS if kind == "sink" else SOURCE_METRICS
         self._values = dict.fromkeys((*TASK_METRICS, *names, *ERROR_METRICS), 0.0)
-        self._times = {what: [0.0, 0.0, 0.0] for what in TIMED[kind]}
-        self._sizes = {what: [0.0, 0.0] for what in ("batch_size", "transaction_size", f"{kind}_record_active_count")}
-        self._rated = [what for what in RATED if f"{what}_total" in self._values]
+        self._times = {name: [0.0, 0.0, 0.0] for name in TIMED[kind]}
+        self._sizes = {name: [0.0, 0.0] for name in ("batch_size", "transaction_size", f"{kind}_record_active_count")}
+        self._rated = [name for name in RATED if f"{name}_total" in self._values]
         self._samples = deque([(now_ms, dict.fromkeys(self._rated, 0.0))], SAMPLES_MAX)
         self._since_ms, self._state, self._state_since_ms = now_ms, State.UNASSIGNED, now_ms
         self._state_ms: dict[State, int] = {}
@@ -94,22 +94,22 @@ class TaskMetrics:
     def set(self, name: str, value: float) -> None:
         self._values[name] = value
 
-    def timed(self, what: str, ms: float) -> None:
+    def timed(self, name: str, ms: float) -> None:
         """Records the duration of one call."""
-        entry = self._times[what]
+        entry = self._times[name]
         entry[0] += 1
         entry[1] += ms
         entry[2] = max(entry[2], ms)
 
-    def sized(self, what: str, count: int) -> None:
+    def sized(self, name: str, count: int) -> None:
         """Records the number of records of one batch or transaction."""
-        entry = self._sizes[what]
+        entry = self._sizes[name]
         entry[0] += 1
         entry[1] += count
-        self._values[f"{what}_avg"] = entry[1] / entry[0]
-        self._values[f"{what}_max"] = max(self._values[f"{what}_max"], count)
-        if f"{what}_min" in self._values:
-            self._values[f"{what}_min"] = count if entry[0] == 1 else min(self._values[f"{what}_min"], count)
+        self._values[f"{name}_avg"] = entry[1] / entry[0]
+        self._values[f"{name}_max"] = max(self._values[f"{name}_max"], count)
+        if f"{name}_min" in self._values:
+            self._values[f"{name}_min"] = count if entry[0] == 1 else min(self._values[f"{name}_min"], count)
 
     def active(self, count: int) -> None:
         """Sets the number of records that are read and not yet processed."""
@@ -124,9 +124,9 @@ class TaskMetrics:
     def values(self, now_ms: int) -> dict[str, float]:
         """Returns the current values of all metrics."""
         times = {}
-        for what, (count, total, highest) in self._times.items():
-            times[f"{what}_avg_time_ms"] = total / count if count else 0.0
-            times[f"{what}_max_time_ms"] = highest
+        for name, (count, total, highest) in self._times.items():
+            times[f"{name}_avg_time_ms"] = total / count if count else 0.0
+            times[f"{name}_max_time_ms"] = highest
         commits = self._values["offset_commit_success_total"], self._values["offset_commit_failure_total"]
         shares = {
             "offset_commit_success_percentage": commits[0] / sum(commits) if any(commits) else 0.0,
@@ -145,8 +145,8 @@ class TaskMetrics:
         while len(self._samples) > 1 and self._samples[1][0] <= now_ms - RATE_WINDOW_MS:
             self._samples.popleft()
         then_ms, before = self._samples[0]
-        now = {what: self._values[f"{what}_total"] for what in self._rated}
+        now = {name: self._values[f"{name}_total"] for name in self._rated}
         if now_ms > self._samples[-1][0]:
             self._samples.append((now_ms, now))
         seconds = (now_ms - then_ms) / 1000
-        return {f"{what}_rate": (now[what] - before[what]) / seconds if seconds else 0.0 for what in self._rated}
+        return {f"{name}_rate": (now[name] - before[name]) / seconds if seconds else 0.0 for name in self._rated}

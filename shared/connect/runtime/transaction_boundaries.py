@@ -91,8 +91,8 @@ class ConnectorBoundary:
             self._after[id(record)] = (record, ending)
 
     def after_record(self, record: SourceRecord) -> Ending:
-        said = self._after.pop(id(record), None)
-        return said[1] if said is not None and said[0] is record else Ending.NOT
+        defined = self._after.pop(id(record), None)
+        return defined[1] if defined is not None and defined[0] is record else Ending.NOT
 
     def after_batch(self, now_ms: int) -> Ending:
         ending, self._after_batch = self._after_batch, Ending.NOT

@@ -20,7 +20,7 @@ from penstock.shared.connect.properties import with_prefix
 from penstock.shared.connect.redaction import hidden, without_passwords
 from penstock.shared.connect.runtime.client_settings import consumer_settings, producer_settings
 from penstock.shared.connect.runtime.connector_config import check_sink_topics, sink_config, source_config
-from penstock.shared.connect.runtime.override_policy import refused_overrides
+from penstock.shared.connect.runtime.override_policy import rejected_overrides
 from penstock.shared.connect.runtime.plugins import KINDS, Plugins
 from penstock.shared.connect.runtime.worker_config import (
     ISOLATION,
@@ -32,7 +32,7 @@ from penstock.shared.connect.runtime.worker_config import (
 from penstock.shared.connect.version import CONNECT_VERSION
 
 CONVERTER_KINDS = {"key.converter": "converter", "value.converter": "converter", "header.converter": "header_converter"}
-_WORKER_ONLY_SAYS = "{name} is a setting of the worker and has no effect here: set it in the worker's properties"
+_WORKER_ONLY_TEXT = "{name} is a setting of the worker and has no effect here: set it in the worker's properties"
 CHAINS = {"transforms": "transformation", "predicates": "predicate"}
 
 
@@ -103,7 +103,7 @@ def validate_connector(plugins: Plugins, props: Mapping[str, str], worker: Mappi
     wrong = [
         *_wrong_overrides(plugin, props, worker),
         *_wrong_converters(plugins, props),
-        *(ConfigValue(name, props[name], errors=[_WORKER_ONLY_SAYS.format(name=name)]) for name in worker_only),
+        *(ConfigValue(name, props[name], errors=[_WORKER_ONLY_TEXT.format(name=name)]) for name in worker_only),
         *_wrong_isolation(props, worker),
     ]
     infos.configs += [_shown(ConfigDef(), value) for value in wrong]
@@ -132,13 +132,13 @@ def _wrong_overrides(plugin: type[Connector], props: Mapping[str, str], worker: 
     for client, make in makers.items():
         prefix = f"{client}.override."
         given = with_prefix(props, prefix)
-        refused = refused_overrides(policy, given)
-        for name in refused:
-            said = f"The '{policy}' policy does not allow '{name}' to be overridden in the connector configuration."
-            found.append(ConfigValue(prefix + name, hidden(name, props[prefix + name]), errors=[said]))
+        rejected = rejected_overrides(policy, given)
+        for name in rejected:
+            message = f"The '{policy}' policy does not allow '{name}' to be overridden in the connector configuration."
+            found.append(ConfigValue(prefix + name, hidden(name, props[prefix + name]), errors=[message]))
         try:
             if make is not None:
-                make({name: given[name] for name in given if name not in refused})
+                make({name: given[name] for name in given if name not in rejected})
         except ConfigError as e:
             named = next(
                 (name for name in given if name in str(e) or name.replace(".", "_") in str(e)), next(iter(given))

@@ -16,7 +16,7 @@ from penstock.shared.common.log import get_logger
 from penstock.shared.connect.allowed_files import FILES_ALLOWED, AllowedFiles
 from penstock.shared.connect.config_provider import ConfigTransformer, Mask
 from penstock.shared.connect.connector import Props, SinkConnector, task_class
-from penstock.shared.connect.errors import ConnectError, ConnectorNotFound, said_of, trace_of
+from penstock.shared.connect.errors import ConnectError, ConnectorNotFound, summary_of, trace_of
 from penstock.shared.connect.runtime.offset_store import OffsetBackingStore
 from penstock.shared.connect.runtime.plugins import Plugins, class_name
 from penstock.shared.connect.runtime.states import ConnectorTaskId, Event, State, TargetState
@@ -152,7 +152,7 @@ class Worker:
             made = self.plugins.connector_class(props.get("connector.class", ""))()
             connector = WorkerConnector(name, made, props, listener, on_reconfiguration, mask=mask)
         except Exception as e:  # also an error of the connector's constructor
-            log.error("connector cannot be made", connector=name, error=mask(said_of(e)))
+            log.error("connector cannot be made", connector=name, error=mask(summary_of(e)))
             listener.on_event(name, Event.FAILURE, mask(trace_of(e)))
             return State.FAILED
         self._connectors[name] = connector

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from penstock.shared.common.log import get_logger
 from penstock.shared.connect.config_provider import Mask, unmasked
 from penstock.shared.connect.connector import Connector, Props
-from penstock.shared.connect.errors import said_of, trace_of
+from penstock.shared.connect.errors import summary_of, trace_of
 from penstock.shared.connect.runtime.states import Event, State, TargetState, after
 from penstock.shared.connect.runtime.status_listener import StatusListener
 
@@ -126,6 +126,6 @@ class WorkerConnector:
 
     def _fail(self, error: Exception) -> None:
         if self.state is not State.FAILED:
-            log.error("connector failed", connector=self.name, error=self._mask(said_of(error)))
+            log.error("connector failed", connector=self.name, error=self._mask(summary_of(error)))
             self.state = after(self.state, Event.FAILURE)
             self._listener.on_event(self.name, Event.FAILURE, self._mask(trace_of(error)))

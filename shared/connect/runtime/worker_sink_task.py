@@ -105,10 +105,12 @@ class WorkerSinkTask(WorkerTask, RebalanceListener):
         polled = await self._poll(timeout_ms)
         if polled is None:
             return
-        taken, assigned = polled
-        converted = await self._convert_beside_polls(taken)
+        polled_batches, assigned = polled
+        converted = await self._convert_beside_polls(polled_batches)
         async with self._turn:
-            ours = {tp: columns for tp, columns in taken.items() if self.sink_state.is_still_ours(tp, assigned)}
+            ours = {
+                tp: columns for tp, columns in polled_batches.items() if self.sink_state.is_still_ours(tp, assigned)
+            }
             if converted is None:
                 for tp, columns in ours.items():
                     self._consumer.seek(tp, int(columns.offsets[0]))
@@ -147,10 +149,10 @@ class WorkerSinkTask(WorkerTask, RebalanceListener):
 
         Returns None if the target state has changed.
         """
-        taken = await self._take(0)
-        if taken[0] or timeout_ms <= 0:
+        polled_batches = await self._take(0)
+        if polled_batches[0] or timeout_ms <= 0:
             await asyncio.sleep(0)  # neither branch need have waited, and other asyncio tasks must run
-            return taken
+            return polled_batches
         poll = asyncio.ensure_future(self._take(timeout_ms))
         changed = asyncio.ensure_future(self._changed.wait())
         answered = asyncio.ensure_future(self._commit_answered.wait())

@@ -48,7 +48,7 @@ class WorkerSourceTask(AbstractWorkerSourceTask):
         self._interval_ms, self._timeout_ms = flush_interval_ms, flush_timeout_ms
         self._committer: asyncio.Task[None] | None = None
         self._flushing = asyncio.Lock()
-        self._to_tell: list[tuple[SourceRecord, RecordMetadata | None]] = []
+        self._acknowledged: list[tuple[SourceRecord, RecordMetadata | None]] = []
 
     async def _before_loop(self) -> None:
         if self._committer is None:
@@ -60,7 +60,7 @@ class WorkerSourceTask(AbstractWorkerSourceTask):
             await self.commit_offsets()
 
     async def iteration(self) -> None:
-        await self._tell()
+        await self._report_acknowledged()
         await super().iteration()
 
     async def _prepare_to_send(self, record: SourceRecord, produced: ProducerRecord) -> SubmittedRecord:
@@ -69,15 +69,15 @@ class WorkerSourceTask(AbstractWorkerSourceTask):
 
     def _sent(self, record: SourceRecord, token: object, metadata: RecordMetadata) -> None:
         cast(SubmittedRecord, token).ack()
-        self._to_tell.append((record, metadata))
+        self._acknowledged.append((record, metadata))
 
     def _skipped(self, record: SourceRecord, token: object) -> None:
         if token is not None:
             cast(SubmittedRecord, token).ack()
-        self._to_tell.append((record, None))
+        self._acknowledged.append((record, None))
 
     async def _dropped(self, record: SourceRecord) -> None:
-        self._to_tell.append((record, None))
+        self._acknowledged.append((record, None))
 
     def _not_sent(self, token: object) -> None:
         if token is not None:
@@ -86,10 +86,10 @@ class WorkerSourceTask(AbstractWorkerSourceTask):
     async def _batch_sent(self) -> None:
         self.metrics.active(self.submitted.pending)
 
-    async def _tell(self) -> None:
+    async def _report_acknowledged(self) -> None:
         """Calls the connector's task for records whose outcome is known."""
-        told, self._to_tell = self._to_tell, []
-        for record, metadata in told:
+        acknowledged, self._acknowledged = self._acknowledged, []
+        for record, metadata in acknowledged:
             try:
                 await self.thread.call(self.task.commit_record, record, metadata)
             except Exception as e:  # any error of the connector: the record is in Kafka in either case
@@ -97,18 +97,18 @@ class WorkerSourceTask(AbstractWorkerSourceTask):
 
     async def commit_offsets(self) -> bool:
         """Stores the offsets that may be stored. Returns False if that failed; the next call tries again."""
-        await self._tell()
+        await self._report_acknowledged()
         async with self._flushing:
             self.committable = self.committable.updated_with(self.submitted.committable())
             if self.send_error is not None:
                 return False  # the task is about to fail: its last commit stores what it can
             started_ms = self._clock.monotonic_ms()
-            taken = self.committable
-            if taken.offsets:
+            committed = self.committable
+            if committed.offsets:
                 try:
                     async with asyncio.timeout(self._timeout_ms / 1000):
                         await self.parts.reporters.flush()
-                        await self._store.set(encoded(self.id.connector, taken.offsets.values()))
+                        await self._store.set(encoded(self.id.connector, committed.offsets.values()))
                 except (PenstockError, TimeoutError) as e:
                     self.metrics.add("offset_commit_failure_total")
                     log.error(
@@ -134,7 +134,7 @@ class WorkerSourceTask(AbstractWorkerSourceTask):
                     await self.producer.flush()
             except (TimeoutError, PenstockError):
                 log.warning("records are still under way", task=str(self.id), records=self.submitted.pending)
-        await self._tell()
+        await self._report_acknowledged()
         if self.send_error is not None:
             self.committable = self.committable.updated_with(self.submitted.committable())
             error, self.send_error = self.send_error, None

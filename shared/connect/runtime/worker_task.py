@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from penstock.shared.common.clock import Clock
 from penstock.shared.common.log import get_logger
 from penstock.shared.connect.config_provider import Mask, unmasked
-from penstock.shared.connect.errors import said_of, trace_of
+from penstock.shared.connect.errors import summary_of, trace_of
 from penstock.shared.connect.runtime.error_handling import RetryWaits
 from penstock.shared.connect.runtime.states import ConnectorTaskId, Event, State, TargetState, after
 from penstock.shared.connect.runtime.status_listener import StatusListener
@@ -173,7 +173,7 @@ class WorkerTask(ABC):
 
     def _fail(self, error: Exception) -> None:
         self.error = error
-        log.error("task failed", task=str(self.id), error=self.mask(said_of(error)))
+        log.error("task failed", task=str(self.id), error=self.mask(summary_of(error)))
         self.state = after(self.state, Event.FAILURE)
         self.metrics.moved(self.state, self._clock.monotonic_ms())
         self._listener.on_event(self.id, Event.FAILURE, self._trace(error))

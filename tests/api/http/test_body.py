@@ -83,7 +83,7 @@ async def test_draining_reaches_bodies_that_are_being_waited_for() -> None:
     waiting = [asyncio.ensure_future(BodyReader(receiving(), drain, ms).next()) for ms in (60_000, 1)]
     await asyncio.sleep(0)
     assert "waiting=2" in repr(drain)
-    drain.begin(10)
+    drain.begin(500)
     outcomes = await asyncio.gather(*waiting, return_exceptions=True)
     assert [type(outcome) for outcome in outcomes] == [ServiceLeaving, BodyStalled]
     assert drain.begun

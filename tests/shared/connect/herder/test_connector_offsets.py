@@ -115,10 +115,10 @@ async def test_what_is_not_named_is_never_touched() -> None:
         wanted: dict[TopicPartition, int | None] = {gone: None, moved: 7, unknown: None}
         if refused:
             with pytest.raises(KafkaTimeout):
-                await offsets.keep("snk", {}, [], wanted, taken=True)
+                await offsets.keep("snk", {}, [], wanted, altered=True)
             assert admin.offsets == {kept: 1, moved: 2 if refused == "alter" else 7, gone: 3}
         else:
-            assert await offsets.keep("snk", {}, [], wanted, taken=True) == ALTERED
+            assert await offsets.keep("snk", {}, [], wanted, altered=True) == ALTERED
             assert admin.offsets == {kept: 1, moved: 7}
 
 
@@ -138,9 +138,9 @@ async def test_a_group_that_was_left_while_it_began_is_waited_for() -> None:
                 while len(seen) < 2:
                     await consumer.poll(20)
                 with pytest.raises(ConnectError, match="still has members"):
-                    await offsets.keep("c", {}, None, wanted, taken=False)
+                    await offsets.keep("c", {}, None, wanted, altered=False)
             joins.remove()
-            await offsets.keep("c", {}, [({}, {})], wanted, taken=False)
+            await offsets.keep("c", {}, [({}, {})], wanted, altered=False)
             assert cluster.committed("connect-c") == {TP: OffsetAndMetadata(7)}
-            await offsets.keep("c", {}, None, wanted, taken=False)
+            await offsets.keep("c", {}, None, wanted, altered=False)
             assert cluster.committed("connect-c") == {}

@@ -8,7 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.shared.common.errors import DataError, KafkaTimeout
-from penstock.shared.connect.errors import ConfigError, ConnectError, ConnectorNotFound, FailedThere, said_of, trace_of
+from penstock.shared.connect.errors import (
+    ConfigError,
+    ConnectError,
+    ConnectorNotFound,
+    FailedThere,
+    summary_of,
+    trace_of,
+)
 from penstock.shared.connect.isolation.messages import error_message, error_of, pack, unpack
 from penstock.shared.connect.runtime.states import ConnectorTaskId
 from penstock.shared.connect.runtime.worker_task import TaskSpec
@@ -53,7 +60,7 @@ def test_an_error_is_itself_on_the_other_side(error: Exception, base: type[Excep
         message = error_message(raised)
     again = error_of(unpack(pack(message)))
     assert isinstance(again, base)
-    assert (said_of(again), trace_of(again)) == (said_of(error), trace_of(error))
+    assert (summary_of(again), trace_of(again)) == (summary_of(error), trace_of(error))
     assert "test_messages.py" in again.trace
 
 

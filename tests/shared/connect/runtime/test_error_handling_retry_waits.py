@@ -14,7 +14,7 @@ from penstock.shared.common.records import TopicPartition
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.connect.converters.plain import StringConverter
 from penstock.shared.connect.errors import RetriableError
-from penstock.shared.connect.runtime.error_handling import SAY_MS, Interrupted, RetryWaits
+from penstock.shared.connect.runtime.error_handling import LOG_MS, Interrupted, RetryWaits
 from penstock.shared.connect.runtime.states import ConnectorTaskId, TargetState
 from penstock.shared.connect.runtime.worker_task import TaskSpec
 from tests.shared.connect.harness import (
@@ -163,10 +163,10 @@ async def test_the_log_says_it_at_a_rate() -> None:
     with structlog.testing.capture_logs() as said:
         for begun in (0, 100_000):
             waits.begin(begun)
-            for after in range(0, 2 * SAY_MS + 1, 500):
+            for after in range(0, 2 * LOG_MS + 1, 500):
                 waits.failed("VALUE_CONVERTER", RetriableError("down"), begun + after)
             waits.end()
-    assert [line["for_ms"] for line in said] == [0, SAY_MS, 2 * SAY_MS] * 2
+    assert [line["for_ms"] for line in said] == [0, LOG_MS, 2 * LOG_MS] * 2
 
 
 async def test_a_wait_that_is_given_up_cancels_what_it_waited_for() -> None:
