@@ -36,7 +36,7 @@ from penstock.services.aggregator.pages import live_pages, row_pages
 from penstock.services.aggregator.settings import QueriesSettings
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.metrics import counter
-from penstock.shared.streams.runtime.instances import Instances, Parts, Registration, who_has
+from penstock.shared.streams.runtime.instances import Instances, Parts, Registration, partition_owners
 
 ANSWER_BYTES_MAX = 64 * 1024 * 1024
 """The largest answer of one instance: ten thousand rows of some kilobytes."""
@@ -174,7 +174,7 @@ class Whole:
         return ""
 
     def _parts(self) -> Parts:
-        parts = who_has(self._instances, self.url, self._own.registration())
+        parts = partition_owners(self._instances, self.url, self._own.registration())
         if why := self._why_unknown():
             return parts._replace(missing=dict.fromkeys(parts.missing, f"other instances are not known: {why}"))
         return parts

@@ -223,8 +223,8 @@ def interval_ms(interval: timedelta | int, argument: str = "a duration", least: 
     ms = interval / timedelta(milliseconds=1) if isinstance(interval, timedelta) else interval
     is_number = isinstance(ms, int | float) and not isinstance(ms, bool) and math.isfinite(ms)
     if not is_number or ms != int(ms) or ms < least:
-        said = f"{argument} must be a timedelta or a whole number of ms and at least {least}"
-        raise ConfigError(f"{said}, got {interval!r}")
+        message = f"{argument} must be a timedelta or a whole number of ms and at least {least}"
+        raise ConfigError(f"{message}, got {interval!r}")
     return int(ms)
 
 

@@ -128,9 +128,9 @@ def read_in_slices(
             break
     found = [row for page in pages.values() for row in page.rows]
     last = place_of_row(found[-1]) if any(page.has_more for page in pages.values()) else None
-    told = [row for row in found if row["partition"] in tasks]
+    own_rows = [row for row in found if row["partition"] in tasks]
     at = {partition: offsets for partition, offsets in position.items() if partition in tasks}
-    return StoreAnswer(store, kind, key_type, told, at, last)
+    return StoreAnswer(store, kind, key_type, own_rows, at, last)
 
 
 def _read_table(table: GlobalTableRows, query: StoreQuery) -> Generator[None, None, StoreAnswer]:

@@ -31,7 +31,7 @@ from penstock.shared.streams.changelog.restore import restore_changes, restore_p
 from penstock.shared.streams.processor import INT64_MAX
 from penstock.shared.streams.runtime.global_table import GlobalTableRows
 from penstock.shared.streams.settings import MAX_FUTURE_MS
-from penstock.shared.streams.state.checkpoint import CommitPlace
+from penstock.shared.streams.state.checkpoint import CommitPosition
 from penstock.shared.streams.state.local_restore import take_up, write_restored
 from penstock.shared.streams.state.state_directory import StateDirectory
 from penstock.shared.streams.task.context import Guarantee
@@ -167,7 +167,7 @@ class TopologyTestDriver:
             else:
                 self.outputs.setdefault(record.topic, []).append(record)
         self.changelog += commit.changelog
-        self.task.commit_succeeded(CommitPlace(None, len(self.changelog), len(self.changelog)))
+        self.task.commit_succeeded(CommitPosition(None, len(self.changelog), len(self.changelog)))
         if own:
             self._append(own)
 

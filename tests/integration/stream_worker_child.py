@@ -28,7 +28,7 @@ from penstock.shared.streams.punctuation import PunctuationType
 from penstock.shared.streams.record import Record
 from penstock.shared.streams.runtime.stream_worker import StreamWorker
 from penstock.shared.streams.settings import StreamsSettings
-from penstock.shared.streams.state.checkpoint import CommitPlace
+from penstock.shared.streams.state.checkpoint import CommitPosition
 from penstock.shared.streams.task.outputs import TaskCommit
 from penstock.shared.streams.task.stream_task import StreamTask
 from penstock.shared.streams.topology import Topology
@@ -119,7 +119,7 @@ def stop_when_told() -> None:
     """Have the process stop before a commit is written, once SIGUSR1 has come."""
     told, write = asyncio.Event(), ChangelogPartition.commit
 
-    async def commit(self: ChangelogPartition, commit: TaskCommit, group: GroupMetadata) -> CommitPlace:
+    async def commit(self: ChangelogPartition, commit: TaskCommit, group: GroupMetadata) -> CommitPosition:
         if told.is_set():
             told.clear()
             os.kill(os.getpid(), signal.SIGSTOP)

@@ -7,7 +7,7 @@ drops its records here, and a pause holds them.
 >>> clicks = TopicPartition("clicks", 0)
 >>> unread = Unread()
 >>> columns = Columns.of([ConsumerRecord("clicks", 0, offset, 0, None, None) for offset in (3, 5)])
->>> unread.add({clicks: Taken(columns, 9)})  # offsets 6 to 8 hold nothing that is handed out
+>>> unread.add({clicks: Polled(columns, 9)})  # offsets 6 to 8 hold nothing that is handed out
 >>> [(record.offset, position) for record, position, _ in (unread.next(()), unread.next(()))], unread.next(())
 ([(3, 5), (5, 9)], None)
 """

@@ -30,7 +30,7 @@ NO_STATE = -1
 
 # --- where a reader is in a batch ---
 AT, FORCE, PENDING, FIRST_PENDING, COMMITS, CONFIRMED, IGNORED, FOREIGN_RECORDS = range(8)
-PLACES = 8
+CURSOR = 8
 """The next record; the epoch in force; the number of entries that wait for a commit, without those of earlier batches,
 and the first of them; the numbers of confirmed commits and changes, of ignored records, and of foreign records."""
 
@@ -96,50 +96,50 @@ def parse(data, offsets, lengths, key_lengths, numbers):
 
 
 @compiled
-def settle(numbers, count, confirmed, commits, places):
+def settle(numbers, count, confirmed, commits, cursor):
     """Apply the reader's rule from `places[AT]` up to `count`; return why it stops.
 
     The indexes of confirmed changes go to `confirmed`. For each commit, the index of its progress record and the number
     of changes confirmed with it and before go to `commits`.
     """
-    for i in range(places[AT], count):
-        places[AT] = i
+    for i in range(cursor[AT], count):
+        cursor[AT] = i
         operation, epoch = numbers[i, OPERATION], numbers[i, EPOCH]
         if operation == FOREIGN:
-            places[FOREIGN_RECORDS] += 1
+            cursor[FOREIGN_RECORDS] += 1
             continue
-        force = places[FORCE]
+        force = cursor[FORCE]
         if operation == TAKEOVER:
             if epoch > force:
                 return BEGINS
             continue
         if operation != PROGRESS:
             if epoch != force or force == 0:
-                places[IGNORED] += 1
+                cursor[IGNORED] += 1
             else:
-                if places[PENDING] == 0:
-                    places[FIRST_PENDING] = i
-                places[PENDING] += 1
+                if cursor[PENDING] == 0:
+                    cursor[FIRST_PENDING] = i
+                cursor[PENDING] += 1
             continue
         if epoch > force:
             return LOST
         if epoch < force or force == 0:
-            places[IGNORED] += 1
+            cursor[IGNORED] += 1
             continue
-        if places[PENDING] > 0:
-            found = places[CONFIRMED]
-            for j in range(places[FIRST_PENDING], i):
+        if cursor[PENDING] > 0:
+            found = cursor[CONFIRMED]
+            for j in range(cursor[FIRST_PENDING], i):
                 other = numbers[j, OPERATION]
                 if other in (FOREIGN, TAKEOVER, PROGRESS) or numbers[j, EPOCH] != force:
                     continue
                 if numbers[j, COMMIT] == numbers[i, COMMIT]:
                     confirmed[found] = j
                     found += 1
-            places[IGNORED] += places[PENDING] - (found - places[CONFIRMED])
-            places[CONFIRMED], places[PENDING] = found, 0
-        commits[places[COMMITS], 0], commits[places[COMMITS], 1] = i, places[CONFIRMED]
-        places[COMMITS] += 1
-    places[AT] = count
+            cursor[IGNORED] += cursor[PENDING] - (found - cursor[CONFIRMED])
+            cursor[CONFIRMED], cursor[PENDING] = found, 0
+        commits[cursor[COMMITS], 0], commits[cursor[COMMITS], 1] = i, cursor[CONFIRMED]
+        cursor[COMMITS] += 1
+    cursor[AT] = count
     return DONE
 
 

@@ -50,7 +50,7 @@ from penstock.shared.streams.changelog.restore_io import (
 from penstock.shared.streams.changelog.restore_progress import RestoreProgress
 from penstock.shared.streams.runtime.source_offsets import own_offset
 from penstock.shared.streams.settings import REFUSAL_BYTES_MAX, StreamsSettings
-from penstock.shared.streams.state.checkpoint import CommitPlace, LogPlace, LogReplaced
+from penstock.shared.streams.state.checkpoint import CommitPosition, LogPosition, LogReplaced
 from penstock.shared.streams.state.local_restore import Overtaken, discard
 from penstock.shared.streams.task.outputs import OutputColumns, TaskCommit, TaskOutputs, partition_of
 from penstock.shared.streams.task.stream_task import StreamTask
@@ -112,7 +112,7 @@ class ChangelogPartition:
         self._instance = instance
         self._clock = clock
         self.topic_partition = TopicPartition(settings.changelog_topic, partition)
-        self._place: LogPlace
+        self._place: LogPosition
         self._epoch: int
         self._metrics = metrics
         self.progress: RestoreProgress | None = None
@@ -169,7 +169,7 @@ class ChangelogPartition:
                 return restoring.task, restoring.report
         raise ChangelogHole(f"{self.topic_partition}: no restore finished in {SNAPSHOT_ATTEMPTS_MAX} attempts")
 
-    async def commit(self, commit: TaskCommit, group: GroupMetadata) -> CommitPlace:
+    async def commit(self, commit: TaskCommit, group: GroupMetadata) -> CommitPosition:
         """Write one commit and return its place in the log. Raises if the commit did not, or may not, take effect.
 
         After an error the task must be discarded. ProducerFenced means that another owner has taken over the partition,
@@ -216,7 +216,7 @@ class ChangelogPartition:
         restoring.finish(epoch)
         self._epoch = epoch
         marks = 1 if self.exactly_once else 0  # a transaction's end takes an offset
-        self._place = LogPlace(restoring.topic_id, metadata.offset + 1 + marks, marks)
+        self._place = LogPosition(restoring.topic_id, metadata.offset + 1 + marks, marks)
 
     def _others(self, entries: int, last: RecordMetadata) -> range:
         """Return the offsets at which others may have written before a commit. Raises LogReplaced for another log."""

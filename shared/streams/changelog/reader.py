@@ -263,7 +263,7 @@ class ChangelogReader:
             return
         batch = _Batch(offsets, PackedBytes.of(keys), PackedBytes.of(values))
         confirmed, ends = np.empty(batch.count, np.int64), np.empty((len(batch.progress), 2), np.int64)
-        places = np.zeros(k.PLACES, np.int64)
+        places = np.zeros(k.CURSOR, np.int64)
         places[k.FORCE] = self.epoch
         held, self._pending = self._pending, []
         error: Exception | None = batch.error

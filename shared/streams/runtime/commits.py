@@ -146,7 +146,7 @@ class TaskCommits:
             if owned.task is not None and (owned.task.needs_commit or owned.task.failed is not None):
                 undone.append(partition)
             elif owned.task is not None:
-                owned.refusals.say(owned.task.metrics, self._clock.monotonic_ms(), at_once=True)
+                owned.rejections.log_new(owned.task.metrics, self._clock.monotonic_ms(), at_once=True)
         if undone:
             log.error(
                 "the last commit failed: records since the previous commit are processed again at the next start",
@@ -168,7 +168,7 @@ class TaskCommits:
             owned.half_processed = str(e)
             raise
         task.commit_succeeded(place)
-        owned.refusals.say(task.metrics, self._clock.monotonic_ms())
+        owned.rejections.log_new(task.metrics, self._clock.monotonic_ms())
 
     async def _commit_group_offsets(self, held: Sequence[tuple[OwnedTask, TaskCommit]], consumer: Consumer) -> None:
         """Commit the group's offsets to show the lag; the task itself resumes from its progress record."""

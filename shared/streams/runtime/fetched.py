@@ -79,7 +79,7 @@ def punctuate_all(running: Iterable[OwnedTask], now_ms: int, blocking_ms_max: in
             if (ms := clock.monotonic_ms() - began_ms) > blocking_ms_max:
                 log_blocking(f"the WALL_CLOCK_TIME punctuations of partition {owned.partition}", ms)
         if not owned.task.needs_commit:
-            owned.refusals.say(owned.task.metrics, clock.monotonic_ms())
+            owned.rejections.log_new(owned.task.metrics, clock.monotonic_ms())
 
 
 def regulate(ready: Ready, consumer: Consumer, bytes_max: int) -> None:

@@ -24,7 +24,7 @@ class GlobalTableRows:
         self._node = node
         self.key_type = node.key
         self._rows: dict[Any, Any] = {}
-        self.refused = 0
+        self.invalid_records = 0
         self.position: dict[int, int] = {}
         """The next offset to read, by partition."""
 
@@ -32,7 +32,7 @@ class GlobalTableRows:
         return len(self._rows)
 
     def __repr__(self) -> str:
-        return f"GlobalTableRows({self.name!r}, {len(self._rows)} rows, {self.refused} refused)"
+        return f"GlobalTableRows({self.name!r}, {len(self._rows)} rows, {self.invalid_records} refused)"
 
     def get(self, key: Any) -> Any:
         """Return the value of the key's row, or None."""
@@ -62,7 +62,7 @@ class GlobalTableRows:
             own = key if self._node.key == "bytes" else string_deserializer(self.topic, key)
             row = self._node.value(self.topic, value)
         except DataError as e:
-            self.refused += 1
+            self.invalid_records += 1
             return e
         if row is None:
             self._rows.pop(own, None)

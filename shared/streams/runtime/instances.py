@@ -70,7 +70,7 @@ class Instances:
 
     def __init__(self) -> None:
         self._known: dict[str, _Known] = {}
-        self.refused = 0
+        self.invalid_records = 0
 
     def __repr__(self) -> str:
         return f"Instances({ {url: known.registration for url, known in self._known.items()} })"
@@ -79,16 +79,19 @@ class Instances:
         """Apply the record at `offset`; a record that cannot be read is counted and changes nothing."""
         try:
             url = (key or b"").decode()
-            said = None if value is None else msgspec.json.decode(value, type=Registration)
+            registration = None if value is None else msgspec.json.decode(value, type=Registration)
         except (UnicodeDecodeError, msgspec.DecodeError):
-            self.refused += 1
+            self.invalid_records += 1
             return
-        if said is None:
+        if registration is None:
             self._known.pop(url, None)
             return
         before = self._known[url].since if url in self._known else {}
-        claims: list[tuple[int, int | None]] = [*said.running.items(), *((p, None) for p in said.restoring)]
-        self._known[url] = _Known(said, {claim: before.get(claim, offset) for claim in claims}, now_ms)
+        claims: list[tuple[int, int | None]] = [
+            *registration.running.items(),
+            *((p, None) for p in registration.restoring),
+        ]
+        self._known[url] = _Known(registration, {claim: before.get(claim, offset) for claim in claims}, now_ms)
 
     def claims(self) -> dict[int, Claim]:
         """Return the claim that counts for each claimed partition."""
@@ -120,12 +123,12 @@ class Instances:
         return [url for url in self.urls() if url not in held and now_ms - self._known[url].seen_ms >= FORGET_MS]
 
 
-def who_has(instances: Instances, url: str, own: Registration) -> Parts:
+def partition_owners(instances: Instances, url: str, own: Registration) -> Parts:
     """Return the instance to query for each partition, as seen by `url` with the registration `own`.
 
     >>> table = Instances()
     >>> table.apply(0, b"http://b", encode(Registration("b", {1: 5, 2: 3}, 4)), 0)
-    >>> who_has(table, "http://a", Registration("a", {0: 1, 1: 4, 2: 4}, 4))
+    >>> partition_owners(table, "http://a", Registration("a", {0: 1, 1: 4, 2: 4}, 4))
     Parts(own=frozenset({0, 2}), others={'http://b': [1]}, missing={3: 'no instance has it'})
     """
     claims, mine = instances.claims(), set()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.shared.common.log import get_logger
 from penstock.shared.streams.changelog.partition import ChangelogPartition
 from penstock.shared.streams.changelog.restore_io import RestoreReport
-from penstock.shared.streams.runtime.rejection_log import RefusalLog
+from penstock.shared.streams.runtime.rejection_log import RejectionLog
 from penstock.shared.streams.runtime.source_offsets import GroupAhead
 from penstock.shared.streams.settings import StreamsSettings
 from penstock.shared.streams.state.local_restore import discard
@@ -34,7 +34,7 @@ class OwnedTask:
         self.idle: IdleAdvance | None = None
         self.report = RestoreReport()
         self.restoring: asyncio.Task[None] | None = None
-        self.refusals = RefusalLog(changelog.topic_partition.partition)
+        self.rejections = RejectionLog(changelog.topic_partition.partition)
         self.local: LocalState | None = None
         self.half_processed: str | None = None
         """The reason why the state on disk must not be used again; None if it may be."""

@@ -12,29 +12,29 @@ from penstock.shared.streams.task.metrics import TaskMetrics
 
 log = get_logger(__name__)
 
-REFUSED_LOG_MS = 10_000
+REJECTED_LOG_MS = 10_000
 
 
-class RefusalLog:
+class RejectionLog:
     """The state of one task's log."""
 
     def __init__(self, partition: int) -> None:
         self._partition = partition
-        self._said = (0, 0, 0)
-        self._said_ms: int | None = None
+        self._logged = (0, 0, 0)
+        self._logged_ms: int | None = None
 
-    def say(self, metrics: TaskMetrics, now_ms: int, *, at_once: bool = False) -> bool:
+    def log_new(self, metrics: TaskMetrics, now_ms: int, *, at_once: bool = False) -> bool:
         """Log the records rejected since the last line, if that is due or `at_once`. Return whether a line was logged.
 
         `now_ms` is monotonic. Each count has the coordinates of its last record: `last_late="clicks-0@17"`.
         """
         counts = (metrics.late_total, metrics.dead_letters_total, metrics.skipped_total)
-        waits = self._said_ms is not None and now_ms - self._said_ms < REFUSED_LOG_MS
-        if counts == self._said or (waits and not at_once):
+        waits = self._logged_ms is not None and now_ms - self._logged_ms < REJECTED_LOG_MS
+        if counts == self._logged or (waits and not at_once):
             return False
         names = ("late", "dead_letters", "skipped")
-        new = {name: now - before for name, now, before in zip(names, counts, self._said, strict=True)}
-        places = {f"last_{name}": metrics.refused_at.get(name) for name, number in new.items() if number}
-        log.info("records rejected", partition=self._partition, **new, **places)
-        self._said, self._said_ms = counts, now_ms
+        new = {name: now - before for name, now, before in zip(names, counts, self._logged, strict=True)}
+        positions = {f"last_{name}": metrics.rejected_at.get(name) for name, number in new.items() if number}
+        log.info("records rejected", partition=self._partition, **new, **positions)
+        self._logged, self._logged_ms = counts, now_ms
         return True

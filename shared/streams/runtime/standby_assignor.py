@@ -51,8 +51,8 @@ class Standing(msgspec.Struct, frozen=True):
 
 def with_standing(data: bytes | None, partitions: Iterable[int]) -> bytes:
     """Return an assignor's user data with the partitions appended."""
-    said = msgspec.json.encode(Standing(sorted(partitions)))
-    return (data or b"") + said + _SIZE.pack(len(said)) + MARK
+    encoded = msgspec.json.encode(Standing(sorted(partitions)))
+    return (data or b"") + encoded + _SIZE.pack(len(encoded)) + MARK
 
 
 def standing_of(data: bytes | None) -> frozenset[int] | None:
@@ -66,8 +66,8 @@ def standing_of(data: bytes | None) -> frozenset[int] | None:
         return None
     (size,) = _SIZE.unpack_from(data, len(data) - tail)
     try:
-        said = data[max(0, len(data) - tail - size) : len(data) - tail]
-        return frozenset(msgspec.json.decode(said, type=Standing).partitions)
+        encoded = data[max(0, len(data) - tail - size) : len(data) - tail]
+        return frozenset(msgspec.json.decode(encoded, type=Standing).partitions)
     except msgspec.MsgspecError:
         return None
 
@@ -145,8 +145,8 @@ class StreamsCooperativeSticky(StreamsAssignor, CooperativeStickyAssignor):
 
 def warm_of(members: Mapping[str, GroupMember]) -> dict[str, frozenset[int]]:
     """Return the partitions of which each member has state, for the members that support standbys."""
-    said = {member: standing_of(one.subscription.user_data) for member, one in members.items()}
-    return {member: partitions for member, partitions in said.items() if partitions is not None}
+    encoded = {member: standing_of(one.subscription.user_data) for member, one in members.items()}
+    return {member: partitions for member, partitions in encoded.items() if partitions is not None}
 
 
 STRATEGIES: Mapping[str, type[StreamsAssignor]] = {

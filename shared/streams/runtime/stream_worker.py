@@ -329,7 +329,7 @@ class StreamWorker(RebalanceListener):
                     await owned.close()
                 else:
                     self._suspended[partition] = owned
-                    owned.refusals.say(owned.task.metrics, self._clock.monotonic_ms(), at_once=True)
+                    owned.rejections.log_new(owned.task.metrics, self._clock.monotonic_ms(), at_once=True)
             log.info("partitions revoked", partitions=sorted(revoked))
 
     async def on_partitions_lost(self, partitions: frozenset[TopicPartition]) -> None:

@@ -62,13 +62,13 @@ async def prepare_topics(
     sources = [topic for topic in topology.source_topics() if topic not in internal]
     others = [table.topic for table in topology.global_tables.values()]
     async with Admin(kafka) as admin:
-        deadline, told = clock.monotonic_ms() + settings.topic_wait_ms, list[str]()
+        deadline, reported = clock.monotonic_ms() + settings.topic_wait_ms, list[str]()
         while missing := sorted({*sources, *others} - set(await admin.list_topics())):
             if clock.monotonic_ms() > deadline:
                 names = ", ".join(missing)
                 raise UnknownTopicOrPartition(f"no topic {names} after {settings.topic_wait_ms} ms; create it first")
-            if missing != told:
-                told = missing
+            if missing != reported:
+                reported = missing
                 log.warning("topics that the topology reads do not exist: waiting", topics=missing)
                 on_missing(missing)
             await asyncio.sleep(TOPIC_CHECK_INTERVAL_MS / 1000)

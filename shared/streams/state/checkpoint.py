@@ -14,20 +14,20 @@ class LogReplaced(ProducerFenced):
     """The changelog is not the one that its owner wrote to: a new topic of that name, or one that lost its end."""
 
 
-class LogPlace:
+class LogPosition:
     """The position at which an owner writes its commits, and whether others write there too.
 
     Adjacent commits prove that there was no other owner. A commit at a lower offset than the previous one's end proves
     that the log is another. `marks` are the offsets between two commits that hold no record. A negative offset means
     that the broker did not return one.
 
-    >>> place = LogPlace("id", 10, marks=1)
+    >>> place = LogPosition("id", 10, marks=1)
     >>> place.between(entries=4, offset=14), place.between(entries=4, offset=16)
     (range(10, 10), range(10, 16))
     >>> place.written(entries=4, offset=14)
-    CommitPlace(topic_id='id', covered_offset=15, verified_offset=15)
+    CommitPosition(topic_id='id', covered_offset=15, verified_offset=15)
     >>> place.written(entries=4, offset=21)  # where 20 was to be: the record of another
-    CommitPlace(topic_id='id', covered_offset=22, verified_offset=15)
+    CommitPosition(topic_id='id', covered_offset=22, verified_offset=15)
     """
 
     def __init__(self, topic_id: str | None, next_offset: int, marks: int) -> None:
@@ -50,17 +50,17 @@ class LogPlace:
             )
         return range(self._next, offset if offset > least else self._next)
 
-    def written(self, entries: int, offset: int) -> CommitPlace:
+    def written(self, entries: int, offset: int) -> CommitPosition:
         """Record a commit of `entries` whose progress record is at `offset`, and return its place."""
         self._alone &= offset == self._next + entries
         if self._alone:
             self._verified = offset + 1
         if offset >= 0:
             self._next = offset + 1 + self._marks
-        return CommitPlace(self.topic_id, offset + 1, self._verified)
+        return CommitPosition(self.topic_id, offset + 1, self._verified)
 
 
-class CommitPlace(NamedTuple):
+class CommitPosition(NamedTuple):
     """The place of a commit in the changelog; see `Checkpoint`."""
 
     topic_id: str | None

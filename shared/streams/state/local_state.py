@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 from penstock.shared.common.errors import RetriableError
 from penstock.shared.streams.changelog import format as fmt
 from penstock.shared.streams.changelog.format import Progress, StoreSchema
-from penstock.shared.streams.state.checkpoint import Checkpoint, CommitPlace
+from penstock.shared.streams.state.checkpoint import Checkpoint, CommitPosition
 from penstock.shared.streams.state.join_store import JoinStore
 from penstock.shared.streams.state.key_value_store import KeyValueStore
 from penstock.shared.streams.state.persistent_stores import (
@@ -179,7 +179,7 @@ class LocalState:
                 rows[store, key, start] = None
         self._prepared = rows, progress
 
-    def confirm(self, epoch: int, place: CommitPlace) -> None:
+    def confirm(self, epoch: int, place: CommitPosition) -> None:
         """Write the prepared commit, which succeeded. Raises PlaceUnknown if the broker returned no offset."""
         if place.covered_offset < 1:
             raise PlaceUnknown("the broker has not said at which offset the commit is: what is on disk is behind it")

@@ -1,10 +1,10 @@
-"""Turns a batch of records into columns: keys become numbers, values become arrays, and odd records are found.
+"""Turns a batch of records into columns: keys become numbers, values become arrays, and invalid records are found.
 
 The value type of the stream decides how values are decoded. `bytes` are not decoded at all, so counting them costs
 nothing. A struct is decoded by one call of msgspec, which checks the declared fields and skips all others. A `dict` is
-decoded whole. A record is odd if it would be rejected as a single record: its key or value cannot be decoded, it has no
-timestamp, its key is too large for a result, or an aggregation does not take its value. Odd records are processed one
-by one, which finds the reason.
+decoded whole. A record is invalid if it would be rejected as a single record: its key or value cannot be decoded,
+it has no timestamp, its key is too large for a result, or an aggregation does not take its value. Invalid records are
+processed one by one, which finds the reason.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from penstock.shared.streams.windows.window_limits import KEY_GROWTH_MAX, check_
 from penstock.shared.streams.windows.window_store import WindowStore
 from penstock.shared.streams.windows.window_table import Values
 
-ODD_VALUE = object()
+INVALID_VALUE = object()
 LEFT_SHARE_MAX = 1 / 4
 """If a kernel leaves a larger share of a batch than this to msgspec, msgspec reads the whole batch."""
 
@@ -41,25 +41,25 @@ class DecodedBatch:
     """A decoded batch.
 
     For each record it has the key's number, the values for the kernel and the values for aggregations whose states are
-    objects. It also has the indexes of odd records. `decoded` are the values; None means that they are the records'
+    objects. It also has the indexes of invalid records. `decoded` are the values; None means that they are the records'
     own. `is_out` marks filtered records; None means that none can be filtered. `codes` has one entry for each record
     that there was time to look at.
     """
 
     codes: Int32Array
     values: Values
-    got: list[list[Any]]
-    odd: list[int]
+    inputs: list[list[Any]]
+    invalid: list[int]
     decoded: list[Any] | None
     is_out: NDArray[np.bool_] | None = None
 
     def of(self, at: Int64Array) -> tuple[Int32Array, Values, list[list[Any]]]:
         """Return codes, values and objects of the records at these indexes, which must ascend."""
         if len(at) == len(self.values.has[0] if len(self.values.has) else self.codes):
-            return self.codes, self.values, self.got
-        values, places = self.values, at.tolist()
+            return self.codes, self.values, self.inputs
+        values, indexes = self.values, at.tolist()
         some = Values(np.ascontiguousarray(values.cells[:, at]), np.ascontiguousarray(values.has[:, at]))
-        return self.codes[at], some, [[own[place] for place in places] for own in self.got]
+        return self.codes[at], some, [[own[index] for index in indexes] for own in self.inputs]
 
 
 class BatchDecoder:
@@ -78,25 +78,25 @@ class BatchDecoder:
 
     def of(self, columns: Columns) -> DecodedBatch | None:
         """Return the decoded batch, or None if it must be processed record by record."""
-        odd: set[int] = set()
+        invalid: set[int] = set()
         if int(columns.timestamps.min()) < 0:
-            odd.update(np.flatnonzero(columns.timestamps < 0).tolist())
-        codes = self._codes(columns, odd)
-        if self._fields is not None and (numbers := self._numbers(columns, odd)) is not None:
-            return DecodedBatch(codes, numbers, [], sorted(odd), None)
-        decoded = None if self._source.value is bytes_deserializer else self._decoded(columns.values, odd)
+            invalid.update(np.flatnonzero(columns.timestamps < 0).tolist())
+        codes = self._codes(columns, invalid)
+        if self._fields is not None and (numbers := self._numbers(columns, invalid)) is not None:
+            return DecodedBatch(codes, numbers, [], sorted(invalid), None)
+        decoded = None if self._source.value is bytes_deserializer else self._decoded(columns.values, invalid)
         values: Sequence[Any] = columns.values if decoded is None else decoded
         is_out, out, count = None, set[int](), len(columns)
         if self._chain is not None:
-            values, is_out, count = self._chain.values(columns, values, odd)
+            values, is_out, count = self._chain.values(columns, values, invalid)
             decoded, out = values, set(np.flatnonzero(is_out).tolist())
-        states = self._states(values, columns.timestamps, odd, out)
+        states = self._states(values, columns.timestamps, invalid, out)
         if states is None:
             return None
-        own = sorted(o for o in odd if o < count)
+        own = sorted(o for o in invalid if o < count)
         return DecodedBatch(codes[:count], *states, own, decoded, is_out)
 
-    def _numbers(self, columns: Columns, odd: set[int]) -> Values | None:
+    def _numbers(self, columns: Columns, invalid: set[int]) -> Values | None:
         """Return the numbers that a kernel, helped by msgspec, reads from JSON; None if the kernel leaves too many."""
         assert self._fields is not None
         values = PackedBytes.of(columns.values)
@@ -110,17 +110,17 @@ class BatchDecoder:
         states = self._states(self._decoded(values.at(left).tolist(), own), columns.timestamps[left], own, set())
         if states is None:
             return None
-        odd.update(left[sorted(own)].tolist())
+        invalid.update(left[sorted(own)].tolist())
         cells[:, left], has[:, left] = states[0]
         return Values(cells, has)
 
-    def _codes(self, columns: Columns, odd: set[int]) -> Int32Array:
+    def _codes(self, columns: Columns, invalid: set[int]) -> Int32Array:
         keys = PackedBytes.of(columns.keys)
         is_plain = self._source.key == "bytes" or are_ascii(keys)
         if not is_plain or int(keys.lengths.max()) * KEY_GROWTH_MAX + 4 > self._key_bytes_max:
             known = keys.tolist()
             unsound = {key for key in dict.fromkeys(known) if key is not None and not self._is_sound(key)}
-            odd.update(at for at, key in enumerate(known) if key in unsound)
+            invalid.update(at for at, key in enumerate(known) if key in unsound)
         return self._store.index.codes_of(keys)
 
     def _is_sound(self, key: bytes) -> bool:
@@ -130,46 +130,46 @@ class BatchDecoder:
             return False
         return True
 
-    def _decoded(self, raw: Sequence[bytes | None], odd: set[int]) -> list[Any]:
+    def _decoded(self, raw: Sequence[bytes | None], invalid: set[int]) -> list[Any]:
         decode = self._decode
         if not self._has_none or None not in raw:
             with contextlib.suppress(Exception):  # the loop below finds which record failed, and why
                 return list(map(decode, raw))
         decoded = []
-        for place, value in enumerate(raw):
+        for index, value in enumerate(raw):
             try:
                 decoded.append(None if value is None and self._has_none else decode(value))
             except Exception:
-                odd.add(place)
-                decoded.append(ODD_VALUE)
+                invalid.add(index)
+                decoded.append(INVALID_VALUE)
         return decoded
 
-    def _refused(self, values: Sequence[Any], out: set[int]) -> list[int]:
-        refused = []
+    def _rejected(self, values: Sequence[Any], out: set[int]) -> list[int]:
+        rejected = []
         aggregations = self._store.columns.aggregations
-        for place, value in enumerate(values):
-            if place in out:
+        for index, value in enumerate(values):
+            if index in out:
                 continue
             try:
                 for aggregation in aggregations:
                     aggregation.add(aggregation.initial(), value)
             except Exception:
-                refused.append(place)
-        return refused
+                rejected.append(index)
+        return rejected
 
     def _states(
-        self, values: Sequence[Any], timestamps: Int64Array, odd: set[int], out: set[int]
+        self, values: Sequence[Any], timestamps: Int64Array, invalid: set[int], out: set[int]
     ) -> tuple[Values, list[list[Any]]] | None:
-        """Return the columns; cells of odd and filtered records are undefined. A rejected value makes its record odd.
+        """Return the columns; cells of invalid and filtered records are undefined.
 
-        Returns None if a number is of a type that only `add` can take.
+        A rejected value makes its record invalid. Returns None if a number is of a type that only `add` can take.
         """
         try:
-            return self._fitting(values, timestamps, odd | out)
+            return self._fitting(values, timestamps, invalid | out)
         except Unfit:
-            odd.update(self._refused(values, odd | out))
+            invalid.update(self._rejected(values, invalid | out))
         try:
-            return self._fitting(values, timestamps, odd | out)
+            return self._fitting(values, timestamps, invalid | out)
         except Unfit:
             return None
 
@@ -182,15 +182,15 @@ class BatchDecoder:
         """
         if not without:
             return self._store.columns.take(values, timestamps)
-        fit = [place for place in range(len(values)) if place not in without]
-        some, got = self._store.columns.take([values[place] for place in fit], timestamps[fit])
+        fit = [index for index in range(len(values)) if index not in without]
+        some, inputs = self._store.columns.take([values[index] for index in fit], timestamps[fit])
         whole = self._store.columns.no_values(len(values))
         whole.cells[:, fit], whole.has[:, fit] = some
         all_got: list[list[Any]] = []
-        for own in got:
+        for own in inputs:
             column: list[Any] = [None] * len(values)
-            for place, one in zip(fit, own, strict=True):
-                column[place] = one
+            for index, one in zip(fit, own, strict=True):
+                column[index] = one
             all_got.append(column)
         return whole, all_got
 

@@ -166,8 +166,8 @@ def process_in_time(task: StreamTask, columns: Columns, now_ms: int, has_time: H
             if not has_time():
                 return
         ahead_ms = int(columns.timestamps[at]) - now_ms
-        said = f"{columns.topic}: the record lies {ahead_ms} ms in the future; max_future_ms={limit}"
-        task.refuse(columns.record(at), DataError(said))
+        message = f"{columns.topic}: the record lies {ahead_ms} ms in the future; max_future_ms={limit}"
+        task.refuse(columns.record(at), DataError(message))
         start = at + 1
     if start < len(columns):
         task.process(columns[start:], now_ms, has_time)

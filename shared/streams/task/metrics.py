@@ -57,7 +57,7 @@ class TaskMetrics:
         self._own = own
         self.committed = Totals(0, 0, 0, 0, 0)
         """The totals as of the last commit. Later work may be repeated by another task."""
-        self.refused_at: dict[str, str] = {}
+        self.rejected_at: dict[str, str] = {}
         """The coordinates of the last late, dead-lettered and skipped record (topic-partition@offset)."""
 
     def processed(self, records: int, stream_time_ms: int, open_windows: int) -> None:

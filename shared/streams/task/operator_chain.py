@@ -59,7 +59,7 @@ class OperatorChain:
 
     def seen(self, columns: Columns) -> int:
         """Return the number of records up to the last one that has passed the chain."""
-        went = [place for place, at in enumerate(columns.offsets.tolist()) if at in self._outcomes]
+        went = [index for index, at in enumerate(columns.offsets.tolist()) if at in self._outcomes]
         return went[-1] + 1 if went else 0
 
     def forget(self) -> None:
@@ -67,11 +67,11 @@ class OperatorChain:
         self._outcomes = {}
 
     def values(
-        self, columns: Columns, values: Sequence[Any], odd: set[int]
+        self, columns: Columns, values: Sequence[Any], invalid: set[int]
     ) -> tuple[list[Any], NDArray[np.bool_], int]:
         """Return the resulting values, a mask of filtered records, and the number of records that there was time for.
 
-        Odd indexes are skipped. Those at which a function raises are added to `odd`.
+        Invalid indexes are skipped. Those at which a function raises are added to `invalid`.
         """
         known, has_time, keys = self._outcomes, self._task.has_time, list(columns.keys)
         come: list[Any] = list(values)
@@ -79,19 +79,19 @@ class OperatorChain:
         self._task.set_current_record(columns.record(0))
         self._gate.is_open = False
         try:
-            for place, offset in enumerate(columns.offsets.tolist()):
-                if place in odd:
+            for index, offset in enumerate(columns.offsets.tolist()):
+                if index in invalid:
                     continue
-                if place and not has_time():
-                    count, is_out[place:] = place, True
+                if index and not has_time():
+                    count, is_out[index:] = index, True
                     break
-                outcome = known[offset] = self._outcome(columns, place, keys[place], come[place])
+                outcome = known[offset] = self._outcome(columns, index, keys[index], come[index])
                 if outcome is None:
-                    is_out[place] = True
+                    is_out[index] = True
                 elif isinstance(outcome, Exception):
-                    odd.add(place)
+                    invalid.add(index)
                 else:
-                    come[place] = outcome.value
+                    come[index] = outcome.value
         finally:
             self._gate.is_open = True
         return come, is_out, count
@@ -109,13 +109,13 @@ class OperatorChain:
         if outcome is not None:
             self._gate.forward(outcome)
 
-    def _outcome(self, columns: Columns, place: int, key: bytes | None, value: Any) -> Outcome:
+    def _outcome(self, columns: Columns, index: int, key: bytes | None, value: Any) -> Outcome:
         headers = columns.headers
         record = Record(
             None if key is None else self._key_of(key),
             value,
-            int(columns.timestamps[place]),
-            () if headers is None else tuple(headers[place]),
+            int(columns.timestamps[index]),
+            () if headers is None else tuple(headers[index]),
         )
         self._gate.given = None
         try:

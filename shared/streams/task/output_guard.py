@@ -20,7 +20,7 @@ from penstock.shared.streams.punctuation import Punctuator
 from penstock.shared.streams.record import Record, WindowKey
 from penstock.shared.streams.task.rejected_outputs import Emitted, refused_output
 from penstock.shared.streams.topology import ProcessorNode, Topology
-from penstock.shared.streams.windows.late_records import place_of
+from penstock.shared.streams.windows.late_records import coordinates_of
 
 if TYPE_CHECKING:
     from penstock.shared.streams.task.context import Mark, TaskContext
@@ -150,13 +150,13 @@ class OutputGuard:
         window = None
         if self._window is not None:
             store, window = self._window
-        emitted = Emitted(record, node, store, window, None if source is None else place_of(source))
+        emitted = Emitted(record, node, store, window, None if source is None else coordinates_of(source))
         if handler == "continue":
             task.metrics.skipped(f"{stage} error")
-            task.metrics.refused_at["skipped"] = str(emitted)
+            task.metrics.rejected_at["skipped"] = str(emitted)
             return
         origin = task.source_node(node)
         topic, limit = origin.dead_letters, task.record_bytes_max
         task.outputs.add(refused_output(topic, emitted, source, stage, error, task.application, limit))
         task.metrics.dead_letter(origin.topic, stage)
-        task.metrics.refused_at["dead_letters"] = str(emitted)
+        task.metrics.rejected_at["dead_letters"] = str(emitted)

@@ -170,10 +170,9 @@ class ProcessorNodes:
             except Exception as e:
                 failed.append((name, e))
         if failed:
-            said = "; ".join(f"node {name!r}: {type(e).__name__}: {e}" for name, e in failed)
-            raise ProcessingFailed(f"the processors of partition {partition} cannot be closed: {said}") from failed[0][
-                1
-            ]
+            message = "; ".join(f"node {name!r}: {type(e).__name__}: {e}" for name, e in failed)
+            (_, cause), *_ = failed
+            raise ProcessingFailed(f"the processors of partition {partition} cannot be closed: {message}") from cause
 
     def failure(self, what: str, error: Exception, node: str | None = None) -> ProcessingFailed:
         """Return the error that ends the task. It names the node that raised, else `node`."""
@@ -296,14 +295,14 @@ class NodeContext:
     def takes_time(self, timestamp: int, span_ms: int) -> bool:
         task, node = self._task, self._node.name
         if timestamp > INT64_MAX - span_ms:
-            said = f"{node!r}: the time {timestamp} ms with windows of {span_ms} ms leaves 64 bits"
+            message = f"{node!r}: the time {timestamp} ms with windows of {span_ms} ms leaves 64 bits"
         elif task.max_future_ms is not None and timestamp > task.now_ms + task.max_future_ms:
             ahead_ms = timestamp - task.now_ms
-            said = f"{node!r}: the time lies {ahead_ms} ms in the future; max_future_ms={task.max_future_ms}"
+            message = f"{node!r}: the time lies {ahead_ms} ms in the future; max_future_ms={task.max_future_ms}"
         else:
             return True
         if task.record_metadata is not None:
-            raise DataError(said)
+            raise DataError(message)
         task.count_skipped("time too far ahead")
         return False
 

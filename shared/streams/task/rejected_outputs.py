@@ -39,7 +39,7 @@ class Emitted(NamedTuple):
     node: str
     store: str | None
     window: WindowKey | None
-    place: str | None
+    coordinates: str | None
 
     def __str__(self) -> str:
         parts = [f"node {self.node!r}"]
@@ -47,7 +47,7 @@ class Emitted(NamedTuple):
             parts.append(name_window(self.store, *self.window))
         elif self.store is not None:
             parts.append(f"store {self.store!r}")
-        return ", ".join([*parts, self.place or "of no source record"])
+        return ", ".join([*parts, self.coordinates or "of no source record"])
 
 
 def refused_output(
@@ -61,21 +61,21 @@ def refused_output(
 ) -> ProducerRecord:
     """Return the dead letter; a value that makes it larger than `record_bytes_max` is left out."""
     record, window = emitted.record, emitted.window
-    letter = DeadLetter.of(source or ConsumerRecord(topic, 0, 0, 0, None, None), stage, error, 1, application)
-    said = {
+    dead_letter = DeadLetter.of(source or ConsumerRecord(topic, 0, 0, 0, None, None), stage, error, 1, application)
+    headers_by_name = {
         STAGE: stage,
-        EXCEPTION: letter.exception,
-        MESSAGE: letter.message,
+        EXCEPTION: dead_letter.exception,
+        MESSAGE: dead_letter.message,
         ATTEMPTS: "1",
         GROUP: application,
         NODE: emitted.node,
         TIMESTAMP: str(record.timestamp),
     }
     if emitted.store is not None:
-        said[STORE] = emitted.store
+        headers_by_name[STORE] = emitted.store
     if window is not None:
-        said |= {WINDOW_START: str(window.start), WINDOW_END: str(window.end)}
-    headers = (*record.headers, *((name, header_text(text)) for name, text in said.items()))
+        headers_by_name |= {WINDOW_START: str(window.start), WINDOW_END: str(window.end)}
+    headers = (*record.headers, *((name, header_text(text)) for name, text in headers_by_name.items()))
     if source is not None:
         headers += origin_headers(source)
     key = as_bytes(window.key if window is not None else record.key)

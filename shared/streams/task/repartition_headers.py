@@ -32,8 +32,12 @@ KEY_BYTES_MAX = 1_024
 
 def origin_headers(record: ConsumerRecord) -> Headers:
     """Return the headers that carry a source record's coordinates and raw key."""
-    place = ((TOPIC, record.topic.encode()), (PARTITION, b"%d" % record.partition), (OFFSET, b"%d" % record.offset))
-    return place if len(record.key or b"") > KEY_BYTES_MAX else (*place, (KEY, record.key))
+    coordinates = (
+        (TOPIC, record.topic.encode()),
+        (PARTITION, b"%d" % record.partition),
+        (OFFSET, b"%d" % record.offset),
+    )
+    return coordinates if len(record.key or b"") > KEY_BYTES_MAX else (*coordinates, (KEY, record.key))
 
 
 def without_origin(headers: Headers) -> Headers:
@@ -43,8 +47,8 @@ def without_origin(headers: Headers) -> Headers:
 
 def original(record: ConsumerRecord) -> ConsumerRecord:
     """Return a repartition topic's record with its source record's coordinates and key; unchanged without headers."""
-    said = dict(record.headers)
-    topic, partition, offset = said.get(TOPIC), said.get(PARTITION), said.get(OFFSET)
+    by_name = dict(record.headers)
+    topic, partition, offset = by_name.get(TOPIC), by_name.get(PARTITION), by_name.get(OFFSET)
     if topic is None or partition is None or offset is None:
         return record
     return replace(
@@ -52,6 +56,6 @@ def original(record: ConsumerRecord) -> ConsumerRecord:
         topic=topic.decode(),
         partition=int(partition),
         offset=int(offset),
-        key=said.get(KEY, record.key),
+        key=by_name.get(KEY, record.key),
         headers=without_origin(record.headers),
     )

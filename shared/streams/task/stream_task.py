@@ -47,7 +47,7 @@ from penstock.shared.streams.operators.tables import Lookup
 from penstock.shared.streams.punctuation import PunctuationType, Punctuator, Schedule, Start
 from penstock.shared.streams.record import Record, RecordMetadata
 from penstock.shared.streams.runtime.time_slices import HasTime, always
-from penstock.shared.streams.state.checkpoint import CommitPlace
+from penstock.shared.streams.state.checkpoint import CommitPosition
 from penstock.shared.streams.state.join_store import JoinStore
 from penstock.shared.streams.state.key_value_store import KeyValueStore
 from penstock.shared.streams.state.persistent_stores import PersistentJoinStore, PersistentKeyValueStore
@@ -66,7 +66,7 @@ from penstock.shared.streams.task.user_functions import plain
 from penstock.shared.streams.task.vectorized_executor import COLUMNS_MIN, VectorizedExecutor, vectorized_executors
 from penstock.shared.streams.topology import ProcessorNode, SourceNode, Topology
 from penstock.shared.streams.windows.late_entries import LateRows, encode_late_rows
-from penstock.shared.streams.windows.late_records import place_of
+from penstock.shared.streams.windows.late_records import coordinates_of
 from penstock.shared.streams.windows.timed_processor import NO_TIME, TimedProcessor
 from penstock.shared.streams.windows.window_limits import check_states, default_key_bytes_max, default_state_bytes_max
 
@@ -138,7 +138,7 @@ class StreamTask:
         self.idle_ms = 0
         self.late_records = 0
         self._closing = 0
-        self._taken = 0
+        self._processed = 0
         self._prepared = self.metrics.committed
         self.max_future_ms: int | None = None
         self.has_time: HasTime = always
@@ -192,7 +192,7 @@ class StreamTask:
         unchanged.
         """
         self.now_ms, self.has_time = now_ms, has_time
-        position, self._taken = self.sources.get(columns.topic, -1), 0
+        position, self._processed = self.sources.get(columns.topic, -1), 0
         if len(columns) and columns.offsets[0] < position:
             columns = columns[int(np.searchsorted(columns.offsets, position)) :]
         path = self.vectorized_executors.get(columns.topic)
@@ -205,9 +205,9 @@ class StreamTask:
             self._source_record = self.record_metadata = None
             late, self.late_records = self.late_records, 0
             self.metrics.late(columns.topic, late)
-            if self._taken and self.failed is None:
+            if self._processed and self.failed is None:
                 self._uncommitted = True
-            self.metrics.processed(self._taken, self.stream_time_ms, sum(map(len, self.stores.values())))
+            self.metrics.processed(self._processed, self.stream_time_ms, sum(map(len, self.stores.values())))
             self.metrics.operator_times(self.times.by_store())
 
     def take_records(self, columns: Columns, forward: Callable[[Record], None] | None = None) -> None:
@@ -222,12 +222,12 @@ class StreamTask:
     def taken(self, last: ConsumerRecord, count: int) -> None:
         """Confirm the records up to this one, and evaluate STREAM_TIME punctuation."""
         self.sources[last.topic] = last.offset + 1
-        self._taken += count
+        self._processed += count
         self._source_record = self.record_metadata = None  # no record causes the outputs of a punctuation
         try:
             self.schedules.stream_time.may_punctuate(self.stream_time_ms)
         except Exception as e:
-            raise self._fail(f"a STREAM_TIME punctuation after {place_of(last)}", e) from e
+            raise self._fail(f"a STREAM_TIME punctuation after {coordinates_of(last)}", e) from e
 
     def set_current_record(self, record: ConsumerRecord) -> None:
         """Set the record that processors process now."""
@@ -247,7 +247,7 @@ class StreamTask:
     def half_processed(self, error: Exception) -> ProcessingFailed:
         """Return the error for a record that a store had taken. The task cannot be committed any more."""
         assert self._source_record is not None
-        return self._fail(f"{place_of(self._source_record)}, which a store had taken,", error)
+        return self._fail(f"{coordinates_of(self._source_record)}, which a store had taken,", error)
 
     def _process_one(self, source: SourceNode, forward: Callable[[Record], None], record: ConsumerRecord) -> None:
         self.set_current_record(record)
@@ -278,14 +278,14 @@ class StreamTask:
             stage = STAGE_PRODUCE
         handler, reason = self.handlers.of(stage, error)
         if handler == "fail":
-            raise self._processor_nodes.failure(f"{place_of(record)} ({reason})", error, source.name) from error
+            raise self._processor_nodes.failure(f"{coordinates_of(record)} ({reason})", error, source.name) from error
         if handler == "continue":
             self.count_skipped(f"{stage} error")
             return
-        letter = DeadLetter.of(record, stage, error, 1, self.application)
-        self.outputs.add(dead_letter_record(source.dead_letters, letter, self.changelog_id))
+        dead_letter = DeadLetter.of(record, stage, error, 1, self.application)
+        self.outputs.add(dead_letter_record(source.dead_letters, dead_letter, self.changelog_id))
         self.metrics.dead_letter(record.topic, stage)
-        self.metrics.refused_at["dead_letters"] = place_of(record)
+        self.metrics.rejected_at["dead_letters"] = coordinates_of(record)
 
     def mark(self) -> Mark:
         """Return the number of outputs and stream time, for `take_back`."""
@@ -416,7 +416,7 @@ class StreamTask:
             for one in rows
         ]
 
-    def commit_succeeded(self, place: CommitPlace | None = None) -> None:
+    def commit_succeeded(self, place: CommitPosition | None = None) -> None:
         """Confirm that the prepared commit is durable, at this place of the changelog; state on disk records it."""
         self._committing = False
         if self.local is not None:
@@ -439,4 +439,4 @@ class StreamTask:
         """Count the current record, and others of its batch before it, as skipped."""
         self.metrics.skipped(reason, records)
         if self._source_record is not None:
-            self.metrics.refused_at["skipped"] = place_of(self._source_record)
+            self.metrics.rejected_at["skipped"] = coordinates_of(self._source_record)

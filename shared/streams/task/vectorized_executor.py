@@ -105,8 +105,8 @@ class VectorizedExecutor:
             self._take_records(columns)
             return
         self._operator.store.prepare(columns.keys, int(columns.timestamps.max()))
-        if in_doubt := self._operator.in_doubt(values.codes, values.got):
-            values.odd = sorted({*values.odd, *in_doubt})
+        if in_doubt := self._operator.in_doubt(values.codes, values.inputs):
+            values.invalid = sorted({*values.invalid, *in_doubt})
         self._take_values(columns[: len(values.codes)], values)
 
     def _take_records(self, columns: Columns) -> None:
@@ -114,21 +114,21 @@ class VectorizedExecutor:
             self._task.take_records(columns)
             return
         seen = self._chain.seen(columns)
-        for place in range(seen):
-            self._task.take_records(columns[place : place + 1], self._chain.forward)
+        for index in range(seen):
+            self._task.take_records(columns[index : index + 1], self._chain.forward)
         if seen < len(columns) and (not seen or self._task.has_time()):
             self._task.take_records(columns[seen:], self._chain.forward)
 
     def _take_values(self, columns: Columns, values: DecodedBatch) -> None:
-        odd = iter(values.odd)
-        next_odd = next(odd, len(columns))
+        invalid = iter(values.invalid)
+        next_invalid = next(invalid, len(columns))
         start = 0
         while start < len(columns):
-            if start == next_odd:
+            if start == next_invalid:
                 self._take_records(columns[start : start + 1])
-                start, next_odd = start + 1, next(odd, len(columns))
+                start, next_invalid = start + 1, next(invalid, len(columns))
             else:
-                stop = self._until_due(columns.timestamps[start:next_odd]) + start
+                stop = self._until_due(columns.timestamps[start:next_invalid]) + start
                 done = self._take_part(columns, values, start, stop)
                 if done < stop:  # the next record is rejected
                     self._take_records(columns[done : done + 1])

@@ -74,7 +74,7 @@ def parse_late_record(record: ConsumerRecord) -> DeadLetter:
     Raises DataError if the record has no source record, or was written by another program.
     """
     found = {name: value for name, value in record.headers if name in HEADERS}
-    where = place_of(record)
+    where = coordinates_of(record)
     missing = [name for name in HEADERS if name not in found]
     if missing:
         raise DataError(f"{where} is not the late record of a source record: it lacks the headers {', '.join(missing)}")
@@ -127,7 +127,7 @@ def send_late(task: TaskContext, forwarded: Record, node: str, close_time_ms: in
     said = (close_time_ms, stream_time_ms, store, task.application, task.changelog_id)
     task.outputs.add(forwarded_late_record(forwarded, source.late, *said, task.record_bytes_max))
     task.metrics.late(source.topic, 1)
-    task.metrics.refused_at["late"] = f"store {store!r}, of no source record"
+    task.metrics.rejected_at["late"] = f"store {store!r}, of no source record"
 
 
 def send_late_columns(
@@ -175,7 +175,7 @@ def _send_in_hand(task: TaskContext, node: str, close_time_ms: int, stream_time_
 
 def _count(task: TaskContext, last: ConsumerRecord, records: int) -> None:
     task.late_records += records
-    task.metrics.refused_at["late"] = place_of(last)
+    task.metrics.rejected_at["late"] = coordinates_of(last)
 
 
 def _in_hand(task: TaskContext) -> ConsumerRecord:
@@ -237,6 +237,6 @@ def as_bytes(value: Any) -> bytes | None:
         return repr(value).encode(errors="backslashreplace")
 
 
-def place_of(record: ConsumerRecord) -> str:
+def coordinates_of(record: ConsumerRecord) -> str:
     """Return a record's coordinates as text."""
     return f"{record.topic}-{record.partition}@{record.offset}"

@@ -134,7 +134,7 @@ def state(driver: TopologyTestDriver) -> Any:
         (task.sources, task.stream_time_ms, operator.stream_time_ms, task.schedules.grids_ms()),
         (metrics.records_total, metrics.late_total, metrics.skipped_total, metrics.dead_letters_total),
         (metrics.closed_total, metrics.missed_windows_total),
-        dict(metrics.refused_at),
+        dict(metrics.rejected_at),
     )
 
 

@@ -17,7 +17,7 @@ from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.streams.runtime.commits import TaskCommits
 from penstock.shared.streams.runtime.owned_task import OwnedTask
 from penstock.shared.streams.settings import StreamsSettings
-from penstock.shared.streams.state.checkpoint import CommitPlace, LogReplaced
+from penstock.shared.streams.state.checkpoint import CommitPosition, LogReplaced
 from penstock.shared.streams.state.state_directory import StateDirectory
 from penstock.shared.streams.task.stream_task import StreamTask
 
@@ -72,7 +72,7 @@ class Elsewhere:
 
     topic_partition = TopicPartition("app-changelog", 0)
 
-    async def commit(self, commit: object, group: GroupMetadata) -> CommitPlace:
+    async def commit(self, commit: object, group: GroupMetadata) -> CommitPosition:
         raise LogReplaced("made again")
 
     async def close(self, timeout_ms: float | None = None) -> None:
@@ -90,7 +90,7 @@ async def test_what_is_on_disk_goes_with_its_log(tmp_path: Path) -> None:
     task.initialize(0)
     task.process(Columns.of([ConsumerRecord("in", 0, 0, 5, b"a", b"{}")]), 0)
     task.prepare_commit(0)
-    task.commit_succeeded(CommitPlace("id", 7, 7))
+    task.commit_succeeded(CommitPosition("id", 7, 7))
     commits = TaskCommits(StreamsSettings(), SYSTEM_CLOCK, CollectorRegistry())
     with pytest.raises(LogReplaced):
         await commits._write(owned, task, task.prepare_commit(0), member)  # type: ignore[arg-type]

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from penstock.shared.streams.runtime.instances import FORGET_MS, Claim, Instances, Registration, encode, who_has
+from penstock.shared.streams.runtime.instances import (
+    FORGET_MS,
+    Claim,
+    Instances,
+    Registration,
+    encode,
+    partition_owners,
+)
 
 A, B, C = "http://a", "http://b", "http://c"
 
@@ -23,31 +30,31 @@ def test_the_higher_epoch_has_a_partition_whoever_spoke_last() -> None:
         (A, Registration("a", {0: 3})),
     )
     assert made.claims() == {0: Claim(B, 4)}
-    assert who_has(made, A, Registration("a", {0: 3}, 1)).others == {B: [0]}
-    assert who_has(made, B, Registration("b", {0: 4}, 1)).own == {0}
+    assert partition_owners(made, A, Registration("a", {0: 3}, 1)).others == {B: [0]}
+    assert partition_owners(made, B, Registration("b", {0: 4}, 1)).own == {0}
 
 
 def test_a_partition_that_is_being_restored_is_missing_until_it_runs() -> None:
     """A claim to restore counts from when it was made: against an owner from before, not against one from after."""
     restoring = ((A, Registration("a", {0: 3}, 2)), (B, Registration("b", {}, 2, [0])))
-    parts = who_has(table(*restoring, (A, Registration("a", {0: 3}, 2))), C, Registration("c", {1: 1}, 2))
+    parts = partition_owners(table(*restoring, (A, Registration("a", {0: 3}, 2))), C, Registration("c", {1: 1}, 2))
     assert parts == (frozenset({1}), {}, {0: f"being restored by {B}"})
     done = table(*restoring, (C, Registration("c", {0: 5}, 2)))
     assert done.claims() == {0: Claim(C, 5)}
-    assert who_has(table(), A, Registration("a", {}, 1, [0])).missing == {0: f"being restored by {A}"}
+    assert partition_owners(table(), A, Registration("a", {}, 1, [0])).missing == {0: f"being restored by {A}"}
 
 
 def test_what_left_has_nothing() -> None:
     """After its last word an instance is not there; its partitions are missing until somebody has them."""
     made = table((A, Registration("a", {0: 3}, 1)), (A, None))
-    assert (made.urls(), who_has(made, B, Registration("b", {}, 1)).missing) == ([], {0: "no instance has it"})
+    assert (made.urls(), partition_owners(made, B, Registration("b", {}, 1)).missing) == ([], {0: "no instance has it"})
 
 
 def test_the_others_say_how_many_partitions_there_are() -> None:
     """An instance that has not seen the topics yet still knows what it misses; without anybody there is nothing."""
-    parts = who_has(table((B, Registration("b", {0: 1}, 3))), A, Registration("a"))
+    parts = partition_owners(table((B, Registration("b", {0: 1}, 3))), A, Registration("a"))
     assert (parts.others, sorted(parts.missing)) == ({B: [0]}, [1, 2])
-    assert who_has(table(), A, Registration("a")) == (frozenset(), {}, {})
+    assert partition_owners(table(), A, Registration("a")) == (frozenset(), {}, {})
 
 
 def test_records_that_cannot_be_read_are_counted() -> None:
@@ -55,7 +62,7 @@ def test_records_that_cannot_be_read_are_counted() -> None:
     made = table((A, Registration("a", {0: 3}, 1)))
     for key, value in ((b"\xff", b"{}"), (A.encode(), b"{"), (A.encode(), b'{"instance": 3}')):
         made.apply(9, key, value, 0)
-    assert (made.refused, made.claims()) == (3, {0: Claim(A, 3)})
+    assert (made.invalid_records, made.claims()) == (3, {0: Claim(A, 3)})
 
 
 def test_a_killed_instances_record_is_removed_once_others_have_its_partitions() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from penstock.shared.streams.runtime.rejection_log import REFUSED_LOG_MS, RefusalLog
+from penstock.shared.streams.runtime.rejection_log import REJECTED_LOG_MS, RejectionLog
 from penstock.shared.streams.task.metrics import TaskMetrics
 
 
@@ -24,24 +24,24 @@ def metrics() -> TaskMetrics:
 
 def test_nothing_is_said_of_nothing(said: list[Any]) -> None:
     """Without a refusal there is no line, at the end neither."""
-    log = RefusalLog(3)
-    assert not log.say(metrics(), 0)
-    assert not log.say(metrics(), 0, at_once=True)
+    log = RejectionLog(3)
+    assert not log.log_new(metrics(), 0)
+    assert not log.log_new(metrics(), 0, at_once=True)
     assert said == []
 
 
 def test_a_burst_is_two_lines_and_none_is_kept_back(said: list[Any]) -> None:
     """The first is said at once, the rest of its burst when the interval is over, with the place of the last."""
-    log, task = RefusalLog(3), metrics()
+    log, task = RejectionLog(3), metrics()
     task.skipped("null key")
-    task.refused_at["skipped"] = "in-3@0"
-    assert log.say(task, 1_000)
+    task.rejected_at["skipped"] = "in-3@0"
+    assert log.log_new(task, 1_000)
     for offset in range(1, 5):
         task.late("in", 1)
-        task.refused_at["late"] = f"in-3@{offset}"
-        assert not log.say(task, 1_000 + REFUSED_LOG_MS - offset)
-    assert log.say(task, 1_000 + REFUSED_LOG_MS)
-    assert not log.say(task, 1_000 + 2 * REFUSED_LOG_MS)
+        task.rejected_at["late"] = f"in-3@{offset}"
+        assert not log.log_new(task, 1_000 + REJECTED_LOG_MS - offset)
+    assert log.log_new(task, 1_000 + REJECTED_LOG_MS)
+    assert not log.log_new(task, 1_000 + 2 * REJECTED_LOG_MS)
     first, second = ({k: v for k, v in line.items() if k not in ("event", "log_level")} for line in said)
     assert first == {"partition": 3, "late": 0, "dead_letters": 0, "skipped": 1, "last_skipped": "in-3@0"}
     assert second == {"partition": 3, "late": 4, "dead_letters": 0, "skipped": 0, "last_late": "in-3@4"}
@@ -49,9 +49,9 @@ def test_a_burst_is_two_lines_and_none_is_kept_back(said: list[Any]) -> None:
 
 def test_the_end_waits_for_no_interval(said: list[Any]) -> None:
     """What is not said yet when the task ends is said then."""
-    log, task = RefusalLog(3), metrics()
+    log, task = RejectionLog(3), metrics()
     task.dead_letter("in", "process")
-    assert log.say(task, 0)
+    assert log.log_new(task, 0)
     task.dead_letter("in", "process")
-    assert log.say(task, 1, at_once=True)
+    assert log.log_new(task, 1, at_once=True)
     assert [line["dead_letters"] for line in said] == [1, 1]

@@ -10,7 +10,7 @@ import pytest
 from penstock.shared.common.records import Columns, ConsumerRecord
 from penstock.shared.streams.aggregations.aggregation import Count
 from penstock.shared.streams.dsl.builder import StreamsBuilder
-from penstock.shared.streams.state.checkpoint import CommitPlace
+from penstock.shared.streams.state.checkpoint import CommitPosition
 from penstock.shared.streams.state.local_state import RESTORE_BYTES_MAX, LocalState, PlaceUnknown
 from penstock.shared.streams.state.persistent_stores import PersistentWindowStore
 from penstock.shared.streams.state.state_directory import StateDirectory
@@ -45,7 +45,7 @@ def test_only_what_holds_is_on_disk(state: LocalState) -> None:
     task.prepare_commit(0)
     take(task, b"b", 6)
     assert (state.db.count(0), state.checkpoint, len(task.stores["s"])) == (0, None, 2)
-    task.commit_succeeded(CommitPlace("id", 7, 7))
+    task.commit_succeeded(CommitPosition("id", 7, 7))
     assert [(key, start) for key, start, _ in state.db.rows(0)] == [(b"a", 5)]
     assert state.checkpoint is not None
     assert (state.checkpoint.covered_offset, state.checkpoint.epoch, state.checkpoint.topic_id) == (7, 1, "id")
@@ -60,7 +60,7 @@ def test_a_commit_without_a_place_costs_the_task_its_memory(state: LocalState) -
     take(task, b"a", 5)
     task.prepare_commit(0)
     with pytest.raises(PlaceUnknown):
-        task.commit_succeeded(CommitPlace("id", 0, 0))
+        task.commit_succeeded(CommitPosition("id", 0, 0))
     assert state.checkpoint is None
 
 
@@ -70,7 +70,7 @@ def test_an_answer_after_the_end_changes_nothing(state: LocalState) -> None:
     take(task, b"a", 5)
     task.prepare_commit(0)
     state.close()
-    task.commit_succeeded(CommitPlace("id", 7, 7))
+    task.commit_succeeded(CommitPosition("id", 7, 7))
     assert state.checkpoint is None
 
 
@@ -90,7 +90,7 @@ def test_memory_is_given_back_row_by_row(state: LocalState) -> None:
     for i in range(50):
         take(task, b"%d" % i, 5)
         task.prepare_commit(0)
-        task.commit_succeeded(CommitPlace("id", i + 1, i + 1))
+        task.commit_succeeded(CommitPosition("id", i + 1, i + 1))
     store = task.stores["s"]
     assert (len(store), state._budget.bytes_used) == (50, 0)
     take(task, b"3", 7)
@@ -110,7 +110,7 @@ def test_rows_in_memory_stay_within_their_limit(tmp_path: Path) -> None:
         take(task, b"%d" % i, 5)
         if i % 10 == 9:
             task.prepare_commit(0)
-            task.commit_succeeded(CommitPlace("id", i + 1, i + 1))
+            task.commit_succeeded(CommitPosition("id", i + 1, i + 1))
             assert own.budget.bytes_used <= limit
     store = task.stores["s"]
     assert isinstance(store, PersistentWindowStore)

@@ -61,7 +61,7 @@ def test_continue(stage: str) -> None:
     driver = driver_of(**{stage: "continue"})
     assert pipe(driver, b'{"n":2}', BAD[stage], b'{"n":3}') == [b"2", b"3"]
     assert (driver.read("in-dlq"), driver.task.metrics.skipped_total) == ([], 1)
-    assert driver.task.metrics.refused_at == {"skipped": "in-0@1"}
+    assert driver.task.metrics.rejected_at == {"skipped": "in-0@1"}
 
 
 @pytest.mark.parametrize("stage", BAD)

@@ -59,7 +59,7 @@ def test_a_result_that_a_node_refuses_is_left_out(handler: ExceptionHandler, col
     is_letter = handler == "dead_letter"
     assert counted == {"closed_windows": 2, "dead_letters": int(is_letter), "skipped_records": int(not is_letter)}
     said = "node 'map_values-2', store 's', key 'bad', window 1 to 5, in-0@3"
-    assert driver.task.metrics.refused_at == {"dead_letters" if is_letter else "skipped": said}
+    assert driver.task.metrics.rejected_at == {"dead_letters" if is_letter else "skipped": said}
     letters = driver.read("in-dlq")
     assert len(letters) == is_letter
     for letter in letters:

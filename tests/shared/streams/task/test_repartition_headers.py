@@ -52,7 +52,7 @@ def test_a_late_record_names_its_source_record(times: int) -> None:
     headers = dict(late.headers)
     assert (headers[TOPIC], headers[PARTITION], headers[OFFSET]) == (b"orders", b"3", b"1")
     assert (late.key, late.headers[:1], without_origin(late.headers)) == (b"order-5", TRACE, late.headers)
-    assert driver.task.metrics.refused_at["late"] == "orders-3@1"
+    assert driver.task.metrics.rejected_at["late"] == "orders-3@1"
 
 
 @pytest.mark.parametrize("late_min", [1, 100])
@@ -71,7 +71,7 @@ def test_in_columns_too(late_min: int, monkeypatch: pytest.MonkeyPatch) -> None:
     assert told == [[b"orders", b"3", b"1"], [b"orders", b"3", b"3"]]
     assert [record.key for record in late] == [b"order-5", b"order-6"]
     assert all(record.headers[:1] == TRACE and without_origin(record.headers) == record.headers for record in late)
-    assert driver.task.metrics.refused_at["late"] == "orders-3@3"
+    assert driver.task.metrics.rejected_at["late"] == "orders-3@3"
 
 
 def test_what_goes_on_has_the_users_headers_alone() -> None:

@@ -79,7 +79,7 @@ def test_what_a_wall_clock_punctuation_forwards_may_be_late(kind: str) -> None:
     assert int(headers[LATENESS_MS] or b"") > 900_000
     assert (headers[STORE] or b"").startswith(b"s")
     assert driver.task.metrics.committed.late == 1
-    assert driver.task.metrics.refused_at["late"].endswith("of no source record")
+    assert driver.task.metrics.rejected_at["late"].endswith("of no source record")
     driver.pipe("in", key=b"a", value=b"{}", timestamp=1_000_001)
     assert driver.task.sources["in"] == 2
 
@@ -211,7 +211,7 @@ def test_late_records_in_columns_are_those_one_by_one(
     assert in_columns.outputs == commits[1].outputs
     assert sorted(map(repr, in_columns.outputs)) == sorted(map(repr, one_by_one.outputs))
     assert len({task.metrics.late_total for task in tasks} | {len(late[0])}) == 1
-    assert [task.metrics.refused_at for task in tasks[1:]] == [tasks[0].metrics.refused_at] * 2
+    assert [task.metrics.rejected_at for task in tasks[1:]] == [tasks[0].metrics.rejected_at] * 2
     assert all(parse_late_record(as_read(record)).record.topic == "clicks" for record in late[0])
     for item in in_columns.produced.items:
         if item.topic == "clicks-late":
