@@ -23,6 +23,8 @@ All kernels are in one file, since numba identifies a cached function by its fil
 
 from __future__ import annotations
 
+import numpy as np
+
 from penstock.shared.common.compiled import compiled
 
 # --- meta ---
@@ -425,7 +427,7 @@ def _set_words(pending, n, links, arena, places, sizes):
         count = min(sizes[code] - prefix, WORD_BYTES)
         word = 0
         for j in range(count):
-            word = word << 8 | arena[places[code] + prefix + j]
+            word = word << 8 | np.int64(arena[places[code] + prefix + j])
         pending[i, BY_KEY] = word << 8 * (WORD_BYTES - count) + 3 | count
 
 
