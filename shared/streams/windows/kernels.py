@@ -425,7 +425,7 @@ def _set_words(pending, n, links, arena, places, sizes):
     for i in range(n):
         code = links[pending[i, ROW], KEY]
         count = min(sizes[code] - prefix, WORD_BYTES)
-        word = 0
+        word = np.int64(0)
         for j in range(count):
             word = word << 8 | np.int64(arena[places[code] + prefix + j])
         pending[i, BY_KEY] = word << 8 * (WORD_BYTES - count) + 3 | count
