@@ -904,7 +904,7 @@ def take_sliding_windows(
                     left, previous = at, latest
                     break
                 at = links[at, NEXT]
-            if is_early and right == NONE and combined != NONE and cells[combined, base] > t:
+            if is_early and right == NONE:
                 right = combined
             if right != NONE:
                 right_latest = cells[right, base]
