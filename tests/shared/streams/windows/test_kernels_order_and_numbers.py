@@ -6,6 +6,7 @@ import os
 import random
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.streams.task.error_handlers import ErrorHandlers
 from penstock.shared.streams.windows.kernels import DIGITS, RUN
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
+
+Keys = Callable[[random.Random, int], list[str]]
 
 ROOT = Path(__file__).resolve().parents[4]
 GAP = 10
@@ -41,24 +44,33 @@ def results(driver: TopologyTestDriver) -> list[dict[str, Any]]:
     return [msgspec.json.decode(record.value or b"") for record in driver.read("out")]
 
 
-def keys_of(chance: random.Random, count: int) -> list[str]:
-    """Different keys, of which many have the first bytes in common, or are the beginning of another."""
+def mixed_keys(chance: random.Random, count: int) -> list[str]:
+    """Keys of which many have the first bytes in common, or are the beginning of another."""
     found = {"user-"}
     while len(found) < count:
         found.add("user-" + "".join(chance.choice("aé\x00") for _ in range(chance.randint(0, 12))))
-    return sorted(found, key=lambda _: chance.random())
+    return sorted(found)
 
 
+def numbered_keys(chance: random.Random, count: int) -> list[str]:
+    """Keys that differ only in their last bytes, and one that has none of them."""
+    return ["z", *(f"user-{number:03}" for number in range(count - 1))]
+
+
+@pytest.mark.parametrize("keys", [mixed_keys, numbered_keys])
 @pytest.mark.parametrize("count", [2, RUN, RUN + 1, 5 * RUN + 1, DIGITS + 1, 2 * DIGITS])
-@pytest.mark.parametrize("spread", [[0], [0, 1, 255, 256], [2**shift for shift in range(0, 42, 3)]])
-def test_windows_close_by_end_start_and_key(count: int, spread: list[int]) -> None:
+@pytest.mark.parametrize(
+    ("starts", "lengths"),
+    [([0], [0, 0, 3]), ([0, 100, 255], [0]), ([0, 1, 255, 256], [0, 3]), ([2**n for n in range(0, 42, 3)], [0, 0, 3])],
+)
+def test_windows_close_by_end_start_and_key(keys: Keys, count: int, starts: list[int], lengths: list[int]) -> None:
     """Few are sorted by merging and many by their digits: the order is the same."""
     chance = random.Random(count)
     driver = sessions(grace=2**44, n=Count())
     expected, records = [], []
-    for key in keys_of(chance, count):
-        start = chance.choice(spread)
-        end = start + chance.choice([0, 0, 3])
+    for key in sorted(keys(chance, count), key=lambda _: chance.random()):
+        start = chance.choice(starts)
+        end = start + chance.choice(lengths)
         records += [(key.encode(), b"{}", timestamp) for timestamp in sorted({start, end})]
         expected.append((end, start, key.encode()))
     driver.pipe_columns("in", records)
@@ -69,7 +81,8 @@ def test_windows_close_by_end_start_and_key(count: int, spread: list[int]) -> No
 
 def test_the_order_is_the_same_without_a_compiler() -> None:
     """With NUMBA_DISABLE_JIT=1 arrays of bytes do not widen by themselves."""
-    code = f"import {__name__} as these; [these.test_windows_close_by_end_start_and_key(n, [0]) for n in (41, 257)]"
+    call = "of.test_windows_close_by_end_start_and_key(of.mixed_keys, n, [0], [0])"
+    code = f"import {__name__} as of; [{call} for n in (41, 257)]"
     environment = {**os.environ, "NUMBA_DISABLE_JIT": "1"}
     subprocess.run([sys.executable, "-W", "error::RuntimeWarning", "-c", code], cwd=ROOT, env=environment, check=True)
 
@@ -163,3 +176,56 @@ def test_a_sum_that_would_leave_64_bits_merges_nothing(
     driver.pipe("in", key=b"end", value=b"{}", timestamp=10**6)
     (result,) = results(driver)
     assert result["sum"] == expected
+
+
+def sliding(emit: str = "on_close") -> TopologyTestDriver:
+    builder = StreamsBuilder()
+    windows = builder.stream("in", value=Value).group_by_key().sliding_window(GAP, 1_000)
+    table = windows.aggregate("s", n=Count(), sum=Sum("n"))
+    (table.on_close() if emit == "on_close" else table.on_update()).to("out")
+    return TopologyTestDriver(builder.build(), errors=ErrorHandlers())
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_sliding_windows_have_the_sum_of_their_records(seed: int) -> None:
+    """In whatever order the records came, near 0 as well."""
+    chance, driver = random.Random(seed), sliding()
+    records = [(chance.randrange(60), chance.randint(-9, 9)) for _ in range(25)]
+    for timestamp, n in records:
+        driver.pipe("in", key=b"k", value=msgspec.json.encode({"n": n}), timestamp=timestamp)
+    driver.pipe("in", key=b"end", value=b"{}", timestamp=10**6)
+    found = results(driver)
+    assert {one["end"] for one in found} >= {timestamp for timestamp, _ in records if timestamp >= GAP}
+    for one in found:
+        own = [n for timestamp, n in records if one["start"] <= timestamp <= one["end"]]
+        assert (one["n"], one["sum"]) == (len(own), sum(own))
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "is_rejected"),
+    [(100, 105, True), (100, 95, True), (100, 110, True), (100, 111, False), (100, 89, False), (3, 5, True)],
+)
+def test_a_sum_of_a_sliding_window_that_would_leave_64_bits(first: int, second: int, is_rejected: bool) -> None:
+    """The record is a dead letter if it shares a window with the other."""
+    driver = sliding()
+    for timestamp in (first, second):
+        driver.pipe("in", key=b"k", value=msgspec.json.encode({"n": BIG}), timestamp=timestamp)
+    assert len(driver.read("in-dlq")) == is_rejected
+    assert (len(list(driver.task.stores["s"].rows())) == 1) == is_rejected
+
+
+def test_updates_of_sliding_windows_have_their_bounds() -> None:
+    """A record that comes out of order changes a window, and makes one that ends at it and one that starts after it."""
+    driver = sliding("on_update")
+    for timestamp, n in ((25, 1), (20, 2), (3, 4), (1, 8)):
+        driver.pipe("in", key=b"k", value=msgspec.json.encode({"n": n}), timestamp=timestamp)
+    found = []
+    for record in driver.read("out"):
+        key, value = msgspec.json.decode(record.key or b""), msgspec.json.decode(record.value or b"")
+        found.append((key["start"], key["end"], value["sum"]))
+    assert found == [
+        (15, 25, 1),
+        *((15, 25, 3), (10, 20, 2), (21, 31, 1)),
+        (0, 10, 4),
+        *((2, 12, 4), (0, 10, 12)),
+    ]
