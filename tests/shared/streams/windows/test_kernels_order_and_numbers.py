@@ -123,16 +123,16 @@ def test_merged_sessions_have_the_numbers_of_all_their_records(seed: int) -> Non
                 assert one[f"{what}_{name}"] == (of(values) if values else None)
 
 
-@pytest.mark.parametrize("last", [960, 985, 994, 999])
+@pytest.mark.parametrize("last", [900_000, 985_000, 999_500, 999_999])
 @pytest.mark.parametrize("kind", ["tumbling", "session", "sliding"])
 def test_a_window_closes_at_its_end_however_late_it_began(kind: str, last: int) -> None:
     """Its end may be so near that no timer is set for it any more."""
     builder = StreamsBuilder()
     grouped = builder.stream("in", value=Value).group_by_key()
     made = {"tumbling": grouped.tumbling_window, "session": grouped.session_window, "sliding": grouped.sliding_window}
-    made[kind](1_000, 0).aggregate("s", n=Count()).on_close().to("out")
+    made[kind](1_000_000, 0).aggregate("s", n=Count()).on_close().to("out")
     driver = TopologyTestDriver(builder.build())
-    closes_at = {"tumbling": 1_000, "session": last + 1_001, "sliding": 1_001}[kind]
+    closes_at = {"tumbling": 1_000_000, "session": last + 1_000_001, "sliding": 1_000_001}[kind]
     for key, timestamp in ((b"a", last), (b"b", closes_at - 1)):
         driver.pipe("in", key=key, value=b"{}", timestamp=timestamp)
     assert results(driver) == []
