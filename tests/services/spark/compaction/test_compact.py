@@ -57,6 +57,7 @@ def test_a_table_that_lags_is_read_from_the_progress_row_before_its_position() -
     assert first(rows, {CLOSED: 8, LATE: 2}, offsets(0, 9)) == (9, rows[0])
     assert first(rows, {CLOSED: 4, LATE: 2}, offsets(0, 9)) == (5, rows[1])
     assert first(rows, {CLOSED: 3, LATE: 2}, offsets(0, 9)) == (2, rows[2])
+    assert first([rows[0], row(4)], {CLOSED: 3, LATE: 2}, offsets(0, 9)) == (4, row(4))
     assert first(rows, {LATE: 2}, offsets(0, 9)) == (0, None)
     assert first(rows, {CLOSED: 8}, offsets(0, 9)) == (0, None)
 
