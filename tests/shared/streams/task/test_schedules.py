@@ -25,7 +25,7 @@ def test_cancelled_schedules_are_forgotten() -> None:
     for i in range(5_000):
         add(schedules, f"timer-{i}").cancel()
         assert len(schedules._named) <= SWEEP_MIN
-    assert len(schedules.stream_time._heap) <= SWEEP_MIN
+        assert len(schedules.stream_time._heap) <= SWEEP_MIN
     assert sorted(schedules.grids_ms()) == [f"n/kept-{i} (stream_time, every 1 ms)" for i in range(3)]
     assert not any(schedule.cancelled for schedule in kept)
 
