@@ -101,7 +101,7 @@ def test_a_delivery_that_goes_back_forgets_the_progress() -> None:
 def test_a_partition_at_the_log_start() -> None:
     """Offset 0 is a position like any other."""
     progress = PartitionProgress(None, ())
-    assert progress.committable() is None
+    assert (progress.committable(), progress.leader_epoch) == (None, -1)
     assert progress.pass_over(0)
     assert progress.committable() == OffsetAndMetadata(0)
     assert work_at(0).attempts == 0
