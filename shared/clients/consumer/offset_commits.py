@@ -345,8 +345,6 @@ class OffsetCommits:
         if member.generation_id < 0 and self._is_managed():
             # The broker would accept it as a commit from outside the group, as long as the group is empty.
             raise UnknownMember(f"{self._where(member)}: not assigned anything by the group yet")
-        if commit.generation != member.generation_id:
-            raise IllegalGeneration(f"{self._where(member)}: the commit belongs to generation {commit.generation}")
         topics: dict[str, list[tuple[int, int, int, str]]] = defaultdict(list)
         for tp, (offset, metadata, epoch) in commit.offsets.items():
             topics[tp.topic].append((tp.partition, offset, epoch, metadata))

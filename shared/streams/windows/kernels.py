@@ -23,6 +23,8 @@ All kernels are in one file, since numba identifies a cached function by its fil
 
 from __future__ import annotations
 
+import numpy as np
+
 from penstock.shared.common.compiled import compiled
 
 # --- meta ---
@@ -423,9 +425,9 @@ def _set_words(pending, n, links, arena, places, sizes):
     for i in range(n):
         code = links[pending[i, ROW], KEY]
         count = min(sizes[code] - prefix, WORD_BYTES)
-        word = 0
+        word = np.int64(0)
         for j in range(count):
-            word = word << 8 | arena[places[code] + prefix + j]
+            word = word << 8 | np.int64(arena[places[code] + prefix + j])
         pending[i, BY_KEY] = word << 8 * (WORD_BYTES - count) + 3 | count
 
 
@@ -902,7 +904,7 @@ def take_sliding_windows(
                     left, previous = at, latest
                     break
                 at = links[at, NEXT]
-            if is_early and right == NONE and combined != NONE and cells[combined, base] > t:
+            if is_early and right == NONE:
                 right = combined
             if right != NONE:
                 right_latest = cells[right, base]

@@ -84,6 +84,7 @@ def test_earliest_first() -> None:
     queue, called = PunctuationQueue(), []
     for name, due in (("c", 30), ("a", 10), ("b", 20), ("a2", 10)):
         queue.schedule(100, due, lambda _, name=name: called.append(name))
+    assert queue.next_due_ms() == 10
     queue.may_punctuate(30)
     assert called == ["a", "a2", "b", "c"]
 

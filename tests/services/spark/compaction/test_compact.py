@@ -57,6 +57,7 @@ def test_a_table_that_lags_is_read_from_the_progress_row_before_its_position() -
     assert first(rows, {CLOSED: 8, LATE: 2}, offsets(0, 9)) == (9, rows[0])
     assert first(rows, {CLOSED: 4, LATE: 2}, offsets(0, 9)) == (5, rows[1])
     assert first(rows, {CLOSED: 3, LATE: 2}, offsets(0, 9)) == (2, rows[2])
+    assert first([rows[0], row(4)], {CLOSED: 3, LATE: 2}, offsets(0, 9)) == (4, row(4))
     assert first(rows, {LATE: 2}, offsets(0, 9)) == (0, None)
     assert first(rows, {CLOSED: 8}, offsets(0, 9)) == (0, None)
 
@@ -67,6 +68,7 @@ def test_a_table_that_lags_is_read_from_the_progress_row_before_its_position() -
         ([row(5)], {}, offsets(6, 9), "log-0: offsets 5 to 5 were deleted, .* go on at offset 5. Is this the lake"),
         ([row(5)], {}, offsets(0, 4), "log-0: the log ends at 4, but the tables cover it up to 5"),
         ([], {}, offsets(1, 4), "offsets 0 to 0 were deleted"),
+        ([row(9, closed_s=8)], {}, offsets(1, 9), "closed/s lacks rows from offset 0 on"),
         ([row(9, closed_s=8), row(5)], {CLOSED: 6}, offsets(6, 9), "closed/s lacks rows from offset 7 on"),
     ],
 )
@@ -78,8 +80,10 @@ def test_a_hole_is_refused_by_its_offsets(rows: Any, there: dict[str, int], held
 
 def test_another_changelog_is_refused() -> None:
     """A topic of the same name with another id is not the topic that the tables were made from."""
-    with pytest.raises(ChangelogHole, match="lake/app/closed/s was made from log with id id-0, but its id is id-1"):
-        job()._require_same_changelog(CLOSED, "id-0", offsets(0, 9))
+    for other in ("id-0", "id-2"):
+        said = f"lake/app/closed/s was made from log with id {other}, but its id is id-1"
+        with pytest.raises(ChangelogHole, match=said):
+            job()._require_same_changelog(CLOSED, other, offsets(0, 9))
 
 
 def test_positions_are_read_from_the_rows_if_no_commit_has_them(tmp_path: Path) -> None:

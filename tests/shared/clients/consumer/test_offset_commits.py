@@ -244,6 +244,18 @@ async def test_a_partition_that_was_known_again_is_retried_anew() -> None:
     assert coordinator.committed == {B: at(2)}
 
 
+async def test_a_partition_is_not_retried_beyond_its_time() -> None:
+    """Also if nobody looked at the very moment."""
+    member = Member(coordinator := Coordinator())
+    coordinator.fates = lambda: f"without t-1: {GONE}"
+    member.later(1, B)
+    await turns(5)
+    assert member.told == []
+    member.clock.advance(REJECTED_RETRY_MS + 1)
+    await turns()
+    assert member.told == [(1, "UnknownTopicOrPartition")]
+
+
 async def test_all_that_wait_for_a_refused_partition_are_told() -> None:
     """Also those whose offsets were covered by newer ones; the others wait for their own partitions."""
     member = Member(coordinator := Coordinator())
@@ -506,6 +518,19 @@ async def test_an_error_of_the_generation_before_is_not_the_new_ones() -> None:
     await waiting
     assert coordinator.committed == {A: at(6)}
     assert member.told == [(5, "NoneType")]
+
+
+async def test_a_commit_of_the_generation_before_is_sent_again_by_itself() -> None:
+    """It was under way in the rebalance, and nothing else is committed since."""
+    member = Member(coordinator := Coordinator())
+    coordinator.gate = asyncio.Event()
+    member.later(5)
+    await turns()
+    coordinator.generation = member.generation = 2
+    member.commits.keep([A])
+    coordinator.gate.set()
+    await turns()
+    assert (coordinator.committed, member.told) == ({A: at(5)}, [(5, "NoneType")])
 
 
 async def test_a_sync_commit_has_a_deadline() -> None:

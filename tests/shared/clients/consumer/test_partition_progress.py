@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import random
+
+import pytest
+
 from penstock.shared.clients.consumer.partition_progress import Lane, PartitionProgress, Work
+from penstock.shared.common.commit_metadata import decode_finished
 from penstock.shared.common.records import Columns, ConsumerRecord, OffsetAndMetadata
 
 
@@ -27,3 +32,94 @@ def test_a_position_never_goes_back_without_records() -> None:
     progress = PartitionProgress(OffsetAndMetadata(7), ())
     progress.pass_over(5)
     assert progress.committable() == OffsetAndMetadata(7)
+
+
+def ranges_of(progress: PartitionProgress) -> tuple[int, list[tuple[int, int]]]:
+    at = progress.committable()
+    assert at is not None
+    return at.offset, list(decode_finished(at))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_finished_records_are_kept_in_runs(seed: int) -> None:
+    """In whatever order they finish. A run ends at the next unfinished record, whatever offsets have no record."""
+    chance = random.Random(seed)
+    progress = PartitionProgress(None, ())
+    works = [work_at(offset) for offset in sorted(chance.sample(range(60), 25))]
+    for work in works:
+        assert progress.deliver(work)
+    position = works[-1].offset + 1
+    unfinished = {work.offset for work in works}
+    for work in sorted(works, key=lambda _: chance.random()):
+        progress.finish(work)
+        unfinished.remove(work.offset)
+        expected: list[tuple[int, int]] = []
+        first = min(unfinished, default=position)
+        for each in works:
+            if each.offset in unfinished or each.offset < first:
+                is_new = True
+            elif is_new:
+                expected.append((each.offset, each.offset))
+                is_new = False
+            else:
+                expected[-1] = (expected[-1][0], each.offset)
+        assert ranges_of(progress) == (first, expected)
+        assert (progress.runs, progress.unfinished) == (len(expected), len(unfinished))
+
+
+def test_records_that_an_earlier_owner_finished_are_known() -> None:
+    """They are not handled again, and stay finished in the commits of this one."""
+    progress = PartitionProgress(OffsetAndMetadata(5, "", 3), ((7, 8), (12, 12), (20, 20)))
+    assert (progress.highest, progress.leader_epoch, progress.is_new) == (20, 3, False)
+    assert ranges_of(progress) == (5, [(7, 8), (12, 12), (20, 20)])
+    works = {offset: work_at(offset) for offset in range(5, 14)}
+    assert [offset for offset, work in works.items() if progress.deliver(work)] == [5, 6, 9, 10, 11, 13]
+    assert ranges_of(progress) == (5, [(7, 8), (12, 12), (20, 20)])
+    assert progress.runs == 2
+    progress.finish(works[6])
+    progress.finish(works[10])
+    assert ranges_of(progress) == (5, [(6, 8), (10, 10), (12, 12), (20, 20)])
+    assert progress.runs == 3
+    progress.finish(works[5])
+    assert ranges_of(progress)[0] == 9
+    assert progress.runs == 2
+
+
+def test_a_delivery_that_goes_back_forgets_the_progress() -> None:
+    """After a seek or in a truncated log the same offsets are other records."""
+    progress = PartitionProgress(OffsetAndMetadata(5, "", 3), ((7, 8),))
+    works = [work_at(offset) for offset in (5, 6)]
+    for work in works:
+        progress.deliver(work)
+    progress.finish(works[1])
+    assert progress.deliver(work_at(4))
+    assert progress.deliver(work_at(7))
+    assert ranges_of(progress) == (4, [])
+    assert (progress.unfinished, progress.runs, progress.highest, progress.leader_epoch) == (2, 0, -1, -1)
+
+
+def test_a_partition_at_the_log_start() -> None:
+    """Offset 0 is a position like any other."""
+    progress = PartitionProgress(None, ())
+    assert (progress.committable(), progress.leader_epoch) == (None, -1)
+    assert progress.pass_over(0)
+    assert progress.committable() == OffsetAndMetadata(0)
+    assert work_at(0).attempts == 0
+
+
+def test_what_is_passed_over_is_not_said_again() -> None:
+    """Ranges below the position are part of it, and one that it is in begins there."""
+    progress = PartitionProgress(OffsetAndMetadata(5), ((7, 8), (20, 22)))
+    progress.pass_over(21)
+    assert ranges_of(progress) == (21, [(21, 22)])
+
+
+def test_the_first_unfinished_record_may_always_start() -> None:
+    """However many runs there are after it. Another one must wait if they no longer fit into a commit's metadata."""
+    for runs, fits in ((10, True), (20_000, False)):
+        progress = PartitionProgress(OffsetAndMetadata(0), tuple((3 * run, 3 * run) for run in range(1, runs)))
+        head, other = work_at(0), work_at(1)
+        assert progress.deliver(head)
+        assert progress.may_start(head)
+        assert progress.deliver(other)
+        assert progress.may_start(other) is fits
