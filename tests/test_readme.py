@@ -26,7 +26,7 @@ from penstock.services.cli import COMMANDS
 from penstock.services.consumer import dlq
 from penstock.services.consumer.settings import ConsumerServiceSettings
 from penstock.services.local.demo import main as demo
-from penstock.services.local.up import UpSettings
+from penstock.services.local.settings import UpSettings
 from penstock.services.producer.settings import ProducerServiceSettings
 from penstock.services.spark.audit.settings import AuditSettings
 from penstock.services.spark.batch.settings import BatchSettings

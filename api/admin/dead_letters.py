@@ -7,11 +7,13 @@ topic it is late again unless the stream was reset, so another topic is usually 
 
 from __future__ import annotations
 
-from typing import Any, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol, Required
 
 from fastapi import APIRouter, Query, Response
 from pydantic import BaseModel, ConfigDict, Field
+from typing_extensions import TypedDict
 
+from penstock.api.http import field_types as of
 from penstock.api.http.problem import json_response
 from penstock.shared.common.log import get_logger
 
@@ -69,27 +71,101 @@ class ReplayRequest(BaseModel):
     dry_run: bool = Field(False, description="count the dead letters that would be sent, and send none")
 
 
+DeadLetterTopicName = Annotated[str, Field(examples=["flights-dlq"])]
+Headers = Annotated[list[tuple[str, str | None]], Field(examples=[[["trace", "a"]]])]
+
+
+class DeadLetterTopic(TypedDict):
+    """A dead-letter or late topic. If `exact` is false, `records` is an upper bound."""
+
+    topic: DeadLetterTopicName
+    kind: Literal["dead_letters", "late"]
+    source: of.Topic
+    records: of.Count
+    exact: bool
+
+
+class DeadLetterTopics(TypedDict):
+    """All dead-letter and late topics."""
+
+    topics: list[DeadLetterTopic]
+
+
+class SourceRecord(TypedDict):
+    """The coordinates of a source record."""
+
+    topic: of.Topic
+    partition: of.Partition
+    offset: of.Offset
+
+
+class DeadLetterRow(TypedDict, total=False):
+    """A record of the topic. A record that is no dead letter has only its own coordinates, key, value and headers."""
+
+    partition: Required[of.Partition]
+    offset: Required[of.Offset]
+    written_ms: Required[of.TimeMs]
+    key: Required[of.RecordKey | None]
+    value: Required[Annotated[str, Field(examples=["{"])] | None]
+    headers: Required[Headers]
+    source: SourceRecord
+    timestamp_ms: of.TimeMs
+    stage: of.Stage
+    message: Annotated[str, Field(examples=["not JSON"])]
+    exception: Annotated[str, Field(examples=["ValueError"])]
+    attempts: of.Count
+    group: of.Group
+
+
+class DeadLettersAnswer(TypedDict):
+    """The newest records of a topic, newest first. `scanned` counts the records that were read."""
+
+    topic: DeadLetterTopicName
+    records: list[DeadLetterRow]
+    scanned: of.Count
+
+
+class ReplayAnswer(TypedDict, total=False):
+    """The numbers of dead letters that were sent and left out; of a dry run `would_send` alone."""
+
+    topic: Required[DeadLetterTopicName]
+    dry_run: Required[bool]
+    would_send: of.Count
+    sent: of.Count
+    failed: of.Count
+    skipped: of.Count
+    faults: of.Count
+    errors: Annotated[list[str], Field(examples=[[]])]
+
+
 def dead_letters_router(letters: DeadLetters) -> APIRouter:
     """Return the routes under `/v1/dead-letters`."""
     router = APIRouter(tags=["records"])
 
-    @router.get("/v1/dead-letters", summary="Dead-letter and late topics, with how many records each has")
+    @router.get(
+        "/v1/dead-letters",
+        summary="Dead-letter and late topics, with how many records each has",
+        responses={200: {"model": DeadLetterTopics}},
+    )
     async def topics() -> Response:
         return json_response({"topics": await letters.topics()})
 
     @router.get(
-        "/v1/dead-letters/{topic}", summary="The newest records of a dead-letter or late topic, with their reasons"
+        "/v1/dead-letters/{topic}",
+        summary="The newest records of a dead-letter or late topic, with their reasons",
+        responses={200: {"model": DeadLettersAnswer}},
     )
     async def look(
-        topic: str, limit: int = Query(50, ge=1, le=DEAD_LETTERS_MAX), stage: Stage | None = None
+        topic: DeadLetterTopicName, limit: int = Query(50, ge=1, le=DEAD_LETTERS_MAX), stage: Stage | None = None
     ) -> Response:
         return json_response({"topic": topic} | await letters.look(topic, limit, stage))
 
     @router.post(
         "/v1/dead-letters/{topic}/replay",
         summary="Send dead letters to their source topics, or to another topic",
+        responses={200: {"model": ReplayAnswer}},
     )
-    async def replay(topic: str, wanted: ReplayRequest) -> Response:
+    async def replay(topic: DeadLetterTopicName, wanted: ReplayRequest) -> Response:
         done = await letters.replay(topic, **wanted.model_dump())
         if not wanted.dry_run:
             log.info(

@@ -7,11 +7,13 @@ Offsets change only while a group has no members. Otherwise the answer is 409 an
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
 from fastapi import APIRouter, Response
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+from typing_extensions import TypedDict
 
+from penstock.api.http import field_types as of
 from penstock.api.http.problem import json_response
 from penstock.shared.clients.admin import (
     ClusterDescription,
@@ -33,6 +35,7 @@ Int64 = Field(ge=-(2**63), le=2**63 - 1)
 Offset = Field(ge=0, le=2**63 - 1)
 Reset = Literal["earliest", "latest"] | int | ShiftBy | Mapping[TopicPartition, int]
 DEAD = "Dead"
+State = Annotated[str, Field(examples=["Stable"])]
 
 
 class AdminClient(Protocol):
@@ -111,6 +114,120 @@ class OffsetsRequest(BaseModel):
         return self
 
 
+class BrokerRow(TypedDict):
+    """A broker."""
+
+    node_id: of.Broker
+    host: of.Host
+    port: of.Port
+    rack: str | None
+
+
+class ClusterAnswer(TypedDict):
+    """The cluster."""
+
+    cluster_id: of.ClusterId | None
+    controller: of.Broker
+    brokers: list[BrokerRow]
+
+
+class TopicsAnswer(TypedDict):
+    """Topic names."""
+
+    topics: list[of.Topic]
+
+
+class PartitionRow(TypedDict):
+    """A partition with its first offset and the one after its last record."""
+
+    partition: of.Partition
+    leader: of.Broker | None
+    replicas: list[of.Broker]
+    isr: list[of.Broker]
+    earliest_offset: of.Offset
+    latest_offset: of.Offset
+
+
+class TopicAnswer(TypedDict):
+    """A topic."""
+
+    topic: of.Topic
+    topic_id: Annotated[str, Field(examples=["8sJ0Yh2aQF6kR3m0u2Zb1g"])]
+    internal: bool
+    partitions: list[PartitionRow]
+    configs: Annotated[dict[str, str | None], Field(examples=[{"cleanup.policy": "delete"}])]
+
+
+class GroupRow(TypedDict):
+    """A group in a list."""
+
+    group: of.Group
+    state: State
+    protocol_type: Annotated[str, Field(examples=["consumer"])]
+
+
+class GroupsAnswer(TypedDict):
+    """All groups."""
+
+    groups: list[GroupRow]
+
+
+class TopicPartitionRow(TypedDict):
+    """A partition of a member."""
+
+    topic: of.Topic
+    partition: of.Partition
+
+
+class MemberRow(TypedDict):
+    """A member of a group."""
+
+    member_id: of.MemberId
+    client_id: of.ClientId
+    host: Annotated[str, Field(examples=["/127.0.0.1"])]
+    group_instance_id: str | None
+    partitions: list[TopicPartitionRow]
+
+
+class LagRow(TypedDict):
+    """A group's lag in a partition. `committed` is null without a commit."""
+
+    topic: of.Topic
+    partition: of.Partition
+    committed: of.Offset | None
+    end: of.Offset
+    lag: of.Lag
+
+
+class GroupAnswer(TypedDict):
+    """A group. `lag` is the sum over its partitions."""
+
+    group: of.Group
+    state: State
+    protocol: Annotated[str, Field(examples=["range"])]
+    coordinator: of.Broker
+    members: list[MemberRow]
+    lag: of.Lag
+    partitions: list[LagRow]
+
+
+class OffsetChangeRow(TypedDict):
+    """A committed offset before and after a change."""
+
+    topic: of.Topic
+    partition: of.Partition
+    before: of.Offset | None
+    after: of.Offset
+
+
+class OffsetsAnswer(TypedDict):
+    """The changes of a group's offsets."""
+
+    group: of.Group
+    dry_run: bool
+    partitions: list[OffsetChangeRow]
+
+
 def admin_router(admin: AdminClient) -> APIRouter:
     """Return all admin routes over one admin client."""
     router = APIRouter(tags=["admin"])
@@ -120,23 +237,29 @@ def admin_router(admin: AdminClient) -> APIRouter:
 
 
 def _topic_routes(router: APIRouter, admin: AdminClient) -> None:
-    @router.get("/v1/cluster", summary="The cluster's id, controller and brokers")
+    @router.get(
+        "/v1/cluster", summary="The cluster's id, controller and brokers", responses={200: {"model": ClusterAnswer}}
+    )
     async def cluster() -> Response:
         found = await admin.cluster()
-        brokers = [{"node_id": b.node_id, "host": b.host, "port": b.port, "rack": b.rack} for b in found.brokers]
-        return json_response({"cluster_id": found.cluster_id, "controller": found.controller, "brokers": brokers})
+        brokers = [BrokerRow(node_id=b.node_id, host=b.host, port=b.port, rack=b.rack) for b in found.brokers]
+        return json_response(ClusterAnswer(cluster_id=found.cluster_id, controller=found.controller, brokers=brokers))
 
-    @router.get("/v1/topics", summary="Topic names; Kafka's own are left out")
+    @router.get("/v1/topics", summary="Topic names; Kafka's own are left out", responses={200: {"model": TopicsAnswer}})
     async def topics() -> Response:
-        return json_response({"topics": await admin.list_topics()})
+        return json_response(TopicsAnswer(topics=await admin.list_topics()))
 
-    @router.get("/v1/topics/{topic}", summary="A topic's partitions with offsets, and its configs")
-    async def topic_description(topic: str) -> Response:
+    @router.get(
+        "/v1/topics/{topic}",
+        summary="A topic's partitions with offsets, and its configs",
+        responses={200: {"model": TopicAnswer}},
+    )
+    async def topic_description(topic: of.Topic) -> Response:
         found = (await admin.describe_topics([topic]))[topic]
         partitions = [TopicPartition(topic, p.partition) for p in found.partitions]
         earliest = await admin.list_offsets(dict.fromkeys(partitions, "earliest"))
         latest = await admin.list_offsets(dict.fromkeys(partitions, "latest"))
-        rows = [
+        rows: list[PartitionRow] = [
             {
                 "partition": p.partition,
                 "leader": p.leader,
@@ -148,30 +271,41 @@ def _topic_routes(router: APIRouter, admin: AdminClient) -> None:
             for p in found.partitions
         ]
         configs = dict(sorted((await admin.describe_configs(topic)).items()))
-        return json_response(
-            {"topic": topic, "topic_id": found.topic_id, "internal": found.is_internal, "partitions": rows}
-            | {"configs": configs}
-        )
+        answer: TopicAnswer = {
+            "topic": topic,
+            "topic_id": found.topic_id,
+            "internal": found.is_internal,
+            "partitions": rows,
+            "configs": configs,
+        }
+        return json_response(answer)
 
 
 def _group_routes(router: APIRouter, admin: AdminClient) -> None:
-    @router.get("/v1/groups", summary="All groups with their state")
+    @router.get("/v1/groups", summary="All groups with their state", responses={200: {"model": GroupsAnswer}})
     async def groups() -> Response:
         rows = await admin.list_groups()
-        return json_response(
-            {"groups": [{"group": g.group_id, "state": g.state, "protocol_type": g.protocol_type} for g in rows]}
-        )
+        found = [GroupRow(group=g.group_id, state=g.state, protocol_type=g.protocol_type) for g in rows]
+        return json_response(GroupsAnswer(groups=found))
 
-    @router.get("/v1/groups/{group}", summary="A group's members with their partitions, and its lag")
-    async def group_description(group: str) -> Response:
+    @router.get(
+        "/v1/groups/{group}",
+        summary="A group's members with their partitions, and its lag",
+        responses={200: {"model": GroupAnswer}},
+    )
+    async def group_description(group: of.Group) -> Response:
         found = await admin.describe_group(group)
         lag = await admin.group_lag(group)
         if found.state == DEAD and not lag:
             raise GroupNotFound(f"group {group}: it does not exist")
         return json_response(_group(found, lag))
 
-    @router.post("/v1/groups/{group}/offsets", summary="Set the offsets of a group without members")
-    async def reset_offsets(group: str, wanted: OffsetsRequest) -> Response:
+    @router.post(
+        "/v1/groups/{group}/offsets",
+        summary="Set the offsets of a group without members",
+        responses={200: {"model": OffsetsAnswer}},
+    )
+    async def reset_offsets(group: of.Group, wanted: OffsetsRequest) -> Response:
         partitions = await _partitions(admin, group, wanted.topics)
         to: Reset
         match wanted.to:
@@ -188,10 +322,10 @@ def _group_routes(router: APIRouter, admin: AdminClient) -> None:
         changes = await admin.reset_group_offsets(group, to, partitions, wanted.dry_run)
         if not wanted.dry_run:
             log.info("offsets reset", group=group, to=wanted.model_dump()["to"], partitions=len(changes))
-        return json_response({"group": group, "dry_run": wanted.dry_run, "partitions": _changes(changes)})
+        return json_response(OffsetsAnswer(group=group, dry_run=wanted.dry_run, partitions=_changes(changes)))
 
     @router.delete("/v1/groups/{group}", summary="Delete a group without members, with its offsets", status_code=204)
-    async def delete_group(group: str) -> Response:
+    async def delete_group(group: of.Group) -> Response:
         await admin.delete_group(group)
         log.info("group deleted", group=group)
         return Response(status_code=204)
@@ -217,8 +351,8 @@ async def _partitions(
     return sorted(set(chosen))
 
 
-def _group(found: GroupDescription, lag: Sequence[PartitionLag]) -> dict[str, Any]:
-    members = [
+def _group(found: GroupDescription, lag: Sequence[PartitionLag]) -> GroupAnswer:
+    members: list[MemberRow] = [
         {
             "member_id": m.member_id,
             "client_id": m.client_id,
@@ -228,7 +362,7 @@ def _group(found: GroupDescription, lag: Sequence[PartitionLag]) -> dict[str, An
         }
         for m in found.members
     ]
-    rows = [
+    rows: list[LagRow] = [
         {
             "topic": row.topic_partition.topic,
             "partition": row.topic_partition.partition,
@@ -249,7 +383,7 @@ def _group(found: GroupDescription, lag: Sequence[PartitionLag]) -> dict[str, An
     }
 
 
-def _changes(changes: Mapping[TopicPartition, OffsetChange]) -> list[dict[str, Any]]:
+def _changes(changes: Mapping[TopicPartition, OffsetChange]) -> list[OffsetChangeRow]:
     return [
         {"topic": tp.topic, "partition": tp.partition, "before": change.before, "after": change.after}
         for tp, change in sorted(changes.items())

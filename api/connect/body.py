@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
-from fastapi import Request
+from fastapi import Depends, Path, Request
 from starlette.exceptions import HTTPException
 
 from penstock.api.http.cross_site import is_simple
@@ -93,17 +93,20 @@ def _check_name(given: str | None, name: str) -> None:
         raise BadRequest(f"Connector name configuration ({given}) doesn't match connector name in the URL ({name})")
 
 
-def name_of(request: Request) -> str:
-    """Returns the connector or plugin that the path names."""
-    return str(request.path_params["name"]).replace(SLASH, "/")
+async def name_of(name: Annotated[str, Path(examples=["files"])]) -> str:
+    """Returns the connector, plugin or logger that the path names."""
+    return name.replace(SLASH, "/")
 
 
-def task_number(request: Request) -> int:
+async def task_number(task: Annotated[str, Path(examples=["0"])]) -> int:
     """Returns the task that the path names. Raises 404 if it is not a number, as for an unknown path."""
-    text = str(request.path_params["task"])
-    if not (text.isascii() and text.isdigit()):
+    if not (task.isascii() and task.isdigit()):
         raise HTTPException(404, "Not Found")
-    return int(text)
+    return int(task)
+
+
+Name = Annotated[str, Depends(name_of)]
+TaskNumber = Annotated[int, Depends(task_number)]
 
 
 def flag(request: Request, name: str, default: bool = False) -> bool:

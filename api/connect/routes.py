@@ -17,17 +17,41 @@ from prometheus_client import CollectorRegistry
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from penstock.api.connect.body import (
+    Name,
+    TaskNumber,
     config_of,
     create_request,
     flag,
     json_body,
     json_list,
-    name_of,
     patch_of,
-    task_number,
 )
 from penstock.api.connect.errors import error_response, install
 from penstock.api.connect.forwarding import Forwarding
+from penstock.api.connect.responses import (
+    CONFIG_BODY,
+    CREATE_BODY,
+    LEVEL_BODY,
+    OFFSETS_BODY,
+    PATCH_BODY,
+    ActiveTopics,
+    Config,
+    ConfigDefinition,
+    ConnectorInfo,
+    ConnectorOffsets,
+    Connectors,
+    ConnectorStatus,
+    ConnectorTaskState,
+    LoggerLevel,
+    LoggerLevels,
+    LoggerName,
+    Message,
+    Plugin,
+    ServerInfo,
+    TaskInfo,
+    Validation,
+    WorkerHealth,
+)
 from penstock.api.http.problem import json_response
 from penstock.shared.common import metrics
 from penstock.shared.common.errors import ConfigError
@@ -93,11 +117,13 @@ class StartingApp:
 def _root_routes(herder: Herder) -> APIRouter:
     router = APIRouter(tags=["server"])
 
-    @router.get("/", summary="The runtime's version and the cluster's id")
+    @router.get("/", summary="The runtime's version and the cluster's id", responses={200: {"model": ServerInfo}})
     async def root() -> Response:
         return json_response(await herder.server_info())
 
-    @router.get("/health", summary="Whether the worker has started and answers")
+    @router.get(
+        "/health", summary="Whether the worker has started and answers", responses={200: {"model": WorkerHealth}}
+    )
     async def health() -> Response:
         if not herder.is_ready:
             return json_response({"status": "starting", "message": "Worker is still starting up."}, 503)
@@ -113,48 +139,68 @@ def _root_routes(herder: Herder) -> APIRouter:
 def _connector_routes(herder: Herder) -> APIRouter:
     router = APIRouter(prefix="/connectors", tags=["connectors"])
 
-    @router.get("", summary="All connectors, with `expand=info` and `expand=status` what is known of each")
+    @router.get(
+        "",
+        summary="All connectors, with `expand=info` and `expand=status` what is known of each",
+        responses={200: {"model": Connectors}},
+    )
     async def connectors(request: Request) -> Response:
         expand = request.query_params.getlist("expand")
         return json_response(_expanded(herder, expand) if expand else herder.connectors())
 
-    @router.post("", summary="Make a connector", status_code=201)
+    @router.post(
+        "",
+        summary="Make a connector",
+        responses={201: {"model": ConnectorInfo}},
+        openapi_extra=CREATE_BODY,
+        status_code=201,
+    )
     async def create(request: Request) -> Response:
         name, config, target = create_request(await json_body(request))
         _, info = await herder.put_connector(name, config, target, replace=False)
         return _created(request, info)
 
-    @router.get("/{name}", summary="A connector's config and tasks")
-    async def connector(request: Request) -> Response:
-        return json_response(herder.connector_info(name_of(request)))
+    @router.get("/{name}", summary="A connector's config and tasks", responses={200: {"model": ConnectorInfo}})
+    async def connector(name: Name) -> Response:
+        return json_response(herder.connector_info(name))
 
     @router.delete("/{name}", summary="Delete a connector", status_code=204)
-    async def delete(request: Request) -> Response:
-        await herder.delete_connector(name_of(request))
+    async def delete(name: Name) -> Response:
+        await herder.delete_connector(name)
         return Response(status_code=204)
 
-    @router.get("/{name}/config", summary="A connector's config")
-    async def config(request: Request) -> Response:
-        return json_response(herder.shown_config(name_of(request)))
+    @router.get("/{name}/config", summary="A connector's config", responses={200: {"model": Config}})
+    async def config(name: Name) -> Response:
+        return json_response(herder.shown_config(name))
 
-    @router.put("/{name}/config", summary="Make a connector, or give it another config")
-    async def put_config(request: Request) -> Response:
-        name = name_of(request)
+    @router.put(
+        "/{name}/config",
+        summary="Make a connector, or give it another config",
+        responses={200: {"model": ConnectorInfo}, 201: {"model": ConnectorInfo, "description": "created"}},
+        openapi_extra=CONFIG_BODY,
+    )
+    async def put_config(name: Name, request: Request) -> Response:
         created, info = await herder.put_connector(name, config_of(await json_body(request), name), replace=True)
         return _created(request, info) if created else json_response(info)
 
-    @router.patch("/{name}/config", summary="Change some settings; null takes one away")
-    async def patch_config(request: Request) -> Response:
-        name = name_of(request)
+    @router.patch(
+        "/{name}/config",
+        summary="Change some settings; null takes one away",
+        responses={200: {"model": ConnectorInfo}},
+        openapi_extra=PATCH_BODY,
+    )
+    async def patch_config(name: Name, request: Request) -> Response:
         return json_response(await herder.patch_connector(name, patch_of(await json_body(request), name)))
 
-    @router.get("/{name}/topics", summary="The topics that a connector has used")
-    async def topics(request: Request) -> Response:
-        return json_response(herder.active_topics(name_of(request)))
+    @router.get(
+        "/{name}/topics", summary="The topics that a connector has used", responses={200: {"model": ActiveTopics}}
+    )
+    async def topics(name: Name) -> Response:
+        return json_response(herder.active_topics(name))
 
-    @router.put("/{name}/topics/reset", summary="Empty that list", status_code=202)
-    async def reset_topics(request: Request) -> Response:
-        herder.reset_active_topics(name_of(request))
+    @router.put("/{name}/topics/reset", summary="Empty that list", status_code=202, response_class=Response)
+    async def reset_topics(name: Name) -> Response:
+        herder.reset_active_topics(name)
         return Response(status_code=202)
 
     return router
@@ -179,9 +225,13 @@ def _created(request: Request, info: dict[str, Any]) -> Response:
 def _state_routes(herder: Herder) -> APIRouter:
     router = APIRouter(prefix="/connectors", tags=["state"])
 
-    @router.get("/{name}/status", summary="What a connector and its tasks are doing")
-    async def status(request: Request) -> Response:
-        return json_response(herder.connector_status(name_of(request)))
+    @router.get(
+        "/{name}/status",
+        summary="What a connector and its tasks are doing",
+        responses={200: {"model": ConnectorStatus}},
+    )
+    async def status(name: Name) -> Response:
+        return json_response(herder.connector_status(name))
 
     for word, target, code in (
         ("pause", TargetState.PAUSED, 202),
@@ -190,9 +240,13 @@ def _state_routes(herder: Herder) -> APIRouter:
     ):
         _target_route(router, herder, word, target, code)
 
-    @router.post("/{name}/restart", summary="Restart a connector, its tasks, or what of them failed")
-    async def restart(request: Request) -> Response:
-        name = name_of(request)
+    @router.post(
+        "/{name}/restart",
+        summary="Restart a connector, its tasks, or what of them failed",
+        status_code=202,
+        responses={202: {"model": ConnectorStatus}, 204: {"description": "the connector alone was restarted"}},
+    )
+    async def restart(name: Name, request: Request) -> Response:
         only_failed, include_tasks = flag(request, "onlyFailed"), flag(request, "includeTasks")
         if not only_failed and not include_tasks:
             await herder.restart_connector(name)
@@ -203,27 +257,36 @@ def _state_routes(herder: Herder) -> APIRouter:
 
 
 def _target_route(router: APIRouter, herder: Herder, word: str, target: TargetState, code: int) -> None:
-    @router.put(f"/{{name}}/{word}", summary=f"Have a connector {word}", status_code=code, name=word)
-    async def change(request: Request) -> Response:
-        await herder.set_target_state(name_of(request), target)
+    @router.put(
+        f"/{{name}}/{word}", summary=f"Have a connector {word}", status_code=code, name=word, response_class=Response
+    )
+    async def change(name: Name) -> Response:
+        await herder.set_target_state(name, target)
         return Response(status_code=code)
 
 
 def _offset_routes(herder: Herder) -> APIRouter:
     router = APIRouter(prefix="/connectors", tags=["offsets"])
 
-    @router.get("/{name}/offsets", summary="How far a connector has read")
-    async def offsets(request: Request) -> Response:
-        return json_response(await herder.connector_offsets(name_of(request)))
+    @router.get("/{name}/offsets", summary="How far a connector has read", responses={200: {"model": ConnectorOffsets}})
+    async def offsets(name: Name) -> Response:
+        return json_response(await herder.connector_offsets(name))
 
-    @router.patch("/{name}/offsets", summary="Set a stopped connector's offsets; null forgets one")
-    async def alter(request: Request) -> Response:
+    @router.patch(
+        "/{name}/offsets",
+        summary="Set a stopped connector's offsets; null forgets one",
+        responses={200: {"model": Message}},
+        openapi_extra=OFFSETS_BODY,
+    )
+    async def alter(name: Name, request: Request) -> Response:
         rows = rows_of(await json_body(request))
-        return json_response(await herder.alter_offsets(name_of(request), rows))
+        return json_response(await herder.alter_offsets(name, rows))
 
-    @router.delete("/{name}/offsets", summary="Forget a stopped connector's offsets")
-    async def reset(request: Request) -> Response:
-        return json_response(await herder.alter_offsets(name_of(request), None))
+    @router.delete(
+        "/{name}/offsets", summary="Forget a stopped connector's offsets", responses={200: {"model": Message}}
+    )
+    async def reset(name: Name) -> Response:
+        return json_response(await herder.alter_offsets(name, None))
 
     return router
 
@@ -231,29 +294,33 @@ def _offset_routes(herder: Herder) -> APIRouter:
 def _task_routes(herder: Herder) -> APIRouter:
     router = APIRouter(prefix="/connectors", tags=["tasks"])
 
-    @router.get("/{name}/tasks", summary="A connector's tasks with their configs")
-    async def tasks(request: Request) -> Response:
-        return json_response(herder.task_infos(name_of(request)))
+    @router.get(
+        "/{name}/tasks", summary="A connector's tasks with their configs", responses={200: {"model": list[TaskInfo]}}
+    )
+    async def tasks(name: Name) -> Response:
+        return json_response(herder.task_infos(name))
 
     @router.post("/{name}/tasks", include_in_schema=False)
-    async def put_tasks(request: Request) -> Response:
+    async def put_tasks(name: Name, request: Request) -> Response:
         body = await request.body()
         configs = [text_map(row, "task config") for row in json_list(body)]
-        await herder.put_task_configs(name_of(request), configs, body, request.headers)
+        await herder.put_task_configs(name, configs, body, request.headers)
         return Response(status_code=204)
 
     @router.put("/{name}/fence", include_in_schema=False)
-    async def fence(request: Request) -> Response:
-        await herder.fence(name_of(request), await request.body(), request.headers)
+    async def fence(name: Name, request: Request) -> Response:
+        await herder.fence(name, await request.body(), request.headers)
         return Response(status_code=204)
 
-    @router.get("/{name}/tasks/{task}/status", summary="What one task is doing")
-    async def task_status(request: Request) -> Response:
-        return json_response(herder.task_status(ConnectorTaskId(name_of(request), task_number(request))))
+    @router.get(
+        "/{name}/tasks/{task}/status", summary="What one task is doing", responses={200: {"model": ConnectorTaskState}}
+    )
+    async def task_status(name: Name, task: TaskNumber) -> Response:
+        return json_response(herder.task_status(ConnectorTaskId(name, task)))
 
     @router.post("/{name}/tasks/{task}/restart", summary="Restart one task", status_code=204)
-    async def restart_task(request: Request) -> Response:
-        await herder.restart_task(ConnectorTaskId(name_of(request), task_number(request)))
+    async def restart_task(name: Name, task: TaskNumber) -> Response:
+        await herder.restart_task(ConnectorTaskId(name, task))
         return Response(status_code=204)
 
     return router
@@ -263,19 +330,28 @@ def _plugin_routes(herder: Herder) -> APIRouter:
     """Routes of the installed plugins and their settings."""
     router = APIRouter(prefix="/connector-plugins", tags=["plugins"])
 
-    @router.get("", summary="The connectors that are installed; with `connectorsOnly=false` every plugin")
+    @router.get(
+        "",
+        summary="The connectors that are installed; with `connectorsOnly=false` every plugin",
+        responses={200: {"model": list[Plugin]}},
+    )
     async def plugins(request: Request) -> Response:
         return json_response(herder.plugin_list(connectors_only=flag(request, "connectorsOnly", default=True)))
 
-    @router.get("/{name}/config", summary="A plugin's settings")
-    async def plugin_config(request: Request) -> Response:
-        return json_response(herder.plugin_config(name_of(request)))
+    @router.get("/{name}/config", summary="A plugin's settings", responses={200: {"model": list[ConfigDefinition]}})
+    async def plugin_config(name: Name) -> Response:
+        return json_response(herder.plugin_config(name))
 
-    @router.put("/{name}/config/validate", summary="What is wrong with a connector's config")
-    async def validate(request: Request) -> Response:
+    @router.put(
+        "/{name}/config/validate",
+        summary="What is wrong with a connector's config",
+        responses={200: {"model": Validation}},
+        openapi_extra=CONFIG_BODY,
+    )
+    async def validate(name: Name, request: Request) -> Response:
         config = text_map(await json_body(request), "config")
         try:
-            return json_response(await herder.validate(config, name_of(request)))
+            return json_response(await herder.validate(config, name))
         except ConfigError as e:  # Kafka Connect answers so for an unknown class
             return json_response({"error_code": 500, "message": str(e)}, 500)
 
@@ -286,16 +362,21 @@ def _admin_routes(herder: Herder) -> APIRouter:
     """Routes of loggers' levels, of this worker or with `scope=cluster` of all workers."""
     router = APIRouter(prefix="/admin/loggers", tags=["admin"])
 
-    @router.get("", summary="Loggers with a level of their own")
+    @router.get("", summary="Loggers with a level of their own", responses={200: {"model": LoggerLevels}})
     async def levels() -> Response:
         return json_response(herder.loggers.levels())
 
-    @router.get("/{name}", summary="One logger's level")
-    async def level(request: Request) -> Response:
-        return json_response(herder.loggers.level(name_of(request)))
+    @router.get("/{name}", summary="One logger's level", responses={200: {"model": LoggerLevel}})
+    async def level(name: Name) -> Response:
+        return json_response(herder.loggers.level(name))
 
-    @router.put("/{name}", summary="Set a level for a logger and all below it")
-    async def set_level(request: Request) -> Response:
+    @router.put(
+        "/{name}",
+        summary="Set a level for a logger and all below it",
+        responses={200: {"model": list[LoggerName]}, 204: {"description": "set in the cluster"}},
+        openapi_extra=LEVEL_BODY,
+    )
+    async def set_level(name: Name, request: Request) -> Response:
         body = await json_body(request)
         wanted = body.get("level") if isinstance(body, dict) else None
         if not isinstance(wanted, str):
@@ -306,8 +387,8 @@ def _admin_routes(herder: Herder) -> APIRouter:
             raise ConnectorNotFound(str(e)) from None  # 404, as in Kafka Connect
         scope = request.query_params.get("scope", "worker").lower()
         if scope == "cluster":
-            await herder.set_cluster_level(name_of(request), wanted)
+            await herder.set_cluster_level(name, wanted)
             return Response(status_code=204)
-        return json_response(herder.loggers.set_level(name_of(request), wanted))
+        return json_response(herder.loggers.set_level(name, wanted))
 
     return router

@@ -13,7 +13,8 @@ from importlib import resources
 
 from fastapi import APIRouter, Response
 
-from penstock.api.console.overview import OverviewProvider
+from penstock.api.console.history import HistoryAnswer
+from penstock.api.console.overview import Overview, OverviewProvider
 from penstock.api.http.problem import json_response
 
 HTML_TYPE = "text/html; charset=utf-8"
@@ -29,13 +30,21 @@ def dashboard_router(provider: OverviewProvider) -> APIRouter:
     async def index() -> Response:
         return Response(page, headers=headers, media_type=HTML_TYPE)
 
-    @router.get("/v1/overview", summary="Services, ingest rate, lag, stream time, sessions and compactions at once")
+    @router.get(
+        "/v1/overview",
+        summary="Services, ingest rate, lag, stream time, sessions and compactions at once",
+        responses={200: {"model": Overview}},
+    )
     async def overview() -> Response:
         return json_response(await provider.overview())
 
-    @router.get("/v1/history", summary="The charts' data: a point every few seconds since the service started")
+    @router.get(
+        "/v1/history",
+        summary="The charts' data: a point every few seconds since the service started",
+        responses={200: {"model": HistoryAnswer}},
+    )
     async def history() -> Response:
-        return json_response({"points": provider.history()})
+        return json_response(HistoryAnswer(points=provider.history()))
 
     return router
 

@@ -15,8 +15,30 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from typing_extensions import TypedDict
+
+from penstock.api.http import field_types as of
+
 EVERY_MS = 2_000
 POINTS_MAX = 1_440
+
+
+class Point(TypedDict):
+    """One point; unknown values are None."""
+
+    at_ms: of.TimeMs
+    records_per_second: of.Rate | None
+    p99_ms: of.Rate | None
+    lag: of.Lag
+    open_sessions: of.Count | None
+    late_per_second: of.Rate | None
+    dead_letters: of.Count | None
+
+
+class HistoryAnswer(TypedDict):
+    """The points, oldest first."""
+
+    points: list[Point]
 
 
 class History:
@@ -25,7 +47,7 @@ class History:
     def __init__(self, every_ms: int = EVERY_MS, points_max: int = POINTS_MAX) -> None:
         self._every_ms = every_ms
         self._points_max = points_max
-        self.points: list[dict[str, Any]] = []
+        self.points: list[Point] = []
 
     def add(self, overview: Mapping[str, Any]) -> None:
         """Add a point from an overview if the interval has passed."""
@@ -40,7 +62,7 @@ class History:
         self.points.append(point(overview))
 
 
-def point(overview: Mapping[str, Any]) -> dict[str, Any]:
+def point(overview: Mapping[str, Any]) -> Point:
     """Return one point; unknown values are None."""
     ingest, streams = overview.get("ingest", {}), overview.get("streams", {})
     return {

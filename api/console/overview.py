@@ -12,10 +12,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
+from pydantic import Field
+from typing_extensions import TypedDict
+
+from penstock.api.console.history import Point
 from penstock.api.console.samples import KafkaSample, ServiceSample
 from penstock.api.console.watches import GroupWatch, Latency, restore_estimate_s
+from penstock.api.http import field_types as of
 
 RATE_WINDOW_MS = 5_000
 COMPACTIONS_MAX = 10
@@ -27,6 +32,80 @@ LATE = "penstock_streams_late_records_total"
 DEAD_LETTERS_SUFFIX = "_dead_letters_total"
 
 
+class ServiceRow(TypedDict):
+    """A service, as it answered last."""
+
+    name: Annotated[str, Field(examples=["producer"])]
+    url: of.Text
+    status: Annotated[str, Field(examples=["ok"])]
+    detail: of.Text
+    checks: Annotated[dict[str, Any], Field(examples=[{"kafka": {"status": "ok"}}])]
+
+
+class KafkaState(TypedDict):
+    """Kafka, as it answered last. `error` is empty if it answered."""
+
+    cluster_id: of.ClusterId | None
+    brokers: of.Count | None
+    error: of.Text
+
+
+class GroupState(TypedDict):
+    """A group with the change of its lag per second (negative: catching up)."""
+
+    group: of.Group
+    state: Annotated[str, Field(examples=["Stable"])]
+    members: of.Count
+    lag: of.Lag
+    lag_per_second: of.Rate | None
+    catch_up_s: of.Seconds | None
+
+
+class GroupEvent(TypedDict):
+    """A change of a group."""
+
+    at_ms: of.TimeMs
+    group: of.Group
+    what: Annotated[str, Field(examples=["members 1 to 2"])]
+
+
+class IngestState(TypedDict):
+    """The ingest of all services."""
+
+    p50_ms: of.Rate | None
+    p99_ms: of.Rate | None
+    stored: of.Rate | None
+    records_per_second: of.Rate | None
+    rejected: of.Rate | None
+    rejected_requests: of.Rate | None
+
+
+class StreamsOverview(TypedDict):
+    """The tasks of all applications, in the shape of `/v1/streams/tasks`."""
+
+    tasks: Annotated[list[dict[str, Any]], Field(examples=[[{"partition": 0, "state": "running"}]])]
+    open_sessions: of.Count | None
+    closed_sessions: of.Count | None
+    late_records: of.Rate | None
+    late_per_second: of.Rate | None
+    restore_estimate_s: of.Seconds | None
+
+
+class Overview(TypedDict):
+    """The dashboard's data; unknown values are None."""
+
+    now_ms: of.TimeMs
+    services: list[ServiceRow]
+    kafka: KafkaState
+    groups: list[GroupState]
+    groups_omitted: of.Count
+    rebalances: list[GroupEvent]
+    ingest: IngestState
+    streams: StreamsOverview
+    dead_letters: of.Rate | None
+    compactions: Annotated[list[dict[str, Any]], Field(examples=[[{"status": "done", "rows": 42}]])]
+
+
 class OverviewProvider(Protocol):
     """What the dashboard's routes need."""
 
@@ -34,7 +113,7 @@ class OverviewProvider(Protocol):
         """Return the newest overview as plain values (see `build`)."""
         ...
 
-    def history(self) -> list[dict[str, Any]]:
+    def history(self) -> list[Point]:
         """Return the points so far, oldest first (see `penstock.api.console.history`)."""
         ...
 
@@ -132,7 +211,7 @@ def _missing(streams: Mapping[str, Any]) -> int:
     return len(streams.get("missing", ()))
 
 
-def _service(sample: ServiceSample) -> dict[str, Any]:
+def _service(sample: ServiceSample) -> ServiceRow:
     return {
         "name": sample.name,
         "url": sample.url,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from fastapi import APIRouter, Depends, FastAPI
 from fastapi.middleware.cors import CORSMiddleware
@@ -11,7 +11,7 @@ from pydantic import SecretStr
 from penstock.api.http import problem
 from penstock.api.http.auth import Guard
 from penstock.api.http.known_query import reject_unknown_query
-from penstock.api.http.openapi import Paths, describe
+from penstock.api.http.openapi import Document, describe
 from penstock.api.ingest.asgi import FastPath, Handle
 from penstock.api.settings import Credential
 
@@ -31,14 +31,14 @@ def create_app(
     cors_origins: Sequence[str] = (),
     local_hosts_only: bool = False,
     title: str = "Penstock",
-    handed_on: Callable[[], Paths] = dict,
+    handed_on: Callable[[], Iterable[Document]] = tuple,
 ) -> FastAPI:
     """Return an app of the given parts. Each part is a router that its module builds.
 
     With `auth_token` or `credentials`, every path except `/`, `/health` and `/metrics` needs a credential.
     `local_hosts_only` rejects requests whose Host header is not this machine (for a loopback address without a token).
-    `straight` handles ordinary ingest requests and bypasses the router. `handed_on` returns the routes of other
-    services for the OpenAPI document.
+    `straight` handles ordinary ingest requests and bypasses the router. `handed_on` returns the OpenAPI
+    documents of routes of other services.
     """
     app = FastAPI(title=title, docs_url=None, redoc_url=None)
     problem.install(app)

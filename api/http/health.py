@@ -11,17 +11,30 @@ import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, FastAPI, Response
+from fastapi.responses import PlainTextResponse
 from prometheus_client import CollectorRegistry
+from pydantic import Field
+from typing_extensions import TypedDict
 
 from penstock.api.http import problem
 from penstock.shared.common import metrics
 
 CHECK_TIMEOUT_MS = 2_000
 
+METRICS_EXAMPLE = 'penstock_ingest_stored_records_total{topic="flights"} 40.0\n'
+
 Check = Callable[[], "Awaitable[CheckResult] | CheckResult"]
+
+
+class Health(TypedDict):
+    """Whether a service can do its work, and the result of each check."""
+
+    status: Literal["ok", "failing"]
+    service: Annotated[str, Field(examples=["gateway"])]
+    checks: Annotated[dict[str, dict[str, Any]], Field(examples=[{"kafka": {"status": "ok", "detail": ""}}])]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +66,7 @@ async def _run(check: Check, timeout_ms: int) -> CheckResult:
         return CheckResult(False, f"{type(e).__name__}: {e}")
 
 
-def health_body(service: str, results: Mapping[str, CheckResult]) -> dict[str, Any]:
+def health_body(service: str, results: Mapping[str, CheckResult]) -> Health:
     """Return the answer of `/health` as plain values."""
     return {
         "status": "ok" if all(result.ok for result in results.values()) else "failing",
@@ -71,14 +84,23 @@ def health_router(
     """Return the two routes, for any app. `render` returns the metrics' text; default: that of the registry."""
     router = APIRouter(tags=["health"])
 
-    @router.get("/health", summary="Whether the service can do its work (200) or not (503)")
+    @router.get(
+        "/health",
+        summary="Whether the service can do its work (200) or not (503)",
+        responses={200: {"model": Health}, 503: {"model": Health, "description": "a check fails"}},
+    )
     async def health() -> Response:
         results = await run_checks(checks)
         return problem.json_response(
             health_body(service, results), 200 if all(result.ok for result in results.values()) else 503
         )
 
-    @router.get("/metrics", summary="Metrics in Prometheus' text format")
+    @router.get(
+        "/metrics",
+        summary="Metrics in Prometheus' text format",
+        response_class=PlainTextResponse,
+        responses={200: {"content": {"text/plain": {"schema": {"type": "string", "examples": [METRICS_EXAMPLE]}}}}},
+    )
     async def prometheus() -> Response:
         text = metrics.render(registry) if render is None else await render()
         return Response(text, headers={"Content-Type": metrics.CONTENT_TYPE})

@@ -1,35 +1,38 @@
 """The OpenAPI document: FastAPI's document of the routes, completed.
 
-Added are an example of every parameter, body and answer (`openapi_examples`), this service's error format in place of
+Each route describes its answer by a type with examples. Added here are the error format of each path in place of
 FastAPI's 422, and the forwarded routes of other services, as those services describe them.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
+from pydantic import TypeAdapter
 
-from penstock.api.http.openapi_examples import ANSWERS, BODIES, CONNECT_ERROR, PARAMETERS, PROBLEM, REST_ERROR
-from penstock.api.http.problem import JSON_TYPE, PROBLEM_TYPE, is_rest_proxy
+from penstock.api.http.problem import JSON_TYPE, PROBLEM_TYPE, ProblemDetails, RestError, is_rest_proxy
 
-Paths = Mapping[str, Mapping[str, Any]]
-_NAMED = re.compile(r"\{(\w+)(?::path)?\}")
+Document = Mapping[str, Any]
+_REFERENCE = re.compile(r"#/components/schemas/([\w.-]+)")
 _OF_VALIDATION = ("HTTPValidationError", "ValidationError")
 _METHODS = ("get", "put", "post", "patch", "delete")
 
 
-def describe(app: FastAPI, handed_on: Callable[[], Paths] = dict) -> None:
-    """Make the app answer `/openapi.json` with the completed document. `handed_on` is called for the first request."""
+def describe(app: FastAPI, handed_on: Callable[[], Iterable[Document]] = tuple) -> None:
+    """Make the app answer `/openapi.json` with the completed document.
+
+    `handed_on` returns the documents of forwarded routes. It is called for the first request.
+    """
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
             document = get_openapi(title=app.title, version=app.version, routes=app.routes)
-            for path, operations in handed_on().items():
-                document["paths"].setdefault(path, {}).update(operations)
+            for other in handed_on():
+                add(document, other)
             complete(document)
             app.openapi_schema = document
         return app.openapi_schema
@@ -37,17 +40,35 @@ def describe(app: FastAPI, handed_on: Callable[[], Paths] = dict) -> None:
     app.openapi = openapi  # type: ignore[method-assign]
 
 
+def add(document: dict[str, Any], other: Document) -> None:
+    """Add the paths and schemas of another document. A name may not stand for two schemas."""
+    for path, operations in other["paths"].items():
+        document["paths"].setdefault(path, {}).update(operations)
+    schemas = document.setdefault("components", {}).setdefault("schemas", {})
+    for name, schema in other["components"]["schemas"].items():
+        assert schemas.setdefault(name, schema) == schema, f"two schemas are named {name}"
+
+
 def complete(document: dict[str, Any]) -> None:
     """Complete every operation in place."""
-    for path, method, operation in operations_of(document):
-        _parameters(path, operation)
-        _body(path, method, operation)
-        _answers(path, method, operation)
+    schemas = document.setdefault("components", {}).setdefault("schemas", {})
     for name in _OF_VALIDATION:
-        document.get("components", {}).get("schemas", {}).pop(name, None)
+        schemas.pop(name, None)
+    for model in (ProblemDetails, RestError):
+        schemas[model.__name__] = TypeAdapter(model).json_schema()
+    for path, _, operation in operations_of(document):
+        media_type, error = error_of(path)
+        answers = operation["responses"]
+        if "HTTPValidationError" in str(answers.get("422", "")):
+            del answers["422"]  # a wrong parameter or body is a 400 here
+        answers.setdefault("default", {"description": "rejected or failed"})
+        for status, answer in answers.items():
+            if not status.startswith("2"):
+                content = {media_type: {"schema": {"$ref": f"#/components/schemas/{error.__name__}"}}}
+                answer.setdefault("content", content)
 
 
-def operations_of(document: Mapping[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
+def operations_of(document: Document) -> Iterator[tuple[str, str, dict[str, Any]]]:
     """Yield path, method and description of every operation."""
     for path, operations in document["paths"].items():
         for method, operation in operations.items():
@@ -55,60 +76,29 @@ def operations_of(document: Mapping[str, Any]) -> Iterator[tuple[str, str, dict[
                 yield path, method, operation
 
 
-def handed_on_paths(document: Mapping[str, Any], *prefixes: str) -> dict[str, Any]:
-    """Return another service's paths under the prefixes, without references to the rest of its document."""
-    found = {}
-    for path, operations in document["paths"].items():
-        if path.startswith(prefixes):
-            found[path] = {
-                method: {key: value for key, value in operation.items() if key != "operationId"}
-                for method, operation in operations.items()
-            }
-    return found
+def handed_on_paths(document: Document, *prefixes: str) -> Document:
+    """Return another service's paths under the prefixes, with the schemas that they refer to."""
+    paths = {
+        path: {
+            method: {key: value for key, value in operation.items() if key != "operationId"}
+            for method, operation in operations.items()
+        }
+        for path, operations in document["paths"].items()
+        if path.startswith(prefixes)
+    }
+    known, open_names = document["components"]["schemas"], _references(paths)
+    schemas: dict[str, Any] = {}
+    while open_names:
+        found = {name: known[name] for name in open_names}
+        schemas |= found
+        open_names = _references(found) - schemas.keys()
+    return {"paths": paths, "components": {"schemas": schemas}}
 
 
-def _parameters(path: str, operation: dict[str, Any]) -> None:
-    parameters = operation.setdefault("parameters", [])
-    known = {parameter["name"] for parameter in parameters}
-    for name in _NAMED.findall(path):
-        if name not in known:
-            parameters.append({"name": name, "in": "path", "required": True, "schema": {"type": "string"}})
-    for parameter in parameters:
-        if parameter["name"] in PARAMETERS:
-            parameter.setdefault("example", PARAMETERS[parameter["name"]])
+def error_of(path: str) -> tuple[str, type]:
+    """Return the error format of a path: the media type, and the type of the body."""
+    return (JSON_TYPE, RestError) if is_rest_proxy(path) else (PROBLEM_TYPE, ProblemDetails)
 
 
-def _body(path: str, method: str, operation: dict[str, Any]) -> None:
-    example = BODIES.get((method, path))
-    if example is None:
-        return
-    body = operation.setdefault("requestBody", {"required": True, "content": {}})
-    content = body["content"].setdefault(JSON_TYPE, {"schema": {"type": "object"}})
-    content.setdefault("example", example)
-
-
-def _answers(path: str, method: str, operation: dict[str, Any]) -> None:
-    answers = operation["responses"]
-    if "HTTPValidationError" in str(answers.get("422", "")):
-        del answers["422"]  # a wrong parameter or body is a 400 here
-    media_type, example = error_of(path)
-    answers.setdefault("default", {"description": "rejected or failed"})
-    for status, answer in answers.items():
-        if status.startswith("2"):
-            found = ANSWERS.get((method, path))
-            for content in answer.get("content", {}).values() if found is not None else ():
-                content.setdefault("example", found)
-        else:
-            content = answer.setdefault("content", {media_type: {}}).setdefault(media_type, {})
-            content.setdefault("example", example | _status(example, status))
-
-
-def error_of(path: str) -> tuple[str, dict[str, Any]]:
-    """Return the error format of a path: the media type, and an example."""
-    if not is_rest_proxy(path):
-        return PROBLEM_TYPE, PROBLEM
-    return JSON_TYPE, CONNECT_ERROR if path.startswith("/connect") else REST_ERROR
-
-
-def _status(example: Mapping[str, Any], status: str) -> dict[str, Any]:
-    return {"status": int(status)} if "status" in example and status.isdigit() else {}
+def _references(schema: Any) -> set[str]:
+    return set(_REFERENCE.findall(str(schema)))

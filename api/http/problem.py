@@ -11,12 +11,14 @@ Each error of Penstock has one status and one stable `error_code`. If the same r
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
+from pydantic import Field
 from starlette.exceptions import HTTPException
+from typing_extensions import TypedDict
 
 from penstock.shared.common import errors
 from penstock.shared.common.log import get_logger
@@ -25,6 +27,7 @@ log = get_logger(__name__)
 
 PROBLEM_TYPE = "application/problem+json"
 JSON_TYPE = "application/json"
+ErrorMessage = Annotated[str, Field(examples=["flights: no such topic"])]
 
 
 class ErrorKind(NamedTuple):
@@ -141,6 +144,24 @@ def rest_error_code(kind: ErrorKind, path: str) -> int:
     return 50002 if kind.retry_after_s is None else 50003
 
 
+class ProblemDetails(TypedDict):
+    """An error (RFC 9457). Some errors have members of their own."""
+
+    type: Annotated[str, Field(examples=["about:blank"])]
+    title: Annotated[str, Field(examples=["No such topic or partition"])]
+    status: Annotated[int, Field(examples=[404])]
+    detail: ErrorMessage
+    error_code: Annotated[str, Field(examples=["UNKNOWN_TOPIC_OR_PARTITION"])]
+    message: ErrorMessage
+
+
+class RestError(TypedDict):
+    """An error in the format of REST Proxy and Kafka Connect."""
+
+    error_code: Annotated[int, Field(examples=[40401])]
+    message: ErrorMessage
+
+
 class Problem(Exception):
     """An error answer. The members of `extra` are added to the body (RFC 9457, section 3.2)."""
 
@@ -169,7 +190,7 @@ class Problem(Exception):
         if not is_rest_proxy(path):
             return self.response()
         kind = self.kind
-        body = {"error_code": rest_error_code(kind, path), "message": self.detail}
+        body: RestError = {"error_code": rest_error_code(kind, path), "message": self.detail}
         return Response(msgspec.json.encode(body), kind.status, self.headers, JSON_TYPE)
 
     def response(self) -> Response:

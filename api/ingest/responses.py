@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any, Literal, NotRequired, Required
 
 from fastapi import Response
+from pydantic import Field
+from typing_extensions import TypedDict
 
+from penstock.api.http import field_types as of
 from penstock.api.http.content_encoding import STREAMS
 from penstock.api.http.problem import ErrorKind, Problem, json_response
 from penstock.api.ingest.bodies import stop_code
@@ -31,12 +34,63 @@ NOTHING_STORED = {
     "if a stored one is sent again, it is stored twice",
 }
 CLOUD_EVENT = {"specversion": "1.0", "id": "1", "source": "/shop", "type": "order", "data": {"id": 1}}
-STORED = {"stored": 2, "last_offsets": {"0": 17}}
-MIXED = STORED | {
-    "not_stored": 1,
-    "unknown": 0,
-    "errors": [{"line": 2, "column": 6, "error_code": "MALFORMED_JSON", "message": "…", "outcome": "not_stored"}],
-}
+ErrorCode = Annotated[str, Field(examples=["MALFORMED_JSON"])]
+Position = Annotated[int, Field(examples=[2])]
+Outcome = Literal["not_stored", "unknown"]
+
+
+class EventError(TypedDict, total=False):
+    """Why an event was not stored. It has its `line` in NDJSON, or its `index` in an array."""
+
+    line: Position
+    index: Position
+    column: Position
+    error_code: Required[ErrorCode]
+    message: Required[Annotated[str, Field(examples=["unexpected end of data"])]]
+    outcome: Required[Outcome]
+
+
+class EventOffset(TypedDict, total=False):
+    """Where an event was stored."""
+
+    line: Position
+    index: Position
+    partition: Required[of.Partition]
+    offset: Required[of.Offset]
+
+
+class Stopped(TypedDict, total=False):
+    """The first event that was not read, if reading stopped before the body's end."""
+
+    stopped_at_line: Position
+    stopped_at_index: Position
+    stop_reason: Annotated[str, Field(examples=["the service is shutting down"])]
+
+
+class AllStored(Stopped):
+    """All events are stored. With `?offsets=true` there are `offsets`."""
+
+    stored: of.Count
+    last_offsets: Annotated[dict[str, int], Field(examples=[{"0": 17}])]
+    offsets: NotRequired[list[EventOffset]]
+    offsets_omitted: NotRequired[of.Count]
+
+
+class SomeStored(AllStored):
+    """Some events are stored. The errors name the others."""
+
+    not_stored: of.Count
+    unknown: of.Count
+    errors: list[EventError]
+
+
+class Accepted(Stopped):
+    """Events were accepted without a guarantee."""
+
+    accepted: of.Count
+    promise: Annotated[str, Field(examples=[NO_PROMISE])]
+    errors: NotRequired[list[EventError]]
+
 
 OPENAPI: dict[str, Any] = {
     "openapi_extra": {
@@ -45,7 +99,13 @@ OPENAPI: dict[str, Any] = {
                 "name": "Idempotency-Key",
                 "in": "header",
                 "required": False,
-                "schema": {"type": "string", "minLength": 1, "maxLength": 255, "pattern": "^[A-Za-z0-9_-]+$"},
+                "schema": {
+                    "type": "string",
+                    "minLength": 1,
+                    "maxLength": 255,
+                    "pattern": "^[A-Za-z0-9_-]+$",
+                    "examples": ["order-7"],
+                },
                 "description": "the same request with the same key is stored once and gets the same answer",
             },
         ],
@@ -53,28 +113,28 @@ OPENAPI: dict[str, Any] = {
             "required": True,
             "description": f"as it is, or compressed with a Content-Encoding of {' or '.join(STREAMS)}",
             "content": {
-                "application/x-ndjson": {"schema": {"type": "string"}, "example": '{"id":1}\n{"id":2}\n'},
+                "application/x-ndjson": {"schema": {"type": "string", "examples": ['{"id":1}\n{"id":2}\n']}},
                 "application/json": {
-                    "schema": {"oneOf": [{"type": "object"}, {"type": "array", "items": {}}]},
-                    "example": [{"id": 1}],
+                    "schema": {
+                        "oneOf": [{"type": "object"}, {"type": "array", "items": {}}],
+                        "examples": [[{"id": 1}]],
+                    },
                 },
-                STRUCTURED_TYPE: {"schema": {"type": "object"}, "example": CLOUD_EVENT},
-                BATCH_TYPE: {"schema": {"type": "array", "items": {"type": "object"}}, "example": [CLOUD_EVENT]},
+                STRUCTURED_TYPE: {"schema": {"type": "object", "examples": [CLOUD_EVENT]}},
+                BATCH_TYPE: {"schema": {"type": "array", "items": {"type": "object"}, "examples": [[CLOUD_EVENT]]}},
             },
         },
     },
     "responses": {
-        200: {"description": "all events are stored", "content": {"application/json": {"example": STORED}}},
-        202: {"description": "ack=none: accepted without a guarantee"},
+        200: {"description": "all events are stored", "model": AllStored},
+        202: {"description": "ack=none: accepted without a guarantee", "model": Accepted},
         207: {
             "description": "some events are stored; the errors name the others. With Accept: application/x-ndjson the "
             "answer to an NDJSON body, line by line as the events are settled",
-            "content": {"application/json": {"example": MIXED}, "application/x-ndjson": {}},
+            "model": SomeStored,
+            "content": {"application/x-ndjson": {}},
         },
-        **{
-            status: {"description": text, "content": {"application/problem+json": {}}}
-            for status, text in NOTHING_STORED.items()
-        },
+        **{status: {"description": text} for status, text in NOTHING_STORED.items()},
     },
 }
 

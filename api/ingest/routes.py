@@ -25,6 +25,7 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 from prometheus_client import CollectorRegistry
 
+from penstock.api.http import field_types as of
 from penstock.api.http.body import BodyReader, BodyStalled, ClientGone, ServiceLeaving
 from penstock.api.http.content_encoding import CorruptBody
 from penstock.api.http.health import CheckResult
@@ -118,7 +119,7 @@ class Ingest:
             **OPENAPI,
         )
         async def post_events(
-            topic: str,
+            topic: of.Topic,
             request: Request,
             offsets: bool = False,
             atomic: bool = False,

@@ -7,12 +7,16 @@ if the error is permanent, 2 if sending it again can help. Avro, Protobuf, JSON 
 from __future__ import annotations
 
 import re
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
+from pydantic import Field
+from typing_extensions import TypedDict
 
 from penstock.api.admin.routes import AdminClient
+from penstock.api.http import field_types as of
 from penstock.api.http.problem import ErrorKind, Problem
 from penstock.api.ingest.admission import client_of
 from penstock.api.ingest.bodies import next_turn
@@ -32,30 +36,91 @@ BODY = {
             "type": "object",
             "required": ["records"],
             "properties": {"records": {"type": "array", "items": {"type": "object"}, "minItems": 1}},
+            "examples": [{"records": [{"key": key, "value": value}]}],
         },
-        "example": {"records": [{"key": key, "value": value}]},
     }
     for name, key, value in (("json", "ann", {"id": 1}), ("binary", "YW5u", "eyJpZCI6MX0="))
 }
 
 
-def v2_answer(body: Any) -> Response:
-    """Return an answer under v2's own content type."""
-    return Response(msgspec.json.encode(body), media_type=V2_TYPE)
+class StoredRecord(TypedDict):
+    """Where a record was stored, or why not. `error_code` is 2 if sending it again can help, else 1."""
+
+    partition: of.Partition | None
+    offset: of.Offset | None
+    error_code: Literal[1, 2] | None
+    error: str | None
+
+
+class ProduceAnswer(TypedDict):
+    """The outcome of each record, in the order of the request."""
+
+    offsets: list[StoredRecord]
+    key_schema_id: None
+    value_schema_id: None
+
+
+class Replica(TypedDict):
+    """A replica of a partition."""
+
+    broker: of.Broker
+    leader: bool
+    in_sync: bool
+
+
+class PartitionOfTopic(TypedDict):
+    """A partition."""
+
+    partition: of.Partition
+    leader: of.Broker | None
+    replicas: list[Replica]
+
+
+class TopicWithPartitions(TypedDict):
+    """A topic."""
+
+    name: of.Topic
+    configs: Annotated[dict[str, str | None], Field(examples=[{"cleanup.policy": "delete"}])]
+    partitions: list[PartitionOfTopic]
+
+
+class OffsetsOfPartition(TypedDict):
+    """A partition's first offset, and the one after its last record."""
+
+    beginning_offset: of.Offset
+    end_offset: of.Offset
+
+
+class BrokerIds(TypedDict):
+    """The ids of the brokers."""
+
+    brokers: list[of.Broker]
+
+
+class V2Answer(JSONResponse):
+    """A plain value under v2's own content type."""
+
+    media_type = V2_TYPE
+
+    def render(self, content: Any) -> bytes:
+        return msgspec.json.encode(content)
 
 
 def v2_produce_router(producer: RestProducer) -> APIRouter:
     """`POST /topics/{topic}` and `POST /topics/{topic}/partitions/{partition}`."""
-    router = APIRouter(tags=["rest proxy v2"])
-    described: dict[str, Any] = {"openapi_extra": {"requestBody": {"required": True, "content": BODY}}}
+    router = APIRouter(tags=["rest proxy v2"], default_response_class=V2Answer)
+    described: dict[str, Any] = {
+        "openapi_extra": {"requestBody": {"required": True, "content": BODY}},
+        "responses": {200: {"model": ProduceAnswer}},
+    }
 
     @router.post("/topics/{topic}", summary="REST Proxy v2: produce", **described)
-    async def produce(topic: str, request: Request) -> Response:
+    async def produce(topic: of.Topic, request: Request) -> Response:
         with producer.working_for(topic, client_of(request)):
             return await _produce(producer, topic, None, request)
 
     @router.post("/topics/{topic}/partitions/{partition}", summary="REST Proxy v2: produce to a partition", **described)
-    async def produce_to(topic: str, partition: int, request: Request) -> Response:
+    async def produce_to(topic: of.Topic, partition: of.Partition, request: Request) -> Response:
         with producer.working_for(topic, client_of(request)):
             return await _produce(producer, topic, partition, request)
 
@@ -83,10 +148,10 @@ async def _produce(producer: RestProducer, topic: str, partition: int | None, re
         handed = await producer.hand_over(records, partitions, turn)
     outcomes = await producer.settle(topic, handed, client)
     producer.answered(topic, 200, body)
-    return v2_answer({"offsets": [_row(o) for o in outcomes], "key_schema_id": None, "value_schema_id": None})
+    return V2Answer(ProduceAnswer(offsets=[_row(o) for o in outcomes], key_schema_id=None, value_schema_id=None))
 
 
-def _row(outcome: RecordMetadata | BaseException) -> dict[str, Any]:
+def _row(outcome: RecordMetadata | BaseException) -> StoredRecord:
     if isinstance(outcome, RecordMetadata):
         return {"partition": outcome.partition, "offset": outcome.offset, "error_code": None, "error": None}
     code = error_code_of(outcome)
@@ -96,34 +161,51 @@ def _row(outcome: RecordMetadata | BaseException) -> dict[str, Any]:
 
 def v2_metadata_router(admin: AdminClient) -> APIRouter:
     """Topics, their partitions, and brokers."""
-    router = APIRouter(tags=["rest proxy v2"])
+    router = APIRouter(tags=["rest proxy v2"], default_response_class=V2Answer)
 
-    @router.get("/topics", summary="REST Proxy v2: topic names")
+    @router.get("/topics", summary="REST Proxy v2: topic names", responses={200: {"model": list[of.Topic]}})
     async def topics() -> Response:
-        return v2_answer(await admin.list_topics())
+        return V2Answer(await admin.list_topics())
 
-    @router.get("/topics/{topic}", summary="REST Proxy v2: a topic with configs and partitions")
-    async def topic_(topic: str) -> Response:
+    @router.get(
+        "/topics/{topic}",
+        summary="REST Proxy v2: a topic with configs and partitions",
+        responses={200: {"model": TopicWithPartitions}},
+    )
+    async def topic_(topic: of.Topic) -> Response:
         rows = await _partitions(admin, topic)
-        return v2_answer({"name": topic, "configs": await admin.describe_configs(topic), "partitions": rows})
+        configs = await admin.describe_configs(topic)
+        return V2Answer(TopicWithPartitions(name=topic, configs=configs, partitions=rows))
 
-    @router.get("/topics/{topic}/partitions", summary="REST Proxy v2: a topic's partitions")
-    async def partitions(topic: str) -> Response:
-        return v2_answer(await _partitions(admin, topic))
+    @router.get(
+        "/topics/{topic}/partitions",
+        summary="REST Proxy v2: a topic's partitions",
+        responses={200: {"model": list[PartitionOfTopic]}},
+    )
+    async def partitions(topic: of.Topic) -> Response:
+        return V2Answer(await _partitions(admin, topic))
 
-    @router.get("/topics/{topic}/partitions/{partition}", summary="REST Proxy v2: a partition")
-    async def partition_(topic: str, partition: int) -> Response:
-        return v2_answer(_row_of_partition(await partition_of(admin, topic, partition)))
+    @router.get(
+        "/topics/{topic}/partitions/{partition}",
+        summary="REST Proxy v2: a partition",
+        responses={200: {"model": PartitionOfTopic}},
+    )
+    async def partition_(topic: of.Topic, partition: of.Partition) -> Response:
+        return V2Answer(_row_of_partition(await partition_of(admin, topic, partition)))
 
-    @router.get("/topics/{topic}/partitions/{partition}/offsets", summary="REST Proxy v2: a partition's offsets")
-    async def offsets(topic: str, partition: int) -> Response:
+    @router.get(
+        "/topics/{topic}/partitions/{partition}/offsets",
+        summary="REST Proxy v2: a partition's offsets",
+        responses={200: {"model": OffsetsOfPartition}},
+    )
+    async def offsets(topic: of.Topic, partition: of.Partition) -> Response:
         found = await partition_of(admin, topic, partition)
         earliest, latest = await both_offsets(admin, TopicPartition(topic, found.partition))
-        return v2_answer({"beginning_offset": earliest, "end_offset": latest})
+        return V2Answer(OffsetsOfPartition(beginning_offset=earliest, end_offset=latest))
 
-    @router.get("/brokers", summary="REST Proxy v2: broker ids")
+    @router.get("/brokers", summary="REST Proxy v2: broker ids", responses={200: {"model": BrokerIds}})
     async def brokers() -> Response:
-        return v2_answer({"brokers": [broker.node_id for broker in (await admin.cluster()).brokers]})
+        return V2Answer(BrokerIds(brokers=[broker.node_id for broker in (await admin.cluster()).brokers]))
 
     return router
 
@@ -164,12 +246,12 @@ async def _described(admin: AdminClient, topic: str) -> TopicDescription:
     return found
 
 
-async def _partitions(admin: AdminClient, topic: str) -> list[dict[str, Any]]:
+async def _partitions(admin: AdminClient, topic: str) -> list[PartitionOfTopic]:
     return [_row_of_partition(p) for p in (await _described(admin, topic)).partitions]
 
 
-def _row_of_partition(found: PartitionDescription) -> dict[str, Any]:
-    replicas = [
+def _row_of_partition(found: PartitionDescription) -> PartitionOfTopic:
+    replicas: list[Replica] = [
         {"broker": broker, "leader": broker == found.leader, "in_sync": broker in found.isr}
         for broker in found.replicas
     ]

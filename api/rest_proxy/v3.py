@@ -8,13 +8,16 @@ error's status, and `Retry-After` if the same request may succeed later.
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from fastapi import APIRouter, Query, Request, Response
+from pydantic import Field
 from starlette.types import Receive, Scope, Send
+from typing_extensions import TypedDict
 
 from penstock.api.admin.routes import AdminClient
+from penstock.api.http import field_types as of
 from penstock.api.http.body import BodyReader, BodyStalled, ClientGone, ServiceLeaving
 from penstock.api.http.content_encoding import CorruptBody
 from penstock.api.http.problem import ErrorKind, Problem, json_response, rest_error_code
@@ -30,12 +33,22 @@ from penstock.api.rest_proxy.records import Decoded, entry_id, report, v3_entrie
 from penstock.api.rest_proxy.v2 import both_offsets, partition_of
 from penstock.api.rest_proxy.v3_shapes import (
     BOTH_OFFSETS,
+    KafkaBroker,
+    KafkaBrokerList,
+    KafkaCluster,
+    KafkaClusterList,
+    KafkaPartition,
+    KafkaPartitionList,
+    KafkaPartitionWithOffsets,
+    KafkaTopic,
+    KafkaTopicConfig,
+    KafkaTopicConfigList,
+    KafkaTopicList,
     broker_row,
+    cluster_row,
     config_row,
-    link,
     offsets_row,
     partition_row,
-    resource,
     rows_of,
     topic_row,
 )
@@ -49,17 +62,78 @@ IN_FLIGHT_MAX = 64
 OBJECTS_AT_ONCE = 1_000
 """Objects of one such group."""
 NO_RECORD = "the body holds no record"
+EntryId = Annotated[str, Field(examples=["1"])]
 
 RECORD_EXAMPLE = {
     "key": {"type": "STRING", "data": "ann"},
     "value": {"type": "JSON", "data": {"id": 1}},
     "headers": [{"name": "trace", "value": "YTE="}],
 }
-SCHEMA = {"type": "object", "properties": {"partition_id": {"type": "integer"}, "value": {"type": "object"}}}
-RECORD_BODY = {"required": True, "content": {"application/json": {"schema": SCHEMA, "example": RECORD_EXAMPLE}}}
-BATCH_SCHEMA = {"type": "object", "required": ["entries"], "properties": {"entries": {"type": "array"}}}
-BATCH_EXAMPLE = {"entries": [{"id": "1", **RECORD_EXAMPLE}]}
-BATCH_BODY = {"required": True, "content": {"application/json": {"schema": BATCH_SCHEMA, "example": BATCH_EXAMPLE}}}
+SCHEMA = {
+    "type": "object",
+    "properties": {"partition_id": {"type": "integer"}, "value": {"type": "object"}},
+    "examples": [RECORD_EXAMPLE],
+}
+BATCH_SCHEMA = {
+    "type": "object",
+    "required": ["entries"],
+    "properties": {"entries": {"type": "array"}},
+    "examples": [{"entries": [{"id": "1", **RECORD_EXAMPLE}]}],
+}
+RECORD_BODY = {"required": True, "content": {"application/json": {"schema": SCHEMA}}}
+BATCH_BODY = {"required": True, "content": {"application/json": {"schema": BATCH_SCHEMA}}}
+
+
+class DataSize(TypedDict):
+    """The type and the size in bytes of a key or a value."""
+
+    type: Literal["BINARY", "JSON", "STRING"]
+    size: of.Count
+
+
+class DeliveryReport(TypedDict):
+    """Where a record was stored."""
+
+    cluster_id: of.ClusterId
+    topic_name: of.Topic
+    partition_id: of.Partition
+    offset: of.Offset
+    timestamp: Annotated[str, Field(examples=["2013-01-01T05:15:00Z"])]
+    key: DataSize | None
+    value: DataSize | None
+
+
+class StoredReport(DeliveryReport):
+    """The report of a stored record, as a line of the answer."""
+
+    error_code: Literal[200]
+
+
+class FailedReport(TypedDict):
+    """Why a record was not stored."""
+
+    error_code: Annotated[int, Field(examples=[400])]
+    message: Annotated[str, Field(examples=["value is not base64"])]
+
+
+class SuccessfulEntry(DeliveryReport):
+    """The report of a stored entry of a batch."""
+
+    id: EntryId
+
+
+class FailedEntry(FailedReport):
+    """Why an entry of a batch was not stored."""
+
+    id: EntryId
+
+
+class BatchAnswer(TypedDict):
+    """The outcome of every entry of a batch."""
+
+    successes: list[SuccessfulEntry]
+    failures: list[FailedEntry]
+
 
 Result = tuple[Decoded | EventRejected, Outcome | None]
 
@@ -174,8 +248,13 @@ def v3_produce_router(producer: RestProducer, admin: AdminClient) -> APIRouter:
     router = APIRouter(tags=["rest proxy v3"])
     path = "/v3/clusters/{cluster_id}/topics/{topic}/records"
 
-    @router.post(path, summary="REST Proxy v3: produce", openapi_extra={"requestBody": RECORD_BODY})
-    async def produce(cluster_id: str, topic: str, request: Request) -> Response:
+    @router.post(
+        path,
+        summary="REST Proxy v3: produce",
+        responses={200: {"model": StoredReport | FailedReport}},
+        openapi_extra={"requestBody": RECORD_BODY},
+    )
+    async def produce(cluster_id: of.ClusterId, topic: of.Topic, request: Request) -> Response:
         client = client_of(request)
         with producer.working_for(topic, client):
             body = producer.body(request)
@@ -185,8 +264,14 @@ def v3_produce_router(producer: RestProducer, admin: AdminClient) -> APIRouter:
                 return reports
             return await _known_length(producer, reports, topic)
 
-    @router.post(f"{path}:batch", summary="REST Proxy v3: produce a batch", openapi_extra={"requestBody": BATCH_BODY})
-    async def batch(cluster_id: str, topic: str, request: Request) -> Response:
+    @router.post(
+        f"{path}:batch",
+        summary="REST Proxy v3: produce a batch",
+        status_code=207,
+        responses={207: {"model": BatchAnswer}},
+        openapi_extra={"requestBody": BATCH_BODY},
+    )
+    async def batch(cluster_id: of.ClusterId, topic: of.Topic, request: Request) -> Response:
         client = client_of(request)
         with producer.working_for(topic, client):
             body = producer.body(request)
@@ -275,22 +360,36 @@ def v3_metadata_router(admin: AdminClient) -> APIRouter:
 
 
 def _cluster_routes(router: APIRouter, admin: AdminClient) -> None:
-    @router.get("/v3/clusters", summary="REST Proxy v3: the cluster, as a list of one")
+    @router.get(
+        "/v3/clusters",
+        summary="REST Proxy v3: the cluster, as a list of one",
+        responses={200: {"model": KafkaClusterList}},
+    )
     async def clusters(request: Request) -> Response:
-        return rows_of(request, "KafkaClusterList", [_cluster(request, await admin.cluster())])
+        return rows_of(request, "KafkaClusterList", [cluster_row(request, await admin.cluster())])
 
-    @router.get("/v3/clusters/{cluster_id}", summary="REST Proxy v3: the cluster")
-    async def cluster(cluster_id: str, request: Request) -> Response:
-        return json_response(_cluster(request, await check_cluster(admin, cluster_id)))
+    @router.get(
+        "/v3/clusters/{cluster_id}", summary="REST Proxy v3: the cluster", responses={200: {"model": KafkaCluster}}
+    )
+    async def cluster(cluster_id: of.ClusterId, request: Request) -> Response:
+        return json_response(cluster_row(request, await check_cluster(admin, cluster_id)))
 
-    @router.get("/v3/clusters/{cluster_id}/brokers", summary="REST Proxy v3: brokers")
-    async def brokers(cluster_id: str, request: Request) -> Response:
+    @router.get(
+        "/v3/clusters/{cluster_id}/brokers",
+        summary="REST Proxy v3: brokers",
+        responses={200: {"model": KafkaBrokerList}},
+    )
+    async def brokers(cluster_id: of.ClusterId, request: Request) -> Response:
         found = await check_cluster(admin, cluster_id)
         rows = [broker_row(request, cluster_id, broker) for broker in found.brokers]
         return rows_of(request, "KafkaBrokerList", rows)
 
-    @router.get("/v3/clusters/{cluster_id}/brokers/{broker_id}", summary="REST Proxy v3: a broker")
-    async def broker_(cluster_id: str, broker_id: int, request: Request) -> Response:
+    @router.get(
+        "/v3/clusters/{cluster_id}/brokers/{broker_id}",
+        summary="REST Proxy v3: a broker",
+        responses={200: {"model": KafkaBroker}},
+    )
+    async def broker_(cluster_id: of.ClusterId, broker_id: of.Broker, request: Request) -> Response:
         for broker in (await check_cluster(admin, cluster_id)).brokers:
             if broker.node_id == broker_id:
                 return json_response(broker_row(request, cluster_id, broker))
@@ -298,36 +397,52 @@ def _cluster_routes(router: APIRouter, admin: AdminClient) -> None:
 
 
 def _topic_routes(router: APIRouter, admin: AdminClient) -> None:
-    @router.get("/v3/clusters/{cluster_id}/topics", summary="REST Proxy v3: topics")
-    async def topics(cluster_id: str, request: Request) -> Response:
+    @router.get(
+        "/v3/clusters/{cluster_id}/topics", summary="REST Proxy v3: topics", responses={200: {"model": KafkaTopicList}}
+    )
+    async def topics(cluster_id: of.ClusterId, request: Request) -> Response:
         await check_cluster(admin, cluster_id)
         found = await admin.describe_topics(await admin.list_topics())
         rows = [topic_row(request, cluster_id, found[name]) for name in sorted(found)]
         return rows_of(request, "KafkaTopicList", rows)
 
-    @router.get("/v3/clusters/{cluster_id}/topics/-/configs", summary="REST Proxy v3: the configs of all topics")
-    async def all_configs(cluster_id: str, request: Request) -> Response:
+    @router.get(
+        "/v3/clusters/{cluster_id}/topics/-/configs",
+        summary="REST Proxy v3: the configs of all topics",
+        responses={200: {"model": KafkaTopicConfigList}},
+    )
+    async def all_configs(cluster_id: of.ClusterId, request: Request) -> Response:
         await check_cluster(admin, cluster_id)
         found = await admin.topic_configs(await admin.list_topics())
         rows = [config_row(request, cluster_id, topic, entry) for topic in sorted(found) for entry in found[topic]]
         return rows_of(request, "KafkaTopicConfigList", rows)
 
-    @router.get("/v3/clusters/{cluster_id}/topics/{topic}", summary="REST Proxy v3: a topic")
-    async def topic_(cluster_id: str, topic: str, request: Request) -> Response:
+    @router.get(
+        "/v3/clusters/{cluster_id}/topics/{topic}",
+        summary="REST Proxy v3: a topic",
+        responses={200: {"model": KafkaTopic}},
+    )
+    async def topic_(cluster_id: of.ClusterId, topic: of.Topic, request: Request) -> Response:
         await check_cluster(admin, cluster_id)
         return json_response(topic_row(request, cluster_id, (await admin.describe_topics([topic]))[topic]))
 
-    @router.get("/v3/clusters/{cluster_id}/topics/{topic}/configs", summary="REST Proxy v3: a topic's configs")
-    async def configs(cluster_id: str, topic: str, request: Request) -> Response:
+    @router.get(
+        "/v3/clusters/{cluster_id}/topics/{topic}/configs",
+        summary="REST Proxy v3: a topic's configs",
+        responses={200: {"model": KafkaTopicConfigList}},
+    )
+    async def configs(cluster_id: of.ClusterId, topic: of.Topic, request: Request) -> Response:
         await check_cluster(admin, cluster_id)
         found = (await admin.topic_configs([topic]))[topic]
         rows = [config_row(request, cluster_id, topic, entry) for entry in found]
         return rows_of(request, "KafkaTopicConfigList", rows)
 
     @router.get(
-        "/v3/clusters/{cluster_id}/topics/{topic}/configs/{config}", summary="REST Proxy v3: a config of a topic"
+        "/v3/clusters/{cluster_id}/topics/{topic}/configs/{config}",
+        summary="REST Proxy v3: a config of a topic",
+        responses={200: {"model": KafkaTopicConfig}},
     )
-    async def config_(cluster_id: str, topic: str, config: str, request: Request) -> Response:
+    async def config_(cluster_id: of.ClusterId, topic: of.Topic, config: of.ConfigName, request: Request) -> Response:
         await check_cluster(admin, cluster_id)
         for entry in (await admin.topic_configs([topic]))[topic]:
             if entry.name == config:
@@ -338,25 +453,29 @@ def _topic_routes(router: APIRouter, admin: AdminClient) -> None:
 def _partition_routes(router: APIRouter, admin: AdminClient) -> None:
     path = "/v3/clusters/{cluster_id}/topics/{topic}/partitions"
 
-    @router.get(path, summary="REST Proxy v3: a topic's partitions")
-    async def partitions(cluster_id: str, topic: str, request: Request) -> Response:
+    @router.get(path, summary="REST Proxy v3: a topic's partitions", responses={200: {"model": KafkaPartitionList}})
+    async def partitions(cluster_id: of.ClusterId, topic: of.Topic, request: Request) -> Response:
         await check_cluster(admin, cluster_id)
         found = (await admin.describe_topics([topic]))[topic]
         rows = [partition_row(request, cluster_id, topic, p) for p in found.partitions]
         return rows_of(request, "KafkaPartitionList", rows)
 
-    @router.get(f"{path}/{{number}}", summary="REST Proxy v3: a partition")
-    async def partition(cluster_id: str, topic: str, number: int, request: Request) -> Response:
+    @router.get(f"{path}/{{number}}", summary="REST Proxy v3: a partition", responses={200: {"model": KafkaPartition}})
+    async def partition(cluster_id: of.ClusterId, topic: of.Topic, number: of.Partition, request: Request) -> Response:
         await check_cluster(admin, cluster_id)
         return json_response(partition_row(request, cluster_id, topic, await partition_of(admin, topic, number)))
 
-    @router.get(f"{path}/{{number}}/offset", summary="REST Proxy v3: a partition's first and next offset")
+    @router.get(
+        f"{path}/{{number}}/offset",
+        summary="REST Proxy v3: a partition's first and next offset",
+        responses={200: {"model": KafkaPartitionWithOffsets}},
+    )
     async def offset(
-        cluster_id: str,
-        topic: str,
-        number: int,
+        cluster_id: of.ClusterId,
+        topic: of.Topic,
+        number: of.Partition,
         request: Request,
-        offset_type: Annotated[str, Query(description=f"only {BOTH_OFFSETS}")] = BOTH_OFFSETS,
+        offset_type: Annotated[str, Query(examples=[BOTH_OFFSETS], description=f"only {BOTH_OFFSETS}")] = BOTH_OFFSETS,
     ) -> Response:
         if offset_type != BOTH_OFFSETS:
             said = f"offset_type: {offset_type!r} is not known: leave it out, or say {BOTH_OFFSETS}"
@@ -364,15 +483,3 @@ def _partition_routes(router: APIRouter, admin: AdminClient) -> None:
         await check_cluster(admin, cluster_id)
         tp = TopicPartition(topic, (await partition_of(admin, topic, number)).partition)
         return json_response(offsets_row(request, cluster_id, tp, *await both_offsets(admin, tp)))
-
-
-def _cluster(request: Request, found: ClusterDescription) -> dict[str, Any]:
-    cluster_id = found.cluster_id or ""
-    path = f"/v3/clusters/{cluster_id}"
-    return resource(request, "KafkaCluster", path, f"kafka={cluster_id}") | {
-        "cluster_id": cluster_id,
-        "controller": {"related": link(request, f"{path}/brokers/{found.controller}")},
-        "brokers": {"related": link(request, f"{path}/brokers")},
-        "consumer_groups": {"related": link(request, f"{path}/consumer-groups")},
-        "topics": {"related": link(request, f"{path}/topics")},
-    }

@@ -4,19 +4,131 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Request, Response
+from pydantic import Field
+from typing_extensions import TypedDict
 
 from penstock.api.admin.routes import DEAD, AdminClient
+from penstock.api.http import field_types as of
 from penstock.api.http.problem import ErrorKind, Problem, json_response
 from penstock.api.rest_proxy.v3 import check_cluster
-from penstock.api.rest_proxy.v3_shapes import link, resource, rows_of
+from penstock.api.rest_proxy.v3_shapes import Link, ListMetadata, Metadata, metadata_of, related, rows_of
 from penstock.shared.clients.admin import GroupDescription, MemberDescription, PartitionLag
 from penstock.shared.common.errors import GroupNotFound
 from penstock.shared.common.records import TopicPartition
 
 GROUPS = "/v3/clusters/{cluster_id}/consumer-groups"
+
+
+class KafkaConsumerGroup(TypedDict):
+    """A consumer group."""
+
+    kind: Literal["KafkaConsumerGroup"]
+    metadata: Metadata
+    cluster_id: of.ClusterId
+    consumer_group_id: of.Group
+    is_simple: bool
+    partition_assignor: Annotated[str, Field(examples=["range"])]
+    state: Annotated[str, Field(examples=["STABLE"])]
+    coordinator_id: of.Broker
+    coordinator: Link
+    consumers: Link
+    lag_summary: Link
+
+
+class KafkaConsumerGroupList(TypedDict):
+    """A list of KafkaConsumerGroup."""
+
+    kind: Literal["KafkaConsumerGroupList"]
+    metadata: ListMetadata
+    data: list[KafkaConsumerGroup]
+
+
+class KafkaConsumer(TypedDict):
+    """A member of a group."""
+
+    kind: Literal["KafkaConsumer"]
+    metadata: Metadata
+    cluster_id: of.ClusterId
+    consumer_group_id: of.Group
+    consumer_id: of.MemberId
+    instance_id: str | None
+    client_id: of.ClientId
+    assignments: Link
+
+
+class KafkaConsumerList(TypedDict):
+    """A list of KafkaConsumer."""
+
+    kind: Literal["KafkaConsumerList"]
+    metadata: ListMetadata
+    data: list[KafkaConsumer]
+
+
+class KafkaConsumerAssignment(TypedDict):
+    """A partition that is assigned to a consumer."""
+
+    kind: Literal["KafkaConsumerAssignment"]
+    metadata: Metadata
+    cluster_id: of.ClusterId
+    consumer_group_id: of.Group
+    consumer_id: of.MemberId
+    topic_name: of.Topic
+    partition_id: of.Partition
+    partition: Link
+    lag: Link
+
+
+class KafkaConsumerAssignmentList(TypedDict):
+    """A list of KafkaConsumerAssignment."""
+
+    kind: Literal["KafkaConsumerAssignmentList"]
+    metadata: ListMetadata
+    data: list[KafkaConsumerAssignment]
+
+
+class KafkaConsumerLag(TypedDict):
+    """A group's lag in a partition. The consumer is empty if no member has the partition."""
+
+    kind: Literal["KafkaConsumerLag"]
+    metadata: Metadata
+    cluster_id: of.ClusterId
+    consumer_group_id: of.Group
+    topic_name: of.Topic
+    partition_id: of.Partition
+    current_offset: of.Offset
+    log_end_offset: of.Offset
+    lag: of.Lag
+    consumer_id: of.MemberId
+    instance_id: str | None
+    client_id: of.ClientId
+
+
+class KafkaConsumerLagList(TypedDict):
+    """A list of KafkaConsumerLag."""
+
+    kind: Literal["KafkaConsumerLagList"]
+    metadata: ListMetadata
+    data: list[KafkaConsumerLag]
+
+
+class KafkaConsumerGroupLagSummary(TypedDict):
+    """A group's largest and total lag."""
+
+    kind: Literal["KafkaConsumerGroupLagSummary"]
+    metadata: Metadata
+    cluster_id: of.ClusterId
+    consumer_group_id: of.Group
+    max_lag_consumer_id: of.MemberId
+    max_lag_instance_id: str | None
+    max_lag_client_id: of.ClientId
+    max_lag_topic_name: of.Topic
+    max_lag_partition_id: of.Partition
+    max_lag: of.Lag
+    total_lag: of.Lag
+    max_lag_partition: Link
 
 
 def v3_groups_router(admin: AdminClient) -> APIRouter:
@@ -28,39 +140,62 @@ def v3_groups_router(admin: AdminClient) -> APIRouter:
 
 
 def _groups(router: APIRouter, admin: AdminClient) -> None:
-    @router.get(GROUPS, summary="REST Proxy v3: consumer groups")
-    async def groups(cluster_id: str, request: Request) -> Response:
+    @router.get(GROUPS, summary="REST Proxy v3: consumer groups", responses={200: {"model": KafkaConsumerGroupList}})
+    async def groups(cluster_id: of.ClusterId, request: Request) -> Response:
         await check_cluster(admin, cluster_id)
         listed = [g.group_id for g in await admin.list_groups() if g.protocol_type in ("consumer", "")]
         rows = [_group(request, cluster_id, await admin.describe_group(name)) for name in sorted(listed)]
         return rows_of(request, "KafkaConsumerGroupList", rows)
 
-    @router.get(f"{GROUPS}/{{group}}", summary="REST Proxy v3: a consumer group")
-    async def group_(cluster_id: str, group: str, request: Request) -> Response:
+    @router.get(
+        f"{GROUPS}/{{group}}", summary="REST Proxy v3: a consumer group", responses={200: {"model": KafkaConsumerGroup}}
+    )
+    async def group_(cluster_id: of.ClusterId, group: of.Group, request: Request) -> Response:
         return json_response(_group(request, cluster_id, await _found(admin, cluster_id, group)))
 
-    @router.get(f"{GROUPS}/{{group}}/consumers", summary="REST Proxy v3: a group's consumers")
-    async def consumers(cluster_id: str, group: str, request: Request) -> Response:
+    @router.get(
+        f"{GROUPS}/{{group}}/consumers",
+        summary="REST Proxy v3: a group's consumers",
+        responses={200: {"model": KafkaConsumerList}},
+    )
+    async def consumers(cluster_id: of.ClusterId, group: of.Group, request: Request) -> Response:
         found = await _found(admin, cluster_id, group)
         rows = [_consumer(request, cluster_id, group, member) for member in found.members]
         return rows_of(request, "KafkaConsumerList", rows)
 
-    @router.get(f"{GROUPS}/{{group}}/consumers/{{consumer}}", summary="REST Proxy v3: a consumer")
-    async def consumer_(cluster_id: str, group: str, consumer: str, request: Request) -> Response:
+    @router.get(
+        f"{GROUPS}/{{group}}/consumers/{{consumer}}",
+        summary="REST Proxy v3: a consumer",
+        responses={200: {"model": KafkaConsumer}},
+    )
+    async def consumer_(cluster_id: of.ClusterId, group: of.Group, consumer: of.MemberId, request: Request) -> Response:
         member = _member(await _found(admin, cluster_id, group), consumer)
         return json_response(_consumer(request, cluster_id, group, member))
 
-    @router.get(f"{GROUPS}/{{group}}/consumers/{{consumer}}/assignments", summary="REST Proxy v3: its partitions")
-    async def assignments(cluster_id: str, group: str, consumer: str, request: Request) -> Response:
+    @router.get(
+        f"{GROUPS}/{{group}}/consumers/{{consumer}}/assignments",
+        summary="REST Proxy v3: its partitions",
+        responses={200: {"model": KafkaConsumerAssignmentList}},
+    )
+    async def assignments(
+        cluster_id: of.ClusterId, group: of.Group, consumer: of.MemberId, request: Request
+    ) -> Response:
         member = _member(await _found(admin, cluster_id, group), consumer)
         rows = [_assignment(request, cluster_id, group, consumer, tp) for tp in sorted(member.assignment)]
         return rows_of(request, "KafkaConsumerAssignmentList", rows)
 
     path = f"{GROUPS}/{{group}}/consumers/{{consumer}}/assignments/{{topic}}/partitions/{{partition}}"
 
-    @router.get(path, summary="REST Proxy v3: one of its partitions")
+    @router.get(
+        path, summary="REST Proxy v3: one of its partitions", responses={200: {"model": KafkaConsumerAssignment}}
+    )
     async def assignment_(
-        cluster_id: str, group: str, consumer: str, topic: str, partition: int, request: Request
+        cluster_id: of.ClusterId,
+        group: of.Group,
+        consumer: of.MemberId,
+        topic: of.Topic,
+        partition: of.Partition,
+        request: Request,
     ) -> Response:
         member, tp = _member(await _found(admin, cluster_id, group), consumer), TopicPartition(topic, partition)
         if tp not in member.assignment:
@@ -70,24 +205,36 @@ def _groups(router: APIRouter, admin: AdminClient) -> None:
 
 
 def _lags(router: APIRouter, admin: AdminClient) -> None:
-    @router.get(f"{GROUPS}/{{group}}/lags", summary="REST Proxy v3: a group's lag by partition")
-    async def lags(cluster_id: str, group: str, request: Request) -> Response:
+    @router.get(
+        f"{GROUPS}/{{group}}/lags",
+        summary="REST Proxy v3: a group's lag by partition",
+        responses={200: {"model": KafkaConsumerLagList}},
+    )
+    async def lags(cluster_id: of.ClusterId, group: of.Group, request: Request) -> Response:
         found, lag = await _with_lag(admin, cluster_id, group)
         rows = [_lag(request, cluster_id, group, row, _owner(found, row)) for row in lag]
         return rows_of(request, "KafkaConsumerLagList", rows)
 
     path = f"{GROUPS}/{{group}}/lags/{{topic}}/partitions/{{partition}}"
 
-    @router.get(path, summary="REST Proxy v3: a group's lag in a partition")
-    async def lag_of(cluster_id: str, group: str, topic: str, partition: int, request: Request) -> Response:
+    @router.get(
+        path, summary="REST Proxy v3: a group's lag in a partition", responses={200: {"model": KafkaConsumerLag}}
+    )
+    async def lag_of(
+        cluster_id: of.ClusterId, group: of.Group, topic: of.Topic, partition: of.Partition, request: Request
+    ) -> Response:
         found, lag = await _with_lag(admin, cluster_id, group)
         for row in lag:
             if row.topic_partition == (topic, partition):
                 return json_response(_lag(request, cluster_id, group, row, _owner(found, row)))
         raise Problem(ErrorKind(404, "NO_LAG", "No such lag"), f"{group} has no offset in {topic}-{partition}")
 
-    @router.get(f"{GROUPS}/{{group}}/lag-summary", summary="REST Proxy v3: a group's largest and total lag")
-    async def summary(cluster_id: str, group: str, request: Request) -> Response:
+    @router.get(
+        f"{GROUPS}/{{group}}/lag-summary",
+        summary="REST Proxy v3: a group's largest and total lag",
+        responses={200: {"model": KafkaConsumerGroupLagSummary}},
+    )
+    async def summary(cluster_id: of.ClusterId, group: of.Group, request: Request) -> Response:
         found, lag = await _with_lag(admin, cluster_id, group)
         if not lag:
             raise Problem(ErrorKind(404, "NO_LAG", "No lag"), f"{group} has no offsets")
@@ -126,59 +273,69 @@ def state_of(state: str) -> str:
     return re.sub(r"(?<!^)(?=[A-Z])", "_", state).upper()
 
 
-def _group(request: Request, cluster_id: str, found: GroupDescription) -> dict[str, Any]:
+def _group(request: Request, cluster_id: str, found: GroupDescription) -> KafkaConsumerGroup:
     path, name = _place(cluster_id, found.group_id)
-    return resource(request, "KafkaConsumerGroup", path, name) | {
+    return {
+        "kind": "KafkaConsumerGroup",
+        "metadata": metadata_of(request, path, name),
         "cluster_id": cluster_id,
         "consumer_group_id": found.group_id,
         "is_simple": not found.protocol_type,
         "partition_assignor": found.protocol,
         "state": state_of(found.state),
         "coordinator_id": found.coordinator,
-        "coordinator": {"related": link(request, f"/v3/clusters/{cluster_id}/brokers/{found.coordinator}")},
-        "consumers": {"related": link(request, f"{path}/consumers")},
-        "lag_summary": {"related": link(request, f"{path}/lag-summary")},
+        "coordinator": related(request, f"/v3/clusters/{cluster_id}/brokers/{found.coordinator}"),
+        "consumers": related(request, f"{path}/consumers"),
+        "lag_summary": related(request, f"{path}/lag-summary"),
     }
 
 
-def _consumer(request: Request, cluster_id: str, group: str, member: MemberDescription) -> dict[str, Any]:
+def _consumer(request: Request, cluster_id: str, group: str, member: MemberDescription) -> KafkaConsumer:
     path, name = _place(cluster_id, group, f"/consumers/{member.member_id}", f"/consumer={member.member_id}")
-    return resource(request, "KafkaConsumer", path, name) | {
+    return {
+        "kind": "KafkaConsumer",
+        "metadata": metadata_of(request, path, name),
         "cluster_id": cluster_id,
         "consumer_group_id": group,
         "consumer_id": member.member_id,
         "instance_id": member.group_instance_id,
         "client_id": member.client_id,
-        "assignments": {"related": link(request, f"{path}/assignments")},
+        "assignments": related(request, f"{path}/assignments"),
     }
 
 
-def _assignment(request: Request, cluster_id: str, group: str, consumer: str, tp: TopicPartition) -> dict[str, Any]:
+def _assignment(
+    request: Request, cluster_id: str, group: str, consumer: str, tp: TopicPartition
+) -> KafkaConsumerAssignment:
     where = f"/consumers/{consumer}/assignments/{tp.topic}/partitions/{tp.partition}"
     path, name = _place(
         cluster_id, group, where, f"/consumer={consumer}/assignment={tp.topic}/partition={tp.partition}"
     )
     topic = f"/v3/clusters/{cluster_id}/topics/{tp.topic}/partitions/{tp.partition}"
     lag, _ = _place(cluster_id, group, f"/lags/{tp.topic}/partitions/{tp.partition}")
-    return resource(request, "KafkaConsumerAssignment", path, name) | {
+    return {
+        "kind": "KafkaConsumerAssignment",
+        "metadata": metadata_of(request, path, name),
         "cluster_id": cluster_id,
         "consumer_group_id": group,
         "consumer_id": consumer,
         "topic_name": tp.topic,
         "partition_id": tp.partition,
-        "partition": {"related": link(request, topic)},
-        "lag": {"related": link(request, lag)},
+        "partition": related(request, topic),
+        "lag": related(request, lag),
     }
 
 
 def _lag(
     request: Request, cluster_id: str, group: str, row: PartitionLag, owner: MemberDescription | None
-) -> dict[str, Any]:
+) -> KafkaConsumerLag:
     tp = row.topic_partition
     path, name = _place(
         cluster_id, group, f"/lags/{tp.topic}/partitions/{tp.partition}", f"/lag={tp.topic}/partition={tp.partition}"
     )
-    return resource(request, "KafkaConsumerLag", path, name) | {
+    return {
+        "kind": "KafkaConsumerLag",
+        "metadata": metadata_of(request, path, name),
         "cluster_id": cluster_id,
         "consumer_group_id": group,
         "topic_name": tp.topic,
@@ -194,12 +351,14 @@ def _lag(
 
 def _summary(
     request: Request, cluster_id: str, group: str, found: GroupDescription, lag: Sequence[PartitionLag]
-) -> dict[str, Any]:
+) -> KafkaConsumerGroupLagSummary:
     most = max(lag, key=lambda row: row.lag)
     owner, tp = _owner(found, most), most.topic_partition
     path, name = _place(cluster_id, group, "/lag-summary", "/lag-summary")
     partition = f"/v3/clusters/{cluster_id}/topics/{tp.topic}/partitions/{tp.partition}"
-    return resource(request, "KafkaConsumerGroupLagSummary", path, name) | {
+    return {
+        "kind": "KafkaConsumerGroupLagSummary",
+        "metadata": metadata_of(request, path, name),
         "cluster_id": cluster_id,
         "consumer_group_id": group,
         "max_lag_consumer_id": "" if owner is None else owner.member_id,
@@ -209,12 +368,8 @@ def _summary(
         "max_lag_partition_id": tp.partition,
         "max_lag": most.lag,
         "total_lag": sum(row.lag for row in lag),
-        "max_lag_partition": {"related": link(request, partition)},
+        "max_lag_partition": related(request, partition),
     }
-
-
-def _named(tp: TopicPartition) -> str:
-    return f"{tp.topic}/partition={tp.partition}"
 
 
 def _place(cluster_id: str, group: str, path: str = "", name: str = "") -> tuple[str, str]:

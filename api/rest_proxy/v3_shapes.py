@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from fastapi import Request, Response
+from pydantic import Field
+from typing_extensions import TypedDict
 
+from penstock.api.http import field_types as of
 from penstock.api.http.problem import json_response
-from penstock.shared.clients.admin import ConfigEntry, TopicDescription
+from penstock.shared.clients.admin import ClusterDescription, ConfigEntry, TopicDescription
 from penstock.shared.clients.admin.types import BrokerDescription, PartitionDescription
 from penstock.shared.common.records import TopicPartition
 
@@ -16,42 +19,206 @@ BOTH_OFFSETS = "earliest_and_latest"
 """The one `offset_type` that REST Proxy has."""
 
 
+Address = Annotated[str, Field(examples=["http://localhost:8080/v3/clusters/lkc-1"])]
+ConfigValue = Annotated[str, Field(examples=["compact"])]
+ConfigSource = Annotated[str, Field(examples=["DYNAMIC_TOPIC_CONFIG"])]
+
+
+class Metadata(TypedDict):
+    self: Address
+    resource_name: Annotated[str, Field(examples=["crn:///kafka=lkc-1"])]
+
+
+"""The metadata of a resource."""
+
+
+class ListMetadata(TypedDict):
+    self: Address
+    next: None
+
+
+"""The metadata of a list."""
+
+
+class Link(TypedDict):
+    """A link to another resource."""
+
+    related: Address
+
+
+class ConfigSynonymRow(TypedDict):
+    """A config from which another config may take its value."""
+
+    name: of.ConfigName
+    value: ConfigValue | None
+    source: ConfigSource
+
+
+class KafkaCluster(TypedDict):
+    """The cluster."""
+
+    kind: Literal["KafkaCluster"]
+    metadata: Metadata
+    cluster_id: of.ClusterId
+    controller: Link
+    brokers: Link
+    consumer_groups: Link
+    topics: Link
+
+
+class KafkaClusterList(TypedDict):
+    """A list of KafkaCluster."""
+
+    kind: Literal["KafkaClusterList"]
+    metadata: ListMetadata
+    data: list[KafkaCluster]
+
+
+class KafkaBroker(TypedDict):
+    """A broker."""
+
+    kind: Literal["KafkaBroker"]
+    metadata: Metadata
+    cluster_id: of.ClusterId
+    broker_id: of.Broker
+    host: of.Host
+    port: of.Port
+    rack: str | None
+
+
+class KafkaBrokerList(TypedDict):
+    """A list of KafkaBroker."""
+
+    kind: Literal["KafkaBrokerList"]
+    metadata: ListMetadata
+    data: list[KafkaBroker]
+
+
+class KafkaTopic(TypedDict):
+    """A topic."""
+
+    kind: Literal["KafkaTopic"]
+    metadata: Metadata
+    cluster_id: of.ClusterId
+    topic_name: of.Topic
+    is_internal: bool
+    replication_factor: of.Count
+    partitions_count: of.Count
+    partitions: Link
+    configs: Link
+    authorized_operations: Annotated[list[str], Field(examples=[[]])]
+
+
+class KafkaTopicList(TypedDict):
+    """A list of KafkaTopic."""
+
+    kind: Literal["KafkaTopicList"]
+    metadata: ListMetadata
+    data: list[KafkaTopic]
+
+
+class KafkaPartition(TypedDict):
+    """A partition."""
+
+    kind: Literal["KafkaPartition"]
+    metadata: Metadata
+    cluster_id: of.ClusterId
+    topic_name: of.Topic
+    partition_id: of.Partition
+    leader_id: of.Broker | None
+    replica_ids: list[of.Broker]
+    isr_ids: list[of.Broker]
+
+
+class KafkaPartitionList(TypedDict):
+    """A list of KafkaPartition."""
+
+    kind: Literal["KafkaPartitionList"]
+    metadata: ListMetadata
+    data: list[KafkaPartition]
+
+
+class KafkaPartitionWithOffsets(TypedDict):
+    """A partition's first offset and the one after its last record."""
+
+    kind: Literal["KafkaPartitionWithOffsets"]
+    metadata: Metadata
+    cluster_id: of.ClusterId
+    topic_name: of.Topic
+    partition_id: of.Partition
+    earliest_offset: of.Offset
+    latest_offset: of.Offset
+
+
+class KafkaTopicConfig(TypedDict):
+    """A config of a topic."""
+
+    kind: Literal["KafkaTopicConfig"]
+    metadata: Metadata
+    cluster_id: of.ClusterId
+    topic_name: of.Topic
+    name: of.ConfigName
+    value: ConfigValue | None
+    is_default: bool
+    is_read_only: bool
+    is_sensitive: bool
+    source: ConfigSource
+    synonyms: list[ConfigSynonymRow]
+
+
+class KafkaTopicConfigList(TypedDict):
+    """A list of KafkaTopicConfig."""
+
+    kind: Literal["KafkaTopicConfigList"]
+    metadata: ListMetadata
+    data: list[KafkaTopicConfig]
+
+
 def link(request: Request, path: str) -> str:
     """Return the address of a resource for the requesting client."""
     return f"{str(request.base_url).rstrip('/')}{path}"
 
 
-def resource(request: Request, kind: str, path: str, name: str) -> dict[str, Any]:
-    """Return the members that every resource begins with."""
-    return {"kind": kind, "metadata": {"self": link(request, path), "resource_name": f"crn:///{name}"}}
+def related(request: Request, path: str) -> Link:
+    """Return the link to a resource."""
+    return {"related": link(request, path)}
 
 
-def rows_of(request: Request, kind: str, rows: Sequence[dict[str, Any]]) -> Response:
+def metadata_of(request: Request, path: str, name: str) -> Metadata:
+    """Return the metadata of a resource."""
+    return {"self": link(request, path), "resource_name": f"crn:///{name}"}
+
+
+def rows_of(request: Request, kind: str, rows: Sequence[Any]) -> Response:
     """Return a list of resources. It is never split into pages."""
-    metadata = {"self": link(request, request.url.path), "next": None}
+    metadata: ListMetadata = {"self": link(request, request.url.path), "next": None}
     return json_response({"kind": kind, "metadata": metadata, "data": list(rows)})
 
 
-def topic_row(request: Request, cluster_id: str, topic: TopicDescription) -> dict[str, Any]:
+def topic_row(request: Request, cluster_id: str, topic: TopicDescription) -> KafkaTopic:
     """A topic."""
     path = f"/v3/clusters/{cluster_id}/topics/{topic.name}"
-    return resource(request, "KafkaTopic", path, f"kafka={cluster_id}/topic={topic.name}") | {
+    return {
+        "kind": "KafkaTopic",
+        "metadata": metadata_of(request, path, f"kafka={cluster_id}/topic={topic.name}"),
         "cluster_id": cluster_id,
         "topic_name": topic.name,
         "is_internal": topic.is_internal,
         "replication_factor": len(topic.partitions[0].replicas) if topic.partitions else 0,
         "partitions_count": len(topic.partitions),
-        "partitions": {"related": link(request, f"{path}/partitions")},
-        "configs": {"related": link(request, f"{path}/configs")},
+        "partitions": related(request, f"{path}/partitions"),
+        "configs": related(request, f"{path}/configs"),
         "authorized_operations": [],
     }
 
 
-def partition_row(request: Request, cluster_id: str, topic: str, found: PartitionDescription) -> dict[str, Any]:
+def partition_row(request: Request, cluster_id: str, topic: str, found: PartitionDescription) -> KafkaPartition:
     """A partition."""
     path = f"/v3/clusters/{cluster_id}/topics/{topic}/partitions/{found.partition}"
     name = f"kafka={cluster_id}/topic={topic}/partition={found.partition}"
-    return resource(request, "KafkaPartition", path, name) | {
+    return {
+        "kind": "KafkaPartition",
+        "metadata": metadata_of(request, path, name),
         "cluster_id": cluster_id,
         "topic_name": topic,
         "partition_id": found.partition,
@@ -61,10 +228,12 @@ def partition_row(request: Request, cluster_id: str, topic: str, found: Partitio
     }
 
 
-def broker_row(request: Request, cluster_id: str, found: BrokerDescription) -> dict[str, Any]:
+def broker_row(request: Request, cluster_id: str, found: BrokerDescription) -> KafkaBroker:
     """A broker."""
     path, name = f"/v3/clusters/{cluster_id}/brokers/{found.node_id}", f"kafka={cluster_id}/broker={found.node_id}"
-    return resource(request, "KafkaBroker", path, name) | {
+    return {
+        "kind": "KafkaBroker",
+        "metadata": metadata_of(request, path, name),
         "cluster_id": cluster_id,
         "broker_id": found.node_id,
         "host": found.host,
@@ -73,11 +242,13 @@ def broker_row(request: Request, cluster_id: str, found: BrokerDescription) -> d
     }
 
 
-def config_row(request: Request, cluster_id: str, topic: str, found: ConfigEntry) -> dict[str, Any]:
+def config_row(request: Request, cluster_id: str, topic: str, found: ConfigEntry) -> KafkaTopicConfig:
     """Return a config of a topic."""
     path = f"/v3/clusters/{cluster_id}/topics/{topic}/configs/{found.name}"
     name = f"kafka={cluster_id}/topic={topic}/config={found.name}"
-    return resource(request, "KafkaTopicConfig", path, name) | {
+    return {
+        "kind": "KafkaTopicConfig",
+        "metadata": metadata_of(request, path, name),
         "cluster_id": cluster_id,
         "topic_name": topic,
         "name": found.name,
@@ -90,14 +261,33 @@ def config_row(request: Request, cluster_id: str, topic: str, found: ConfigEntry
     }
 
 
-def offsets_row(request: Request, cluster_id: str, tp: TopicPartition, earliest: int, latest: int) -> dict[str, Any]:
+def offsets_row(
+    request: Request, cluster_id: str, tp: TopicPartition, earliest: int, latest: int
+) -> KafkaPartitionWithOffsets:
     """Return a partition's first offset and the one after its last record."""
     path = f"/v3/clusters/{cluster_id}/topics/{tp.topic}/partitions/{tp.partition}/offset"
     name = f"kafka={cluster_id}/topic={tp.topic}/partition={tp.partition}/offset_type={BOTH_OFFSETS}"
-    return resource(request, "KafkaPartitionWithOffsets", path, name) | {
+    return {
+        "kind": "KafkaPartitionWithOffsets",
+        "metadata": metadata_of(request, path, name),
         "cluster_id": cluster_id,
         "topic_name": tp.topic,
         "partition_id": tp.partition,
         "earliest_offset": earliest,
         "latest_offset": latest,
+    }
+
+
+def cluster_row(request: Request, found: ClusterDescription) -> KafkaCluster:
+    """The cluster."""
+    cluster_id = found.cluster_id or ""
+    path = f"/v3/clusters/{cluster_id}"
+    return {
+        "kind": "KafkaCluster",
+        "metadata": metadata_of(request, path, f"kafka={cluster_id}"),
+        "cluster_id": cluster_id,
+        "controller": related(request, f"{path}/brokers/{found.controller}"),
+        "brokers": related(request, f"{path}/brokers"),
+        "consumer_groups": related(request, f"{path}/consumer-groups"),
+        "topics": related(request, f"{path}/topics"),
     }

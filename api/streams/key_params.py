@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, TypedDict
 
 from fastapi import Query
+from pydantic import Field
 
 from penstock.api.http.problem import ErrorKind, Problem
 
@@ -25,7 +26,9 @@ SUFFIX = "_base64"
 WRONG_CONTINUATION = ErrorKind(400, "INVALID_CONTINUATION", "Invalid continuation")
 WRONG_KEY = ErrorKind(400, "INVALID_KEY", "A key that is none")
 
-_Base64 = Annotated[str | None, Query(description="the same as bytes, in base64 (or URL-safe base64)")]
+_Base64 = Annotated[
+    str | None, Query(examples=["_wE="], description="the same as bytes, in base64 (or URL-safe base64)")
+]
 
 
 class Keys(TypedDict):
@@ -48,13 +51,16 @@ class StoreQuestion(Keys):
     continuation: str | None
 
 
-Continuation = Annotated[str | None, Query(description="continuation of the previous answer to the same query")]
+ContinuationOf = Annotated[str, Field(examples=["ksQIvFdNQITdTE6TAMQDYW5uBQ"])]
+Continuation = Annotated[
+    ContinuationOf | None, Query(description="continuation of the previous answer to the same query")
+]
 
 
 def asked_keys(
-    key: Annotated[str | None, Query(description="only this key")] = None,
-    key_from: Annotated[str | None, Query(description="only keys from here on")] = None,
-    key_to: Annotated[str | None, Query(description="only keys up to here")] = None,
+    key: Annotated[str | None, Query(examples=["UA"], description="only this key")] = None,
+    key_from: Annotated[str | None, Query(examples=["A"], description="only keys from here on")] = None,
+    key_to: Annotated[str | None, Query(examples=["Z"], description="only keys up to here")] = None,
     key_base64: _Base64 = None,
     key_from_base64: _Base64 = None,
     key_to_base64: _Base64 = None,

@@ -9,59 +9,62 @@ instances send each other such requests.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Protocol, TypedDict, Unpack
+from typing import Annotated, Any, Literal, NotRequired, Protocol, Unpack
 
 from fastapi import APIRouter, Query, Response
+from pydantic import Field
+from typing_extensions import TypedDict
 
+from penstock.api.http import field_types as of
 from penstock.api.http.problem import ErrorKind, Problem, json_response
-from penstock.api.streams.key_params import WRONG_CONTINUATION, Continuation, StoreQuestion
+from penstock.api.streams.key_params import WRONG_CONTINUATION, Continuation, ContinuationOf, StoreQuestion
 from penstock.shared.common.continuation import WrongContinuation
 
 
 class TaskState(TypedDict, total=False):
     """One task. A key that is missing or None is not known (yet)."""
 
-    partition: int
-    state: str
+    partition: of.Partition
+    state: Annotated[str, Field(examples=["running"])]
     """created, restoring, running, suspended, closed or failed."""
-    stream_time_ms: int | None
+    stream_time_ms: of.TimeMs | None
     """The highest event time of a record that the task processed, in ms since the epoch; dead letters do not count."""
-    operator_times_ms: dict[str, int] | None
+    operator_times_ms: Annotated[dict[str, int], Field(examples=[{"sessions": 1357016700000}])] | None
     """By store: the highest event time of a record with a key that its operator processed. It closes windows."""
-    open_sessions: int | None
-    closed_sessions: int | None
-    late_records: int | None
-    dead_letters: int | None
-    restore_ms: int | None
+    open_sessions: of.Count | None
+    closed_sessions: of.Count | None
+    late_records: of.Count | None
+    dead_letters: of.Count | None
+    restore_ms: of.Count | None
     """The duration of the last restore."""
-    remaining_records: int | None
+    remaining_records: of.Count | None
     """During a restore: changelog records that are still to be read."""
-    records_per_second: int | None
+    records_per_second: of.Count | None
     """During a restore: changelog records read per second."""
-    eta_ms: int | None
+    eta_ms: of.Count | None
     """During a restore: the remaining time at that rate."""
-    instance: str
+    instance: of.Instance
     """The instance that runs the task, in answers about several instances."""
 
 
 class CompactionState(TypedDict, total=False):
     """One compaction."""
 
-    started_at_ms: int
-    seconds: float | None
-    status: str
+    started_at_ms: of.TimeMs
+    seconds: of.Seconds | None
+    status: Annotated[str, Field(examples=["done"])]
     """running; done; failed; lost: another job was first; stopped: partition 0 moved to another instance."""
-    rows: int | None
+    rows: of.Count | None
     """Rows that the compaction wrote: live windows merged and deleted, closed ones appended."""
-    progress: str
+    progress: of.Text
     """The last progress that the compaction reported."""
-    detail: str
+    detail: of.Text
 
 
 class StreamsState(TypedDict, total=False):
     """The state of one topology."""
 
-    application_id: str
+    application_id: of.Application
     tasks: list[TaskState]
     compactions: list[CompactionState]
     """Newest first, a bounded number of them."""
@@ -72,19 +75,19 @@ class StreamsState(TypedDict, total=False):
 class MissingPart(TypedDict):
     """A partition that no instance reported, and the reason."""
 
-    partition: int
-    reason: str
+    partition: of.Partition
+    reason: Annotated[str, Field(examples=["no instance has it"])]
 
 
 class WindowRow(TypedDict):
     """One live window or session of a store; `states` are those of its aggregations, as JSON has them."""
 
-    store: str
-    partition: int
-    key: str
-    start_ms: int
-    end_ms: int
-    states: list[Any]
+    store: of.Store
+    partition: of.Partition
+    key: of.RecordKey
+    start_ms: of.TimeMs
+    end_ms: of.TimeMs
+    states: Annotated[list[Any], Field(examples=[[3]])]
 
 
 class LiveWindows(TypedDict):
@@ -94,8 +97,58 @@ class LiveWindows(TypedDict):
     """
 
     windows: list[WindowRow]
-    continuation: str | None
-    unseen: int
+    continuation: ContinuationOf | None
+    unseen: of.Count
+
+
+class WindowsAnswer(LiveWindows):
+    """The same as an answer. `is_cut` tells whether there are more."""
+
+    is_cut: bool
+    missing: NotRequired[list[MissingPart]]
+
+
+class TopologyAnswer(TypedDict):
+    """The topology of the application."""
+
+    application_id: of.Application
+    topology: Annotated[Any, Field(examples=[{"nodes": []}])]
+    processing_guarantee: Annotated[str | None, Field(examples=["exactly_once"])]
+
+
+class TasksAnswer(TypedDict):
+    """The tasks."""
+
+    tasks: list[TaskState]
+    missing: NotRequired[list[MissingPart]]
+
+
+class StoreRow(TypedDict):
+    """A store's live rows, in each partition and in total."""
+
+    store: of.Store
+    rows: Annotated[dict[str, int], Field(examples=[{"0": 3}])]
+    total: of.Count
+
+
+class StoresAnswer(TypedDict):
+    """The state stores."""
+
+    stores: list[StoreRow]
+    missing: NotRequired[list[MissingPart]]
+
+
+class CompactionsAnswer(TypedDict):
+    """The last compactions, newest first, and the last one that succeeded."""
+
+    compactions: list[CompactionState]
+    last: CompactionState | None
+
+
+class CompactionStarted(TypedDict):
+    """A compaction was started."""
+
+    started: Literal[True]
 
 
 WINDOWS_MAX = 1_000
@@ -156,30 +209,50 @@ def streams_router(view: StreamsView, *more: APIRouter, whole: WholeView | None 
     async def describe(local: bool) -> StreamsState:
         return await (view if local or whole is None else whole).describe()
 
-    @router.get("/v1/streams", summary="Tasks with stream time, open sessions, late records and restores; compactions")
+    @router.get(
+        "/v1/streams",
+        summary="Tasks with stream time, open sessions, late records and restores; compactions",
+        responses={200: {"model": StreamsState}},
+    )
     async def streams(local: Local = False) -> Response:
         return json_response(await describe(local))
 
-    @router.get("/v1/streams/topology", summary="The topology: its nodes and their connections")
+    @router.get(
+        "/v1/streams/topology",
+        summary="The topology: its nodes and their connections",
+        responses={200: {"model": TopologyAnswer}},
+    )
     async def topology() -> Response:
         state: dict[str, Any] = {**await view.describe()}
         return json_response({key: state.get(key) for key in ("application_id", "topology", "processing_guarantee")})
 
-    @router.get("/v1/streams/tasks", summary="Tasks with their offsets in the source topics")
+    @router.get(
+        "/v1/streams/tasks",
+        summary="Tasks with their offsets in the source topics",
+        responses={200: {"model": TasksAnswer}},
+    )
     async def tasks(local: Local = False) -> Response:
         state = await describe(local)
         return json_response({"tasks": state.get("tasks", []), **_missing(state)})
 
-    @router.get("/v1/streams/stores", summary="State stores with their live rows by partition")
+    @router.get(
+        "/v1/streams/stores",
+        summary="State stores with their live rows by partition",
+        responses={200: {"model": StoresAnswer}},
+    )
     async def stores(local: Local = False) -> Response:
         if local or whole is None:
             return json_response({"stores": view.stores()})
         return json_response(await whole.stores())
 
-    @router.get("/v1/streams/windows", summary="Live windows, latest end first; searched by key")
+    @router.get(
+        "/v1/streams/windows",
+        summary="Live windows, latest end first; searched by key",
+        responses={200: {"model": WindowsAnswer}},
+    )
     async def windows(
-        store: str | None = None,
-        key: Annotated[str, Query(description="a part of the key, JSON, or a number")] = "",
+        store: of.Store | None = None,
+        key: Annotated[str, Query(examples=["UA"], description="a part of the key, JSON, or a number")] = "",
         limit: Annotated[int, Query(ge=1, le=WINDOWS_MAX)] = 100,
         continuation: Continuation = None,
         local: Local = False,
@@ -192,13 +265,19 @@ def streams_router(view: StreamsView, *more: APIRouter, whole: WholeView | None 
             raise Problem(WRONG_CONTINUATION, str(e)) from None
         return json_response({**found, "is_cut": found["continuation"] is not None})
 
-    @router.get("/v1/compactions", summary="The last compactions, newest first, and the last one that succeeded")
+    @router.get(
+        "/v1/compactions",
+        summary="The last compactions, newest first, and the last one that succeeded",
+        responses={200: {"model": CompactionsAnswer}},
+    )
     async def compactions(local: Local = False) -> Response:
         runs = (await describe(local)).get("compactions", [])
         last = next((run for run in runs if run.get("status") == "done"), None)
         return json_response({"compactions": runs, "last": last})
 
-    @router.post("/v1/compactions", summary="Start a compaction", status_code=202)
+    @router.post(
+        "/v1/compactions", summary="Start a compaction", responses={202: {"model": CompactionStarted}}, status_code=202
+    )
     async def compact(local: Local = False) -> Response:
         refused = view.compact() if local or whole is None else await whole.compact()
         if refused:

@@ -7,25 +7,36 @@ the available rows, and lists the missing partitions.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Protocol, TypedDict, Unpack
+from typing import Annotated, Any, Literal, NotRequired, Protocol, Unpack
 
 from fastapi import APIRouter, Depends, Query, Response
+from pydantic import Field
+from typing_extensions import TypedDict
 
+from penstock.api.http import field_types as of
 from penstock.api.http.problem import ErrorKind, Problem, json_response
-from penstock.api.streams.key_params import WRONG_CONTINUATION, Continuation, Keys, StoreQuestion, asked_keys
-from penstock.api.streams.routes import Local, WholeView
+from penstock.api.streams.key_params import (
+    WRONG_CONTINUATION,
+    Continuation,
+    ContinuationOf,
+    Keys,
+    StoreQuestion,
+    asked_keys,
+)
+from penstock.api.streams.routes import Local, MissingPart, WholeView
 from penstock.shared.common.continuation import WrongContinuation
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.points_in_time import TIME_MS_MAX, TIME_MS_MIN
 
 NOT_READABLE = ErrorKind(404, "STORE_NOT_READABLE", "This store cannot be read here")
 ROWS_DEFAULT, ROWS_MAX = 1_000, 10_000
-RowsMax = Annotated[int, Query(ge=1, le=ROWS_MAX)]
+RowsMax = Annotated[int, Query(ge=1, le=ROWS_MAX, examples=[100])]
 FromMs = Annotated[
-    int | None, Query(ge=TIME_MS_MIN, le=TIME_MS_MAX, description="only windows that end at this time or later")
+    of.TimeMs | None, Query(ge=TIME_MS_MIN, le=TIME_MS_MAX, description="only windows that end at this time or later")
 ]
 ToMs = Annotated[
-    int | None, Query(ge=TIME_MS_MIN, le=TIME_MS_MAX, description="only windows that begin at this time or earlier")
+    of.TimeMs | None,
+    Query(ge=TIME_MS_MIN, le=TIME_MS_MAX, description="only windows that begin at this time or earlier"),
 ]
 Status = Literal["open", "closed", "all"]
 
@@ -49,6 +60,22 @@ class StoresView(Protocol):
         ...
 
 
+Position = Annotated[dict[int, dict[str, int]], Field(examples=[{"0": {"flights": 17}}])]
+"""By partition: the next offset of each source topic."""
+ROW = {"partition": 0, "key": "UA", "start": 1357016400000, "end": 1357020000000, "events": 3}
+
+
+class Window(TypedDict):
+    """A window of a key, with the named results of its aggregations."""
+
+    partition: of.Partition
+    key: of.RecordKey
+    start_ms: of.TimeMs
+    end_ms: of.TimeMs
+    status: Literal["open", "closed"]
+    results: Annotated[dict[str, Any], Field(examples=[{"events": 3}])]
+
+
 class FoundWindows(TypedDict):
     """Windows in order of their start, each with `status`, and the source offsets that they reflect by partition.
 
@@ -56,18 +83,42 @@ class FoundWindows(TypedDict):
     rows.
     """
 
-    windows: list[dict[str, Any]]
-    position: dict[int, dict[str, int]]
-    continuation: str | None
+    windows: list[Window]
+    position: Position
+    continuation: ContinuationOf | None
+
+
+class WindowsOfStore(FoundWindows):
+    """The same as an answer."""
+
+    store: of.Store
+    is_cut: bool
+
+
+class StoreRows(TypedDict):
+    """Rows of a store. What a row has besides `partition` and `key` depends on the store's kind."""
+
+    store: of.Store
+    kind: Annotated[str, Field(examples=["session"])]
+    key_type: Literal["string", "bytes"]
+    rows: Annotated[list[dict[str, Any]], Field(examples=[[ROW]])]
+    position: Position
+    continuation: ContinuationOf | None
+    is_cut: bool
+    missing: NotRequired[list[MissingPart]]
 
 
 def stores_router(view: StoresView, whole: WholeView | None = None) -> APIRouter:
     """Return the route, for the app of the service that runs the tasks."""
     router = APIRouter(tags=["streams"])
 
-    @router.get("/v1/streams/stores/{store}", summary="Open windows or rows of a store, with the offsets they reflect")
+    @router.get(
+        "/v1/streams/stores/{store}",
+        summary="Open windows or rows of a store, with the offsets they reflect",
+        responses={200: {"model": StoreRows}},
+    )
     async def read(
-        store: str,
+        store: of.Store,
         keys: Annotated[Keys, Depends(asked_keys)],
         from_ms: FromMs = None,
         to_ms: ToMs = None,
@@ -91,9 +142,10 @@ def stores_router(view: StoresView, whole: WholeView | None = None) -> APIRouter
     @router.get(
         "/v1/streams/stores/{store}/windows",
         summary="Windows by keys and time, open and closed",
+        responses={200: {"model": WindowsOfStore}},
     )
     async def windows(
-        store: str,
+        store: of.Store,
         keys: Annotated[Keys, Depends(asked_keys)],
         from_ms: FromMs = None,
         to_ms: ToMs = None,

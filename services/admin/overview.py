@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from penstock.api.console.history import History
+from penstock.api.console.history import History, Point
 from penstock.api.console.overview import OverviewBuilder
 from penstock.services.admin.sources import KafkaSource, Source
 from penstock.shared.common.clock import SYSTEM_CLOCK, Clock
@@ -55,7 +55,7 @@ class Overview:
         self._changes += 1
         self._taken_ms = None
 
-    def history(self) -> list[dict[str, Any]]:
+    def history(self) -> list[Point]:
         """Return the points so far, oldest first."""
         return self._history.points
 

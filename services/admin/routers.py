@@ -9,7 +9,7 @@ import httpx
 
 from penstock.api.admin.dead_letters import dead_letters_router
 from penstock.api.http.app import create_app
-from penstock.api.http.openapi import handed_on_paths
+from penstock.api.http.openapi import Document, handed_on_paths
 from penstock.api.http.reverse_proxy import CONNECT_PATHS, STREAMS_PATHS, forward_router, upstreams_of
 from penstock.api.rest_proxy.routes import APIRouter
 from penstock.api.streams.routes import streams_router
@@ -23,8 +23,8 @@ CONNECT, STREAMS = "connect", "aggregator"
 """The names in `services` of the Connect worker and of the aggregator."""
 
 
-def handed_on() -> dict[str, Any]:
-    """Return the OpenAPI paths of the forwarded routes, built from those services' own routers without a request."""
+def handed_on() -> list[Document]:
+    """Return the OpenAPI documents of the forwarded routes, built from those services' own routers."""
     from penstock.api.connect.routes import (
         create_connect_app,  # takes half a second, and only the OpenAPI document needs it
     )
@@ -32,10 +32,7 @@ def handed_on() -> dict[str, Any]:
     nobody: Any = None
     connect = create_connect_app(nobody).openapi()
     streams = create_app(streams=streams_router(nobody, stores_router(nobody))).openapi()
-    return {
-        **handed_on_paths(connect, *CONNECT_PATHS),
-        **handed_on_paths(streams, *STREAMS_PATHS),
-    }
+    return [handed_on_paths(connect, *CONNECT_PATHS), handed_on_paths(streams, *STREAMS_PATHS)]
 
 
 def more_routers(

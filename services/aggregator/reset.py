@@ -22,23 +22,16 @@ from penstock.services.aggregator.restore_offsets import RestorePlan, plan_resto
 from penstock.services.aggregator.restore_offsets import carry_out as carry_out_restore
 from penstock.services.aggregator.restore_offsets import lines_of as offset_lines
 from penstock.services.aggregator.restore_offsets import values_of as offset_values
+from penstock.services.aggregator.settings import ResetSettings
 from penstock.shared.clients.admin import Admin
 from penstock.shared.common import log
 from penstock.shared.common.command_line import run_app
 from penstock.shared.common.errors import GroupNotEmpty, GroupNotFound
 from penstock.shared.common.lake_files import TableFiles, find_files, remove_files, remove_folder
-from penstock.shared.common.settings import CommandSettings, KafkaSettings
 from penstock.shared.common.topic_names import CHANGELOG_SUFFIX, changelog_topic, instances_topic, is_repartition_topic
 from penstock.shared.streams.settings import StreamsSettings
 
 PROGRAM = "penstock streams"
-
-
-class ResetSettings(CommandSettings):
-    """The settings of a reset: the same as the aggregator's."""
-
-    kafka: KafkaSettings = KafkaSettings()
-    streams: StreamsSettings = StreamsSettings()
 
 
 class ResetPlan(NamedTuple):

@@ -212,3 +212,10 @@ class AggregatorSettings(GuardedSettings):
     streams: StreamsSettings = StreamsSettings()
     compaction: CompactionSettings = CompactionSettings()
     queries: QueriesSettings = QueriesSettings()
+
+
+class ResetSettings(CommandSettings):
+    """The settings of a reset: the same as the aggregator's."""
+
+    kafka: KafkaSettings = KafkaSettings()
+    streams: StreamsSettings = StreamsSettings()

@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, TypedDict, TypeVar
+from typing import Any, TypedDict, TypeVar, cast
 
 from penstock.api.http.problem import ErrorKind, Problem
 from penstock.api.streams.key_params import StoreQuestion
-from penstock.api.streams.stores import FoundWindows, Status
+from penstock.api.streams.stores import FoundWindows, Status, Window
 from penstock.services.aggregator.pages import window_pages
 from penstock.services.aggregator.sessions import Query
 from penstock.services.aggregator.settings import AggregatorSettings
@@ -73,7 +73,7 @@ class WindowSearch:
         asked = WindowQueryOptions(*where, schema.name, _keys(question), from_ms, to_ms, *limits, status)
         query = Query(asked, pages.place(question["continuation"]))
         _, found = await run_in_loop_thread(query.run)
-        windows = [one._asdict() for one in found]
+        windows = [cast(Window, one._asdict()) for one in found]
         return {"windows": windows, "position": query.position, "continuation": pages.text(query.last)}
 
     async def _open(self, schema: StoreSchema, question: StoreQuestion) -> FoundWindows:
@@ -92,11 +92,17 @@ def _reach(question: StoreQuestion) -> tuple[int, int]:
     return EVER_MS[0] if from_ms is None else from_ms, EVER_MS[1] if to_ms is None else to_ms
 
 
-def _window(row: dict[str, Any]) -> dict[str, Any]:
+def _window(row: dict[str, Any]) -> Window:
     """Return a store's row as an open window."""
     results = {name: value for name, value in row.items() if name not in COLUMNS}
-    times = {"start_ms": row["start"], "end_ms": row["end"]}
-    return {"partition": row["partition"], **times, "status": "open", "results": results, "key": row["key"]}
+    return {
+        "partition": row["partition"],
+        "start_ms": row["start"],
+        "end_ms": row["end"],
+        "status": "open",
+        "results": results,
+        "key": row["key"],
+    }
 
 
 async def run_in_loop_thread(work: Callable[[], Coroutine[Any, Any, T]]) -> T:

@@ -15,7 +15,6 @@ from urllib.parse import urlsplit
 
 from pydantic import SecretStr
 
-from penstock.api.http.auth import Guard
 from penstock.api.settings import Credential, is_loopback, require_auth
 from penstock.services.connect.property_files import read_properties
 from penstock.shared.common.errors import ConfigError
@@ -28,6 +27,7 @@ from penstock.shared.connect.runtime.worker_config import WorkerConfig
 
 if TYPE_CHECKING:
     from penstock.api.connect.routes import StartingApp
+    from penstock.api.http.auth import Guard
 
 Mode = Literal["standalone", "distributed"]
 
@@ -135,6 +135,8 @@ def guarded(app: StartingApp, config: WorkerConfig, http: HttpSettings) -> Guard
     except ConfigError as e:
         raise ConfigError(str(e).replace("auth_token, credentials", "rest.auth.token, rest.auth.users")) from None
     own_names_only = not secrets and is_loopback(http.host) and not config["rest.advertised.host.name"]
+    from penstock.api.http.auth import Guard  # needs the extra `server`, which a reader of the settings may lack
+
     return Guard(app, auth_token=token, credentials=users, local_hosts_only=own_names_only)
 
 

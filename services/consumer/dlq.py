@@ -19,13 +19,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from penstock.services.consumer.settings import DlqSettings
 from penstock.shared.clients.admin import Admin
 from penstock.shared.clients.dead_letter_log import DeadLetterLog, Entry, Wanted, wanted_by
 from penstock.shared.clients.producer import Producer, ProducerSettings
 from penstock.shared.common import log, topic_names
 from penstock.shared.common.command_line import run_app
 from penstock.shared.common.errors import UnknownTopicOrPartition
-from penstock.shared.common.settings import CommandSettings, KafkaSettings
+from penstock.shared.common.settings import KafkaSettings
 
 TEXT_MAX = 60
 """Characters of a key, value or message in the table; `--json` prints all of them."""
@@ -36,12 +37,6 @@ LARGEST_RECORD_BYTES = 64 * 1024 * 1024
 
 Named = tuple[str, str | None]
 """The topic on the command line, and its dead-letter topic if there is one on the command line."""
-
-
-class DlqSettings(CommandSettings):
-    """The settings of both commands."""
-
-    kafka: KafkaSettings = KafkaSettings()
 
 
 app = typer.Typer(

@@ -20,7 +20,14 @@ from penstock.services.consumer.runner import RunnerOptions
 from penstock.shared.clients.consumer import ConsumerSettings, ReadingSettings
 from penstock.shared.clients.consumer.key_scheduler import BUFFERED_RECORDS_MAX, KeyScheduler
 from penstock.shared.clients.producer import ProducerSettings
-from penstock.shared.common.settings import HttpSettings, PositiveMs, Section, ServiceSettings
+from penstock.shared.common.settings import (
+    CommandSettings,
+    HttpSettings,
+    KafkaSettings,
+    PositiveMs,
+    Section,
+    ServiceSettings,
+)
 
 PositiveCount = Annotated[int, Field(gt=0)]
 
@@ -194,3 +201,9 @@ class ConsumerServiceSettings(ServiceSettings):
             lag_interval_ms=self.lag_interval_ms,
             stuck_after_ms=self.stuck_after_ms,
         )
+
+
+class DlqSettings(CommandSettings):
+    """The settings of `penstock dlq`."""
+
+    kafka: KafkaSettings = KafkaSettings()

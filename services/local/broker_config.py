@@ -17,6 +17,7 @@ from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.java import Java
 from penstock.shared.common.settings import Port, PositiveMs, Section
 
+DEFAULT_DATA_DIR = Path(".penstock/kafka")
 CLIENT_LISTENER = "PLAINTEXT"
 CONTROLLER_LISTENER = "CONTROLLER"
 NODE_ID = 1

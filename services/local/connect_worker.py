@@ -8,13 +8,10 @@ schemas, as ingest writes them and topologies read them. All other settings of a
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
-from pydantic import Field
-
-from penstock.api.settings import GuardedSettings
 from penstock.services.connect.daemon import ConnectDaemon
 from penstock.services.connect.settings import CommandLine
+from penstock.services.local.settings import ConnectWorkerSettings
 from penstock.shared.common import daemon
 from penstock.shared.connect.allowed_files import FILES_ALLOWED
 from penstock.shared.connect.herder.settings import DistributedConfig
@@ -24,15 +21,6 @@ PROGRAM = "penstock connect"
 CLUSTER = "connect"
 JSON_CONVERTER = "org.apache.kafka.connect.json.JsonConverter"
 STRING_CONVERTER = "org.apache.kafka.connect.storage.StringConverter"
-
-
-class ConnectWorkerSettings(GuardedSettings):
-    """The Connect worker of a local set-up."""
-
-    connect: dict[str, str] = Field(default={}, description="settings of the worker, by Kafka Connect's names")
-    connect_files: Path | None = Field(
-        default=None, description="the folder that file connectors may use, unless connect sets connect.files.allowed"
-    )
 
 
 def worker_properties(settings: ConnectWorkerSettings) -> dict[str, str]:

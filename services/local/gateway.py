@@ -8,8 +8,6 @@ from __future__ import annotations
 import asyncio
 import sys
 
-from pydantic import Field
-
 from penstock.api.admin.routes import admin_router
 from penstock.api.console.dashboard import dashboard_router
 from penstock.api.http.app import create_app
@@ -18,21 +16,11 @@ from penstock.api.http.server import HttpServer
 from penstock.services.admin.overview import Overview
 from penstock.services.admin.routers import handed_on, more_routers
 from penstock.services.admin.sources import HttpSource, KafkaSource, LocalSource, services_client
+from penstock.services.local.settings import GatewaySettings
 from penstock.services.producer.daemon import ProducerDaemon
-from penstock.services.producer.settings import ProducerServiceSettings
 from penstock.shared.common import daemon
-from penstock.shared.common.settings import PositiveMs
 
 PROGRAM = "penstock gateway"
-
-
-class GatewaySettings(ProducerServiceSettings):
-    """The one address of a local set-up."""
-
-    services: dict[str, str] = Field(
-        default={}, description="addresses of the other services by name, for the dashboard"
-    )
-    services_timeout_ms: PositiveMs = Field(default=2_000, description="how long a service may take to answer")
 
 
 class GatewayDaemon(ProducerDaemon):

@@ -28,7 +28,7 @@ from typing import NoReturn, Self
 
 from penstock.services.local import broker_config as config
 from penstock.services.local import ports, probe
-from penstock.services.local.broker_config import EmbeddedKafkaSettings
+from penstock.services.local.broker_config import DEFAULT_DATA_DIR, EmbeddedKafkaSettings
 from penstock.services.local.diagnosis import Cause, explain, find_cause
 from penstock.services.local.folder_lock import FolderLock, refuse_if_kafka_runs_in
 from penstock.services.local.jars import KAFKA_JARS
@@ -41,7 +41,6 @@ from penstock.shared.common.settings import LogSettings
 
 log = get_logger(__name__)
 
-DEFAULT_DATA_DIR = Path(".penstock/kafka")
 DEFAULT_SETTINGS = EmbeddedKafkaSettings()
 PORT_ATTEMPTS = 5  # each attempt can lose a race against another process for a free port
 POLL_MS = 50

@@ -17,23 +17,20 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from pydantic import Field
 from rich.console import Console
 from rich.markup import escape
 
-from penstock.api.settings import Pointer
 from penstock.services.aggregator.settings import AggregatorSettings, CompactionSettings
 from penstock.services.local import ports
-from penstock.services.local.broker_config import EmbeddedKafkaSettings
 from penstock.services.local.example import aggregated_fields, example_event, source_type
 from penstock.services.local.kafka import EmbeddedKafka
+from penstock.services.local.settings import UpSettings
 from penstock.services.local.stack import HOST, KILL_GRACE_MS, Service, ServiceSpec, Stack
 from penstock.shared.clients.admin import Admin, event_time_topic
 from penstock.shared.common import daemon, log
 from penstock.shared.common.errors import ConfigError
-from penstock.shared.common.points_in_time import TimeUnit
 from penstock.shared.common.setting_names import ENV_PREFIX
-from penstock.shared.common.settings import DaemonSettings, HttpSettings, KafkaSettings, LogSettings, PositiveMs
+from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.streams.topology import Topology
 from penstock.shared.streams.topology_loading import load_topology
 
@@ -41,35 +38,6 @@ PROGRAM = "penstock up"
 RESTART_MS = 1_000
 RESTART_MS_MAX = 60_000
 STEADY_MS = 60_000  # a service that ran this long is restarted after the first pause again
-
-
-class UpSettings(DaemonSettings):
-    """Kafka and every service on this machine."""
-
-    http: HttpSettings = HttpSettings(host=HOST, port=8080)
-    log: LogSettings = LogSettings(level="warning")
-    shutdown_timeout_ms: PositiveMs = Field(default=30_000, description="how long each service's shutdown may take")
-    data_dir: Path = Field(
-        default=Path(".penstock"), description="Kafka's data, the lake, connectors' files and the logs"
-    )
-    broker: EmbeddedKafkaSettings = EmbeddedKafkaSettings()
-    topic: str = Field(default="events", description="topic of the events; created with event-time configs if missing")
-    partitions: int = Field(default=4, gt=0, description="partitions of that topic if it is created")
-    key: tuple[Pointer, ...] = Field(default=("/key",), description="JSON pointers to the parts of an event's key")
-    time: Pointer | None = Field(default=None, description="JSON pointer to an event's time; default: its arrival")
-    time_unit: TimeUnit = Field(
-        default="ms", description="unit of numeric event times: s, ms, us or ns since the epoch"
-    )
-    topology: str = "penstock.services.local.topologies:sessions"
-    topology_options: dict[str, str] = Field(default={}, description="keyword arguments for the topology's function")
-    workers: int = Field(default=1, gt=0, description="the aggregator's processes, which share the topic's partitions")
-    topics: str = Field(default="sessions", description="topics that the consumer handles, comma-separated")
-    handler: str = "penstock.services.local.handlers:log_record"
-    group_id: str = "handler"
-    connect_worker: bool = Field(default=True, description="run a Connect worker as well")
-    connect_port: int = Field(
-        default=8083, ge=0, le=65_535, description="port of the Connect worker's REST, at http.host; 0: a free one"
-    )
 
 
 class Up:

@@ -1,7 +1,9 @@
 """The names of all settings, to tell a misspelled name from one that another command reads.
 
 One file and one environment serve every command, so each ignores the settings of the others. A name that no command
-knows is a typing error. It is rejected, with the nearest known name.
+knows is a typing error. It is rejected, with the nearest known name. The names come from the settings models. Those of
+other commands are imported only for a name that the command itself lacks. Their top-level names count; the names within
+a section are checked by the command that reads it.
 
 >>> nearest("htpp", ["http", "kafka"])
 ' (did you mean http?)'
@@ -13,116 +15,23 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, get_args, get_origin
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast, get_args, get_origin
 
-from pydantic import BaseModel
+if TYPE_CHECKING:  # every start of the command line imports this module, and pydantic takes a tenth of a second
+    from pydantic import BaseModel
 
 ENV_PREFIX = "PENSTOCK_"
 DELIMITER = "__"
 
-SETTINGS_OF_ALL_COMMANDS = frozenset(
-    (
-        "after",
-        "application",
-        "auth_token",
-        "batch_records_max",
-        "broker",
-        "buffered_records_max",
-        "closed_retention_days",
-        "commit_bytes",
-        "commit_interval_ms",
-        "commit_records",
-        "compaction",
-        "connect",
-        "connect_files",
-        "connect_port",
-        "connect_worker",
-        "conservation_only",
-        "consumer",
-        "continuation",
-        "cors_origins",
-        "create_dead_letter_topics",
-        "credentials",
-        "data_dir",
-        "dead_letter_topic",
-        "delete_covered",
-        "deserialization_exception_handler",
-        "differences_max",
-        "every",
-        "expect_records",
-        "files",
-        "format",
-        "from_",
-        "group_id",
-        "handler",
-        "handler_timeout_ms",
-        "http",
-        "ingest",
-        "insecure_no_auth",
-        "json_line",
-        "kafka",
-        "kafka_silence_max_ms",
-        "kafka_timeout_ms",
-        "key",
-        "key_base64",
-        "key_bytes_max",
-        "key_column",
-        "key_from",
-        "key_to",
-        "lag_interval_ms",
-        "lake",
-        "lake_options",
-        "live_from",
-        "log",
-        "max_attempts",
-        "max_concurrency",
-        "max_future_ms",
-        "max_request_size",
-        "on_missing_source_offsets",
-        "optimize_files_max",
-        "ordering",
-        "partitions",
-        "processing_exception_handler",
-        "processing_guarantee",
-        "producer",
-        "production_exception_handler",
-        "queries",
-        "reader_options",
-        "replication_factor",
-        "retention_hours",
-        "retry",
-        "rows_max",
-        "run_records_max",
-        "runs_max",
-        "sample",
-        "services",
-        "services_auth_token",
-        "services_timeout_ms",
-        "shutdown_timeout_ms",
-        "spark",
-        "start_from_group_offsets",
-        "status",
-        "store",
-        "streams",
-        "stuck_after_ms",
-        "time",
-        "time_unit",
-        "timestamp_column",
-        "to",
-        "topic",
-        "topics",
-        "topology",
-        "topology_options",
-        "transaction_timeout_ms",
-        "until",
-        "vacuum_every",
-        "value",
-        "value_column",
-        "workers",
-    )
-)
-"""The top-level names. The names within a section are checked by the command that reads it."""
+_commands: Callable[[], Iterable[type[BaseModel]]] = tuple
+
+
+def register_commands(commands: Callable[[], Iterable[type[BaseModel]]]) -> None:
+    """Set the function that yields every command's settings. It is called when a command meets another's name."""
+    global _commands
+    _commands = commands
+
 
 OTHER_VARIABLES = frozenset(
     f"{ENV_PREFIX}{name}"
@@ -219,18 +128,31 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 def unknown_keys(model: type[BaseModel], keys: Iterable[str]) -> list[str]:
     """One text for each invalid top-level key of a settings file."""
-    known = model.model_fields.keys() | SETTINGS_OF_ALL_COMMANDS
-    return [f"{key}: no such setting{nearest(key, known)}" for key in keys if key not in known]
+    foreign = [key for key in keys if key not in model.model_fields]
+    known = model.model_fields.keys() | _names_of_others(foreign)
+    return [f"{key}: no such setting{nearest(key, known)}" for key in foreign if key not in known]
 
 
 def unknown_variables(model: type[BaseModel], environ: Mapping[str, str]) -> list[str]:
     """One text for each invalid variable with Penstock's prefix, without the variable's value."""
-    spelled = {variable(path) for path in paths(model)} | {variable([name]) for name in SETTINGS_OF_ALL_COMMANDS}
+    given = {name: _path(name) for name, value in environ.items() if _is_setting(name.upper(), value)}
+    others = _names_of_others(path[0] for path in given.values() if path[0] not in model.model_fields)
+    spelled = {variable(path) for path in paths(model)} | {variable([name]) for name in others}
     return [
         f"{name}: no such setting{nearest(name.upper(), spelled)}"
-        for name, value in environ.items()
-        if name.upper().startswith(ENV_PREFIX) and not _is_known_variable(model, name.upper(), value)
+        for name, path in given.items()
+        if not (_has(model, path) if path[0] in model.model_fields else path[0] in others)
     ]
+
+
+def _names_of_others(wanted: Iterable[str]) -> set[str]:
+    """Return top-level names of all commands: all of them, or those of the first commands that have all wanted ones."""
+    missing, found = set(wanted), set[str]()
+    commands = iter(_commands())
+    while missing and (command := next(commands, None)) is not None:
+        found |= command.model_fields.keys()
+        missing -= found
+    return found
 
 
 def unknown_flags(model: type[BaseModel], flags: Iterable[str]) -> str:
@@ -253,16 +175,21 @@ def siblings(model: type[BaseModel], path: Sequence[str]) -> Iterable[str]:
     return () if section is None else section.model_fields
 
 
-def _is_known_variable(model: type[BaseModel], name: str, value: str) -> bool:
-    if name in OTHER_VARIABLES or _OF_KUBERNETES.search(name):
-        return True
-    if name.endswith("_PORT") and _KUBERNETES_ADDRESS.match(value):
-        return True
-    first, *rest = name.removeprefix(ENV_PREFIX).lower().split(DELIMITER)
-    if first not in model.model_fields:
-        return first in SETTINGS_OF_ALL_COMMANDS
-    at: Any = model.model_fields[first].annotation
-    for part in rest:
+def _is_setting(name: str, value: str) -> bool:
+    """Return whether a variable is meant as a setting: it has the prefix, and no other use."""
+    if not name.startswith(ENV_PREFIX) or name in OTHER_VARIABLES or _OF_KUBERNETES.search(name):
+        return False
+    return not (name.endswith("_PORT") and _KUBERNETES_ADDRESS.match(value))
+
+
+def _path(name: str) -> list[str]:
+    return name.upper().removeprefix(ENV_PREFIX).lower().split(DELIMITER)
+
+
+def _has(model: type[BaseModel], path: Sequence[str]) -> bool:
+    """Return whether a model whose section a path begins with has the rest of it."""
+    at: Any = model.model_fields[path[0]].annotation
+    for part in path[1:]:
         section = _section(at)
         if section is None:
             return _is_table(at)
@@ -273,7 +200,8 @@ def _is_known_variable(model: type[BaseModel], name: str, value: str) -> bool:
 
 
 def _section(annotation: Any) -> type[BaseModel] | None:
-    return annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else None
+    is_model = isinstance(annotation, type) and hasattr(annotation, "model_fields")
+    return cast("type[BaseModel]", annotation) if is_model else None
 
 
 def _is_table(annotation: Any) -> bool:

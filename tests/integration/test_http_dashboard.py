@@ -18,8 +18,9 @@ from penstock.api.http.app import create_app
 from penstock.api.http.problem import json_response
 from penstock.api.http.server import HttpServer
 from penstock.api.streams.routes import CompactionState, LiveWindows, StreamsState, TaskState, WindowRow, streams_router
-from penstock.services.local.gateway import GatewayDaemon, GatewaySettings
+from penstock.services.local.gateway import GatewayDaemon
 from penstock.services.local.kafka import EmbeddedKafka
+from penstock.services.local.settings import GatewaySettings
 from penstock.shared.clients.admin import Admin, event_time_topic
 from penstock.shared.clients.consumer import Consumer, ConsumerSettings
 from penstock.shared.clients.consumer.dead_letters import DeadLetter, dead_letter_record

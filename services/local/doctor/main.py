@@ -8,32 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from pathlib import Path
 
-from pydantic import Field
-
-from penstock.services.consumer.settings import Names
 from penstock.services.local.doctor.examination import examine_kafka, examine_machine
 from penstock.services.local.doctor.rules import Finding
-from penstock.services.local.kafka import DEFAULT_DATA_DIR
+from penstock.services.local.settings import DoctorSettings
 from penstock.shared.common.clock import SYSTEM_CLOCK
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.log import configure
-from penstock.shared.common.settings import CommandSettings, KafkaSettings, LogSettings
 
 WELL, PROBLEM, WRONG_SETTINGS = 0, 1, 2
 ORDER = ("ok", "warning", "problem")
-
-
-class DoctorSettings(CommandSettings):
-    """Checks Kafka, its topics and this machine, and reports problems with the commands that fix them."""
-
-    log: LogSettings = LogSettings(level="warning")
-    kafka: KafkaSettings = KafkaSettings(request_timeout_ms=10_000)
-    topics: Names = Field(
-        default=(), description="topics with event times, comma-separated; default: all topics are checked"
-    )
-    data_dir: Path = Field(default=DEFAULT_DATA_DIR, description="data folder of an embedded Kafka")
 
 
 def main(arguments: list[str]) -> int:

@@ -20,7 +20,8 @@ class MemoryLetters:
         return [{"topic": "t-dlq", "kind": "dead_letters", "source": "t", "records": 3, "exact": True}]
 
     async def look(self, topic: str, limit: int, stage: str | None) -> dict[str, Any]:
-        return {"records": [{"offset": i, "stage": stage} for i in range(limit)], "scanned": 7}
+        row = {"partition": 0, "written_ms": 1, "key": None, "value": "{", "headers": [], "stage": stage or "process"}
+        return {"records": [row | {"offset": i} for i in range(limit)], "scanned": 7}
 
     async def replay(self, topic: str, **wanted: Any) -> dict[str, Any]:
         self.asked = wanted

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import httpx
 import pytest
-from fastapi import FastAPI, Request, Response
+from fastapi import FastAPI, Response
 
-from penstock.api.connect.body import name_of
+from penstock.api.connect.body import Name
 from penstock.api.connect.errors import install, normalized, status_of
 from penstock.api.connect.forwarding import Forwarding
 from penstock.api.http.problem import json_response
@@ -48,8 +48,7 @@ def app(*, is_ready: bool = True) -> FastAPI:
     install(made, Forwarding(), lambda: is_ready)
 
     @made.get("/connectors/{name}")
-    async def show(request: Request) -> Response:
-        name = name_of(request)
+    async def show(name: Name) -> Response:
         if name == "broken":
             raise RuntimeError("secret detail")
         if name == "elsewhere":

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import copy
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
 from fastapi import FastAPI
+from jsonschema import Draft202012Validator
 from prometheus_client import CollectorRegistry
 
 from penstock.api.admin.dead_letters import dead_letters_router
 from penstock.api.admin.routes import admin_router
+from penstock.api.console.dashboard import dashboard_router
+from penstock.api.console.history import Point, point
+from penstock.api.console.overview import OverviewBuilder
+from penstock.api.console.samples import KafkaSample, ServiceSample
 from penstock.api.http.app import create_app
 from penstock.api.http.health import health_router
 from penstock.api.http.openapi import operations_of
-from penstock.api.http.openapi_examples import ANSWERS, BODIES
 from penstock.api.ingest.routes import Ingest
 from penstock.api.rest_proxy.produce import RestProducer
 from penstock.api.rest_proxy.routes import metadata_routers, produce_routers
@@ -28,10 +33,20 @@ from tests.api.admin.test_routes import F0, MemoryAdmin
 from tests.api.conftest import MemoryProducer
 from tests.api.streams.test_routes import View
 
-OPEN = frozenset({"configs", "checks", "rows", "config"})
-"""Objects whose names are anybody's."""
 NAMES = {"topic": "flights", "cluster_id": "c-1", "group": "banks", "consumer": "m-1", "partition": 0, "number": 0}
 NAMES |= {"broker_id": 1, "config": "cleanup.policy"}
+
+
+class Provider:
+    """An overview of one service and one group."""
+
+    async def overview(self) -> dict[str, Any]:
+        group = {"group": "banks", "state": "Stable", "members": 1, "lag": 6}
+        kafka = KafkaSample("c-1", 1, [group])
+        return OverviewBuilder().build([ServiceSample("producer", "", "ok")], kafka, now_ms=1, monotonic_ms=1)
+
+    def history(self) -> list[Point]:
+        return [point({"now_ms": 1})]
 
 
 @pytest.fixture
@@ -47,62 +62,116 @@ def app() -> FastAPI:
         admin=admin_router(admin),
         streams=streams_router(View()),
         more=[dead_letters_router(MemoryLetters())],
+        dashboard=dashboard_router(Provider()),
         health=health_router("gateway", {}, CollectorRegistry()),
         handed_on=handed_on,
     )
 
 
-def test_every_operation_has_its_examples(app: FastAPI) -> None:
-    """Each parameter, each body, each answer that says something, and how it says no; another service's too."""
+WITHOUT_BODY = frozenset({"204", "202"})
+"""Statuses that may have no body."""
+WITHOUT_REQUEST_BODY = ("/pause", "/resume", "/stop", "/reset")
+
+
+def test_every_operation_describes_what_it_takes_and_answers(app: FastAPI) -> None:
+    """Each parameter, body, answer and error has a schema from which an example can be made; another service's too."""
     document = app.openapi()
     seen = {(method, path) for path, method, _ in operations_of(document)}
     assert {("post", "/connectors"), ("get", "/v1/streams/stores/{store}"), ("post", "/v1/compactions")} <= seen
     for path, method, operation in operations_of(document):
         where = f"{method} {path}"
-        assert all("example" in parameter for parameter in operation["parameters"]), where
+        for parameter in operation.get("parameters", []):
+            example(parameter["schema"], document, f"{where}: {parameter['name']}")
         contents = operation.get("requestBody", {"content": {}})["content"]
-        assert all("example" in content for content in contents.values()), where
-        assert method not in ("post", "put", "patch") or contents or BODIES.get((method, path)) is None, where
+        assert method not in ("put", "patch") or contents or path.endswith(("/pause", "/resume", "/stop", "/reset")), (
+            where
+        )
+        for content in contents.values():
+            example(content["schema"], document, where)
+        assert "default" in operation["responses"], where
         for status, answer in operation["responses"].items():
-            if status in ("200", "201", "default") and not (status == "200" and method == "post" and not contents):
-                assert any("example" in content for content in answer["content"].values()), f"{where} {status}"
-    assert "422" not in {s for p, _, o in operations_of(document) for s in o["responses"] if not p.endswith("/events")}
+            assert answer.get("content") or status in WITHOUT_BODY, f"{where}: {status}"
+            for content in answer.get("content", {}).values():
+                if content:
+                    example(content["schema"], document, f"{where}: {status}")
     assert "HTTPValidationError" not in str(document)
 
 
-def test_no_example_is_of_a_route_that_is_not_there(app: FastAPI) -> None:
-    """A route that is renamed takes its example along."""
-    seen = {(method, path) for path, method, _ in operations_of(app.openapi())}
-    assert {*ANSWERS, *BODIES} - seen <= {("get", "/v1/overview"), ("get", "/v1/history")}
+def test_each_example_is_valid_against_its_own_schema(app: FastAPI) -> None:
+    """An example of another type than its field is an error of the document."""
+    document = app.openapi()
+    found = list(schemas_with_examples(document))
+    assert len(found) > 200
+    for schema in found:
+        for given in schema["examples"]:
+            assert list(errors_of(given, schema, document)) == []
 
 
-async def test_the_examples_say_what_the_routes_say(app: FastAPI) -> None:
-    """No answer has a member that its example lacks, nor a value of another type."""
-    asked = 0
+async def test_the_answers_are_as_they_are_described(app: FastAPI) -> None:
+    """No answer has a member that its schema lacks, nor a value of another type."""
+    document, asked = closed(app.openapi()), 0
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
-        for path, method, operation in operations_of(app.openapi()):
+        for path, method, operation in operations_of(document):
             if method != "get" or path.startswith(("/connect", "/metrics", "/v1/streams/stores/")):
                 continue
             answer = await client.get(path.format(**NAMES))
             assert answer.status_code == 200, path
-            (content,) = operation["responses"]["200"]["content"].values()
-            differs = list(difference(answer.json(), content["example"], path))
-            assert not differs, differs
+            ((media_type, content),) = operation["responses"]["200"]["content"].items()
+            assert answer.headers["content-type"] == media_type, path
+            assert list(errors_of(answer.json(), content["schema"], document)) == [], path
             asked += 1
     assert asked > 25
 
 
-def difference(answer: Any, example: Any, where: str) -> list[str]:
-    """Where an answer has what its example does not show."""
-    if answer is None or example is None:
-        return []
-    if isinstance(answer, Mapping) and isinstance(example, Mapping):
-        if where.rpartition(".")[2] in OPEN:
-            return []
-        found = [f"{where}.{name} is in no example" for name in answer.keys() - example.keys()]
-        for name in answer.keys() & example.keys():
-            found += difference(answer[name], example[name], f"{where}.{name}")
-        return found
-    if isinstance(answer, list) and isinstance(example, list):
-        return [one for row in answer[:1] for one in difference(row, example[0], f"{where}[]")] if example else []
-    return [] if type(answer) is type(example) else [f"{where}: {answer!r} is not as {example!r}"]
+def example(schema: dict[str, Any], document: dict[str, Any], where: str) -> Any:
+    """An example of a schema, made of the examples in it. Fails if a part has none."""
+    if "$ref" in schema:
+        return example(document["components"]["schemas"][schema["$ref"].rpartition("/")[2]], document, where)
+    for name in ("examples", "enum"):
+        if name in schema:
+            return schema[name][0]
+    for name in ("const", "default"):
+        if name in schema:
+            return schema[name]
+    if "anyOf" in schema:
+        is_optional = {"type": "null"} in schema["anyOf"]
+        return None if is_optional else example(schema["anyOf"][0], document, where)
+    match schema.get("type"):
+        case "object" if "properties" in schema:
+            properties = schema["properties"].items()
+            return {name: example(one, document, f"{where}.{name}") for name, one in properties}
+        case "array":
+            return [example(schema["items"], document, f"{where}[]")]
+        case "boolean":
+            return True
+        case "null":
+            return None
+    raise AssertionError(f"{where}: no example")
+
+
+def errors_of(value: Any, schema: dict[str, Any], document: dict[str, Any]) -> Iterator[str]:
+    """Where a value differs from its schema."""
+    for error in Draft202012Validator(schema | {"components": document["components"]}).iter_errors(value):
+        yield f"{error.json_path}: {error.message}"
+
+
+def schemas_with_examples(value: Any) -> Iterator[dict[str, Any]]:
+    """Every schema in the document that has examples."""
+    if isinstance(value, dict):
+        if isinstance(value.get("examples"), list):
+            yield value
+        for name, one in value.items():
+            if name != "examples":
+                yield from schemas_with_examples(one)
+    elif isinstance(value, list):
+        for one in value:
+            yield from schemas_with_examples(one)
+
+
+def closed(document: dict[str, Any]) -> dict[str, Any]:
+    """The document with objects that have no members but those that are described."""
+    document = copy.deepcopy(document)
+    for schema in document["components"]["schemas"].values():
+        if "properties" in schema:
+            schema.setdefault("additionalProperties", False)
+    return document

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from penstock.services.local.connect_worker import ConnectWorkerSettings, make_worker, worker_properties
+from penstock.services.local.connect_worker import make_worker, worker_properties
+from penstock.services.local.settings import ConnectWorkerSettings
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.settings import HttpSettings, KafkaSettings
 

@@ -13,7 +13,8 @@ from rich.console import Console
 
 from penstock.services.local.broker_config import LOG_FOLDER
 from penstock.services.local.kafka import META_PROPERTIES, EmbeddedKafka
-from penstock.services.local.up import Up, UpSettings, main, require_topics
+from penstock.services.local.settings import UpSettings
+from penstock.services.local.up import Up, main, require_topics
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.settings import HttpSettings
 from penstock.shared.streams.aggregations.aggregation import Count

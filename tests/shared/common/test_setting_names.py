@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+import importlib
+import subprocess
+import sys
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.services import settings_of_all_commands
 from penstock.services.admin.settings import AdminServiceSettings
 from penstock.services.aggregator.settings import AggregatorSettings, SessionsSettings
-from penstock.services.consumer.dlq import DlqSettings
+from penstock.services.cli import COMMANDS as CLI
 from penstock.services.consumer.settings import ConsumerServiceSettings
-from penstock.services.local.connect_worker import ConnectWorkerSettings
-from penstock.services.local.gateway import GatewaySettings
-from penstock.services.local.up import UpSettings
+from penstock.services.local.settings import ConnectWorkerSettings, GatewaySettings, UpSettings
 from penstock.services.producer.settings import ProducerServiceSettings
 from penstock.services.spark.audit.settings import AuditSettings
-from penstock.services.spark.batch.settings import BatchSettings
-from penstock.services.spark.compaction.settings import CompactSettings
+from penstock.services.spark.compaction.settings import CompactSettings, MaintenanceSettings
+from penstock.services.spark.settings import JobSettings
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.setting_names import (
     OTHER_VARIABLES,
-    SETTINGS_OF_ALL_COMMANDS,
     flag,
     paths,
     siblings,
@@ -31,19 +33,9 @@ from penstock.shared.common.setting_names import (
 from penstock.shared.common.settings import CommandSettings
 
 COMMANDS: list[type[CommandSettings]] = [
-    AdminServiceSettings,
-    AggregatorSettings,
-    AuditSettings,
-    SessionsSettings,
-    BatchSettings,
-    CompactSettings,
-    ConsumerServiceSettings,
-    DlqSettings,
-    ConnectWorkerSettings,
-    GatewaySettings,
-    ProducerServiceSettings,
-    UpSettings,
+    one for one in settings_of_all_commands() if one not in (JobSettings, MaintenanceSettings)
 ]
+"""The settings of every command. The two left out are bases of the jobs' settings."""
 NEEDED = {
     "--application": "visits",
     "--lake": "lake",
@@ -63,9 +55,32 @@ DEFAULT_PORTS = {
 }
 
 
-def test_the_names_of_all_commands_are_complete() -> None:
-    """What any command reads is listed, and nothing else: so every other name is a typing error for each of them."""
-    assert set().union(*(command.model_fields for command in COMMANDS)) == SETTINGS_OF_ALL_COMMANDS
+STARTED = [target for _, target, _, _ in CLI.values()]
+STARTED += ["penstock.services.local.gateway:main", "penstock.services.local.connect_worker:main"]
+
+
+def test_the_settings_of_all_commands_are_found() -> None:
+    """No module that is started defines settings elsewhere, so every other name is a typing error for each command."""
+    for target in STARTED:
+        importlib.import_module(target.partition(":")[0])
+    defined = {one for one in subclasses(CommandSettings) if one.__module__.startswith("penstock.services.")}
+    found = set(settings_of_all_commands())
+    assert {one.__name__ for one in defined} == {one.__name__ for one in found}
+    assert {UpSettings, ConnectWorkerSettings, SessionsSettings, CompactSettings} <= found
+
+
+def test_the_settings_of_all_commands_need_no_extra() -> None:
+    """A command whose extra is installed alone tells a typing error too."""
+    code = (
+        "import sys; from penstock.services import settings_of_all_commands as all_; assert len(list(all_())) > 9; "
+        "print(*sorted({'starlette', 'fastapi', 'uvicorn', 'pyspark', 'deltalake', 'pyarrow'} & sys.modules.keys()))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ""
+
+
+def subclasses(base: type) -> set[type]:
+    return {one for direct in base.__subclasses__() for one in (direct, *subclasses(direct))}
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -74,7 +89,7 @@ def test_every_command_passes_over_what_others_read(command: type[CommandSetting
     environ = {variable(path): "" for other in COMMANDS if other is not command for path in paths(other)}
     of_others = {name: "" for name in environ if name.split("__")[0][9:].lower() not in command.model_fields}
     assert unknown_variables(command, of_others | dict.fromkeys(OTHER_VARIABLES, "")) == []
-    assert unknown_keys(command, SETTINGS_OF_ALL_COMMANDS) == []
+    assert unknown_keys(command, {name for other in COMMANDS for name in other.model_fields}) == []
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -116,6 +131,7 @@ def test_each_service_has_a_port_of_its_own() -> None:
 @pytest.mark.parametrize(
     ("name", "said"),
     [
+        ("PENSTOCK_HTPP__PORT", "did you mean PENSTOCK_HTTP__PORT?"),
         ("PENSTOCK_KAFAK__BOOTSTRAP_SERVERS", "did you mean PENSTOCK_KAFKA__BOOTSTRAP_SERVERS?"),
         ("PENSTOCK_STREAM__LAKE", "did you mean PENSTOCK_STREAMS__LAKE?"),
         ("PENSTOCK_HTTP__PORT__X", "no such setting"),

@@ -11,7 +11,7 @@ from penstock.services.aggregator.settings import AggregatorSettings
 from penstock.services.consumer.settings import ConsumerServiceSettings
 from penstock.services.local.demo import specs
 from penstock.services.local.demo.flights import PLAN
-from penstock.services.local.gateway import GatewaySettings
+from penstock.services.local.settings import GatewaySettings
 from penstock.services.local.stack import ServiceSpec
 from penstock.shared.common.settings import ServiceSettings
 

@@ -1,0 +1,36 @@
+"""Types of the values that many routes share, each with its example for the OpenAPI document.
+
+The examples describe a cluster with the topic `flights` and the group `banks`. A response is described by a typed dict
+beside its route: type checkers hold the code to it, and FastAPI reads it for the document alone. An answer is never
+validated or serialized by it.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+Topic = Annotated[str, Field(examples=["flights"])]
+Group = Annotated[str, Field(examples=["banks"])]
+ClusterId = Annotated[str, Field(examples=["lkc-1"])]
+MemberId = Annotated[str, Field(examples=["member-1"])]
+ClientId = Annotated[str, Field(examples=["penstock"])]
+ConfigName = Annotated[str, Field(examples=["cleanup.policy"])]
+Application = Annotated[str, Field(examples=["banks"])]
+Store = Annotated[str, Field(examples=["sessions"])]
+Stage = Annotated[str, Field(examples=["process"])]
+RecordKey = Annotated[str, Field(examples=["UA"])]
+Host = Annotated[str, Field(examples=["localhost"])]
+Instance = Annotated[str, Field(examples=["host:8083"])]
+Text = Annotated[str, Field(examples=[""])]
+
+Partition = Annotated[int, Field(examples=[0])]
+Broker = Annotated[int, Field(examples=[1])]
+Port = Annotated[int, Field(examples=[9092])]
+Offset = Annotated[int, Field(examples=[17])]
+Count = Annotated[int, Field(examples=[3])]
+Lag = Annotated[int, Field(examples=[6])]
+TimeMs = Annotated[int, Field(examples=[1357016400000])]
+Rate = Annotated[float, Field(examples=[1200.0])]
+Seconds = Annotated[float, Field(examples=[12.5])]

@@ -1,0 +1,79 @@
+"""The settings of the commands of a local set-up."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import Field
+
+from penstock.api.settings import GuardedSettings, Pointer
+from penstock.services.consumer.settings import Names
+from penstock.services.local.broker_config import DEFAULT_DATA_DIR, EmbeddedKafkaSettings
+from penstock.services.producer.settings import ProducerServiceSettings
+from penstock.shared.common.points_in_time import TimeUnit
+from penstock.shared.common.settings import (
+    CommandSettings,
+    DaemonSettings,
+    HttpSettings,
+    KafkaSettings,
+    LogSettings,
+    PositiveMs,
+)
+
+
+class UpSettings(DaemonSettings):
+    """Kafka and every service on this machine."""
+
+    http: HttpSettings = HttpSettings(port=8080)
+    log: LogSettings = LogSettings(level="warning")
+    shutdown_timeout_ms: PositiveMs = Field(default=30_000, description="how long each service's shutdown may take")
+    data_dir: Path = Field(
+        default=Path(".penstock"), description="Kafka's data, the lake, connectors' files and the logs"
+    )
+    broker: EmbeddedKafkaSettings = EmbeddedKafkaSettings()
+    topic: str = Field(default="events", description="topic of the events; created with event-time configs if missing")
+    partitions: int = Field(default=4, gt=0, description="partitions of that topic if it is created")
+    key: tuple[Pointer, ...] = Field(default=("/key",), description="JSON pointers to the parts of an event's key")
+    time: Pointer | None = Field(default=None, description="JSON pointer to an event's time; default: its arrival")
+    time_unit: TimeUnit = Field(
+        default="ms", description="unit of numeric event times: s, ms, us or ns since the epoch"
+    )
+    topology: str = "penstock.services.local.topologies:sessions"
+    topology_options: dict[str, str] = Field(default={}, description="keyword arguments for the topology's function")
+    workers: int = Field(default=1, gt=0, description="the aggregator's processes, which share the topic's partitions")
+    topics: str = Field(default="sessions", description="topics that the consumer handles, comma-separated")
+    handler: str = "penstock.services.local.handlers:log_record"
+    group_id: str = "handler"
+    connect_worker: bool = Field(default=True, description="run a Connect worker as well")
+    connect_port: int = Field(
+        default=8083, ge=0, le=65_535, description="port of the Connect worker's REST, at http.host; 0: a free one"
+    )
+
+
+class GatewaySettings(ProducerServiceSettings):
+    """The one address of a local set-up."""
+
+    services: dict[str, str] = Field(
+        default={}, description="addresses of the other services by name, for the dashboard"
+    )
+    services_timeout_ms: PositiveMs = Field(default=2_000, description="how long a service may take to answer")
+
+
+class ConnectWorkerSettings(GuardedSettings):
+    """The Connect worker of a local set-up."""
+
+    connect: dict[str, str] = Field(default={}, description="settings of the worker, by Kafka Connect's names")
+    connect_files: Path | None = Field(
+        default=None, description="the folder that file connectors may use, unless connect sets connect.files.allowed"
+    )
+
+
+class DoctorSettings(CommandSettings):
+    """Checks Kafka, its topics and this machine, and reports problems with the commands that fix them."""
+
+    log: LogSettings = LogSettings(level="warning")
+    kafka: KafkaSettings = KafkaSettings(request_timeout_ms=10_000)
+    topics: Names = Field(
+        default=(), description="topics with event times, comma-separated; default: all topics are checked"
+    )
+    data_dir: Path = Field(default=DEFAULT_DATA_DIR, description="data folder of an embedded Kafka")
