@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from pydantic import Field, SecretStr
 
+import penstock.services  # noqa: F401 - registers the settings of all commands
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.settings import (
     CommandSettings,
