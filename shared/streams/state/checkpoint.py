@@ -14,19 +14,19 @@ class LogReplaced(ProducerFenced):
     """The changelog is not the one that its owner wrote to: a new topic of that name, or one that lost its end."""
 
 
-class LogPlace:
+class LogPosition:
     """The position at which an owner writes its commits, and whether others write there too.
 
     Adjacent commits prove that there was no other owner. A commit at a lower offset than the previous one's end proves
     that the log is another. `marks` are the offsets between two commits that hold no record. A negative offset means
     that the broker did not return one.
 
-    >>> place = LogPlace("id", 10, marks=1)
-    >>> place.between(entries=4, offset=14), place.between(entries=4, offset=16)
+    >>> position = LogPosition("id", 10, marks=1)
+    >>> position.between(entries=4, offset=14), position.between(entries=4, offset=16)
     (range(10, 10), range(10, 16))
-    >>> place.written(entries=4, offset=14)
+    >>> position.written(entries=4, offset=14)
     CommitPlace(topic_id='id', covered_offset=15, verified_offset=15)
-    >>> place.written(entries=4, offset=21)  # where 20 was to be: the record of another
+    >>> position.written(entries=4, offset=21)  # where 20 was to be: the record of another
     CommitPlace(topic_id='id', covered_offset=22, verified_offset=15)
     """
 

@@ -7,7 +7,7 @@ import pytest
 from penstock.shared.streams.aggregations.aggregation import Count, Sum
 from penstock.shared.streams.changelog.format import StoreSchema
 from penstock.shared.streams.dsl.builder import StreamsBuilder
-from penstock.shared.streams.state.checkpoint import CommitPlace, LogPlace, LogReplaced, layout
+from penstock.shared.streams.state.checkpoint import CommitPlace, LogPosition, LogReplaced, layout
 
 
 def schemas(gap: int = 10, name: str = "s", **more: Sum) -> tuple[StoreSchema, ...]:
@@ -24,7 +24,7 @@ def test_the_layout_is_what_the_bytes_depend_on() -> None:
 
 def test_commits_end_to_end_prove_one_owner() -> None:
     """As long as each commit begins where the last one ended, all of it is verified; after a gap nothing more is."""
-    place = LogPlace("id", 5, marks=0)
+    place = LogPosition("id", 5, marks=0)
     assert place.written(0, 5) == CommitPlace("id", 6, 6)
     assert place.written(2, 8) == CommitPlace("id", 9, 9)
     assert place.written(2, 12) == CommitPlace("id", 13, 9)
@@ -33,7 +33,7 @@ def test_commits_end_to_end_prove_one_owner() -> None:
 
 def test_a_commit_before_the_end_of_the_one_before_is_in_another_log() -> None:
     """No log that has the one before has room for it there; a place that the broker has not said tells nothing."""
-    place = LogPlace("id", 5, marks=1)
+    place = LogPosition("id", 5, marks=1)
     place.written(2, 7)
     assert place.between(2, -1) == range(9, 9)
     assert place.written(2, -1) == CommitPlace("id", 0, 8)
