@@ -205,7 +205,7 @@ class Batch:
             settings.topology,
             settings.topology_options,
             str(Path.cwd()),
-            prepared.refusal_bytes_max,
+            prepared.rejected_bytes_max,
             settings.commit_records,
             settings.commit_bytes,
         )

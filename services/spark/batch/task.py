@@ -66,7 +66,7 @@ class TaskOptions(NamedTuple):
     topology: str
     topology_options: Mapping[str, str]
     folder: str
-    refusal_bytes_max: int
+    rejected_bytes_max: int
     commit_records: int
     commit_bytes: int
 
@@ -189,7 +189,7 @@ class PartitionBatch:
         attempt = 0 if context is None else context.attemptNumber()
         instance = f"batch-{socket.gethostname()}-{os.getpid()}-{attempt}"
         self._changelog = ChangelogPartition(
-            options.kafka, self._streams, partition, instance, SYSTEM_CLOCK, options.refusal_bytes_max
+            options.kafka, self._streams, partition, instance, SYSTEM_CLOCK, options.rejected_bytes_max
         )
         self._group = GroupMetadata(self._streams.application_id)
         self._task: StreamTask

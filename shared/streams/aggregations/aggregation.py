@@ -167,18 +167,18 @@ class OfField(Aggregation[State]):
         except (KeyError, TypeError, AttributeError):
             raise DataError(f"{self.function}({self.field!r}): the value has no field {self.field!r}") from None
 
-    def _as_number(self, got: Any, type_: NumberType) -> float | int:
+    def _as_number(self, value: Any, type_: NumberType) -> float | int:
         """Return a field's value as a number of this type. Raises DataError if it is none."""
-        if not isinstance(got, int | float):
-            raise DataError(f"{self.function}({self.field!r}): {got!r} is not a number")
+        if not isinstance(value, int | float):
+            raise DataError(f"{self.function}({self.field!r}): {value!r} is not a number")
         if type_ == "float64":
             try:
-                return float(got)
+                return float(value)
             except OverflowError:
                 raise DataError(f"{self.function}({self.field!r}): the integer does not fit into a float64") from None
-        if not isinstance(got, int):
-            raise DataError(f"{self.function}({self.field!r}): {got!r} is not an integer")
-        return self._in_64_bits(int(got))
+        if not isinstance(value, int):
+            raise DataError(f"{self.function}({self.field!r}): {value!r} is not an integer")
+        return self._in_64_bits(int(value))
 
     def _in_64_bits(self, number: int) -> int:
         if not INT64_MIN <= number <= INT64_MAX:
@@ -217,14 +217,14 @@ class _OfNumber(OfField[Number]):
 
     def number(self, value: Any) -> float | int | None:
         """Return the record's number, None if it has none. Raises DataError for another type."""
-        got = self._value(value)
-        if got is None:
+        field_value = self._value(value)
+        if field_value is None:
             return None
-        return self._as_number(got, self.type) + 0  # -0.0 becomes 0.0, so that there is one zero
+        return self._as_number(field_value, self.type) + 0  # -0.0 becomes 0.0, so that there is one zero
 
     def add(self, state: Number, value: Any) -> Number:
-        got = self.number(value)
-        return state if got is None else self.merge(state, (got, 1))
+        number = self.number(value)
+        return state if number is None else self.merge(state, (number, 1))
 
     def merge(self, earlier: Number, later: Number) -> Number:
         if later[1] == 0:
@@ -306,14 +306,14 @@ class CountDistinct(OfField["datasketches.hll_sketch"]):
         return datasketches.hll_sketch(DISTINCT_LG_K)
 
     def add(self, state: datasketches.hll_sketch, value: Any) -> datasketches.hll_sketch:
-        got = self._item(value)
-        if got is not None:
-            state.update(got)
+        item = self._item(value)
+        if item is not None:
+            state.update(item)
         return state
 
     def _item(self, value: Any) -> str | int | float | None:
-        got = self._value(value)
-        item = got if got is None or isinstance(got, str | int | float) else str(got)
+        field_value = self._value(value)
+        item = field_value if field_value is None or isinstance(field_value, str | int | float) else str(field_value)
         if item == "":
             return EMPTY_TEXT
         try:

@@ -33,11 +33,11 @@ COLLECT_LIMIT = 1_000  # the default number of values of one window; all of them
 
 _decode = msgspec.json.decode  # a Decoder cannot be pickled for Spark's workers
 
-Kept = tuple[int, Any]
+TimedValue = tuple[int, Any]
 """A timestamp and its value; the value is None if there is none yet."""
 
 
-class _ByTime(OfField[Kept]):
+class _ByTime(OfField[TimedValue]):
     """State: one value and its time. `type` is that of a field of numbers, None if the field may be anything."""
 
     type: NumberType | None = None
@@ -56,22 +56,22 @@ class _ByTime(OfField[Kept]):
     def result_type(self) -> ResultType:
         return self.type or "json"
 
-    def initial(self) -> Kept:
+    def initial(self) -> TimedValue:
         return (-1, None)
 
-    def add(self, state: Kept, value: Any) -> Kept:
+    def add(self, state: TimedValue, value: Any) -> TimedValue:
         """Add a value as if all records had the same timestamp."""
         return self.add_at(state, value, 0)
 
-    def add_at(self, state: Kept, value: Any, timestamp_ms: int) -> Kept:
+    def add_at(self, state: TimedValue, value: Any, timestamp_ms: int) -> TimedValue:
         return self.merge(state, (timestamp_ms, self._value(value) if self.type is None else self.number(value)))
 
     def number(self, value: Any) -> float | int | None:
         """Return the record's number, for a field of numbers. Raises DataError for another type."""
-        got = self._value(value)
-        return got if got is None or self.type is None else self._as_number(got, self.type)
+        field_value = self._value(value)
+        return field_value if field_value is None or self.type is None else self._as_number(field_value, self.type)
 
-    def merge(self, earlier: Kept, later: Kept) -> Kept:
+    def merge(self, earlier: TimedValue, later: TimedValue) -> TimedValue:
         if later[1] is None:
             return earlier
         return later if earlier[1] is None or self._replaces(later[0], earlier[0]) else earlier
@@ -79,17 +79,17 @@ class _ByTime(OfField[Kept]):
     @abstractmethod
     def _replaces(self, new_ms: int, old_ms: int) -> bool: ...
 
-    def to_columns(self, state: Kept) -> tuple[ColumnValue, ...]:
+    def to_columns(self, state: TimedValue) -> tuple[ColumnValue, ...]:
         if self.type is not None:
             return (state[0], 0 if state[1] is None else state[1])
         return (state[0], b"" if state[1] is None else msgspec.json.encode(state[1]))
 
-    def from_columns(self, columns: Sequence[Any]) -> Kept:
+    def from_columns(self, columns: Sequence[Any]) -> TimedValue:
         if self.type is not None:
             return (int(columns[0]), columns[1] if columns[0] >= 0 else None)
         return (int(columns[0]), _decode(columns[1]) if columns[1] else None)
 
-    def result(self, state: Kept) -> Any:
+    def result(self, state: TimedValue) -> Any:
         return state[1]
 
 
@@ -132,8 +132,8 @@ class _Collect(OfField[Collected]):
         return ((), 0)
 
     def add(self, state: Collected, value: Any) -> Collected:
-        got = self._value(value)
-        return state if got is None else self.merge(state, ((got,), 1))
+        field_value = self._value(value)
+        return state if field_value is None else self.merge(state, ((field_value,), 1))
 
     @abstractmethod
     def merge(self, earlier: Collected, later: Collected) -> Collected: ...
@@ -157,8 +157,8 @@ class CollectList(_Collect):
     function = "collect_list"
 
     def merge(self, earlier: Collected, later: Collected) -> Collected:
-        room = self.limit - len(earlier[0])
-        return (earlier[0] + later[0][:room] if room > 0 else earlier[0], earlier[1] + later[1])
+        capacity = self.limit - len(earlier[0])
+        return (earlier[0] + later[0][:capacity] if capacity > 0 else earlier[0], earlier[1] + later[1])
 
 
 class CollectSet(_Collect):

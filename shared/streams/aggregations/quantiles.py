@@ -42,19 +42,19 @@ class Quantiles(OfField["Sketch"]):
         return kll_doubles_sketch(KLL_K)
 
     def add(self, state: Sketch, value: Any) -> Sketch:
-        got = self._number(value)
-        if got is not None:
-            state.update(got)
+        number = self._number(value)
+        if number is not None:
+            state.update(number)
         return state
 
     def _number(self, value: Any) -> float | None:
-        got = self._value(value)
-        if got is None:
+        field_value = self._value(value)
+        if field_value is None:
             return None
-        if not isinstance(got, int | float):
-            raise DataError(f"{self.function}({self.field!r}): {got!r} is not a number")
+        if not isinstance(field_value, int | float):
+            raise DataError(f"{self.function}({self.field!r}): {field_value!r} is not a number")
         try:
-            return float(got)
+            return float(field_value)
         except OverflowError:
             raise DataError(f"{self.function}({self.field!r}): the integer does not fit into a float64") from None
 

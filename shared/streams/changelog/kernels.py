@@ -28,9 +28,9 @@ NUMBERS = 9
 `CLOSED_AT` the number of windows it missed, and `STATE_BYTES` is NO_STATE if it has no state."""
 NO_STATE = -1
 
-# --- where a reader is in a batch ---
+# --- the counters of a reader in a batch ---
 AT, FORCE, PENDING, FIRST_PENDING, COMMITS, CONFIRMED, IGNORED, FOREIGN_RECORDS = range(8)
-CURSOR = 8
+COUNTERS = 8
 """The next record; the epoch in force; the number of entries that wait for a commit, without those of earlier batches,
 and the first of them; the numbers of confirmed commits and changes, of ignored records, and of foreign records."""
 
@@ -96,50 +96,57 @@ def parse(data, offsets, lengths, key_lengths, numbers):
 
 
 @compiled
-def settle(numbers, count, confirmed, commits, cursor):
-    """Apply the reader's rule from `places[AT]` up to `count`; return why it stops.
+def settle(numbers, count, confirmed, commits, counters):
+    """Apply the reader's rule from `counters[AT]` up to `count`; return why it stops.
 
     The indexes of confirmed changes go to `confirmed`. For each commit, the index of its progress record and the number
     of changes confirmed with it and before go to `commits`.
+
+    There are four cases for a record:
+    1. A foreign record is counted and skipped.
+    2. A takeover with a higher epoch stops the loop, so that the caller sets the epoch in force. Others have no effect.
+    3. A change of the epoch in force waits for its commit. Any other change is ignored, because a zombie wrote it.
+    4. A progress record of the epoch in force confirms the waiting changes with its commit number. The other waiting
+       changes are of commits that failed.
     """
-    for i in range(cursor[AT], count):
-        cursor[AT] = i
+    for i in range(counters[AT], count):
+        counters[AT] = i
         operation, epoch = numbers[i, OPERATION], numbers[i, EPOCH]
         if operation == FOREIGN:
-            cursor[FOREIGN_RECORDS] += 1
+            counters[FOREIGN_RECORDS] += 1
             continue
-        force = cursor[FORCE]
+        force = counters[FORCE]
         if operation == TAKEOVER:
             if epoch > force:
                 return BEGINS
             continue
         if operation != PROGRESS:
-            if epoch != force or force == 0:
-                cursor[IGNORED] += 1
+            if epoch != force or force == 0:  # 0: no takeover record yet, so nothing counts
+                counters[IGNORED] += 1
             else:
-                if cursor[PENDING] == 0:
-                    cursor[FIRST_PENDING] = i
-                cursor[PENDING] += 1
+                if counters[PENDING] == 0:
+                    counters[FIRST_PENDING] = i
+                counters[PENDING] += 1
             continue
-        if epoch > force:
+        if epoch > force:  # its takeover record is missing: the log has lost records
             return LOST
         if epoch < force or force == 0:
-            cursor[IGNORED] += 1
+            counters[IGNORED] += 1
             continue
-        if cursor[PENDING] > 0:
-            found = cursor[CONFIRMED]
-            for j in range(cursor[FIRST_PENDING], i):
+        if counters[PENDING] > 0:
+            found = counters[CONFIRMED]
+            for j in range(counters[FIRST_PENDING], i):
                 other = numbers[j, OPERATION]
                 if other in (FOREIGN, TAKEOVER, PROGRESS) or numbers[j, EPOCH] != force:
                     continue
                 if numbers[j, COMMIT] == numbers[i, COMMIT]:
                     confirmed[found] = j
                     found += 1
-            cursor[IGNORED] += cursor[PENDING] - (found - cursor[CONFIRMED])
-            cursor[CONFIRMED], cursor[PENDING] = found, 0
-        commits[cursor[COMMITS], 0], commits[cursor[COMMITS], 1] = i, cursor[CONFIRMED]
-        cursor[COMMITS] += 1
-    cursor[AT] = count
+            counters[IGNORED] += counters[PENDING] - (found - counters[CONFIRMED])
+            counters[CONFIRMED], counters[PENDING] = found, 0
+        commits[counters[COMMITS], 0], commits[counters[COMMITS], 1] = i, counters[CONFIRMED]
+        counters[COMMITS] += 1
+    counters[AT] = count
     return DONE
 
 

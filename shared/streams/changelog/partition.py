@@ -69,7 +69,7 @@ TAKEOVER_ATTEMPTS_MAX = 10
 Bulk = list[ProducerRecord] | RecordColumns
 
 
-class RecordRefused(DataError):
+class RecordRejected(DataError):
     """The producer or the broker rejects one of a commit's records, although it was measured."""
 
     def __init__(self, record: ProducerRecord, partition: int | None, bytes_max: int, reason: BaseException) -> None:
@@ -84,7 +84,9 @@ class RecordRefused(DataError):
         )
 
 
-def _refused(records: Bulk, results: list[RecordMetadata | Exception]) -> tuple[ProducerRecord, Exception] | None:
+def _rejected_record(
+    records: Bulk, results: list[RecordMetadata | Exception]
+) -> tuple[ProducerRecord, Exception] | None:
     """Return the record that explains a rejection; a broker rejects a whole batch, of which the rest is valid."""
     pairs = list(zip(records, results, strict=True))
     large = [(r, e) for r, e in pairs if isinstance(e, RecordTooLarge)]
@@ -104,7 +106,7 @@ class ChangelogPartition:
         partition: int,
         instance: str,
         clock: Clock = SYSTEM_CLOCK,
-        refusal_bytes_max: int = 0,
+        rejected_bytes_max: int = 0,
         metrics: RestoreMetrics | None = None,
     ) -> None:
         self._kafka = kafka
@@ -112,7 +114,7 @@ class ChangelogPartition:
         self._instance = instance
         self._clock = clock
         self.topic_partition = TopicPartition(settings.changelog_topic, partition)
-        self._place: LogPosition
+        self._log_position: LogPosition
         self._epoch: int
         self._metrics = metrics
         self.progress: RestoreProgress | None = None
@@ -125,7 +127,7 @@ class ChangelogPartition:
                 transactional_id=transactional,
                 transaction_timeout_ms=settings.transaction_timeout_ms,
                 # Outputs and entries are measured when they are made; a rejected record must fit as it came.
-                max_request_size=max(settings.max_request_size + REFUSAL_BYTES_MAX, refusal_bytes_max),
+                max_request_size=max(settings.max_request_size + REFUSAL_BYTES_MAX, rejected_bytes_max),
                 batch_size=PRODUCER_BATCH_BYTES,
                 linger_ms=0,
             ),
@@ -194,7 +196,7 @@ class ChangelogPartition:
                     self._others(len(entries) - 1, before)
             last = await self._write(progress)  # it confirms the entries, so all of them must be written before
             await self._require_in_force(self._others(len(entries), last))
-        return self._place.written(len(entries), last.offset)
+        return self._log_position.written(len(entries), last.offset)
 
     # --- restore ---
 
@@ -216,12 +218,12 @@ class ChangelogPartition:
         restoring.finish(epoch)
         self._epoch = epoch
         marks = 1 if self.exactly_once else 0  # a transaction's end takes an offset
-        self._place = LogPosition(restoring.topic_id, metadata.offset + 1 + marks, marks)
+        self._log_position = LogPosition(restoring.topic_id, metadata.offset + 1 + marks, marks)
 
     def _others(self, entries: int, last: RecordMetadata) -> range:
         """Return the offsets at which others may have written before a commit. Raises LogReplaced for another log."""
         try:
-            return self._place.between(entries, last.offset)
+            return self._log_position.between(entries, last.offset)
         except LogReplaced as e:
             raise LogReplaced(f"{self.topic_partition}: {e}") from None
 
@@ -232,7 +234,7 @@ class ChangelogPartition:
         """
         if not others:
             return
-        was, now = self._place.topic_id, await fetch_topic_id(self._kafka, self.topic_partition.topic)
+        was, now = self._log_position.topic_id, await fetch_topic_id(self._kafka, self.topic_partition.topic)
         if now != was:
             raise LogReplaced(f"{self.topic_partition}: the topic was made again: its id was {was}, is {now}")
         async with changelog_consumer(self._kafka, "read_uncommitted") as consumer:
@@ -259,12 +261,12 @@ class ChangelogPartition:
         deliveries = [(bulk, await self._producer.send_many(bulk)) for bulk in bulks if len(bulk)]
         errors = [await delivery.first_error() for _, delivery in deliveries]
         for (bulk, delivery), error in zip(deliveries, errors, strict=True):
-            if error is not None and (found := _refused(bulk, await delivery)) is not None:
+            if error is not None and (found := _rejected_record(bulk, await delivery)) is not None:
                 record, reason = found
                 partition = record.partition
                 if partition is None and record.key is not None:
                     partition = partition_of(record.key, await self._producer.partitions_for(record.topic))
-                raise RecordRefused(record, partition, self._settings.max_request_size, reason) from reason
+                raise RecordRejected(record, partition, self._settings.max_request_size, reason) from reason
         for error in errors:
             if error is not None:
                 raise error

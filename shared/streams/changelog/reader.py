@@ -83,17 +83,17 @@ class Confirmed:
     def __len__(self) -> int:
         return len(self.offsets)
 
-    def at(self, places: NDArray[np.int64] | NDArray[np.bool_]) -> Confirmed:
+    def at(self, indexes: NDArray[np.int64] | NDArray[np.bool_]) -> Confirmed:
         """Return the changes at these indexes, without the commits."""
         return Confirmed(
-            self.operations[places],
-            self.numbers[places],
-            self.keys.at(places),
-            self.starts[places],
-            self.ends[places],
-            self.closed_at[places],
-            self.states.at(places),
-            self.offsets[places],
+            self.operations[indexes],
+            self.numbers[indexes],
+            self.keys.at(indexes),
+            self.starts[indexes],
+            self.ends[indexes],
+            self.closed_at[indexes],
+            self.states.at(indexes),
+            self.offsets[indexes],
             self.stores,
         )
 
@@ -157,22 +157,22 @@ class _Batch:
         self.keys = keys
         self.values = values
         self.numbers = np.zeros((len(offsets), k.NUMBERS), np.int64)
-        places = (values.data, values.offsets, values.lengths)
-        self.count = int(k.parse(*places, keys.lengths, self.numbers))
+        packed = (values.data, values.offsets, values.lengths)
+        self.count = int(k.parse(*packed, keys.lengths, self.numbers))
         self.progress: dict[int, Progress] = {}
         self.error: CorruptEntry | None = None
         if self.count < len(offsets):
             self.error = CorruptEntry(int(offsets[self.count]), self._reason(self.count))
-        for place in np.flatnonzero(self.numbers[: self.count, k.OPERATION] == k.PROGRESS).tolist():
+        for index in np.flatnonzero(self.numbers[: self.count, k.OPERATION] == k.PROGRESS).tolist():
             try:  # decoded whether it counts or not, as every other record is
-                self.progress[place] = fmt.decode_progress(self.body(place))
+                self.progress[index] = fmt.decode_progress(self.body(index))
             except CorruptRecord as e:
-                self.count, self.error = place, CorruptEntry(int(offsets[place]), str(e))
+                self.count, self.error = index, CorruptEntry(int(offsets[index]), str(e))
                 break
 
-    def body(self, place: int) -> bytes:
+    def body(self, index: int) -> bytes:
         """Return the bytes after the envelope."""
-        return (self.values[place] or b"")[fmt.ENVELOPE.size :]
+        return (self.values[index] or b"")[fmt.ENVELOPE.size :]
 
     def confirmed(self, rows: Int64Array, stores: tuple[StoreSchema, ...], commits: tuple[Commit, ...]) -> Confirmed:
         """Return the entries at these indexes."""
@@ -197,9 +197,9 @@ class _Batch:
         rows = np.flatnonzero(is_entry & (own[:, k.EPOCH] == epoch))
         return rows + first, own[rows, k.COMMIT]
 
-    def _reason(self, place: int) -> str:
+    def _reason(self, index: int) -> str:
         try:
-            entry = fmt.decode(self.values[place])
+            entry = fmt.decode(self.values[index])
         except CorruptRecord as e:
             return str(e)
         return f"an entry {entry.operation!r} for store {entry.store} without a key"
@@ -246,8 +246,8 @@ class ChangelogReader:
         """
         if self.epoch < fmt.EPOCH_MAX:
             return self.epoch + 1
-        offset, said = self.takeover_offset, f"a changelog record of epoch {self.epoch}: no owner can go above it"
-        raise CorruptRecord(f"what came before has {said}") if offset is None else CorruptEntry(offset, said)
+        offset, reason = self.takeover_offset, f"a changelog record of epoch {self.epoch}: no owner can go above it"
+        raise CorruptRecord(f"what came before has {reason}") if offset is None else CorruptEntry(offset, reason)
 
     def feed_record(self, offset: int, key: bytes | None, value: bytes | None) -> None:
         """As `feed`, for one record."""
@@ -263,36 +263,36 @@ class ChangelogReader:
             return
         batch = _Batch(offsets, PackedBytes.of(keys), PackedBytes.of(values))
         confirmed, ends = np.empty(batch.count, np.int64), np.empty((len(batch.progress), 2), np.int64)
-        places = np.zeros(k.CURSOR, np.int64)
-        places[k.FORCE] = self.epoch
+        counters = np.zeros(k.COUNTERS, np.int64)
+        counters[k.FORCE] = self.epoch
         held, self._pending = self._pending, []
         error: Exception | None = batch.error
-        while (why := k.settle(batch.numbers, batch.count, confirmed, ends, places)) != k.DONE:
-            place = int(places[k.AT])
-            epoch = int(batch.numbers[place, k.EPOCH])
-            if why == k.LOST:
+        while (stop_reason := k.settle(batch.numbers, batch.count, confirmed, ends, counters)) != k.DONE:
+            index = int(counters[k.AT])
+            epoch = int(batch.numbers[index, k.EPOCH])
+            if stop_reason == k.LOST:
                 reason = fmt.without_takeover(epoch, self.epoch)
-                batch.count, error = place, CorruptEntry(int(offsets[place]), reason)
+                batch.count, error = index, CorruptEntry(int(offsets[index]), reason)
                 break
-            self.epoch, self.takeover_offset = epoch, int(offsets[place])
-            places[k.FORCE], places[k.AT] = epoch, place + 1
-            places[k.IGNORED] += places[k.PENDING]
-            places[k.PENDING] = 0
-            if not places[k.COMMITS]:
+            self.epoch, self.takeover_offset = epoch, int(offsets[index])
+            counters[k.FORCE], counters[k.AT] = epoch, index + 1
+            counters[k.IGNORED] += counters[k.PENDING]
+            counters[k.PENDING] = 0
+            if not counters[k.COMMITS]:
                 self.entries_ignored += sum(len(entries) for entries, _ in held)
                 held = []
-        self._count(batch, places)
-        if places[k.COMMITS]:
-            self._hand_out(batch, confirmed, ends[: places[k.COMMITS]], held)
+        self._count(batch, counters)
+        if counters[k.COMMITS]:
+            self._hand_out(batch, confirmed, ends[: counters[k.COMMITS]], held)
             held = []
-        self._hold(batch, places, held)
+        self._hold(batch, counters, held)
         if error is not None:
             raise error
 
-    def _count(self, batch: _Batch, places: Int64Array) -> None:
-        self.entries_ignored += int(places[k.IGNORED])
-        if places[k.FOREIGN_RECORDS]:
-            self.foreign_records += int(places[k.FOREIGN_RECORDS])
+    def _count(self, batch: _Batch, counters: Int64Array) -> None:
+        self.entries_ignored += int(counters[k.IGNORED])
+        if counters[k.FOREIGN_RECORDS]:
+            self.foreign_records += int(counters[k.FOREIGN_RECORDS])
             if self.first_foreign_offset is None:
                 first = np.flatnonzero(batch.numbers[: batch.count, k.OPERATION] == k.FOREIGN)[0]
                 self.first_foreign_offset = int(batch.offsets[first])
@@ -302,21 +302,21 @@ class ChangelogReader:
     ) -> None:
         """Apply the commits that end in the batch; consecutive ones under the same stores are applied at once."""
         first, commits = 0, list[Commit]()
-        for number, (place, end) in enumerate(ends.tolist()):
-            progress, epoch = batch.progress[place], int(batch.numbers[place, k.EPOCH])
+        for number, (index, end) in enumerate(ends.tolist()):
+            progress, epoch = batch.progress[index], int(batch.numbers[index, k.EPOCH])
             if commits and progress.stores != commits[-1].progress.stores:
                 self._apply_commits(batch, confirmed[first : first + commits[-1].changes], commits)
                 first, commits = first + commits[-1].changes, []
             if not commits and self._stores is not None:
                 check_schema(progress.stores, self._stores)
             if number == 0 and held:
-                parts = self._of_commit(held, int(batch.numbers[place, k.COMMIT]), progress.stores)
+                parts = self._of_commit(held, int(batch.numbers[index, k.COMMIT]), progress.stores)
                 _require_stores(
                     batch.numbers[confirmed[:end], k.STORE], batch.offsets[confirmed[:end]], progress.stores
                 )
                 for part in parts:
                     self._apply_all(part)
-            commits.append(Commit(int(batch.offsets[place]), epoch, progress, end - first))
+            commits.append(Commit(int(batch.offsets[index]), epoch, progress, end - first))
         self._apply_commits(batch, confirmed[first : first + commits[-1].changes], commits)
 
     def _of_commit(
@@ -349,10 +349,10 @@ class ChangelogReader:
         if confirmed.commits:
             self.progress = confirmed.commits[-1].progress
 
-    def _hold(self, batch: _Batch, places: Int64Array, held: list[tuple[Confirmed, Int64Array]]) -> None:
+    def _hold(self, batch: _Batch, counters: Int64Array, held: list[tuple[Confirmed, Int64Array]]) -> None:
         if batch.count:
             self.next_offset = int(batch.offsets[batch.count - 1]) + 1
-        waiting, first = int(places[k.PENDING]), int(places[k.FIRST_PENDING])
+        waiting, first = int(counters[k.PENDING]), int(counters[k.FIRST_PENDING])
         if not held and batch.count:
             if not waiting:
                 self.covered_offset = self.next_offset
@@ -366,8 +366,8 @@ class ChangelogReader:
 
 def _require_stores(numbers: Int64Array, offsets: Int64Array, stores: tuple[StoreSchema, ...]) -> None:
     """Raise CorruptEntry for the first entry with a store number that the commit's stores do not have."""
-    for place in np.flatnonzero(numbers >= len(stores)):
-        raise CorruptEntry(int(offsets[place]), f"an entry for store {numbers[place]}; there are {len(stores)} stores")
+    for index in np.flatnonzero(numbers >= len(stores))[:1]:
+        raise CorruptEntry(int(offsets[index]), f"an entry for store {numbers[index]}; there are {len(stores)} stores")
 
 
 def compile_kernels() -> None:
@@ -411,11 +411,13 @@ def check_schema(stored: tuple[StoreSchema, ...], own: tuple[StoreSchema, ...]) 
     if len(stored) != len(own):
         raise SchemaMismatch(f"{_other_stores(stored, own)}. {STORES_STAY}")
     for number, (old, new) in enumerate(zip(stored, own, strict=True)):
-        for what in ("name", "kind", "key", "source", "gap_ms", "size_ms", "advance_ms"):
-            if getattr(old, what) != getattr(new, what):
-                said = f"store {number}: {what} was {getattr(old, what)!r}, is now {getattr(new, what)!r}"
-                is_renamed = what == "source" and old.source.endswith(REPARTITION_SUFFIX)
-                raise SchemaMismatch(f"{said}. {f'If a key_by has no name: {RENAMED}' if is_renamed else WINDOWS_STAY}")
+        for field in ("name", "kind", "key", "source", "gap_ms", "size_ms", "advance_ms"):
+            if getattr(old, field) != getattr(new, field):
+                difference = f"store {number}: {field} was {getattr(old, field)!r}, is now {getattr(new, field)!r}"
+                is_renamed = field == "source" and old.source.endswith(REPARTITION_SUFFIX)
+                raise SchemaMismatch(
+                    f"{difference}. {f'If a key_by has no name: {RENAMED}' if is_renamed else WINDOWS_STAY}"
+                )
         if changed := changed_aggregations(old, new):
             raise SchemaMismatch(
                 f"store {old.name!r}: the aggregations changed: {', '.join(changed)}. {AGGREGATIONS_STAY}"

@@ -69,17 +69,17 @@ def _replay(store: WindowStore, schema: StoreSchema, changes: Confirmed, written
     codec, names = _codec(written), [column.name for column in written.state_columns()]
     is_live = changes.operations == LIVE[0]
 
-    def read(places: Int64Array) -> list[Any]:
+    def read(indexes: Int64Array) -> list[Any]:
         all_live = unpack_many(codec, changes.states.at(is_live))  # a state that a later one replaces must be valid too
-        own = np.flatnonzero(is_live).searchsorted(places)
+        own = np.flatnonzero(is_live).searchsorted(indexes)
         columns = dict(zip(names, all_live, strict=True))
         return [_chosen(columns[column.name], own) for column in schema.state_columns()]
 
     store.replay(changes.keys, changes.starts, changes.ends, is_live, read)
 
 
-def _chosen(column: Any, places: Int64Array) -> Any:
-    return column[places] if isinstance(column, np.ndarray) else [column[place] for place in places.tolist()]
+def _chosen(column: Any, indexes: Int64Array) -> Any:
+    return column[indexes] if isinstance(column, np.ndarray) else [column[index] for index in indexes.tolist()]
 
 
 def restore_change(task: StreamTask, change: Change) -> None:
@@ -138,8 +138,8 @@ def _replay_rows(task: StreamTask, store: WindowStore, schema: StoreSchema, batc
             key.decode()
     aggregations = task.topology.stores[schema.name].aggregations
 
-    def read(places: Int64Array) -> list[Any]:
-        live = batch if len(places) == batch.num_rows else batch.take(pa.array(places))
+    def read(indexes: Int64Array) -> list[Any]:
+        live = batch if len(indexes) == batch.num_rows else batch.take(pa.array(indexes))
         return [_values(column) for column in _whole(live, schema, aggregations)]
 
     is_live = batch.column("live").to_numpy(zero_copy_only=False)

@@ -46,7 +46,7 @@ from penstock.shared.streams.state.local_restore import (
     check_overtaken,
     discard,
     is_takeover_above,
-    refusal,
+    mismatch,
     take_up,
     write_restored,
 )
@@ -152,7 +152,7 @@ class Restoring:
         self.at = TopicPartition(settings.changelog_topic, task.partition)
         self.reader = ChangelogReader(partial(restore_changes, task), stores=task.topology.schemas())
         self.topic_id: str | None = None
-        self._kept: Checkpoint | None = None
+        self._checkpoint: Checkpoint | None = None
         self._applied_before = self._foreign_before = 0
 
     def __repr__(self) -> str:
@@ -172,7 +172,7 @@ class Restoring:
         consumer.assign([self.at])
         reader = self.reader
         start = await self._find_start(consumer) if reader.next_offset is None else await self._go_on(consumer)
-        if self._kept is None or start == self._kept.covered_offset:
+        if self._checkpoint is None or start == self._checkpoint.covered_offset:
             reader.next_offset = start
         consumer.seek(self.at, start)
         return (await consumer.end_offsets([self.at]))[self.at]
@@ -246,25 +246,25 @@ class Restoring:
         try:
             return self.reader.next_epoch
         except CorruptEntry as e:
-            raise self._refused(e) from e
+            raise self._corrupt_record(e) from e
         except CorruptRecord as e:
             raise CorruptRecord(f"{self.at}: {e}. Start afresh (`penstock streams reset`)") from e
 
     # --- inside ---
 
-    def _refused(self, e: CorruptEntry) -> CorruptRecord:
+    def _corrupt_record(self, e: CorruptEntry) -> CorruptRecord:
         return CorruptRecord(f"{self.at} at offset {e.offset}: {e.reason}. {WAYS_OUT}")
 
     def _feed(self, columns: Columns) -> int:
-        reader, kept = self.reader, self._kept
-        covered = 0 if kept is None else int(columns.offsets.searchsorted(kept.covered_offset))
+        reader, checkpoint = self.reader, self._checkpoint
+        covered = 0 if checkpoint is None else int(columns.offsets.searchsorted(checkpoint.covered_offset))
         try:
-            if kept is not None and covered:
+            if checkpoint is not None and covered:
                 for offset, value in zip(columns.offsets[:covered].tolist(), columns.values[:covered], strict=True):
-                    check_overtaken(kept, offset, value)
+                    check_overtaken(checkpoint, offset, value)
             reader.feed(columns.offsets[covered:], columns.keys[covered:], columns.values[covered:])
         except CorruptEntry as e:
-            raise self._refused(e) from e
+            raise self._corrupt_record(e) from e
         self.report.changelog_records += len(columns)
         if self.task.local is not None and self.task.local.is_full:
             self.write()
@@ -272,9 +272,9 @@ class Restoring:
 
     async def _find_start(self, consumer: Consumer) -> int:
         self.topic_id = await fetch_topic_id(self._kafka, self.at.topic)
-        self._kept = await self._take_up_local(consumer)
-        if self._kept is not None:
-            return self._kept.verified_offset
+        self._checkpoint = await self._take_up_local(consumer)
+        if self._checkpoint is not None:
+            return self._checkpoint.verified_offset
         covered = await self._load_snapshot()
         first = (await consumer.beginning_offsets([self.at]))[self.at]
         end = (await consumer.end_offsets([self.at]))[self.at]
@@ -308,7 +308,7 @@ class Restoring:
             return None
         first = (await consumer.beginning_offsets([self.at]))[self.at]
         end = (await consumer.end_offsets([self.at]))[self.at]
-        if (reason := refusal(found, self.topic_id, first, end)) is not None:
+        if (reason := mismatch(found, self.topic_id, first, end)) is not None:
             discard(local, reason)
             reader.epoch, reader.progress = 0, None
             return None

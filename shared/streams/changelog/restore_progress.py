@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 log = get_logger(__name__)
 
-SAY_INTERVAL_MS = 5_000
+LOG_INTERVAL_MS = 5_000
 
 
 class RestoreProgress:
@@ -31,7 +31,7 @@ class RestoreProgress:
         self._partition = partition
         self._metrics = metrics
         self._first: tuple[int, int] | None = None
-        self._said_ms = 0
+        self._logged_at_ms = 0
         self.remaining_records: int | None = None
         self.records_per_second: int | None = None
         self.eta_ms: int | None = None
@@ -44,7 +44,7 @@ class RestoreProgress:
     def moved(self, position: int, end: int, now_ms: int) -> None:
         """Set the next offset to read, `position`, and the offset of completion, `end`; `now_ms` is monotonic."""
         if self._first is None:
-            self._first, self._said_ms = (position, now_ms), now_ms
+            self._first, self._logged_at_ms = (position, now_ms), now_ms
         first, since_ms = self._first
         self.remaining_records = max(0, end - position)
         if now_ms > since_ms and position > first:
@@ -54,8 +54,8 @@ class RestoreProgress:
             self.eta_ms = 0
         if self._metrics is not None:
             self._metrics.progress(self._partition, self.remaining_records, self.records_per_second, self.eta_ms)
-        if now_ms - self._said_ms >= SAY_INTERVAL_MS and self.remaining_records:
-            self._said_ms = now_ms
+        if now_ms - self._logged_at_ms >= LOG_INTERVAL_MS and self.remaining_records:
+            self._logged_at_ms = now_ms
             log.info("state is being restored", partition=self._partition, position=position, **self.describe())
 
     def describe(self) -> dict[str, int | None]:

@@ -42,9 +42,9 @@ def encode_rows(builder: StoreBuilder, number: int, changes: Changes, epoch: int
         except Exception as e:
             raise ProcessingFailed(_encoding_error(builder.schema.name, row.key, row.start, row.end, e)) from e
 
-    gone = [(_key(key), encode_deleted(number, epoch, commit, start)) for key, start in changes.deleted]
+    deleted = [(_key(key), encode_deleted(number, epoch, commit, start)) for key, start in changes.deleted]
     live = [(_key(s.key), encode_live(number, epoch, commit, s.start, s.end, state(s))) for s in changes.live]
-    return Entries.of([*gone, *live])
+    return Entries.of([*deleted, *live])
 
 
 def _key(key: str | bytes) -> bytes:

@@ -25,7 +25,7 @@ from penstock.shared.common.errors import (
 from penstock.shared.common.log import get_logger
 from penstock.shared.common.metrics import histogram
 from penstock.shared.common.records import TopicPartition
-from penstock.shared.streams.changelog.partition import RecordRefused
+from penstock.shared.streams.changelog.partition import RecordRejected
 from penstock.shared.streams.runtime.owned_task import OwnedTask
 from penstock.shared.streams.runtime.source_offsets import own_offset
 from penstock.shared.streams.settings import StreamsSettings
@@ -161,7 +161,7 @@ class TaskCommits:
             raise commit
         try:
             place = await owned.changelog.commit(commit, consumer.group_metadata())
-        except RecordRefused as e:
+        except RecordRejected as e:
             before = ", ".join(f"{topic}-{task.partition}@{to}" for topic, to in sorted(commit.sources.items()))
             raise ProcessingFailed(f"the commit of what lies before {before}: {e}") from e
         except LogReplaced as e:

@@ -349,7 +349,7 @@ class StreamWorker(RebalanceListener):
         for at in self._partitions_of(partition):
             self._consumer.pause(at)
             self._consumer.seek(at, 0)  # a consumer without a position would look one up, and may not reset it
-        of = (self._kafka, self._settings, partition, self.instance, self._clock, self.topics.refusal_bytes_max)
+        of = (self._kafka, self._settings, partition, self.instance, self._clock, self.topics.rejected_bytes_max)
         owned = OwnedTask(ChangelogPartition(*of, self._restores))
         self._owned[partition] = owned
         owned.restoring = asyncio.create_task(self._restore(partition, owned), name=f"restore-{partition}")

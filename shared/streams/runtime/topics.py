@@ -38,7 +38,7 @@ class Prepared(NamedTuple):
     """The known properties of an application's topics once they exist."""
 
     partitions: int
-    refusal_bytes_max: int
+    rejected_bytes_max: int
     """The bytes of the largest possible dead letter or late record: the limit of a source's largest record."""
 
 
@@ -79,8 +79,8 @@ async def prepare_topics(
         changelog = NewTopic(settings.changelog_topic, partitions, replication, CHANGELOG_CONFIGS)
         # A dead letter or late record is a source record with headers: its topic must accept that size.
         limits = [int((await admin.describe_configs(name)).get("max.message.bytes") or 0) for name in sources]
-        refusal_bytes_max = max(limits) + REFUSAL_BYTES_MAX
-        larger = {"max.message.bytes": str(refusal_bytes_max)}
+        rejected_bytes_max = max(limits) + REFUSAL_BYTES_MAX
+        larger = {"max.message.bytes": str(rejected_bytes_max)}
         refusals = {name for source in topology.sources() for name in (source.dead_letters, source.late)}
         own = [event_time_topic(name, partitions, replication_factor=replication, **larger) for name in internal]
         new = [
@@ -98,7 +98,7 @@ async def prepare_topics(
             # A dead letter's timestamp is that of its writing, so a retention deletes it by age, as intended.
             if name not in dead_letters:
                 warn_of_retention(name, await admin.describe_configs(name))
-    return Prepared(partitions, refusal_bytes_max)
+    return Prepared(partitions, rejected_bytes_max)
 
 
 def require_one_assignment(strategy: str, sources: Sequence[str]) -> None:

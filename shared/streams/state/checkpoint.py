@@ -21,12 +21,12 @@ class LogPosition:
     that the log is another. `marks` are the offsets between two commits that hold no record. A negative offset means
     that the broker did not return one.
 
-    >>> place = LogPosition("id", 10, marks=1)
-    >>> place.between(entries=4, offset=14), place.between(entries=4, offset=16)
+    >>> position = LogPosition("id", 10, marks=1)
+    >>> position.between(entries=4, offset=14), position.between(entries=4, offset=16)
     (range(10, 10), range(10, 16))
-    >>> place.written(entries=4, offset=14)
+    >>> position.written(entries=4, offset=14)
     CommitPosition(topic_id='id', covered_offset=15, verified_offset=15)
-    >>> place.written(entries=4, offset=21)  # where 20 was to be: the record of another
+    >>> position.written(entries=4, offset=21)  # where 20 was to be: the record of another
     CommitPosition(topic_id='id', covered_offset=22, verified_offset=15)
     """
 

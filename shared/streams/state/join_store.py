@@ -89,13 +89,13 @@ class JoinStore:
 
     def take_before(self, limit: int) -> list[JoinRow]:
         """Remove and return all rows that end before `limit`, in order of (start, key)."""
-        taken = []
+        removed = []
         while self._open and self._open[0][0] < limit:
             row = heapq.heappop(self._open)[2]
             if row.live:
                 self._discard(row)
-                taken.append(row)
-        return sorted(taken, key=lambda w: (w.start, w.key))
+                removed.append(row)
+        return sorted(removed, key=lambda w: (w.start, w.key))
 
     def rows(self) -> Iterator[JoinRow]:
         """Yield all rows."""

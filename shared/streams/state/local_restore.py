@@ -42,7 +42,7 @@ def _why_not(found: Checkpoint, stores: tuple[StoreSchema, ...]) -> str | None:
     return f"no owner can go above its epoch {found.epoch}" if found.epoch >= EPOCH_MAX else None
 
 
-def refusal(found: Checkpoint, topic_id: str | None, first: int, end: int) -> str | None:
+def mismatch(found: Checkpoint, topic_id: str | None, first: int, end: int) -> str | None:
     """Return why a changelog with these offsets does not continue from a checkpoint, or None if it does."""
     if found.topic_id != topic_id:
         return f"it belongs to the changelog with id {found.topic_id}; the topic now has id {topic_id}"

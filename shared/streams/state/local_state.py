@@ -53,7 +53,7 @@ ROW_BYTES = 200
 AnyPersistentStore = PersistentJoinStore | PersistentKeyValueStore | PersistentWindowStore
 
 
-class PlaceUnknown(RetriableError):
+class CommitOffsetUnknown(RetriableError):
     """A commit succeeded at an unknown offset. The task is restored from the changelog, which has the offset."""
 
 
@@ -182,7 +182,9 @@ class LocalState:
     def confirm(self, epoch: int, place: CommitPosition) -> None:
         """Write the prepared commit, which succeeded. Raises PlaceUnknown if the broker returned no offset."""
         if place.covered_offset < 1:
-            raise PlaceUnknown("the broker has not said at which offset the commit is: what is on disk is behind it")
+            raise CommitOffsetUnknown(
+                "the broker has not said at which offset the commit is: what is on disk is behind it"
+            )
         if self._closed:  # the commit's result came late; the log has the commit
             return
         assert self._prepared is not None, "no commit was prepared"
@@ -194,7 +196,7 @@ class LocalState:
         for (number, key, start), row in rows.items():
             own[number][key, start] = row
         for number, store in self._stores.items():
-            store.kept(own[number], more.get(number, 0))
+            store.confirm_written(own[number], more.get(number, 0))
 
     # --- inside ---
 

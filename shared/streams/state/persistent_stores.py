@@ -119,7 +119,7 @@ class PersistentStore(ABC, Generic[CacheT]):
 
     # --- rows on disk ---
 
-    def kept(self, rows: Mapping[tuple[bytes, int], Stored | None], more: int) -> None:
+    def confirm_written(self, rows: Mapping[tuple[bytes, int], Stored | None], more: int) -> None:
         """Confirm that these rows, by key and start, were written as the commit had them; `more` is the growth.
 
         Evicts keys that exceed the memory.
@@ -195,8 +195,8 @@ class PersistentStore(ABC, Generic[CacheT]):
     def _in_index(self, end: int) -> None:
         self._due.came(end)
 
-    def _others(self, kept: Iterator[tuple[bytes, int, Stored]], loaded: frozenset[Any]) -> Iterator[LiveRow]:
-        for raw, start, row in kept:
+    def _others(self, stored_rows: Iterator[tuple[bytes, int, Stored]], loaded: frozenset[Any]) -> Iterator[LiveRow]:
+        for raw, start, row in stored_rows:
             key = self._codec.key_of(raw)
             if key not in loaded:
                 yield self._row(key, start, row.end, self._codec.unpack(row.state))

@@ -103,7 +103,7 @@ class RocksMemory:
         return options
 
 
-class _Said:
+class _FolderErrors:
     """Raises errors with the folder, since RocksDB's have no classes of their own."""
 
     __slots__ = ("_folder",)
@@ -125,7 +125,7 @@ class RocksDb:
     def __init__(self, folder: Path, memory: RocksMemory) -> None:
         self.folder = folder
         self._memory = memory
-        self._said = _Said(folder)
+        self._errors = _FolderErrors(folder)
         self._in_prefix = ReadOptions()
         self._in_order = ReadOptions()
         self._in_prefix.set_prefix_same_as_start(True)
@@ -149,12 +149,12 @@ class RocksDb:
 
     def close(self) -> None:
         """Close the database; a second call does nothing."""
-        with self._said, suppress(DbClosedError):
+        with self._errors, suppress(DbClosedError):
             self._db.close()
 
     def clear(self) -> None:
         """Delete all rows."""
-        with self._said:
+        with self._errors:
             self._db.close()
             Rdict.destroy(str(self.folder), self._memory.options())
         self._db, self._meta, self.is_new = self._open(), Meta(), True
@@ -163,7 +163,7 @@ class RocksDb:
 
     def row(self, store: int, key: bytes, start: int) -> StoredRow | None:
         """Return one row, or None."""
-        with self._said:
+        with self._errors:
             value = self._db.get(_row_key(store, key, start))
         return None if value is None else StoredRow(_ENDS.unpack_from(value)[1], value[_ENDS.size :])
 
@@ -177,11 +177,11 @@ class RocksDb:
 
         Keys are read in the order of the disk, so that a block is read once and not for each of its keys.
         """
-        with self._said:
+        with self._errors:
             rows = self._db.iter(self._in_prefix)
         for begin, key in sorted((_prefix(store, key) + key, key) for key in keys):
             found, whole = [], len(begin)
-            with self._said:
+            with self._errors:
                 rows.seek(begin)
                 while rows.valid():
                     at: bytes = rows.key()
@@ -208,7 +208,7 @@ class RocksDb:
             page = self._page(own, page[-1][0] + b"\0") if len(page) == PAGE_ROWS else []
 
     def _page(self, own: bytes, start: bytes) -> list[tuple[bytes, bytes]]:
-        with self._said:
+        with self._errors:
             rows = self._db.iter(self._in_order)
             found: list[tuple[bytes, bytes]] = []
             rows.seek(start)
@@ -224,7 +224,7 @@ class RocksDb:
         """
         own, keys, batch = DUE + bytes((store,)), set(), WriteBatch(raw_mode=True)
         upcoming = -NEVER
-        with self._said:
+        with self._errors:
             entries = self._db.iter(self._in_order)
             entries.seek(own + start_bytes(since))
             while entries.valid() and (at := entries.key()).startswith(own):
@@ -263,10 +263,10 @@ class RocksDb:
         """
         due, indexed, changed = due or {}, frozenset(indexed), dict[int, int]()
         counts = dict(self._meta.counts)
-        batch, places = WriteBatch(raw_mode=True), sorted((_row_key(*id_), id_) for id_ in rows)
-        for first in range(0, len(places), WRITE_ROWS_MAX):
-            some = places[first : first + WRITE_ROWS_MAX]
-            with self._said:
+        batch, keyed_rows = WriteBatch(raw_mode=True), sorted((_row_key(*id_), id_) for id_ in rows)
+        for first in range(0, len(keyed_rows), WRITE_ROWS_MAX):
+            some = keyed_rows[first : first + WRITE_ROWS_MAX]
+            with self._errors:
                 before = self._db.get([at for at, _ in some])
             for (at, id_), old in zip(some, before or (), strict=True):
                 store = id_[0]
@@ -276,7 +276,7 @@ class RocksDb:
             counts[store] = counts.get(store, 0) + more
         meta = Meta(checkpoint=checkpoint, counts=counts)
         batch.put(META, msgspec.msgpack.encode(meta))
-        with self._said:
+        with self._errors:
             self._db.write(batch)
         self._meta, self.is_new = meta, False
         return changed
@@ -284,7 +284,7 @@ class RocksDb:
     # --- inside ---
 
     def _open(self) -> Rdict:
-        with self._said:
+        with self._errors:
             try:
                 return Rdict(str(self.folder), self._memory.options())
             except Exception as e:
@@ -294,7 +294,7 @@ class RocksDb:
                 return Rdict(str(self.folder), self._memory.options())
 
     def _read_meta(self) -> Meta:
-        with self._said:
+        with self._errors:
             found = self._db.get(META)
         self.is_new = found is None
         try:

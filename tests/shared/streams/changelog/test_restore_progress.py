@@ -5,7 +5,7 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
-from penstock.shared.streams.changelog.restore_progress import SAY_INTERVAL_MS, RestoreProgress
+from penstock.shared.streams.changelog.restore_progress import LOG_INTERVAL_MS, RestoreProgress
 from penstock.shared.streams.task.metrics import RestoreMetrics
 
 
@@ -49,10 +49,10 @@ def test_a_line_now_and_then() -> None:
     """A long restore logs its progress once an interval. A short restore and the end of a restore log nothing."""
     progress = RestoreProgress(3)
     with capture_logs() as lines:
-        for now_ms in range(0, 2 * SAY_INTERVAL_MS + 1, 1_000):
-            progress.moved(now_ms, 4 * SAY_INTERVAL_MS, now_ms=now_ms)
-        progress.moved(4 * SAY_INTERVAL_MS, 4 * SAY_INTERVAL_MS, now_ms=4 * SAY_INTERVAL_MS)
+        for now_ms in range(0, 2 * LOG_INTERVAL_MS + 1, 1_000):
+            progress.moved(now_ms, 4 * LOG_INTERVAL_MS, now_ms=now_ms)
+        progress.moved(4 * LOG_INTERVAL_MS, 4 * LOG_INTERVAL_MS, now_ms=4 * LOG_INTERVAL_MS)
     assert [(line["event"], line["partition"], line["remaining_records"], line["eta_ms"]) for line in lines] == [
-        ("state is being restored", 3, 3 * SAY_INTERVAL_MS, 3 * SAY_INTERVAL_MS),
-        ("state is being restored", 3, 2 * SAY_INTERVAL_MS, 2 * SAY_INTERVAL_MS),
+        ("state is being restored", 3, 3 * LOG_INTERVAL_MS, 3 * LOG_INTERVAL_MS),
+        ("state is being restored", 3, 2 * LOG_INTERVAL_MS, 2 * LOG_INTERVAL_MS),
     ]

@@ -17,7 +17,7 @@ from penstock.shared.streams.changelog.format import (
 from penstock.shared.streams.changelog.reader import ChangelogReader, CorruptEntry, ignore
 from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.streams.state.checkpoint import Checkpoint
-from penstock.shared.streams.state.local_restore import Overtaken, check_overtaken, refusal, take_up
+from penstock.shared.streams.state.local_restore import Overtaken, check_overtaken, mismatch, take_up
 from penstock.shared.streams.state.state_directory import StateDirectory
 from penstock.shared.streams.topology import Topology
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
@@ -33,10 +33,10 @@ def topology(**more: Sum) -> Topology:
 
 def test_a_changelog_that_does_not_go_on_from_there() -> None:
     """Another topic, a log that begins too late and one that lost its end are each said with their numbers."""
-    assert refusal(FOUND, "id", 40, 50) is None
-    assert "now has id other" in (refusal(FOUND, "other", 0, 90) or "")
-    assert refusal(FOUND, "id", 41, 90) == "the changelog goes on at 41, it ends at 40"
-    assert refusal(FOUND, "id", 0, 49) == "the changelog ends at 49, it is of offset 50"
+    assert mismatch(FOUND, "id", 40, 50) is None
+    assert "now has id other" in (mismatch(FOUND, "other", 0, 90) or "")
+    assert mismatch(FOUND, "id", 41, 90) == "the changelog goes on at 41, it ends at 40"
+    assert mismatch(FOUND, "id", 0, 49) == "the changelog ends at 49, it is of offset 50"
 
 
 def test_a_takeover_before_the_covered_offset_ends_the_trust() -> None:

@@ -11,7 +11,7 @@ from penstock.shared.common.records import Columns, ConsumerRecord
 from penstock.shared.streams.aggregations.aggregation import Count
 from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.streams.state.checkpoint import CommitPosition
-from penstock.shared.streams.state.local_state import RESTORE_BYTES_MAX, LocalState, PlaceUnknown
+from penstock.shared.streams.state.local_state import RESTORE_BYTES_MAX, CommitOffsetUnknown, LocalState
 from penstock.shared.streams.state.persistent_stores import PersistentWindowStore
 from penstock.shared.streams.state.state_directory import StateDirectory
 from penstock.shared.streams.task.stream_task import StreamTask
@@ -59,7 +59,7 @@ def test_a_commit_without_a_place_costs_the_task_its_memory(state: LocalState) -
     task = task_on(state)
     take(task, b"a", 5)
     task.prepare_commit(0)
-    with pytest.raises(PlaceUnknown):
+    with pytest.raises(CommitOffsetUnknown):
         task.commit_succeeded(CommitPosition("id", 0, 0))
     assert state.checkpoint is None
 
