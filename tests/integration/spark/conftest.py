@@ -24,6 +24,7 @@ from penstock.shared.streams.aggregations.aggregation import Aggregate, Count, C
 from penstock.shared.streams.changelog import format as log
 
 GAP_MS, GRACE_MS = 100, 50
+POLL_S = 0.05
 SECRET_NAME, SECRET = "penstock.test.secret.key", "a=b:c#d\\ü"  # which Spark is given, and shows to nobody
 AGGREGATIONS = {
     "count": Count(),
@@ -232,6 +233,8 @@ class Topics:
         async def delete() -> None:
             async with self._admin() as admin:
                 await admin.delete_topics([topic])
+                while topic in await admin.list_topics():  # noqa: ASYNC110 - brokers learn of it a little later
+                    await asyncio.sleep(POLL_S)
 
         asyncio.run(delete())
 
@@ -255,6 +258,8 @@ class Topics:
                     for s in suffixes
                 ]
             )
+            while not {f"{name}{s}" for s in suffixes} <= set(await admin.list_topics()):  # noqa: ASYNC110
+                await asyncio.sleep(POLL_S)
 
     @asynccontextmanager
     async def _admin(self) -> AsyncIterator[AIOKafkaAdminClient]:
