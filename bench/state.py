@@ -39,7 +39,7 @@ from penstock.shared.streams.changelog.reader import ChangelogReader, ignore
 from penstock.shared.streams.changelog.restore import restore_progress
 from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.streams.settings import StreamsSettings
-from penstock.shared.streams.state.checkpoint import CommitPlace
+from penstock.shared.streams.state.checkpoint import CommitPosition
 from penstock.shared.streams.state.local_restore import take_up
 from penstock.shared.streams.state.state_directory import StateDirectory
 from penstock.shared.streams.task.stream_task import StreamTask
@@ -94,7 +94,7 @@ class Filled:
         self._offset += count
         self.task.process(Columns("clicks", 0, keys, [b'{"ms":5}'] * count, times, offsets), START_MS)
         self._changelog += len(self.task.prepare_commit(START_MS).changelog)
-        self.task.commit_succeeded(CommitPlace(None, self._changelog, self._changelog))
+        self.task.commit_succeeded(CommitPosition(None, self._changelog, self._changelog))
 
     def close(self) -> None:
         """Release the folder."""

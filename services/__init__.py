@@ -21,7 +21,7 @@ def settings_of_all_commands() -> Iterator[Any]:
     for module in pkgutil.walk_packages(__path__, f"{__name__}."):
         if module.name.endswith(".settings"):
             for one in vars(importlib.import_module(module.name)).values():
-                if isinstance(one, type) and issubclass(one, CommandSettings) and one.__module__ == module.name:
+                if isinstance(one, type) and issubclass(one, CommandSettings):
                     yield one
 
 

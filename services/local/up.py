@@ -254,6 +254,7 @@ def ingest_topics(settings: UpSettings) -> dict[str, dict[str, Any]]:
 def stop_timeout_ms(settings: UpSettings) -> int:
     """Return the time limit of a whole shutdown: each service's own limit, concurrently, then Kafka's.
 
+    >>> from penstock.services.local.broker_config import EmbeddedKafkaSettings
     >>> stop_timeout_ms(UpSettings(shutdown_timeout_ms=10_000, broker=EmbeddedKafkaSettings(stop_timeout_ms=4_000)))
     18000
     """
