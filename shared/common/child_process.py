@@ -51,10 +51,11 @@ class ChildProcess:
         self._pid: int | None = None
         self._returncode: int | None = None
         self._not_started: int | None = None
-        self._pipes: set[IO[bytes]] = set()
+        self._outputs: list[_Output] = []
+        self._error_lines: _Lines | None = None
         self._started = asyncio.Event()
         self._ended = asyncio.Event()
-        self._read(report, _Lines(self._on_report).add)
+        self._read_report(report)
 
     def __repr__(self) -> str:
         state = "running" if self._returncode is None else f"ended, {describe_status(self._returncode)}"
@@ -160,22 +161,18 @@ class ChildProcess:
         last = ": its last output was\n  " + "\n  ".join(said) if said else " without any output"
         return ChildDied(f"{self.name} ended, {describe_status(self._returncode or 0)}{last}")
 
-    def _read(self, pipe: IO[bytes], on_bytes: Callable[[bytes], None]) -> None:
-        """Read a pipe until its end. The child has ended once all pipes have."""
-        os.set_blocking(pipe.fileno(), False)
-        self._pipes.add(pipe)
-        loop = asyncio.get_running_loop()
+    def _read_report(self, pipe: IO[bytes]) -> None:
+        lines = _Lines(self._on_report)
 
         def on_readable() -> None:
             if data := os.read(pipe.fileno(), _READ_BYTES):
-                on_bytes(data)
+                lines.add(data)
                 return
-            loop.remove_reader(pipe.fileno())
+            asyncio.get_running_loop().remove_reader(pipe.fileno())
             pipe.close()
-            self._pipes.remove(pipe)
-            self._end_if_all_read()
+            self._on_guard_ended()
 
-        loop.add_reader(pipe.fileno(), on_readable)
+        asyncio.get_running_loop().add_reader(pipe.fileno(), on_readable)
 
     def _read_output(self, on_line: Callable[[str], None]) -> None:
         assert self._guard.stdout is not None
@@ -189,12 +186,11 @@ class ChildProcess:
             self.error_output = (self.error_output + data)[-OUTPUT_BYTES_MAX:]
             lines.add(data)
 
-        self._read(self._guard.stdout, on_output)
-        self._read(self._guard.stderr, on_error_output)
+        self._error_lines = lines
+        self._outputs = [_Output(self._guard.stdout, on_output), _Output(self._guard.stderr, on_error_output)]
 
-    def _end_if_all_read(self) -> None:
-        if self._pipes:
-            return
+    def _on_guard_ended(self) -> None:
+        """The guard has ended, and so has the child, unless the guard was killed."""
         assert self._guard.stdin is not None
         self._guard.stdin.close()
         status = self._guard.wait()
@@ -202,6 +198,10 @@ class ChildProcess:
             # The guard itself was killed: its child must not outlive it.
             self.kill()
             self._returncode = status
+        for output in self._outputs:
+            output.finish()
+        if self._error_lines is not None:
+            self._error_lines.finish()
         self._started.set()
         self._ended.set()
 
@@ -218,6 +218,35 @@ class ChildProcess:
             self._returncode = child_guard.NOT_STARTED
 
 
+class _Output:
+    """Gives what arrives in a pipe to `on_bytes`."""
+
+    def __init__(self, pipe: IO[bytes], on_bytes: Callable[[bytes], None]) -> None:
+        self._pipe = pipe
+        self._on_bytes = on_bytes
+        self._loop = asyncio.get_running_loop()
+        os.set_blocking(pipe.fileno(), False)
+        self._loop.add_reader(pipe.fileno(), self._read)
+
+    def finish(self) -> None:
+        """Read the rest and close. A process that left the child's group may hold the pipe, so its end may not come."""
+        while self._read():
+            pass
+        self._loop.remove_reader(self._pipe.fileno())
+        self._pipe.close()
+
+    def _read(self) -> bool:
+        try:
+            data = os.read(self._pipe.fileno(), _READ_BYTES)
+        except BlockingIOError:
+            return False
+        if data:
+            self._on_bytes(data)
+        else:
+            self._loop.remove_reader(self._pipe.fileno())
+        return bool(data)
+
+
 class _Lines:
     """Splits what arrives into lines, without their ends."""
 
@@ -229,6 +258,11 @@ class _Lines:
         *lines, self._rest = (self._rest + data)[-OUTPUT_BYTES_MAX:].split(b"\n")
         for line in lines:
             self._on_line(line)
+
+    def finish(self) -> None:
+        """Give the last line, if it has no end."""
+        if self._rest:
+            self._on_line(self._rest)
 
 
 def describe_status(status: int) -> str:

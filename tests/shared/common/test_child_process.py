@@ -160,7 +160,7 @@ async def test_piped_output_comes_line_by_line() -> None:
     lines: list[str] = []
     child = await ChildProcess.start(["sh", "-c", "echo one >&2; echo result; printf two >&2"], on_line=lines.append)
     assert await child.wait() == 0
-    assert (lines, child.output, child.error_output) == (["one"], b"result\n", b"one\ntwo")
+    assert (lines, child.output, child.error_output) == (["one", "two"], b"result\n", b"one\ntwo")
     assert child.log_tail() == []
 
 
@@ -180,3 +180,27 @@ async def test_a_stubborn_child_with_pipes_is_killed() -> None:
     child = await ChildProcess.start(["sh", "-c", script], on_line=lambda line: started.set())
     await started.wait()
     assert [await child.terminate(50), await child.terminate(50)] == [-signal.SIGKILL] * 2
+
+
+async def test_a_killed_guard_leaves_no_child_that_holds_pipes() -> None:
+    """The end of the guard decides, although the child keeps its output open; a pipe's end proves the child's."""
+    started, (reader, writer) = asyncio.Event(), os.pipe()
+    command = ["sh", "-c", "echo ready >&2; exec sleep 1000"]
+    child = await ChildProcess.start(command, on_line=lambda line: started.set(), pass_fds=(writer,))
+    os.close(writer)
+    await started.wait()
+    os.kill(child._guard.pid, signal.SIGKILL)
+    assert await child.wait() == -signal.SIGKILL
+    assert await asyncio.to_thread(os.read, reader, 1) == b""
+    os.close(reader)
+
+
+async def test_a_process_that_left_the_group_holds_nobody_up() -> None:
+    """It keeps the pipe open after the child's end."""
+    script = (
+        "import os, sys, time\nif os.fork() == 0:\n    os.setsid(); time.sleep(5)\nelse:\n    print('out'); sys.exit(3)"
+    )
+    child = await ChildProcess.start([sys.executable, "-c", script], on_line=lambda line: None)
+    async with asyncio.timeout(4):
+        assert await child.wait() == 3
+    assert child.output == b"out\n"
