@@ -160,7 +160,7 @@ def partitioned_rows(spark: SparkSession, settings: BatchSettings, partitions: i
         F.monotonically_increasing_id().alias("_row"),
     )
     schema = "timestamp_ms bigint, key binary, value binary, _path string, _block bigint, _row bigint, _to int"
-    chosen = records.mapInArrow(destined(destinations(spark, partitions)), schema)
+    chosen = records.mapInArrow(with_destination(destinations(spark, partitions)), schema)
     ordered = chosen.repartition(partitions, "_to").sortWithinPartitions("timestamp_ms", "_path", "_block", "_row")
     return ordered.select("timestamp_ms", "key", "value")
 
@@ -177,10 +177,10 @@ def destinations(spark: SparkSession, partitions: int) -> list[int]:
     return [found[p] for p in range(partitions)]
 
 
-def destined(numbers: Sequence[int]) -> Callable[[Iterator[Any]], Iterator[Any]]:
-    """Returns a function for mapInArrow that adds to each row the number for the partition of its `key`.
+def with_destination(numbers: Sequence[int]) -> Callable[[Iterator[Any]], Iterator[Any]]:
+    """Returns a function for mapInArrow that adds a column: the number by which `repartition` finds a row's partition.
 
-    `numbers` has a number for each partition. A row without a key belongs to partition 0.
+    A row's partition follows from its `key`; without a key it is partition 0. `numbers` are those of `destinations`.
     """
 
     def run(batches: Iterator[Any]) -> Iterator[Any]:

@@ -38,7 +38,11 @@ KAFKA_ERRORS: tuple[tuple[type[Exception], str], ...] = (
 
 
 def error_name(error: Exception) -> str:
-    """Returns an error's class as dead letters name it."""
+    """Returns the class that a dead letter's header names: Kafka's where there is one, else Python's with its module.
+
+    >>> error_name(KeyError("k"))
+    'KeyError'
+    """
     kind = type(error)
     if kind.__module__.startswith("penstock."):
         for base, name in KAFKA_ERRORS:

@@ -142,7 +142,7 @@ class ExactlyOnceSourceTask(AbstractWorkerSourceTask):
         await self._end(self._boundary.at_end(is_whole=self.to_send is None))
 
     async def _last_commit(self, *, failed: bool) -> None:
-        """Commits the sent records, unless the task defines its own transactions. Aborts the rest."""
+        """Ends the last transaction: commits it unless the task defines transactions itself. Then it is aborted."""
         if not failed and self.send_error is None:
             await self._end(self._boundary.at_end(is_whole=self.to_send is None))
         try:

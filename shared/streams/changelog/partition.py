@@ -87,7 +87,10 @@ class RecordRejected(DataError):
 def _rejected_record(
     records: Bulk, results: list[RecordMetadata | Exception]
 ) -> tuple[ProducerRecord, Exception] | None:
-    """Return the record that explains a rejection; a broker rejects a whole batch, of which the rest is valid."""
+    """Return the record for which the broker rejected its whole batch, with the error; None if no error names one.
+
+    Of several it is the largest, or the one with the newest timestamp.
+    """
     pairs = list(zip(records, results, strict=True))
     large = [(r, e) for r, e in pairs if isinstance(e, RecordTooLarge)]
     untimely = [(r, e) for r, e in pairs if isinstance(e, InvalidTimestamp)]

@@ -80,11 +80,11 @@ def _stores_from(topology: Topology, name: str) -> tuple[str, ...]:
 
 
 class OutputGuard:
-    """Handles the errors of a task's nodes at the edges; `is_of_sink` recognizes errors of writing."""
+    """Handles the errors of a task's nodes at the edges; `is_sink_error` recognizes errors of writing."""
 
-    def __init__(self, is_of_sink: Callable[[BaseException], bool]) -> None:
+    def __init__(self, is_sink_error: Callable[[BaseException], bool]) -> None:
         self.task: TaskContext
-        self._is_of_sink = is_of_sink
+        self._is_sink_error = is_sink_error
         self._window: tuple[str | None, WindowKey] | None = None
 
     def give(self, way: Way, record: Record) -> None:
@@ -141,7 +141,7 @@ class OutputGuard:
 
     def _refuse(self, node: str, store: str | None, record: Record, error: Exception, mark: Mark | None) -> None:
         task, source = self.task, self.task.source_record()
-        stage = STAGE_PRODUCE if self._is_of_sink(error) else STAGE_PROCESS
+        stage = STAGE_PRODUCE if self._is_sink_error(error) else STAGE_PROCESS
         handler, _ = task.handlers.of(stage, error)
         if handler == "fail":
             raise error

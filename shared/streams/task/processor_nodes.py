@@ -124,7 +124,7 @@ class ProcessorNodes:
         self._users = {n: UserNode(n, p) for n, p in self.processors.items() if not is_own(p)}
         named = [*self.processors.items(), *self._sinks.items(), *self._users.items()]
         self._names = {id(node): name for name, node in named}
-        self.guard = OutputGuard(self.is_of_sink)
+        self.guard = OutputGuard(self.is_sink_error)
 
     def ways(self, name: str) -> list[Way]:
         """Return the edges from a node to its children."""
@@ -157,8 +157,8 @@ class ProcessorNodes:
             found = self._names.get(id(frame.f_locals.get("self")), found)
         return found
 
-    def is_of_sink(self, error: BaseException) -> bool:
-        """Return whether an error was raised while a record was written."""
+    def is_sink_error(self, error: BaseException) -> bool:
+        """Return whether a sink node raised the error, while it serialized or routed a record."""
         return self.node_of(error) in self._sinks
 
     def close(self, partition: int) -> None:

@@ -274,7 +274,7 @@ class StreamTask:
         """Make a dead letter of a record that no store has taken, or raise an error that must not become one."""
         if isinstance(error, ConfigError | FatalError | IllegalState | MemoryError):
             raise error
-        if stage == STAGE_PROCESS and self._processor_nodes.is_of_sink(error):
+        if stage == STAGE_PROCESS and self._processor_nodes.is_sink_error(error):
             stage = STAGE_PRODUCE
         handler, reason = self.handlers.of(stage, error)
         if handler == "fail":
