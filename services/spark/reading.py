@@ -212,10 +212,10 @@ def corrected(spark: SparkSession, lake: str, application: str, store: str) -> D
     rows = _rows(found, schema)
     if schema.kind == "session":
         rows = _clustered(rows, schema.gap_ms)
-    return _kept(_merged(rows, schema), schema, max(one.expired_ms for one in found.covered.values()))
+    return _without_expired(_merged(rows, schema), schema, max(one.expired_ms for one in found.covered.values()))
 
 
-def _kept(windows: DataFrame, store: StoreSchema, expired_ms: int) -> DataFrame:
+def _without_expired(windows: DataFrame, store: StoreSchema, expired_ms: int) -> DataFrame:
     """Returns the windows of which no row was deleted.
 
     A window whose closed row was deleted would otherwise consist of its late records alone.
@@ -266,8 +266,8 @@ def _covered(state: DataFrame) -> dict[int, Coverage]:
 
 def _widened(rows: DataFrame, store: StoreSchema) -> SparkColumn:
     """Returns `state` with all fields that the store has now. A later aggregation's fields are null in older rows."""
-    there: Any = rows.schema["state"].dataType
-    known, own = set(there.fieldNames()), F.col("state")
+    struct: Any = rows.schema["state"].dataType
+    known, own = set(struct.fieldNames()), F.col("state")
     fields = [
         (own[c.name] if c.name in known else F.lit(None).cast(SQL_TYPES[c.type])).alias(c.name)
         for c in store.state_columns()

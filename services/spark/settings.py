@@ -18,14 +18,14 @@ from penstock.shared.streams.settings import (
 DELTA_NAME = r"^[^\s,;{}()=/\\]+$"  # what a folder and a Delta column can both be called
 
 
-def hadoop_uri(place: str) -> str:
+def hadoop_uri(uri: str) -> str:
     """Returns the URI of a folder, file or pattern for Hadoop, whose S3 client uses the scheme `s3a` instead of `s3`.
 
     >>> hadoop_uri("S3://bucket/x"), hadoop_uri("gs://bucket/x"), hadoop_uri("x")
     ('s3a://bucket/x', 'gs://bucket/x', 'x')
     """
-    scheme, there, rest = place.partition("://")
-    return f"s3a://{rest}" if there and scheme.lower() in ("s3", "s3a") else place
+    scheme, separator, rest = uri.partition("://")
+    return f"s3a://{rest}" if separator and scheme.lower() in ("s3", "s3a") else uri
 
 
 class SparkSettings(Section):
@@ -57,7 +57,7 @@ class JobSettings(CommandSettings):
 
     @field_validator("lake")
     @classmethod
-    def _is_place(cls, lake: str) -> str | None:
+    def _check_lake(cls, lake: str) -> str | None:
         return require_place(lake)
 
     @property

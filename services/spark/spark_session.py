@@ -135,7 +135,7 @@ def configuration(
     """Returns Spark's configuration for a job that may write its scratch files to the folder `work`."""
     on_s3 = any(map(is_s3, uris))
     jars = connector_jars() + (connector_jars(S3_JARS) if on_s3 else [])
-    given = dict(settings.conf)
+    user_conf = dict(settings.conf)
     conf = {
         "spark.jars": ",".join(map(str, jars)),
         "spark.jars.ivy": str(cache_root() / "ivy"),
@@ -166,16 +166,16 @@ def configuration(
         conf |= {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1", "spark.local.dir": work}
         conf[JAVA_OPTIONS] += f" {LOCAL_JAVA_OPTIONS}"
         class_path = ":".join(map(str, jars))
-        if not on_s3 and CLASS_PATH not in given and class_path.count(":") == len(jars) - 1:
+        if not on_s3 and CLASS_PATH not in user_conf and class_path.count(":") == len(jars) - 1:
             conf[CLASS_PATH] = class_path
             del conf["spark.jars"]
             if java is not None and (options := class_archive.options(class_archive.archive_of(java, jars))):
                 conf[JAVA_OPTIONS] += f" {options}"
     if on_s3:
         conf |= s3_configuration(os.environ)
-    if JAVA_OPTIONS in given:
-        given[JAVA_OPTIONS] = f"{conf[JAVA_OPTIONS]} {given[JAVA_OPTIONS]}"
-    return conf | given
+    if JAVA_OPTIONS in user_conf:
+        user_conf[JAVA_OPTIONS] = f"{conf[JAVA_OPTIONS]} {user_conf[JAVA_OPTIONS]}"
+    return conf | user_conf
 
 
 def with_attempts(master: str) -> str:

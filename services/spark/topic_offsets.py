@@ -43,8 +43,8 @@ def run_with_timeout(coroutine: Awaitable[T], kafka: KafkaSettings, timeout_ms: 
     try:
         return asyncio.run(within())
     except TimeoutError:
-        where, what = f"kafka.bootstrap_servers={kafka.bootstrap_servers}", f" about {about}" if about else ""
-        raise KafkaTimeout(f"{where}: no answer{what} within {timeout_ms} ms (kafka_timeout_ms)") from None
+        servers, subject = f"kafka.bootstrap_servers={kafka.bootstrap_servers}", f" about {about}" if about else ""
+        raise KafkaTimeout(f"{servers}: no answer{subject} within {timeout_ms} ms (kafka_timeout_ms)") from None
 
 
 def topic_offsets(kafka: KafkaSettings, topics: Iterable[str], timeout_ms: int) -> dict[str, TopicOffsets]:

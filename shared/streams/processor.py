@@ -81,11 +81,11 @@ class ProcessorContext(Protocol[KForward, VForward]):
         self,
         results: WindowResults,
         source: Columns | None = None,
-        places: Int64Array | None = None,
+        indexes: Int64Array | None = None,
     ) -> None:
         """Forward results of many windows, or rows, to all children.
 
-        `places` are the indexes of the records in `source` that caused them.
+        `indexes` are the indexes of the records in `source` that caused them.
         """
         ...
 
@@ -120,7 +120,7 @@ class ProcessorContext(Protocol[KForward, VForward]):
         ...
 
     def emit_late_columns(
-        self, columns: Columns, places: Int64Array, close_times_ms: Int64Array, operator_times_ms: Int64Array
+        self, columns: Columns, indexes: Int64Array, close_times_ms: Int64Array, operator_times_ms: Int64Array
     ) -> None:
         """As `emit_late`, for the source records at these indexes of a batch, each with its own times."""
         ...

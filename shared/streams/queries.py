@@ -114,23 +114,23 @@ def read_in_slices(
     position = {partition: dict(task.sources) for partition, task in sorted(tasks.items())}
     wanted = _Range.of(query, key_type)
     pages: dict[int, _Page] = {}
-    room = query.rows_max
+    remaining = query.rows_max
     for partition, task in sorted(tasks.items()):
         if tasks.get(partition) is not task or (query.after is not None and partition < query.after.partition):
             continue
-        page = pages[partition] = _Page(partition, builder, query, room)
+        page = pages[partition] = _Page(partition, builder, query, remaining)
         for _ in page.read(task.stores[store], wanted):
             yield
             if tasks.get(partition) is not task:
                 break
-        room -= len(page.rows)
+        remaining -= len(page.rows)
         if page.has_more:
             break
     found = [row for page in pages.values() for row in page.rows]
     last = place_of_row(found[-1]) if any(page.has_more for page in pages.values()) else None
-    own_rows = [row for row in found if row["partition"] in tasks]
+    rows = [row for row in found if row["partition"] in tasks]
     at = {partition: offsets for partition, offsets in position.items() if partition in tasks}
-    return StoreAnswer(store, kind, key_type, own_rows, at, last)
+    return StoreAnswer(store, kind, key_type, rows, at, last)
 
 
 def _read_table(table: GlobalTableRows, query: StoreQuery) -> Generator[None, None, StoreAnswer]:
@@ -147,11 +147,11 @@ class _Page:
     `builder` and `partition` are None for a global table.
     """
 
-    def __init__(self, partition: int | None, builder: StoreBuilder | None, query: StoreQuery, room: int) -> None:
+    def __init__(self, partition: int | None, builder: StoreBuilder | None, query: StoreQuery, rows_max: int) -> None:
         self._partition = partition
         self._builder = builder
         self._query = query
-        self._room = room
+        self._rows_max = rows_max
         self._after: RowOrder | None = None
         if query.after is not None and query.after.partition == (partition or 0):
             self._after = row_order(query.after.key, query.after.start)
@@ -183,8 +183,8 @@ class _Page:
                 self._take(_rows_of(store, own))
                 yield
         self._settle()
-        self.has_more = len(self._found) > self._room
-        self.rows = [row for _, row in self._found[: self._room]]
+        self.has_more = len(self._found) > self._rows_max
+        self.rows = [row for _, row in self._found[: self._rows_max]]
 
     def _may_have(self, hash_: int) -> bool:
         return (self._after is None or hash_ >= self._after[0]) and (self._bound is None or hash_ <= self._bound[0])
@@ -196,14 +196,14 @@ class _Page:
                 continue
             if (self._bound is None or order < self._bound) and self._overlaps(row):
                 self._found.append((order, self._plain(row)))
-                if len(self._found) >= 2 * (self._room + 1) + SLICE_ROWS:
+                if len(self._found) >= 2 * (self._rows_max + 1) + SLICE_ROWS:
                     self._settle()
 
     def _settle(self) -> None:
         """Keep the first rows, and one more to detect that there are others."""
         self._found.sort(key=itemgetter(0))
-        del self._found[self._room + 1 :]
-        if len(self._found) > self._room:
+        del self._found[self._rows_max + 1 :]
+        if len(self._found) > self._rows_max:
             self._bound = self._found[-1][0]
 
     def _overlaps(self, row: LiveRow) -> bool:
@@ -232,7 +232,7 @@ def _order_of(row: LiveRow) -> RowOrder:
 
 
 def place_of_row(row: Mapping[str, Any]) -> RowPlace:
-    """Return the place of an answer's row, with its key in the store's type."""
+    """Return the position of an answer's row, with its key in the store's type."""
     return RowPlace(row.get("partition", 0), raw_key(row["key"]), row.get("start", 0))
 
 

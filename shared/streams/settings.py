@@ -187,7 +187,7 @@ class StreamsSettings(Section, TaskSettings):
 
     @field_validator("lake")
     @classmethod
-    def _is_place(cls, lake: str | None) -> str | None:
+    def _check_lake(cls, lake: str | None) -> str | None:
         return require_place(lake)
 
     @model_validator(mode="after")
@@ -205,8 +205,8 @@ class StreamsSettings(Section, TaskSettings):
         Without transactions, a record that is written twice to an internal topic would count twice for its reader, and
         no owner epoch would reveal it. So with internal topics commits are transactions, whatever the configured
         guarantee is, and that is logged.
-        >>> asked = StreamsSettings(processing_guarantee="at_least_once")
-        >>> [asked.carried_out(topics).processing_guarantee for topics in ([], ["app-by-user-repartition"])]
+        >>> configured = StreamsSettings(processing_guarantee="at_least_once")
+        >>> [configured.carried_out(topics).processing_guarantee for topics in ([], ["app-by-user-repartition"])]
         ['at_least_once', 'exactly_once']
         """
         if not internal_topics or self.processing_guarantee == "exactly_once":

@@ -304,12 +304,12 @@ class Topology:
     def _line(self, name: str) -> str:
         match self.nodes[name]:
             case SourceNode(topic=topic):
-                what = f"Source: {name} (topic: {topic})"
+                description = f"Source: {name} (topic: {topic})"
             case ProcessorNode(stores=stores, global_tables=tables):
-                what = f"Processor: {name} (stores: [{', '.join((*stores, *tables))}])"
+                description = f"Processor: {name} (stores: [{', '.join((*stores, *tables))}])"
             case SinkNode(topic=topic):
-                what = f"Sink: {name} (topic: {topic})"
-        return f"{what} --> {', '.join(self.children[name]) or 'none'}"
+                description = f"Sink: {name} (topic: {topic})"
+        return f"{description} --> {', '.join(self.children[name]) or 'none'}"
 
     def mermaid(self) -> str:
         """Return the topology as a Mermaid flowchart; a dotted arrow is a topic between two sub-topologies."""

@@ -17,9 +17,9 @@ NAME_PATTERN = r"^[\w.]+:\w+$"
 def import_function(name: str, setting: str, folder: str | None = None) -> Callable[..., Any]:
     """Import `module:function`. Raises ConfigError, which names the setting, if that fails."""
     module, _, function = name.partition(":")
-    here = folder or str(Path.cwd())
-    if here not in sys.path:  # a console script does not look in the current folder
-        sys.path.insert(0, here)
+    search_path = folder or str(Path.cwd())
+    if search_path not in sys.path:  # a console script does not look in the current folder
+        sys.path.insert(0, search_path)
     try:
         found: Callable[..., Any] = getattr(importlib.import_module(module), function)
     except (ImportError, AttributeError) as e:

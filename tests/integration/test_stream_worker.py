@@ -478,7 +478,7 @@ async def test_a_result_that_only_its_topic_refuses_stops_the_worker(kafka: Embe
                 await (await producer.send(topic_name, b'{"size":%d}' % size, key=b"k", partition=0))
         said = (
             rf"the commit of what lies before {topic_name}-0@3: topic {out}, partition 0: the record of key b'k', "
-            r"\d+ bytes, timestamp \d+, was refused: .*max_request_size=1048576 must not be above"
+            r"\d+ bytes, timestamp \d+, was rejected: .*max_request_size=1048576 must not be above"
         )
         for _ in range(2):
             with pytest.raises(ProcessingFailed, match=said):

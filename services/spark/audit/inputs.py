@@ -47,7 +47,7 @@ class Inputs(NamedTuple):
     - `stream`: the store's windows (WINDOW, state, `closed`, `closed_ms`).
     - `recomputes`: True if the audit compares when windows were closed, except in the partitions `idled`.
     - `exactly_once`: True if a repeated dead letter is a difference.
-    - `gone_until_ms`: by partition, the time up to which records may be gone (deleted from the topic).
+    - `deleted_until_ms`: by partition, the time up to which records may have been deleted from the topic.
     """
 
     records: DataFrame
@@ -59,11 +59,11 @@ class Inputs(NamedTuple):
     idled: tuple[int, ...] = ()
     exactly_once: bool = True
     sample: float = 1.0
-    gone_until_ms: Mapping[int, int] = {}
+    deleted_until_ms: Mapping[int, int] = {}
 
-    def gone_until(self) -> SparkColumn:
-        """Returns the time up to which records of a row's partition may be gone; below zero if none are gone."""
-        return F.coalesce(by_partition(self.gone_until_ms, "bigint"), F.lit(-1).cast("bigint"))
+    def deleted_until(self) -> SparkColumn:
+        """Returns the time up to which records of a row's partition may have been deleted; below zero if none were."""
+        return F.coalesce(by_partition(self.deleted_until_ms, "bigint"), F.lit(-1).cast("bigint"))
 
 
 class Read(NamedTuple):
@@ -109,7 +109,7 @@ def read_inputs(spark: SparkSession, settings: AuditSettings, log: Callable[[str
         not_compared.append(f"{', '.join(names)}: states that Spark cannot make from the records")
     if not any(a.function == "count" for a in store.aggregations):
         not_compared.append("the number of records in a window, which the store does not count")
-    known = gone_until_ms_of(records, late, dead, store, source.earliest)
+    known = deleted_until_ms_of(records, late, dead, store, source.earliest)
     for partition, ms in known.items():
         first = source.earliest[partition]
         not_compared.append(
@@ -226,7 +226,7 @@ def without_added(stream: DataFrame, store: StoreSchema, not_compared: list[str]
     return msgspec.structs.replace(store, aggregations=tuple(a for a in store.aggregations if a.name not in added))
 
 
-def gone_until_ms_of(
+def deleted_until_ms_of(
     records: DataFrame, late: DataFrame, dead: DataFrame, store: StoreSchema, earliest: Mapping[int, int]
 ) -> dict[int, int]:
     """Returns, for each partition whose first records are gone, the highest time in ms that these may have.
@@ -235,16 +235,16 @@ def gone_until_ms_of(
     its own time plus the time that a window waits: its length and the grace, or for sessions twice the gap and the
     grace.
     """
-    gone = [partition for partition, first in earliest.items() if first > 0]
-    if not gone:
+    partitions = [partition for partition, first in earliest.items() if first > 0]
+    if not partitions:
         return {}
-    taken = records.filter(F.col("partition").isin(gone) & F.col("key").isNotNull())
-    for refused in (late, dead):
-        taken = taken.join(refused.select(*COORDINATES).dropna(), COORDINATES, "left_anti")
-    first = taken.groupBy("partition").agg(F.min_by("timestamp_ms", "offset").alias("ms")).collect()
+    accepted = records.filter(F.col("partition").isin(partitions) & F.col("key").isNotNull())
+    for rejected in (late, dead):
+        accepted = accepted.join(rejected.select(*COORDINATES).dropna(), COORDINATES, "left_anti")
+    first = accepted.groupBy("partition").agg(F.min_by("timestamp_ms", "offset").alias("ms")).collect()
     waits = store.grace_ms + (2 * store.gap_ms if store.kind == "session" else store.size_ms)
     found = {row.partition: row.ms + waits for row in first}
-    return {partition: found.get(partition, 2**62) for partition in sorted(gone)}
+    return {partition: found.get(partition, 2**62) for partition in sorted(partitions)}
 
 
 def dead_letters(
@@ -264,8 +264,8 @@ def dead_letters(
         return empty(spark, "partition INT, offset BIGINT")
     held = offsets_after_open_transactions(settings.kafka, store.dead_letters, settings.kafka_timeout_ms)
     require_readable(settings, held)
-    if gone := [f"{store.dead_letters}-{p} before offset {first}" for p, first in held.earliest.items() if first]:
-        not_compared.append(f"dead letters that are gone: {', '.join(gone)}; their source records count as lost")
+    if deleted := [f"{store.dead_letters}-{p} before offset {first}" for p, first in held.earliest.items() if first]:
+        not_compared.append(f"dead letters that are gone: {', '.join(deleted)}; their source records count as lost")
     rows = read_topic(spark, settings.kafka, store.dead_letters, held.earliest, held.latest, headers=True)
     rows = rows.filter(~F.coalesce(F.exists("headers", lambda h: h["key"] == NODE), F.lit(False)))
     for name, own in (("topic", store.source), ("group", settings.application), ("changelog_id", changelog_id)):
@@ -280,10 +280,10 @@ def require_readable(settings: AuditSettings, held: TopicOffsets) -> None:
     topic = held.topic
     found = offsets_at(settings.kafka, {topic: held}, KAFKA_SOURCE_MS_MAX + 1, settings.kafka_timeout_ms)[topic]
     beyond = [(partition, offset) for partition, offset in sorted(found.items()) if offset < held.latest[partition]]
-    if places := ", ".join(f"{topic}-{partition} at offset {offset}" for partition, offset in beyond):
+    if coordinates := ", ".join(f"{topic}-{partition} at offset {offset}" for partition, offset in beyond):
         raise NotAuditable(
-            f"{places}: the first record whose timestamp Spark's Kafka source cannot read, since it lies after the "
-            "year 294246: were nanoseconds sent as milliseconds? Nothing was compared"
+            f"{coordinates}: the first record whose timestamp Spark's Kafka source cannot read, since it lies after "
+            "the year 294246: were nanoseconds sent as milliseconds? Nothing was compared"
         )
 
 

@@ -35,11 +35,11 @@ def print_report(report: AuditReport, *, as_json: bool, console: Console | None 
         f"+ {report.late} late + {report.dead_letters} dead letters + {report.skipped} skipped (without a key) "
         f"+ {report.uncovered} not covered yet" + f" + {report.left_out} left out" * bool(report.left_out)
     )
-    what, split = ("sessions", f", of which {report.split_sessions} were split")
+    windows, split = ("sessions", f", of which {report.split_sessions} were split")
     if report.kind != "session":
-        what, split = f"{report.kind} windows", ""
+        windows, split = f"{report.kind} windows", ""
     console.print(
-        f"{report.windows_closed} closed and {report.windows_open} open {what}; "
+        f"{report.windows_closed} closed and {report.windows_open} open {windows}; "
         f"Spark makes {report.spark_windows}{split}"
     )
     if report.sample < 1:
@@ -77,6 +77,6 @@ def _differences(report: AuditReport) -> Table:
     table.add_column("what differs", overflow="fold")
     for check in report.checks:
         for row in check.shown:
-            places = ("" if row[name] is None else str(row[name]) for name in ("partition", "key", "at_ms"))
-            table.add_row(check.name, *map(plain, places), plain(row["detail"]))
+            cells = ("" if row[name] is None else str(row[name]) for name in ("partition", "key", "at_ms"))
+            table.add_row(check.name, *map(plain, cells), plain(row["detail"]))
     return table

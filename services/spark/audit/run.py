@@ -116,7 +116,7 @@ def run_audit(spark: SparkSession, settings: AuditSettings, log: Callable[[str],
 def summarize(compared: Compared, read: Read, settings: AuditSettings) -> AuditReport:
     """Returns the report: counts and lists the differences, and adds the checks that need no window."""
     inputs = read.inputs
-    fates = {row.fate: row["count"] for row in compared.labelled.groupBy("fate").count().collect()}
+    outcomes = {row.outcome: row["count"] for row in compared.labelled.groupBy("outcome").count().collect()}
     kinds = {row.closed: row["count"] for row in compared.stream.groupBy("closed").count().collect()}
     is_session = inputs.store.kind == "session"
     needs_times = RECOMPUTED if inputs.store.kind in ("session", "sliding") else RECOMPUTED - {"windows"}
@@ -128,13 +128,13 @@ def summarize(compared: Compared, read: Read, settings: AuditSettings) -> AuditR
     # The number of uncovered records in a sample is unknown, because these records are not read.
     uncovered = read.uncovered if settings.sample == 1 else 0
     report = AuditReport(
-        records=sum(fates.values()) + uncovered,
-        in_windows=_counted(compared, read, fates.get(ACCEPTED, 0)),
-        late=fates.get(LATE, 0),
-        dead_letters=fates.get(DEAD, 0),
-        skipped=fates.get(NULL_KEY, 0),
+        records=sum(outcomes.values()) + uncovered,
+        in_windows=_counted(compared, read, outcomes.get(ACCEPTED, 0)),
+        late=outcomes.get(LATE, 0),
+        dead_letters=outcomes.get(DEAD, 0),
+        skipped=outcomes.get(NULL_KEY, 0),
         uncovered=uncovered,
-        left_out=fates.get(LEFT_OUT, 0),
+        left_out=outcomes.get(LEFT_OUT, 0),
         windows_closed=kinds.get(True, 0),
         windows_open=kinds.get(False, 0),
         spark_windows=compared.batch.count(),

@@ -72,50 +72,50 @@ def compare(inputs: Inputs) -> Compared:
     labelled = materialized(label(inputs))
     # Compare sketches once, as they cost more than all other numbers: if every session is recomputed, only there.
     is_all_recomputed = inputs.recomputes and not inputs.idled
-    kept = [m for m in numbers if not (m.is_sketch and is_all_recomputed)]
-    batch = materialized(batch_sessions(labelled, store, kept))
+    balanced = [m for m in numbers if not (m.is_sketch and is_all_recomputed)]
+    batch = materialized(batch_sessions(labelled, store, balanced))
     stream = materialized(stream_sessions(inputs, numbers))
-    if inputs.gone_until_ms:
+    if inputs.deleted_until_ms:
         labelled, batch, stream = (
-            materialized(rows) for rows in sessions_after_gone_records(inputs, labelled, batch, stream)
+            materialized(rows) for rows in sessions_after_deleted_records(inputs, labelled, batch, stream)
         )
     contained = materialized(within(stream, batch))
     found = [
         unknown_coordinates(inputs),
         repeated_coordinates(labelled, inputs.exactly_once),
-        unbalanced(contained, batch, kept),
+        unbalanced(contained, batch, balanced),
         outside(contained),
     ]
     if inputs.recomputes:
-        placed = materialized(placed_records(labelled, store))
+        assigned = materialized(assigned_records(labelled, store))
         recomputed = [
-            windows(rule_sessions(placed, numbers), stream, numbers),
+            windows(rule_sessions(assigned, numbers), stream, numbers),
             closing(stream, store),
-            lateness(placed),
+            lateness(assigned),
         ]
-        found += [after_gone_records(inputs, one) for one in recomputed]
+        found += [without_idle_partitions(inputs, one) for one in recomputed]
     return Compared(all_differences(found), labelled, batch, stream, contained=contained)
 
 
-def sessions_after_gone_records(
+def sessions_after_deleted_records(
     inputs: Inputs, labelled: DataFrame, batch: DataFrame, stream: DataFrame
 ) -> tuple[DataFrame, DataFrame, DataFrame]:
-    """Returns the records, batch sessions and stream sessions that cannot share a session with a record that is gone.
+    """Returns the records, batch sessions and stream sessions that cannot share a session with a deleted record.
 
-    Records up to `gone_until` may be gone. A batch session that begins within the gap of that time may hold some of
-    them. It is left out, with the records and sessions up to one gap after its end.
+    Records up to `deleted_until` may have been deleted. A batch session that begins within the gap of that
+    time may hold some of them. It is left out, with the records and sessions up to one gap after its end.
     """
-    gap, gone_until = inputs.store.gap_ms, inputs.gone_until()
-    near = batch.filter(F.col("start_ms") <= gone_until + gap)
+    gap, deleted_until = inputs.store.gap_ms, inputs.deleted_until()
+    near = batch.filter(F.col("start_ms") <= deleted_until + gap)
     ends = near.groupBy(*KEY).agg(F.max("end_ms").alias("_end"))
 
     def bounded(rows: DataFrame) -> DataFrame:
-        low = F.greatest(gone_until, F.coalesce(F.col("_end"), gone_until)) + gap
-        return rows.join(ends, list(KEY), "left").withColumn("_low", F.when(gone_until >= 0, low).otherwise(-1))
+        low = F.greatest(deleted_until, F.coalesce(F.col("_end"), deleted_until)) + gap
+        return rows.join(ends, list(KEY), "left").withColumn("_low", F.when(deleted_until >= 0, low).otherwise(-1))
 
-    is_left_out = (F.col("timestamp_ms") <= F.col("_low")) & F.col("fate").isin(ACCEPTED, LATE)
-    fate = F.when(is_left_out, LEFT_OUT).otherwise(F.col("fate"))
-    own = bounded(labelled).withColumn("fate", fate)
+    is_left_out = (F.col("timestamp_ms") <= F.col("_low")) & F.col("outcome").isin(ACCEPTED, LATE)
+    outcome = F.when(is_left_out, LEFT_OUT).otherwise(F.col("outcome"))
+    own = bounded(labelled).withColumn("outcome", outcome)
     behind = (bounded(rows).filter(F.col("start_ms") > F.col("_low")) for rows in (batch, stream))
     labelled, batch, stream = (rows.drop("_low", "_end") for rows in (own, *behind))
     return labelled, batch, stream
@@ -130,7 +130,7 @@ def materialized(rows: DataFrame) -> DataFrame:
     return rows.localCheckpoint()
 
 
-def after_gone_records(inputs: Inputs, differences: DataFrame) -> DataFrame:
+def without_idle_partitions(inputs: Inputs, differences: DataFrame) -> DataFrame:
     """Returns the differences without those of the partitions whose time advanced while they were idle."""
     return differences.filter(~F.col("partition").isin(*inputs.idled)) if inputs.idled else differences
 
@@ -144,9 +144,9 @@ def all_differences(found: Sequence[DataFrame]) -> DataFrame:
 
 
 def label(inputs: Inputs) -> DataFrame:
-    """Returns source records with their fate, the fields to sum, and the close time on their arrival (`close_ms`).
+    """Returns source records with their outcome, the fields to sum, and the close time on their arrival (`close_ms`).
 
-    A record's fate is late if it missed all of its windows.
+    A record's outcome is `late` if it missed all of its windows.
     """
     store = inputs.store
     late = inputs.late.filter(F.col("offset").isNotNull()).groupBy(*COORDINATES)
@@ -154,10 +154,10 @@ def label(inputs: Inputs) -> DataFrame:
     dead = inputs.dead.dropna().groupBy(*COORDINATES).agg(F.count(F.lit(1)).alias("dead_times"))
     records = inputs.records.join(late, COORDINATES, "left").join(dead, COORDINATES, "left")
     records = records.fillna(0, ["late_times", "dead_times"])
-    fate = F.when(F.col("dead_times") > 0, DEAD).when(F.size("missed") >= windows_of(store), LATE)
-    records = records.withColumn("fate", fate.when(F.col("key").isNull(), NULL_KEY).otherwise(ACCEPTED))
+    outcome = F.when(F.col("dead_times") > 0, DEAD).when(F.size("missed") >= windows_of(store), LATE)
+    records = records.withColumn("outcome", outcome.when(F.col("key").isNull(), NULL_KEY).otherwise(ACCEPTED))
     # Records without a key and dead letters do not advance the operator's time; late records do.
-    reached = F.when(F.col("fate").isin(ACCEPTED, LATE), F.col("timestamp_ms"))
+    reached = F.when(F.col("outcome").isin(ACCEPTED, LATE), F.col("timestamp_ms"))
     so_far = SparkWindow.partitionBy("partition").orderBy("offset").rowsBetween(SparkWindow.unboundedPreceding, 0)
     close = F.max(reached).over(so_far) - store.grace_ms - store.gap_ms
     # The sample is taken only now, because the close time depends on all records.
@@ -165,7 +165,7 @@ def label(inputs: Inputs) -> DataFrame:
         records.withColumn("close_ms", close)
         .filter(in_sample(inputs.sample))
         .select(
-            *("partition", "offset", "timestamp_ms", "key", "fate", "missed", "late_times", "dead_times"),
+            *("partition", "offset", "timestamp_ms", "key", "outcome", "missed", "late_times", "dead_times"),
             *(FIELDS, "close_ms"),
         )
     )
@@ -193,7 +193,7 @@ def starts_of(store: StoreSchema) -> SparkColumn:
 def batch_sessions(labelled: DataFrame, store: StoreSchema, numbers: list[Measure]) -> DataFrame:
     """Returns Spark's sessions over the accepted records."""
     length = F.session_window(F.timestamp_millis("timestamp_ms"), f"{store.gap_ms} milliseconds")
-    grouped = labelled.filter(F.col("fate") == ACCEPTED).groupBy(*KEY, length)
+    grouped = labelled.filter(F.col("outcome") == ACCEPTED).groupBy(*KEY, length)
     return grouped.agg(
         F.count(F.lit(1)).alias("records"),
         *(m.of_records.alias(m.name) for m in numbers),
@@ -253,18 +253,18 @@ def unknown_coordinates(inputs: Inputs) -> DataFrame:
     """
     known = inputs.records.select(*COORDINATES, F.col("key").alias("_key"), F.col("timestamp_ms").alias("_ms"))
     known = known.withColumn("_known", F.lit(True))
-    dead = inputs.dead.withColumn("what", F.lit("dead letter"))
-    both = inputs.late.withColumn("what", F.lit("late")).unionByName(dead, allowMissingColumns=True)
+    dead = inputs.dead.withColumn("kind", F.lit("dead letter"))
+    both = inputs.late.withColumn("kind", F.lit("late")).unionByName(dead, allowMissingColumns=True)
     both = both.join(known, COORDINATES, "left").withColumn("at", F.col("timestamp_ms"))
     own = F.array_except("missed", starts_of(inputs.store))
     another = (F.col("key") != F.col("_key")) | (F.col("timestamp_ms") != F.col("_ms"))
     reason = (
         F.when(F.col("_known").isNull(), "is not a covered source record")
-        .when(F.col("what") == "dead letter", None)
+        .when(F.col("kind") == "dead letter", None)
         .when(another, "has another key or time in the source")
         .when((F.size(own) > 0) | (F.size("missed") == 0), "cannot have missed these windows")
     )
-    detail = F.format_string("%s: offset %s %s", "what", "offset", "reason")
+    detail = F.format_string("%s: offset %s %s", "kind", "offset", "reason")
     return difference(both.withColumn("reason", reason).filter("reason IS NOT NULL"), "unknown", "at", detail)
 
 
@@ -301,18 +301,18 @@ def outside(contained: DataFrame) -> DataFrame:
     return difference(contained.filter(F.col("batch_ms").isNull()), "outside", "start_ms", detail)
 
 
-def placed_records(labelled: DataFrame, store: StoreSchema) -> DataFrame:
+def assigned_records(labelled: DataFrame, store: StoreSchema) -> DataFrame:
     """Returns accepted and late records with their session's `start_ms` and `end_ms` by the rule, or null."""
-    keyed = labelled.filter(F.col("fate").isin(ACCEPTED, LATE))
+    keyed = labelled.filter(F.col("outcome").isin(ACCEPTED, LATE))
     in_order = keyed.select(*KEY, "offset", "timestamp_ms", "close_ms").repartition(*KEY)
     in_order = in_order.sortWithinPartitions(*KEY, "offset")
-    placed = in_order.mapInArrow(session_rule.replay(store.gap_ms), session_rule.COLUMNS)
-    return keyed.join(placed, COORDINATES)
+    assigned = in_order.mapInArrow(session_rule.replay(store.gap_ms), session_rule.COLUMNS)
+    return keyed.join(assigned, COORDINATES)
 
 
-def rule_sessions(placed: DataFrame, numbers: list[Measure]) -> DataFrame:
+def rule_sessions(assigned: DataFrame, numbers: list[Measure]) -> DataFrame:
     """Returns the sessions that the stream must have, with the numbers of the records that it accepted."""
-    own = placed.filter((F.col("fate") == ACCEPTED) & F.col("start_ms").isNotNull())
+    own = assigned.filter((F.col("outcome") == ACCEPTED) & F.col("start_ms").isNotNull())
     return own.groupBy(*WINDOW).agg(*(m.of_records.alias(m.name) for m in numbers))
 
 
@@ -342,9 +342,9 @@ def closing(stream: DataFrame, store: StoreSchema) -> DataFrame:
     return difference(early, "closing", "start_ms", F.format_string(text, "start_ms", "end_ms", "closed_ms"))
 
 
-def lateness(placed: DataFrame) -> DataFrame:
+def lateness(assigned: DataFrame) -> DataFrame:
     """Returns late records that the session rule accepts, and accepted records that it rejects as late."""
-    wrong = (F.col("fate") == LATE) == F.col("start_ms").isNotNull()
+    is_wrong = (F.col("outcome") == LATE) == F.col("start_ms").isNotNull()
     text = "offset %s is %s, though its time is %s and the close time was %s"
-    detail = F.format_string(text, "offset", "fate", "timestamp_ms", "close_ms")
-    return difference(placed.filter(wrong), "lateness", "timestamp_ms", detail)
+    detail = F.format_string(text, "offset", "outcome", "timestamp_ms", "close_ms")
+    return difference(assigned.filter(is_wrong), "lateness", "timestamp_ms", detail)

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 COLUMNS = "partition int, offset bigint, start_ms bigint, end_ms bigint"
 """The columns of `replay`'s rows, in SQL."""
-_PLACED = pa.schema(
+_SCHEMA = pa.schema(
     [("partition", pa.int32()), ("offset", pa.int64()), ("start_ms", pa.int64()), ("end_ms", pa.int64())]
 )
 Assigned = tuple[int, int | None, int | None]
@@ -70,10 +70,10 @@ def assign(records: Iterable[tuple[int, int, int]], gap_ms: int) -> list[Assigne
 
     `records` are (offset, time, close time on arrival) in the order of arrival.
     """
-    sessions, placed = OpenSessions(gap_ms), list[Assigned]()
+    sessions, assigned = OpenSessions(gap_ms), list[Assigned]()
     for record in records:
-        placed.extend(sessions.take(*record))
-    return sorted([*placed, *sessions.close()], key=lambda one: one[0])
+        assigned.extend(sessions.take(*record))
+    return sorted([*assigned, *sessions.close()], key=lambda one: one[0])
 
 
 def replay(gap_ms: int) -> Callable[[Iterator[Any]], Iterator[Any]]:
@@ -86,23 +86,23 @@ def replay(gap_ms: int) -> Callable[[Iterator[Any]], Iterator[Any]]:
     def run(batches: Iterator[Any]) -> Iterator[Any]:
         key, sessions = None, OpenSessions(gap_ms)
         for batch in batches:
-            placed = list[tuple[Any, ...]]()
+            assigned = list[tuple[Any, ...]]()
             for partition, name, *record in zip(*(column.to_pylist() for column in batch.columns), strict=True):
                 if (partition, name) != key:
-                    placed += _of(key, sessions.close())
+                    assigned += _of(key, sessions.close())
                     key, sessions = (partition, name), OpenSessions(gap_ms)
-                placed += _of(key, sessions.take(*record))
-            yield _batch(placed)
+                assigned += _of(key, sessions.take(*record))
+            yield _batch(assigned)
         yield _batch(_of(key, sessions.close()))
 
     return run
 
 
-def _of(key: tuple[int, bytes] | None, placed: Iterable[Assigned]) -> list[tuple[Any, ...]]:
-    return [] if key is None else [(key[0], *one) for one in placed]
+def _of(key: tuple[int, bytes] | None, assigned: Iterable[Assigned]) -> list[tuple[Any, ...]]:
+    return [] if key is None else [(key[0], *one) for one in assigned]
 
 
 def _batch(rows: list[tuple[Any, ...]]) -> Any:
-    columns = list(zip(*rows, strict=True)) or [()] * len(_PLACED)
-    arrays = [pa.array(column, field.type) for column, field in zip(columns, _PLACED, strict=True)]
-    return pa.RecordBatch.from_arrays(arrays, schema=_PLACED)
+    columns = list(zip(*rows, strict=True)) or [()] * len(_SCHEMA)
+    arrays = [pa.array(column, field.type) for column, field in zip(columns, _SCHEMA, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=_SCHEMA)

@@ -26,7 +26,6 @@ from penstock.services.spark.audit.session_checks import (
     LATE,
     LEFT_OUT,
     Compared,
-    after_gone_records,
     all_differences,
     closing,
     difference,
@@ -36,6 +35,7 @@ from penstock.services.spark.audit.session_checks import (
     stream_sessions,
     unknown_coordinates,
     windows,
+    without_idle_partitions,
 )
 from penstock.shared.streams.changelog.format import StoreSchema
 
@@ -55,36 +55,38 @@ class Members(NamedTuple):
 
 def compare_windows(inputs: Inputs) -> Compared:
     """Runs all checks of windows that do not merge. The result is lazy, except for materialized parts."""
-    store, gone_until = inputs.store, inputs.gone_until()
+    store, deleted_until = inputs.store, inputs.deleted_until()
     numbers = measures(store)
     labelled = materialized(label(inputs))
-    keyed = labelled.filter(F.col("fate").isin(ACCEPTED, LATE))
+    keyed = labelled.filter(F.col("outcome").isin(ACCEPTED, LATE))
     members = sliding(keyed, store) if store.kind == "sliding" else fixed(keyed, store)
     expected = members.pairs.groupBy(*WINDOW).agg(*(m.of_records.alias(m.name) for m in numbers))
     stream = stream_sessions(inputs, numbers)
     if members.left_out is not None:
         # A closed sliding window is kept for a while. Its final row is valid, not its live row.
         closed = materialized(stream.filter("closed"))
-        kept = stream.filter("NOT closed").join(closed.select(*WINDOW), list(WINDOW), "left_anti")
-        stream = closed.unionByName(kept).join(members.left_out, list(KEY), "left_anti")
+        live = stream.filter("NOT closed").join(closed.select(*WINDOW), list(WINDOW), "left_anti")
+        stream = closed.unionByName(live).join(members.left_out, list(KEY), "left_anti")
         expected = expected.join(members.left_out, list(KEY), "left_anti")
-    if inputs.gone_until_ms:
+    if inputs.deleted_until_ms:
         # A sliding window may begin just after a record that is gone.
-        low = gone_until + (1 if store.kind == "sliding" else 0)
+        low = deleted_until + (1 if store.kind == "sliding" else 0)
         expected, stream = (rows.filter(F.col("start_ms") > low) for rows in (expected, stream))
         first = F.col("timestamp_ms") - (F.col("timestamp_ms") % F.lit(store.advance_ms or store.size_ms))
         of_window = first if store.kind != "sliding" else F.col("timestamp_ms")
-        is_left_out = F.col("fate").isin(ACCEPTED, LATE) & (of_window <= low)
-        labelled = materialized(labelled.withColumn("fate", F.when(is_left_out, LEFT_OUT).otherwise(F.col("fate"))))
+        is_left_out = F.col("outcome").isin(ACCEPTED, LATE) & (of_window <= low)
+        labelled = materialized(
+            labelled.withColumn("outcome", F.when(is_left_out, LEFT_OUT).otherwise(F.col("outcome")))
+        )
     expected, stream = materialized(expected), materialized(stream)
     found = [unknown_coordinates(inputs), repeated_coordinates(labelled, inputs.exactly_once)]
     contents = windows(expected, stream, numbers)
     if store.kind != "sliding":
         found.append(contents)
     if inputs.recomputes:
-        recomputed = [closing(stream, store), lateness(members.verdicts, gone_until)]
+        recomputed = [closing(stream, store), lateness(members.verdicts, deleted_until)]
         recomputed += [contents] if store.kind == "sliding" else []
-        found += [after_gone_records(inputs, one) for one in recomputed]
+        found += [without_idle_partitions(inputs, one) for one in recomputed]
     not_compared = [] if members.left_out is None else _left_out(members.left_out, keyed)
     return Compared(all_differences(found), labelled, expected, stream, not_compared)
 
@@ -112,7 +114,7 @@ def sliding(keyed: DataFrame, store: StoreSchema) -> Members:
     reach, time = store.size_ms, F.col("timestamp_ms")
     below = keyed.filter(time < F.col("close_ms"))
     left_out = materialized(below.select(*KEY).distinct())
-    records = keyed.filter(F.col("fate") == ACCEPTED).join(left_out, list(KEY), "left_anti")
+    records = keyed.filter(F.col("outcome") == ACCEPTED).join(left_out, list(KEY), "left_anti")
     times = records.select(*KEY, "timestamp_ms").distinct()
     starts = times.select(*KEY, F.greatest(F.lit(0), time - reach).alias("start_ms"))
     starts = starts.unionByName(times.select(*KEY, (time + 1).alias("start_ms"))).distinct()
@@ -126,14 +128,14 @@ def sliding(keyed: DataFrame, store: StoreSchema) -> Members:
     # just after it is closed. Between the two, lateness depends on the records that were still kept.
     sure = keyed.filter((time >= F.col("close_ms")) | (time + 1 + reach <= F.col("close_ms")))
     verdicts = sure.withColumns(
-        {"start_ms": time, "missed_it": F.col("fate") == LATE, "was_late": time < F.col("close_ms")}
+        {"start_ms": time, "missed_it": F.col("outcome") == LATE, "was_late": time < F.col("close_ms")}
     )
     return Members(pairs.drop("_span"), verdicts, left_out)
 
 
-def lateness(verdicts: DataFrame, gone_until: SparkColumn) -> DataFrame:
+def lateness(verdicts: DataFrame, deleted_until: SparkColumn) -> DataFrame:
     """Returns the pairs in which a record missed a window and should not have, or should have missed it and did not."""
-    wrong = verdicts.filter((F.col("missed_it") != F.col("was_late")) & (F.col("start_ms") > gone_until))
+    wrong = verdicts.filter((F.col("missed_it") != F.col("was_late")) & (F.col("start_ms") > deleted_until))
     text = F.when(F.col("missed_it"), "is late").otherwise("is not late")
     detail = F.concat(
         F.format_string("offset %s, window from %s, ", "offset", "start_ms"),

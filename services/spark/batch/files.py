@@ -121,8 +121,8 @@ def file_rows(spark: SparkSession, settings: BatchSettings) -> FileRows:
     found = _lines(spark, settings) if settings.format == "json" else _table(spark, settings)
     named = (settings.key_column, settings.timestamp_column, settings.value_column)
     if missing := [name for name in named if name is not None and name not in found.columns.fieldNames()]:
-        there = ", ".join(found.columns.fieldNames())
-        raise ConfigError(f"{settings.files} has no column {', '.join(missing)}; it has {there}")
+        names = ", ".join(found.columns.fieldNames())
+        raise ConfigError(f"{settings.files} has no column {', '.join(missing)}; it has {names}")
     return found
 
 
@@ -280,20 +280,20 @@ def nanoseconds(spark: SparkSession, settings: BatchSettings, options: Mapping[s
     Raises ConfigError if a column has nanoseconds in one file and another type in another, or if it is nested in
     another column.
     """
-    way_out = "write them in microseconds (pandas: coerce_timestamps='us')"
+    remedy = "write them in microseconds (pandas: coerce_timestamps='us')"
     java, conf = jvm(spark), spark._jsparkSession.sessionState().newHadoopConf()
     seen: dict[str, tuple[str | None, str]] = {}
     for path in sorted(row.path for row in _listed(spark, settings, options).select("path").collect()):
         footer = java.org.apache.parquet.hadoop.ParquetFileReader.readFooter(conf, java.org.apache.hadoop.fs.Path(path))
         for field in footer.getFileMetaData().getSchema().getFields():
-            name, is_of_them = str(field.getName()), NANOSECONDS in str(field.toString())
-            if is_of_them and not field.isPrimitive():
-                raise ConfigError(f"column {name} in {path} has times in nanoseconds within it: {way_out}")
-            is_utc = is_of_them and field.getLogicalTypeAnnotation().isAdjustedToUTC()
-            kind = ("timestamp" if is_utc else "timestamp_ntz") if is_of_them else None
+            name, is_nanoseconds = str(field.getName()), NANOSECONDS in str(field.toString())
+            if is_nanoseconds and not field.isPrimitive():
+                raise ConfigError(f"column {name} in {path} has times in nanoseconds within it: {remedy}")
+            is_utc = is_nanoseconds and field.getLogicalTypeAnnotation().isAdjustedToUTC()
+            kind = ("timestamp" if is_utc else "timestamp_ntz") if is_nanoseconds else None
             before, where = seen.setdefault(name, (kind, path))
             if before != kind:
-                raise ConfigError(f"column {name} has other times in {path} than in {where}, in nanoseconds: {way_out}")
+                raise ConfigError(f"column {name} has other times in {path} than in {where}, in nanoseconds: {remedy}")
     return {name: kind for name, (kind, _) in seen.items() if kind is not None}
 
 
@@ -307,12 +307,12 @@ def require_one_header(spark: SparkSession, settings: BatchSettings, options: di
     """Raises ConfigError if the headers of CSV files differ in their columns or in the columns' order."""
     as_lines = {name: value for name, value in options.items() if name in {*LISTING_OPTIONS, "lineSep"}}
     lines = spark.read.format("text").schema(f"{LINE} string").options(**as_lines).load(settings.files_read)
-    is_there = (F.trim(LINE) != "") & (F.col(METADATA)["file_block_start"] == 0)
+    is_line = (F.trim(LINE) != "") & (F.col(METADATA)["file_block_start"] == 0)
     if comment := options.get("comment"):
-        is_there &= ~F.startswith(LINE, F.lit(comment))
+        is_line &= ~F.startswith(LINE, F.lit(comment))
     path = F.col(METADATA)["file_path"].alias("path")
-    placed = lines.filter(is_there).select(path, LINE, F.monotonically_increasing_id().alias("place"))
-    heads = placed.groupBy("path").agg(F.min_by(LINE, "place").alias("head"))
+    numbered = lines.filter(is_line).select(path, LINE, F.monotonically_increasing_id().alias("number"))
+    heads = numbered.groupBy("path").agg(F.min_by(LINE, "number").alias("head"))
     reader = spark.read.options(**options | {"inferSchema": "false"})
     first: Row | None = None
     for row in heads.groupBy("head").agg(F.min("path").alias("path")).orderBy("path").collect():
@@ -331,8 +331,10 @@ def require_all_fields(
 ) -> None:
     """Raises ConfigError if a line of CSV has fewer fields than columns, or more, which Spark would drop."""
     texts = [StructField(field.name, StringType()) for field in columns if field.name != METADATA]
-    asked = {**options, "columnNameOfCorruptRecord": LINE, "mode": "PERMISSIVE"}
-    reader = spark.read.format("csv").options(**asked).schema(StructType([*texts, StructField(LINE, StringType())]))
+    read_options = {**options, "columnNameOfCorruptRecord": LINE, "mode": "PERMISSIVE"}
+    reader = (
+        spark.read.format("csv").options(**read_options).schema(StructType([*texts, StructField(LINE, StringType())]))
+    )
     rows = reader.load(settings.files_read)
     # Select all columns: with fewer, Spark does not check the number of fields.
     wrong = rows.filter(F.col(LINE).isNotNull()).select("*", F.col(METADATA)["file_path"].alias("path")).first()

@@ -2,7 +2,7 @@
 
 Steps of a batch:
 
-1. Stop with BatchRefused if the group has members, because the members own the partitions.
+1. Stop with BatchRejected if the group has members, because the members own the partitions.
 2. Compact, so that tasks restore from the lake and the tables have the progress of each partition.
 3. Create the topics as a starting worker does, and choose the end offset of each partition.
 4. Run one Spark task for each partition that has records to read (see `task`).
@@ -61,7 +61,7 @@ Held = Mapping[str, TopicOffsets]
 """The offsets of the source topics, by topic."""
 
 
-class BatchRefused(FatalError):
+class BatchRejected(FatalError):
     """A batch cannot run now. The message has the reason."""
 
 
@@ -104,7 +104,7 @@ class Batch:
     def run(self) -> BatchReport:
         """Run one batch.
 
-        Raises BatchRefused if live instances run, BatchFenced if one starts during the batch, ConfigError, and the
+        Raises BatchRejected if live instances run, BatchFenced if one starts during the batch, ConfigError, and the
         errors of tasks and compactions. Commits before an error are kept.
         """
         started = time.monotonic()
@@ -144,7 +144,7 @@ class Batch:
         try:
             await require_no_members(self.settings.kafka, self.settings.application)
         except GroupHasMembers as e:
-            raise BatchRefused(f"{e}. Stop the live instances first: a batch takes their partitions over") from None
+            raise BatchRejected(f"{e}. Stop the live instances first: a batch takes their partitions over") from None
 
     async def _topics(self) -> set[str]:
         async with Admin(self.settings.kafka) as admin:
@@ -192,7 +192,7 @@ class Batch:
             return dict(earliest if text == "earliest" else latest)
         if not EXPLICIT_OFFSETS.fullmatch(text):
             return self._offsets_at({topic: held}, text)[topic]
-        return given_offsets(topic, text, earliest, latest)
+        return explicit_offsets(topic, text, earliest, latest)
 
     # --- run ---
 
@@ -300,10 +300,10 @@ def ranges_to_read(ends: Offsets, held: Held, known: Mapping[int, Progress]) -> 
         for partition, end in of.items():
             progress = known.get(partition)
             at = None if progress is None else progress.sources.get(topic)
-            there = held[topic]
-            start = there.earliest[partition] if at is None else at
-            is_other = progress is not None and progress.source_ids.get(topic, there.topic_id) != there.topic_id
-            records = 1 if is_other or start > there.latest[partition] else max(0, end - start)
+            available = held[topic]
+            start = available.earliest[partition] if at is None else at
+            is_other = progress is not None and progress.source_ids.get(topic, available.topic_id) != available.topic_id
+            records = 1 if is_other or start > available.latest[partition] else max(0, end - start)
             left[partition] = left.get(partition, 0) + records
     wanted = sorted((p for p, records in left.items() if records), key=lambda p: (-left[p], p))
     return [PartitionRange(p, {topic: of[p] for topic, of in ends.items()}) for p in wanted]
@@ -315,23 +315,23 @@ def next_offsets(results: Sequence[TaskResult], known: Mapping[int, Progress], e
     return {topic: {p: at.get(p, {}).get(topic, end) for p, end in of.items()} for topic, of in ends.items()}
 
 
-def given_offsets(topic: str, text: str, earliest: Mapping[int, int], latest: Mapping[int, int]) -> dict[int, int]:
+def explicit_offsets(topic: str, text: str, earliest: Mapping[int, int], latest: Mapping[int, int]) -> dict[int, int]:
     """Returns the offsets of a text `partition:offset,…`.
 
     Raises ConfigError if they are not exactly one for each partition, or if the topic does not hold one of them.
 
-    >>> given_offsets("clicks", "0:5,1:7", {0: 0, 1: 0}, {0: 9, 1: 7})
+    >>> explicit_offsets("clicks", "0:5,1:7", {0: 0, 1: 0}, {0: 9, 1: 7})
     {0: 5, 1: 7}
     """
-    given = {int(p): int(at) for p, at in (one.split(":") for one in text.split(","))}
-    if wrong := sorted(given.keys() ^ latest.keys()):
+    offsets = {int(p): int(at) for p, at in (one.split(":") for one in text.split(","))}
+    if wrong := sorted(offsets.keys() ^ latest.keys()):
         rule = "an offset for each partition is needed, and no other"
         raise ConfigError(f"live_from: {topic}: {text}: {rule} (partitions {wrong})")
-    for partition, offset in sorted(given.items()):
+    for partition, offset in sorted(offsets.items()):
         if not earliest[partition] <= offset <= latest[partition]:
             held = f"the topic holds {earliest[partition]} to {latest[partition]}"
             raise ConfigError(f"live_from: {topic}-{partition}: offset {offset}; {held}")
-    return given
+    return offsets
 
 
 def batch_report(

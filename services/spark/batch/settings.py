@@ -113,15 +113,15 @@ class BatchSettings(MaintenanceSettings, TaskSettings):
     @model_validator(mode="after")
     def _fit_together(self) -> Self:
         if self.files is None:
-            if given := [name for name in OF_FILES if getattr(self, name) is not None]:
-                raise ValueError(f"{', '.join(given)}: only with files")
+            if configured := [name for name in OF_FILES if getattr(self, name) is not None]:
+                raise ValueError(f"{', '.join(configured)}: only with files")
             return self
         if self.live_from is None:
             raise ValueError(
                 f"files also need live_from, where the aggregator begins in the topics: {START_OFFSET_FORMATS}"
             )
-        if given := [name for name in ("until", "every") if getattr(self, name) is not None]:
-            raise ValueError(f"{', '.join(given)}: not with files, which are an application's first batch, once")
+        if configured := [name for name in ("until", "every") if getattr(self, name) is not None]:
+            raise ValueError(f"{', '.join(configured)}: not with files, which are an application's first batch, once")
         return self
 
     @property

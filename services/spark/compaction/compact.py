@@ -63,7 +63,7 @@ Row = dict[str, Any]
 REWRITE_ROWS_MIN = 10_000  # rows added to a partition of `state` before a rewrite is worth its cost
 COMPACTION, REWRITE = "compaction", "rewrite"  # the kinds of commits of `state`
 PROGRESS_ROWS_MAX = 100  # progress rows of a partition that a rewrite keeps: a restored table continues at one of them
-WAY_OUT = (
+REMEDY = (
     "Put back tables whose covered offsets the changelog still has, or start afresh (`penstock streams reset`, then "
     "`penstock batch` for the history)"
 )
@@ -187,13 +187,13 @@ class Compaction:
     ) -> tuple[int, Row | None]:
         """Returns the first offset to read of a partition, and its progress row, None at the changelog's beginning."""
         newest, earliest = (rows[0] if rows else None), offsets.earliest[partition]
-        there = {table: of[partition] for table, of in positions.items() if partition in of}
-        behind = lagging(newest, there)
+        table_positions = {table: of[partition] for table, of in positions.items() if partition in of}
+        behind = lagging(newest, table_positions)
         if not behind:
             start, row = (0, None) if newest is None else (int(newest["changelog_offset"]), newest)
             lacks = ""
         else:
-            lowest = min(there.get(table, -1) for table in behind)
+            lowest = min(table_positions.get(table, -1) for table in behind)
             row = next((row for row in rows if row["changelog_offset"] <= lowest + 1), None)
             start = 0 if row is None else int(row["changelog_offset"])
             lacks = f" {', '.join(behind)} lacks rows from offset {lowest + 1} on."
@@ -202,12 +202,12 @@ class Compaction:
             raise ChangelogHole(
                 f"{offsets.topic}-{partition}: offsets {start} to {earliest - 1} were deleted, and the tables at "
                 f"{self.settings.folder} go on at offset {start}.{lacks} Is this the lake that the aggregator has? "
-                f"{WAY_OUT}"
+                f"{REMEDY}"
             )
         if offsets.latest[partition] < start:
             raise ChangelogHole(
                 f"{offsets.topic}-{partition}: the log ends at {offsets.latest[partition]}, but the tables cover it up "
-                f"to {start}. {WAY_OUT}"
+                f"to {start}. {REMEDY}"
             )
         return start, row
 
@@ -337,9 +337,9 @@ class Compaction:
         for p, rows in crowded.items():
             own = [file for file in files if int(file["partition.partition"]) == p]
             size, count = (sum(file[name] for file in own) for name in ("size_bytes", "num_records"))
-            kept = [row for row in rows[1:] if row["changelog_offset"] >= plan.offsets.earliest[p]]
+            retained = [row for row in rows[1:] if row["changelog_offset"] >= plan.offsets.earliest[p]]
             paths = [file["path"] for file in own]
-            wanted.append(RewriteInput(p, paths, count, size, rows[:1] + kept[: PROGRESS_ROWS_MAX - 1]))
+            wanted.append(RewriteInput(p, paths, count, size, rows[:1] + retained[: PROGRESS_ROWS_MAX - 1]))
         self.log(f"rewriting {len(wanted)} partitions of `state`, {sum(one.rows for one in wanted)} rows")
         step = rewrite(self.path(STATE), self.options, f"{self.job}-r")
         done = self._run_tasks(wanted, lambda one: one.rows, step)
@@ -434,16 +434,18 @@ def bounded_ranges(
 ) -> list[ChangelogRange]:
     """Returns the ranges of a compaction: together about `records_max` records, with a share for each partition."""
     left = {p: offsets.latest[p] - start for p, (start, _) in begins.items()}
-    share, room = dict.fromkeys(left, 0), records_max
+    share, remaining = dict.fromkeys(left, 0), records_max
     for nth, p in enumerate(sorted(left, key=lambda p: left[p])):  # small partitions leave room for large ones
-        share[p] = min(left[p], max(room // (len(left) - nth), 1))
-        room -= share[p]
+        share[p] = min(left[p], max(remaining // (len(left) - nth), 1))
+        remaining -= share[p]
     ranges = []
     for p, (start, row) in sorted(begins.items()):
         epoch, progress = (0, None) if row is None else (row["epoch"], row["progress"])
-        there = {table: of[p] for table, of in positions.items() if p in of}
+        table_positions = {table: of[p] for table, of in positions.items() if p in of}
         ranges.append(
-            ChangelogRange(p, start, start + share[p], offsets.latest[p], epoch, progress, newest.get(p), there)
+            ChangelogRange(
+                p, start, start + share[p], offsets.latest[p], epoch, progress, newest.get(p), table_positions
+            )
         )
     return ranges
 

@@ -155,11 +155,11 @@ def folders(uri: str, options: Options) -> list[str]:
     return sorted(info.base_name for info in found if info.type == pafs.FileType.Directory)
 
 
-def _lacks(there: pa.Schema, wanted: pa.Schema) -> bool:
+def _lacks(existing: pa.Schema, wanted: pa.Schema) -> bool:
     for field in wanted:
-        if field.name not in there.names:
+        if field.name not in existing.names:
             return True
-        known = there.field(field.name).type
+        known = existing.field(field.name).type
         if pa.types.is_struct(field.type) and {f.name for f in field.type} - {f.name for f in known}:
             return True
     return False

@@ -329,9 +329,9 @@ class PartitionFold:
             newest = last_of_each(keys.indices.to_numpy(), starts)
             at = 0
             for part in own:
-                places = newest[(newest >= at) & (newest < at + len(part))] - at
+                indexes = newest[(newest >= at) & (newest < at + len(part))] - at
                 at += len(part)
-                found = part.at(places[part.offsets[places] >= self.range.covered])
+                found = part.at(indexes[part.offsets[indexes] >= self.range.covered])
                 if len(found):
                     yield found
 
@@ -348,11 +348,11 @@ class PartitionFold:
         return pa.record_batch(list(found.values()), names=list(found))
 
     def _first_invalid(self, part: Confirmed, store: StoreSchema, columns: Any, error: Exception) -> str:
-        for place in range(len(part)):
+        for index in range(len(part)):
             try:
-                columns(part.at(np.array([place])), store)
+                columns(part.at(np.array([index])), store)
             except (CorruptRecord, pa.ArrowInvalid) as e:
-                return self.error_at(int(part.offsets[place]), f"{e}. {WAYS_OUT}")
+                return self.error_at(int(part.offsets[index]), f"{e}. {WAYS_OUT}")
         return self.error_at(int(part.offsets[0]), str(error))
 
     def _live_rows(self, part: Confirmed, store: StoreSchema) -> dict[str, Any]:
@@ -371,8 +371,8 @@ class PartitionFold:
 
     def _closed_rows(self, part: Confirmed, store: StoreSchema) -> dict[str, Any]:
         beyond = np.flatnonzero((part.starts < 0) | (part.starts > TIME_MS_MAX) | (part.ends > TIME_MS_MAX))
-        for place in beyond[:1].tolist():
-            raise CorruptRecord(beyond_time(int(part.starts[place]), int(part.ends[place])))
+        for index in beyond[:1].tolist():
+            raise CorruptRecord(beyond_time(int(part.starts[index]), int(part.ends[index])))
         states = state_array(StateCodec(store.state_columns()), part.states)
         return {
             **_keys(part.keys, store),

@@ -309,14 +309,6 @@ WAYS_OUT = (
 """The remedy for a record that cannot be decoded; part of the error's message."""
 
 
-def without_takeover(epoch: int, in_force: int) -> str:
-    """Return the reason to reject a commit of an epoch above the one in force (0: none is)."""
-    return (
-        f"a commit of epoch {epoch}, and no takeover record of it (in force is {in_force or 'none'}): the record was "
-        "damaged or lost, and no commit of its owner would count"
-    )
-
-
 _decode_progress = msgspec.json.Decoder(Progress).decode
 
 

@@ -80,7 +80,7 @@ class RecordRejected(DataError):
             advice = "max_future_ms must not be above the topic's message.timestamp.after.max.ms"
         super().__init__(
             f"{where}: the record of key {(record.key or b'')[:KEY_BYTES_SHOWN]!r}, {size} bytes, timestamp "
-            f"{record.timestamp}, was refused: {reason}; {advice}"
+            f"{record.timestamp}, was rejected: {reason}; {advice}"
         )
 
 
@@ -184,7 +184,7 @@ class ChangelogPartition:
         offsets = {TopicPartition(topic, partition): own_offset(at) for topic, at in commit.sources.items()}
         entries, progress = self._entries(commit.changelog[:-1]), self._entries(commit.changelog[-1:])
         topics = commit.produced.topics_by_source_key()
-        commit.produced.place({topic: await self._producer.partitions_for(topic) for topic in topics})
+        commit.produced.assign_partitions({topic: await self._producer.partitions_for(topic) for topic in topics})
         outputs = _in_bulk(commit.produced)
         if self.exactly_once:
             async with self._producer.transaction():

@@ -256,8 +256,13 @@ class ChangelogReader:
     def feed(self, offsets: Int64Array, keys: Sequence[bytes | None], values: Sequence[bytes | None]) -> None:
         """Take the next records. CorruptEntry names an invalid one; changes confirmed before it are applied.
 
-        Steps: 1. Read the envelopes, up to an invalid record. 2. Settle the entries that count, from one takeover to
-        the next. 3. Apply what was confirmed, with the held entries of its commit. 4. Hold what is not confirmed yet.
+        Steps:
+        1. Read the envelopes, up to an invalid record.
+        2. Settle the entries that count, from one takeover to the next. A takeover ends the wait of all entries before
+           it, those of earlier batches included.
+        3. Apply the confirmed entries. The first commit may also confirm entries that were held from earlier batches.
+        4. Hold the entries that no commit has confirmed yet.
+        5. Raise the error of the first invalid record. All confirmed entries before it are applied.
         """
         if not len(offsets):
             return
@@ -271,13 +276,14 @@ class ChangelogReader:
             index = int(counters[k.AT])
             epoch = int(batch.numbers[index, k.EPOCH])
             if stop_reason == k.LOST:
-                reason = fmt.without_takeover(epoch, self.epoch)
+                reason = _missing_takeover(epoch, self.epoch)
                 batch.count, error = index, CorruptEntry(int(offsets[index]), reason)
                 break
             self.epoch, self.takeover_offset = epoch, int(offsets[index])
             counters[k.FORCE], counters[k.AT] = epoch, index + 1
             counters[k.IGNORED] += counters[k.PENDING]
             counters[k.PENDING] = 0
+            # If the batch had a commit before the takeover, step 3 decides about the held entries.
             if not counters[k.COMMITS]:
                 self.entries_ignored += sum(len(entries) for entries, _ in held)
                 held = []
@@ -309,6 +315,7 @@ class ChangelogReader:
                 first, commits = first + commits[-1].changes, []
             if not commits and self._stores is not None:
                 check_schema(progress.stores, self._stores)
+            # Held entries precede the batch, so they can only be of its first commit.
             if number == 0 and held:
                 parts = self._of_commit(held, int(batch.numbers[index, k.COMMIT]), progress.stores)
                 _require_stores(
@@ -364,6 +371,14 @@ class ChangelogReader:
         self._pending = held
 
 
+def _missing_takeover(epoch: int, in_force: int) -> str:
+    """Return the reason to reject a commit of an epoch above the one in force (0: none is)."""
+    return (
+        f"a commit of epoch {epoch}, and no takeover record of it (in force is {in_force or 'none'}): the record was "
+        "damaged or lost, and no commit of its owner would count"
+    )
+
+
 def _require_stores(numbers: Int64Array, offsets: Int64Array, stores: tuple[StoreSchema, ...]) -> None:
     """Raise CorruptEntry for the first entry with a store number that the commit's stores do not have."""
     for index in np.flatnonzero(numbers >= len(stores))[:1]:
@@ -383,16 +398,16 @@ RENAMED = (
 )
 
 
-WAYS_OUT = (
+SCHEMA_REMEDY = (
     "Run the topology as it was; or give this one an application_id of its own, which reads the sources from their "
     "beginning; or stop all instances, delete everything with `penstock streams reset`, and start again, after "
     "`penstock batch` if the sources no longer have the whole history."
 )
 STORES_STAY = (
     "An application's stores cannot change: a new one would lack every record that was read before, and a removed "
-    f"one could not be restored. {WAYS_OUT}"
+    f"one could not be restored. {SCHEMA_REMEDY}"
 )
-WINDOWS_STAY = f"The definition of a store's windows cannot change: existing windows were made with it. {WAYS_OUT}"
+WINDOWS_STAY = f"The definition of a store's windows cannot change: existing windows were made with it. {SCHEMA_REMEDY}"
 
 
 AGGREGATIONS_STAY = (

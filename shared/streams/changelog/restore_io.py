@@ -171,7 +171,7 @@ class Restoring:
         """
         consumer.assign([self.at])
         reader = self.reader
-        start = await self._find_start(consumer) if reader.next_offset is None else await self._go_on(consumer)
+        start = await self._find_start(consumer) if reader.next_offset is None else await self._resume(consumer)
         if self._checkpoint is None or start == self._checkpoint.covered_offset:
             reader.next_offset = start
         consumer.seek(self.at, start)
@@ -287,7 +287,7 @@ class Restoring:
             # Two compactions ended while the snapshot was loaded. The second deleted the changelog after the snapshot.
             raise OffsetOutOfRange(f"{e}; there is a newer snapshot now") from e
 
-    async def _go_on(self, consumer: Consumer) -> int:
+    async def _resume(self, consumer: Consumer) -> int:
         first = (await consumer.beginning_offsets([self.at]))[self.at]
         end = (await consumer.end_offsets([self.at]))[self.at]
         start, topic_id = self.reader.next_offset or 0, await fetch_topic_id(self._kafka, self.at.topic)

@@ -40,11 +40,11 @@ from penstock.shared.streams.aggregations.latest import LATEST, Latest
 from penstock.shared.streams.changelog.format import AggregationSchema, StoreSchema
 from penstock.shared.streams.dsl.node import Flow, deserializer_of, is_type, type_name
 from penstock.shared.streams.dsl.validation import (
-    refuse_loops,
     require_aggregation,
     require_groupable,
     require_key_type,
     require_name,
+    require_no_loops,
     require_one_type,
     require_repartition_topic,
     require_same_builder,
@@ -88,8 +88,8 @@ class StreamsBuilder:
         self._topology = Topology()
         self._named = 0
         self._repartitioned: dict[str, Stream] = {}
-        self._null_kept: set[str] = set()
-        self._silent: dict[str, None] = {}  # aggregates without on_close() or on_update() so far
+        self._null_key_topics: set[str] = set()
+        self._without_emission: dict[str, None] = {}  # aggregates without on_close() or on_update() so far
 
     @overload
     def stream(
@@ -286,10 +286,10 @@ class StreamsBuilder:
         """Return the topology. Raises ConfigError if it lacks streams or an output, or if records loop."""
         if not self._topology.nodes:
             raise ConfigError("topology: no stream was defined")
-        if self._silent:
-            name = next(iter(self._silent))
+        if self._without_emission:
+            name = next(iter(self._without_emission))
             raise ConfigError(f"aggregate({name!r}): say when to forward its results: .on_close() or .on_update()")
-        refuse_loops(self._topology)
+        require_no_loops(self._topology)
         return self._topology
 
     def _name(self, kind: str) -> str:
@@ -564,7 +564,7 @@ class Stream(Generic[K, V]):
         matches; with a global table, the row of the key `key(record)`. `value` is the type of the results; `name` names
         the stores of a join with a stream.
         """
-        return join(self, other, joiner, Joining(windows, key, value, name, left=False))
+        return join(self, other, joiner, JoinOptions(windows, key, value, name, left=False))
 
     @overload
     def left_join(
@@ -603,7 +603,7 @@ class Stream(Generic[K, V]):
         name: str | None = None,
     ) -> Stream[K, Any]:
         """As `join`, but a record without a match, or without a key, is forwarded as `joiner(own value, None)`."""
-        return join(self, other, joiner, Joining(windows, key, value, name, left=True))
+        return join(self, other, joiner, JoinOptions(windows, key, value, name, left=True))
 
     def to(self, topic: str, encode: Callable[[Record[K, V]], tuple[bytes | None, bytes | None]] | None = None) -> None:
         """Write to a topic: keys as UTF-8 or bytes, values as JSON, windowed results as one flat object."""
@@ -651,7 +651,7 @@ class Stream(Generic[K, V]):
         if not self._flow.is_rekeyed:
             return self
         if keeps_null:
-            self._builder._null_kept.add(self._node + REPARTITION_SUFFIX)
+            self._builder._null_key_topics.add(self._node + REPARTITION_SUFFIX)
         return self.repartition()
 
     def _processed(
@@ -660,10 +660,10 @@ class Stream(Generic[K, V]):
         supplier: Callable[[], Processor],
         stores: tuple[str, ...],
         name: str | None,
-        given: object = None,
+        user_supplier: object = None,
     ) -> str:
         require_name(f"{kind}: name", name)
-        own_supplier: Any = given or supplier
+        own_supplier: Any = user_supplier or supplier
         require_callable(f"{kind}: supplier, which makes a processor for each task,", own_supplier)
         if isinstance(own_supplier, type):
             require_plain_methods(f"{kind}: {own_supplier.__name__}", own_supplier, PROCESSOR_METHODS)
@@ -825,7 +825,7 @@ class WindowedGroup(Generic[K, V]):
         name, bound = _bound(self._stream, name, self._rule.kind, aggregations)
         if self._rule.kind != "session":
             bound = {LATEST: Latest(), **bound}
-        self._stream._builder._silent[name] = None
+        self._stream._builder._without_emission[name] = None
         return WindowedTable(self._stream, name, self._rule, bound)
 
 
@@ -851,7 +851,7 @@ class WindowedTable(Generic[K]):
         builder = stream._builder
         schema = _schema(stream, name, rule, emit, bound)
         _add_store(stream, schema, bound)
-        builder._silent.pop(name, None)
+        builder._without_emission.pop(name, None)
         node = ProcessorNode(name, lambda: WindowAggregate(name, rule, bound, emit), (name,))
         builder._add(node, (stream._node,))
         encode = encode_json if emit == "on_close" else encode_updates
@@ -882,7 +882,7 @@ class GlobalTable(Generic[K, V]):
     builder: StreamsBuilder | None = field(default=None, repr=False, compare=False)
 
 
-class Joining(NamedTuple):
+class JoinOptions(NamedTuple):
     """The arguments of `Stream.join` and `Stream.left_join`."""
 
     windows: JoinWindows | None
@@ -892,21 +892,21 @@ class Joining(NamedTuple):
     left: bool
 
 
-def join(stream: Stream, other: Stream | Table | GlobalTable, joiner: Joiner, how: Joining) -> Stream:
+def join(stream: Stream, other: Stream | Table | GlobalTable, joiner: Joiner, options: JoinOptions) -> Stream:
     """Return the joined stream. Raises ConfigError if the arguments do not fit the other side."""
     joiner = plain("join: joiner", joiner)
-    require_name("join: name", how.name)
-    if how.windows is not None and not isinstance(how.windows, JoinWindows):
-        raise ConfigError(f"join: windows must be JoinWindows, such as JoinWindows.of(60_000), got {how.windows!r}")
-    if (how.windows is not None) == isinstance(other, Table | GlobalTable):
+    require_name("join: name", options.name)
+    if options.windows is not None and not isinstance(options.windows, JoinWindows):
+        raise ConfigError(f"join: windows must be JoinWindows, such as JoinWindows.of(60_000), got {options.windows!r}")
+    if (options.windows is not None) == isinstance(other, Table | GlobalTable):
         raise ConfigError("join: two streams need JoinWindows, a table takes none")
-    if (how.key is not None) != isinstance(other, GlobalTable):
+    if (options.key is not None) != isinstance(other, GlobalTable):
         raise ConfigError("join: a global table needs a key function, anything else is joined by the record's key")
-    if how.key is not None:
-        how = how._replace(key=plain("join: key", how.key))
+    if options.key is not None:
+        options = options._replace(key=plain("join: key", options.key))
     if isinstance(other, GlobalTable):
         require_same_builder("join", stream._builder, other.builder)
-        return _join_global(stream, other, joiner, how)
+        return _join_global(stream, other, joiner, options)
     side = other.stream if isinstance(other, Table) else other
     require_same_builder("join", stream._builder, side._builder)
     require_groupable("join", stream._flow)
@@ -914,33 +914,33 @@ def join(stream: Stream, other: Stream | Table | GlobalTable, joiner: Joiner, ho
     require_one_type("join", stream._flow)
     require_one_type("join", side._flow)
     if isinstance(other, Table):
-        return _join_table(stream._by_key(keeps_null=how.left), other, joiner, how)
-    return _join_streams(stream._by_key(keeps_null=how.left), other._by_key(), joiner, how)
+        return _join_table(stream._by_key(keeps_null=options.left), other, joiner, options)
+    return _join_streams(stream._by_key(keeps_null=options.left), other._by_key(), joiner, options)
 
 
-def _join_global(stream: Stream, table: GlobalTable, joiner: Joiner, how: Joining) -> Stream:
+def _join_global(stream: Stream, table: GlobalTable, joiner: Joiner, options: JoinOptions) -> Stream:
     node = ProcessorNode(
         stream._builder._name("join"),
-        lambda: TableJoin(table.name, joiner, left=how.left, key_of=how.key),
+        lambda: TableJoin(table.name, joiner, left=options.left, key_of=options.key),
         global_tables=(table.name,),
     )
     stream._builder._add(node, (stream._node,))
-    return stream._derived(node.name, how.value, encode_json, has_deletions=False)
+    return stream._derived(node.name, options.value, encode_json, has_deletions=False)
 
 
-def _join_table(stream: Stream, table: Table, joiner: Joiner, how: Joining) -> Stream:
+def _join_table(stream: Stream, table: Table, joiner: Joiner, options: JoinOptions) -> Stream:
     _require_same_key(stream._flow.key, table.stream._flow.key)
-    supplier = lambda: TableJoin(table.store, joiner, left=how.left)  # noqa: E731
+    supplier = lambda: TableJoin(table.store, joiner, left=options.left)  # noqa: E731
     node = ProcessorNode(stream._builder._name("join"), supplier, (table.store,))
     stream._builder._add(node, (stream._node,))
-    return stream._derived(node.name, how.value, encode_json, has_deletions=False)
+    return stream._derived(node.name, options.value, encode_json, has_deletions=False)
 
 
-def _join_streams(stream: Stream, other: Stream, joiner: Joiner, how: Joining) -> Stream:
-    windows, builder = how.windows, stream._builder
+def _join_streams(stream: Stream, other: Stream, joiner: Joiner, options: JoinOptions) -> Stream:
+    windows, builder = options.windows, stream._builder
     assert windows is not None
     _require_same_key(stream._flow.key, other._flow.key)
-    name = how.name or builder._name("join")
+    name = options.name or builder._name("join")
     stores = (f"{name}-left", f"{name}-right")
     sides = []
     for side, one in ((LEFT, stream), (RIGHT, other)):
@@ -948,9 +948,9 @@ def _join_streams(stream: Stream, other: Stream, joiner: Joiner, how: Joining) -
         node = ProcessorNode(f"{name}-from-{('left', 'right')[side]}", _side(side), passes_all=True)
         builder._add(node, (one._node,))
         sides.append(node.name)
-    supplier = lambda: StreamJoin(stores, windows, joiner, left=how.left)  # noqa: E731
+    supplier = lambda: StreamJoin(stores, windows, joiner, left=options.left)  # noqa: E731
     builder._add(ProcessorNode(name, supplier, stores), tuple(sides))
-    return stream._derived(name, how.value, encode_json, has_deletions=False)
+    return stream._derived(name, options.value, encode_json, has_deletions=False)
 
 
 def _side(side: int) -> Callable[[], Processor]:
@@ -997,8 +997,8 @@ class _DropNullKeys(Processor):
 
 def repartitioned(builder: StreamsBuilder, parent: str, flow: Flow, topic: str) -> tuple[str, Flow]:
     """Add an internal topic that repartitions the records of `parent` by key; return its source and flow."""
-    # `_null_kept` is read when a task is made: a left join may come after a grouping of the same stream.
-    keyed = ProcessorNode(builder._name("keyed"), lambda: _DropNullKeys(topic in builder._null_kept))
+    # `_null_key_topics` is read when a task is made: a left join may come after a grouping of the same stream.
+    keyed = ProcessorNode(builder._name("keyed"), lambda: _DropNullKeys(topic in builder._null_key_topics))
     builder._add(keyed, (parent,))
     encode = _encode_bytes_keys if flow.key == "bytes" else _encode_text_keys
     builder._add(SinkNode(builder._name("sink"), topic, encode, is_internal=True), (keyed.name,))

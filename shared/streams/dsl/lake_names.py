@@ -27,28 +27,28 @@ def require_lake_names(stores: Sequence[StoreSchema]) -> None:
     require_column_names("store", [store.name for store in stores], STATE_COLUMNS, "state")
     for store in stores:
         names = [aggregation.name for aggregation in store.aggregations]
-        what = f"store {store.name!r}: aggregation"
-        require_column_names(what, names, CLOSED_COLUMNS, f"closed/{store.name}")
-        require_column_names(what, names, LATE_COLUMNS, f"late/{store.name}")
+        owner = f"store {store.name!r}: aggregation"
+        require_column_names(owner, names, CLOSED_COLUMNS, f"closed/{store.name}")
+        require_column_names(owner, names, LATE_COLUMNS, f"late/{store.name}")
 
 
-def require_column_names(what: str, names: Iterable[str], own: Iterable[str], table: str) -> None:
+def require_column_names(owner: str, names: Iterable[str], own: Iterable[str], table: str) -> None:
     """Raise ConfigError unless `names` can be columns of the lake's `table`, which has the columns `own` already."""
     reserved = {name.lower(): name for name in own}
     seen: dict[str, str] = {}
     for name in names:
         if not name or _FORBIDDEN & set(name):
             raise ConfigError(
-                f"{what} {name!r}: the name is a column's of the lake's table {table}, which cannot have blanks or "
+                f"{owner} {name!r}: the name is a column's of the lake's table {table}, which cannot have blanks or "
                 "any of , ; { } ( ) = / \\ in it: call it otherwise"
             )
-        if (taken := reserved.get(name.lower())) is not None:
+        if (reserved_name := reserved.get(name.lower())) is not None:
             raise ConfigError(
-                f"{what} {name!r}: the lake's table {table} has a column {taken!r} of its own (case does not count): "
-                "call it otherwise"
+                f"{owner} {name!r}: the lake's table {table} has a column {reserved_name!r} of its own (case does not "
+                "count): call it otherwise"
             )
         if (other := seen.setdefault(name.lower(), name)) is not name:
             raise ConfigError(
-                f"{what} {name!r}: the lake's table {table} has a column for {other!r} already (case does not count): "
+                f"{owner} {name!r}: the lake's table {table} has a column for {other!r} already (case does not count): "
                 "call it otherwise"
             )

@@ -65,42 +65,42 @@ def require_aggregation(argument: str, aggregation: Any) -> None:
     raise ConfigError(f"{argument} must be an aggregation, such as Count(), got {repr(aggregation)[:SHOWN_MAX]}")
 
 
-def require_same_builder(what: str, own: object, other: object) -> None:
+def require_same_builder(operation: str, own: object, other: object) -> None:
     """Raise ConfigError if the two sides belong to different topologies."""
     if own is not other:
-        raise ConfigError(f"{what}: the two sides are of two StreamsBuilders; a topology is built by one")
+        raise ConfigError(f"{operation}: the two sides are of two StreamsBuilders; a topology is built by one")
 
 
-def require_groupable(what: str, flow: Flow) -> None:
+def require_groupable(operation: str, flow: Flow) -> None:
     """Raise ConfigError if the keys are windows, because those cannot group records."""
     if flow.is_windowed:
         raise ConfigError(
-            f"{what}: the keys are windows (WindowKey); key_by(lambda record: record.key.key, name=...) before it "
+            f"{operation}: the keys are windows (WindowKey); key_by(lambda record: record.key.key, name=...) before it "
             "gives each result its record's key"
         )
 
 
-def require_one_type(what: str, flow: Flow) -> None:
+def require_one_type(operation: str, flow: Flow) -> None:
     """Raise ConfigError if the values are of several types, because the next node must read them as one."""
     if flow.mixed:
         raise ConfigError(
-            f"{what}: the merged streams have values of different types ({', '.join(flow.mixed)}), and no state or "
-            "topic between can hold both; map_values(..., value=...) before merge() makes them one type"
+            f"{operation}: the merged streams have values of different types ({', '.join(flow.mixed)}), and no state "
+            "or topic between can hold both; map_values(..., value=...) before merge() makes them one type"
         )
 
 
-def refuse_loops(topology: Topology) -> None:
+def require_no_loops(topology: Topology) -> None:
     """Raise ConfigError if records come back to their topic, because a topic is both written and read.
 
     That includes results, late records and dead letters, and loops through other topics that the topology reads.
     """
     writes = {source.topic: _written_from(topology, source) for source in topology.sources()}
     for topic in writes:
-        way = _way_back(writes, topic)
-        if way is None:
+        path = _path_back(writes, topic)
+        if path is None:
             continue
-        argument = writes[way[-2]][way[-1]]
-        by = f" by way of {', '.join(way[1:-1])}" if len(way) > 2 else ""
+        argument = writes[path[-2]][path[-1]]
+        by = f" by way of {', '.join(path[1:-1])}" if len(path) > 2 else ""
         raise ConfigError(
             f"{argument}: records of the topic {topic!r} would come back to it{by}, for ever; write to a "
             "topic that this topology does not read"
@@ -122,14 +122,14 @@ def _written_from(topology: Topology, source: SourceNode) -> dict[str, str]:
     return found | {sink.topic: f"to({sink.topic!r})" for sink in sinks}
 
 
-def _way_back(writes: Mapping[str, Mapping[str, str]], topic: str) -> list[str] | None:
+def _path_back(writes: Mapping[str, Mapping[str, str]], topic: str) -> list[str] | None:
     """Return the shortest path on which records of a topic come back to it, with both ends; None if there is none."""
-    ways, seen = [[topic]], set()
-    for way in ways:
-        for following in writes.get(way[-1], ()):
+    paths, seen = [[topic]], set()
+    for path in paths:
+        for following in writes.get(path[-1], ()):
             if following == topic:
-                return [*way, following]
+                return [*path, following]
             if following not in seen:
                 seen.add(following)
-                ways.append([*way, following])
+                paths.append([*path, following])
     return None

@@ -42,11 +42,11 @@ class Split(Processor):
 
     sees_time = False
 
-    def __init__(self, ways: tuple[tuple[Callable[[Record], bool], str], ...]) -> None:
-        self._ways = ways
+    def __init__(self, branches: tuple[tuple[Callable[[Record], bool], str], ...]) -> None:
+        self._branches = branches
 
     def process(self, record: Record) -> None:
-        for predicate, child in self._ways:
+        for predicate, child in self._branches:
             if predicate(record):
                 self.context.forward(record, to=child)
                 return

@@ -183,8 +183,8 @@ class StreamJoin(TimedProcessor):
             Record(record.key, self._join(side, detached(value), detached(other)), max(then, at), record.headers)
             for then, other in joined
         ]
-        there = self._stores[side].fetch(record.key, at)
-        rows = (remembered,) if there is None else (*there.states[0], remembered)
+        existing = self._stores[side].fetch(record.key, at)
+        rows = (remembered,) if existing is None else (*existing.states[0], remembered)
         if (check := self._stores[side].check) is not None:
             check(record.key, [rows])
         self.stream_time_ms = stream_time

@@ -57,7 +57,7 @@ class TaskCommits:
     def __init__(self, settings: StreamsSettings, clock: Clock, registry: CollectorRegistry) -> None:
         self._settings = settings
         self._clock = clock
-        self._under_way: asyncio.Task[Ended] | None = None
+        self._in_progress: asyncio.Task[Ended] | None = None
         self._seconds = histogram(registry, "streams_commit_seconds", "Duration of a commit.")
 
     async def commit(self, owned: Sequence[OwnedTask], consumer: Consumer) -> Ended:
@@ -69,29 +69,29 @@ class TaskCommits:
 
         The tasks continue meanwhile. A task has at most one commit in progress.
         """
-        assert self._under_way is None, "a commit is under way"
+        assert self._in_progress is None, "a commit is under way"
         if prepared := self.prepare(owned):
-            self._under_way = asyncio.create_task(self._write_all(prepared, consumer), name="commit")
+            self._in_progress = asyncio.create_task(self._write_all(prepared, consumer), name="commit")
 
     @property
     def has_ended(self) -> bool:
         """Return whether the commit in progress has ended."""
-        return self._under_way is not None and self._under_way.done()
+        return self._in_progress is not None and self._in_progress.done()
 
-    async def may_go_on(self) -> None:
+    async def yield_to_commit(self) -> None:
         """Yield to the event loop, so that waiting work and the commit in progress, if any, can continue."""
-        if self._under_way is None:
+        if self._in_progress is None:
             await asyncio.sleep(YIELD_MS / 1000)
         else:
-            await asyncio.wait({self._under_way}, timeout=COMMIT_YIELD_MS / 1000)
+            await asyncio.wait({self._in_progress}, timeout=COMMIT_YIELD_MS / 1000)
 
     async def settle(self) -> Ended:
         """Wait for the commit in progress, if any, and return its outcome."""
-        if self._under_way is None:
+        if self._in_progress is None:
             return Ended([], [])
         # A transaction that is cancelled midway can be neither continued nor repeated.
-        ended = await asyncio.shield(self._under_way)
-        self._under_way = None
+        ended = await asyncio.shield(self._in_progress)
+        self._in_progress = None
         return ended
 
     def prepare(self, owned: Sequence[OwnedTask]) -> list[Prepared]:
@@ -146,7 +146,7 @@ class TaskCommits:
             if owned.task is not None and (owned.task.needs_commit or owned.task.failed is not None):
                 undone.append(partition)
             elif owned.task is not None:
-                owned.rejections.log_new(owned.task.metrics, self._clock.monotonic_ms(), at_once=True)
+                owned.rejection_log.report(owned.task.metrics, self._clock.monotonic_ms(), at_once=True)
         if undone:
             log.error(
                 "the last commit failed: records since the previous commit are processed again at the next start",
@@ -160,15 +160,15 @@ class TaskCommits:
         if isinstance(commit, Exception):
             raise commit
         try:
-            place = await owned.changelog.commit(commit, consumer.group_metadata())
+            position = await owned.changelog.commit(commit, consumer.group_metadata())
         except RecordRejected as e:
             before = ", ".join(f"{topic}-{task.partition}@{to}" for topic, to in sorted(commit.sources.items()))
             raise ProcessingFailed(f"the commit of what lies before {before}: {e}") from e
         except LogReplaced as e:
             owned.half_processed = str(e)
             raise
-        task.commit_succeeded(place)
-        owned.rejections.log_new(task.metrics, self._clock.monotonic_ms())
+        task.commit_succeeded(position)
+        owned.rejection_log.report(task.metrics, self._clock.monotonic_ms())
 
     async def _commit_group_offsets(self, held: Sequence[tuple[OwnedTask, TaskCommit]], consumer: Consumer) -> None:
         """Commit the group's offsets to show the lag; the task itself resumes from its progress record."""

@@ -47,7 +47,7 @@ def poll_ms(settings: StreamsSettings, owned: Ready, commit_due_ms: int) -> int:
     return max(1, min(settings.poll_ms, commit_due_ms)) if waits else settings.poll_ms
 
 
-def give_out(
+def distribute(
     batches: Mapping[TopicPartition, Columns],
     ready: Ready,
     consumer: Consumer,
@@ -79,7 +79,7 @@ def punctuate_all(running: Iterable[OwnedTask], now_ms: int, blocking_ms_max: in
             if (ms := clock.monotonic_ms() - began_ms) > blocking_ms_max:
                 log_blocking(f"the WALL_CLOCK_TIME punctuations of partition {owned.partition}", ms)
         if not owned.task.needs_commit:
-            owned.rejections.log_new(owned.task.metrics, clock.monotonic_ms())
+            owned.rejection_log.report(owned.task.metrics, clock.monotonic_ms())
 
 
 def regulate(ready: Ready, consumer: Consumer, bytes_max: int) -> None:

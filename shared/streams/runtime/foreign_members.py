@@ -32,19 +32,19 @@ def name_members(group: GroupDescription) -> str:
     return ", ".join(sorted({f"client {one.client_id!r} (host {one.host.lstrip('/')})" for one in group.members}))
 
 
-async def name_strangers(
-    kafka: KafkaSettings, application_id: str, strategy: str, refused: InconsistentGroupProtocol
+async def foreign_members_error(
+    kafka: KafkaSettings, application_id: str, strategy: str, error: InconsistentGroupProtocol
 ) -> InconsistentGroupProtocol:
     """Return the error for an instance that its group rejected and that has left; it names the group's members.
 
-    `strategy` is the instance's assignment strategy, `refused` the group's error.
+    `strategy` is the instance's assignment strategy, `error` the group's error.
     """
     async with Admin(kafka) as admin:
         group = await admin.describe_group(application_id)
     others = name_members(group)
     if not others:
         return InconsistentGroupProtocol(
-            f"group {application_id} had members that are not instances of this application ({refused}); they have "
+            f"group {application_id} had members that are not instances of this application ({error}); they have "
             "left: start again"
         )
     if group.protocol.startswith(PREFIX):

@@ -16,7 +16,7 @@ from penstock.shared.streams.topology import GlobalTableNode
 
 
 class GlobalTableRows:
-    """One instance's copy, shared by its tasks; `refused` counts records that cannot be read."""
+    """One instance's copy, shared by its tasks; `invalid_records` counts records that cannot be read."""
 
     def __init__(self, node: GlobalTableNode) -> None:
         self.name = node.name
@@ -32,7 +32,7 @@ class GlobalTableRows:
         return len(self._rows)
 
     def __repr__(self) -> str:
-        return f"GlobalTableRows({self.name!r}, {len(self._rows)} rows, {self.invalid_records} refused)"
+        return f"GlobalTableRows({self.name!r}, {len(self._rows)} rows, {self.invalid_records} invalid)"
 
     def get(self, key: Any) -> Any:
         """Return the value of the key's row, or None."""

@@ -50,9 +50,9 @@ class InstanceRegistry:
         self._url = ""
         self.instances = Instances()
         self.failed = ""
-        self._registered: Registration | None = None
-        self._registered_ms = self._registered_offset = 0
-        self._reported_namesake = ""
+        self._published: Registration | None = None
+        self._published_at_ms = self._published_offset = 0
+        self._logged_instance = ""
 
     def __repr__(self) -> str:
         return f"InstanceRegistry({self._new.name} as {self._url}, {self.instances})"
@@ -80,40 +80,40 @@ class InstanceRegistry:
         async with consuming as consumer, Producer(self._kafka, ProducerSettings(linger_ms=0)) as producer:
             consumer.assign([at])
             await consumer.seek_to_beginning(at)
-            self._registered, self.failed = None, ""
+            self._published, self.failed = None, ""
             try:
                 while True:
-                    await self._register(producer)
+                    await self._publish(producer)
                     for columns in (await consumer.poll(LOOK_MS)).values():
                         now_ms = self._clock.monotonic_ms()
                         for offset, key, value in zip(
                             columns.offsets.tolist(), columns.keys, columns.values, strict=True
                         ):
                             self.instances.apply(offset, key, value, now_ms)
-                            self._report_namesake(offset)
+                            self._log_address_conflict(offset)
             except asyncio.CancelledError:
                 with contextlib.suppress(TimeoutError, PenstockError):
                     async with asyncio.timeout(GOODBYE_MS / 1000):
                         await self._write(producer, self._url, None)
                 raise
 
-    def _report_namesake(self, offset: int) -> None:
+    def _log_address_conflict(self, offset: int) -> None:
         """Log once that another instance has registered this instance's address, so that neither finds the other."""
-        if self._registered is None or offset <= self._registered_offset or self._url not in self.instances.urls():
+        if self._published is None or offset <= self._published_offset or self._url not in self.instances.urls():
             return
         other = self.instances.registration(self._url).instance
-        if other not in (self._registered.instance, self._reported_namesake):
-            self._reported_namesake = other
+        if other not in (self._published.instance, self._logged_instance):
+            self._logged_instance = other
             log.warning(
                 "another instance has the same address: set queries.application_server", url=self._url, instance=other
             )
 
-    async def _register(self, producer: Producer) -> None:
+    async def _publish(self, producer: Producer) -> None:
         own, now_ms = self._own(), self._clock.monotonic_ms()
-        if own != self._registered or now_ms - self._registered_ms >= REGISTER_MS:
-            self._registered_offset = await self._write(producer, self._url, encode(own))
-            self._registered, self._registered_ms = own, now_ms
-            for url in self.instances.gone(now_ms, [self._url]):
+        if own != self._published or now_ms - self._published_at_ms >= REGISTER_MS:
+            self._published_offset = await self._write(producer, self._url, encode(own))
+            self._published, self._published_at_ms = own, now_ms
+            for url in self.instances.expired(now_ms, [self._url]):
                 await self._write(producer, url, None)
 
     async def _write(self, producer: Producer, url: str, value: bytes | None) -> int:

@@ -66,7 +66,7 @@ class _Known(NamedTuple):
 
 
 class Instances:
-    """The topic's content; `refused` counts records that cannot be read."""
+    """The topic's content; `invalid_records` counts records that cannot be read."""
 
     def __init__(self) -> None:
         self._known: dict[str, _Known] = {}
@@ -117,7 +117,7 @@ class Instances:
         """Return the last registration of the instance at an address."""
         return self._known[url].registration
 
-    def gone(self, now_ms: int, own: Iterable[str]) -> list[str]:
+    def expired(self, now_ms: int, own: Iterable[str]) -> list[str]:
         """Return addresses whose records have no partitions and are older than `FORGET_MS`, without those of `own`."""
         held = {claim.url for claim in self.claims().values()} | set(own)
         return [url for url in self.urls() if url not in held and now_ms - self._known[url].seen_ms >= FORGET_MS]
@@ -126,19 +126,26 @@ class Instances:
 def partition_owners(instances: Instances, url: str, own: Registration) -> Parts:
     """Return the instance to query for each partition, as seen by `url` with the registration `own`.
 
+    This instance's registration is newer than the topic's content. There are four cases for a partition:
+    1. It runs here. It is this instance's, unless the topic has a claim of another one to restore it, or
+       to run it with the same or a higher epoch.
+    2. It is being restored, here or elsewhere: it is missing.
+    3. No instance claims it, or the topic has an outdated claim of this one: it is missing.
+    4. Another instance runs it.
+
     >>> table = Instances()
     >>> table.apply(0, b"http://b", encode(Registration("b", {1: 5, 2: 3}, 4)), 0)
     >>> partition_owners(table, "http://a", Registration("a", {0: 1, 1: 4, 2: 4}, 4))
     Parts(own=frozenset({0, 2}), others={'http://b': [1]}, missing={3: 'no instance has it'})
     """
-    claims, mine = instances.claims(), set()
+    claims, own_partitions = instances.claims(), set()
     others: dict[str, list[int]] = {}
     missing: dict[int, str] = {}
     known = [own.partitions, *(instances.registration(each).partitions for each in instances.urls())]
     for partition in range(max(known)):
         claim, epoch = claims.get(partition), own.running.get(partition)
         if epoch is not None and (claim is None or claim.url == url or -1 < (claim.epoch or -1) < epoch):
-            mine.add(partition)
+            own_partitions.add(partition)
         elif partition in own.restoring or (claim is not None and claim.epoch is None):
             where = url if partition in own.restoring or claim is None else claim.url
             missing[partition] = f"being restored by {where}"
@@ -146,4 +153,4 @@ def partition_owners(instances: Instances, url: str, own: Registration) -> Parts
             missing[partition] = "no instance has it"
         else:
             others.setdefault(claim.url, []).append(partition)
-    return Parts(frozenset(mine), others, missing)
+    return Parts(frozenset(own_partitions), others, missing)

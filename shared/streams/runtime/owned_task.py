@@ -34,7 +34,7 @@ class OwnedTask:
         self.idle: IdleAdvance | None = None
         self.report = RestoreReport()
         self.restoring: asyncio.Task[None] | None = None
-        self.rejections = RejectionLog(changelog.topic_partition.partition)
+        self.rejection_log = RejectionLog(changelog.topic_partition.partition)
         self.local: LocalState | None = None
         self.half_processed: str | None = None
         """The reason why the state on disk must not be used again; None if it may be."""
@@ -54,7 +54,7 @@ class OwnedTask:
             blocking_ms_max=settings.blocking_ms_max,
         )
 
-    def say_restored(self, metrics: RestoreMetrics) -> None:
+    def log_restored(self, metrics: RestoreMetrics) -> None:
         """Log and measure the finished restore."""
         task, report = self.task, self.report
         assert task is not None

@@ -12,7 +12,7 @@ from penstock.shared.streams.task.metrics import TaskMetrics
 
 log = get_logger(__name__)
 
-REJECTED_LOG_MS = 10_000
+LOG_INTERVAL_MS = 10_000
 
 
 class RejectionLog:
@@ -20,21 +20,21 @@ class RejectionLog:
 
     def __init__(self, partition: int) -> None:
         self._partition = partition
-        self._logged = (0, 0, 0)
-        self._logged_ms: int | None = None
+        self._logged_counts = (0, 0, 0)
+        self._logged_at_ms: int | None = None
 
-    def log_new(self, metrics: TaskMetrics, now_ms: int, *, at_once: bool = False) -> bool:
+    def report(self, metrics: TaskMetrics, now_ms: int, *, at_once: bool = False) -> bool:
         """Log the records rejected since the last line, if that is due or `at_once`. Return whether a line was logged.
 
         `now_ms` is monotonic. Each count has the coordinates of its last record: `last_late="clicks-0@17"`.
         """
         counts = (metrics.late_total, metrics.dead_letters_total, metrics.skipped_total)
-        waits = self._logged_ms is not None and now_ms - self._logged_ms < REJECTED_LOG_MS
-        if counts == self._logged or (waits and not at_once):
+        waits = self._logged_at_ms is not None and now_ms - self._logged_at_ms < LOG_INTERVAL_MS
+        if counts == self._logged_counts or (waits and not at_once):
             return False
         names = ("late", "dead_letters", "skipped")
-        new = {name: now - before for name, now, before in zip(names, counts, self._logged, strict=True)}
-        positions = {f"last_{name}": metrics.rejected_at.get(name) for name, number in new.items() if number}
-        log.info("records rejected", partition=self._partition, **new, **positions)
-        self._logged, self._logged_ms = counts, now_ms
+        new = {name: now - before for name, now, before in zip(names, counts, self._logged_counts, strict=True)}
+        coordinates = {f"last_{name}": metrics.rejected_at.get(name) for name, number in new.items() if number}
+        log.info("records rejected", partition=self._partition, **new, **coordinates)
+        self._logged_counts, self._logged_at_ms = counts, now_ms
         return True

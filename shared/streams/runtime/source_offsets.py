@@ -144,7 +144,7 @@ def left_topics(sources: Mapping[str, int], read: Collection[str], application: 
     return sorted(topic for topic in sources.keys() - set(read) if is_repartition_topic(topic, application))
 
 
-def refuse_unread(at: TopicPartition, position: int, read: Collection[str], application: str) -> None:
+def raise_unread(at: TopicPartition, position: int, read: Collection[str], application: str) -> None:
     """Raise SchemaMismatch, because a topic that the topology no longer reads has records from `position` on."""
     now = sorted(topic for topic in read if is_repartition_topic(topic, application))
     name = at.topic.removeprefix(f"{application}-").removesuffix(REPARTITION_SUFFIX)

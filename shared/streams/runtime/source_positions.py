@@ -19,7 +19,7 @@ from penstock.shared.streams.runtime.source_offsets import (
     ahead_of,
     left_topics,
     position_of,
-    refuse_unread,
+    raise_unread,
     start_of,
 )
 from penstock.shared.streams.settings import StreamsSettings
@@ -75,15 +75,15 @@ class SourcePositions:
     async def _leave(self, task: StreamTask) -> None:
         """Drop the application's own topics that the topology no longer reads. SchemaMismatch if one has records."""
         application, read = self._settings.application_id, task.topology.source_topics()
-        left = left_topics(task.sources, read, application)
-        if not left:
+        dropped = left_topics(task.sources, read, application)
+        if not dropped:
             return
         async with Admin(self._kafka, timeout_ms=LOOKUP_TIMEOUT_MS) as admin:
             known = await admin.list_topics()
-        for topic in left:
+        for topic in dropped:
             at, position = TopicPartition(topic, task.partition), task.sources[topic]
             if topic in known and await self._holds_more(at, position):
-                refuse_unread(at, position, read, application)
+                raise_unread(at, position, read, application)
             log.info("a topic that the topology no longer reads was read to its end", topic_partition=str(at))
             del task.sources[topic]
             task.source_ids.pop(topic, None)

@@ -15,7 +15,7 @@ the cooperative assignor a partition that moves has no owner for a moment; its s
 Members and leader append these partitions to the assignor's own user data. A member with `num_standby_replicas` = 0
 appends none and gets no standbys.
 
->>> place_standbys({0: "a", 1: "b", 2: "a"}, ["a", "b", "c"], {"c": {2}}, replicas=1)
+>>> assign_standbys({0: "a", 1: "b", 2: "a"}, ["a", "b", "c"], {"c": {2}}, replicas=1)
 {'a': [1], 'b': [0], 'c': [2]}
 """
 
@@ -72,23 +72,29 @@ def standing_of(data: bytes | None) -> frozenset[int] | None:
         return None
 
 
-def place_standbys(
+def assign_standbys(
     owners: Mapping[int, str | None], order: Sequence[str], warm: Mapping[str, Collection[int]], replicas: int
 ) -> dict[str, list[int]]:
-    """Return the standby partitions of each member. A partition without an owner keeps the members that have state."""
-    placed: dict[str, list[int]] = {member: [] for member in order}
+    """Return the standby partitions of each member.
+
+    Steps:
+    1. A member keeps the partitions that it has state of, up to an even share. A partition without an owner is between
+       two owners; all members that have state of it keep it, so that the next owner can be one of them.
+    2. The remaining replicas go to the members with the fewest partitions.
+    """
+    assigned: dict[str, list[int]] = {member: [] for member in order}
     most = -(-len(owners) * min(replicas, max(0, len(order) - 1)) // max(1, len(order)))
     standing: dict[int, set[str]] = {partition: set() for partition in owners}
     for keep in (True, False):
         for partition, owner in sorted(owners.items()):
-            for member in sorted(order, key=lambda m: (len(placed[m]), order.index(m))):
+            for member in sorted(order, key=lambda m: (len(assigned[m]), order.index(m))):
                 if len(standing[partition]) == replicas or (owner is None and not keep):
                     break
-                may_stay = partition in warm.get(member, ()) and (len(placed[member]) < most or owner is None)
+                may_stay = partition in warm.get(member, ()) and (len(assigned[member]) < most or owner is None)
                 if member != owner and member not in standing[partition] and (may_stay or not keep):
-                    placed[member].append(partition)
+                    assigned[member].append(partition)
                     standing[partition].add(member)
-    return {member: sorted(partitions) for member, partitions in placed.items()}
+    return {member: sorted(partitions) for member, partitions in assigned.items()}
 
 
 class StreamsAssignor(Assignor):
@@ -110,11 +116,11 @@ class StreamsAssignor(Assignor):
         """Return the standbys of each member. Every member gets user data, since that keeps KIP-848 consumers out."""
         numbers = range(max(partitions.values(), default=0))
         owners: dict[int, str | None] = dict.fromkeys(numbers)
-        owners |= {at.partition: member for member, given in assigned.items() for at in given}
+        owners |= {at.partition: member for member, own in assigned.items() for at in own}
         warm = warm_of(members)
         order = [member for member in in_order(members) if member in warm]
-        placed = place_standbys(owners, order, warm, self._replicas)
-        return {member: with_standing(None, placed.get(member, ())) for member in members}
+        standbys = assign_standbys(owners, order, warm, self._replicas)
+        return {member: with_standing(None, standbys.get(member, ())) for member in members}
 
     def on_assignment(self, user_data: bytes | None) -> None:
         """Take the standbys. Raises InconsistentGroupProtocol if no instance of the application made the assignment."""
@@ -145,8 +151,8 @@ class StreamsCooperativeSticky(StreamsAssignor, CooperativeStickyAssignor):
 
 def warm_of(members: Mapping[str, GroupMember]) -> dict[str, frozenset[int]]:
     """Return the partitions of which each member has state, for the members that support standbys."""
-    encoded = {member: standing_of(one.subscription.user_data) for member, one in members.items()}
-    return {member: partitions for member, partitions in encoded.items() if partitions is not None}
+    standing = {member: standing_of(one.subscription.user_data) for member, one in members.items()}
+    return {member: partitions for member, partitions in standing.items() if partitions is not None}
 
 
 STRATEGIES: Mapping[str, type[StreamsAssignor]] = {

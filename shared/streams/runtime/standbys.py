@@ -81,8 +81,8 @@ class Standbys:
 
     def warm(self) -> set[int]:
         """Return the partitions that have state here, in a standby or on disk."""
-        kept = [] if self._maker.directory is None else self._maker.directory.partitions()
-        return {*kept, *self._own}
+        on_disk = [] if self._maker.directory is None else self._maker.directory.partitions()
+        return {*on_disk, *self._own}
 
     def describe(self) -> list[dict[str, Any]]:
         """Return each standby as plain values."""

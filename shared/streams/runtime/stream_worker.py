@@ -41,12 +41,12 @@ from penstock.shared.streams.runtime.commits import Ended, Failure, TaskCommits
 from penstock.shared.streams.runtime.fetched import (
     advance,
     advance_all_idle,
-    give_out,
+    distribute,
     make_consumer,
     poll_ms,
     punctuate_all,
 )
-from penstock.shared.streams.runtime.foreign_members import name_strangers
+from penstock.shared.streams.runtime.foreign_members import foreign_members_error
 from penstock.shared.streams.runtime.global_table import GlobalTableRows
 from penstock.shared.streams.runtime.global_tables import GlobalTables
 from penstock.shared.streams.runtime.owned_task import OwnedTask
@@ -156,7 +156,7 @@ class StreamWorker(RebalanceListener):
             await self._collect_restored()
             ready = {p: owned for p, owned in ready.items() if owned is self._owned.get(p) and owned.task is not None}
             now_ms = self._clock.now_ms() if now_ms is None else now_ms
-            give_out(batches, ready, self._consumer, now_ms, self._time, self._settings.input_buffer_max_bytes)
+            distribute(batches, ready, self._consumer, now_ms, self._time, self._settings.input_buffer_max_bytes)
             advance(ready, self._consumer)
             advance_all_idle(ready, self._consumer, now_ms, self.topics.partitions)
             punctuate_all(self._tasks.running(), now_ms, self._settings.blocking_ms_max, self._clock)
@@ -172,11 +172,11 @@ class StreamWorker(RebalanceListener):
         try:
             wait_ms = poll_ms(self._settings, self._owned, self._commit_due_ms - self._clock.monotonic_ms())
             if not wait_ms:
-                await self._commits.may_go_on()
+                await self._commits.yield_to_commit()
             return await self._consumer.poll(wait_ms, self._settings.max_poll_records)
         except InconsistentGroupProtocol as e:
             await self._consumer.close()  # the members described afterwards are then all others
-            raise await name_strangers(self._kafka, self._settings.application_id, self._assignor.name, e) from e
+            raise await foreign_members_error(self._kafka, self._settings.application_id, self._assignor.name, e) from e
         except OffsetOutOfRange as e:
             log.warning("a position is out of range", reason=str(e))
         async with self._lock:
@@ -329,7 +329,7 @@ class StreamWorker(RebalanceListener):
                     await owned.close()
                 else:
                     self._suspended[partition] = owned
-                    owned.rejections.log_new(owned.task.metrics, self._clock.monotonic_ms(), at_once=True)
+                    owned.rejection_log.report(owned.task.metrics, self._clock.monotonic_ms(), at_once=True)
             log.info("partitions revoked", partitions=sorted(revoked))
 
     async def on_partitions_lost(self, partitions: frozenset[TopicPartition]) -> None:
@@ -368,7 +368,7 @@ class StreamWorker(RebalanceListener):
         self._on_task(task)
         owned.begin(task, self._settings)
         self._tasks.begun(owned)
-        owned.say_restored(self._restores)
+        owned.log_restored(self._restores)
 
     async def _collect_restored(self) -> None:
         for partition, owned in list(self._owned.items()):

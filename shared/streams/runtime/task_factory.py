@@ -17,7 +17,7 @@ from penstock.shared.streams.task.metrics import TaskMetrics
 from penstock.shared.streams.task.schedules import NOT_INITIALIZED
 from penstock.shared.streams.task.stream_task import StreamTask
 from penstock.shared.streams.topology import Topology
-from penstock.shared.streams.windows.late_entries import require_room
+from penstock.shared.streams.windows.late_entries import require_missed_windows_fit
 from penstock.shared.streams.windows.window_limits import default_state_bytes_max
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class TaskMaker:
         self._clean_due_ms = clock.monotonic_ms() + CLEAN_INTERVAL_MS
         if settings.lake is not None:
             require_lake_names(topology.schemas())
-            require_room(topology.schemas(), default_state_bytes_max(settings.max_request_size))
+            require_missed_windows_fit(topology.schemas(), default_state_bytes_max(settings.max_request_size))
         self.directory: StateDirectory | None = None
         if settings.default_dsl_store == "rocksDB":
             self.directory = StateDirectory(
@@ -84,7 +84,7 @@ class TaskMaker:
     def standby_task(self, partition: int) -> StreamTask:
         """Create a standby task for a partition that runs elsewhere; it is filled, but never started as a standby."""
         task = self.task(partition, self.open_state(partition), is_standby=True)
-        task.schedule_refusal = (
+        task.not_running_reason = (
             f"this instance stands by for partition {partition}: schedule() is for the instance where its task runs"
         )
         return task
@@ -92,7 +92,7 @@ class TaskMaker:
     def start(self, task: StreamTask, global_tables: Mapping[str, Lookup]) -> None:
         """Start a restored task; a former standby is counted from now on."""
         task.global_tables = global_tables
-        if task.schedule_refusal != NOT_INITIALIZED:
+        if task.not_running_reason != NOT_INITIALIZED:
             task.metrics = TaskMetrics(self._registry, task.partition)
         task.initialize(self._clock.now_ms())
 

@@ -82,15 +82,15 @@ class RunLength:
     It follows from the cost of the previous run, and grows while runs are cheap.
 
     >>> length = RunLength()
-    >>> length.took(1_000, 400, share_ms=100), length.records_max
+    >>> length.adapt(1_000, 400, share_ms=100), length.records_max
     (None, 250)
     """
 
     def __init__(self) -> None:
         self.records_max = RUN_RECORDS_FIRST
 
-    def took(self, records: int, ms: int, share_ms: int) -> None:
-        """Record that a run of this many records took `ms` of a share's time."""
+    def adapt(self, records: int, ms: int, share_ms: int) -> None:
+        """Adapt to a run of this many records that took `ms` of a share's time."""
         if ms > share_ms:
             self.records_max = max(RUN_RECORDS_MIN, min(records, self.records_max) * share_ms // ms)
         elif records >= self.records_max and ms * RUN_GROWTH <= share_ms:

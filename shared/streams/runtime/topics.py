@@ -81,10 +81,12 @@ async def prepare_topics(
         limits = [int((await admin.describe_configs(name)).get("max.message.bytes") or 0) for name in sources]
         rejected_bytes_max = max(limits) + REFUSAL_BYTES_MAX
         larger = {"max.message.bytes": str(rejected_bytes_max)}
-        refusals = {name for source in topology.sources() for name in (source.dead_letters, source.late)}
+        rejection_topics = {name for source in topology.sources() for name in (source.dead_letters, source.late)}
         own = [event_time_topic(name, partitions, replication_factor=replication, **larger) for name in internal]
         new = [
-            event_time_topic(name, partitions, replication_factor=replication, **larger if name in refusals else {})
+            event_time_topic(
+                name, partitions, replication_factor=replication, **larger if name in rejection_topics else {}
+            )
             for name in outputs
         ]
         await admin.create_topics([*own, *new, changelog], exist_ok=True)
@@ -135,11 +137,11 @@ def require_changelog(wanted: NewTopic, partitions: int, configs: Configs, boots
     wrong = [key for key in CHANGELOG_CONFIGS_REQUIRED if configs.get(key) != wanted.configs[key]]
     if wrong:
         found = ", ".join(f"{key}={configs.get(key)}" for key in wrong)
-        mended = ",".join(f"{key}={wanted.configs[key]}" for key in wrong)
+        correction = ",".join(f"{key}={wanted.configs[key]}" for key in wrong)
         raise ConfigError(
             f"the changelog topic {name} has {found}: Kafka would delete state from it. Correct it with: "
             f"kafka-configs.sh --bootstrap-server {bootstrap_servers} --alter --entity-type topics "
-            f"--entity-name {name} --add-config {mended}"
+            f"--entity-name {name} --add-config {correction}"
         )
     if partitions < wanted.partitions:
         raise ConfigError(

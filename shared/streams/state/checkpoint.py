@@ -35,7 +35,7 @@ class LogPosition:
         self._next = next_offset
         self._marks = marks
         self._verified = next_offset
-        self._alone = True
+        self._is_only_writer = True
 
     def between(self, entries: int, offset: int) -> range:
         """Return the offsets of others' records, if a commit of `entries` has its progress record at `offset`.
@@ -51,9 +51,9 @@ class LogPosition:
         return range(self._next, offset if offset > least else self._next)
 
     def written(self, entries: int, offset: int) -> CommitPosition:
-        """Record a commit of `entries` whose progress record is at `offset`, and return its place."""
-        self._alone &= offset == self._next + entries
-        if self._alone:
+        """Record a commit of `entries` whose progress record is at `offset`, and return its position."""
+        self._is_only_writer &= offset == self._next + entries
+        if self._is_only_writer:
             self._verified = offset + 1
         if offset >= 0:
             self._next = offset + 1 + self._marks
@@ -61,7 +61,7 @@ class LogPosition:
 
 
 class CommitPosition(NamedTuple):
-    """The place of a commit in the changelog; see `Checkpoint`."""
+    """The position of a commit in the changelog; see `Checkpoint`."""
 
     topic_id: str | None
     covered_offset: int

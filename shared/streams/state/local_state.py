@@ -1,7 +1,7 @@
 """One task's state on disk: holds back the changes of a commit or a restore until they are confirmed.
 
 A commit's changelog entries are prepared. They are written to disk, together with the checkpoint, only when the commit
-is known to have succeeded. During a restore, the changes that the log confirms are gathered, and written from time to
+is known to have succeeded. During a restore, the changes that the log confirms are buffered, and written from time to
 time with the offset that they reach. So the disk is always at some commit of the log, and never ahead of it.
 """
 
@@ -46,9 +46,9 @@ class Blueprint(Protocol):
 
 
 RESTORE_BYTES_MAX = 2 * 1024 * 1024
-"""The bytes of rows that a restore gathers before it writes them."""
+"""The bytes of rows that a restore buffers before it writes them."""
 ROW_BYTES = 200
-"""The estimated bytes of a gathered row besides its key and states."""
+"""The estimated bytes of a buffered row besides its key and states."""
 
 AnyPersistentStore = PersistentJoinStore | PersistentKeyValueStore | PersistentWindowStore
 
@@ -95,13 +95,13 @@ class LocalState:
         self._stores: dict[int, AnyPersistentStore] = {}
         self._numbers: dict[str, int] = {}
         self._indexed: frozenset[int] = frozenset()
-        self._gathered: dict[RowId, StoredRow | None] = {}
-        self._gathered_bytes = 0
+        self._buffered: dict[RowId, StoredRow | None] = {}
+        self._buffered_bytes = 0
         self._closed = False
         self._prepared: tuple[dict[RowId, StoredRow | None], Progress] | None = None
 
     def __repr__(self) -> str:
-        return f"LocalState({self.db!r}, {len(self._gathered)} rows gathered)"
+        return f"LocalState({self.db!r}, {len(self._buffered)} rows buffered)"
 
     @property
     def checkpoint(self) -> Checkpoint | None:
@@ -131,7 +131,7 @@ class LocalState:
 
     def clear(self) -> None:
         """Delete all rows."""
-        self._gathered, self._gathered_bytes = {}, 0
+        self._buffered, self._buffered_bytes = {}, 0
         self.db.clear()
 
     def close(self) -> None:
@@ -146,21 +146,21 @@ class LocalState:
 
     @property
     def is_full(self) -> bool:
-        """Whether the gathered rows should be written."""
-        return self._gathered_bytes >= RESTORE_BYTES_MAX
+        """Whether the buffered rows should be written."""
+        return self._buffered_bytes >= RESTORE_BYTES_MAX
 
     def restore(self, id_: RowId, row: StoredRow | None) -> None:
-        """Gather one row that a restore adds, or with None removes."""
-        self._gathered[id_] = row
-        self._gathered_bytes += ROW_BYTES + len(id_[1]) + (0 if row is None else len(row.state))
+        """Buffer one row that a restore adds, or with None removes."""
+        self._buffered[id_] = row
+        self._buffered_bytes += ROW_BYTES + len(id_[1]) + (0 if row is None else len(row.state))
 
     def restore_raw(self, store: str, key: bytes, start: int, end: int, state: bytes | None) -> None:
         """As `restore`, by the store's name and with the changelog's bytes; without a state the row is removed."""
         self.restore((self._numbers[store], key, start), None if state is None else StoredRow(end, state))
 
     def write(self, checkpoint: Checkpoint | None) -> None:
-        """Write the gathered rows; without a checkpoint if the state is not complete yet."""
-        rows, self._gathered, self._gathered_bytes = self._gathered, {}, 0
+        """Write the buffered rows; without a checkpoint if the state is not complete yet."""
+        rows, self._buffered, self._buffered_bytes = self._buffered, {}, 0
         self.db.write(rows, checkpoint, indexed=self._indexed)
 
     # --- committing ---
@@ -179,9 +179,9 @@ class LocalState:
                 rows[store, key, start] = None
         self._prepared = rows, progress
 
-    def confirm(self, epoch: int, place: CommitPosition) -> None:
-        """Write the prepared commit, which succeeded. Raises PlaceUnknown if the broker returned no offset."""
-        if place.covered_offset < 1:
+    def confirm(self, epoch: int, position: CommitPosition) -> None:
+        """Write the prepared commit, which succeeded. Raises CommitOffsetUnknown if the broker returned no offset."""
+        if position.covered_offset < 1:
             raise CommitOffsetUnknown(
                 "the broker has not said at which offset the commit is: what is on disk is behind it"
             )
@@ -190,7 +190,7 @@ class LocalState:
         assert self._prepared is not None, "no commit was prepared"
         (rows, progress), self._prepared = self._prepared, None
         due = {number: store.due_ms for number, store in self._stores.items()}
-        checkpoint = Checkpoint(place.topic_id, epoch, place.covered_offset, place.verified_offset, progress)
+        checkpoint = Checkpoint(position.topic_id, epoch, position.covered_offset, position.verified_offset, progress)
         more = self.db.write(rows, checkpoint, indexed=self._indexed, due=due)
         own: dict[int, dict[tuple[bytes, int], StoredRow | None]] = {number: {} for number in self._stores}
         for (number, key, start), row in rows.items():
@@ -204,5 +204,5 @@ class LocalState:
         for store in self._stores.values():
             store.forget()
         self._stores.clear()
-        self._gathered, self._gathered_bytes = {}, 0
+        self._buffered, self._buffered_bytes = {}, 0
         self._prepared = None

@@ -65,12 +65,12 @@ class PersistentStore(ABC, Generic[CacheT]):
         self._codec = codec
         self._budget = budget
         self._loaded: OrderedDict[Any, int] = OrderedDict()
-        self._both = 0
+        self._rows_in_both = 0
         """The number of rows on disk whose keys are also in memory."""
         self._due = DueIndex()
 
     def __len__(self) -> int:
-        return self._rows.count - self._both + len(self._cache)
+        return self._rows.count - self._rows_in_both + len(self._cache)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name!r}, {len(self)} rows, {len(self._loaded)} keys in memory)"
@@ -124,7 +124,7 @@ class PersistentStore(ABC, Generic[CacheT]):
 
         Evicts keys that exceed the memory.
         """
-        self._both += more
+        self._rows_in_both += more
         for (raw, _), row in rows.items():
             key = self._codec.key_of(raw)
             if row is not None:
@@ -152,7 +152,7 @@ class PersistentStore(ABC, Generic[CacheT]):
                 return
             if key not in pinned and self._may_leave(key):
                 self._budget.bytes_used -= self._loaded.pop(key)
-                self._both -= self._cache.evict(key)
+                self._rows_in_both -= self._cache.evict(key)
 
     def _may_leave(self, key: Any) -> bool:
         """Return whether the index would find all due rows of a key."""
@@ -184,7 +184,7 @@ class PersistentStore(ABC, Generic[CacheT]):
         for start, row in found:
             self._cache.load(key, start, row.end, self._codec.unpack(row.state))
             size += ROW_BYTES + len(row.state)
-        self._both += len(found)
+        self._rows_in_both += len(found)
         self._account(key, size)
 
     def _fetch_due(self, limit: int) -> None:
@@ -222,7 +222,7 @@ class PersistentWindowStore(PersistentStore[WindowStore]):
         self.fetch_ahead(keys)
         limit = max(NEVER if now is None else now, time_ms - rule.waits_ms) + rule.last_ms
         self._fetch_due(limit)
-        for key in self._expired.take(self._rows, limit - rule.kept_ms) if rule.keeps else ():
+        for key in self._expired.take(self._rows, limit - rule.retained_ms) if rule.retains else ():
             self._fetch(self._codec.key_of(key))
 
     def _may_leave(self, key: Any) -> bool:
@@ -239,7 +239,7 @@ class PersistentWindowStore(PersistentStore[WindowStore]):
 
     def _row(self, key: Any, start: int, end: int, states: list[Any]) -> LiveRow:
         closed, rule = self.windows.close_time_ms, self.windows.rule
-        return LiveWindow(key, start, end, states, rule.keeps and closed is not None and end < closed)
+        return LiveWindow(key, start, end, states, rule.retains and closed is not None and end < closed)
 
 
 class PersistentAggregateStore(PersistentWindowStore, AggregateRows):

@@ -1,9 +1,9 @@
-"""Turns a batch of records into columns: keys become numbers, values become arrays, and invalid records are found.
+"""Turns a batch of records into columns: keys become numbers, values become arrays, and exceptional records are found.
 
 The value type of the stream decides how values are decoded. `bytes` are not decoded at all, so counting them costs
 nothing. A struct is decoded by one call of msgspec, which checks the declared fields and skips all others. A `dict` is
-decoded whole. A record is invalid if it would be rejected as a single record: its key or value cannot be decoded,
-it has no timestamp, its key is too large for a result, or an aggregation does not take its value. Invalid records are
+decoded whole. A record is exceptional if it would be rejected as a single record: its key or value cannot be decoded,
+it has no timestamp, its key is too large for a result, or an aggregation rejects its value. Exceptional records are
 processed one by one, which finds the reason.
 """
 
@@ -26,12 +26,12 @@ from penstock.shared.streams.task.json_fields import JsonFields
 from penstock.shared.streams.task.operator_chain import OperatorChain
 from penstock.shared.streams.topology import SourceNode
 from penstock.shared.streams.windows.keys import Int32Array, are_ascii
-from penstock.shared.streams.windows.state_columns import Unfit
+from penstock.shared.streams.windows.state_columns import ValueRejected
 from penstock.shared.streams.windows.window_limits import KEY_GROWTH_MAX, check_key
 from penstock.shared.streams.windows.window_store import WindowStore
 from penstock.shared.streams.windows.window_table import Values
 
-INVALID_VALUE = object()
+UNDECODABLE = object()
 LEFT_SHARE_MAX = 1 / 4
 """If a kernel leaves a larger share of a batch than this to msgspec, msgspec reads the whole batch."""
 
@@ -40,16 +40,16 @@ LEFT_SHARE_MAX = 1 / 4
 class DecodedBatch:
     """A decoded batch.
 
-    For each record it has the key's number, the values for the kernel and the values for aggregations whose states are
-    objects. It also has the indexes of invalid records. `decoded` are the values; None means that they are the records'
-    own. `is_out` marks filtered records; None means that none can be filtered. `codes` has one entry for each record
-    that there was time to look at.
+    For each record it has the key's number (`codes`), the numbers for the kernel (`values`) and the values for each
+    aggregation whose states are objects (`inputs`). `exceptional` are the indexes of exceptional records, ascending.
+    `decoded` are the values; None means that they are the records' own. `is_out` marks filtered records; None means
+    that none can be filtered. `codes` has one entry for each record that there was time to look at.
     """
 
     codes: Int32Array
     values: Values
     inputs: list[list[Any]]
-    invalid: list[int]
+    exceptional: list[int]
     decoded: list[Any] | None
     is_out: NDArray[np.bool_] | None = None
 
@@ -59,7 +59,7 @@ class DecodedBatch:
             return self.codes, self.values, self.inputs
         values, indexes = self.values, at.tolist()
         some = Values(np.ascontiguousarray(values.cells[:, at]), np.ascontiguousarray(values.has[:, at]))
-        return self.codes[at], some, [[own[index] for index in indexes] for own in self.inputs]
+        return self.codes[at], some, [[column[index] for index in indexes] for column in self.inputs]
 
 
 class BatchDecoder:
@@ -78,25 +78,25 @@ class BatchDecoder:
 
     def of(self, columns: Columns) -> DecodedBatch | None:
         """Return the decoded batch, or None if it must be processed record by record."""
-        invalid: set[int] = set()
+        exceptional: set[int] = set()
         if int(columns.timestamps.min()) < 0:
-            invalid.update(np.flatnonzero(columns.timestamps < 0).tolist())
-        codes = self._codes(columns, invalid)
-        if self._fields is not None and (numbers := self._numbers(columns, invalid)) is not None:
-            return DecodedBatch(codes, numbers, [], sorted(invalid), None)
-        decoded = None if self._source.value is bytes_deserializer else self._decoded(columns.values, invalid)
+            exceptional.update(np.flatnonzero(columns.timestamps < 0).tolist())
+        codes = self._codes(columns, exceptional)
+        if self._fields is not None and (numbers := self._numbers(columns, exceptional)) is not None:
+            return DecodedBatch(codes, numbers, [], sorted(exceptional), None)
+        decoded = None if self._source.value is bytes_deserializer else self._decoded(columns.values, exceptional)
         values: Sequence[Any] = columns.values if decoded is None else decoded
         is_out, out, count = None, set[int](), len(columns)
         if self._chain is not None:
-            values, is_out, count = self._chain.values(columns, values, invalid)
+            values, is_out, count = self._chain.values(columns, values, exceptional)
             decoded, out = values, set(np.flatnonzero(is_out).tolist())
-        states = self._states(values, columns.timestamps, invalid, out)
+        states = self._states(values, columns.timestamps, exceptional, out)
         if states is None:
             return None
-        own = sorted(o for o in invalid if o < count)
+        own = sorted(o for o in exceptional if o < count)
         return DecodedBatch(codes[:count], *states, own, decoded, is_out)
 
-    def _numbers(self, columns: Columns, invalid: set[int]) -> Values | None:
+    def _numbers(self, columns: Columns, exceptional: set[int]) -> Values | None:
         """Return the numbers that a kernel, helped by msgspec, reads from JSON; None if the kernel leaves too many."""
         assert self._fields is not None
         values = PackedBytes.of(columns.values)
@@ -110,17 +110,17 @@ class BatchDecoder:
         states = self._states(self._decoded(values.at(left).tolist(), own), columns.timestamps[left], own, set())
         if states is None:
             return None
-        invalid.update(left[sorted(own)].tolist())
+        exceptional.update(left[sorted(own)].tolist())
         cells[:, left], has[:, left] = states[0]
         return Values(cells, has)
 
-    def _codes(self, columns: Columns, invalid: set[int]) -> Int32Array:
+    def _codes(self, columns: Columns, exceptional: set[int]) -> Int32Array:
         keys = PackedBytes.of(columns.keys)
         is_plain = self._source.key == "bytes" or are_ascii(keys)
         if not is_plain or int(keys.lengths.max()) * KEY_GROWTH_MAX + 4 > self._key_bytes_max:
             known = keys.tolist()
             unsound = {key for key in dict.fromkeys(known) if key is not None and not self._is_sound(key)}
-            invalid.update(at for at, key in enumerate(known) if key in unsound)
+            exceptional.update(at for at, key in enumerate(known) if key in unsound)
         return self._store.index.codes_of(keys)
 
     def _is_sound(self, key: bytes) -> bool:
@@ -130,7 +130,7 @@ class BatchDecoder:
             return False
         return True
 
-    def _decoded(self, raw: Sequence[bytes | None], invalid: set[int]) -> list[Any]:
+    def _decoded(self, raw: Sequence[bytes | None], exceptional: set[int]) -> list[Any]:
         decode = self._decode
         if not self._has_none or None not in raw:
             with contextlib.suppress(Exception):  # the loop below finds which record failed, and why
@@ -140,8 +140,8 @@ class BatchDecoder:
             try:
                 decoded.append(None if value is None and self._has_none else decode(value))
             except Exception:
-                invalid.add(index)
-                decoded.append(INVALID_VALUE)
+                exceptional.add(index)
+                decoded.append(UNDECODABLE)
         return decoded
 
     def _rejected(self, values: Sequence[Any], out: set[int]) -> list[int]:
@@ -158,19 +158,20 @@ class BatchDecoder:
         return rejected
 
     def _states(
-        self, values: Sequence[Any], timestamps: Int64Array, invalid: set[int], out: set[int]
+        self, values: Sequence[Any], timestamps: Int64Array, exceptional: set[int], out: set[int]
     ) -> tuple[Values, list[list[Any]]] | None:
-        """Return the columns; cells of invalid and filtered records are undefined.
+        """Return the columns; cells of exceptional and filtered records are undefined.
 
-        A rejected value makes its record invalid. Returns None if a number is of a type that only `add` can take.
+        A record whose value is rejected is added to `exceptional`. Returns None if a number is of a type that only
+        `add` accepts.
         """
         try:
-            return self._fitting(values, timestamps, invalid | out)
-        except Unfit:
-            invalid.update(self._rejected(values, invalid | out))
+            return self._fitting(values, timestamps, exceptional | out)
+        except ValueRejected:
+            exceptional.update(self._rejected(values, exceptional | out))
         try:
-            return self._fitting(values, timestamps, invalid | out)
-        except Unfit:
+            return self._fitting(values, timestamps, exceptional | out)
+        except ValueRejected:
             return None
 
     def _fitting(
@@ -178,7 +179,7 @@ class BatchDecoder:
     ) -> tuple[Values, list[list[Any]]]:
         """Return the columns without the records in `without`, whose cells are undefined.
 
-        Raises Unfit if other records do not fit either.
+        Raises ValueRejected if other records do not fit either.
         """
         if not without:
             return self._store.columns.take(values, timestamps)
@@ -186,13 +187,13 @@ class BatchDecoder:
         some, inputs = self._store.columns.take([values[index] for index in fit], timestamps[fit])
         whole = self._store.columns.no_values(len(values))
         whole.cells[:, fit], whole.has[:, fit] = some
-        all_got: list[list[Any]] = []
+        all_inputs: list[list[Any]] = []
         for own in inputs:
             column: list[Any] = [None] * len(values)
             for index, one in zip(fit, own, strict=True):
                 column[index] = one
-            all_got.append(column)
-        return whole, all_got
+            all_inputs.append(column)
+        return whole, all_inputs
 
 
 def _fields(source: SourceNode, store: WindowStore) -> JsonFields | None:

@@ -23,23 +23,23 @@ from typing import Any, TypeVar
 Made = TypeVar("Made", bound=type)
 
 
-class _Work:
+class _Call:
     """One call of a decorated method."""
 
-    __slots__ = ("goes_on", "task")
+    __slots__ = ("is_active", "task")
 
     def __init__(self, task: object) -> None:
         self.task = task
-        self.goes_on = True
+        self.is_active = True
 
 
-_work: ContextVar[_Work | None] = ContextVar("work of a task", default=None)
+_current_call: ContextVar[_Call | None] = ContextVar("work of a task", default=None)
 
 
 def is_in_callback(task: object) -> bool:
     """Return whether this is called from within one of the task's decorated methods."""
-    work = _work.get()
-    return work is not None and work.goes_on and work.task is task
+    call = _current_call.get()
+    return call is not None and call.is_active and call.task is task
 
 
 def in_callback(*methods: str) -> Callable[[Made], Made]:
@@ -56,12 +56,12 @@ def in_callback(*methods: str) -> Callable[[Made], Made]:
 def _marked(method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
     def marked(self: object, *args: Any, **named: Any) -> Any:
-        work = _Work(self)
-        token = _work.set(work)
+        call = _Call(self)
+        token = _current_call.set(call)
         try:
             return method(self, *args, **named)
         finally:
-            work.goes_on = False
-            _work.reset(token)
+            call.is_active = False
+            _current_call.reset(token)
 
     return marked

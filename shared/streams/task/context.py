@@ -31,7 +31,7 @@ Guarantee = Literal["exactly_once", "at_least_once"]
 
 
 class Mark(NamedTuple):
-    """The state of a task before a record or an output; `take_back` returns to it."""
+    """The state of a task before a record or an output; `roll_back` returns to it."""
 
     outputs: int
     late_records: int
@@ -94,7 +94,7 @@ class TaskContext(Protocol):
     def take_records(self, columns: Columns, forward: Callable[[Record], None] | None = None) -> None:
         """Process records one by one."""
 
-    def taken(self, last: ConsumerRecord, count: int) -> None:
+    def processed(self, last: ConsumerRecord, count: int) -> None:
         """Confirm `count` records up to this one, and evaluate STREAM_TIME punctuation."""
 
     def half_processed(self, error: Exception) -> ProcessingFailed:
@@ -109,7 +109,7 @@ class TaskContext(Protocol):
     def mark(self) -> Mark:
         """Return the task's current mark."""
 
-    def take_back(self, mark: Mark) -> None:
+    def roll_back(self, mark: Mark) -> None:
         """Return to a mark."""
 
     def advance_time(self, ms: int) -> None:

@@ -104,7 +104,7 @@ class TaskInputs:
         done = int(np.searchsorted(columns.offsets, next_offset))
         if ms > self._blocking_ms_max:  # a slow record is the last of its run
             log_blocking(f"{done} records up to {columns.topic}-{self._task.partition}@{next_offset - 1}", ms)
-        length.took(done, ms, share.ms)
+        length.adapt(done, ms, share.ms)
         if done < len(columns):
             group.queues[columns.topic].put_back(columns[done:])
 
@@ -128,10 +128,10 @@ class TaskInputs:
 
     def is_full(self, topic: str) -> bool:
         """Return whether the topic has so many records here that no more should be fetched."""
-        group, room = self._group_of[topic], self._buffered_records_max
-        if room >= BUFFERED_RECORDS_MAX:
-            room = max(room, self._lengths[self._groups.index(group)].records_max)
-        return self.is_paused or len(group.queues[topic]) > room
+        group, capacity = self._group_of[topic], self._buffered_records_max
+        if capacity >= BUFFERED_RECORDS_MAX:
+            capacity = max(capacity, self._lengths[self._groups.index(group)].records_max)
+        return self.is_paused or len(group.queues[topic]) > capacity
 
     def holds(self, topic: str) -> bool:
         """Return whether records of the topic are here. If so, the task's position is not the consumer's."""
@@ -167,7 +167,7 @@ def process_in_time(task: StreamTask, columns: Columns, now_ms: int, has_time: H
                 return
         ahead_ms = int(columns.timestamps[at]) - now_ms
         message = f"{columns.topic}: the record lies {ahead_ms} ms in the future; max_future_ms={limit}"
-        task.refuse(columns.record(at), DataError(message))
+        task.reject(columns.record(at), DataError(message))
         start = at + 1
     if start < len(columns):
         task.process(columns[start:], now_ms, has_time)

@@ -32,7 +32,7 @@ class TaskMetrics:
         self._late = counter(
             registry, "streams_late_records", "Records that came after their windows had closed.", "partition", "topic"
         )
-        self._dead = counter(
+        self._dead_letters = counter(
             registry,
             "streams_dead_letters",
             "Records and outputs sent to the dead-letter topic.",
@@ -50,10 +50,10 @@ class TaskMetrics:
             "Highest event time of a record that was taken, as Unix time.",
             "partition",
         ).labels(**own)
-        what = "The event time by which a store's windows are closed, as Unix time."
-        self._operator_time = gauge(registry, "streams_operator_time_seconds", what, "partition", "store")
-        what = "Windows in the stores; of sliding ones also those that are closed and kept."
-        self._open = gauge(registry, "streams_open_windows", what, "partition").labels(**own)
+        description = "The event time by which a store's windows are closed, as Unix time."
+        self._operator_time = gauge(registry, "streams_operator_time_seconds", description, "partition", "store")
+        description = "Windows in the stores; of sliding ones also those that are closed and kept."
+        self._open = gauge(registry, "streams_open_windows", description, "partition").labels(**own)
         self._own = own
         self.committed = Totals(0, 0, 0, 0, 0)
         """The totals as of the last commit. Later work may be repeated by another task."""
@@ -78,7 +78,7 @@ class TaskMetrics:
 
     def dead_letter(self, topic: str, stage: str) -> None:
         self.dead_letters_total += 1
-        self._dead.labels(topic=topic, stage=stage, **self._own).inc()
+        self._dead_letters.labels(topic=topic, stage=stage, **self._own).inc()
 
     def missed(self, windows: int) -> None:
         self.missed_windows_total += windows

@@ -33,7 +33,7 @@ class _Gate:
     def __init__(self, context: ProcessorContext) -> None:
         self._context = context
         self.is_open = True
-        self.given: Record | None = None
+        self.output: Record | None = None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._context, name)
@@ -42,7 +42,7 @@ class _Gate:
         if self.is_open:
             self._context.forward(record, to)
         else:
-            self.given = record
+            self.output = record
 
 
 class OperatorChain:
@@ -59,42 +59,42 @@ class OperatorChain:
 
     def seen(self, columns: Columns) -> int:
         """Return the number of records up to the last one that has passed the chain."""
-        went = [index for index, at in enumerate(columns.offsets.tolist()) if at in self._outcomes]
-        return went[-1] + 1 if went else 0
+        passed = [index for index, at in enumerate(columns.offsets.tolist()) if at in self._outcomes]
+        return passed[-1] + 1 if passed else 0
 
     def forget(self) -> None:
         """Drop the outcomes, because all records are taken."""
         self._outcomes = {}
 
     def values(
-        self, columns: Columns, values: Sequence[Any], invalid: set[int]
+        self, columns: Columns, values: Sequence[Any], exceptional: set[int]
     ) -> tuple[list[Any], NDArray[np.bool_], int]:
         """Return the resulting values, a mask of filtered records, and the number of records that there was time for.
 
-        Invalid indexes are skipped. Those at which a function raises are added to `invalid`.
+        Indexes in `exceptional` are skipped. Those at which a function raises are added.
         """
         known, has_time, keys = self._outcomes, self._task.has_time, list(columns.keys)
-        come: list[Any] = list(values)
+        results: list[Any] = list(values)
         is_out, count = np.zeros(len(columns), np.bool_), len(columns)
         self._task.set_current_record(columns.record(0))
         self._gate.is_open = False
         try:
             for index, offset in enumerate(columns.offsets.tolist()):
-                if index in invalid:
+                if index in exceptional:
                     continue
                 if index and not has_time():
                     count, is_out[index:] = index, True
                     break
-                outcome = known[offset] = self._outcome(columns, index, keys[index], come[index])
+                outcome = known[offset] = self._outcome(columns, index, keys[index], results[index])
                 if outcome is None:
                     is_out[index] = True
                 elif isinstance(outcome, Exception):
-                    invalid.add(index)
+                    exceptional.add(index)
                 else:
-                    come[index] = outcome.value
+                    results[index] = outcome.value
         finally:
             self._gate.is_open = True
-        return come, is_out, count
+        return results, is_out, count
 
     def forward(self, record: Record) -> None:
         """Forward the current record to the window, with its outcome if it has one; raises an error outcome."""
@@ -117,10 +117,10 @@ class OperatorChain:
             int(columns.timestamps[index]),
             () if headers is None else tuple(headers[index]),
         )
-        self._gate.given = None
+        self._gate.output = None
         try:
             self._entrance(record)
         except Exception as e:  # any error is the record's own outcome, and is handled in its turn
             return e
-        given: Record | None = self._gate.given
-        return given
+        output: Record | None = self._gate.output
+        return output

@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from penstock.shared.clients.consumer.dead_letters import STAGE_PROCESS, STAGE_PRODUCE
 from penstock.shared.common.errors import ConfigError, FatalError, IllegalState
 from penstock.shared.streams.punctuation import Punctuator
-from penstock.shared.streams.record import Record, WindowKey
-from penstock.shared.streams.task.rejected_outputs import Emitted, refused_output
+from penstock.shared.streams.record import Record, WindowKey, coordinates_of
+from penstock.shared.streams.task.rejected_outputs import Emitted, output_dead_letter
 from penstock.shared.streams.topology import ProcessorNode, Topology
-from penstock.shared.streams.windows.late_records import coordinates_of
 
 if TYPE_CHECKING:
     from penstock.shared.streams.task.context import Mark, TaskContext
@@ -31,7 +30,7 @@ NEVER_HANDLED = (ConfigError, FatalError, IllegalState, MemoryError)
 """Errors of the program or the machine, which no record causes."""
 
 
-class Way(NamedTuple):
+class Edge(NamedTuple):
     """The edge from a node to one of its children; `reached` are the stores at and below the child.
 
     `store` is the nearest store at or above the node. `guarded` means that a store may have the record before the
@@ -45,17 +44,17 @@ class Way(NamedTuple):
     guarded: bool
 
 
-def ways_of(topology: Topology, name: str, entrances: dict[str, Forward]) -> list[Way]:
+def edges_of(topology: Topology, name: str, entrances: dict[str, Forward]) -> list[Edge]:
     """Return the edges to a node's children; `entrances` are the functions that take their records."""
-    ways: list[Way] = []
+    edges: list[Edge] = []
     store = _nearest_store(topology, name)
     for child, entrance in entrances.items():
         reached = _stores_from(topology, child)
         # If a branch with a store rejects a record that a sibling has counted, the record is half counted, so that
         # branch is not guarded. A branch without a store only loses its output.
-        guarded = store is not None or (not reached and any(way.reached for way in ways))
-        ways.append(Way(child, entrance, reached, store, guarded))
-    return ways
+        guarded = store is not None or (not reached and any(edge.reached for edge in edges))
+        edges.append(Edge(child, entrance, reached, store, guarded))
+    return edges
 
 
 def _stores_of(topology: Topology, name: str) -> tuple[str, ...]:
@@ -87,30 +86,30 @@ class OutputGuard:
         self._is_sink_error = is_sink_error
         self._window: tuple[str | None, WindowKey] | None = None
 
-    def give(self, way: Way, record: Record) -> None:
+    def forward(self, edge: Edge, record: Record) -> None:
         """Give a record to the child; handles an error behind a store."""
         task = self.task
         if not self._is_past_return():
-            way.entrance(record)
+            edge.entrance(record)
             return
-        window, stores = self._window, [task.stores[name] for name in way.reached]
+        window, stores = self._window, [task.stores[name] for name in edge.reached]
         if isinstance(record.key, WindowKey):
-            self._window = (way.store, record.key)
+            self._window = (edge.store, record.key)
         touched, mark = [store.touched for store in stores], task.mark()
         for store in stores:
             store.touched = False
         try:
-            way.entrance(record)
+            edge.entrance(record)
         except Exception as e:
             if any(store.touched for store in stores) or isinstance(e, NEVER_HANDLED):
                 raise
-            self._refuse(way.child, way.store, record, e, mark)
+            self._reject(edge.child, edge.store, record, e, mark)
         finally:
             for store, before in zip(stores, touched, strict=True):
                 store.touched |= before
             self._window = window
 
-    def refuse(self, node: str, store: str | None, record: Record, error: Exception) -> None:
+    def reject(self, node: str, store: str | None, record: Record, error: Exception) -> None:
         """Handle an error of a node in making an output; `record` is the known part of it. Raises unhandled errors."""
         if not self._is_past_return() or isinstance(error, NEVER_HANDLED):
             raise error
@@ -118,7 +117,7 @@ class OutputGuard:
         if isinstance(record.key, WindowKey):
             self._window = (store, record.key)
         try:
-            self._refuse(node, store, record, error, self.task.mark())
+            self._reject(node, store, record, error, self.task.mark())
         finally:
             self._window = window
 
@@ -131,7 +130,7 @@ class OutputGuard:
             except Exception as e:
                 if isinstance(e, NEVER_HANDLED):
                     raise
-                self._refuse(node, store, Record(None, None, max(now_ms, 0)), e, None)
+                self._reject(node, store, Record(None, None, max(now_ms, 0)), e, None)
 
         return punctuate
 
@@ -139,14 +138,14 @@ class OutputGuard:
         task = self.task
         return task.record_metadata is None or any(store.touched for store in task.stores.values())
 
-    def _refuse(self, node: str, store: str | None, record: Record, error: Exception, mark: Mark | None) -> None:
+    def _reject(self, node: str, store: str | None, record: Record, error: Exception, mark: Mark | None) -> None:
         task, source = self.task, self.task.source_record()
         stage = STAGE_PRODUCE if self._is_sink_error(error) else STAGE_PROCESS
         handler, _ = task.handlers.of(stage, error)
         if handler == "fail":
             raise error
         if mark is not None:
-            task.take_back(mark)
+            task.roll_back(mark)
         window = None
         if self._window is not None:
             store, window = self._window
@@ -157,6 +156,6 @@ class OutputGuard:
             return
         origin = task.source_node(node)
         topic, limit = origin.dead_letters, task.record_bytes_max
-        task.outputs.add(refused_output(topic, emitted, source, stage, error, task.application, limit))
+        task.outputs.add(output_dead_letter(topic, emitted, source, stage, error, task.application, limit))
         task.metrics.dead_letter(origin.topic, stage)
         task.metrics.rejected_at["dead_letters"] = str(emitted)

@@ -2,7 +2,7 @@
 
 A result on update has the whole window as its key. Its partition is still chosen by the window's record key, as by
 Kafka Streams' `WindowedStreamPartitioner`, so all results of one source key are in one partition, in order. Such
-outputs have a `source_key`. `place` sets their partitions once the topics' partitions are known.
+outputs have a `source_key`. `assign_partitions` sets their partitions once the topics' partitions are known.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class TaskOutputs:
         self.items.append(output)
         self.source_keys.append(source_key)
 
-    def take_back(self, length: int) -> None:
+    def roll_back(self, length: int) -> None:
         """Drop all outputs after the first `length`."""
         del self.items[length:], self.source_keys[length:]
 
@@ -91,7 +91,7 @@ class TaskOutputs:
             if source_key is not None or (isinstance(item, OutputColumns) and item.source_keys is not None)
         }
 
-    def place(self, partitions: Mapping[str, Sequence[int]]) -> None:
+    def assign_partitions(self, partitions: Mapping[str, Sequence[int]]) -> None:
         """Set the partitions of outputs that have source keys; `partitions` are those of their topics, ascending."""
         for at, (item, source_key) in enumerate(zip(self.items, self.source_keys, strict=True)):
             if isinstance(item, OutputColumns):

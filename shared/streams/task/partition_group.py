@@ -126,7 +126,13 @@ class PartitionGroup:
         return sum(map(len, self.queues.values()))
 
     def is_ready(self, now_ms: int, lags: Lags) -> bool:
-        """Return whether a record may be taken now."""
+        """Return whether a record may be taken now.
+
+        Steps:
+        1. End the wait for the partitions that have records again.
+        2. Without any record the group is not ready.
+        3. With -1 the group does not wait. Otherwise it is ready if it need not wait for any empty partition.
+        """
         empty = [topic for topic, queue in self.queues.items() if not queue]
         for topic in self.queues.keys() - set(empty):
             self._deadlines_ms.pop(topic, None)
@@ -136,6 +142,7 @@ class PartitionGroup:
         return self._max_task_idle_ms == NEVER_WAIT or all(may)
 
     def _may_do_without(self, topic: str, now_ms: int, lags: Lags) -> bool:
+        # Records are at the broker, or the lag is unknown. The wait begins when the lag is 0.
         if lags.get(topic) != 0:
             self._deadlines_ms.pop(topic, None)
             return False
@@ -143,7 +150,13 @@ class PartitionGroup:
         return now_ms >= deadline_ms
 
     def next_run(self, records_max: int | None = None) -> Columns:
-        """Remove and return the next record and those of its partition that follow it. The group must be ready."""
+        """Remove and return the next record and those of its partition that follow it. The group must be ready.
+
+        Steps:
+        1. Find the two partitions with the lowest next timestamps.
+        2. Take the first one's records up to the second one's timestamp. Records of equal timestamps are included only
+           if the first one's topic precedes the second one's.
+        """
         heads = [(queue.head_ms(), order, topic) for order, (topic, queue) in enumerate(self.queues.items()) if queue]
         (_, order, topic), *others = sorted(heads)
         if not others:

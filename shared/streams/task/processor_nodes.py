@@ -30,7 +30,7 @@ from penstock.shared.streams.punctuation import PunctuationType, Punctuator, Sch
 from penstock.shared.streams.record import Record, RecordMetadata, WindowKey
 from penstock.shared.streams.state.store import StateStore
 from penstock.shared.streams.task.callbacks import is_in_callback
-from penstock.shared.streams.task.output_guard import Forward, OutputGuard, Way, ways_of
+from penstock.shared.streams.task.output_guard import Edge, Forward, OutputGuard, edges_of
 from penstock.shared.streams.task.outputs import OutputColumns
 from penstock.shared.streams.task.repartition_headers import origin_headers
 from penstock.shared.streams.task.result_encoders import encode_json, encode_key, encode_updates
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 Output = Callable[[ProducerRecord, bytes | None], None]
 """Takes a record for a topic, and the key that chooses its partition if that is not its own."""
-InHand = Callable[[], ConsumerRecord | None]
+CurrentRecord = Callable[[], ConsumerRecord | None]
 """Returns the current source record, or None."""
 
 
@@ -57,16 +57,18 @@ class SinkWriter:
     the coordinates of its source record.
     """
 
-    def __init__(self, node: SinkNode, record_bytes_max: int, output: Output, in_hand: InHand = lambda: None) -> None:
+    def __init__(
+        self, node: SinkNode, record_bytes_max: int, output: Output, current_record: CurrentRecord = lambda: None
+    ) -> None:
         self._node = node
         self._record_bytes_max = record_bytes_max
         self._output = output
-        self._in_hand = in_hand if node.is_internal else None
+        self._current_record = current_record if node.is_internal else None
         self._has_window_keys = node.encode is encode_updates
 
     def process(self, record: Record) -> None:
         key, value = self._node.encode(record)
-        source = None if self._in_hand is None else self._in_hand()
+        source = None if self._current_record is None else self._current_record()
         if source is not None:
             record = record._replace(headers=record.headers + origin_headers(source))
         size = record_size(key, value, list(record.headers))
@@ -97,20 +99,20 @@ class UserNode:
     """A processor of the user. Its `process` must be finished when it returns."""
 
     def __init__(self, name: str, processor: Processor) -> None:
-        self._what = f"{name!r}: {type(processor).__name__}.process()"
+        self._name = f"{name!r}: {type(processor).__name__}.process()"
         self._process: Callable[[Record], Any] = processor.process
 
     def process(self, record: Record) -> None:
-        given = self._process(record)
-        if given is not None:
-            require_done(self._what, given)
+        returned = self._process(record)
+        if returned is not None:
+            require_done(self._name, returned)
 
 
 class ProcessorNodes:
     """The nodes of one task, by name."""
 
     def __init__(
-        self, topology: Topology, record_bytes_max: int, output: Output, in_hand: InHand = lambda: None
+        self, topology: Topology, record_bytes_max: int, output: Output, current_record: CurrentRecord = lambda: None
     ) -> None:
         self.topology = topology
         self.processors: dict[str, Processor] = {}
@@ -120,17 +122,17 @@ class ProcessorNodes:
                 self.processors[name] = made = node.supplier()
                 require_plain_methods(f"{name!r}: {type(made).__name__}", made, PROCESSOR_METHODS)
             elif isinstance(node, SinkNode):
-                self._sinks[name] = SinkWriter(node, record_bytes_max, output, in_hand)
+                self._sinks[name] = SinkWriter(node, record_bytes_max, output, current_record)
         self._users = {n: UserNode(n, p) for n, p in self.processors.items() if not is_own(p)}
         named = [*self.processors.items(), *self._sinks.items(), *self._users.items()]
         self._names = {id(node): name for name, node in named}
         self.guard = OutputGuard(self.is_sink_error)
 
-    def ways(self, name: str) -> list[Way]:
+    def edges(self, name: str) -> list[Edge]:
         """Return the edges from a node to its children."""
         nodes: dict[str, Processor | UserNode | SinkWriter] = {**self.processors, **self._users, **self._sinks}
         children = self.topology.children[name]
-        return ways_of(self.topology, name, {child: nodes[child].process for child in children})
+        return edges_of(self.topology, name, {child: nodes[child].process for child in children})
 
     def writers(self, name: str) -> list[SinkWriter]:
         """Return the sinks below a node."""
@@ -139,7 +141,7 @@ class ProcessorNodes:
     def forward_to(self, name: str) -> Forward:
         """Return the function that gives a record to all children of a node."""
         entrances = [
-            functools.partial(self.guard.give, way) if way.guarded else way.entrance for way in self.ways(name)
+            functools.partial(self.guard.forward, edge) if edge.guarded else edge.entrance for edge in self.edges(name)
         ]
         if len(entrances) == 1:
             return entrances[0]
@@ -171,30 +173,31 @@ class ProcessorNodes:
                 failed.append((name, e))
         if failed:
             message = "; ".join(f"node {name!r}: {type(e).__name__}: {e}" for name, e in failed)
-            (_, cause), *_ = failed
-            raise ProcessingFailed(f"the processors of partition {partition} cannot be closed: {message}") from cause
+            raise ProcessingFailed(f"the processors of partition {partition} cannot be closed: {message}") from failed[
+                0
+            ][1]
 
-    def failure(self, what: str, error: Exception, node: str | None = None) -> ProcessingFailed:
+    def failure(self, subject: str, error: Exception, node: str | None = None) -> ProcessingFailed:
         """Return the error that ends the task. It names the node that raised, else `node`."""
         where = self.node_of(error) or node
         kind = "" if isinstance(error, ProcessingFailed) else f"{type(error).__name__}: "
         about = "".join(f"{note}: " for note in getattr(error, "__notes__", ()))
         prefix = f"node {where!r}: " if where else ""
-        return ProcessingFailed(f"{prefix}{what} cannot be processed: {about}{kind}{error}")
+        return ProcessingFailed(f"{prefix}{subject} cannot be processed: {about}{kind}{error}")
 
 
 class NodeContext:
     """One processor's view of its task: the `ProcessorContext` of its node."""
 
-    def __init__(self, task: TaskContext, node: ProcessorNode, wiring: ProcessorNodes) -> None:
+    def __init__(self, task: TaskContext, node: ProcessorNode, nodes: ProcessorNodes) -> None:
         self._task = task
         self._node = node
-        self._guard = wiring.guard
+        self._guard = nodes.guard
         self._guard.task = task
-        self._ways = {way.child: way for way in wiring.ways(node.name)}
-        self._store = next((way.store for way in self._ways.values()), next(iter(node.stores), None))
-        self._writers = wiring.writers(node.name)
-        self._forward_all = wiring.forward_to(node.name)
+        self._edges = {edge.child: edge for edge in nodes.edges(node.name)}
+        self._store = next((edge.store for edge in self._edges.values()), next(iter(node.stores), None))
+        self._writers = nodes.writers(node.name)
+        self._forward_all = nodes.forward_to(node.name)
 
     @property
     def partition(self) -> int:
@@ -233,10 +236,10 @@ class NodeContext:
         if to is None and self._task.record_metadata is not None:
             self._forward_all(record)
         elif to is None:  # in a punctuation or a commit there is no source record to reject
-            for way in self._ways.values():
-                self._guard.give(way, record)
-        elif to in self._ways:
-            self._guard.give(self._ways[to], record)
+            for edge in self._edges.values():
+                self._guard.forward(edge, record)
+        elif to in self._edges:
+            self._guard.forward(self._edges[to], record)
         else:
             raise ConfigError(f"{self._node.name!r} forwards to {to!r}, which is none of its children")
 
@@ -272,9 +275,9 @@ class NodeContext:
         send_late(self._task, record, self._node.name, close_time_ms, operator_time_ms)
 
     def emit_late_columns(
-        self, columns: Columns, places: Int64Array, close_times_ms: Int64Array, operator_times_ms: Int64Array
+        self, columns: Columns, indexes: Int64Array, close_times_ms: Int64Array, operator_times_ms: Int64Array
     ) -> None:
-        send_late_columns(self._task, columns, places, self._node.name, close_times_ms, operator_times_ms)
+        send_late_columns(self._task, columns, indexes, self._node.name, close_times_ms, operator_times_ms)
 
     @property
     def keeps_late(self) -> bool:
@@ -307,7 +310,7 @@ class NodeContext:
         return False
 
     def reject_output(self, record: Record, error: Exception) -> None:
-        self._guard.refuse(self._node.name, self._store, record, error)
+        self._guard.reject(self._node.name, self._store, record, error)
 
     def count_missed(self, windows: int) -> None:
         self._task.metrics.missed(windows)
@@ -319,19 +322,19 @@ class NodeContext:
         self,
         results: WindowResults,
         source: Columns | None = None,
-        places: Int64Array | None = None,
+        indexes: Int64Array | None = None,
     ) -> None:
         """Forward results to all children: as columns if the only child is a sink that can encode them at once.
 
-        `places` are the indexes of the records in `source` that caused the results, one for one. Without it, the
+        `indexes` are the indexes of the records in `source` that caused the results, one for one. Without it, the
         current record caused them.
         """
-        if len(self._ways) == 1 and self._writers and (encoded := self._writers[0].encode(results)) is not None:
+        if len(self._edges) == 1 and self._writers and (encoded := self._writers[0].encode(results)) is not None:
             self._task.outputs.add(encoded)
             return
         for i, (record, error) in enumerate(results.records()):
-            if source is not None and places is not None:
-                self._task.set_current_record(source.record(int(places[i])))
+            if source is not None and indexes is not None:
+                self._task.set_current_record(source.record(int(indexes[i])))
             try:
                 if error is None:
                     self.forward(record)

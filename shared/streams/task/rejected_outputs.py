@@ -33,13 +33,13 @@ from penstock.shared.streams.windows.window_limits import name_window
 
 
 class Emitted(NamedTuple):
-    """The record that `node` was given, and its known origin; `place` has the source record's coordinates."""
+    """The record that `node` was given, and its known origin; `source` has the source record's coordinates."""
 
     record: Record
     node: str
     store: str | None
     window: WindowKey | None
-    coordinates: str | None
+    source: str | None
 
     def __str__(self) -> str:
         parts = [f"node {self.node!r}"]
@@ -47,10 +47,10 @@ class Emitted(NamedTuple):
             parts.append(name_window(self.store, *self.window))
         elif self.store is not None:
             parts.append(f"store {self.store!r}")
-        return ", ".join([*parts, self.coordinates or "of no source record"])
+        return ", ".join([*parts, self.source or "of no source record"])
 
 
-def refused_output(
+def output_dead_letter(
     topic: str,
     emitted: Emitted,
     source: ConsumerRecord | None,
@@ -62,7 +62,7 @@ def refused_output(
     """Return the dead letter; a value that makes it larger than `record_bytes_max` is left out."""
     record, window = emitted.record, emitted.window
     dead_letter = DeadLetter.of(source or ConsumerRecord(topic, 0, 0, 0, None, None), stage, error, 1, application)
-    headers_by_name = {
+    texts = {
         STAGE: stage,
         EXCEPTION: dead_letter.exception,
         MESSAGE: dead_letter.message,
@@ -72,10 +72,10 @@ def refused_output(
         TIMESTAMP: str(record.timestamp),
     }
     if emitted.store is not None:
-        headers_by_name[STORE] = emitted.store
+        texts[STORE] = emitted.store
     if window is not None:
-        headers_by_name |= {WINDOW_START: str(window.start), WINDOW_END: str(window.end)}
-    headers = (*record.headers, *((name, header_text(text)) for name, text in headers_by_name.items()))
+        texts |= {WINDOW_START: str(window.start), WINDOW_END: str(window.end)}
+    headers = (*record.headers, *((name, header_text(text)) for name, text in texts.items()))
     if source is not None:
         headers += origin_headers(source)
     key = as_bytes(window.key if window is not None else record.key)

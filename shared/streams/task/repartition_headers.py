@@ -47,8 +47,8 @@ def without_origin(headers: Headers) -> Headers:
 
 def original(record: ConsumerRecord) -> ConsumerRecord:
     """Return a repartition topic's record with its source record's coordinates and key; unchanged without headers."""
-    by_name = dict(record.headers)
-    topic, partition, offset = by_name.get(TOPIC), by_name.get(PARTITION), by_name.get(OFFSET)
+    headers = dict(record.headers)
+    topic, partition, offset = headers.get(TOPIC), headers.get(PARTITION), headers.get(OFFSET)
     if topic is None or partition is None or offset is None:
         return record
     return replace(
@@ -56,6 +56,6 @@ def original(record: ConsumerRecord) -> ConsumerRecord:
         topic=topic.decode(),
         partition=int(partition),
         offset=int(offset),
-        key=by_name.get(KEY, record.key),
+        key=headers.get(KEY, record.key),
         headers=without_origin(record.headers),
     )

@@ -59,17 +59,17 @@ class TaskSchedules:
         callback = plain("schedule: callback", callback)
         if name is not None and (not isinstance(name, str) or not name):
             raise ConfigError(f"schedule: name must be text, got {name!r}")
-        path = grid = restored = None
+        full_name = grid = restored = None
         if name is not None:
-            path = name if node is None else f"{node}/{name}"
-            if path in self._named and not self._named[path].cancelled:
+            full_name = name if node is None else f"{node}/{name}"
+            if full_name in self._named and not self._named[full_name].cancelled:
                 where = f"node {node!r}" if node is not None else "the task"
                 raise ConfigError(
                     f"{where} has a schedule named {name!r} already: cancel it first, or name this another"
                 )
-            grid = f"{path} ({type_.value}, every {ms} ms)"
+            grid = f"{full_name} ({type_.value}, every {ms} ms)"
             restored = self.restored.pop(grid, None)
-            for other in [key for key in self.restored if key.startswith(f"{path} (")]:
+            for other in [key for key in self.restored if key.startswith(f"{full_name} (")]:
                 del self.restored[other]  # the grid of another type or interval, which has no schedule any more
             self.has_new_grid |= restored is None
         is_stream_time = type_ is PunctuationType.STREAM_TIME
@@ -80,11 +80,11 @@ class TaskSchedules:
         else:
             due = 0 if is_stream_time else now_ms + ms
         made = (self.stream_time if is_stream_time else self.wall_clock).schedule(ms, due, callback, grid)
-        if path is not None:
+        if full_name is not None:
             if len(self._named) >= self._sweep_at:
-                self._named = {at: one for at, one in self._named.items() if not one.cancelled}
+                self._named = {key: one for key, one in self._named.items() if not one.cancelled}
                 self._sweep_at = max(SWEEP_MIN, 2 * len(self._named))
-            self._named[path] = made
+            self._named[full_name] = made
         return made
 
     def grids_ms(self) -> dict[str, int]:

@@ -45,7 +45,7 @@ from penstock.shared.streams.changelog.format import BatchInput, StateCodec, enc
 from penstock.shared.streams.changelog.store_entries import encode_stores
 from penstock.shared.streams.operators.tables import Lookup
 from penstock.shared.streams.punctuation import PunctuationType, Punctuator, Schedule, Start
-from penstock.shared.streams.record import Record, RecordMetadata
+from penstock.shared.streams.record import Record, RecordMetadata, coordinates_of
 from penstock.shared.streams.runtime.time_slices import HasTime, always
 from penstock.shared.streams.state.checkpoint import CommitPosition
 from penstock.shared.streams.state.join_store import JoinStore
@@ -66,7 +66,6 @@ from penstock.shared.streams.task.user_functions import plain
 from penstock.shared.streams.task.vectorized_executor import COLUMNS_MIN, VectorizedExecutor, vectorized_executors
 from penstock.shared.streams.topology import ProcessorNode, SourceNode, Topology
 from penstock.shared.streams.windows.late_entries import LateRows, encode_late_rows
-from penstock.shared.streams.windows.late_records import coordinates_of
 from penstock.shared.streams.windows.timed_processor import NO_TIME, TimedProcessor
 from penstock.shared.streams.windows.window_limits import check_states, default_key_bytes_max, default_state_bytes_max
 
@@ -80,7 +79,7 @@ RECORD_BYTES_MAX = 1024 * 1024
 """The producer's default of `max_request_size`."""
 
 
-@in_callback("initialize", "close", "process", "refuse", "advance_time", "punctuate_wall_clock", "prepare_commit")
+@in_callback("initialize", "close", "process", "reject", "advance_time", "punctuate_wall_clock", "prepare_commit")
 class StreamTask:
     """Runs a topology over one partition; `epoch` is the owner epoch of its changelog entries.
 
@@ -138,7 +137,7 @@ class StreamTask:
         self.idle_ms = 0
         self.late_records = 0
         self._closing = 0
-        self._processed = 0
+        self._processed_records = 0
         self._prepared = self.metrics.committed
         self.max_future_ms: int | None = None
         self.has_time: HasTime = always
@@ -158,7 +157,7 @@ class StreamTask:
         self._processors = self._processor_nodes.processors
         self.times = OperatorTimes(topology, self._processors)
         self._routes = {s.topic: (s, self._processor_nodes.forward_to(s.name)) for s in topology.sources()}
-        self.schedule_refusal: str | None = NOT_INITIALIZED
+        self.not_running_reason: str | None = NOT_INITIALIZED
         self.vectorized_executors: dict[str, VectorizedExecutor] = {}
 
     def __repr__(self) -> str:
@@ -170,7 +169,7 @@ class StreamTask:
 
     def initialize(self, now_ms: int) -> None:
         """Call the processors' `init`. If there is a state to restore, call `restore.restore_progress` first."""
-        self.now_ms, self.schedule_refusal = now_ms, None
+        self.now_ms, self.not_running_reason = now_ms, None
         for name, processor in self._processors.items():
             node = self.topology.nodes[name]
             assert isinstance(node, ProcessorNode)
@@ -192,7 +191,7 @@ class StreamTask:
         unchanged.
         """
         self.now_ms, self.has_time = now_ms, has_time
-        position, self._processed = self.sources.get(columns.topic, -1), 0
+        position, self._processed_records = self.sources.get(columns.topic, -1), 0
         if len(columns) and columns.offsets[0] < position:
             columns = columns[int(np.searchsorted(columns.offsets, position)) :]
         path = self.vectorized_executors.get(columns.topic)
@@ -205,9 +204,9 @@ class StreamTask:
             self._source_record = self.record_metadata = None
             late, self.late_records = self.late_records, 0
             self.metrics.late(columns.topic, late)
-            if self._processed and self.failed is None:
+            if self._processed_records and self.failed is None:
                 self._uncommitted = True
-            self.metrics.processed(self._processed, self.stream_time_ms, sum(map(len, self.stores.values())))
+            self.metrics.processed(self._processed_records, self.stream_time_ms, sum(map(len, self.stores.values())))
             self.metrics.operator_times(self.times.by_store())
 
     def take_records(self, columns: Columns, forward: Callable[[Record], None] | None = None) -> None:
@@ -215,14 +214,14 @@ class StreamTask:
         source, to_nodes = self._routes[columns.topic]
         for record in self._ahead.records(columns):
             self._process_one(source, forward or to_nodes, record)
-            self.taken(record, 1)
+            self.processed(record, 1)
             if not self.has_time():
                 return
 
-    def taken(self, last: ConsumerRecord, count: int) -> None:
+    def processed(self, last: ConsumerRecord, count: int) -> None:
         """Confirm the records up to this one, and evaluate STREAM_TIME punctuation."""
         self.sources[last.topic] = last.offset + 1
-        self._processed += count
+        self._processed_records += count
         self._source_record = self.record_metadata = None  # no record causes the outputs of a punctuation
         try:
             self.schedules.stream_time.may_punctuate(self.stream_time_ms)
@@ -267,10 +266,10 @@ class StreamTask:
         except Exception as e:
             if any(store.touched for store in self.stores.values()):
                 raise self.half_processed(e) from e
-            self.take_back(mark)
-            self._refuse(source, record, stage, e)
+            self.roll_back(mark)
+            self._reject(source, record, stage, e)
 
-    def _refuse(self, source: SourceNode, record: ConsumerRecord, stage: str, error: Exception) -> None:
+    def _reject(self, source: SourceNode, record: ConsumerRecord, stage: str, error: Exception) -> None:
         """Make a dead letter of a record that no store has taken, or raise an error that must not become one."""
         if isinstance(error, ConfigError | FatalError | IllegalState | MemoryError):
             raise error
@@ -288,25 +287,25 @@ class StreamTask:
         self.metrics.rejected_at["dead_letters"] = coordinates_of(record)
 
     def mark(self) -> Mark:
-        """Return the number of outputs and stream time, for `take_back`."""
+        """Return the number of outputs and stream time, for `roll_back`."""
         return Mark(len(self.outputs), self.late_records, len(self.late_rows), self.stream_time_ms)
 
-    def take_back(self, mark: Mark) -> None:
+    def roll_back(self, mark: Mark) -> None:
         """Drop all outputs since `mark` and restore stream time: a dead letter moves no time."""
         outputs, self.late_records, late_rows, self.stream_time_ms = mark
-        self.outputs.take_back(outputs)
+        self.outputs.roll_back(outputs)
         del self.late_rows[late_rows:]
 
-    def _fail(self, what: str, error: Exception) -> ProcessingFailed:
+    def _fail(self, subject: str, error: Exception) -> ProcessingFailed:
         """Mark the task as failed, because it holds half of a change: it is not committed and takes no more records."""
-        self.failed, self.needs_commit = self._processor_nodes.failure(what, error), False
+        self.failed, self.needs_commit = self._processor_nodes.failure(subject, error), False
         return self.failed
 
-    def refuse(self, record: ConsumerRecord, error: PenstockError, stage: str = STAGE_DESERIALIZE) -> None:
+    def reject(self, record: ConsumerRecord, error: PenstockError, stage: str = STAGE_DESERIALIZE) -> None:
         """Reject a record as if it had failed at this stage. It moves no time, and no node sees it."""
         if record.offset >= self.sources.get(record.topic, -1):
             self.set_current_record(record)
-            self._refuse(self._routes[record.topic][0], record, stage, error)
+            self._reject(self._routes[record.topic][0], record, stage, error)
             self._source_record = self.record_metadata = None
             self.sources[record.topic] = record.offset + 1
             self.needs_commit = True
@@ -352,8 +351,8 @@ class StreamTask:
         node: str | None = None,
     ) -> Schedule:
         """As `ProcessorContext.schedule`; without `node` for the task's owner. IllegalState before `initialize`."""
-        if self.schedule_refusal is not None:
-            raise IllegalState(self.schedule_refusal)
+        if self.not_running_reason is not None:
+            raise IllegalState(self.not_running_reason)
         add = self.schedules.schedule
         return add(interval, type, callback, now_ms=self.now_ms, start=start, name=name, node=node)
 
@@ -382,7 +381,7 @@ class StreamTask:
         """
         if self.failed is not None:
             raise self.failed
-        if self.schedule_refusal is not None:
+        if self.not_running_reason is not None:
             raise IllegalState(f"a commit was asked of a task that does not run: {self!r}")
         self.now_ms = now_ms
         try:
@@ -416,12 +415,12 @@ class StreamTask:
             for one in rows
         ]
 
-    def commit_succeeded(self, place: CommitPosition | None = None) -> None:
+    def commit_succeeded(self, position: CommitPosition | None = None) -> None:
         """Confirm that the prepared commit is durable, at this place of the changelog; state on disk records it."""
         self._committing = False
         if self.local is not None:
-            assert place is not None
-            self.local.confirm(self.epoch, place)
+            assert position is not None
+            self.local.confirm(self.epoch, position)
         self.metrics.commit_succeeded(self._prepared, self._closing)
         self._closing = 0
 

@@ -40,12 +40,12 @@ def require_callable(argument: str, value: Any, *, may_yield: bool = False) -> N
         )
 
 
-def require_plain_methods(what: str, made: Any, methods: tuple[str, ...]) -> None:
+def require_plain_methods(owner: str, made: Any, methods: tuple[str, ...]) -> None:
     """Raise ConfigError if one of these methods, of a class or an instance, is async or a generator."""
     for name in methods:
         method = getattr(made, name, None)
         if method is not None:
-            require_callable(f"{what}: {name}()", method)
+            require_callable(f"{owner}: {name}()", method)
 
 
 def plain(argument: str, function: Callable[P, R], *, may_yield: bool = False) -> Callable[P, R]:
@@ -57,19 +57,19 @@ def plain(argument: str, function: Callable[P, R], *, may_yield: bool = False) -
     is_wrong: Callable[[Any], bool] = _is_awaitable if may_yield else _is_unfinished
 
     def called(*args: P.args, **named: P.kwargs) -> R:
-        given = function(*args, **named)
-        if is_wrong(type(given)):
-            raise _unfinished(argument, given)
-        return given
+        returned = function(*args, **named)
+        if is_wrong(type(returned)):
+            raise _unfinished(argument, returned)
+        return returned
 
     return called
 
 
-def require_done(what: str, given: Any) -> None:
+def require_done(call: str, returned: Any) -> None:
     """Raise TypeError if a call returned something that has yet to run."""
-    kind: Any = type(given)
+    kind: Any = type(returned)
     if _is_unfinished(kind):
-        raise _unfinished(what, given)
+        raise _unfinished(call, returned)
 
 
 def _unfinished_kind(function: Any) -> str | None:
@@ -93,7 +93,7 @@ def _is_unfinished(kind: Any) -> bool:
     return _is_awaitable(kind) or issubclass(kind, Generator)
 
 
-def _unfinished(argument: str, given: Any) -> TypeError:
-    if inspect.iscoroutine(given):
-        given.close()  # otherwise Python warns a second time when it is collected
-    return TypeError(f"{argument} returned a {type(given).__name__}, which has yet to run: a task awaits nothing")
+def _unfinished(argument: str, returned: Any) -> TypeError:
+    if inspect.iscoroutine(returned):
+        returned.close()  # otherwise Python warns a second time when it is collected
+    return TypeError(f"{argument} returned a {type(returned).__name__}, which has yet to run: a task awaits nothing")

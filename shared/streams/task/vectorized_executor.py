@@ -106,7 +106,7 @@ class VectorizedExecutor:
             return
         self._operator.store.prepare(columns.keys, int(columns.timestamps.max()))
         if in_doubt := self._operator.in_doubt(values.codes, values.inputs):
-            values.invalid = sorted({*values.invalid, *in_doubt})
+            values.exceptional = sorted({*values.exceptional, *in_doubt})
         self._take_values(columns[: len(values.codes)], values)
 
     def _take_records(self, columns: Columns) -> None:
@@ -120,15 +120,15 @@ class VectorizedExecutor:
             self._task.take_records(columns[seen:], self._chain.forward)
 
     def _take_values(self, columns: Columns, values: DecodedBatch) -> None:
-        invalid = iter(values.invalid)
-        next_invalid = next(invalid, len(columns))
+        exceptional = iter(values.exceptional)
+        next_exceptional = next(exceptional, len(columns))
         start = 0
         while start < len(columns):
-            if start == next_invalid:
+            if start == next_exceptional:
                 self._take_records(columns[start : start + 1])
-                start, next_invalid = start + 1, next(invalid, len(columns))
+                start, next_exceptional = start + 1, next(exceptional, len(columns))
             else:
-                stop = self._until_due(columns.timestamps[start:next_invalid]) + start
+                stop = self._until_due(columns.timestamps[start:next_exceptional]) + start
                 done = self._take_part(columns, values, start, stop)
                 if done < stop:  # the next record is rejected
                     self._take_records(columns[done : done + 1])
@@ -171,5 +171,5 @@ class VectorizedExecutor:
             raise task.half_processed(e) from e
         if stop > start:
             task.stream_time_ms = max(task.stream_time_ms, int(columns.timestamps[start:stop].max()))
-            task.taken(columns.record(stop - 1), stop - start)
+            task.processed(columns.record(stop - 1), stop - start)
         return stop

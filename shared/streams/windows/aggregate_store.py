@@ -9,7 +9,7 @@ and its results by name, as one flat object.
 >>> from penstock.shared.streams.windows.window_table import Values
 >>> store = AggregateStore("totals", [LATEST, "n"], StateColumns([Latest(), Count()]), text_keys=True)
 >>> codes = store.index.codes_of([b"ann", b"ann", b"bob"])
->>> taken = store.take(np.array([20, 10, 30]), codes, Values.none(3), [])
+>>> outcome = store.take(np.array([20, 10, 30]), codes, Values.none(3), [])
 >>> store.get("ann"), store.get("cat"), len(store)
 ({'key': 'ann', 'n': 2}, None, 2)
 """

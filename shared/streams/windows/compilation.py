@@ -32,7 +32,7 @@ def compile_kernels() -> None:
         store.take(times, store.index.codes_of([b"a", b"b"]), *store.columns.take(None, times))
         store.load("c", 5, 15, [1])
         key, starts = PackedBytes.of([b"c"]).at(times[:1] - 1), times[:1]
-        store.replay(key, starts + 4, starts + 14, np.zeros(1, np.bool_), lambda places: [places])
+        store.replay(key, starts + 4, starts + 14, np.zeros(1, np.bool_), lambda indexes: [indexes])
         store.unload("c", 5)
         store.advance(1_000)
         list(store.rows_of("a"))

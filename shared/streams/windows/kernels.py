@@ -7,9 +7,9 @@ previous row of its key, and the next row of its bucket. The rows of a key are a
 
 A kernel takes records `[first, count)` of a batch: times, key numbers, and a row of values for each aggregation that
 reads one. It applies the whole rule to a record, closing included, before the next one. It returns DONE, or stops early
-with ROWS (no row is free), FULL (an output has no room) or REFUSED_RECORD (a sum leaves 64 bits). The record at
-`meta[TAKEN]` is then not begun. The caller makes room, or leaves the record out, and calls again; it calls `close_due`
-first if `meta[CLOSING]` is not NOTHING, because closing was stopped.
+with ROWS (no row is free), FULL (an output has no room) or REJECTED (a sum leaves 64 bits). The record at
+`meta[PROCESSED]` is then not begun. The caller makes room, or leaves the record out, and calls again. It calls
+`close_due` first if `meta[CLOSING]` is not NOTHING, because closing was stopped.
 
 Windows that end below the close time are closed. The close time never goes back, even if the grace changes. A timer
 wheel finds the windows that are due. Rows are in buckets by the time at which they are due; those of the current bucket
@@ -28,8 +28,8 @@ import numpy as np
 from penstock.shared.common.compiled import compiled
 
 # --- meta ---
-STREAM_TIME, CLOSE_TIME, TAKEN, LATE, MISSED, CLOSED, DELETED, CHANGED, UPDATES, STEPS = range(10)
-FREE, LIVE, FRONT, HEAP, CLOSING, PENDING, PENDING_AT, REFUSED_BY = range(10, 18)
+STREAM_TIME, CLOSE_TIME, PROCESSED, LATE, MISSED, CLOSED, DELETED, CHANGED, UPDATES, STEPS = range(10)
+FREE, LIVE, FRONT, HEAP, CLOSING, PENDING, PENDING_AT, REJECTED_BY = range(10, 18)
 META = 18
 
 NOTHING, COLLECTING, ORDERED = range(3)
@@ -39,11 +39,11 @@ NOTHING, COLLECTING, ORDERED = range(3)
 KEY, NEXT, PREVIOUS, BUCKET = range(4)
 
 # --- flags ---
-DIRTY, PERSISTED, KEPT, LISTED = 1, 2, 4, 8
-"""Flags: changed since the commit; in the last commit; closed and kept; in the list of changed rows."""
+DIRTY, PERSISTED, RETAINED, LISTED = 1, 2, 4, 8
+"""Flags: changed since the commit; in the last commit; closed and retained; in the list of changed rows."""
 
-GONE, RETRACTED = 1, 2
-"""The fate of a window of the last commit: no window has its start any more; its bounds have changed."""
+REMOVED, RETRACTED = 1, 2
+"""Changes of a window of the last commit: no window has its start any more; its bounds have changed."""
 
 # --- cells ---
 LINK_CELLS = 2
@@ -69,19 +69,19 @@ COUNT, LATEST, SUM_INT, SUM_FLOAT, MIN_INT, MIN_FLOAT, MAX_INT, MAX_FLOAT, FIRST
 two cells have a number and the count of its values."""
 
 # --- steps: operations that Python executes for aggregations whose states are objects ---
-NEW, ADD, MERGE, COPY, CLOSE, KEEP, DROP, UPDATE = range(8)
+NEW, ADD, MERGE, COPY, CLOSE, RETAIN, DROP, UPDATE = range(8)
 
 # --- results of a call ---
-DONE, ROWS, FULL, REFUSED_RECORD = range(4)
+DONE, ROWS, FULL, REJECTED = range(4)
 
 NONE = -1
 
 # --- columns of outputs; cells come after them ---
 INDEX, CODE, FROM, TO, CLOSED_AT, WAS_DIRTY = range(6)
 CLOSED_COLUMNS = 6
-LATE_TAKEN = 3
+LATE_ACCEPTED = 3
 LATE_COLUMNS = 4
-"""For late records: index, close time, stream time, and 1 if other windows took the record."""
+"""For late records: index, close time, stream time, and 1 if other windows accepted the record."""
 UPDATE_COLUMNS = 5
 """Index, code, start, end, and 1 for a result or 0 for a retraction."""
 
@@ -107,7 +107,7 @@ def _sum_overflows(a, b):
 
 
 @compiled
-def _can_refuse(program):
+def _can_reject(program):
     """Return whether one of the aggregations may reject a record."""
     for a in range(len(program)):
         if program[a, 0] == SUM_INT:
@@ -116,7 +116,7 @@ def _can_refuse(program):
 
 
 @compiled
-def _refused_by(program, cells, row, other, base, values, has, i):
+def _rejected_by(program, cells, row, other, base, values, has, i):
     """Return the aggregation whose sum would leave 64 bits with record i, or NONE.
 
     The record is added to `row` (NONE: a new one), merged with `other` if there is one.
@@ -256,9 +256,9 @@ def _take_out(row, links, flags, heads, meta):
 
 
 @compiled
-def _deleted(code, start, end, what, deleted, meta):
+def _deleted(code, start, end, kind, deleted, meta):
     n = meta[DELETED]
-    deleted[n, 0], deleted[n, 1], deleted[n, 2], deleted[n, 3] = code, start, end, what
+    deleted[n, 0], deleted[n, 1], deleted[n, 2], deleted[n, 3] = code, start, end, kind
     meta[DELETED] = n + 1
 
 
@@ -270,9 +270,9 @@ def _step(op, a, b, steps, meta):
 
 
 @compiled
-def _note_late(index, close_time, stream_time, is_taken, late, meta):
+def _note_late(index, close_time, stream_time, is_accepted, late, meta):
     n = meta[LATE]
-    late[n, 0], late[n, 1], late[n, 2], late[n, LATE_TAKEN] = index, close_time, stream_time, is_taken
+    late[n, 0], late[n, 1], late[n, 2], late[n, LATE_ACCEPTED] = index, close_time, stream_time, is_accepted
     meta[LATE] = n + 1
 
 
@@ -291,12 +291,14 @@ def _update(index, code, start, end, row, cells, base, updates, meta):
 
 
 @compiled
-def _due(row, flags, cells, kept_ms):
-    return cells[row, END] + kept_ms if flags[row] & KEPT else cells[row, END]
+def _due(row, flags, cells, retained_ms):
+    """Return when a row is closed, or removed if it is closed already."""
+    return cells[row, END] + retained_ms if flags[row] & RETAINED else cells[row, END]
 
 
 @compiled
 def _push(row, due, heap, dues, meta):
+    """Add a row to the binary heap of due times."""
     at = meta[HEAP]
     meta[HEAP] = at + 1
     while at > 0:
@@ -310,6 +312,7 @@ def _push(row, due, heap, dues, meta):
 
 @compiled
 def _pop(heap, dues, meta):
+    """Remove and return the row that is due first."""
     top = heap[0]
     n = meta[HEAP] - 1
     meta[HEAP] = n
@@ -331,6 +334,10 @@ def _pop(heap, dues, meta):
 
 @compiled
 def _file(row, due, bucket_ms, links, ring, heap, dues, meta):
+    """Add a row to the bucket of its due time, or to the heap if that bucket has been visited already.
+
+    A slot of the ring holds the buckets of several rounds. `_turn` puts the rows of later rounds back.
+    """
     bucket = due // bucket_ms
     if bucket <= meta[FRONT]:
         _push(row, due, heap, dues, meta)
@@ -349,10 +356,16 @@ def _pend(row, cells, pending, meta):
 
 
 @compiled
-def _turn(close_time, bucket_ms, kept_ms, links, flags, cells, ring, heap, dues, pending, free, meta):
+def _turn(close_time, bucket_ms, retained_ms, links, flags, cells, ring, heap, dues, pending, free, meta):
     """Move the front to the bucket of the close time; earlier rows become pending if they are due, or are filed again.
 
     Return False if there is no room; rows that were not visited are still in their buckets.
+
+    Steps for a bucket:
+    1. Detach its list from the ring, so that rows can be filed in the same slot for a later round.
+    2. If there is no room for a row, attach the rest of the list before the rows that were filed meanwhile, set the
+       front before this bucket, and stop.
+    3. Otherwise a removed row becomes free, a due row becomes pending, and any other row is filed again.
     """
     target = close_time // bucket_ms
     first = max(meta[FRONT] + 1, target - len(ring) + 1)
@@ -362,6 +375,7 @@ def _turn(close_time, bucket_ms, kept_ms, links, flags, cells, ring, heap, dues,
         row = ring[slot]
         ring[slot] = NONE
         while row != NONE:
+            # The row goes to one of the two; which one is not known yet.
             if meta[PENDING] == len(pending) or meta[HEAP] == len(heap):
                 last = row
                 while links[last, BUCKET] != NONE:
@@ -375,7 +389,7 @@ def _turn(close_time, bucket_ms, kept_ms, links, flags, cells, ring, heap, dues,
                 free[meta[FREE]] = row
                 meta[FREE] += 1
             else:
-                due = _due(row, flags, cells, kept_ms)
+                due = _due(row, flags, cells, retained_ms)
                 if due < close_time:
                     _pend(row, cells, pending, meta)
                 else:
@@ -385,10 +399,10 @@ def _turn(close_time, bucket_ms, kept_ms, links, flags, cells, ring, heap, dues,
 
 
 @compiled
-def _collect(close_time, bucket_ms, kept_ms, links, flags, cells, ring, heap, dues, pending, free, meta):
+def _collect(close_time, bucket_ms, retained_ms, links, flags, cells, ring, heap, dues, pending, free, meta):
     """Make all due rows pending. Return False if there is no room; call again then."""
     if close_time // bucket_ms > meta[FRONT] and not _turn(
-        close_time, bucket_ms, kept_ms, links, flags, cells, ring, heap, dues, pending, free, meta
+        close_time, bucket_ms, retained_ms, links, flags, cells, ring, heap, dues, pending, free, meta
     ):
         return False
     while meta[HEAP] and dues[0] < close_time:
@@ -399,7 +413,7 @@ def _collect(close_time, bucket_ms, kept_ms, links, flags, cells, ring, heap, du
             free[meta[FREE]] = row
             meta[FREE] += 1
             continue
-        due = _due(row, flags, cells, kept_ms)
+        due = _due(row, flags, cells, retained_ms)
         if due < close_time:
             _pend(row, cells, pending, meta)
         else:
@@ -408,7 +422,7 @@ def _collect(close_time, bucket_ms, kept_ms, links, flags, cells, ring, heap, du
 
 
 @compiled
-def _set_words(pending, n, links, arena, places, sizes):
+def _set_words(pending, n, links, arena, key_offsets, sizes):
     """Give each pending row a number that orders its key, as far as seven bytes distinguish the keys.
 
     It has the bytes after the keys' common prefix, zeros for missing ones, and then the number of bytes.
@@ -419,7 +433,7 @@ def _set_words(pending, n, links, arena, places, sizes):
         code = links[pending[i, ROW], KEY]
         prefix = min(prefix, sizes[code])
         for j in range(prefix):
-            if arena[places[code] + j] != arena[places[first] + j]:
+            if arena[key_offsets[code] + j] != arena[key_offsets[first] + j]:
                 prefix = j
                 break
     for i in range(n):
@@ -427,22 +441,22 @@ def _set_words(pending, n, links, arena, places, sizes):
         count = min(sizes[code] - prefix, WORD_BYTES)
         word = np.int64(0)
         for j in range(count):
-            word = word << 8 | np.int64(arena[places[code] + prefix + j])
+            word = word << 8 | arena[key_offsets[code] + prefix + j]
         pending[i, BY_KEY] = word << 8 * (WORD_BYTES - count) + 3 | count
 
 
 @compiled
-def _is_key_before(a, b, links, arena, places, sizes):
+def _is_key_before(a, b, links, arena, key_offsets, sizes):
     x, y = links[a, KEY], links[b, KEY]
     for at in range(min(sizes[x], sizes[y])):
-        p, q = arena[places[x] + at], arena[places[y] + at]
+        p, q = arena[key_offsets[x] + at], arena[key_offsets[y] + at]
         if p != q:
             return p < q
     return sizes[x] < sizes[y]
 
 
 @compiled
-def _is_before(a, i, b, j, links, arena, places, sizes):
+def _is_before(a, i, b, j, links, arena, key_offsets, sizes):
     """Return whether row i of a is closed before row j of b: by end, start, and key as bytes."""
     if a[i, BY_END] != b[j, BY_END]:
         return a[i, BY_END] < b[j, BY_END]
@@ -450,7 +464,7 @@ def _is_before(a, i, b, j, links, arena, places, sizes):
         return a[i, BY_START] < b[j, BY_START]
     if a[i, BY_KEY] != b[j, BY_KEY]:
         return a[i, BY_KEY] < b[j, BY_KEY]
-    return _is_key_before(a[i, ROW], b[j, ROW], links, arena, places, sizes)
+    return _is_key_before(a[i, ROW], b[j, ROW], links, arena, key_offsets, sizes)
 
 
 @compiled
@@ -460,15 +474,15 @@ def _move(a, i, b, j):
 
 
 @compiled
-def _merge_sort(pending, spare, first, n, links, arena, places, sizes):
+def _merge_sort(pending, spare, first, n, links, arena, key_offsets, sizes):
     """Sort the pending rows from `first` to n in closing order."""
     for low in range(first, n, RUN):
         for i in range(low + 1, min(low + RUN, n)):
-            if not _is_before(pending, i, pending, i - 1, links, arena, places, sizes):
+            if not _is_before(pending, i, pending, i - 1, links, arena, key_offsets, sizes):
                 continue
             _move(spare, 0, pending, i)
             at = i
-            while at > low and _is_before(spare, 0, pending, at - 1, links, arena, places, sizes):
+            while at > low and _is_before(spare, 0, pending, at - 1, links, arena, key_offsets, sizes):
                 _move(pending, at, pending, at - 1)
                 at -= 1
             _move(pending, at, spare, 0)
@@ -476,13 +490,13 @@ def _merge_sort(pending, spare, first, n, links, arena, places, sizes):
     while width < n - first:
         for low in range(first, n, 2 * width):
             middle, high = min(low + width, n), min(low + 2 * width, n)
-            if middle == high or not _is_before(pending, middle, pending, middle - 1, links, arena, places, sizes):
+            if middle == high or not _is_before(pending, middle, pending, middle - 1, links, arena, key_offsets, sizes):
                 continue
             for i in range(low, middle):
                 _move(spare, i, pending, i)
             a, b, at = low, middle, low
             while a < middle and b < high:
-                if _is_before(pending, b, spare, a, links, arena, places, sizes):
+                if _is_before(pending, b, spare, a, links, arena, key_offsets, sizes):
                     _move(pending, at, pending, b)
                     b += 1
                 else:
@@ -527,12 +541,12 @@ def _radix_sort(pending, spare, n):
 
 
 @compiled
-def _sort(pending, spare, n, links, arena, places, sizes):
+def _sort(pending, spare, n, links, arena, key_offsets, sizes):
     """Sort the first n pending rows in closing order; `spare` has room for as many, and for the digits."""
     if n > RUN:  # fewer rows rarely have equal bounds
-        _set_words(pending, n, links, arena, places, sizes)
+        _set_words(pending, n, links, arena, key_offsets, sizes)
     if n <= DIGITS:
-        _merge_sort(pending, spare, 0, n, links, arena, places, sizes)
+        _merge_sort(pending, spare, 0, n, links, arena, key_offsets, sizes)
         return
     _radix_sort(pending, spare, n)
     first = 0
@@ -544,30 +558,37 @@ def _sort(pending, spare, n, links, arena, places, sizes):
             or pending[i, BY_END] != pending[first, BY_END]
         ):
             if i - first > 1:
-                _merge_sort(pending, spare, first, i, links, arena, places, sizes)
+                _merge_sort(pending, spare, first, i, links, arena, key_offsets, sizes)
             first = i
 
 
 @compiled
 def close_due(
-    index, keeps, moves, base, bucket_ms, kept_ms, links, flags, cells, heads, free, ring, heap, dues, pending, spare,
-    arena, places, sizes, closed, deleted, changed, steps, has_objects, meta,
+    index, retains, moves, base, bucket_ms, retained_ms, links, flags, cells, heads, free, ring, heap, dues, pending,
+    spare, arena, key_offsets, sizes, closed, deleted, changed, steps, has_objects, meta,
 ):  # fmt: skip
     """Close the windows that end below the close time, in order. Return False if an output has no room; call again.
 
-    With `keeps` a closed window stays for another `kept_ms`. With `moves` a window's bounds may have changed since the
-    last commit.
+    With `retains` a closed window stays for another `retained_ms`. With `moves` a window's bounds may have changed
+    since the last commit.
+
+    Steps:
+    1. Collect the due rows from the timer wheel and the heap.
+    2. Sort them by end, start and key, so that the order does not depend on how records were batched.
+    3. Close them in that order, or remove those that were retained long enough. `meta[PENDING_AT]` is the next one, so
+       that another call continues there.
+    4. Begin again if a window that was retained is due already.
     """
     close_time = meta[CLOSE_TIME]
-    while True:  # kept windows may be due at once
+    while True:  # retained windows may be due at once
         if meta[CLOSING] != ORDERED:
             meta[CLOSING] = COLLECTING
             if not _collect(
-                close_time, bucket_ms, kept_ms, links, flags, cells, ring, heap, dues, pending, free, meta
+                close_time, bucket_ms, retained_ms, links, flags, cells, ring, heap, dues, pending, free, meta
             ):  # fmt: skip
                 return False
             if meta[PENDING] > 1:
-                _sort(pending, spare, meta[PENDING], links, arena, places, sizes)
+                _sort(pending, spare, meta[PENDING], links, arena, key_offsets, sizes)
             meta[CLOSING], meta[PENDING_AT] = ORDERED, 0
         while meta[PENDING_AT] < meta[PENDING]:
             if (
@@ -580,9 +601,9 @@ def close_due(
             row = pending[meta[PENDING_AT], ROW]
             meta[PENDING_AT] += 1
             was_flags, code = flags[row], links[row, KEY]
-            if was_flags & KEPT:
+            if was_flags & RETAINED:
                 if was_flags & PERSISTED:
-                    _deleted(code, cells[row, START], cells[row, END], GONE, deleted, meta)
+                    _deleted(code, cells[row, START], cells[row, END], REMOVED, deleted, meta)
                 if has_objects:
                     _step(DROP, row, NONE, steps, meta)
                 _take_out(row, links, flags, heads, meta)
@@ -597,22 +618,22 @@ def close_due(
             if was_flags & PERSISTED and moves:
                 was = cells[row, SHOWN_START]
                 if was != cells[row, START] or cells[row, SHOWN_END] != cells[row, END]:
-                    what = RETRACTED if was == cells[row, START] else GONE | RETRACTED
-                    _deleted(code, was, cells[row, SHOWN_END], what, deleted, meta)
+                    kind = RETRACTED if was == cells[row, START] else REMOVED | RETRACTED
+                    _deleted(code, was, cells[row, SHOWN_END], kind, deleted, meta)
             for c in range(cells.shape[1] - base):
                 closed[n, CLOSED_COLUMNS + c] = cells[row, base + c]
             if has_objects:
-                _step(KEEP if keeps else CLOSE, row, n, steps, meta)
-            if keeps:
-                flags[row] |= KEPT
+                _step(RETAIN if retains else CLOSE, row, n, steps, meta)
+            if retains:
+                flags[row] |= RETAINED
                 _mark(row, flags, changed, meta)
-                _file(row, cells[row, END] + kept_ms, bucket_ms, links, ring, heap, dues, meta)
+                _file(row, cells[row, END] + retained_ms, bucket_ms, links, ring, heap, dues, meta)
             else:
                 _take_out(row, links, flags, heads, meta)
                 free[meta[FREE]] = row
                 meta[FREE] += 1
         meta[CLOSING], meta[PENDING] = NOTHING, 0
-        if not (keeps and meta[HEAP] and dues[0] < close_time):
+        if not (retains and meta[HEAP] and dues[0] < close_time):
             return True
 
 
@@ -622,17 +643,26 @@ def close_due(
 @compiled
 def take_sessions(
     times, codes, first, count, values, float_values, has, gap_ms, grace_ms, closes, program, base, bucket_ms, links,
-    flags, cells, floats, heads, free, ring, heap, dues, pending, spare, arena, places, sizes, late, closed, deleted,
-    changed, updates, logs_updates, steps, has_objects, meta,
+    flags, cells, floats, heads, free, ring, heap, dues, pending, spare, arena, key_offsets, sizes, late, closed,
+    deleted, changed, updates, logs_updates, steps, has_objects, meta,
 ):  # fmt: skip
     """Apply Kafka Streams' session rule (KStreamSessionWindowAggregate).
 
     A record joins the open sessions of its key that are at most the gap away. It is late if the resulting session ends
     below the close time. Sessions of a key are more than the gap apart, so a record joins two at most.
+
+    Steps for a record of time t:
+    1. Find the open sessions that it joins, in the list that descends by start: `later`, then `earlier`. If it joins
+       one only, that is `earlier`.
+    2. If the resulting session is closed, note the record as late and go to 5. Otherwise stop if there is no room or if
+       the record would overflow a sum. Nothing has changed up to here.
+    3. Create a session, or extend `earlier`. If there is `later`, merge it into `earlier` and remove its row.
+    4. Add the record to the session.
+    5. Advance the time, and close the due sessions.
     """
-    can_refuse = _can_refuse(program)
+    can_reject = _can_reject(program)
     for i in range(first, count):
-        meta[TAKEN] = i
+        meta[PROCESSED] = i
         t, code = times[i], codes[i]
         stream_time = max(t, meta[STREAM_TIME])
         close_time = max(stream_time - grace_ms - gap_ms, meta[CLOSE_TIME])
@@ -663,10 +693,10 @@ def take_sessions(
                 return FULL
             if logs_updates and meta[UPDATES] + 3 > len(updates):
                 return FULL
-            refused_by = _refused_by(program, cells, earlier, later, base, values, has, i) if can_refuse else NONE
-            if refused_by != NONE:
-                meta[REFUSED_BY] = refused_by
-                return REFUSED_RECORD
+            rejected_by = _rejected_by(program, cells, earlier, later, base, values, has, i) if can_reject else NONE
+            if rejected_by != NONE:
+                meta[REJECTED_BY] = rejected_by
+                return REJECTED
             if earlier == NONE:
                 row = _new_row(code, t, t, links, flags, cells, free, meta)
                 _init(program, cells, row, base)
@@ -687,7 +717,7 @@ def take_sessions(
                         _step(MERGE, row, later, steps, meta)
                     if flags[later] & PERSISTED:
                         was, was_end = cells[later, SHOWN_START], cells[later, SHOWN_END]
-                        _deleted(code, was, was_end, GONE | RETRACTED, deleted, meta)
+                        _deleted(code, was, was_end, REMOVED | RETRACTED, deleted, meta)
                     _take_out(later, links, flags, heads, meta)
                 cells[row, START], cells[row, END] = start, end
             _add(program, cells, floats, row, base, values, float_values, has, i, t)
@@ -699,13 +729,13 @@ def take_sessions(
                 if has_objects:
                     _step(UPDATE, row, meta[UPDATES] - 1, steps, meta)
         meta[STREAM_TIME] = stream_time
-        meta[TAKEN] = i + 1
+        meta[PROCESSED] = i + 1
         if closes:
             meta[CLOSE_TIME] = close_time
             is_due = close_time // bucket_ms > meta[FRONT] or (meta[HEAP] > 0 and dues[0] < close_time)
             if is_due and not close_due(
                 i, False, True, base, bucket_ms, 0, links, flags, cells, heads, free, ring, heap, dues, pending, spare,
-                arena, places, sizes, closed, deleted, changed, steps, has_objects, meta,
+                arena, key_offsets, sizes, closed, deleted, changed, steps, has_objects, meta,
             ):  # fmt: skip
                 return FULL
     return DONE
@@ -717,23 +747,32 @@ def take_sessions(
 @compiled
 def take_time_windows(
     times, codes, first, count, values, float_values, has, size_ms, advance_ms, grace_ms, closes, program, base,
-    bucket_ms, links, flags, cells, floats, heads, free, ring, heap, dues, pending, spare, arena, places, sizes, late,
-    closed, deleted, changed, updates, logs_updates, steps, has_objects, meta,
+    bucket_ms, links, flags, cells, floats, heads, free, ring, heap, dues, pending, spare, arena, key_offsets, sizes,
+    late, closed, deleted, changed, updates, logs_updates, steps, has_objects, meta,
 ):  # fmt: skip
     """Apply Kafka Streams' rule for windows of one size, at multiples of the advance (KStreamWindowAggregate).
 
     A row's END is the last moment in its window, one less than the window's end.
+
+    Steps for a record of time t:
+    1. Compute the numbers of its windows, `earliest` to `latest`, and of the first that is not closed,
+       `accepted_from`. Window n starts at n times the advance.
+    2. If all windows are closed, note the record as late and go to 5. Otherwise stop if there is no room or if the
+       record would overflow a sum of any window. Nothing has changed up to here.
+    3. Create the windows that are missing, from the latest to the earliest, and add the record to each.
+    4. Log the updates. If some of its windows are closed, note the record as late too.
+    5. Advance the time, and close the due windows.
     """
-    can_refuse = _can_refuse(program)
+    can_reject = _can_reject(program)
     for i in range(first, count):
-        meta[TAKEN] = i
+        meta[PROCESSED] = i
         t, code = times[i], codes[i]
         stream_time = max(t, meta[STREAM_TIME])
         close_time = max(stream_time - grace_ms, meta[CLOSE_TIME])
         earliest = max(t - size_ms + advance_ms, 0) // advance_ms
         latest = t // advance_ms
-        taken_from = max(earliest, (close_time - size_ms) // advance_ms + 1)
-        windows = latest - taken_from + 1
+        accepted_from = max(earliest, (close_time - size_ms) // advance_ms + 1)
+        windows = latest - accepted_from + 1
         if windows <= 0:
             if meta[LATE] == len(late):
                 return FULL
@@ -753,15 +792,16 @@ def take_time_windows(
             while at != NONE and cells[at, START] > latest * advance_ms:
                 before, at = at, links[at, NEXT]
             probe = at
-            for number in range(latest if can_refuse else taken_from - 1, taken_from - 1, -1):
+            # Without an aggregation that can reject a record, the range is empty.
+            for number in range(latest if can_reject else accepted_from - 1, accepted_from - 1, -1):
                 found = NONE
                 if probe != NONE and cells[probe, START] == number * advance_ms:
                     found, probe = probe, links[probe, NEXT]
-                refused_by = _refused_by(program, cells, found, NONE, base, values, has, i)
-                if refused_by != NONE:
-                    meta[REFUSED_BY] = refused_by
-                    return REFUSED_RECORD
-            for number in range(latest, taken_from - 1, -1):
+                rejected_by = _rejected_by(program, cells, found, NONE, base, values, has, i)
+                if rejected_by != NONE:
+                    meta[REJECTED_BY] = rejected_by
+                    return REJECTED
+            for number in range(latest, accepted_from - 1, -1):
                 start = number * advance_ms
                 if at != NONE and cells[at, START] == start:
                     row = at
@@ -790,17 +830,17 @@ def take_time_windows(
                         _step(UPDATE, row, total - 1 - back, steps, meta)
                     row = links[row, NEXT]
                 meta[UPDATES] = total
-            if taken_from > earliest:
+            if accepted_from > earliest:
                 _note_late(i, close_time, stream_time, True, late, meta)
-            meta[MISSED] += taken_from - earliest
+            meta[MISSED] += accepted_from - earliest
         meta[STREAM_TIME] = stream_time
-        meta[TAKEN] = i + 1
+        meta[PROCESSED] = i + 1
         if closes:
             meta[CLOSE_TIME] = close_time
             is_due = close_time // bucket_ms > meta[FRONT] or (meta[HEAP] > 0 and dues[0] < close_time)
             if is_due and not close_due(
                 i, False, False, base, bucket_ms, 0, links, flags, cells, heads, free, ring, heap, dues, pending, spare,
-                arena, places, sizes, closed, deleted, changed, steps, has_objects, meta,
+                arena, key_offsets, sizes, closed, deleted, changed, steps, has_objects, meta,
             ):  # fmt: skip
                 return FULL
     return DONE
@@ -842,24 +882,33 @@ def _new_window(
 @compiled
 def take_sliding_windows(
     times, codes, first, count, values, float_values, has, difference_ms, grace_ms, closes, program, base, bucket_ms,
-    links, flags, cells, floats, heads, free, ring, heap, dues, pending, spare, arena, places, sizes, late, closed,
+    links, flags, cells, floats, heads, free, ring, heap, dues, pending, spare, arena, key_offsets, sizes, late, closed,
     deleted, changed, updates, logs_updates, steps, has_objects, meta,
 ):  # fmt: skip
     """Apply Kafka Streams' rule of sliding windows (KStreamSlidingWindowAggregate).
 
     One window ends at each record. Another starts just after it, if it contains a record. Both bounds are in the
-    window. The first aggregation is the time of the window's latest record. A closed window is kept as long as a record
-    that is still accepted can reach it, because new windows begin with its numbers.
+    window. The first aggregation is the time of the window's latest record. A closed window is retained as long as a
+    record that is still accepted can reach it, because new windows begin with its numbers.
+
+    Steps for a record of time t:
+    1. Find the windows that contain t (in `spare`), and `left`, the one that ends before t. `right` is the latest
+       window that contains t and ends after it. For t < `difference_ms` (`is_early`) the window that ends at t would
+       begin below 0. Kafka Streams makes one window for all such records, which begins at 0 (`combined`).
+    2. Reject the record if it would overflow a sum. Nothing has changed up to here.
+    3. Create the windows that are missing: the one that begins after t (`made_right`), the one that begins after the
+       previous record (`made_next`), and the one that ends at t (`made_left`; `made_combined` if the record is early).
+    4. Add the record to the windows that contain it and are not closed. If there are none, it is late.
     """
-    kept_ms = 2 * difference_ms
-    can_refuse = _can_refuse(program)
+    retained_ms = 2 * difference_ms
+    can_reject = _can_reject(program)
     for i in range(first, count):
-        meta[TAKEN] = i
+        meta[PROCESSED] = i
         t, code = times[i], codes[i]
         stream_time = max(t, meta[STREAM_TIME])
         close_time = max(stream_time - grace_ms, meta[CLOSE_TIME])
         is_early = t < difference_ms
-        missed, n_found, taken = 0, 0, 0
+        missed, n_found, accepted = 0, 0, 0
         left, right, combined = NONE, NONE, NONE
         previous, right_latest = -1, -1
         has_left, has_right, is_whole, has_next, is_both = False, False, False, False, False
@@ -916,20 +965,20 @@ def take_sliding_windows(
                 return FULL
             if logs_updates and meta[UPDATES] + n_found + 5 > len(updates):
                 return FULL
-            for f in range(n_found + 1 if can_refuse else 0):
+            for f in range(n_found + 1 if can_reject else 0):
                 row = combined if f == n_found else spare[f, ROW]
                 if row == NONE or cells[row, END] < close_time:
                     continue
-                refused_by = _refused_by(program, cells, row, NONE, base, values, has, i)
-                if refused_by != NONE:
-                    meta[REFUSED_BY] = refused_by
-                    return REFUSED_RECORD
+                rejected_by = _rejected_by(program, cells, row, NONE, base, values, has, i)
+                if rejected_by != NONE:
+                    meta[REJECTED_BY] = rejected_by
+                    return REJECTED
             lends = left != NONE and previous >= 0 and t - difference_ms <= previous
-            if can_refuse and not is_early and not is_whole and not has_left and lends and t >= close_time:
-                refused_by = _refused_by(program, cells, left, NONE, base, values, has, i)
-                if refused_by != NONE:
-                    meta[REFUSED_BY] = refused_by
-                    return REFUSED_RECORD
+            if can_reject and not is_early and not is_whole and not has_left and lends and t >= close_time:
+                rejected_by = _rejected_by(program, cells, left, NONE, base, values, has, i)
+                if rejected_by != NONE:
+                    meta[REJECTED_BY] = rejected_by
+                    return REJECTED
             # A window that begins with another one's numbers is created before that one takes the record.
             made_right = NONE
             if not is_whole and not has_right and right_latest > t:
@@ -988,7 +1037,7 @@ def take_sliding_windows(
                 if cells[row, END] < close_time:
                     missed += 1
                     continue
-                taken += 1
+                accepted += 1
                 _add(program, cells, floats, row, base, values, float_values, has, i, t)
                 _mark(row, flags, changed, meta)
                 if has_objects:
@@ -1005,19 +1054,19 @@ def take_sliding_windows(
                 _update(i, code, t + 1, t + 1 + difference_ms, made_right, cells, base, updates, meta)
                 if has_objects:
                     _step(UPDATE, made_right, meta[UPDATES] - 1, steps, meta)
-        if taken == 0:
+        if accepted == 0:
             if meta[LATE] == len(late):
                 return FULL
             _note_late(i, close_time, stream_time, False, late, meta)
         meta[MISSED] += missed
         meta[STREAM_TIME] = stream_time
-        meta[TAKEN] = i + 1
+        meta[PROCESSED] = i + 1
         if closes:
             meta[CLOSE_TIME] = close_time
             is_due = close_time // bucket_ms > meta[FRONT] or (meta[HEAP] > 0 and dues[0] < close_time)
             if is_due and not close_due(
-                i, True, False, base, bucket_ms, kept_ms, links, flags, cells, heads, free, ring, heap, dues, pending,
-                spare, arena, places, sizes, closed, deleted, changed, steps, has_objects, meta,
+                i, True, False, base, bucket_ms, retained_ms, links, flags, cells, heads, free, ring, heap, dues,
+                pending, spare, arena, key_offsets, sizes, closed, deleted, changed, steps, has_objects, meta,
             ):  # fmt: skip
                 return FULL
     return DONE
@@ -1028,12 +1077,12 @@ def take_sliding_windows(
 
 @compiled
 def load_rows(
-    codes, starts, ends, states, keeps, kept_ms, is_table, base, bucket_ms, rows, links, flags, cells, heads, free,
-    ring, heap, dues, meta,
+    codes, starts, ends, states, retains, retained_ms, is_table, base, bucket_ms, rows, links, flags, cells, heads,
+    free, ring, heap, dues, meta,
 ):  # fmt: skip
     """Restore windows as of the last commit. There must be as many free rows, and none of the windows may exist yet.
 
-    With `keeps` those that end below the close time are closed and kept.
+    With `retains` those that end below the close time are closed and retained.
     """
     for i in range(len(codes)):
         row = _new_row(codes[i], starts[i], ends[i], links, flags, cells, free, meta)
@@ -1043,11 +1092,11 @@ def load_rows(
         for c in range(states.shape[1]):
             cells[row, base + c] = states[i, c]
         flags[row] |= PERSISTED
-        if keeps and ends[i] < meta[CLOSE_TIME]:
-            flags[row] |= KEPT
+        if retains and ends[i] < meta[CLOSE_TIME]:
+            flags[row] |= RETAINED
         _insert(row, links, cells, heads)
         if not is_table:
-            _file(row, _due(row, flags, cells, kept_ms), bucket_ms, links, ring, heap, dues, meta)
+            _file(row, _due(row, flags, cells, retained_ms), bucket_ms, links, ring, heap, dues, meta)
 
 
 @compiled
@@ -1074,17 +1123,17 @@ def drop_rows(rows, is_table, links, flags, heads, free, meta):
 def sweep(ring, heap, dues, links, free, meta):
     """Free the removed rows that are still in the wheel."""
     for slot in range(len(ring)):
-        row, kept = ring[slot], NONE
+        row, remaining = ring[slot], NONE
         while row != NONE:
             next_ = links[row, BUCKET]
             if links[row, KEY] == NONE:
                 free[meta[FREE]] = row
                 meta[FREE] += 1
             else:
-                links[row, BUCKET] = kept
-                kept = row
+                links[row, BUCKET] = remaining
+                remaining = row
             row = next_
-        ring[slot] = kept
+        ring[slot] = remaining
     filed = meta[HEAP]
     meta[HEAP] = 0
     for at in range(filed):
@@ -1105,19 +1154,19 @@ def take_rows(
     changed, updates, logs_updates, steps, has_objects, meta,
 ):  # fmt: skip
     """Aggregate without windows: one row a key, which never closes."""
-    can_refuse = _can_refuse(program)
+    can_reject = _can_reject(program)
     for i in range(first, count):
-        meta[TAKEN] = i
+        meta[PROCESSED] = i
         t, code = times[i], codes[i]
         row = heads[code]
         if (has_objects and meta[STEPS] + 3 > len(steps)) or (logs_updates and meta[UPDATES] == len(updates)):
             return FULL
         if row == NONE and meta[FREE] == 0:
             return ROWS
-        refused_by = _refused_by(program, cells, row, NONE, base, values, has, i) if can_refuse else NONE
-        if refused_by != NONE:
-            meta[REFUSED_BY] = refused_by
-            return REFUSED_RECORD
+        rejected_by = _rejected_by(program, cells, row, NONE, base, values, has, i) if can_reject else NONE
+        if rejected_by != NONE:
+            meta[REJECTED_BY] = rejected_by
+            return REJECTED
         if row == NONE:
             row = _new_row(code, 0, 0, links, flags, cells, free, meta)
             _init(program, cells, row, base)
@@ -1133,5 +1182,5 @@ def take_rows(
             if has_objects:
                 _step(UPDATE, row, meta[UPDATES] - 1, steps, meta)
         meta[STREAM_TIME] = max(t, meta[STREAM_TIME])
-        meta[TAKEN] = i + 1
+        meta[PROCESSED] = i + 1
     return DONE

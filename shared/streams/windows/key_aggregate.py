@@ -23,7 +23,7 @@ class KeyAggregate(WindowAggregate):
 
     def results_from_ms(self) -> int:
         """Return stream time, or the earliest time of a changed row if the commit forwards the rows."""
-        return self.stream_time_ms if self._tells_each else self._changed_from_ms()
+        return self.stream_time_ms if self._emits_each_update else self._changed_from_ms()
 
     def _changed_from_ms(self) -> int:
         """Return the earliest time of a changed row; stream time if none has changed."""
@@ -31,5 +31,5 @@ class KeyAggregate(WindowAggregate):
         latest = table.cells[table.changed_rows(), table.base + self._columns.program[0][1]]
         return int(latest.min(initial=self.stream_time_ms))
 
-    def _results(self, windows: Any, *, by_time: bool = False, **how: Any) -> WindowResults:
+    def _results(self, windows: Any, *, by_time: bool = False, **options: Any) -> WindowResults:
         return super()._results(windows, by_time=by_time, has_bounds=False)

@@ -39,7 +39,7 @@ Bytes = NDArray[np.uint8]
 Int32Array = NDArray[np.int32]
 
 # Indexes of `counts`.
-_USED, _FREE, _BYTES, _GARBAGE, _TAKEN = range(5)
+_USED, _FREE, _BYTES, _GARBAGE, _OCCUPIED = range(5)
 
 
 @compiled
@@ -73,7 +73,7 @@ def _same(a, a_at, b, b_at, length):
 
 
 @compiled
-def take_codes(data, offsets, lengths, first, codes, slots, hashes, arena, places, sizes, free, counts):
+def take_codes(data, offsets, lengths, first, codes, slots, hashes, arena, key_offsets, sizes, free, counts):
     """Number the keys from `first` on; return the index reached, which is less than all if there is no room.
 
     A negative length means no key; its number is NONE.
@@ -92,7 +92,7 @@ def take_codes(data, offsets, lengths, first, codes, slots, hashes, arena, place
             if code == NONE:
                 if counts[_BYTES] + length > len(arena) or (counts[_FREE] == 0 and counts[_USED] == len(hashes)):
                     return i
-                if 2 * (counts[_TAKEN] + 1) > len(slots):
+                if 2 * (counts[_OCCUPIED] + 1) > len(slots):
                     return i
                 if counts[_FREE]:
                     counts[_FREE] -= 1
@@ -100,16 +100,16 @@ def take_codes(data, offsets, lengths, first, codes, slots, hashes, arena, place
                 else:
                     code = np.int32(counts[_USED])
                     counts[_USED] += 1
-                counts[_TAKEN] += 1
+                counts[_OCCUPIED] += 1
                 slots[slot] = code
                 hashes[code] = h
-                places[code] = counts[_BYTES]
+                key_offsets[code] = counts[_BYTES]
                 sizes[code] = length
                 copy_bytes(arena, counts[_BYTES], data, at, length)
                 counts[_BYTES] += length
                 codes[i] = code
                 break
-            if hashes[code] == h and sizes[code] == length and _same(arena, places[code], data, at, length):
+            if hashes[code] == h and sizes[code] == length and _same(arena, key_offsets[code], data, at, length):
                 codes[i] = code
                 break
             slot = (slot + 1) & np.int64(mask)
@@ -117,7 +117,7 @@ def take_codes(data, offsets, lengths, first, codes, slots, hashes, arena, place
 
 
 @compiled
-def _find(data, length, slots, hashes, arena, places, sizes):
+def _find(data, length, slots, hashes, arena, key_offsets, sizes):
     mask = np.uint64(len(slots) - 1)
     h = hash_of(data, 0, length)
     slot = np.int64(h & mask)
@@ -125,7 +125,7 @@ def _find(data, length, slots, hashes, arena, places, sizes):
         code = slots[slot]
         if code == NONE:
             return NONE
-        if hashes[code] == h and sizes[code] == length and _same(arena, places[code], data, 0, length):
+        if hashes[code] == h and sizes[code] == length and _same(arena, key_offsets[code], data, 0, length):
             return code
         slot = (slot + 1) & np.int64(mask)
 
@@ -155,7 +155,7 @@ def _drop(candidates, is_used, slots, hashes, sizes, free, counts):
         sizes[code] = NONE
         free[counts[_FREE]] = code
         counts[_FREE] += 1
-        counts[_TAKEN] -= 1
+        counts[_OCCUPIED] -= 1
 
 
 @compiled
@@ -171,13 +171,13 @@ def _rehash(slots, hashes, sizes, used):
 
 
 @compiled
-def _compact(arena, packed, places, sizes, used):
+def _compact(arena, packed, key_offsets, sizes, used):
     at = 0
     for code in range(used):
         size = sizes[code]
         if size > 0:
-            copy_bytes(packed, at, arena, places[code], size)
-        places[code] = at
+            copy_bytes(packed, at, arena, key_offsets[code], size)
+        key_offsets[code] = at
         at += max(size, 0)
     return at
 
@@ -207,14 +207,14 @@ class KeyIndex:
         self.capacity = SLOTS_MIN // 2
         self.slots: Int32Array = np.full(SLOTS_MIN, NONE, np.int32)
         self.hashes: NDArray[np.uint64] = np.zeros(self.capacity, np.uint64)
-        self.places: Int64Array = np.zeros(self.capacity, np.int64)
+        self.offsets: Int64Array = np.zeros(self.capacity, np.int64)
         self.sizes: Int32Array = np.full(self.capacity, NONE, np.int32)
         self.arena: Bytes = np.zeros(BYTES_MIN, np.uint8)
         self._free: Int32Array = np.zeros(self.capacity, np.int32)
         self._counts: Int64Array = np.zeros(5, np.int64)
 
     def __len__(self) -> int:
-        return int(self._counts[_TAKEN])
+        return int(self._counts[_OCCUPIED])
 
     def __repr__(self) -> str:
         return f"<KeyIndex of {len(self)} keys, {int(self._counts[_BYTES])} bytes>"
@@ -226,11 +226,11 @@ class KeyIndex:
         while True:
             done = take_codes(
                 data, offsets, lengths, done, codes,
-                self.slots, self.hashes, self.arena, self.places, self.sizes, self._free, self._counts,
+                self.slots, self.hashes, self.arena, self.offsets, self.sizes, self._free, self._counts,
             )  # fmt: skip
             if done == len(offsets):
                 return codes
-            self._make_room(int(lengths[done]))
+            self._grow(int(lengths[done]))
 
     def codes_of(self, keys: Sequence[bytes | None]) -> Int32Array:
         """As `codes`, for any sequence of keys."""
@@ -240,16 +240,16 @@ class KeyIndex:
     def code(self, key: bytes) -> int:
         """Return the number of a key, or NONE."""
         data = np.frombuffer(key, np.uint8)
-        return int(_find(data, len(key), self.slots, self.hashes, self.arena, self.places, self.sizes))
+        return int(_find(data, len(key), self.slots, self.hashes, self.arena, self.offsets, self.sizes))
 
     def key(self, code: int) -> bytes:
         """Return the key with this number."""
-        at = self.places[code]
+        at = self.offsets[code]
         return self.arena[at : at + self.sizes[code]].tobytes()
 
     def keys(self, codes: NDArray[Any]) -> PackedBytes:
         """Return a copy of the keys with these numbers, because the index may change."""
-        return copied(PackedBytes(self.arena, self.places[codes], self.sizes[codes]))
+        return copied(PackedBytes(self.arena, self.offsets[codes], self.sizes[codes]))
 
     def release(self, candidates: NDArray[Any], is_used: NDArray[np.bool_]) -> None:
         """Release the candidates that are not used; `is_used` is indexed by number."""
@@ -260,19 +260,19 @@ class KeyIndex:
     def repack(self, size: int | None = None) -> None:
         """Compact the remaining bytes, in memory of this size; the default is the current size."""
         packed = np.zeros(len(self.arena) if size is None else size, np.uint8)
-        self._counts[_BYTES] = _compact(self.arena, packed, self.places, self.sizes, int(self._counts[_USED]))
+        self._counts[_BYTES] = _compact(self.arena, packed, self.offsets, self.sizes, int(self._counts[_USED]))
         self._counts[_GARBAGE], self.arena = 0, packed
 
-    def _make_room(self, length: int) -> None:
+    def _grow(self, length: int) -> None:
         """Make room for one more key of this length, and for some others."""
         if self._counts[_BYTES] + length > len(self.arena):
             least = int(self._counts[_BYTES] - self._counts[_GARBAGE]) + length
             self.repack(max(len(self.arena), int(least * GROWTH)))
         if not self._counts[_FREE] and self._counts[_USED] == self.capacity:
             self.capacity = int(self.capacity * GROWTH)
-            self.hashes, self.places = grown(self.hashes, self.capacity), grown(self.places, self.capacity)
+            self.hashes, self.offsets = grown(self.hashes, self.capacity), grown(self.offsets, self.capacity)
             self.sizes, self._free = grown(self.sizes, self.capacity, NONE), grown(self._free, self.capacity)
-        if 2 * (self._counts[_TAKEN] + 1) > len(self.slots):
+        if 2 * (self._counts[_OCCUPIED] + 1) > len(self.slots):
             self.slots = np.full(2 * len(self.slots), NONE, np.int32)
             _rehash(self.slots, self.hashes, self.sizes, int(self._counts[_USED]))
 
@@ -301,11 +301,11 @@ def last_of_each(codes: Any, starts: Int64Array) -> Int64Array:
     >>> last_of_each(np.array([8, 7], np.int32), np.array([0, 0])).tolist()
     [0, 1]
     """
-    places = np.arange(len(codes))
+    indexes = np.arange(len(codes))
     last = np.empty(int(codes.max(initial=NONE)) + 1, np.int64)
-    last[codes] = places
-    if (last[codes] == places).all():  # each code occurs once
-        return places
+    last[codes] = indexes
+    if (last[codes] == indexes).all():  # each code occurs once
+        return indexes
     order = np.lexsort((starts, codes))  # stable: the last of equal ones is the newest
     codes, starts = codes[order], starts[order]
     is_last = np.ones(len(order), np.bool_)

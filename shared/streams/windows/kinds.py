@@ -53,8 +53,8 @@ class Rule:
             if not 1 <= self.advance_ms <= self.span_ms:
                 raise ConfigError(f"window advance must be from 1 ms to the size {self.span_ms}, got {self.advance_ms}")
             if self.span_ms > self.advance_ms * WINDOWS_MAX:
-                said = f"size {self.span_ms}, advance {self.advance_ms}"
-                raise ConfigError(f"a record would be in more than {WINDOWS_MAX} windows: {said}")
+                definition = f"size {self.span_ms}, advance {self.advance_ms}"
+                raise ConfigError(f"a record would be in more than {WINDOWS_MAX} windows: {definition}")
         if self.grace_ms < 0:
             raise ConfigError(f"{self.kind} grace must not be negative, got {self.grace_ms}")
 
@@ -90,19 +90,19 @@ class Rule:
         return 4 if self.kind == "session" else 2
 
     @property
-    def keeps(self) -> bool:
-        """Whether closed windows are kept, because new windows begin with their numbers."""
+    def retains(self) -> bool:
+        """Whether closed windows are retained, because new windows begin with their numbers."""
         return self.kind == "sliding"
 
     @property
-    def kept_ms(self) -> int:
-        """How long a closed window is kept."""
-        return 2 * self.span_ms if self.keeps else 0
+    def retained_ms(self) -> int:
+        """How long a closed window is retained."""
+        return 2 * self.span_ms if self.retains else 0
 
     @property
     def bucket_ms(self) -> int:
         """The width of the timer wheel's buckets."""
-        return max(1, (self.span_ms + self.grace_ms + self.kept_ms) // BUCKETS_PER_PATIENCE)
+        return max(1, (self.span_ms + self.grace_ms + self.retained_ms) // BUCKETS_PER_PATIENCE)
 
     @property
     def waits_ms(self) -> int:

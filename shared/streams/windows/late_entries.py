@@ -91,7 +91,7 @@ def encode_late_rows(rows: LateRows, codec: StateCodec, number: int, epoch: int,
         order = np.argsort(rows.missed, kind="stable")
         counts, firsts = np.unique(rows.missed[order], return_index=True)
         groups = zip(counts.tolist(), np.split(order, firsts[1:]), strict=True)
-        grouped = PackedBytes.joined([_packed(rows, places, count, head) for count, places in groups])
+        grouped = PackedBytes.joined([_packed(rows, indexes, count, head) for count, indexes in groups])
         return Entries(rows.keys, grouped.at(np.argsort(order)))
     columns = [column.tolist() if isinstance(column, np.ndarray) else column for column in rows.states]
     states = list(zip(*columns, strict=True)) or [()] * len(rows)
@@ -104,22 +104,22 @@ def encode_late_rows(rows: LateRows, codec: StateCodec, number: int, epoch: int,
     return Entries(rows.keys, PackedBytes.of(values))
 
 
-def _packed(rows: LateRows, places: Int64Array, count: int, head: bytes) -> PackedBytes:
+def _packed(rows: LateRows, indexes: Int64Array, count: int, head: bytes) -> PackedBytes:
     """Return the values of rows that missed the same number of windows, which have equal lengths."""
-    states = [(f"f{i}", np.asarray(column)[places]) for i, column in enumerate(rows.states)]
+    states = [(f"f{i}", np.asarray(column)[indexes]) for i, column in enumerate(rows.states)]
     fields: list[Any] = [("head", f"V{len(head)}"), ("time", ">i8"), ("offset", ">i8"), ("count", ">u4")]
     fields += [("missed", ">i8", (count,)), ("flag", "u1")]
     fields += [(name, column.dtype.newbyteorder(">")) for name, column in states]
-    packed = np.zeros(len(places), np.dtype(fields))
+    packed = np.zeros(len(indexes), np.dtype(fields))
     packed["head"], packed["count"], packed["flag"] = np.void(head), count, 1
-    packed["time"], packed["offset"] = rows.times[places], rows.offsets[places]
-    packed["missed"] = rows.first_missed[places, None] + np.arange(count) * rows.advance_ms
+    packed["time"], packed["offset"] = rows.times[indexes], rows.offsets[indexes]
+    packed["missed"] = rows.first_missed[indexes, None] + np.arange(count) * rows.advance_ms
     for name, column in states:
         packed[name] = column
     return PackedBytes.of_width(np.frombuffer(packed.tobytes(), np.uint8), packed.dtype.itemsize)
 
 
-def require_room(stores: Iterable[StoreSchema], state_bytes_max: int) -> None:
+def require_missed_windows_fit(stores: Iterable[StoreSchema], state_bytes_max: int) -> None:
     """Raise ConfigError if a record can miss more windows than half of a changelog entry can list."""
     for store in stores:
         windows = store.size_ms // store.advance_ms if store.advance_ms else 1

@@ -20,7 +20,7 @@ from penstock.shared.common.errors import DataError
 from penstock.shared.common.packed_bytes import PackedBytes
 from penstock.shared.common.records import Columns, ConsumerRecord, Headers, Int64Array, ProducerRecord
 from penstock.shared.common.string_copies import copied
-from penstock.shared.streams.record import Record, WindowKey, WindowResult
+from penstock.shared.streams.record import Record, WindowKey, WindowResult, coordinates_of
 from penstock.shared.streams.task.json_rows import texts
 from penstock.shared.streams.task.outputs import OutputColumns
 from penstock.shared.streams.task.repartition_headers import original
@@ -62,9 +62,9 @@ def late_record(
     the id of the application's changelog topic, None if there is no changelog. A reset creates another changelog, so
     the id distinguishes incarnations of the application; an earlier one may have taken the record.
     """
-    place = _place(record.topic.encode(), record.partition, record.offset)
+    coordinates = _coordinate_headers(record.topic.encode(), record.partition, record.offset)
     lateness = _lateness(record.timestamp, close_time_ms, stream_time_ms, store, application, changelog_id)
-    headers = record.headers + place + lateness
+    headers = record.headers + coordinates + lateness
     return ProducerRecord(late_topic, record.value, record.key, headers, None, record.timestamp)
 
 
@@ -87,8 +87,8 @@ def parse_late_record(record: ConsumerRecord) -> DeadLetter:
     original: Headers = tuple(header for header in record.headers if header[0] not in own)
     partition, offset = int(text[PARTITION]), int(text[OFFSET])
     source = replace(record, topic=text[TOPIC], partition=partition, offset=offset, headers=original)
-    said = f"{text[LATENESS_MS]} ms too late for {text[STORE]}"
-    return DeadLetter(source, STAGE_LATE, "", said, 1, text[APPLICATION])
+    message = f"{text[LATENESS_MS]} ms too late for {text[STORE]}"
+    return DeadLetter(source, STAGE_LATE, "", message, 1, text[APPLICATION])
 
 
 def forwarded_late_record(
@@ -121,11 +121,11 @@ def send_late(task: TaskContext, forwarded: Record, node: str, close_time_ms: in
     The record sent is the current source record. In a punctuation or a commit there is none, and `forwarded` is sent.
     """
     if task.record_metadata is not None:
-        _send_in_hand(task, node, close_time_ms, stream_time_ms)
+        _send_current_record(task, node, close_time_ms, stream_time_ms)
         return
     source, store = task.source_node(node), _store_of(task, node)
-    said = (close_time_ms, stream_time_ms, store, task.application, task.changelog_id)
-    task.outputs.add(forwarded_late_record(forwarded, source.late, *said, task.record_bytes_max))
+    fields = (close_time_ms, stream_time_ms, store, task.application, task.changelog_id)
+    task.outputs.add(forwarded_late_record(forwarded, source.late, *fields, task.record_bytes_max))
     task.metrics.late(source.topic, 1)
     task.metrics.rejected_at["late"] = f"store {store!r}, of no source record"
 
@@ -133,43 +133,43 @@ def send_late(task: TaskContext, forwarded: Record, node: str, close_time_ms: in
 def send_late_columns(
     task: TaskContext,
     columns: Columns,
-    places: Int64Array,
+    indexes: Int64Array,
     node: str,
     close_times_ms: Int64Array,
     stream_times_ms: Int64Array,
 ) -> None:
     """As `send_late`, for the source records at these indexes of a batch; the last becomes the current record."""
-    if len(places) < COLUMNS_MIN:
-        moments = zip(places.tolist(), close_times_ms.tolist(), stream_times_ms.tolist(), strict=True)
-        for place, close_time_ms, stream_time_ms in moments:
-            task.set_current_record(columns.record(place))
-            _send_in_hand(task, node, close_time_ms, stream_time_ms)
+    if len(indexes) < COLUMNS_MIN:
+        moments = zip(indexes.tolist(), close_times_ms.tolist(), stream_times_ms.tolist(), strict=True)
+        for index, close_time_ms, stream_time_ms in moments:
+            task.set_current_record(columns.record(index))
+            _send_current_record(task, node, close_time_ms, stream_time_ms)
         return
-    task.set_current_record(columns.record(int(places[-1])))
+    task.set_current_record(columns.record(int(indexes[-1])))
     source = task.source_node(node)
     topic: bytes | PackedBytes = columns.topic.encode()
     partition: int | Int64Array = columns.partition
-    offset, timestamps = columns.offsets[places], columns.timestamps[places]
+    offset, timestamps = columns.offsets[indexes], columns.timestamps[indexes]
     if source.is_internal:  # each record's headers have the coordinates of its source record
-        records = [original(columns.record(place)) for place in places.tolist()]
+        records = [original(columns.record(index)) for index in indexes.tolist()]
         topic = PackedBytes.of([record.topic.encode() for record in records])
         partition, offset = (np.array([getattr(r, n) for r in records], np.int64) for n in ("partition", "offset"))
         keys = PackedBytes.of([record.key for record in records])
         own = PackedHeaders.of([record.headers for record in records])
     else:
-        keys = _strings(columns.keys, places)
-        own = _headers(columns.headers, places)
-    told = (close_times_ms, stream_times_ms, _store_of(task, node), task.application, task.changelog_id)
-    headers = own.followed_by(_place(topic, partition, offset) + _lateness(timestamps, *told))
-    values = _strings(columns.values, places)
+        keys = _strings(columns.keys, indexes)
+        own = _headers(columns.headers, indexes)
+    fields = (close_times_ms, stream_times_ms, _store_of(task, node), task.application, task.changelog_id)
+    headers = own.followed_by(_coordinate_headers(topic, partition, offset) + _lateness(timestamps, *fields))
+    values = _strings(columns.values, indexes)
     task.outputs.add(OutputColumns(source.late, keys, values, timestamps, headers=headers))
-    _count(task, _in_hand(task), len(places))
+    _count(task, _current_record(task), len(indexes))
 
 
-def _send_in_hand(task: TaskContext, node: str, close_time_ms: int, stream_time_ms: int) -> None:
-    record, source = _in_hand(task), task.source_node(node)
-    told = (close_time_ms, stream_time_ms, _store_of(task, node), task.application, task.changelog_id)
-    task.outputs.add(late_record(record, source.late, *told))
+def _send_current_record(task: TaskContext, node: str, close_time_ms: int, stream_time_ms: int) -> None:
+    record, source = _current_record(task), task.source_node(node)
+    fields = (close_time_ms, stream_time_ms, _store_of(task, node), task.application, task.changelog_id)
+    task.outputs.add(late_record(record, source.late, *fields))
     _count(task, record, 1)
 
 
@@ -178,24 +178,24 @@ def _count(task: TaskContext, last: ConsumerRecord, records: int) -> None:
     task.metrics.rejected_at["late"] = coordinates_of(last)
 
 
-def _in_hand(task: TaskContext) -> ConsumerRecord:
+def _current_record(task: TaskContext) -> ConsumerRecord:
     record = task.source_record()
     assert record is not None
     return record
 
 
-def _strings(column: Sequence[bytes | None], places: Int64Array) -> PackedBytes:
+def _strings(column: Sequence[bytes | None], indexes: Int64Array) -> PackedBytes:
     if isinstance(column, PackedBytes):
-        return copied(column.at(places))  # otherwise a few late records would keep the whole fetch in memory
-    return PackedBytes.of([column[place] for place in places.tolist()])
+        return copied(column.at(indexes))  # otherwise a few late records would keep the whole fetch in memory
+    return PackedBytes.of([column[index] for index in indexes.tolist()])
 
 
-def _headers(column: Sequence[Headers] | None, places: Int64Array) -> PackedHeaders:
+def _headers(column: Sequence[Headers] | None, indexes: Int64Array) -> PackedHeaders:
     if column is None:
-        return PackedHeaders.none(len(places))
+        return PackedHeaders.none(len(indexes))
     if isinstance(column, PackedHeaders):
-        return column.at(places)
-    return PackedHeaders.of([column[place] for place in places.tolist()])
+        return column.at(indexes)
+    return PackedHeaders.of([column[index] for index in indexes.tolist()])
 
 
 def _store_of(task: TaskContext, node: str) -> str:
@@ -203,7 +203,7 @@ def _store_of(task: TaskContext, node: str) -> str:
     return next(iter(below.stores), node) if isinstance(below, ProcessorNode) else node
 
 
-def _place(topic: Any, partition: Any, offset: Any) -> tuple[tuple[str, Any], ...]:
+def _coordinate_headers(topic: Any, partition: Any, offset: Any) -> tuple[tuple[str, Any], ...]:
     return ((TOPIC, topic), (PARTITION, _decimal(partition)), (OFFSET, _decimal(offset)))
 
 
@@ -211,14 +211,14 @@ def _lateness(
     timestamp_ms: Any, close_time_ms: Any, stream_time_ms: Any, store: str, application: str, changelog_id: str | None
 ) -> tuple[tuple[str, Any], ...]:
     """Return the headers of one record. If times are arrays, of many: a value is one for all, or one for each."""
-    told = (
+    headers = (
         (LATENESS_MS, _decimal(close_time_ms - timestamp_ms)),
         (CLOSE_TIME_MS, _decimal(close_time_ms)),
         (STREAM_TIME_MS, _decimal(stream_time_ms)),
         (STORE, store.encode()),
         (APPLICATION, application.encode()),
     )
-    return told if changelog_id is None else (*told, (CHANGELOG_ID, changelog_id.encode()))
+    return headers if changelog_id is None else (*headers, (CHANGELOG_ID, changelog_id.encode()))
 
 
 def _decimal(number: int | Int64Array) -> bytes | PackedBytes:
@@ -235,8 +235,3 @@ def as_bytes(value: Any) -> bytes | None:
         return msgspec.json.encode(value, enc_hook=repr)
     except (TypeError, ValueError, RecursionError):
         return repr(value).encode(errors="backslashreplace")
-
-
-def coordinates_of(record: ConsumerRecord) -> str:
-    """Return a record's coordinates as text."""
-    return f"{record.topic}-{record.partition}@{record.offset}"

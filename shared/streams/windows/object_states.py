@@ -5,9 +5,9 @@ one aggregation after another. Consecutive records of a row are added at once.
 
 >>> from penstock.shared.streams.aggregations.collect import CollectList
 >>> states = ObjectStates(CollectList("page").bind(dict))
->>> got = states.take([{"page": page} for page in "abc"])
+>>> inputs = states.take([{"page": page} for page in "abc"])
 >>> steps = [(k.NEW, 0, -1), (k.ADD, 0, 0), (k.NEW, 1, -1), (k.ADD, 1, 2), (k.ADD, 0, 1), (k.CLOSE, 0, 0)]
->>> states.resize(2); done = states.carry_out(steps, got, [10, 20, 15])
+>>> states.resize(2); done = states.execute(steps, inputs, [10, 20, 15])
 >>> done.closed, states.rows
 ([(('a', 'b'), 2)], [None, (('c',), 1)])
 """
@@ -95,25 +95,29 @@ class ObjectStates:
             self.aggregation.add(self.aggregation.initial(), value)  # raises a better error
             raise
 
-    def growth(self, got: Sequence[Any]) -> Int64Array:
+    def growth(self, inputs: Sequence[Any]) -> Int64Array:
         """Return the maximum bytes that each record adds to a state in the changelog; raises encoding errors."""
-        kinds = set(map(type, got))
+        kinds = set(map(type, inputs))
         if kinds <= _TEXTS:
-            texts = [text or "" for text in got]
+            texts = [text or "" for text in inputs]
             if "".join(texts).isascii():
                 return np.fromiter(map(len, texts), np.int64, len(texts)) * ESCAPED_BYTES_MAX + AROUND_TEXT_BYTES
-        elif kinds <= _NUMBERS and all(INT64_MIN <= g <= INT64_MAX for g in got if type(g) is int):
-            return np.full(len(got), NUMBER_TEXT_BYTES_MAX, np.int64)
-        return np.fromiter((len(msgspec.json.encode(g)) + 1 for g in got), np.int64, len(got))
+        elif kinds <= _NUMBERS and all(INT64_MIN <= g <= INT64_MAX for g in inputs if type(g) is int):
+            return np.full(len(inputs), NUMBER_TEXT_BYTES_MAX, np.int64)
+        return np.fromiter((len(msgspec.json.encode(g)) + 1 for g in inputs), np.int64, len(inputs))
 
     def encoded_bytes(self, row: int) -> int:
         """Return the bytes of a row's state in the changelog that have no fixed size."""
         return sum(len(c) for c in self.aggregation.to_columns(self.rows[row]) if isinstance(c, bytes))
 
-    def carry_out(
-        self, steps: Iterable[Step], got: Sequence[Any], times: Sequence[int], undo: list[tuple[int, Any]] | None = None
+    def execute(
+        self,
+        steps: Iterable[Step],
+        inputs: Sequence[Any],
+        times: Sequence[int],
+        undo: list[tuple[int, Any]] | None = None,
     ) -> Done:
-        """Execute a kernel's steps; `got` is what the records of a batch add, `times` are their times.
+        """Execute a kernel's steps; `inputs` is what the records of a batch add, `times` are their times.
 
         With `undo` the rows' previous states are appended to it, and none of them is changed in place.
         """
@@ -121,12 +125,12 @@ class ObjectStates:
         waiting: dict[int, list[int]] = {}
 
         def settle(row: int) -> None:
-            if (places := waiting.pop(row, None)) is not None:
+            if (indexes := waiting.pop(row, None)) is not None:
                 state = rows[row]
                 if undo is not None:
                     undo.append((row, state))
                     state = aggregation.copy(state)
-                rows[row] = feed(aggregation, state, [got[i] for i in places], [times[i] for i in places])
+                rows[row] = feed(aggregation, state, [inputs[i] for i in indexes], [times[i] for i in indexes])
 
         for op, row, other in steps:
             if op == k.ADD:
@@ -151,7 +155,7 @@ class ObjectStates:
             elif op == k.CLOSE:
                 done.closed.append(rows[row])
                 rows[row] = None
-            elif op == k.KEEP:
+            elif op == k.RETAIN:
                 done.closed.append(aggregation.copy(rows[row]))
             else:
                 rows[row] = None
@@ -183,8 +187,8 @@ def _take_all(aggregation: Any, values: Sequence[Any]) -> list[Any]:
     return list(values)
 
 
-def _feed_each(aggregation: Any, state: Any, got: Sequence[Any], times: Sequence[int]) -> Any:
-    for value, at in zip(got, times, strict=True):
+def _feed_each(aggregation: Any, state: Any, inputs: Sequence[Any], times: Sequence[int]) -> Any:
+    for value, at in zip(inputs, times, strict=True):
         state = aggregation.add_at(state, value, at)
     return state
 
@@ -193,62 +197,62 @@ def _take_field(aggregation: Any, values: Sequence[Any]) -> list[Any]:
     return list(map(aggregation._get, values))
 
 
-def _feed_moments(aggregation: Any, state: Any, got: Sequence[Any], times: Sequence[int]) -> Any:
-    for value, at in zip(got, times, strict=True):
+def _feed_moments(aggregation: Any, state: Any, inputs: Sequence[Any], times: Sequence[int]) -> Any:
+    for value, at in zip(inputs, times, strict=True):
         state = aggregation.merge(state, (at, value))
     return state
 
 
 def _take_distinct(aggregation: Any, values: Sequence[Any]) -> list[Any]:
-    got: list[Any] = list(map(aggregation._get, values))
-    kinds = set(map(type, got))
+    inputs: list[Any] = list(map(aggregation._get, values))
+    kinds = set(map(type, inputs))
     if str in kinds:
-        "".join(g for g in got if type(g) is str).encode()  # raises for text that is not valid UTF-8
-    integers = [g for g in got if type(g) is int] if int in kinds else [0]
+        "".join(g for g in inputs if type(g) is str).encode()  # raises for text that is not valid UTF-8
+    integers = [g for g in inputs if type(g) is int] if int in kinds else [0]
     if not kinds <= _NUMBERS | _TEXTS or not INT64_MIN <= min(integers) <= max(integers) <= INT64_MAX:
-        got = list(map(aggregation._item, values))
+        inputs = list(map(aggregation._item, values))
         scratch = aggregation.initial()
         for value in values:
             aggregation.add(scratch, value)  # it rejects some large integers
-    elif "" in got:
-        got = [EMPTY_TEXT if g == "" else g for g in got]
-    return got
+    elif "" in inputs:
+        inputs = [EMPTY_TEXT if g == "" else g for g in inputs]
+    return inputs
 
 
-def _feed_distinct(aggregation: Any, state: Any, got: Sequence[Any], times: Sequence[int]) -> Any:
-    if len(got) > 1 and set(map(type, got)) <= _TEXTS:
-        got = list(dict.fromkeys(got))
-    for value in got:
+def _feed_distinct(aggregation: Any, state: Any, inputs: Sequence[Any], times: Sequence[int]) -> Any:
+    if len(inputs) > 1 and set(map(type, inputs)) <= _TEXTS:
+        inputs = list(dict.fromkeys(inputs))
+    for value in inputs:
         if value is not None:
             state.update(value)
     return state
 
 
 def _take_quantiles(aggregation: Any, values: Sequence[Any]) -> list[Any]:
-    got = list(map(aggregation._get, values))
-    if not set(map(type, got)) <= _NUMBERS:
-        got = list(map(aggregation._number, values))
-    return list(np.array([np.nan if g is None else g for g in got], np.float64).tolist())  # a sketch skips NaN
+    inputs = list(map(aggregation._get, values))
+    if not set(map(type, inputs)) <= _NUMBERS:
+        inputs = list(map(aggregation._number, values))
+    return list(np.array([np.nan if g is None else g for g in inputs], np.float64).tolist())  # a sketch skips NaN
 
 
-def _feed_quantiles(aggregation: Any, state: Any, got: Sequence[Any], times: Sequence[int]) -> Any:
-    if len(got) > SINGLY_MAX:
-        state.update(np.array(got, np.float64))
+def _feed_quantiles(aggregation: Any, state: Any, inputs: Sequence[Any], times: Sequence[int]) -> Any:
+    if len(inputs) > SINGLY_MAX:
+        state.update(np.array(inputs, np.float64))
     else:
-        for value in got:
+        for value in inputs:
             state.update(value)
     return state
 
 
 def _take_encodable(aggregation: Any, values: Sequence[Any]) -> list[Any]:
-    got = _take_field(aggregation, values)
-    aggregation._identity(got)
-    return got
+    inputs = _take_field(aggregation, values)
+    aggregation._identity(inputs)
+    return inputs
 
 
-def _feed_collected(aggregation: Any, state: Any, got: Sequence[Any], times: Sequence[int]) -> Any:
-    come = tuple(value for value in got if value is not None)
-    return aggregation.merge(state, (come, len(come)))
+def _feed_collected(aggregation: Any, state: Any, inputs: Sequence[Any], times: Sequence[int]) -> Any:
+    collected = tuple(value for value in inputs if value is not None)
+    return aggregation.merge(state, (collected, len(collected)))
 
 
 _Take = Callable[[Any, Sequence[Any]], list[Any]]

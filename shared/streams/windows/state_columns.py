@@ -43,10 +43,10 @@ _PLAIN: dict[type, int] = {Count: k.COUNT, Latest: k.LATEST}
 """Aggregations that read no value."""
 FLOAT_INTEGERS_MAX = 2**53
 """Up to this number a float64 represents every integer."""
-_TAKEN = {"int64": frozenset((int, bool)), "float64": frozenset((int, float, bool))}
+_ACCEPTED_TYPES = {"int64": frozenset((int, bool)), "float64": frozenset((int, float, bool))}
 
 
-class Unfit(Exception):
+class ValueRejected(Exception):
     """An aggregation rejects one of the values; processing record by record finds it."""
 
 
@@ -96,20 +96,20 @@ class StateColumns:
     # --- records ---
 
     def take(self, values: Sequence[Any] | None, timestamps: Int64Array) -> tuple[Values, list[list[Any]]]:
-        """Return what records add in the kernels, and to each of `objects`. Raises Unfit if one would be rejected.
+        """Return what records add in the kernels, and to each of `objects`.
 
-        `values` may be None if no aggregation reads them.
+        Raises ValueRejected if a record would be rejected. `values` may be None if no aggregation reads them.
         """
         count = len(timestamps)
-        taken = self.no_values(count)
+        numbers = self.no_values(count)
         for at, number in enumerate(self.numbers):
             assert values is not None
-            _take_numbers(number, values, taken.cells[at], taken.has[at])
-        self.settle_zeros(taken.cells)
+            _take_numbers(number, values, numbers.cells[at], numbers.has[at])
+        self.settle_zeros(numbers.cells)
         try:
-            return taken, [states.take(values or ()) for states in self.objects]
+            return numbers, [states.take(values or ()) for states in self.objects]
         except Exception as e:  # a value's own methods may raise any error
-            raise Unfit from e
+            raise ValueRejected from e
 
     def settle_zeros(self, cells: Int64Array) -> None:
         """Change -0.0 to 0.0 where numbers are added or compared, so there is one zero. `cells` are from `take`."""
@@ -125,20 +125,20 @@ class StateColumns:
     def take_one(self, value: Any, into: Values) -> None:
         """As `take`, for one record, into `into`. Raises DataError if an aggregation rejects its value."""
         for at, number in enumerate(self.numbers):
-            got = number.number(value)
-            into.has[at, 0] = got is not None
-            if got is not None:
-                into.cells[at, 0] = got if number.type == "int64" else np.float64(got).view(np.int64)
+            converted = number.number(value)
+            into.has[at, 0] = converted is not None
+            if converted is not None:
+                into.cells[at, 0] = converted if number.type == "int64" else np.float64(converted).view(np.int64)
 
     def of_each(
-        self, values: Values, got: Sequence[Sequence[Any]], times: Int64Array
+        self, values: Values, inputs: Sequence[Sequence[Any]], times: Int64Array
     ) -> tuple[Sequence[ChangelogColumn], NDArray[np.bool_]]:
         """Return the `state_columns` of windows of one record each, and a mask of the records that have them.
 
         A record has none if a user's aggregation, or encoding its state, raises.
         """
         try:
-            return self.to_changelog(self._of_each(values, got, times)), np.ones(len(times), np.bool_)
+            return self.to_changelog(self._of_each(values, inputs, times)), np.ones(len(times), np.bool_)
         except Exception:
             if len(times) == 1:
                 types = [column.type for aggregation in self.aggregations for column in aggregation.state_columns]
@@ -147,7 +147,7 @@ class StateColumns:
         parts = [
             self.of_each(Values(values.cells[:, i : i + 1], values.has[:, i : i + 1]), own, times[i : i + 1])
             for i in range(len(times))
-            for own in [[[one[i]] for one in got]]
+            for own in [[[one[i]] for one in inputs]]
         ]
         columns: list[ChangelogColumn] = []
         for many in zip(*(states for states, _ in parts), strict=True):
@@ -155,7 +155,7 @@ class StateColumns:
             columns.append(np.concatenate(many) if is_number else [blob for own in many for blob in own])
         return columns, np.concatenate([has for _, has in parts])
 
-    def _of_each(self, values: Values, got: Sequence[Sequence[Any]], times: Int64Array) -> list[Column]:
+    def _of_each(self, values: Values, inputs: Sequence[Sequence[Any]], times: Int64Array) -> list[Column]:
         count = len(times)
         cells = np.zeros((count, self.cells), np.int64)
         for op, at, row in self.program:
@@ -170,11 +170,11 @@ class StateColumns:
                 cells[:, at + 1] = values.has[row]
                 cells[:, at] = np.where(values.has[row], values.cells[row], 0)
         states = []
-        for own, brought in zip(self.objects, got, strict=True):
+        for own, own_inputs in zip(self.objects, inputs, strict=True):
             alone = ObjectStates(own.aggregation)
             alone.resize(count)
             steps = [(k.NEW, i, k.NONE) for i in range(count)] + [(k.ADD, i, i) for i in range(count)]
-            alone.carry_out(steps, brought, times.tolist())
+            alone.execute(steps, own_inputs, times.tolist())
             states.append(alone.rows[:count])
         return self.of_rows(cells, states)
 
@@ -245,7 +245,7 @@ class StateColumns:
                 found.append(numbers)
             else:
                 plain = zip(numbers.tolist(), has.tolist(), strict=True)
-                found.append([number if is_there else None for number, is_there in plain])
+                found.append([number if is_present else None for number, is_present in plain])
         return found
 
     def to_changelog(self, columns: Sequence[Column]) -> Sequence[ChangelogColumn]:
@@ -283,14 +283,14 @@ def _take_numbers(aggregation: Any, values: Sequence[Any], cells: Int64Array, ha
     get: Callable[[Any], Any] = aggregation._get
     column: NDArray[Any] = cells if type_ == "int64" else cells.view(np.float64)
     try:
-        got: Iterable[Any] = list(map(get, values))
-        types = set(map(type, got))
+        numbers: Iterable[Any] = list(map(get, values))
+        types = set(map(type, numbers))
         if type(None) in types:
             types.remove(type(None))
-            has[:] = np.fromiter((g is not None for g in got), np.bool_, count)
-            got = (0 if g is None else g for g in got)
-        if not types <= _TAKEN[type_]:
-            raise Unfit
-        column[:] = np.fromiter(got, type_, count)
+            has[:] = np.fromiter((g is not None for g in numbers), np.bool_, count)
+            numbers = (0 if g is None else g for g in numbers)
+        if not types <= _ACCEPTED_TYPES[type_]:
+            raise ValueRejected
+        column[:] = np.fromiter(numbers, type_, count)
     except (KeyError, TypeError, AttributeError, OverflowError) as e:
-        raise Unfit from e
+        raise ValueRejected from e

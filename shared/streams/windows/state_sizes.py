@@ -47,37 +47,37 @@ class StateSizes:
         self._see_keys()
         self._bounds[codes] = UNKNOWN
 
-    def in_doubt(self, codes: Int32Array, got: Sequence[Sequence[object]], bytes_max: int) -> list[int]:
+    def in_doubt(self, codes: Int32Array, inputs: Sequence[Sequence[object]], bytes_max: int) -> list[int]:
         """Return the indexes of records with which a state may take more than `bytes_max`, including the key.
 
-        `got` is what the records add for each aggregation with objects as states; a code below 0 is no key. Raises
+        `inputs` is what the records add for each aggregation with objects as states; a code below 0 is no key. Raises
         encoding errors.
         """
         if not self._growing and self._fixed + self._longest(codes) <= bytes_max:
             return []
         growth = np.zeros(len(codes), np.int64)
-        for states, own in zip(self._objects, got, strict=True):
+        for states, own in zip(self._objects, inputs, strict=True):
             if states.bytes_max is None:
                 growth += states.growth(own[: len(codes)])
         self._see_keys()
         has_key = codes >= 0
-        keys, places = np.unique(codes[has_key], return_inverse=True)
-        grown = np.bincount(places, growth[has_key], len(keys)).astype(np.int64)
-        room = bytes_max - self._fixed - self._table.keys.sizes[keys]
+        keys, key_indexes = np.unique(codes[has_key], return_inverse=True)
+        grown = np.bincount(key_indexes, growth[has_key], len(keys)).astype(np.int64)
+        free_bytes = bytes_max - self._fixed - self._table.keys.sizes[keys]
         bounds = self._bounds[keys] + grown
-        for at in np.flatnonzero(bounds > room).tolist():
+        for at in np.flatnonzero(bounds > free_bytes).tolist():
             bounds[at] = self._measured(int(keys[at])) + grown[at]
         self._bounds[keys] = bounds
-        doubtful = keys[bounds > room]
+        doubtful = keys[bounds > free_bytes]
         return np.flatnonzero(np.isin(codes, doubtful)).tolist() if len(doubtful) else []
 
     def _measured(self, code: int) -> int:
         """Return the size of the key's windows now: the largest, or for sessions the sum."""
-        taken = 0
+        used_bytes = 0
         for row in self._table.rows_of(code):
             size = sum(states.encoded_bytes(row) for states in self._growing)
-            taken = taken + size if self._rows_add_up else max(taken, size)
-        return taken
+            used_bytes = used_bytes + size if self._rows_add_up else max(used_bytes, size)
+        return used_bytes
 
     def _longest(self, codes: Int32Array) -> int:
         known = codes[codes >= 0]

@@ -19,7 +19,7 @@ from penstock.shared.common.records import Columns, Int64Array
 from penstock.shared.streams.aggregations.aggregation import Aggregation
 from penstock.shared.streams.processor import ProcessorContext
 from penstock.shared.streams.record import Record
-from penstock.shared.streams.windows.kernels import LATE_TAKEN
+from penstock.shared.streams.windows.kernels import LATE_ACCEPTED
 from penstock.shared.streams.windows.keys import Int32Array
 from penstock.shared.streams.windows.kinds import Rule
 from penstock.shared.streams.windows.late_entries import LateRows, missed_windows
@@ -27,7 +27,7 @@ from penstock.shared.streams.windows.state_columns import StateColumns
 from penstock.shared.streams.windows.timed_processor import NO_TIME, Emit, TimedProcessor
 from penstock.shared.streams.windows.window_limits import check_key, check_states
 from penstock.shared.streams.windows.window_results import WindowResults
-from penstock.shared.streams.windows.window_store import Taken, WindowStore
+from penstock.shared.streams.windows.window_store import BatchOutcome, WindowStore
 from penstock.shared.streams.windows.window_table import Values
 
 
@@ -54,7 +54,7 @@ class WindowAggregate(TimedProcessor):
         self.store = context.store(self.store_name).windows
         self._columns: StateColumns = self.store.columns
         self._state_bytes_max, self._key_bytes_max = context.state_bytes_max, context.key_bytes_max
-        self._tells_each = self.emit == "on_update" and not context.deduplicate_updates
+        self._emits_each_update = self.emit == "on_update" and not context.deduplicate_updates
         self.store.begin(self.stream_time_ms, self.close_time_ms)
         self._one_time = np.zeros(1, np.int64)
         self._one = self._columns.no_values(1)
@@ -72,40 +72,42 @@ class WindowAggregate(TimedProcessor):
         check_key(key, self.store_name, self._key_bytes_max)
         raw, value = key if isinstance(key, bytes) else key.encode(), record.value
         self._columns.take_one(value, self._one)
-        got = [states.take_one(value) for states in self._columns.objects]
+        inputs = [states.take_one(value) for states in self._columns.objects]
         self._one_time[0] = record.timestamp
         self.store.prepare((raw,), record.timestamp)
         codes = self.store.index.codes_of((raw,))
-        if self.takes_one_by_one or self.in_doubt(codes, got):
+        if self.takes_one_by_one or self.in_doubt(codes, inputs):
             check = functools.partial(
                 check_states, self.store_name, self._columns.aggregations, key, bytes_max=self._state_bytes_max
             )
-            taken = self.store.take_one(self._one_time, codes, self._one, got, check, updates=self._tells_each)
+            outcome = self.store.take_one(
+                self._one_time, codes, self._one, inputs, check, updates=self._emits_each_update
+            )
         else:
-            taken = self.store.take(self._one_time, codes, self._one, got, updates=self._tells_each)
-        if taken.refused_by is not None:
-            raise self.overflow(taken.refused_by)
-        for _, close_time_ms, stream_time_ms, is_taken in taken.late.tolist():
-            if not is_taken:
+            outcome = self.store.take(self._one_time, codes, self._one, inputs, updates=self._emits_each_update)
+        if outcome.rejected_by is not None:
+            raise self.overflow(outcome.rejected_by)
+        for _, close_time_ms, stream_time_ms, is_accepted in outcome.late.tolist():
+            if not is_accepted:
                 self.context.emit_late(record, close_time_ms, stream_time_ms)
-        self._keep_late(taken.late, self._one_time, codes, self._one, got)
-        self._told(taken)
+        self._keep_late(outcome.late, self._one_time, codes, self._one, inputs)
+        self._forward_outcome(outcome)
 
     def take(
-        self, columns: Columns, places: Int64Array, codes: Int32Array, values: Values, got: list[list[Any]]
+        self, columns: Columns, indexes: Int64Array, codes: Int32Array, values: Values, inputs: list[list[Any]]
     ) -> int:
         """Take the records of `columns` at these indexes, which all have a key; return how many are done.
 
         If that is fewer than all, the next one is rejected.
         """
-        times = columns.timestamps[places]
-        taken = self.store.take(times, codes, values, got)
-        if len(late := taken.late[taken.late[:, LATE_TAKEN] == 0]):
+        times = columns.timestamps[indexes]
+        outcome = self.store.take(times, codes, values, inputs)
+        if len(late := outcome.late[outcome.late[:, LATE_ACCEPTED] == 0]):
             own, close_times_ms, stream_times_ms, _ = late.T.copy()  # kernels take contiguous arrays
-            self.context.emit_late_columns(columns, places[own], close_times_ms, stream_times_ms)
-        self._keep_late(taken.late, times, codes, values, got, columns, places)
-        self._told(taken, columns, places)
-        return taken.count
+            self.context.emit_late_columns(columns, indexes[own], close_times_ms, stream_times_ms)
+        self._keep_late(outcome.late, times, codes, values, inputs, columns, indexes)
+        self._forward_outcome(outcome, columns, indexes)
+        return outcome.count
 
     def _keep_late(
         self,
@@ -113,9 +115,9 @@ class WindowAggregate(TimedProcessor):
         times: Int64Array,
         codes: Int32Array,
         values: Values,
-        got: Sequence[Sequence[Any]],
+        inputs: Sequence[Sequence[Any]],
         source: Columns | None = None,
-        places: Int64Array | None = None,
+        indexes: Int64Array | None = None,
     ) -> None:
         """Keep for the lake what records would have added to the windows that they missed."""
         if not len(late) or not self.context.keeps_late:
@@ -123,18 +125,18 @@ class WindowAggregate(TimedProcessor):
         at, close_times_ms = late[:, 0], late[:, 1]
         of = times[at]
         own = Values(np.ascontiguousarray(values.cells[:, at]), np.ascontiguousarray(values.has[:, at]))
-        brought = [[one[i] for i in at.tolist()] for one in got]
+        late_inputs = [[one[i] for i in at.tolist()] for one in inputs]
         first, count = missed_windows(self.rule, of, close_times_ms)
-        offsets = None if source is None or places is None else source.offsets[places[at]]
+        offsets = None if source is None or indexes is None else source.offsets[indexes[at]]
         advance = self.rule.advance_ms or 1
-        states, has_state = self._columns.of_each(own, brought, of)
+        states, has_state = self._columns.of_each(own, late_inputs, of)
         keys = self.store.index.keys(codes[at])
         self.context.keep_late(
             LateRows(self.store_name, keys, of, self.context.late_offsets(source, offsets, len(at)), first, count,
                      advance, states, has_state)
         )  # fmt: skip
 
-    def in_doubt(self, codes: Int32Array, got: list[list[Any]]) -> list[int]:
+    def in_doubt(self, codes: Int32Array, inputs: list[list[Any]]) -> list[int]:
         """Return the indexes of records that have no JSON, or with which a state may become too large to be written.
 
         Each of them must be processed alone; then it is measured, and rejected if necessary.
@@ -142,39 +144,41 @@ class WindowAggregate(TimedProcessor):
         if not self._columns.objects:
             return []
         try:
-            return self.store.sizes.in_doubt(codes, got, self._state_bytes_max)
+            return self.store.sizes.in_doubt(codes, inputs, self._state_bytes_max)
         except Exception:  # a value has no JSON; processing one by one finds it
             return list(range(len(codes)))
 
-    def overflow(self, refused_by: int) -> DataError:
+    def overflow(self, rejected_by: int) -> DataError:
         """Return the error of a record whose value is valid, but whose sum does not fit into 64 bits."""
-        aggregation: Any = self._columns.aggregations[refused_by]
+        aggregation: Any = self._columns.aggregations[rejected_by]
         return DataError(f"{aggregation.function}({aggregation.field!r}): the sum does not fit into 64 bits")
 
-    def _told(self, taken: Taken, source: Columns | None = None, places: Int64Array | None = None) -> None:
+    def _forward_outcome(
+        self, outcome: BatchOutcome, source: Columns | None = None, indexes: Int64Array | None = None
+    ) -> None:
         """Copy the store's times, and forward the outcome of records."""
         self._keep_time()
-        if taken.missed:
-            self.context.count_missed(taken.missed)
-        if self.emit == "on_close" and len(taken.closed):
-            by = None if places is None else places[taken.closed_by]
-            self.context.forward_results(self._results(taken.closed), source, by)
-        if len(taken.updates):
-            self.context.forward_results(self._results(taken.updates, is_retracted=taken.is_retracted))
+        if outcome.missed:
+            self.context.count_missed(outcome.missed)
+        if self.emit == "on_close" and len(outcome.closed):
+            by = None if indexes is None else indexes[outcome.closed_by]
+            self.context.forward_results(self._results(outcome.closed), source, by)
+        if len(outcome.updates):
+            self.context.forward_results(self._results(outcome.updates, is_retracted=outcome.is_retracted))
 
     def _keep_time(self) -> None:
         self.stream_time_ms, self.close_time_ms = self.store.stream_time_ms, self.store.close_time_ms
 
-    def _results(self, windows: Any, **how: Any) -> WindowResults:
+    def _results(self, windows: Any, **options: Any) -> WindowResults:
         store = self.store
-        return WindowResults(self.store_name, self.names, store.columns, store.keys_of, windows, **how)
+        return WindowResults(self.store_name, self.names, store.columns, store.keys_of, windows, **options)
 
     # --- time and commits ---
 
     def advance_time(self, stream_time_ms: int) -> None:
         if stream_time_ms > self.stream_time_ms:
             self.store.prepare((), stream_time_ms)
-            self._told(self.store.advance(stream_time_ms))
+            self._forward_outcome(self.store.advance(stream_time_ms))
 
     def results_from_ms(self) -> int:
         return NO_TIME if self.close_time_ms is None else self.close_time_ms - self.rule.results_before_ms

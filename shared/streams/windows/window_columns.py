@@ -32,9 +32,9 @@ class Windows:
         """Yield key, start, end, then the values of the states' columns."""
         return zip(self.keys, *(column.tolist() for column in [self.starts, self.ends, *self.columns]), strict=True)
 
-    def chosen(self, places: Any) -> Windows:
+    def chosen(self, indexes: Any) -> Windows:
         """Return the windows at these indexes, or selected by a mask."""
-        at = np.arange(len(self))[places]
+        at = np.arange(len(self))[indexes]
         columns = [column[at] for column in self.columns]
         closed_at = self.closed_at[at] if len(self.closed_at) else EMPTY
         return Windows(self.keys.at(at), self.starts[at], self.ends[at], columns, closed_at)

@@ -74,8 +74,8 @@ def check_key(key: Any, store: str, key_bytes_max: int) -> None:
         try:
             key.encode()
         except UnicodeEncodeError as e:
-            said = f"store {store!r}: the key {shown_key(key)} is not encodable as UTF-8: {e.reason}"
-            raise DataError(said) from None
+            message = f"store {store!r}: the key {shown_key(key)} is not encodable as UTF-8: {e.reason}"
+            raise DataError(message) from None
     if (size := key_bytes(key)) > key_bytes_max:
         raise RecordTooLarge(
             f"store {store!r}: the key {shown_key(key)} takes {size} bytes in a result, where it stands twice as JSON; "

@@ -61,13 +61,13 @@ class WindowResults:
     def records(self) -> Iterator[tuple[Record, Exception | None]]:
         """Yield the results as records one by one, with an error if one cannot be made."""
         windows = self.windows
-        gone = [False] * len(self) if self.is_retracted is None else self.is_retracted.tolist()
+        retracted = [False] * len(self) if self.is_retracted is None else self.is_retracted.tolist()
         keys, times = self.keys_of(windows.keys), self._times().tolist()
         starts, ends = windows.starts.tolist(), windows.ends.tolist()
         results = self._results()
         for at in self._order.tolist():
             error, result = None, cast(Any, None)
-            if not gone[at]:
+            if not retracted[at]:
                 try:
                     own = self._results_of(at) if results is None else [column[at] for column in results]
                     named = dict(zip(self.names[self._has_latest :], own, strict=True))
@@ -96,16 +96,16 @@ class WindowResults:
     def encoded(self, *, whole_window_keys: bool) -> tuple[PackedBytes, PackedBytes]:
         """Return encoded keys and values, as by `encode_updates` or else `encode_json`; raises encoding errors."""
         order = self._order
-        there = order if self.is_retracted is None else order[~self.is_retracted[order]]
+        present = order if self.is_retracted is None else order[~self.is_retracted[order]]
         keys, is_bare = key_texts(self.windows.keys, self.keys_of)
         bounds = [texts(column) for column in (self.windows.starts, self.windows.ends)] if self.has_bounds else []
-        results = self.columns.result_columns([column[there] for column in self.windows.columns])[self._has_latest :]
-        columns = [keys.at(there), *(column.at(there) for column in bounds), *map(texts, results)]
+        results = self.columns.result_columns([column[present] for column in self.windows.columns])[self._has_latest :]
+        columns = [keys.at(present), *(column.at(present) for column in bounds), *map(texts, results)]
         values = objects([*BOUNDS[: 1 + len(bounds)], *self.names[self._has_latest :]], columns, is_bare=is_bare)
-        if len(there) < len(order):
+        if len(present) < len(order):
             offsets, lengths = np.zeros(len(order), np.int64), np.full(len(order), NULL, np.int64)
-            is_there = ~self.is_retracted[order]  # type: ignore[index]  # or all would be there
-            offsets[is_there], lengths[is_there] = values.offsets, values.lengths
+            is_present = ~self.is_retracted[order]  # type: ignore[index]  # or all would be there
+            offsets[is_present], lengths[is_present] = values.offsets, values.lengths
             values = PackedBytes(values.data, offsets, lengths)
         if not (whole_window_keys and self.has_bounds):
             return self.source_keys(), values

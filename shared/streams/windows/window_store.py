@@ -5,9 +5,9 @@ reject after its windows are known; then everything is undone. Closed windows ar
 
 >>> from penstock.shared.streams.aggregations.aggregation import Count
 >>> store = WindowStore("s", Rule("session", span_ms=10), StateColumns([Count()]), text_keys=True)
->>> taken = store.take(np.array([0, 8, 40]), store.index.codes_of([b"ann", b"ann", b"bob"]), Values.none(3), [])
->>> closed = taken.closed
->>> taken.count, list(closed.keys), closed.starts.tolist(), closed.ends.tolist(), taken.closed_by.tolist()
+>>> outcome = store.take(np.array([0, 8, 40]), store.index.codes_of([b"ann", b"ann", b"bob"]), Values.none(3), [])
+>>> closed = outcome.closed
+>>> outcome.count, list(closed.keys), closed.starts.tolist(), closed.ends.tolist(), outcome.closed_by.tolist()
 (3, [b'ann'], [0], [8], [2])
 >>> [(row.key, row.start, row.states) for row in store.rows()]
 [('bob', 40, [1])]
@@ -38,7 +38,7 @@ ROWS_AT_ONCE = 1_000
 
 
 class LiveWindow(NamedTuple):
-    """One live window; its kind defines its bounds (ms). A `closed` one is kept for the numbers of later ones."""
+    """One live window; its kind defines its bounds (ms). A `closed` one is retained for the numbers of later ones."""
 
     key: Any
     start: int
@@ -48,17 +48,17 @@ class LiveWindow(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
-    """The outcome of a batch: `count` records are done, and `refused_by` is the aggregation that rejects the next one.
+class BatchOutcome:
+    """The outcome of a batch: `count` records are done, and `rejected_by` is the aggregation that rejects the next one.
 
     `late` has a row for each record that was too late for a window: its index in the batch, the close time and stream
-    time (ms) then, and 1 if other windows took it, 0 if it is a late record. `closed_by` are the indexes of the records
-    that closed the windows, `updates_by` those that caused the updates. `is_retracted` marks the updates that retract a
-    window.
+    time (ms) then, and 1 if other windows accepted it, 0 if it is a late record. `closed_by` are the indexes of the
+    records that closed the windows, `updates_by` those that caused the updates. `is_retracted` marks the updates that
+    retract a window.
     """
 
     count: int
-    refused_by: int | None
+    rejected_by: int | None
     late: Int64Array
     missed: int
     closed: Windows
@@ -125,31 +125,31 @@ class WindowStore:
         times: Int64Array,
         codes: Int32Array,
         values: Values,
-        got: Sequence[Sequence[Any]],
+        inputs: Sequence[Sequence[Any]],
         *,
         updates: bool = False,
-    ) -> Taken:
-        """Take records until all are taken or one is rejected; `got` is what they add for each of `columns.objects`.
+    ) -> BatchOutcome:
+        """Take records until all are taken or one is rejected; `inputs` is what they add for each of `columns.objects`.
 
         With `updates` each changed result is returned.
         """
         table = self.table
         table.logs_updates = updates
         changes = int(table.meta[k.CHANGED])
-        count, refused_by = table.take(times, codes, values)
-        done = self._carry_out(got, times)
-        return self._taken(count, refused_by, done, changes)
+        count, rejected_by = table.take(times, codes, values)
+        done = self._execute_steps(inputs, times)
+        return self._outcome(count, rejected_by, done, changes)
 
     def take_one(
         self,
         times: Int64Array,
         codes: Int32Array,
         values: Values,
-        got: Sequence[Sequence[Any]],
+        inputs: Sequence[Sequence[Any]],
         check: Callable[[list[Any]], None],
         *,
         updates: bool = False,
-    ) -> Taken:
+    ) -> BatchOutcome:
         """As `take`, for one record. If an aggregation or `check` raises, nothing has changed.
 
         `check` is called with the states of each window that took the record.
@@ -159,33 +159,37 @@ class WindowStore:
         mark, changes = table.mark(int(codes[0])), int(table.meta[k.CHANGED])
         undo: list[list[tuple[int, Any]]] = [[] for _ in self.columns.objects]
         try:
-            count, refused_by = table.take(times, codes, values, closes=False)
-            done = self._carry_out(got, times, undo)
+            count, rejected_by = table.take(times, codes, values, closes=False)
+            done = self._execute_steps(inputs, times, undo)
             if not self._late_records():
                 for row in {row for step, row, _ in table.steps[: table.meta[k.STEPS]].tolist() if step == k.ADD}:
                     check(self._states(row))
         except Exception:
-            table.take_back(mark)
+            table.roll_back(mark)
             table.clear()
             for states, changed in zip(self.columns.objects, undo, strict=True):
                 for row, state in reversed(changed):
                     states.rows[row] = state
             raise
         steps = int(table.meta[k.STEPS])
-        if refused_by is None:
+        if rejected_by is None:
             table.advance(int(times[0]), 0)
-        for own, more in zip(done, self._carry_out(got, times, first=steps), strict=True):
+        for own, more in zip(done, self._execute_steps(inputs, times, first=steps), strict=True):
             own.closed.extend(more.closed)
-        return self._taken(count, refused_by, done, changes)
+        return self._outcome(count, rejected_by, done, changes)
 
-    def advance(self, stream_time_ms: int) -> Taken:
+    def advance(self, stream_time_ms: int) -> BatchOutcome:
         """Advance time without a record, and close the due windows."""
         changes = int(self.table.meta[k.CHANGED])
         self.table.advance(stream_time_ms)
-        return self._taken(0, None, self._carry_out([()] * len(self.columns.objects), ()), changes)
+        return self._outcome(0, None, self._execute_steps([()] * len(self.columns.objects), ()), changes)
 
-    def _carry_out(
-        self, got: Sequence[Sequence[Any]], times: Any, undo: list[list[tuple[int, Any]]] | None = None, first: int = 0
+    def _execute_steps(
+        self,
+        inputs: Sequence[Sequence[Any]],
+        times: Any,
+        undo: list[list[tuple[int, Any]]] | None = None,
+        first: int = 0,
     ) -> list[Done]:
         objects = self.columns.objects
         if not objects:
@@ -195,7 +199,7 @@ class WindowStore:
         done = []
         for i, states in enumerate(objects):
             states.resize(len(self.table.flags))
-            done.append(states.carry_out(steps, got[i], at, None if undo is None else undo[i]))
+            done.append(states.execute(steps, inputs[i], at, None if undo is None else undo[i]))
         return done
 
     def _late(self) -> Int64Array:
@@ -204,9 +208,9 @@ class WindowStore:
     def _late_records(self) -> int:
         """Return how many of the records no window took."""
         late = self._late()
-        return int(len(late) - late[:, k.LATE_TAKEN].sum())
+        return int(len(late) - late[:, k.LATE_ACCEPTED].sum())
 
-    def _taken(self, count: int, refused_by: int | None, done: Sequence[Done], changes: int) -> Taken:
+    def _outcome(self, count: int, rejected_by: int | None, done: Sequence[Done], changes: int) -> BatchOutcome:
         table, meta = self.table, self.table.meta
         if meta[k.CHANGED] > changes or meta[k.CLOSED] or count > self._late_records():
             self.touched = True
@@ -215,7 +219,7 @@ class WindowStore:
         updates, updates_by, retracted = self._updates([own.updated for own in done])
         missed = int(meta[k.MISSED])
         table.clear()
-        return Taken(count, refused_by, late, missed, closed, closed_by, updates, updates_by, retracted)
+        return BatchOutcome(count, rejected_by, late, missed, closed, closed_by, updates, updates_by, retracted)
 
     def _closed(self, states: Sequence[Sequence[Any]]) -> tuple[Windows, Int64Array]:
         count = int(self.table.meta[k.CLOSED])
@@ -275,11 +279,11 @@ class WindowStore:
         return [] if code == k.NONE else self._windows(np.array(self.table.rows_of(code), np.int64))
 
     def _windows(self, rows: Int64Array) -> list[LiveWindow]:
-        kept = self.table.flags[rows] & k.KEPT != 0
+        retained = self.table.flags[rows] & k.RETAINED != 0
         columns = self._columns(rows)
         return [
-            LiveWindow(self.key_of(key), start, end, self.columns.states(values), bool(is_kept))
-            for (key, start, end, *values), is_kept in zip(columns.tuples(), kept.tolist(), strict=True)
+            LiveWindow(self.key_of(key), start, end, self.columns.states(values), bool(is_retained))
+            for (key, start, end, *values), is_retained in zip(columns.tuples(), retained.tolist(), strict=True)
         ]
 
     def _columns(self, rows: Int64Array) -> Windows:
@@ -314,17 +318,17 @@ class WindowStore:
 
     def deleted(self) -> tuple[PackedBytes, Int64Array]:
         """Return keys and starts of the last commit's windows that no longer exist, except closed ones."""
-        keys, starts, _ = self._gone(k.GONE)
+        keys, starts, _ = self._removed(k.REMOVED)
         return keys, starts
 
-    def _gone(self, what: int) -> tuple[PackedBytes, Int64Array, Int64Array]:
+    def _removed(self, kind: int) -> tuple[PackedBytes, Int64Array, Int64Array]:
         table = self.table
-        gone = table.deleted[: table.meta[k.DELETED]]
-        gone = gone[gone[:, 3] & what != 0]
+        removed = table.deleted[: table.meta[k.DELETED]]
+        removed = removed[removed[:, 3] & kind != 0]
         moved = table.moved_rows()
-        if what == k.GONE:
+        if kind == k.REMOVED:
             moved = moved[table.cells[moved, k.START] != table.cells[moved, k.SHOWN_START]]
-        codes, starts, ends = gone[:, 0], gone[:, 1], gone[:, 2]
+        codes, starts, ends = removed[:, 0], removed[:, 1], removed[:, 2]
         if len(moved):
             shown = table.cells[moved]
             codes = np.concatenate((codes, table.links[moved, k.KEY]))
@@ -338,17 +342,17 @@ class WindowStore:
         Windows that were closed since then are included.
         """
         live = self.live()
-        if self.rule.keeps:  # a window that was only closed and kept also counts as changed
-            kept = self.table.flags[self.table.changed_rows()] & k.KEPT != 0
-            live = live.chosen(~kept) if kept.any() else live
-        keys, starts, ends = self._gone(k.RETRACTED)
+        if self.rule.retains:  # a window that was only closed and retained also counts as changed
+            retained = self.table.flags[self.table.changed_rows()] & k.RETAINED != 0
+            live = live.chosen(~retained) if retained.any() else live
+        keys, starts, ends = self._removed(k.RETRACTED)
         none = self.columns.of_rows(
             np.zeros((len(keys), self.columns.cells), np.int64), [[None] * len(keys) for _ in self.columns.objects]
         )
-        gone = Windows(keys, starts, ends, none)
-        parts = [replace(part, closed_at=EMPTY) for part in (gone, live, *self._final_changed)]
+        retracted = Windows(keys, starts, ends, none)
+        parts = [replace(part, closed_at=EMPTY) for part in (retracted, live, *self._final_changed)]
         windows = joined(parts, self.columns.types)
-        return windows, np.arange(len(windows)) < len(gone)
+        return windows, np.arange(len(windows)) < len(retracted)
 
     def committed(self) -> None:
         """Drop the changes, which are in the changelog or will be; after a failed commit the store is restored."""
@@ -358,8 +362,8 @@ class WindowStore:
     def dirty_keys(self) -> set[Any]:
         """Return the keys whose windows differ from the last commit."""
         changed = self.table.links[self.table.changed_rows(), k.KEY]
-        gone = self.table.deleted[: self.table.meta[k.DELETED], 0]
-        parts = [self.index.keys(changed), self.index.keys(gone), *(part.keys for part in self._finals)]
+        deleted = self.table.deleted[: self.table.meta[k.DELETED], 0]
+        parts = [self.index.keys(changed), self.index.keys(deleted), *(part.keys for part in self._finals)]
         return {key for part in parts for key in self.keys_of(part)}
 
     # --- restoring ---

@@ -20,7 +20,7 @@ from penstock.shared.streams.windows.kinds import Rule
 ROWS_MIN = 64
 OUTPUTS_MIN = 256
 BUCKETS = 1_024
-_ROOMS = {
+_OUTPUT_ARRAYS = {
     ("late",): k.LATE,
     ("closed",): k.CLOSED,
     ("deleted",): k.DELETED,
@@ -32,7 +32,7 @@ _ROOMS = {
 """The arrays that a kernel can find full, and the counters of their elements."""
 NEVER = -(2**62)
 """Earlier than all times: nothing was closed yet."""
-GONE_MIN = 1_024
+REMOVED_MIN = 1_024
 """Up to this number removed rows may wait until the wheel reaches them."""
 IDLE_KEYS_MIN = 1_024
 """Fewer keys without a window are not searched for."""
@@ -121,12 +121,12 @@ class WindowTable:
         first = 0
         while True:
             result = self._kernel(times, codes, values, first, closes)
-            first = int(self.meta[k.TAKEN])
+            first = int(self.meta[k.PROCESSED])
             if result == k.DONE:
                 return len(times), None
-            if result == k.REFUSED_RECORD:
-                return first, int(self.meta[k.REFUSED_BY])
-            self._make_room(result)
+            if result == k.REJECTED:
+                return first, int(self.meta[k.REJECTED_BY])
+            self._grow(result)
             if self.meta[k.CLOSING]:
                 self.close_due(first - 1)
 
@@ -143,12 +143,12 @@ class WindowTable:
         """Close windows that end below the close time; `index` is the record of the batch that caused it."""
         rule = self.rule
         while not k.close_due(
-            index, rule.keeps, rule.kind == "session", self.base, rule.bucket_ms, rule.kept_ms, self.links, self.flags,
-            self.cells, self.heads, self._free, self._ring, self._heap, self._dues, self._pending, self._spare,
-            self.keys.arena, self.keys.places, self.keys.sizes, self.closed, self.deleted, self.changed, self.steps,
-            self.has_objects, self.meta,
+            index, rule.retains, rule.kind == "session", self.base, rule.bucket_ms, rule.retained_ms, self.links,
+            self.flags, self.cells, self.heads, self._free, self._ring, self._heap, self._dues, self._pending,
+            self._spare, self.keys.arena, self.keys.offsets, self.keys.sizes, self.closed, self.deleted, self.changed,
+            self.steps, self.has_objects, self.meta,
         ):  # fmt: skip
-            self._make_room(k.FULL)
+            self._grow(k.FULL)
 
     def _kernel(self, times: Int64Array, codes: Int32Array, values: Values, first: int, closes: bool) -> int:
         rule, keys = self.rule, self.keys
@@ -159,9 +159,9 @@ class WindowTable:
             result: int = k.take_rows(*batch, self.program, self.base, *rows, self.changed, *outputs)
             return result
         wheel = (self._ring, self._heap, self._dues, self._pending, self._spare)
-        index = (keys.arena, keys.places, keys.sizes)
-        told = (self.late, self.closed, self.deleted, self.changed, *outputs)
-        rest = (closes, self.program, self.base, rule.bucket_ms, *rows, *wheel, *index, *told)
+        index = (keys.arena, keys.offsets, keys.sizes)
+        all_outputs = (self.late, self.closed, self.deleted, self.changed, *outputs)
+        rest = (closes, self.program, self.base, rule.bucket_ms, *rows, *wheel, *index, *all_outputs)
         if rule.kind == "session":
             result = k.take_sessions(*batch, rule.span_ms, rule.grace_ms, *rest)
         elif rule.kind == "sliding":
@@ -242,7 +242,7 @@ class WindowTable:
         rows = np.array(self.rows_of(code), np.int64)
         return Mark(code, rows, self.cells[rows], self.flags[rows], int(self.heads[code]), self.meta.copy())
 
-    def take_back(self, mark: Mark) -> None:
+    def roll_back(self, mark: Mark) -> None:
         """Undo everything since the mark; new rows are freed like removed ones."""
         meta, was = self.meta, mark.meta
         new = self._free[meta[k.FREE] : was[k.FREE]]
@@ -271,8 +271,9 @@ class WindowTable:
         rows = np.empty(count, np.int64)
         rule = self.rule
         k.load_rows(
-            codes, starts, ends, cells, rule.keeps, rule.kept_ms, rule.kind == "table", self.base, rule.bucket_ms, rows,
-            self.links, self.flags, self.cells, self.heads, self._free, self._ring, self._heap, self._dues, self.meta,
+            codes, starts, ends, cells, rule.retains, rule.retained_ms, rule.kind == "table", self.base, rule.bucket_ms,
+            rows, self.links, self.flags, self.cells, self.heads, self._free, self._ring, self._heap, self._dues,
+            self.meta,
         )  # fmt: skip
         return rows
 
@@ -283,8 +284,8 @@ class WindowTable:
 
     def _sweep_many(self) -> None:
         """Free the removed rows if they outnumber the live ones."""
-        gone = len(self.flags) - int(self.meta[k.FREE]) - len(self)
-        if self.rule.kind != "table" and gone > len(self) + GONE_MIN:
+        removed = len(self.flags) - int(self.meta[k.FREE]) - len(self)
+        if self.rule.kind != "table" and removed > len(self) + REMOVED_MIN:
             self.sweep()
 
     def sweep(self) -> None:
@@ -294,9 +295,9 @@ class WindowTable:
     def begin(self, stream_time_ms: int, close_time_ms: int) -> None:
         """Continue at these times, after windows were loaded."""
         self.meta[k.STREAM_TIME], self.meta[k.CLOSE_TIME] = stream_time_ms, close_time_ms
-        if self.rule.keeps:
+        if self.rule.retains:
             rows = self.live_rows()
-            self.flags[rows[self.cells[rows, k.END] < close_time_ms]] |= k.KEPT
+            self.flags[rows[self.cells[rows, k.END] < close_time_ms]] |= k.RETAINED
 
     # --- room ---
 
@@ -304,11 +305,11 @@ class WindowTable:
         if len(self.heads) < self.keys.capacity:
             self.heads = grown(self.heads, self.keys.capacity, k.NONE)
 
-    def _make_room(self, result: int) -> None:
+    def _grow(self, result: int) -> None:
         if result == k.ROWS:
             self._add_rows(max(int(len(self.flags) * GROWTH), len(self.flags) + ROWS_MIN))
             return
-        used = {names: int(self.meta[count]) for names, count in _ROOMS.items()}
+        used = {names: int(self.meta[count]) for names, count in _OUTPUT_ARRAYS.items()}
         short = [names for names, count in used.items() if 0 < len(getattr(self, names[0])) <= 2 * count]
         for names in short or used:  # if none is short, one record needs more than half of an array
             for name in names:
@@ -316,11 +317,11 @@ class WindowTable:
                 setattr(self, name, grown(array, 2 * len(array)))
 
     def _add_rows(self, capacity: int) -> None:
-        had = len(self.flags)
+        previous = len(self.flags)
         self.cells, self.flags = grown(self.cells, capacity), grown(self.flags, capacity)
         self.links = self.cells.view(np.int32)
-        self.links[had:, k.KEY] = k.NONE
-        new = np.arange(capacity - 1, had - 1, -1, dtype=np.int32)
+        self.links[previous:, k.KEY] = k.NONE
+        new = np.arange(capacity - 1, previous - 1, -1, dtype=np.int32)
         free = np.zeros(capacity, np.int32)
         count = int(self.meta[k.FREE])
         free[: len(new)], free[len(new) : len(new) + count] = new, self._free[:count]

@@ -19,7 +19,7 @@ from penstock.services.local.kafka import EmbeddedKafka
 from penstock.services.spark.audit.inputs import NotAuditable
 from penstock.services.spark.audit.run import run_audit
 from penstock.services.spark.audit.settings import AuditSettings
-from penstock.services.spark.batch.run import Batch, BatchFenced, BatchRefused, BatchReport
+from penstock.services.spark.batch.run import Batch, BatchFenced, BatchRejected, BatchReport
 from penstock.services.spark.batch.settings import BatchSettings
 from penstock.services.spark.compaction.compact import Compaction
 from penstock.services.spark.compaction.settings import CompactSettings
@@ -269,7 +269,7 @@ async def test_a_refused_batch_leaves_everything(
         worker = chain.worker(lake=str(folder / "lake"))
         async with running(worker) as loop:
             await or_its_error(loop, chain.wait_processed(worker))
-            with pytest.raises(BatchRefused, match=rf"the group {topic_name} has members: penstock-.* at "):
+            with pytest.raises(BatchRejected, match=rf"the group {topic_name} has members: penstock-.* at "):
                 await batch(spark, settings_of(chain, folder))
         for build, needed in (("by_another_key", "repartition"), ("with_global_table", "-table")):
             with pytest.raises(ConfigError, match=rf"needs {topic_name}\S*{needed}"):

@@ -33,7 +33,7 @@ def test_what_cannot_be_read_is_left_out_and_said() -> None:
     table.apply(b"a", b"1")
     said = [table.apply(key, value) for key, value in ((None, b"1"), (b"\xff", b"1"), (b"a", b"{"))]
     assert [error is not None and str(error).startswith("airports: ") for error in said] == [True] * 3
-    assert repr(table) == "GlobalTableRows('a', 1 rows, 3 refused)"
+    assert repr(table) == "GlobalTableRows('a', 1 rows, 3 invalid)"
 
 
 @pytest.mark.parametrize("left", [False, True])

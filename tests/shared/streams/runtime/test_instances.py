@@ -70,7 +70,7 @@ def test_a_killed_instances_record_is_removed_once_others_have_its_partitions() 
     made = table(
         (A, Registration("a", {0: 1}, 2)), (B, Registration("b", {0: 2}, 2)), (C, Registration("c", {1: 1}, 2))
     )
-    assert made.gone(FORGET_MS - 1, []) == []
-    assert made.gone(FORGET_MS, []) == [A]
-    assert made.gone(FORGET_MS, [A]) == []
+    assert made.expired(FORGET_MS - 1, []) == []
+    assert made.expired(FORGET_MS, []) == [A]
+    assert made.expired(FORGET_MS, [A]) == []
     assert "http://b" in repr(made)

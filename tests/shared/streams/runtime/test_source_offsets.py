@@ -18,7 +18,7 @@ from penstock.shared.streams.runtime.source_offsets import (
     left_topics,
     own_offset,
     position_of,
-    refuse_unread,
+    raise_unread,
     start_of,
 )
 
@@ -138,7 +138,7 @@ def test_unread_records_of_a_topic_with_another_name_are_refused() -> None:
     """The message has the place, what the topology reads now, and the name that keeps the topic."""
     at = TopicPartition("app-key_by-2-repartition", 3)
     with pytest.raises(SchemaMismatch) as refused:
-        refuse_unread(at, 5, ["clicks", "app-key_by-3-repartition"], "app")
+        raise_unread(at, 5, ["clicks", "app-key_by-3-repartition"], "app")
     said = str(refused.value)
     assert "app-key_by-2-repartition-3 holds records from offset 5 on that were not read" in said
     assert "its own topics are app-key_by-3-repartition." in said

@@ -14,7 +14,7 @@ from penstock.shared.streams.runtime.standby_assignor import (
     MARK,
     STRATEGIES,
     StreamsAssignor,
-    place_standbys,
+    assign_standbys,
     standing_of,
     with_standing,
 )
@@ -88,7 +88,7 @@ def test_who_stood_by_becomes_the_owner() -> None:
 
 def test_a_partition_between_owners_keeps_its_standbys() -> None:
     """Under the cooperative assignor a partition is nobody's for one round: who has state of it stays, nobody comes."""
-    assert place_standbys({0: None, 1: "a"}, ["a", "b", "c"], {"c": {0}}, 1) == {"a": [], "b": [1], "c": [0]}
+    assert assign_standbys({0: None, 1: "a"}, ["a", "b", "c"], {"c": {0}}, 1) == {"a": [], "b": [1], "c": [0]}
 
 
 partitions = st.integers(1, 12)
@@ -109,7 +109,7 @@ def test_as_many_as_there_can_be_and_never_the_owner(
     """Every partition has its standbys on as many other members as were asked for, or as there are."""
     order, own, warm, replicas = plan
     owners: dict[int, str | None] = {p: order[i] for p, i in enumerate(own)}
-    placed = place_standbys(owners, order, warm, replicas)
+    placed = assign_standbys(owners, order, warm, replicas)
     for partition, owner in owners.items():
         standing = [name for name, given in placed.items() if partition in given]
         assert owner not in standing
@@ -122,10 +122,10 @@ def test_standbys_are_even_and_stay(count: int, members: int) -> None:
     """With owners dealt out evenly no member stands by for many more than another, and what was placed stays so."""
     order = [f"m{i}" for i in range(members)]
     owners: dict[int, str | None] = {p: order[p % members] for p in range(count)}
-    placed = place_standbys(owners, order, {}, 1)
+    placed = assign_standbys(owners, order, {}, 1)
     sizes = [len(given) for given in placed.values()]
     assert max(sizes) - min(sizes) <= 2
-    assert place_standbys(owners, order, {name: set(given) for name, given in placed.items()}, 1) == placed
+    assert assign_standbys(owners, order, {name: set(given) for name, given in placed.items()}, 1) == placed
 
 
 def test_bytes_come_back() -> None:

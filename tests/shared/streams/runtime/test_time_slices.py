@@ -46,16 +46,16 @@ def test_many_sharers_have_some_time() -> None:
 def test_runs_grow_while_they_are_cheap_and_shrink_when_they_are_not() -> None:
     """A full run that took little makes the next larger; one that took too long makes it fit, down to a limit."""
     length = RunLength()
-    length.took(RUN_RECORDS_FIRST - 1, 0, 100)
+    length.adapt(RUN_RECORDS_FIRST - 1, 0, 100)
     assert length.records_max == RUN_RECORDS_FIRST, "it was no full run"
-    length.took(RUN_RECORDS_FIRST, 25, 100)
+    length.adapt(RUN_RECORDS_FIRST, 25, 100)
     assert length.records_max == 4 * RUN_RECORDS_FIRST
-    length.took(4 * RUN_RECORDS_FIRST, 100, 100)
+    length.adapt(4 * RUN_RECORDS_FIRST, 100, 100)
     assert length.records_max == 4 * RUN_RECORDS_FIRST
-    length.took(4 * RUN_RECORDS_FIRST, 1_000, 100)
+    length.adapt(4 * RUN_RECORDS_FIRST, 1_000, 100)
     assert length.records_max == 4 * RUN_RECORDS_FIRST // 10
     for _ in range(4):
-        length.took(RUN_RECORDS_MAX, 0, 100)
+        length.adapt(RUN_RECORDS_MAX, 0, 100)
     assert length.records_max == RUN_RECORDS_MAX
-    length.took(1, 60_000, 100)
+    length.adapt(1, 60_000, 100)
     assert length.records_max == RUN_RECORDS_MIN

@@ -78,8 +78,8 @@ def test_a_restore_is_written_in_parts(state: LocalState) -> None:
     """What a restore brings is gathered up to a limit of bytes, and is no checkpoint's until there is one."""
     state.begin(task_on(state).topology.schemas())
     while not state.is_full:
-        state.restore_raw("s", b"k%d" % len(state._gathered), 1, 2, bytes(50_000))
-    assert len(state._gathered) <= RESTORE_BYTES_MAX / 50_000 + 1
+        state.restore_raw("s", b"k%d" % len(state._buffered), 1, 2, bytes(50_000))
+    assert len(state._buffered) <= RESTORE_BYTES_MAX / 50_000 + 1
     state.write(None)
     assert (state.is_full, state.checkpoint, state.db.count(0) > 10) == (False, None, True)
 

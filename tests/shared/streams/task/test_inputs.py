@@ -108,7 +108,7 @@ def test_a_record_too_far_in_the_future_moves_nothing() -> None:
     letters = [parse_dead_letter(as_read(record)) for record in task.prepare_commit(0).outputs]
     assert [(letter.record.offset, letter.stage) for letter in letters] == [(i, "deserialize") for i in (0, 3, 4)]
     assert letters[0].message == "c: the record lies 101 ms in the future; max_future_ms=100"
-    task.refuse(records("c", 1).record(0), DataError("again"))
+    task.reject(records("c", 1).record(0), DataError("again"))
     assert task.metrics.dead_letters_total == 3
 
 

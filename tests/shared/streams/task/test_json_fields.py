@@ -15,7 +15,7 @@ from penstock.shared.common.packed_bytes import PackedBytes
 from penstock.shared.streams.aggregations.aggregation import Max, Sum
 from penstock.shared.streams.aggregations.collect import First
 from penstock.shared.streams.task.json_fields import JsonFields
-from penstock.shared.streams.windows.state_columns import StateColumns, Unfit
+from penstock.shared.streams.windows.state_columns import StateColumns, ValueRejected
 
 
 class Click(msgspec.Struct):
@@ -80,7 +80,7 @@ def by_msgspec(kind: str, value: bytes) -> Any:
     try:
         decoded = msgspec.json.Decoder(value_type if value_type is not dict else Any).decode(value)
         taken, _ = columns.take([decoded], np.zeros(1, np.int64))
-    except (msgspec.MsgspecError, UnicodeDecodeError, Unfit):
+    except (msgspec.MsgspecError, UnicodeDecodeError, ValueRejected):
         return None
     return taken.cells[:, 0].tolist(), taken.has[:, 0].tolist()
 

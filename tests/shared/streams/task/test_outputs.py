@@ -28,7 +28,7 @@ def test_outputs_as_records_in_order() -> None:
     middle = [ProducerRecord("out", b"1", b"a", timestamp=1), ProducerRecord("out", b"2", b"b", timestamp=3)]
     assert commit.outputs == [first, *middle, last]
     assert len(outputs) == 3
-    outputs.take_back(1)
+    outputs.roll_back(1)
     assert outputs.items == [first]
 
 

@@ -138,7 +138,7 @@ def test_the_partition_is_set_by_the_source_key_alone() -> None:
     assert outputs.topics_by_source_key() == {OUT}
     of_b, of_c = (for_key(key, 7) for key in (b"b", b"c"))
     assert of_b != of_c
-    outputs.place({OUT: range(7)})
+    outputs.assign_partitions({OUT: range(7)})
     commit = TaskCommit(outputs, Entries.of([]), {}, 1, 1)
     assert [record.partition for record in commit.outputs] == [None, of_b, of_c, of_b, of_c, None]
     assert commit.source_keys == [None, b"b", b"c", b"b", b"c", None]

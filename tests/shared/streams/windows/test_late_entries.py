@@ -24,7 +24,7 @@ from penstock.shared.streams.punctuation import PunctuationType
 from penstock.shared.streams.record import Record
 from penstock.shared.streams.task.stream_task import StreamTask
 from penstock.shared.streams.topology import Topology
-from penstock.shared.streams.windows.late_entries import NO_OFFSET, require_room
+from penstock.shared.streams.windows.late_entries import NO_OFFSET, require_missed_windows_fit
 
 SIZE, ADVANCE, GRACE, GAP, DIFFERENCE = 100, 30, 20, 100, 50
 KINDS: dict[str, Callable[[GroupedStream], WindowedGroup]] = {
@@ -222,9 +222,9 @@ def test_an_empty_state_that_cannot_be_made_costs_no_late_record() -> None:
 def test_windows_that_no_entry_can_name_are_refused() -> None:
     """The starts that a record may miss have to fit into half of an entry."""
     (schema,) = topology("hopping", {"n": Count()}).schemas()
-    require_room([schema], 64)
+    require_missed_windows_fit([schema], 64)
     with pytest.raises(ConfigError, match="store 's': a record is in 3 windows"):
-        require_room([schema], 40)
+        require_missed_windows_fit([schema], 40)
 
 
 def test_a_state_that_no_entry_can_hold_is_left_out() -> None:

@@ -181,7 +181,7 @@ def test_a_sum_that_leaves_64_bits_is_refused_with_all_its_windows() -> None:
     for at, n, done in ((12, big, 1), (7, big - 1, 1), (3, 5, 1), (8, 5, 0)):
         values, got = store.columns.take([_Value(n)], np.array([at]))
         taken = store.take(np.array([at]), store.index.codes_of([b"k"]), values, got)
-        assert (taken.count, taken.refused_by) == (done, None if done else 0)
+        assert (taken.count, taken.rejected_by) == (done, None if done else 0)
     assert [(row.start, row.states[0][0]) for row in store.rows_of(b"k")] == [(0, big + 4), (5, 2**63 - 1), (10, big)]
 
 

@@ -142,7 +142,7 @@ def test_a_sum_that_overflows_beside_a_users_aggregate_moves_nothing(kind: Kind,
     times, before = (store.stream_time_ms, store.close_time_ms), rows(store)
     at = 100 + (rule.span_ms if kind in ("session", "sliding") else 9)
     taken = take(store, [("a", at, BIG)], one=True, updates=updates)
-    assert (taken.count, taken.refused_by) == (0, SUM)
+    assert (taken.count, taken.rejected_by) == (0, SUM)
     assert (len(taken.closed), len(taken.updates), len(taken.late), taken.missed) == (0, 0, 0, 0)
     assert ((store.stream_time_ms, store.close_time_ms), rows(store)) == (times, before)
     assert len(store.finals()) == 0
@@ -170,7 +170,7 @@ def all_that_comes(store: WindowStore, plan: list[list[tuple[str, int, int]]], *
         records = [(key, max(0, now + step), n) for key, step, n in batch]
         now = max(now, *(at for _, at, _ in records))
         taken = take(store, records, updates=updates)
-        seen.append((taken.count, taken.refused_by, taken.late.tolist(), taken.missed))
+        seen.append((taken.count, taken.rejected_by, taken.late.tolist(), taken.missed))
         seen.append((list(taken.closed.tuples()), taken.closed_by.tolist()))
         seen.append((list(taken.updates.tuples()), taken.updates_by.tolist(), taken.is_retracted.tolist()))
         seen.append((rows(store), len(store), store.stream_time_ms, store.close_time_ms))
