@@ -41,10 +41,8 @@ COMPACTION, APPEND = "compaction", "WRITE"
 """The kind of a compaction's commit of `state`, and its operation."""
 HISTORY_VERSIONS = (20, 400, 8_000)
 """The newest versions that are searched for compactions; more if all of those are rewrites and upkeep."""
-SLICE_ROWS = 1_000_000
-"""Rows of `state` that are in memory at once for sorting."""
-BATCH_ROWS = 50_000
-"""Rows of `state` in one returned batch, which is loaded between two turns of a loop."""
+SLICE_ROWS = 250_000
+"""Rows of `state` that are read and sorted at once. A restore holds two slices: it reads one and applies the other."""
 _FRAME = re.compile(r"0: \S+$")  # the first line of a Rust stack trace
 _COLOUR = re.compile("\x1b\\[[0-9;]*m")
 
@@ -134,8 +132,8 @@ def read_snapshot(
         order = "PARTITION BY partition ORDER BY changelog_offset DESC NULLS FIRST"
         columns = ", ".join(map(_name, PROGRESS_COLUMNS))
         numbered = f"SELECT {columns}, row_number() OVER ({order}) AS place FROM t WHERE {where}"
-        for batch in query(table, f"SELECT {columns} FROM ({numbered}) WHERE place = 1"):
-            covered |= {row["partition"]: _covered(table, row) for row in batch.to_pylist()}
+        newest = rows(table, f"SELECT {columns} FROM ({numbered}) WHERE place = 1")
+        covered = {row["partition"]: _covered(table, row) for row in newest}
     return Snapshot(int(table.version()), dict(sorted(covered.items())))
 
 
@@ -150,7 +148,8 @@ def read_windows(
 ) -> Iterator[pa.RecordBatch]:
     """One partition's changes of a store's windows at exactly that version of `state`, in order of changelog offset.
 
-    Replay them in that order: the last change of each window is its live state. Columns: key (binary), start_ms, end_ms
+    Each batch is one slice of about SLICE_ROWS rows. Replay them in that order: the last change of each window is its
+    live state. Columns: key (binary), start_ms, end_ms
     (int64), live (bool), then the state's fields `columns`, in that order (int64, float64 or binary). A field is null
     if the row is a tombstone, or was written before the store had that aggregation. A store that the snapshot does not
     know yet has no windows. Raises LakeUnavailable or NotASnapshot.
@@ -183,26 +182,24 @@ def read_windows(
 
 def _slices(table: DeltaTable, where: str) -> list[tuple[int, int]]:
     """Ranges of offsets, both ends inclusive, that together cover all rows and have about SLICE_ROWS rows each."""
-    parts = [batch.column(0) for batch in query(table, f"SELECT changelog_offset FROM t WHERE {where}")]
-    if any(part.null_count for part in parts):
+    column = query(table, f"SELECT changelog_offset FROM t WHERE {where}").column(0)
+    if column.null_count:
         raise NotASnapshot(f"{table.table_uri} is no snapshot: there are windows without a changelog offset")
-    if not any(map(len, parts)):
+    if not len(column):
         return []
-    offsets = np.sort(np.concatenate([part.to_numpy() for part in parts]))
+    offsets = np.sort(column.to_numpy())
     lows = np.unique(offsets[::SLICE_ROWS])
     return list(zip(lows.tolist(), [*(lows[1:] - 1).tolist(), int(offsets[-1])], strict=True))
 
 
-def _ordered(batches: Iterator[pa.RecordBatch], names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+def _ordered(found: pa.Table, names: Sequence[str]) -> list[pa.RecordBatch]:
     """The rows sorted by their last column, which is dropped."""
-    if not (found := list(batches)):
-        return
-    own = pa.Table.from_batches(found).combine_chunks()
-    offsets = own.column(own.num_columns - 1).to_numpy()
+    found = found.combine_chunks()
+    offsets = found.column(found.num_columns - 1).to_numpy()
     if (offsets[1:] < offsets[:-1]).any():
-        own = own.take(pa.array(np.argsort(offsets, kind="stable")))
-    chosen = own.remove_column(own.num_columns - 1).rename_columns(list(names)).combine_chunks()
-    yield from chosen.to_batches(BATCH_ROWS)
+        found = found.take(pa.array(np.argsort(offsets, kind="stable")))
+    chosen = found.remove_column(found.num_columns - 1).rename_columns(list(names))
+    return list(chosen.combine_chunks().to_batches())
 
 
 def find_windows(
@@ -272,14 +269,13 @@ def find_closed(
     columns = [*names, "changelog_offset", "topic_id", *map(_name, results)]
     limit = "" if rows_max is None else f" LIMIT {int(rows_max)}"
     sql = f"SELECT {', '.join(columns)} FROM t WHERE {wanted} ORDER BY {', '.join(names)}{limit}"
-    found = []
-    for batch in query(table, sql):
-        starts, ends = (_ms(batch.column(at)) for at in (0, 1))
-        rest = (column.to_pylist() for column in batch.columns[2:])
-        for start, end, partition, key, offset, topic_id, *values in zip(starts, ends, *rest, strict=True):
-            told = dict(zip(results, values, strict=True))
-            found.append(ClosedWindow(partition, start, end, key, offset, topic_id, told))
-    return found
+    answer = query(table, sql)
+    starts, ends = (_ms(answer.column(at)) for at in (0, 1))
+    rest = (column.to_pylist() for column in answer.columns[2:])
+    return [
+        ClosedWindow(partition, start, end, key, offset, topic_id, dict(zip(results, values, strict=True)))
+        for start, end, partition, key, offset, topic_id, *values in zip(starts, ends, *rest, strict=True)
+    ]
 
 
 def window_place(row: Mapping[str, Any] | ClosedWindow) -> WindowPlace:
@@ -423,21 +419,19 @@ def open_table(
         raise LakeUnavailable(f"{uri}{at} cannot be read: {one_line(e)}") from e
 
 
-def query(table: DeltaTable, sql: str) -> Iterator[pa.RecordBatch]:
-    """The batches that a query over the table `t` returns. Raises LakeUnavailable."""
+def query(table: DeltaTable, sql: str) -> pa.Table:
+    """The rows that a query over the table `t` returns. Raises LakeUnavailable."""
     try:
-        answer = pa.RecordBatchReader.from_stream(QueryBuilder().register("t", table).execute(sql))
+        answer = pa.RecordBatchReader.from_stream(QueryBuilder().register("t", table).execute(sql)).read_all()
         # The engine returns views of strings and bytes, which the other code (and older pyarrow) cannot compute with.
-        schema = pa.schema([pa.field(f.name, _plain(f.type)) for f in answer.schema])
-        for batch in answer:
-            yield batch.cast(schema)
+        return answer.cast(pa.schema([pa.field(f.name, _plain(f.type)) for f in answer.schema]))
     except DELTA_ERRORS as e:
         raise LakeUnavailable(f"{table.table_uri} at version {table.version()} cannot be read: {one_line(e)}") from e
 
 
 def rows(table: DeltaTable, sql: str) -> list[dict[str, Any]]:
     """The rows that a query over the table `t` returns. Raises LakeUnavailable."""
-    return [row for batch in query(table, sql) for row in batch.to_pylist()]
+    return list(query(table, sql).to_pylist())
 
 
 def _plain(type_: pa.DataType) -> pa.DataType:

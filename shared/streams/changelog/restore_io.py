@@ -56,6 +56,7 @@ log = get_logger(__name__)
 
 Isolation = Literal["read_uncommitted", "read_committed"]
 RESTORE_RECORDS_MAX = 2_000  # applied at once; the event loop runs in between
+RESTORE_ROWS_MAX = 50_000  # of a snapshot, applied at once
 RESTORE_POLL_MS = 500
 NEWEST_RECORDS = 1_000
 """The records at the changelog's end that are read before a long restore. The newest commit is among them, unless as
@@ -358,16 +359,23 @@ class Restoring:
         return snapshot.covered_offset
 
     async def _load_windows(self, schema: StoreSchema, version: int) -> None:
-        """Restore one store's windows from a version of the snapshot."""
+        """Restore one store's windows from a version of the snapshot. A thread reads ahead by one slice."""
         settings, local = self._settings, self.task.local
         assert settings.lake is not None
         columns = [column.name for column in schema.state_columns()]
         where = settings.lake, settings.application_id, self.at.partition, schema.name, version, columns
-        batches = lake.read_windows(*where, settings.lake_options or None)
-        while (batch := await asyncio.to_thread(next, batches, None)) is not None:
-            restore_windows(self.task, schema, batch)
-            if local is not None and local.is_full:
-                local.write(None)
+        slices = lake.read_windows(*where, settings.lake_options or None)
+        reading = asyncio.create_task(asyncio.to_thread(next, slices, None))
+        try:
+            while (read := await reading) is not None:
+                reading = asyncio.create_task(asyncio.to_thread(next, slices, None))
+                for start in range(0, read.num_rows, RESTORE_ROWS_MAX):
+                    await asyncio.sleep(0)  # heartbeats and running tasks get a turn
+                    restore_windows(self.task, schema, read.slice(start, RESTORE_ROWS_MAX))
+                    if local is not None and local.is_full:
+                        local.write(None)
+        finally:
+            reading.cancel()
 
 
 def checked_start(at: TopicPartition, covered: int | None, first: int, end: int, lake: str | None = None) -> int:

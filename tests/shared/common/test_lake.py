@@ -105,7 +105,6 @@ def test_the_newest_row_of_a_window_counts(
     """Superseded rows and tombstones, of several stores and partitions, in files as runs wrote them and as an OPTIMIZE
     mixed them, with statistics and without: replayed, the rows are what is live."""
     monkeypatch.setattr(lake, "SLICE_ROWS", slice_rows)
-    monkeypatch.setattr(lake, "BATCH_ROWS", 3)
     random_ = random.Random(slice_rows)
     of_columns = ColumnProperties(statistics_enabled=statistics)
     properties = WriterProperties(max_row_group_size=4, default_column_properties=of_columns)
