@@ -35,7 +35,7 @@ from penstock.api.http.server import HttpServer
 from penstock.services.aggregator.application_view import advertised, tokens_of
 from penstock.services.aggregator.settings import AggregatorSettings
 from penstock.shared.common import daemon, metrics
-from penstock.shared.common.child_process import ChildProcess, describe_status
+from penstock.shared.common.child_process import ChildProcess, Restarts, describe_status
 from penstock.shared.common.clock import SYSTEM_CLOCK
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.log import get_logger
@@ -44,10 +44,6 @@ from penstock.shared.streams.topology_loading import load_topology
 
 log = get_logger(__name__)
 
-RESTART_MS, RESTART_MS_MAX = 1_000, 60_000
-"""The first and the longest pause before a worker that ended is restarted."""
-STEADY_MS = 60_000
-"""A worker that ran for so long is restarted after the first pause again."""
 WORKER_SHARE, STOP_SHARE, REQUEST_SHARE = 0.85, 0.95, 0.04
 """Shares of `shutdown_timeout_ms`: a worker's own limit, when it is killed, and the limit of requests after that."""
 CHECK_MS = 1_500
@@ -211,20 +207,18 @@ class Workers:
 
     async def _keep(self, worker: Worker) -> None:
         limit_ms = int(self._settings.shutdown_timeout_ms * STOP_SHARE)
-        command, pause_ms = self._command(worker), RESTART_MS
+        command = self._command(worker)
+        restarts = Restarts()
         while True:
             started_ms = SYSTEM_CLOCK.monotonic_ms()
             process = await worker.start(command, limit_ms)
             status = await process.wait()
             if status == daemon.WRONG_SETTING:
                 raise ConfigError(f"{worker.name} cannot run with these settings: its last log line has the reason")
-            pause_ms = next_pause_ms(pause_ms, SYSTEM_CLOCK.monotonic_ms() - started_ms)
-            log.error(
-                "a worker ended: starting it again", worker=worker.number, ended=describe_status(status), in_ms=pause_ms
-            )
+            wait_ms = restarts.wait_ms(SYSTEM_CLOCK.monotonic_ms() - started_ms)
+            log.error("worker ended: restarting", worker=worker.number, ended=describe_status(status), in_ms=wait_ms)
             self._restarts.labels(worker=str(worker.number)).inc()
-            await asyncio.sleep(pause_ms / 1000)
-            pause_ms *= 2
+            await asyncio.sleep(wait_ms / 1000)
 
     def _command(self, worker: Worker) -> list[str]:
         url = self._settings.queries.application_server or advertised(self.server)
@@ -235,15 +229,6 @@ class Workers:
         texts = await asyncio.gather(*(worker.metrics() for worker in self.workers))
         pages = {worker.number: text for worker, text in zip(self.workers, texts, strict=True) if text is not None}
         return await asyncio.to_thread(partial(merged_metrics, pages)) + metrics.render(self._registry)
-
-
-def next_pause_ms(pause_ms: int, ran_ms: int) -> int:
-    """Return the pause before the next start, from the planned pause and the time that the worker ran.
-
-    >>> next_pause_ms(4_000, 100), next_pause_ms(512_000, 100), next_pause_ms(60_000, 3_600_000)
-    (4000, 60000, 1000)
-    """
-    return RESTART_MS if ran_ms >= STEADY_MS else min(pause_ms, RESTART_MS_MAX)
 
 
 class _Families(Collector):

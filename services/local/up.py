@@ -28,6 +28,8 @@ from penstock.services.local.settings import UpSettings
 from penstock.services.local.stack import HOST, KILL_GRACE_MS, Service, ServiceSpec, Stack
 from penstock.shared.clients.admin import Admin, event_time_topic
 from penstock.shared.common import daemon, log
+from penstock.shared.common.child_process import Restarts
+from penstock.shared.common.clock import SYSTEM_CLOCK
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.setting_names import ENV_PREFIX
 from penstock.shared.common.settings import KafkaSettings
@@ -35,9 +37,6 @@ from penstock.shared.streams.topology import Topology
 from penstock.shared.streams.topology_loading import load_topology
 
 PROGRAM = "penstock up"
-RESTART_MS = 1_000
-RESTART_MS_MAX = 60_000
-STEADY_MS = 60_000  # a service that ran this long is restarted after the first pause again
 
 
 class Up:
@@ -106,17 +105,14 @@ class Up:
         await self._broker.stop()
 
     async def _keep(self, service: Service) -> None:
-        logger, clock, pause_ms = log.get_logger(__name__), asyncio.get_running_loop().time, RESTART_MS
+        logger = log.get_logger(__name__)
+        restarts = Restarts()
         while True:
-            started = clock()
+            started_ms = SYSTEM_CLOCK.monotonic_ms()
             await service.wait()
-            if (clock() - started) * 1_000 >= STEADY_MS:
-                pause_ms = RESTART_MS
-            logger.error(
-                "service ended: starting it again", service=service.name, in_ms=pause_ms, reason=str(service.died())
-            )
-            await asyncio.sleep(pause_ms / 1_000)
-            pause_ms = min(pause_ms * 2, RESTART_MS_MAX)
+            wait_ms = restarts.wait_ms(SYSTEM_CLOCK.monotonic_ms() - started_ms)
+            logger.error("service ended: restarting", service=service.name, in_ms=wait_ms, reason=str(service.died()))
+            await asyncio.sleep(wait_ms / 1_000)
             await service.start()
 
     # --- the settings of each service ---

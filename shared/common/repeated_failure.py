@@ -11,18 +11,18 @@
 
 from __future__ import annotations
 
-FIRST_WAIT_MS = 10_000
-"""The wait between the first line and the second. A shorter failure makes two lines, the first and the last."""
-LONGEST_WAIT_MS = 300_000
-"""The longest wait between two lines, so that a failure that lasts for hours still appears near the end of the log."""
+from penstock.shared.common.backoff import ExponentialBackoff
+
+LOG_BACKOFF = ExponentialBackoff(10_000, 300_000)
+"""The waits between two lines. A failure shorter than the first makes two lines, the first and the last. One that lasts
+for hours still appears near the end of the log."""
 
 
 class RepeatedFailure:
     """One operation that is retried. Times come from one monotonic clock."""
 
     def __init__(self) -> None:
-        self._failures = self._since_ms = self._next_ms = 0
-        self._wait_ms = FIRST_WAIT_MS
+        self._failures = self._lines = self._since_ms = self._next_ms = 0
 
     def __repr__(self) -> str:
         return f"<RepeatedFailure {self._failures} in a row>"
@@ -36,14 +36,13 @@ class RepeatedFailure:
         """Record a failure. Returns the fields to log, its count and its duration so far; None if it is not logged."""
         self._failures += 1
         if self._failures == 1:
-            self._since_ms, self._wait_ms = now_ms, FIRST_WAIT_MS
-            self._next_ms = now_ms + self._wait_ms
-            return {}
-        if now_ms < self._next_ms:
+            self._lines = 0
+            self._since_ms = now_ms
+        elif now_ms < self._next_ms:
             return None
-        self._wait_ms = min(2 * self._wait_ms, LONGEST_WAIT_MS)
-        self._next_ms = now_ms + self._wait_ms
-        return {"failures": self._failures, "for_ms": now_ms - self._since_ms}
+        self._lines += 1
+        self._next_ms = now_ms + int(LOG_BACKOFF.wait_ms(self._lines))
+        return {"failures": self._failures, "for_ms": now_ms - self._since_ms} if self._failures > 1 else {}
 
     def succeeded(self, now_ms: int) -> dict[str, int] | None:
         """Record a success. Returns the fields to log; None if the try before it did not fail."""
