@@ -3,6 +3,9 @@
 Offsets up to which every record is in Kafka are stored every `offset.flush.interval.ms`. Offsets that a flush cannot
 store are stored with the next one. After the last poll the task waits up to `offset.flush.timeout.ms` for pending
 records.
+
+Offsets are stored first. Then the connector's `commit_record` and `commit` are called, which may have to wait until a
+blocking `poll` returns.
 """
 
 from __future__ import annotations
@@ -47,6 +50,7 @@ class WorkerSourceTask(AbstractWorkerSourceTask):
         self._store = store
         self._interval_ms, self._timeout_ms = flush_interval_ms, flush_timeout_ms
         self._committer: asyncio.Task[None] | None = None
+        self._notifier: asyncio.Task[None] | None = None
         self._flushing = asyncio.Lock()
         self._acknowledged: list[tuple[SourceRecord, RecordMetadata | None]] = []
 
@@ -57,7 +61,8 @@ class WorkerSourceTask(AbstractWorkerSourceTask):
     async def _commit_regularly(self) -> None:
         while True:
             await asyncio.sleep(self._interval_ms / 1000)
-            await self.commit_offsets()
+            if await self.commit_offsets() and (self._notifier is None or self._notifier.done()):
+                self._notifier = asyncio.create_task(self._notify_committed(), name=f"committed-{self.id}")
 
     async def iteration(self) -> None:
         await self._report_acknowledged()
@@ -97,7 +102,6 @@ class WorkerSourceTask(AbstractWorkerSourceTask):
 
     async def commit_offsets(self) -> bool:
         """Stores the offsets that may be stored. Returns False if that failed; the next call tries again."""
-        await self._report_acknowledged()
         async with self._flushing:
             self.committable = self.committable.updated_with(self.submitted.committable())
             if self.send_error is not None:
@@ -118,11 +122,15 @@ class WorkerSourceTask(AbstractWorkerSourceTask):
             self.committable = Committable()
             self.metrics.timed("offset_commit", self._clock.monotonic_ms() - started_ms)
             self.metrics.add("offset_commit_success_total")
+        return True
+
+    async def _notify_committed(self) -> None:
+        """Calls the connector's task for acknowledged records and for the stored offsets."""
+        await self._report_acknowledged()
         try:
             await self.thread.call(self.task.commit)
         except Exception as e:  # any error of the connector: the offsets are stored in either case
             log.error("the task's commit failed", task=str(self.id), error=self.mask(f"{type(e).__name__}: {e}"))
-        return True
 
     async def _last_commit(self, *, failed: bool) -> None:
         if self._committer is not None:
@@ -134,11 +142,10 @@ class WorkerSourceTask(AbstractWorkerSourceTask):
                     await self.producer.flush()
             except (TimeoutError, PenstockError):
                 log.warning("records are still under way", task=str(self.id), records=self.submitted.pending)
-        await self._report_acknowledged()
-        if self.send_error is not None:
-            self.committable = self.committable.updated_with(self.submitted.committable())
-            error, self.send_error = self.send_error, None
-            await self.commit_offsets()
-            self.send_error = error
-        else:
-            await self.commit_offsets()
+        error = self.send_error
+        self.send_error = None  # the offsets before the failed record may be stored
+        is_stored = await self.commit_offsets()
+        self.send_error = error
+        if self._notifier is not None:
+            await self._notifier
+        await (self._notify_committed() if is_stored else self._report_acknowledged())

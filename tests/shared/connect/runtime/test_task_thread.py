@@ -196,6 +196,20 @@ async def test_a_source_that_blocks_is_abandoned_and_stopped_later() -> None:
         assert threading.get_ident() not in made.threads
 
 
+async def test_offsets_are_stored_while_a_poll_blocks() -> None:
+    """The calls of `commit_record` wait for the thread; the offset of the record that Kafka has does not."""
+    DefSourceTask.made.clear()
+    async with running() as run:
+        id = await run.run(DefSource)
+        await run.until(lambda: run.store.data)
+        made = DefSourceTask.made[0]
+        assert made.calls.count("poll") == 2
+        assert not made.gate.is_set()
+        made.gate.set()
+        await run.until(lambda: "commit_record" in made.calls)
+        await run.worker.stop_tasks([id])
+
+
 async def test_what_a_call_raises_is_the_callers() -> None:
     """Also StopIteration, which no future takes; the thread goes on with the next call."""
     thread = TaskThread()
