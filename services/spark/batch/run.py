@@ -33,6 +33,7 @@ from penstock.services.spark.batch.task import (
     PartitionRange,
     TaskOptions,
     TaskResult,
+    begin_rows,
     other_input,
     require_no_members,
     run_range,
@@ -235,6 +236,12 @@ class Batch:
             return []
         rows = partitioned_rows(self.spark, settings, prepared.partitions)
         source = FileInput(fingerprint, topic, live_from, {t: of.topic_id for t, of in held.items()}, done)
+        # Until all files are read, each partition's progress must say so: otherwise a live instance, or a batch over a
+        # topic, would begin a partition that has no commit yet without its history.
+        if new := [p for p in range(prepared.partitions) if p not in known]:
+            begin = begin_rows(self._options(prepared), source)
+            begun = self.spark.sparkContext.parallelize(new, len(new)).flatMap(begin).collect()
+            self._require_done([msgspec.msgpack.decode(one, type=TaskResult) for one in begun])
         found = rows.mapInArrow(run_rows(self._options(prepared), source), "outcome binary").collect()
         results = [msgspec.msgpack.decode(bytes(row.outcome), type=TaskResult) for row in found]
         return [one for one in results if one.partition not in done]

@@ -147,6 +147,15 @@ def run_rows(options: TaskOptions, source: FileInput) -> Callable[[Iterator[Any]
     return run
 
 
+def begin_rows(options: TaskOptions, source: FileInput) -> Callable[[int], Iterator[bytes]]:
+    """Returns the function of a task that commits for a new partition that no rows of the files are read yet."""
+
+    def run(partition: int) -> Iterator[bytes]:
+        yield msgspec.msgpack.encode(_run(options, partition, lambda batch: batch.begin_rows(source)))
+
+    return run
+
+
 Work = Callable[["PartitionBatch"], Any]
 
 
@@ -280,6 +289,12 @@ class PartitionBatch:
         own = {topic: offsets[self._partition] for topic, offsets in source.live_from.items()}
         task.source_ids = dict(source.source_ids)
         await self._commit_rows(source.reached(row, is_done=True), own)
+
+    async def begin_rows(self, source: FileInput) -> None:
+        """Commit that no row is read yet, unless another attempt of this task has committed."""
+        if rows_reached(self._task, source) == 0 and not isinstance(self._task.input, BatchInput):
+            self._maker.start(self._task, {})
+            await self._commit_rows(source.reached(0))
 
     async def _commit_rows(self, reached: BatchInput, live_from: Mapping[str, int] | None = None) -> None:
         """Commit without source offsets, as rows have none, or with those at which the live instance begins."""

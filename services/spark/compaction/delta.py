@@ -166,17 +166,19 @@ def _lacks(existing: pa.Schema, wanted: pa.Schema) -> bool:
 
 
 def commit(
-    table: DeltaTable, added: Iterable[DataFile], removed: Iterable[RemoveAction], metadata: Mapping[str, Any]
+    table: DeltaTable, added: Iterable[DataFile], removed: Sequence[RemoveAction], metadata: Mapping[str, Any]
 ) -> int:
     """Add files to a table and remove others, as the version after the one it was opened at. Returns that version.
 
+    If files are removed, the added ones hold the same rows in another arrangement. The commit says so (`dataChange`),
+    and a reader that follows the table does not read them again. `table` stays at its version, so it can commit once.
     Raises CompactionConflict if that version exists already, or LakeUnavailable.
     """
     now_ms = int(time.time() * 1000)
     actions: list[AddAction | RemoveAction] = list(removed)
     for one in added:
         values = {} if one.partition is None else {"partition": str(one.partition)}
-        actions.append(AddAction(one.path, one.size, values, now_ms, True, one.stats))
+        actions.append(AddAction(one.path, one.size, values, now_ms, not removed, one.stats))
     version = table.version()
     by = table.metadata().partition_columns or None
     properties = CommitProperties(custom_metadata=metadata_of(metadata), max_commit_retries=0)

@@ -1,7 +1,8 @@
 """The steps after a compaction: OPTIMIZE, VACUUM and retention of the tables, and the user's after hook.
 
-Every compaction adds a file or a few to each table. OPTIMIZE merges the small files of `closed` and `late`; `state` is
-rewritten by the compaction itself. VACUUM removes the files that no version younger than the retention needs.
+Every compaction adds a file or a few to each table. OPTIMIZE merges the small files of `closed` and `late` into larger
+ones, ordered by time; `state` is rewritten by the compaction itself. VACUUM removes the files that no version younger
+than the retention needs.
 
 A failed step does not undo the compaction and does not stop the other steps. Its error is logged, listed in the report,
 and raised at the end. If another job commits first, OPTIMIZE, VACUUM or the rewrite is left to the next compaction.
@@ -9,31 +10,41 @@ and raised at the end. If another job commits first, OPTIMIZE, VACUUM or the rew
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, TypeVar
 
+import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable
 from deltalake.exceptions import CommitFailedError
+from deltalake.transaction import RemoveAction
 from py4j.protocol import Py4JError
 from pyspark.errors.exceptions.base import PySparkException
 from pyspark.sql import SparkSession
 
 from penstock.services.spark.compaction import delta
-from penstock.services.spark.compaction.delta import CompactionConflict
+from penstock.services.spark.compaction.delta import CompactionConflict, DataFile, Files
 from penstock.services.spark.compaction.settings import MaintenanceSettings
 from penstock.services.spark.errors import translated
 from penstock.services.spark.reading import Tables
-from penstock.services.spark.tables import DAY_MS
+from penstock.services.spark.tables import CLOSED, DAY_MS, INDEXED, LATE
 from penstock.shared.common import lake
 from penstock.shared.common.errors import ConfigError, FatalError, LakeUnavailable, PenstockError
 from penstock.shared.common.lake import DELTA_ERRORS, one_line
 from penstock.shared.streams.topology_loading import import_function
 
 T = TypeVar("T")
-OPTIMIZE, VACUUM_ENDED, WRITE = "OPTIMIZE", "VACUUM END", "WRITE"  # operations in Delta's history
-FILE_BYTES = 256 * 1024 * 1024  # OPTIMIZE leaves files of this size and more as they are
+VACUUM_ENDED = "VACUUM END"
+"""The operation of a finished VACUUM in Delta's history."""
+OPTIMIZE = "OPTIMIZE"
+"""The kind of our OPTIMIZE in a commit's metadata, and the operation of another engine's."""
+FILE_BYTES = 128 * 1024 * 1024
+"""OPTIMIZE merges files up to this size, because the driver holds a merged file's rows in memory."""
+TIMES = {CLOSED: "window_start", LATE: "event_time"}
+"""The column by which the rows of a table are ordered within its files."""
 EXTRA_HISTORY_VERSIONS = 50  # read from a table's log beyond the compactions that a policy counts
 
 
@@ -88,7 +99,7 @@ class TableMaintenance:
         optimized, vacuumed = 0, False
         if appends_max:
             optimized = sum(
-                self._try(f"OPTIMIZE of {name}", partial(self._optimize, path, appends_max), False)
+                self._try(f"OPTIMIZE of {name}", partial(self._optimize, name, path, appends_max), False)
                 for name, path in others.items()
             )
         if hours is not None and self._try("VACUUM", lambda: self._is_vacuum_due(state), False):
@@ -108,15 +119,15 @@ class TableMaintenance:
         table, every = self._open(state), self.settings.vacuum_every
         return table is not None and is_vacuum_due(delta.history(table, 2 * every + EXTRA_HISTORY_VERSIONS), every)
 
-    def _optimize(self, path: str, appends_max: int) -> bool:
+    def _optimize(self, name: str, path: str, appends_max: int) -> bool:
         table = self._open(path)
         if table is None or not is_optimize_due(
             delta.history(table, appends_max + EXTRA_HISTORY_VERSIONS), appends_max
         ):
             return False
-        optimize(table)
-        self.log(f"optimized {path}")
-        return True
+        merged = optimize(table, name.partition("/")[0], self.settings.storage_options)
+        self.log(f"{name}: {merged} files merged")
+        return merged > 0
 
     def _vacuum(self, path: str, hours: int) -> bool:
         if (table := self._open(path)) is not None:
@@ -145,15 +156,15 @@ def is_optimize_due(history: Iterable[dict[str, Any]], appends_max: int) -> bool
 
     `history` has its commits, newest first.
 
-    >>> write, optimize = {"operation": "WRITE"}, {"operation": "OPTIMIZE"}
+    >>> write, optimize = {"operation": "WRITE"}, {"operation": "WRITE", "kind": "OPTIMIZE"}
     >>> is_optimize_due([write, optimize, write], 1), is_optimize_due([write, write], 1)
     (False, True)
     """
     appends = 0
     for commit in history:
-        if commit["operation"] == OPTIMIZE:
+        if OPTIMIZE in (commit["operation"], commit.get("kind")):
             break
-        appends += commit["operation"] == WRITE
+        appends += commit["operation"] == lake.APPEND
     return appends > appends_max
 
 
@@ -177,9 +188,48 @@ def is_vacuum_due(history: Iterable[dict[str, Any]], every: int) -> bool:
 # --- operations on a table ---
 
 
-def optimize(table: DeltaTable) -> None:
-    """Merge small files. Raises CompactionConflict or LakeUnavailable."""
-    _translate(table, lambda: table.optimize.compact(target_size=FILE_BYTES, commit_properties=_with_positions(table)))
+def optimize(table: DeltaTable, kind: str, options: Mapping[str, str] | None = None) -> int:
+    """Merge the small files of a `closed` or `late` table. Returns their number.
+
+    The rows of each new file are ordered by time, and files that are neighbours in time are merged. So readers still
+    skip files and row groups by time. Raises CompactionConflict or LakeUnavailable.
+    """
+    time_column, schema = TIMES[kind], pa.schema(table.schema().to_arrow())
+    files = Files(table.table_uri, options or {}, INDEXED[kind])
+    name, now_ms = f"part-{uuid.uuid4().hex}", int(time.time() * 1000)
+    added = list[DataFile]()
+    removed = list[RemoveAction]()
+    for group in _groups(pa.table(table.get_add_actions(flatten=True)).to_pylist(), f"min.{time_column}"):
+        rows = pa.concat_tables([_with_schema(files.read(file["path"]), schema) for file in group])
+        rows = rows.sort_by([(time_column, "ascending"), ("changelog_offset", "ascending")])
+        added.append(files.write(f"{name}-{len(added)}.parquet", rows.to_batches()))
+        removed += [RemoveAction(file["path"], False, now_ms, file["size_bytes"], {}) for file in group]
+    if added:
+        delta.commit(table, added, removed, {"kind": OPTIMIZE, **(delta.positions(table) or {})})
+    return len(removed)
+
+
+def _groups(files: list[dict[str, Any]], least: str) -> Iterator[list[dict[str, Any]]]:
+    """Yield the groups of files to merge: neighbours in time, two or more, together at most FILE_BYTES."""
+    group, size = list[dict[str, Any]](), 0
+    small = [file for file in files if file["size_bytes"] <= FILE_BYTES / 2]
+    for file in sorted(small, key=lambda file: (file.get(least) is not None, file.get(least), file["path"])):
+        if size + file["size_bytes"] > FILE_BYTES:
+            yield group
+            group, size = [], 0
+        group.append(file)
+        size += file["size_bytes"]
+    if len(group) > 1:
+        yield group
+
+
+def _with_schema(rows: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Returns the rows in the table's present columns and types; a file may lack columns that were added later."""
+    columns = [
+        rows.column(field.name).cast(field.type) if field.name in rows.column_names else pa.nulls(len(rows), field.type)
+        for field in schema
+    ]
+    return pa.table(columns, schema=schema)
 
 
 def expire(table: DeltaTable, column: str, before_ms: int) -> int:

@@ -448,6 +448,32 @@ async def test_history_from_files_then_live(
         assert more.partitions == 0
 
 
+async def test_a_partition_without_a_commit_of_its_files_is_not_begun_without_them(
+    spark: Any, kafka: EmbeddedKafka, topic_name: str, folder: Path
+) -> None:
+    """Neither a batch over topics nor a live instance begins a partition that failed before its first commit."""
+    history = [(for_key(key, 2), key, i * 13, i) for i in range(100) for key in [KEYS[i % 7]]]
+    failing = next(number for partition, _, _, number in history if partition == 1 and number > 50)
+    files = write_files(folder, "parquet", rows_of_events(history))
+    async with chain_of(kafka, topic_name, partitions=2) as chain:
+        options = {"mark": str(folder / "mark"), "number": str(failing), "error": "not this one"}
+        of_files = {"files": str(files), "key_column": "who", "timestamp_column": "at", "live_from": "latest"}
+        given = of_files | {"topology_options": options}
+        with pytest.raises(ProcessingFailed, match="not this one"):
+            await batch(spark, settings_of(chain, folder, "fatal", processing_exception_handler="fail", **given))
+        await chain.send(1)
+        with pytest.raises(ConfigError, match="a batch over files ended after 0 rows"):
+            await batch(spark, settings_of(chain, folder))
+        with pytest.raises(ConfigError, match="a batch over files ended after 0 rows"):
+            async with running(worker := chain.worker(lake=str(folder / "lake"))) as loop:
+                await or_its_error(loop, chain.wait_processed(worker))
+        chain.sent = history + chain.sent
+        done = await batch(spark, settings_of(chain, folder, **of_files))
+        assert done.read == sum(partition == 1 for partition, *_ in history)
+        await batch(spark, settings_of(chain, folder))
+        assert (await chain.values("out"), await chain.values("late")) == offline(topic_name, chain.sent)
+
+
 async def test_files_that_were_not_read_to_their_end(
     spark: Any, kafka: EmbeddedKafka, topic_name: str, folder: Path
 ) -> None:

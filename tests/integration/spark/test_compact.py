@@ -94,7 +94,20 @@ def is_right(root: Path, simulation: Any) -> bool:
     """Whether the tables hold exactly what committed work left."""
     assert live_in_lake(root, simulation) == live_in_tasks(simulation)
     assert closed_in_lake(root, simulation) == closed_in_tasks(simulation)
+    assert late_in_lake(root, simulation) == late_in_tasks(simulation)
     return True
+
+
+def late_in_lake(root: Path, simulation: Any) -> list[tuple[int, int]]:
+    """The partition and source offset of each row of `late`."""
+    folder = root / simulation.name / "late" / "banks"
+    rows = DeltaTable(str(folder)).to_pyarrow_table().to_pylist() if folder.exists() else []
+    return sorted((row["partition"], row["source_offset"]) for row in rows)
+
+
+def late_in_tasks(simulation: Any) -> list[tuple[int, int]]:
+    """The partition and source offset of each record that the tasks reported as late."""
+    return sorted((task.partition, int(headers[2][1])) for task in simulation.tasks for *_, headers in task.late)
 
 
 def test_a_life_of_compactions(simulate: Any, topics: Any, job: Any, aggregations: Any, tmp_path: Path) -> None:
@@ -321,18 +334,25 @@ def test_twenty_years_of_event_time_are_few_files(simulate: Any, topics: Any, jo
     """Ordered by time, so that readers skip most of a file; and few bytes a row."""
     simulation = simulate(1)
     (task,) = simulation.tasks
+    closed = optimized = 0
     for n in range(7_300):
         task.take(b"abcd"[n % 4 :][:1], b'{"delay": 1.5, "place": "x"}', n * DAY_MS)
-        if n % 1_000 == 999:
+        if n % 500 == 499:
             task.commit()
-    task.commit()
-    topics.write(simulation)
-    done = job(simulation).run()
-    assert done.closed_rows > 7_000
-    (file,) = DeltaTable(str(tmp_path / simulation.name / "closed/banks")).file_uris()
-    assert Path(file).stat().st_size < 60 * done.closed_rows
-    starts = pa.parquet.read_table(file, columns=["window_start"]).column(0).to_numpy()
-    assert (np.diff(starts.astype(np.int64)) >= 0).all()
+        if n % 1_000 == 999 or n == 7_299:
+            task.commit()
+            topics.write(simulation)
+            done = job(simulation, optimize_files_max=3).run()
+            closed, optimized = closed + done.closed_rows, optimized + done.optimized_tables
+    assert closed > 7_000
+    assert optimized == 2
+    files = DeltaTable(str(tmp_path / simulation.name / "closed/banks")).file_uris()
+    assert len(files) == 1
+    assert sum(Path(file).stat().st_size for file in files) < 60 * closed
+    for file in files:
+        starts = pa.parquet.read_table(file, columns=["window_start"]).column(0).to_numpy()
+        assert (np.diff(starts.astype(np.int64)) >= 0).all()
+    assert is_right(tmp_path, simulation)
 
 
 def test_the_after_hook(simulate: Any, topics: Any, job: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

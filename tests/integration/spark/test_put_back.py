@@ -200,11 +200,10 @@ def test_windows_that_retention_deleted_are_not_missing(tables_of: Callable[[], 
     """Neither after many deletions, nor OPTIMIZE and VACUUM: each of these commits repeats the positions."""
     of = tables_of()
     of.compact(delete_covered=True)
-    table = of.table(CLOSED)
     for before_ms in (1, 2_000_000_000_000):
-        table_maintenance.expire(table, "window_end", before_ms)
-        table_maintenance.optimize(table)
-        table_maintenance.vacuum(table, 24)
+        table_maintenance.expire(of.table(CLOSED), "window_end", before_ms)
+        table_maintenance.optimize(of.table(CLOSED), "closed")
+        table_maintenance.vacuum(of.table(CLOSED), 24)
     assert lake.rows(of.table(CLOSED), "SELECT * FROM t") == []
     before = delta.positions(of.table(CLOSED))
     assert before is not None

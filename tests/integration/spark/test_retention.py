@@ -9,14 +9,16 @@ from typing import Any
 
 import pytest
 
+from examples.lake_duckdb import connect
 from penstock import spark as penstock_spark
 from penstock.services.local.kafka import EmbeddedKafka
 from penstock.services.spark.compaction.compact import Compaction
 from penstock.services.spark.compaction.settings import CompactSettings
 from penstock.shared.common.settings import KafkaSettings
-from penstock.shared.streams.aggregations.aggregation import Count
+from penstock.shared.streams.aggregations.aggregation import Count, Max, Min, Sum
 from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
+from tests.documents import DOCS, block
 
 HOUR, DAY = 3_600_000, 86_400_000
 
@@ -58,3 +60,28 @@ def test_late_records_of_deleted_windows_make_none(
     assert counted(penstock_spark.corrected(spark, str(tmp_path), topic_name, "s")) == {9: 2, 9.5: 1, 10: 1, 11: 1}
     compact(11.5)
     assert 1 not in counted(penstock_spark.corrected(spark, str(tmp_path), topic_name, "s"))
+
+
+def test_the_sql_of_the_document_leaves_out_deleted_windows(
+    spark: Any, topics: Any, kafka: EmbeddedKafka, topic_name: str, tmp_path: Path
+) -> None:
+    """Their late records are deleted one retention period later, and must not make windows of their own."""
+    builder = StreamsBuilder()
+    windows = builder.stream("in").group_by_key().tumbling_window(HOUR)
+    sales = {"orders": Count(), "total": Sum("price"), "least": Min("price"), "most": Max("price")}
+    windows.aggregate("sales", **sales).on_close().to("out")
+    driver = TopologyTestDriver(builder.build(), max_future_ms=None)
+    driver.task.keeps_late = True
+    for day in (6, 6, 6, 9, 6, 12):
+        driver.pipe("in", key=b"k", value=b'{"price": 2}', timestamp=day * DAY)
+    asyncio.run(topics.create(topic_name, 1))
+    topics.send_changelog(topic_name, driver.changelog)
+    broker = KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)
+    settings = CompactSettings(application=topic_name, lake=str(tmp_path), kafka=broker, closed_retention_days=3)
+    assert Compaction(spark, settings, print).run().failed == ()
+    late = penstock_spark.late(spark, str(tmp_path), topic_name, "sales").collect()
+    assert [row.event_time.day for row in late] == [7], "the late record of a deleted window is still there"
+    rows = connect(str(tmp_path / topic_name), "sales").sql(block(DOCS / "lake.md", "sql", "WITH covered"))
+    found = [(row["window_start"].day, row["orders"]) for row in rows.to_arrow_table().to_pylist()]
+    corrected = penstock_spark.corrected(spark, str(tmp_path), topic_name, "sales").collect()
+    assert sorted(found) == sorted((row.window_start.day, row.orders) for row in corrected) == [(10, 1), (13, 1)]

@@ -281,6 +281,9 @@ def test_a_table_gets_only_what_it_has_not() -> None:
     ahead = row_sets(folded(entries, range_of(5, s=1)).rows(options()))
     assert [row["key"] for row in ahead["closed/s"]] == ["b"]
     assert json.loads(progress_of(folded(entries, range_of(5, s=1)))["appended"]) == {"closed/s": 2}
+    two_late = [takeover(), late(b"a", 4, [4], 1), late(b"b", 4, [4], 1), progress()]
+    of_late = range_of(4)._replace(positions={"late/s": 1})
+    assert [row["key"] for row in row_sets(folded(two_late, of_late).rows(options()))["late/s"]] == ["b"]
     (newest,) = [r for r in row_sets(folded(entries).rows(options()))["state"] if r["row"] == "progress"]
     behind = ChangelogRange(3, 0, 5, 5, 0, None, newest, {})
     rows = row_sets(folded([*entries], behind).rows(options()))

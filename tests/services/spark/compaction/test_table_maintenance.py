@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from deltalake import DeltaTable
 
+from penstock.services.spark.compaction import delta, table_maintenance
 from penstock.services.spark.compaction.compact import Compaction, CompactionReport, Plan
 from penstock.services.spark.compaction.delta import CompactionConflict
 from penstock.services.spark.compaction.settings import CompactSettings
-from penstock.services.spark.compaction.table_maintenance import TableMaintenance, is_optimize_due, is_vacuum_due
+from penstock.services.spark.compaction.table_maintenance import (
+    TableMaintenance,
+    is_optimize_due,
+    is_vacuum_due,
+    optimize,
+)
 from penstock.services.spark.topic_offsets import TopicOffsets
 from penstock.shared.common.errors import AuthorizationFailed
 
@@ -105,3 +118,99 @@ def test_a_vacuum_is_due_so_many_runs_after_the_last(history: list[dict[str, Any
 def test_an_optimize_is_due_after_so_many_appends(history: list[dict[str, Any]], due: bool) -> None:
     """Appends before the last OPTIMIZE do not count."""
     assert is_optimize_due(history, 2) is due
+
+
+# --- OPTIMIZE ---
+
+HOUR_MICROS = 3_600_000_000
+CLOSED_ROWS = pa.schema(
+    {"key": pa.string(), "window_start": pa.timestamp("us", "UTC"), "n": pa.int64(), "changelog_offset": pa.int64()}
+)
+POSITIONS = {"topic_id": "id", "positions": {"0": 99}}
+
+
+def append(uri: str, name: str, *hours: int, schema: pa.Schema = CLOSED_ROWS) -> None:
+    """Append a file with one row for each window that begins at that hour."""
+    columns = {
+        "key": pa.array([f"k{hour}" for hour in hours]),
+        "window_start": pa.array([hour * HOUR_MICROS for hour in hours]).cast(pa.timestamp("us", "UTC")),
+        "n": pa.array([*hours], pa.int64()),
+        "changelog_offset": pa.array(range(len(hours))),
+    }
+    rows = pa.table([columns.get(f.name, pa.nulls(len(hours), f.type)) for f in schema], schema=schema)
+    delta.ensure_table(opened(uri), uri, {}, schema, ["window_start"], is_partitioned=False)
+    file = delta.Files(uri, {}, ["window_start"]).write(name, rows.to_batches())
+    delta.commit(DeltaTable(uri), [file], [], {"kind": "compaction", **POSITIONS})
+
+
+def opened(uri: str) -> DeltaTable | None:
+    return DeltaTable(uri) if DeltaTable.is_deltatable(uri) else None
+
+
+def hours_of(uri: str) -> dict[str, list[int]]:
+    """The hours of the rows of each file, in the file's order."""
+    return {path: pq.read_table(path).column("n").to_pylist() for path in DeltaTable(uri).file_uris()}
+
+
+def test_optimize_merges_small_files_ordered_by_time(tmp_path: Path) -> None:
+    """Rows stay the same, the table's positions are kept, and a reader that follows the table sees no new rows."""
+    uri = str(tmp_path / "closed")
+    for nth, hours in enumerate(([5, 9], [1, 7], [3])):
+        append(uri, f"{nth}.parquet", *hours)
+    assert optimize(DeltaTable(uri), "closed") == 3
+    assert list(hours_of(uri).values()) == [[1, 3, 5, 7, 9]]
+    table = DeltaTable(uri)
+    assert delta.positions(table) == POSITIONS
+    assert not is_optimize_due(delta.history(table, 10), 0)
+    actions = [json.loads(line) for line in (tmp_path / f"closed/_delta_log/{table.version():020}.json").open()]
+    changes = [action[kind]["dataChange"] for action in actions for kind in ("add", "remove") if kind in action]
+    assert changes == [False] * 4
+    (add,) = pa.table(table.get_add_actions(flatten=True)).to_pylist()
+    assert (add["min.window_start"], add["max.window_start"]) == tuple(
+        datetime.fromtimestamp(hour * 3_600, UTC) for hour in (1, 9)
+    )
+
+
+@pytest.mark.parametrize(
+    ("sizes", "merged"),
+    [([60, 60], [[0, 1]]), ([60, 60, 60], [[0, 1]]), ([65, 60], []), ([200, 10, 10], [[1, 2]]), ([5], []), ([], [])],
+)
+def test_files_to_merge(sizes: Sequence[int], merged: list[list[int]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files above half the limit stay as they are; a merged file is within the limit; a single file stays."""
+    monkeypatch.setattr(table_maintenance, "FILE_BYTES", 128)
+    files = [{"path": str(nth), "size_bytes": size, "min.at": nth} for nth, size in enumerate(sizes)]
+    groups = [[int(file["path"]) for file in group] for group in table_maintenance._groups(files[::-1], "min.at")]
+    assert groups == merged
+
+
+def test_optimize_merges_neighbours_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two merged files of a table do not overlap, whatever the order of the appends was."""
+    uri = str(tmp_path / "closed")
+    for nth, hour in enumerate((100, 1, 102, 3)):
+        append(uri, f"{nth}.parquet", hour)
+    size = max(Path(path).stat().st_size for path in DeltaTable(uri).file_uris())
+    monkeypatch.setattr(table_maintenance, "FILE_BYTES", 2 * size)
+    assert optimize(DeltaTable(uri), "closed") == 4
+    assert sorted(hours_of(uri).values()) == [[1, 3], [100, 102]]
+
+
+def test_optimize_fills_columns_that_older_files_lack(tmp_path: Path) -> None:
+    """A store got a further aggregation between two appends."""
+    uri = str(tmp_path / "closed")
+    append(uri, "0.parquet", 1)
+    append(uri, "1.parquet", 2, schema=CLOSED_ROWS.append(pa.field("total", pa.float64())))
+    assert optimize(DeltaTable(uri), "closed") == 2
+    rows = DeltaTable(uri).to_pyarrow_table().to_pylist()
+    assert [(row["n"], row["total"]) for row in rows] == [(1, None), (2, None)]
+
+
+def test_of_two_jobs_that_optimize_one_commits(tmp_path: Path) -> None:
+    """The other raises CompactionConflict, and no row is lost or doubled."""
+    uri = str(tmp_path / "closed")
+    for nth in range(3):
+        append(uri, f"{nth}.parquet", nth)
+    table = DeltaTable(uri)
+    append(uri, "3.parquet", 3)
+    with pytest.raises(CompactionConflict):
+        optimize(table, "closed")
+    assert sorted(row["n"] for row in DeltaTable(uri).to_pyarrow_table().to_pylist()) == [0, 1, 2, 3]
