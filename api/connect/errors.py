@@ -1,7 +1,6 @@
-"""The error responses of Kafka Connect's REST: one table from errors to statuses, and bodies of `error_code` and
-`message`.
+"""The error responses of Kafka Connect's REST API: a table from errors to statuses, and their bodies.
 
-The app's outermost layer is here as well. It removes trailing slashes, distinguishes slashes within names from
+The app's outermost middleware is here as well. It removes trailing slashes, distinguishes slashes within names from
 separators, and answers 503 while the worker is starting up.
 """
 
@@ -39,6 +38,7 @@ STATUSES: dict[type[errors.PenstockError], int] = {
     errors.KafkaTimeout: 504,
 }
 REASONS = {404: "Not Found", 405: "Method Not Allowed"}
+"""The texts of Kafka Connect's own error responses."""
 WHILE_STARTING = frozenset({"/", "/health", "/metrics"})
 
 
@@ -53,7 +53,7 @@ def error_response(status: int, message: str) -> Response:
 
 
 def install(app: FastAPI, forwarding: Forwarding, is_ready: Callable[[], bool]) -> None:
-    """Adds these error responses to the app's routes. Forwards requests that only another worker can answer."""
+    """Adds the error responses and the middleware to an app. Forwards requests that only another worker can answer."""
 
     async def on_not_here(request: Request, error: Exception) -> Response:
         assert isinstance(error, herder.NotHere)
@@ -72,22 +72,23 @@ def install(app: FastAPI, forwarding: Forwarding, is_ready: Callable[[], bool]) 
         response.headers.update(error.headers or {})
         return response
 
-    async def on_anything(request: Request, error: Exception) -> Response:
+    async def on_unexpected_error(request: Request, error: Exception) -> Response:
         log.error("request failed", path=request.url.path, error=type(error).__name__, exc_info=error)
-        return error_response(500, f"{type(error).__name__}: the worker failed at this request; its log says why")
+        return error_response(500, f"{type(error).__name__}: the request failed; the worker's log has the reason")
 
     app.add_exception_handler(herder.NotHere, on_not_here)
     app.add_exception_handler(errors.PenstockError, on_penstock_error)
     app.add_exception_handler(HTTPException, on_http_error)
-    app.add_exception_handler(Exception, on_anything)
+    app.add_exception_handler(Exception, on_unexpected_error)
     app.add_middleware(ConnectPaths, is_ready=is_ready)
 
 
 class ConnectPaths:
-    """The outermost layer: it normalizes paths as Kafka Connect does."""
+    """The outermost middleware. It normalizes paths as Kafka Connect does."""
 
     def __init__(self, app: ASGIApp, is_ready: Callable[[], bool]) -> None:
-        self._app, self._is_ready = app, is_ready
+        self._app = app
+        self._is_ready = is_ready
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -102,7 +103,7 @@ class ConnectPaths:
 
 
 def normalized(raw_path: bytes, path: str) -> str:
-    """Returns the path without trailing slashes, with each %2F in it marked to distinguish it from a slash.
+    """Returns the path without trailing slashes, with SLASH in place of each %2F.
 
     >>> normalized(b"/connectors/", "/connectors/")
     '/connectors'
@@ -111,5 +112,5 @@ def normalized(raw_path: bytes, path: str) -> str:
     """
     if b"%2f" in raw_path.lower():
         raw = raw_path.partition(b"?")[0].decode("latin-1")
-        path = "/".join(unquote(part).replace("/", SLASH) for part in raw.split("/"))
+        path = "/".join(unquote(segment).replace("/", SLASH) for segment in raw.split("/"))
     return path.rstrip("/") or "/"
