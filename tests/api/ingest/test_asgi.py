@@ -23,9 +23,9 @@ NDJSON, TEXT = {"Content-Type": "application/x-ndjson"}, {"Content-Type": "text/
 async def test_both_ways_answer_alike(query: str, topic: str, content: bytes, headers: dict[str, str]) -> None:
     """Status, headers and body, whatever is asked and however it is refused."""
     answers: list[Any] = []
-    for straight in (True, False):
+    for fast_path in (True, False):
         ingest = Ingest(MemoryProducer(), IngestSettings(), CollectorRegistry())
-        app = create_app(ingest=ingest.router, straight=ingest.handle if straight else None)
+        app = create_app(ingest=ingest.router, fast_path=ingest.handle if fast_path else None)
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x") as client:
             answer = await client.post(f"/v1/topics/{topic}/events{query}", content=content, headers=headers)
             answers.append((answer.status_code, dict(answer.headers), answer.json()))

@@ -11,7 +11,7 @@ import pytest
 
 from penstock.api.http.app import create_app
 from penstock.api.http.problem import Problem
-from penstock.api.ingest.atomic import KEY_CHARACTERS_MAX, IdempotencyKey, idempotency_key, told_by_headers
+from penstock.api.ingest.atomic import KEY_CHARACTERS_MAX, IdempotencyKey, fingerprint_headers, idempotency_key
 from penstock.api.ingest.routes import Ingest
 from penstock.api.settings import IngestSettings
 from penstock.shared.common.records import ProducerRecord, RecordMetadata
@@ -22,11 +22,11 @@ def key_of(
     text: str = "k",
     topic: str = "t",
     body: bytes = b"1",
-    telling: Any = (),
+    headers: Any = (),
     atomic: bool = False,
     principal: str = "ann",
 ) -> IdempotencyKey:
-    return idempotency_key(text, topic, body, telling, atomic=atomic, principal=principal)
+    return idempotency_key(text, topic, body, headers, atomic=atomic, principal=principal)
 
 
 @pytest.mark.parametrize("text", ["", '""', "   ", "x" * (KEY_CHARACTERS_MAX + 1)])
@@ -47,7 +47,7 @@ def test_a_key_is_its_senders_own_in_its_topic() -> None:
 
 @pytest.mark.parametrize(
     "other",
-    [{"body": b"2"}, {"atomic": True}, {"telling": [("x-key", "ann")]}, {"telling": [("content-type", "text/plain")]}],
+    [{"body": b"2"}, {"atomic": True}, {"headers": [("x-key", "ann")]}, {"headers": [("content-type", "text/plain")]}],
 )
 def test_what_makes_other_records_is_another_request(other: dict[str, Any]) -> None:
     """Under the same key: the body, the mode, and the headers that go into records."""
@@ -58,10 +58,10 @@ def test_what_makes_other_records_is_another_request(other: dict[str, Any]) -> N
 def test_headers_that_make_the_records_count_in_any_order() -> None:
     """CloudEvents' attributes, the content type, and the topic's key and time headers; no other."""
     sent = [("x-time", "5"), ("user-agent", "a"), ("ce-id", "1"), ("content-type", "application/json"), ("x-key", "k")]
-    told = told_by_headers(sent, "X-Key", "X-Time")
+    told = fingerprint_headers(sent, "X-Key", "X-Time")
     assert [name for name, _ in told] == ["ce-id", "content-type", "x-key", "x-time"]
-    assert told_by_headers(reversed(sent), "X-Key", "X-Time") == told
-    assert told_by_headers([("x-key", "k")], None, None) == []
+    assert fingerprint_headers(reversed(sent), "X-Key", "X-Time") == told
+    assert fingerprint_headers([("x-key", "k")], None, None) == []
 
 
 async def test_without_transactions_nothing_is_stored_as_one(producer: Any) -> None:
