@@ -1,7 +1,7 @@
 """Errors as HTTP answers: RFC 9457 problem details, from one table.
 
-Each error of Penstock has one status and one stable `error_code`. If the same request may succeed later, the answer has
-`Retry-After`. The look-up follows the class hierarchy, so a new leaf class is answered like its base:
+Each error class has one status and one stable `error_code`. If the same request may succeed later, the answer has
+`Retry-After`. The look-up follows the class hierarchy, so a new subclass is answered like its base:
 
 >>> from penstock.shared.common.errors import BufferExhausted, NotEnoughReplicas
 >>> kind_of(BufferExhausted()).status, kind_of(NotEnoughReplicas()).error_code, kind_of(ValueError()).status
@@ -31,7 +31,7 @@ ErrorMessage = Annotated[str, Field(examples=["flights: no such topic"])]
 
 
 class ErrorKind(NamedTuple):
-    """The answer to an error. `retry_after_s` is None if the same request will fail again."""
+    """How an error is answered. `retry_after_s` is None if the same request will fail again."""
 
     status: int
     error_code: str
@@ -46,8 +46,8 @@ KINDS: Mapping[type[errors.PenstockError], ErrorKind] = {
     errors.RetriableError: ErrorKind(503, "KAFKA_NOT_READY", "Kafka cannot do this now", 5),
     errors.FatalError: ErrorKind(503, "CLIENT_FAILED", "The connection to Kafka must be opened again", 10),
     errors.IllegalState: ErrorKind(503, "SHUTTING_DOWN", "The service is not ready, or is shutting down", 5),
-    errors.ConfigError: ErrorKind(400, "INVALID_CONFIG", "Wrong setting"),
-    errors.DataError: ErrorKind(400, "INVALID_RECORD", "Wrong data"),
+    errors.ConfigError: ErrorKind(400, "INVALID_CONFIG", "Invalid setting"),
+    errors.DataError: ErrorKind(400, "INVALID_RECORD", "Invalid data"),
     errors.InvalidRequest: ErrorKind(400, "KAFKA_INVALID_REQUEST", "Kafka rejects these values"),
     errors.InvalidTopic: ErrorKind(400, "INVALID_TOPIC", "Not a topic name"),
     errors.InvalidTimestamp: ErrorKind(400, "INVALID_TIMESTAMP", "Event time not accepted"),
@@ -99,6 +99,10 @@ def kind_of_record(error: BaseException) -> ErrorKind:
     return kind
 
 
+NON_RETRIABLE = 50002
+RETRIABLE = 50003
+"""REST Proxy's error codes for failures of Kafka: permanent, or the same request may succeed later."""
+
 _REST_PROXY = frozenset({"topics", "brokers", "consumers", "v3", "connectors", "connector-plugins"})
 """Path prefixes of Confluent REST Proxy's interface, and of Kafka Connect's, which has the same error format."""
 
@@ -111,12 +115,12 @@ _REST_CODES: Mapping[str, int] = {
     "AUTHORIZATION_FAILED": 40301,
     "UNKNOWN_PARTITION": 40402,
 }
-"""REST Proxy's numbers for errors with a specific one (rest-utils' KafkaExceptionMapper, kafka-rest's Errors). All
-others have their status, or 50002 if the error is permanent and 50003 if the request may succeed later."""
+"""REST Proxy's error codes (rest-utils' KafkaExceptionMapper, kafka-rest's Errors). The code of any other error is its
+status, or for statuses from 500 on NON_RETRIABLE or RETRIABLE."""
 
 
 def is_rest_proxy(path: str) -> bool:
-    """Return whether errors at a path have REST Proxy's numbers.
+    """Return whether errors at a path have REST Proxy's error codes.
 
     >>> [is_rest_proxy(path) for path in ("/v3", "/v3/none", "/consumers/g", "/v1/topics", "/topics-of-mine", "*")]
     [True, True, True, False, False, False]
@@ -125,7 +129,7 @@ def is_rest_proxy(path: str) -> bool:
 
 
 def rest_error_code(kind: ErrorKind, path: str) -> int:
-    """Return REST Proxy's number for an error.
+    """Return REST Proxy's error code.
 
     >>> unknown = kind_of(errors.UnknownTopicOrPartition())
     >>> rest_error_code(unknown, "/topics/t"), rest_error_code(unknown, "/v3/clusters/c/topics/t")
@@ -141,7 +145,7 @@ def rest_error_code(kind: ErrorKind, path: str) -> int:
         return _REST_CODES[kind.error_code]
     if kind.status < 500:
         return kind.status
-    return 50002 if kind.retry_after_s is None else 50003
+    return NON_RETRIABLE if kind.retry_after_s is None else RETRIABLE
 
 
 class ProblemDetails(TypedDict):
@@ -182,11 +186,12 @@ class Problem(Exception):
 
     @classmethod
     def of(cls, error: errors.PenstockError) -> Problem:
+        """Return the answer to an error of Penstock."""
         kind = kind_of(error)
         return cls(kind, str(error) or kind.title)
 
     def response_for(self, path: str) -> Response:
-        """Return the answer at a path: RFC 9457 under `/v1`, else `{error_code, message}` with REST Proxy's numbers."""
+        """Return the answer at a path: RFC 9457 under `/v1`, else `{error_code, message}` with REST Proxy's codes."""
         if not is_rest_proxy(path):
             return self.response()
         kind = self.kind
@@ -214,7 +219,7 @@ def json_response(body: Any, status: int = 200, headers: Mapping[str, str] | Non
 
 
 def install(app: FastAPI) -> None:
-    """Answer every error of the app's routes as a problem."""
+    """Add handlers that answer every error of the app's routes as a problem."""
 
     async def on_problem(request: Request, error: Exception) -> Response:
         assert isinstance(error, Problem)
@@ -237,11 +242,11 @@ def install(app: FastAPI) -> None:
 
     async def on_validation_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
-        places = [f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()]
-        problem = Problem(ErrorKind(400, "INVALID_REQUEST", "Wrong request"), "; ".join(places))
+        details = [f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()]
+        problem = Problem(ErrorKind(400, "INVALID_REQUEST", "Wrong request"), "; ".join(details))
         return problem.response_for(request.url.path)
 
-    async def on_anything(request: Request, error: Exception) -> Response:
+    async def on_unexpected_error(request: Request, error: Exception) -> Response:
         log.error("request failed", path=request.url.path, error=type(error).__name__, exc_info=error)
         problem = Problem(UNEXPECTED, "the request failed; the service's log has the reason")
         return problem.response_for(request.url.path)
@@ -250,4 +255,4 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(errors.PenstockError, on_penstock_error)
     app.add_exception_handler(HTTPException, on_http_error)
     app.add_exception_handler(RequestValidationError, on_validation_error)
-    app.add_exception_handler(Exception, on_anything)
+    app.add_exception_handler(Exception, on_unexpected_error)
