@@ -15,6 +15,7 @@ from typing_extensions import TypedDict
 
 from penstock.api.http import field_types as of
 from penstock.api.http.problem import json_response
+from penstock.api.http.status import NO_CONTENT
 from penstock.shared.clients.admin import (
     ClusterDescription,
     ConfigEntry,
@@ -327,11 +328,13 @@ def _group_routes(router: APIRouter, admin: AdminClient) -> None:
             log.info("offsets reset", group=group, to=request.model_dump()["to"], partitions=len(changes))
         return json_response(OffsetsAnswer(group=group, dry_run=request.dry_run, partitions=_changes(changes)))
 
-    @router.delete("/v1/groups/{group}", summary="Delete a group without members, with its offsets", status_code=204)
+    @router.delete(
+        "/v1/groups/{group}", summary="Delete a group without members, with its offsets", status_code=NO_CONTENT
+    )
     async def delete_group(group: of.Group) -> Response:
         await admin.delete_group(group)
         log.info("group deleted", group=group)
-        return Response(status_code=204)
+        return Response(status_code=NO_CONTENT)
 
 
 async def _partitions(

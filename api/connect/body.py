@@ -12,6 +12,7 @@ from fastapi import Depends, Path, Request
 from starlette.exceptions import HTTPException
 
 from penstock.api.http.cross_site import is_simple
+from penstock.api.http.status import NOT_FOUND, UNSUPPORTED_MEDIA_TYPE
 from penstock.shared.connect.errors import BadRequest
 from penstock.shared.connect.properties import text_map
 from penstock.shared.connect.runtime.states import TargetState
@@ -37,7 +38,7 @@ async def json_body(request: Request) -> Any:
     body = await request.body()
     content_type = request.headers.get("content-type", "")
     if body.strip() and is_simple(content_type):
-        raise HTTPException(415, f"Content-Type must be application/json, not {content_type[:60]}")
+        raise HTTPException(UNSUPPORTED_MEDIA_TYPE, f"Content-Type must be application/json, not {content_type[:60]}")
     if len(body) > BODY_BYTES_MAX:
         raise BadRequest(f"The body has {len(body)} bytes; the limit is {BODY_BYTES_MAX}")
     return _json(body) if body.strip() else {}
@@ -108,7 +109,7 @@ async def name_of(name: Annotated[str, Path(examples=["files"])]) -> str:
 async def task_number(task: Annotated[str, Path(examples=["0"])]) -> int:
     """Returns the number of a task in the path. Raises HTTPException (404, as for unknown paths) for other text."""
     if not (task.isascii() and task.isdigit()):
-        raise HTTPException(404, "Not Found")
+        raise HTTPException(NOT_FOUND, "Not Found")
     return int(task)
 
 

@@ -16,6 +16,16 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from penstock.api.connect.body import SLASH
 from penstock.api.connect.forwarding import Forwarding
 from penstock.api.http.problem import json_response
+from penstock.api.http.status import (
+    BAD_REQUEST,
+    CONFLICT,
+    FORBIDDEN,
+    GATEWAY_TIMEOUT,
+    INTERNAL_SERVER_ERROR,
+    METHOD_NOT_ALLOWED,
+    NOT_FOUND,
+    SERVICE_UNAVAILABLE,
+)
 from penstock.shared.common import errors
 from penstock.shared.common.log import get_logger
 from penstock.shared.connect import errors as connect
@@ -24,27 +34,27 @@ from penstock.shared.connect.herder import errors as herder
 log = get_logger(__name__)
 
 STATUSES: dict[type[errors.PenstockError], int] = {
-    connect.ConnectorNotFound: 404,
-    errors.ConfigError: 400,
-    connect.BadRequest: 400,
-    herder.AlreadyExists: 409,
-    herder.RebalanceNeeded: 409,
-    herder.StaleConfig: 409,
-    herder.NotHere: 409,
-    herder.Forbidden: 403,
-    herder.RequestTimedOut: 500,
-    errors.IllegalState: 503,
-    errors.BrokerNotAvailable: 503,
-    errors.KafkaTimeout: 504,
+    connect.ConnectorNotFound: NOT_FOUND,
+    errors.ConfigError: BAD_REQUEST,
+    connect.BadRequest: BAD_REQUEST,
+    herder.AlreadyExists: CONFLICT,
+    herder.RebalanceNeeded: CONFLICT,
+    herder.StaleConfig: CONFLICT,
+    herder.NotHere: CONFLICT,
+    herder.Forbidden: FORBIDDEN,
+    herder.RequestTimedOut: INTERNAL_SERVER_ERROR,
+    errors.IllegalState: SERVICE_UNAVAILABLE,
+    errors.BrokerNotAvailable: SERVICE_UNAVAILABLE,
+    errors.KafkaTimeout: GATEWAY_TIMEOUT,
 }
-REASONS = {404: "Not Found", 405: "Method Not Allowed"}
+REASONS = {NOT_FOUND: "Not Found", METHOD_NOT_ALLOWED: "Method Not Allowed"}
 """The texts of Kafka Connect's own error responses."""
 WHILE_STARTING = frozenset({"/", "/health", "/metrics"})
 
 
 def status_of(error: BaseException) -> int:
     """Returns the status for an error, by its class or the nearest base in the table; 500 for any other."""
-    return next((STATUSES[base] for base in type(error).__mro__ if base in STATUSES), 500)
+    return next((STATUSES[base] for base in type(error).__mro__ if base in STATUSES), INTERNAL_SERVER_ERROR)
 
 
 def error_response(status: int, message: str) -> Response:
@@ -74,7 +84,9 @@ def install(app: FastAPI, forwarding: Forwarding, is_ready: Callable[[], bool]) 
 
     async def on_unexpected_error(request: Request, error: Exception) -> Response:
         log.error("request failed", path=request.url.path, error=type(error).__name__, exc_info=error)
-        return error_response(500, f"{type(error).__name__}: the request failed; the worker's log has the reason")
+        return error_response(
+            INTERNAL_SERVER_ERROR, f"{type(error).__name__}: the request failed; the worker's log has the reason"
+        )
 
     app.add_exception_handler(herder.NotHere, on_not_here)
     app.add_exception_handler(errors.PenstockError, on_penstock_error)
@@ -97,7 +109,7 @@ class ConnectPaths:
         root = str(scope.get("root_path", ""))
         path = normalized(scope.get("raw_path", b""), str(scope["path"]))
         if path.removeprefix(root) not in WHILE_STARTING and not self._is_ready():
-            await error_response(503, "The worker is still starting up")(scope, receive, send)
+            await error_response(SERVICE_UNAVAILABLE, "The worker is still starting up")(scope, receive, send)
             return
         await self._app({**scope, "path": path}, receive, send)
 

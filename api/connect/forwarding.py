@@ -12,6 +12,7 @@ from collections.abc import Callable
 import httpx
 from fastapi import Request, Response
 
+from penstock.api.http.status import CONFLICT, INTERNAL_SERVER_ERROR
 from penstock.shared.common.log import get_logger
 from penstock.shared.connect.herder.errors import NotHere
 
@@ -19,8 +20,8 @@ log = get_logger(__name__)
 
 TIMEOUT_MS = 95_000
 """Longer than a herder lets a request wait, so that the client receives the herder's own answer."""
-CONFLICT = "Cannot complete request because of a conflicting operation (e.g. worker rebalance)"
-UNREACHABLE = "IO Error trying to forward REST request: {}"
+CONFLICT_MESSAGE = "Cannot complete request because of a conflicting operation (e.g. worker rebalance)"
+UNREACHABLE_MESSAGE = "IO Error trying to forward REST request: {}"
 REQUEST_HEADERS = ("content-type", "authorization", "accept")
 RESPONSE_HEADERS = ("content-type", "location")
 """Headers that are forwarded."""
@@ -41,7 +42,7 @@ class Forwarding:
         """
         forward = next_forward(request.query_params.get("forward"))
         if forward is None or error.url is None:
-            return error_response(409, CONFLICT)
+            return error_response(CONFLICT, CONFLICT_MESSAGE)
         query = [(name, value) for name, value in request.query_params.multi_items() if name != "forward"]
         raw = request.scope.get("raw_path", request.url.path.encode()).partition(b"?")[0].decode("latin-1")
         url = f"{error.url.rstrip('/')}{raw}"
@@ -57,7 +58,9 @@ class Forwarding:
                     headers=headers,
                 )
         except httpx.HTTPError as e:
-            return error_response(500, UNREACHABLE.format(f"{type(e).__name__}: {e}".rstrip(": ")))
+            return error_response(
+                INTERNAL_SERVER_ERROR, UNREACHABLE_MESSAGE.format(f"{type(e).__name__}: {e}".rstrip(": "))
+            )
         forwarded = {name: answer.headers[name] for name in RESPONSE_HEADERS if name in answer.headers}
         return Response(answer.content, answer.status_code, forwarded)
 

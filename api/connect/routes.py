@@ -53,6 +53,7 @@ from penstock.api.connect.responses import (
     WorkerHealth,
 )
 from penstock.api.http.problem import json_response
+from penstock.api.http.status import ACCEPTED, CREATED, INTERNAL_SERVER_ERROR, NO_CONTENT, SERVICE_UNAVAILABLE
 from penstock.shared.common import metrics
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.connect.errors import BadRequest, ConnectorNotFound
@@ -105,9 +106,9 @@ class StartingApp:
         elif scope["type"] == "http":
             starting = {"status": "starting", "message": "Worker is still starting up."}
             answer = (
-                json_response(starting, 503)
+                json_response(starting, SERVICE_UNAVAILABLE)
                 if scope["path"].rstrip("/") == "/health"
-                else error_response(503, "The worker is still starting up")
+                else error_response(SERVICE_UNAVAILABLE, "The worker is still starting up")
             )
             await answer(scope, receive, send)
 
@@ -124,10 +125,10 @@ def _root_routes(herder: Herder) -> APIRouter:
     )
     async def health() -> Response:
         if not herder.is_ready:
-            return json_response({"status": "starting", "message": "Worker is still starting up."}, 503)
+            return json_response({"status": "starting", "message": "Worker is still starting up."}, SERVICE_UNAVAILABLE)
         if not await herder.is_healthy():
             message = "Worker was unable to handle this request and may be unable to handle other requests."
-            return json_response({"status": "unhealthy", "message": message}, 500)
+            return json_response({"status": "unhealthy", "message": message}, INTERNAL_SERVER_ERROR)
         message = "Worker has completed startup and is ready to handle requests."
         return json_response({"status": "healthy", "message": message})
 
@@ -151,7 +152,7 @@ def _connector_routes(herder: Herder) -> APIRouter:
         summary="Create a connector",
         responses={201: {"model": ConnectorInfo}},
         openapi_extra=CREATE_BODY,
-        status_code=201,
+        status_code=CREATED,
     )
     async def create(request: Request) -> Response:
         name, config, target = create_request(await json_body(request))
@@ -162,10 +163,10 @@ def _connector_routes(herder: Herder) -> APIRouter:
     async def connector(name: Name) -> Response:
         return json_response(herder.connector_info(name))
 
-    @router.delete("/{name}", summary="Delete a connector", status_code=204)
+    @router.delete("/{name}", summary="Delete a connector", status_code=NO_CONTENT)
     async def delete(name: Name) -> Response:
         await herder.delete_connector(name)
-        return Response(status_code=204)
+        return Response(status_code=NO_CONTENT)
 
     @router.get("/{name}/config", summary="A connector's config", responses={200: {"model": Config}})
     async def config(name: Name) -> Response:
@@ -199,12 +200,12 @@ def _connector_routes(herder: Herder) -> APIRouter:
     @router.put(
         "/{name}/topics/reset",
         summary="Reset the topics that a connector has used",
-        status_code=202,
+        status_code=ACCEPTED,
         response_class=Response,
     )
     async def reset_topics(name: Name) -> Response:
         herder.reset_active_topics(name)
-        return Response(status_code=202)
+        return Response(status_code=ACCEPTED)
 
     return router
 
@@ -222,7 +223,7 @@ def _expanded(herder: Herder, expand: list[str]) -> dict[str, Any]:
 
 def _created(request: Request, info: dict[str, Any]) -> Response:
     location = f"{str(request.base_url).rstrip('/')}/connectors/{quote(info['name'], safe='')}"
-    return json_response(info, 201, {"Location": location})
+    return json_response(info, CREATED, {"Location": location})
 
 
 def _state_routes(herder: Herder) -> APIRouter:
@@ -237,24 +238,24 @@ def _state_routes(herder: Herder) -> APIRouter:
         return json_response(herder.connector_status(name))
 
     for action, target, status_code in (
-        ("pause", TargetState.PAUSED, 202),
-        ("resume", TargetState.STARTED, 202),
-        ("stop", TargetState.STOPPED, 204),
+        ("pause", TargetState.PAUSED, ACCEPTED),
+        ("resume", TargetState.STARTED, ACCEPTED),
+        ("stop", TargetState.STOPPED, NO_CONTENT),
     ):
         _target_route(router, herder, action, target, status_code)
 
     @router.post(
         "/{name}/restart",
         summary="Restart a connector and its tasks, or only those that have failed",
-        status_code=202,
+        status_code=ACCEPTED,
         responses={202: {"model": ConnectorStatus}, 204: {"description": "the connector alone was restarted"}},
     )
     async def restart(name: Name, request: Request) -> Response:
         only_failed, include_tasks = flag(request, "onlyFailed"), flag(request, "includeTasks")
         if not only_failed and not include_tasks:
             await herder.restart_connector(name)
-            return Response(status_code=204)
-        return json_response(await herder.restart(RestartRequest(name, only_failed, include_tasks)), 202)
+            return Response(status_code=NO_CONTENT)
+        return json_response(await herder.restart(RestartRequest(name, only_failed, include_tasks)), ACCEPTED)
 
     return router
 
@@ -312,12 +313,12 @@ def _task_routes(herder: Herder) -> APIRouter:
         body = await request.body()
         configs = [text_map(row, "task config") for row in json_list(body)]
         await herder.put_task_configs(name, configs, body, request.headers)
-        return Response(status_code=204)
+        return Response(status_code=NO_CONTENT)
 
     @router.put("/{name}/fence", include_in_schema=False)
     async def fence(name: Name, request: Request) -> Response:
         await herder.fence(name, await request.body(), request.headers)
-        return Response(status_code=204)
+        return Response(status_code=NO_CONTENT)
 
     @router.get(
         "/{name}/tasks/{task}/status", summary="The state of a task", responses={200: {"model": ConnectorTaskState}}
@@ -325,10 +326,10 @@ def _task_routes(herder: Herder) -> APIRouter:
     async def task_status(name: Name, task: TaskNumber) -> Response:
         return json_response(herder.task_status(ConnectorTaskId(name, task)))
 
-    @router.post("/{name}/tasks/{task}/restart", summary="Restart a task", status_code=204)
+    @router.post("/{name}/tasks/{task}/restart", summary="Restart a task", status_code=NO_CONTENT)
     async def restart_task(name: Name, task: TaskNumber) -> Response:
         await herder.restart_task(ConnectorTaskId(name, task))
-        return Response(status_code=204)
+        return Response(status_code=NO_CONTENT)
 
     return router
 
@@ -360,7 +361,7 @@ def _plugin_routes(herder: Herder) -> APIRouter:
         try:
             return json_response(await herder.validate(config, name))
         except ConfigError as e:  # Kafka Connect answers 500 for an unknown class
-            return json_response({"error_code": 500, "message": str(e)}, 500)
+            return json_response({"error_code": INTERNAL_SERVER_ERROR, "message": str(e)}, INTERNAL_SERVER_ERROR)
 
     return router
 
@@ -395,7 +396,7 @@ def _admin_routes(herder: Herder) -> APIRouter:
         scope = request.query_params.get("scope", "worker").lower()
         if scope == "cluster":
             await herder.set_cluster_level(name, level)
-            return Response(status_code=204)
+            return Response(status_code=NO_CONTENT)
         return json_response(herder.loggers.set_level(name, level))
 
     return router

@@ -20,6 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from penstock.api.http.access import ALL, READING, Access, Principal, scope_of
 from penstock.api.http.cross_site import foreign_page
 from penstock.api.http.problem import UNEXPECTED, ErrorKind, Problem
+from penstock.api.http.status import CONTENT_TOO_LARGE, FORBIDDEN, MISDIRECTED_REQUEST, REQUEST_TIMEOUT, UNAUTHORIZED
 from penstock.api.settings import Credential, is_loopback
 from penstock.shared.common.log import get_logger
 
@@ -89,7 +90,7 @@ class Guard:
                 await self._app(scope, body, send_with_headers)
             else:
                 response = rejection.response_for(path)
-                if rejection.kind.status == 401:
+                if rejection.kind.status == UNAUTHORIZED:
                     response.headers["WWW-Authenticate"] = self._challenge(headers)
                 await response(scope, receive, send_with_headers)
         except Exception as e:
@@ -112,10 +113,10 @@ class Guard:
         4. The client has the scope that the request needs.
         """
         if self._local_hosts_only and not is_loopback(_host_name(headers.get("host", ""))):
-            kind = ErrorKind(421, "WRONG_HOST", "Not this host")
+            kind = ErrorKind(MISDIRECTED_REQUEST, "WRONG_HOST", "Not this host")
             return ANONYMOUS, Problem(kind, "without a token only requests to localhost are answered")
         if method not in READING and (page := foreign_page(headers, self._cors_origins)):
-            kind = ErrorKind(403, "CROSS_SITE_REQUEST", "Request of another web page")
+            kind = ErrorKind(FORBIDDEN, "CROSS_SITE_REQUEST", "Request of another web page")
             detail = f"a web page of {page} sent the request; cors_origins lists the allowed pages"
             return ANONYMOUS, Problem(kind, detail)
         if self._access.is_open or path in self._open_paths:
@@ -123,10 +124,10 @@ class Guard:
         principal = self._access.principal(headers.get("authorization", ""))
         if principal is None:
             detail = "send Authorization: Bearer <token>" + (" or basic auth" if self._access.has_names else "")
-            return ANONYMOUS, Problem(ErrorKind(401, "UNAUTHORIZED", "Token needed"), detail)
+            return ANONYMOUS, Problem(ErrorKind(UNAUTHORIZED, "UNAUTHORIZED", "Token needed"), detail)
         needed_scope = scope_of(method, path)
         if not principal.may(needed_scope):
-            kind = ErrorKind(403, "FORBIDDEN", "Not allowed")
+            kind = ErrorKind(FORBIDDEN, "FORBIDDEN", "Not allowed")
             return principal, Problem(kind, f"{principal.name} lacks the scope {needed_scope}")
         return principal, None
 
@@ -152,10 +153,10 @@ class _BoundedBody:
             async with asyncio.timeout_at(self._deadline):
                 message = await self._receive()
         except TimeoutError:
-            raise HTTPException(408, f"the body did not arrive within {ADMIN_BODY_MS} ms") from None
+            raise HTTPException(REQUEST_TIMEOUT, f"the body did not arrive within {ADMIN_BODY_MS} ms") from None
         self._bytes += len(message.get("body", b""))
         if self._bytes > ADMIN_BODY_BYTES_MAX:
-            raise HTTPException(413, f"the body is longer than {ADMIN_BODY_BYTES_MAX} bytes")
+            raise HTTPException(CONTENT_TOO_LARGE, f"the body is longer than {ADMIN_BODY_BYTES_MAX} bytes")
         return message
 
 

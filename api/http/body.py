@@ -17,6 +17,7 @@ from starlette.types import Receive
 
 from penstock.api.http.content_encoding import Inflater
 from penstock.api.http.problem import ErrorKind, Problem
+from penstock.api.http.status import CONTENT_TOO_LARGE
 from penstock.api.ingest.turns import BULK_BYTES, BULK_EVENTS, FREE, Turn, Turns
 from penstock.shared.common.errors import PenstockError
 
@@ -243,5 +244,5 @@ class BodyReader:
 
 def too_long(max_body_bytes: int) -> Problem:
     """Return the answer to a body over its limit."""
-    kind = ErrorKind(413, "BODY_TOO_LARGE", "Body too large")
+    kind = ErrorKind(CONTENT_TOO_LARGE, "BODY_TOO_LARGE", "Body too large")
     return Problem(kind, f"the body is longer than max_body_bytes={max_body_bytes}; NDJSON has no such limit")

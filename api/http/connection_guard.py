@@ -29,6 +29,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from penstock.api.http.auth import SECURITY_HEADERS
 from penstock.api.http.problem import ErrorKind, Problem
+from penstock.api.http.status import BAD_REQUEST, REQUEST_HEADER_FIELDS_TOO_LARGE, URI_TOO_LONG
 from penstock.shared.common.log import get_logger
 
 log = get_logger(__name__)
@@ -49,9 +50,9 @@ DISCARDED_BYTES_MAX = 1_048_576
 HEAD_END = b"\r\n\r\n"
 OVERLAP = len(HEAD_END) - 1
 
-MALFORMED = ErrorKind(400, "MALFORMED_REQUEST", "Not an HTTP request")
-URI_TOO_LONG = ErrorKind(414, "URI_TOO_LONG", "Request line too long")
-HEAD_TOO_LARGE = ErrorKind(431, "HEAD_TOO_LARGE", "Request head too large")
+MALFORMED = ErrorKind(BAD_REQUEST, "MALFORMED_REQUEST", "Not an HTTP request")
+REQUEST_LINE_TOO_LONG = ErrorKind(URI_TOO_LONG, "URI_TOO_LONG", "Request line too long")
+HEAD_TOO_LARGE = ErrorKind(REQUEST_HEADER_FIELDS_TOO_LARGE, "HEAD_TOO_LARGE", "Request head too large")
 
 
 class Reading(Enum):
@@ -263,7 +264,7 @@ class GuardedHttp(HttpToolsProtocol):
         line_end = segment.find(b"\n")
         line_bytes = self._head_bytes + (len(segment) if line_end < 0 else line_end)
         if self._in_request_line and line_bytes > self.max_head_bytes:
-            return Problem(URI_TOO_LONG, f"the request line is {self._longer}")
+            return Problem(REQUEST_LINE_TOO_LONG, f"the request line is {self._longer}")
         return Problem(HEAD_TOO_LARGE, f"the request line and the header fields are {self._longer}")
 
     @property

@@ -21,6 +21,7 @@ from typing import Protocol
 from starlette.datastructures import Headers
 
 from penstock.api.http.problem import ErrorKind, Problem
+from penstock.api.http.status import UNSUPPORTED_MEDIA_TYPE
 from penstock.shared.common.errors import PenstockError
 
 if sys.version_info >= (3, 14):
@@ -139,7 +140,7 @@ def inflater_of(headers: Headers) -> Inflater | None:
     shown = ", ".join(encodings)[:60]
     reason = "is not supported" if len(encodings) == 1 else "names several encodings"
     raise Problem(
-        ErrorKind(415, "UNSUPPORTED_CONTENT_ENCODING", "Unsupported body"),
+        ErrorKind(UNSUPPORTED_MEDIA_TYPE, "UNSUPPORTED_CONTENT_ENCODING", "Unsupported body"),
         f"Content-Encoding {shown!r} {reason}; send the body uncompressed, or in one of: {supported}",
         headers={"Accept-Encoding": supported},
     )

@@ -20,6 +20,7 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from penstock.api.http import problem
+from penstock.api.http.status import OK, SERVICE_UNAVAILABLE
 from penstock.shared.common import metrics
 
 CHECK_TIMEOUT_MS = 2_000
@@ -92,7 +93,7 @@ def health_router(
     )
     async def health() -> Response:
         body = health_body(service, await run_checks(checks))
-        return problem.json_response(body, 200 if body["status"] == "ok" else 503)
+        return problem.json_response(body, OK if body["status"] == "ok" else SERVICE_UNAVAILABLE)
 
     @router.get(
         "/metrics",

@@ -14,6 +14,7 @@ from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
 
 from penstock.api.http.problem import ErrorKind, Problem
+from penstock.api.http.status import BAD_REQUEST
 from penstock.shared.common.setting_names import nearest
 
 PREFIX = "/v1/"
@@ -34,7 +35,9 @@ async def reject_unknown_query(request: Request) -> None:
     known = sorted(set(_names(route.dependant)))
     for name in request.query_params:
         if name not in known:
-            raise Problem(ErrorKind(400, "UNKNOWN_PARAMETER", "Wrong request"), _describe(name[:SHOWN_MAX], known))
+            raise Problem(
+                ErrorKind(BAD_REQUEST, "UNKNOWN_PARAMETER", "Wrong request"), _describe(name[:SHOWN_MAX], known)
+            )
 
 
 def _describe(name: str, known: list[str]) -> str:

@@ -13,6 +13,7 @@ from urllib.parse import unquote
 from fastapi import APIRouter, Request, Response
 
 from penstock.api.http.problem import ErrorKind, Problem
+from penstock.api.http.status import BAD_REQUEST, NOT_FOUND
 
 METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE"]
 CONNECT_PATHS = ("/connectors", "/connector-plugins")
@@ -53,10 +54,12 @@ def _add(router: APIRouter, prefix: str, upstream: Upstream | None) -> None:
 
     async def forward(request: Request) -> Response:
         if upstream is None:
-            raise Problem(ErrorKind(404, "NO_SUCH_SERVICE", "No such service"), f"no service here serves {prefix}")
+            raise Problem(
+                ErrorKind(NOT_FOUND, "NO_SUCH_SERVICE", "No such service"), f"no service here serves {prefix}"
+            )
         path = request.scope.get("raw_path", b"").decode("latin-1") or request.url.path
         if ".." in unquote(path).split("/"):
-            raise Problem(ErrorKind(400, "INVALID_REQUEST", "Wrong request"), "a path must not contain '..'")
+            raise Problem(ErrorKind(BAD_REQUEST, "INVALID_REQUEST", "Wrong request"), "a path must not contain '..'")
         answer = await upstream.forward(
             request.method,
             path,

@@ -16,6 +16,7 @@ from penstock.api.http.body import BodyReader, Drain
 from penstock.api.http.content_encoding import inflater_of
 from penstock.api.http.health import CheckResult
 from penstock.api.http.problem import ErrorKind, Problem
+from penstock.api.http.status import FORBIDDEN, TOO_MANY_REQUESTS
 from penstock.api.ingest.batches import IngestProducer
 from penstock.api.ingest.rate_limit import Rates
 from penstock.api.ingest.turns import Turns
@@ -60,7 +61,7 @@ class Admission:
     def enter(self, client: str) -> None:
         """Count a request as in progress until `leave`. Raises Problem (429) if the client has too many."""
         if self._in_progress[client] >= self._settings.max_concurrent_requests:
-            kind = ErrorKind(429, "RATE_LIMITED", "Rate limit exceeded", 1)
+            kind = ErrorKind(TOO_MANY_REQUESTS, "RATE_LIMITED", "Rate limit exceeded", 1)
             raise Problem(kind, f"more than max_concurrent_requests={self._settings.max_concurrent_requests} at a time")
         self._in_progress[client] += 1
 
@@ -119,7 +120,7 @@ class Admission:
         now_ms = self._clock.monotonic_ms()
         for rates, name in ((self._requests_of, REQUESTS_RATE), (self._records_of, RECORDS_RATE)):
             if (wait_s := rates.wait_s(client, now_ms)) > 0:
-                kind = ErrorKind(429, "RATE_LIMITED", "Rate limit exceeded", wait_s)
+                kind = ErrorKind(TOO_MANY_REQUESTS, "RATE_LIMITED", "Rate limit exceeded", wait_s)
                 raise Problem(kind, f"more than {name}={getattr(self._settings, name)}")
         self._requests_of.charge(client, 1, now_ms)
 
@@ -129,7 +130,9 @@ class Admission:
         # Topics that Penstock itself writes accept events only with an entry in the settings.
         is_own = is_internal(topic) or topic == self._settings.idempotency_topic
         if not allowed or (is_own and topic not in self._settings.topics):
-            raise Problem(ErrorKind(403, "TOPIC_NOT_ALLOWED", "Topic not allowed"), f"{topic}: events are not accepted")
+            raise Problem(
+                ErrorKind(FORBIDDEN, "TOPIC_NOT_ALLOWED", "Topic not allowed"), f"{topic}: events are not accepted"
+            )
         try:
             await self._producer.partitions_for(topic)
         except KafkaTimeout as e:  # no record has been sent yet

@@ -21,6 +21,7 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from penstock.api.http.problem import ErrorKind, Problem
+from penstock.api.http.status import BAD_REQUEST, UNPROCESSABLE_CONTENT
 from penstock.api.ingest.result import Outcome
 from penstock.shared.common.errors import DataError
 from penstock.shared.common.records import ProducerRecord
@@ -28,7 +29,7 @@ from penstock.shared.common.records import ProducerRecord
 KEY_HEADER = "idempotency-key"
 KEY_CHARACTERS_MAX = 255
 
-REUSED = ErrorKind(422, "IDEMPOTENCY_KEY_REUSED", "The key belongs to another request")
+REUSED = ErrorKind(UNPROCESSABLE_CONTENT, "IDEMPOTENCY_KEY_REUSED", "The key belongs to another request")
 
 
 class KeyReused(DataError):
@@ -97,7 +98,7 @@ def idempotency_key(
     if len(name) > 1 and name[0] == name[-1] == '"':
         name = name[1:-1]
     if not 0 < len(name) <= KEY_CHARACTERS_MAX:
-        kind = ErrorKind(400, "INVALID_IDEMPOTENCY_KEY", "Invalid Idempotency-Key")
+        kind = ErrorKind(BAD_REQUEST, "INVALID_IDEMPOTENCY_KEY", "Invalid Idempotency-Key")
         raise Problem(kind, f"an Idempotency-Key has 1 to {KEY_CHARACTERS_MAX} characters")
     fingerprint = hashlib.sha256(msgspec.json.encode([atomic, topic, headers]))
     fingerprint.update(body)

@@ -20,6 +20,13 @@ from fastapi import Request
 from penstock.api.http.body import BodyReader, BodyStalled, ServiceShuttingDown, too_long
 from penstock.api.http.content_encoding import CorruptBody
 from penstock.api.http.problem import ErrorKind, Problem
+from penstock.api.http.status import (
+    BAD_REQUEST,
+    CONTENT_TOO_LARGE,
+    REQUEST_TIMEOUT,
+    SERVICE_UNAVAILABLE,
+    UNSUPPORTED_MEDIA_TYPE,
+)
 from penstock.api.ingest import cloudevents
 from penstock.api.ingest.cloudevents import BATCH_TYPE, STRUCTURED_TYPE, CloudEventParser
 from penstock.api.ingest.event import EventRejected, TopicReader
@@ -117,11 +124,11 @@ class BufferedBody:
         try:
             self._batches = self._split(body)
         except TooManyEvents as e:
-            raise Problem(ErrorKind(413, e.error_code, "Too many events"), str(e)) from None
+            raise Problem(ErrorKind(CONTENT_TOO_LARGE, e.error_code, "Too many events"), str(e)) from None
         except EventRejected as e:
             coordinates = "" if e.column is None else f" at line {e.line}, column {e.column}"
             extra = {} if e.column is None else {"line": e.line, "column": e.column}
-            kind = ErrorKind(400, e.error_code, "Not a JSON object or array")
+            kind = ErrorKind(BAD_REQUEST, e.error_code, "Not a JSON object or array")
             raise Problem(kind, f"{e}{coordinates}", extra) from None
         return self
 
@@ -173,7 +180,7 @@ async def open_events(
         try:
             head = cloudevents.from_headers(request.headers.items())
         except EventRejected as e:
-            raise Problem(ErrorKind(400, e.error_code, "Not a CloudEvent"), str(e)) from None
+            raise Problem(ErrorKind(BAD_REQUEST, e.error_code, "Not a CloudEvent"), str(e)) from None
 
         def binary(values: Sequence[bytes | None], first: int, now_ms: int) -> Parsed:
             return plain(values, first, now_ms) if values[0] is None else events.binary(head, values[0], now_ms)
@@ -212,8 +219,8 @@ async def next_turn(body: BodyReader, events: int) -> Turn:
 def stop_status(error: Exception) -> int:
     """Return the answer's status if an error ended the reading of the body before its first complete event."""
     if isinstance(error, BodyStalled):
-        return 408
-    return 400 if isinstance(error, CorruptBody) else 503
+        return REQUEST_TIMEOUT
+    return BAD_REQUEST if isinstance(error, CorruptBody) else SERVICE_UNAVAILABLE
 
 
 def stop_code(status: int) -> str:
@@ -222,7 +229,7 @@ def stop_code(status: int) -> str:
     >>> stop_code(408), stop_code(400), stop_code(503)
     ('BODY_STALLED', 'CORRUPT_BODY', 'NOTHING_READ')
     """
-    return {408: "BODY_STALLED", 400: "CORRUPT_BODY"}.get(status, "NOTHING_READ")
+    return {REQUEST_TIMEOUT: "BODY_STALLED", BAD_REQUEST: "CORRUPT_BODY"}.get(status, "NOTHING_READ")
 
 
 def check_media_type(request: Request) -> str:
@@ -232,7 +239,7 @@ def check_media_type(request: Request) -> str:
     if media_type in known or cloudevents.is_binary(request.headers):
         return media_type
     raise Problem(
-        ErrorKind(415, "UNSUPPORTED_MEDIA_TYPE", "Unsupported body"),
+        ErrorKind(UNSUPPORTED_MEDIA_TYPE, "UNSUPPORTED_MEDIA_TYPE", "Unsupported body"),
         "Content-Type must be application/x-ndjson, application/json or a CloudEvent's (application/cloudevents+json,"
         f" application/cloudevents-batch+json, or any with ce-specversion), got {media_type[:60]!r}",
     )
@@ -250,6 +257,6 @@ def _key_and_time(
             value = int(time) if time.isascii() and time.isdigit() else time
             reader.time(f"the header {own.time_header}", value, clock.now_ms() + settings.max_future_ms)
         except EventRejected as e:
-            raise Problem(ErrorKind(400, e.error_code, "Wrong event time"), str(e)) from None
+            raise Problem(ErrorKind(BAD_REQUEST, e.error_code, "Wrong event time"), str(e)) from None
     # A header's value is bytes; Starlette decodes each to one character.
     return None if key is None else key.encode("latin-1"), time

@@ -29,6 +29,7 @@ from urllib.parse import unquote_to_bytes
 
 import msgspec
 
+from penstock.api.http.status import BAD_REQUEST
 from penstock.api.ingest.event import EventRejected, RecordError, explain_malformed
 from penstock.api.ingest.ndjson import JSON_SPACE, Attributes, EventParser, Parsed
 from penstock.api.settings import CloudEventsForm
@@ -170,7 +171,7 @@ class CloudEventParser:
                     parsed = self._parse(from_json(value), position, now_ms, value)
                 except EventRejected as e:
                     parsed = Parsed()
-                    parsed.errors.append(RecordError(position, 400, e.error_code, str(e), e.column))
+                    parsed.errors.append(RecordError(position, BAD_REQUEST, e.error_code, str(e), e.column))
             batch.errors += parsed.errors
             batch.positions += parsed.positions
             batch.records += parsed.records
@@ -204,7 +205,7 @@ class CloudEventParser:
 
 def _rejected(position: int, message: str) -> Parsed:
     parsed = Parsed()
-    parsed.errors.append(RecordError(position, 400, INVALID_CLOUDEVENT, message))
+    parsed.errors.append(RecordError(position, BAD_REQUEST, INVALID_CLOUDEVENT, message))
     return parsed
 
 

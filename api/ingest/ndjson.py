@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from penstock.api.http.status import BAD_REQUEST, CONTENT_TOO_LARGE
 from penstock.api.ingest.event import EventRejected, RecordError, TopicReader, explain_malformed, topic_reader
 from penstock.api.settings import IngestSettings
 from penstock.shared.common.records import Headers, ProducerRecord
@@ -167,7 +168,7 @@ class EventParser:
             try:
                 key, timestamp = read(value, latest_ms)
             except EventRejected as e:
-                parsed.errors.append(RecordError(position, 400, e.error_code, str(e), e.column))
+                parsed.errors.append(RecordError(position, BAD_REQUEST, e.error_code, str(e), e.column))
                 continue
             if key is None:
                 key = default_key
@@ -186,11 +187,13 @@ class EventParser:
             value = int(text) if text.isascii() and text.isdigit() else text
             return self.reader.time("its header or attribute", value, latest_ms)
         except EventRejected as e:
-            parsed.errors.append(RecordError(first, 400, e.error_code, str(e)))
+            parsed.errors.append(RecordError(first, BAD_REQUEST, e.error_code, str(e)))
             return None
 
     def _too_long(self, position: int) -> RecordError:
-        return RecordError(position, 413, "MESSAGE_TOO_LARGE", f"longer than max_line_bytes={self._max_line_bytes}")
+        return RecordError(
+            position, CONTENT_TOO_LARGE, "MESSAGE_TOO_LARGE", f"longer than max_line_bytes={self._max_line_bytes}"
+        )
 
 
 class NdjsonReader:

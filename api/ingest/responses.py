@@ -11,6 +11,7 @@ from typing_extensions import TypedDict
 from penstock.api.http import field_types as of
 from penstock.api.http.content_encoding import STREAMS
 from penstock.api.http.problem import ErrorKind, Problem, json_response
+from penstock.api.http.status import ACCEPTED
 from penstock.api.ingest.bodies import stop_code
 from penstock.api.ingest.cloudevents import BATCH_TYPE, STRUCTURED_TYPE
 from penstock.api.ingest.event import RecordError
@@ -160,7 +161,7 @@ ONLY_ACKNOWLEDGED = frozenset({"stored", "last_offsets", "not_stored", "unknown"
 def accepted(result: IngestResult, accepted_count: int) -> Response:
     """Return the answer 202: the events were accepted without waiting for an acknowledgement."""
     body = {name: value for name, value in result.body().items() if name not in ONLY_ACKNOWLEDGED}
-    return json_response({"accepted": accepted_count, "promise": NO_PROMISE} | body, 202)
+    return json_response({"accepted": accepted_count, "promise": NO_PROMISE} | body, ACCEPTED)
 
 
 def retry_after(seconds: int | None) -> dict[str, str]:

@@ -18,13 +18,24 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
 from penstock.api.http.problem import UNEXPECTED, kind_of_record
+from penstock.api.http.status import (
+    BAD_REQUEST,
+    FORBIDDEN,
+    GATEWAY_TIMEOUT,
+    INTERNAL_SERVER_ERROR,
+    MULTI_STATUS,
+    NOT_FOUND,
+    OK,
+    SERVICE_UNAVAILABLE,
+    TOO_MANY_REQUESTS,
+)
 from penstock.api.ingest.event import RecordError
 from penstock.shared.common.errors import PenstockError
 from penstock.shared.common.records import RecordMetadata
 
 Outcome = RecordMetadata | BaseException
 
-AFFECTS_ALL = frozenset({403, 404, 429})
+AFFECTS_ALL = frozenset({FORBIDDEN, NOT_FOUND, TOO_MANY_REQUESTS})
 """Statuses below 500 of errors that concern the topic or the service, not one record."""
 
 
@@ -42,7 +53,7 @@ class IngestResult:
         self.last_offsets: dict[int, int] = {}
         self.stopped_at: int | None = None
         self.stop_reason = ""
-        self._stop_status = 503
+        self._stop_status = SERVICE_UNAVAILABLE
         self._max_errors = max_errors
         self._max_offsets = max_offsets
         self._offsets: list[dict[str, int]] = []
@@ -103,7 +114,7 @@ class IngestResult:
         totals = {"stored": self.stored_count, "not_stored": failed - self.unknown_count, "unknown": self.unknown_count}
         return totals | self._stopped()
 
-    def stop(self, position: int, reason: str, status: int = 503) -> None:
+    def stop(self, position: int, reason: str, status: int = SERVICE_UNAVAILABLE) -> None:
         """Record that nothing from `position` on was read. Only the first call counts.
 
         `status` is the answer's status if no event decides it.
@@ -129,15 +140,15 @@ class IngestResult:
         """
         statuses = self._popped_statuses | {e.status for e in self.errors}
         if not statuses and self.stopped_at is None:
-            return 200
+            return OK
         if self.stored_count:
-            return 207
-        for status in (504, 500, 503, 429):
+            return MULTI_STATUS
+        for status in (GATEWAY_TIMEOUT, INTERNAL_SERVER_ERROR, SERVICE_UNAVAILABLE, TOO_MANY_REQUESTS):
             if status in statuses:
                 return status
         if len(statuses) == 1:
             return statuses.pop()
-        return 400 if statuses else self._stop_status
+        return BAD_REQUEST if statuses else self._stop_status
 
     @property
     def retry_after_s(self) -> int | None:
@@ -147,7 +158,7 @@ class IngestResult:
             waits.append(self._popped_retry_after_s)
         if waits:
             return max(waits)
-        may_succeed = self._stop_status != 400 and len(self.errors) < self._max_errors
+        may_succeed = self._stop_status != BAD_REQUEST and len(self.errors) < self._max_errors
         return 1 if self.stopped_at is not None and may_succeed else None
 
     def body(self) -> dict[str, Any]:
@@ -159,7 +170,7 @@ class IngestResult:
         if self._max_offsets:
             body["offsets"] = sorted(self._offsets, key=lambda row: row[self.unit])
             body["offsets_omitted"] = self.stored_count - len(self._offsets)
-        if self.status != 200:
+        if self.status != OK:
             body["not_stored"] = len(self.errors) - self.unknown_count
             body["unknown"] = self.unknown_count
             body["errors"] = [self._error_row(e) for e in sorted(self.errors, key=lambda e: e.position)]
@@ -181,11 +192,11 @@ class IngestResult:
         kind = kind_of_record(error)
         status, error_code, title, retry_after_s = kind
         message = str(error) if isinstance(error, PenstockError) and str(error) else title
-        is_unknown = status == 504 or kind is UNEXPECTED
+        is_unknown = status == GATEWAY_TIMEOUT or kind is UNEXPECTED
         self.unknown_count += is_unknown
         outcome: Literal["unknown", "not_stored"] = "unknown" if is_unknown else "not_stored"
         self._add(RecordError(position, status, error_code, message, None, retry_after_s, outcome))
-        if status in AFFECTS_ALL or status >= 500:
+        if status in AFFECTS_ALL or status >= INTERNAL_SERVER_ERROR:
             self._lasting_failure = self._lasting_failure or message
 
     def _error_row(self, error: RecordError) -> dict[str, Any]:

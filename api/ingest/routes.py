@@ -31,6 +31,15 @@ from penstock.api.http.body import BodyReader, BodyStalled, ClientDisconnected, 
 from penstock.api.http.content_encoding import CorruptBody
 from penstock.api.http.health import CheckResult
 from penstock.api.http.problem import ErrorKind, Problem, json_response, kind_of, kind_of_record
+from penstock.api.http.status import (
+    ACCEPTED,
+    BAD_REQUEST,
+    CLIENT_CLOSED_REQUEST,
+    CONTENT_TOO_LARGE,
+    GATEWAY_TIMEOUT,
+    MULTI_STATUS,
+    OK,
+)
 from penstock.api.ingest.admission import Admission, client_of
 from penstock.api.ingest.atomic import (
     KEY_HEADER,
@@ -56,9 +65,6 @@ from penstock.shared.common.errors import BufferExhausted, PenstockError
 from penstock.shared.common.log import get_logger
 
 log = get_logger(__name__)
-
-CLIENT_CLOSED_REQUEST = 499
-"""The status in metrics of a request whose client disconnected. No client receives it."""
 
 ERRORS_UNLIMITED = 2**31
 """`max_errors` of a streamed answer, which reports errors as they occur."""
@@ -235,7 +241,7 @@ class Ingest:
                 raise
             sender.result.stop(events.position, str(e), stop_status(e))
         self.admission.charge(options.client, accepted_count)
-        self.metrics.answered(options.topic, 202 if accepted_count else sender.result.status)
+        self.metrics.answered(options.topic, ACCEPTED if accepted_count else sender.result.status)
         return accepted(sender.result, accepted_count) if accepted_count else self._answer(sender.result)
 
     async def _store_atomically(
@@ -244,7 +250,7 @@ class Ingest:
         """Store the events in one transaction, with the Idempotency-Key if there is one."""
         if self._transactor is None or not options.acknowledged:
             reason = "ack=none promises nothing" if not options.acknowledged else "this service has no transactions"
-            kind = ErrorKind(400, "INVALID_REQUEST", "Wrong request")
+            kind = ErrorKind(BAD_REQUEST, "INVALID_REQUEST", "Wrong request")
             raise Problem(kind, f"?atomic=true, Idempotency-Key: {reason}")
         content = await read_body(body, self._settings.max_body_bytes)
         key = self._key_of(options, request, content)
@@ -280,7 +286,7 @@ class Ingest:
             parsed.positions += batch.positions
             if len(parsed.records) > self._settings.max_body_events:
                 too_many = TooManyEvents(self._settings.max_body_events)
-                raise Problem(ErrorKind(413, too_many.error_code, "Too many events"), str(too_many))
+                raise Problem(ErrorKind(CONTENT_TOO_LARGE, too_many.error_code, "Too many events"), str(too_many))
         return parsed
 
     async def _transact(
@@ -303,7 +309,7 @@ class Ingest:
         except PenstockError as e:
             result.discard_acknowledgements()
             kind = kind_of_record(e)
-            outcome: Literal["unknown", "not_stored"] = "unknown" if kind.status == 504 else "not_stored"
+            outcome: Literal["unknown", "not_stored"] = "unknown" if kind.status == GATEWAY_TIMEOUT else "not_stored"
             extra = {"stored": 0, "outcome": outcome, "events": len(parsed.records)}
             raise Problem(kind, str(e) or kind.title, extra) from None
         headers = {"Idempotency-Replayed": "true"} if is_replayed else {}
@@ -327,6 +333,6 @@ class Ingest:
 
     def _answer(self, result: IngestResult) -> Response:
         status = result.status
-        if status in (200, 207):
+        if status in (OK, MULTI_STATUS):
             return json_response(result.body(), status, retry_after(result.retry_after_s))
         return problem_of(result).response()

@@ -25,6 +25,7 @@ from starlette.types import Receive, Scope, Send
 from penstock.api.http.body import BodyReader, BodyStalled, ClientDisconnected, ServiceShuttingDown
 from penstock.api.http.content_encoding import CorruptBody
 from penstock.api.http.problem import Problem
+from penstock.api.http.status import MULTI_STATUS
 from penstock.api.ingest.batches import EventSender
 from penstock.api.ingest.bodies import Events, stop_status
 from penstock.api.ingest.turns import Turn
@@ -50,7 +51,7 @@ class StreamedAnswer(Response):
         timeout_ms: int,
         on_end: Callable[[bool], None],
     ) -> None:
-        super().__init__(status_code=207, media_type=NDJSON_TYPE)
+        super().__init__(status_code=MULTI_STATUS, media_type=NDJSON_TYPE)
         del self.raw_headers[:]
         self._events = events
         self._sender = sender
@@ -63,7 +64,7 @@ class StreamedAnswer(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = [(b"content-type", NDJSON_TYPE.encode()), (b"x-accel-buffering", b"no")]
-        await send({"type": "http.response.start", "status": 207, "headers": headers})
+        await send({"type": "http.response.start", "status": MULTI_STATUS, "headers": headers})
         is_complete = False
         try:
             await self._send_events(send)

@@ -10,7 +10,16 @@ from typing import NamedTuple
 from fastapi import Request
 
 from penstock.api.http.body import BodyReader
-from penstock.api.http.problem import NON_RETRIABLE, RETRIABLE, UNEXPECTED, ErrorKind, Problem, kind_of_record
+from penstock.api.http.problem import (
+    NON_RETRIABLE,
+    RETRIABLE,
+    UNEXPECTED,
+    UNKNOWN_PARTITION,
+    ErrorKind,
+    Problem,
+    kind_of_record,
+)
+from penstock.api.http.status import BAD_REQUEST, CONTENT_TOO_LARGE, GATEWAY_TIMEOUT, UNPROCESSABLE_CONTENT
 from penstock.api.ingest.batches import IngestProducer, outcomes_of
 from penstock.api.ingest.bodies import read_body
 from penstock.api.ingest.event import EventRejected, ReadEvent, ReadTime, RecordError, topic_reader
@@ -27,9 +36,6 @@ from penstock.shared.common.errors import (
     UnknownTopicOrPartition,
 )
 from penstock.shared.common.records import ProducerRecord, RecordMetadata
-
-UNKNOWN_PARTITION = 40402
-"""REST Proxy's error code."""
 
 
 class SentRecords(NamedTuple):
@@ -82,7 +88,7 @@ class RestProducer:
         """Raise Problem (413) if a buffered body has more records than `max_body_events`."""
         if records > self.settings.max_body_events:
             too_many = TooManyEvents(self.settings.max_body_events)
-            raise Problem(ErrorKind(413, too_many.error_code, "Too many records"), str(too_many))
+            raise Problem(ErrorKind(CONTENT_TOO_LARGE, too_many.error_code, "Too many records"), str(too_many))
 
     def answered(self, topic: str, status: int, body: BodyReader) -> None:
         """Count an answered request."""
@@ -179,7 +185,7 @@ class RestProducer:
                 stored += 1
                 continue
             kind = kind_of_record(outcome)
-            is_unknown = kind.status == 504 or kind is UNEXPECTED
+            is_unknown = kind.status == GATEWAY_TIMEOUT or kind is UNEXPECTED
             error = RecordError(i, kind.status, kind.error_code, "", outcome="unknown" if is_unknown else "not_stored")
             metrics.failed_record(topic, error)
         metrics.stored(topic, stored)
@@ -206,7 +212,7 @@ def error_code_of(error: BaseException) -> int:
         return UNKNOWN_PARTITION
     kind = kind_of_record(error)
     if kind.status < 500:
-        return 422 if isinstance(error, DataError) and kind.status == 400 else kind.status
+        return UNPROCESSABLE_CONTENT if isinstance(error, DataError) and kind.status == BAD_REQUEST else kind.status
     return RETRIABLE if isinstance(error, RetriableError) or kind.retry_after_s is not None else NON_RETRIABLE
 
 

@@ -22,6 +22,7 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
+from penstock.api.http.status import OK
 from penstock.api.ingest.event import EventRejected, ReadTime
 from penstock.shared.common.records import Headers, ProducerRecord
 
@@ -142,7 +143,7 @@ def report(cluster_id: str, decoded: Decoded, partition: int, offset: int, times
     """Return the delivery report of a stored record; `timestamp` is in ms since the epoch."""
     record = decoded.record
     return {
-        "error_code": 200,
+        "error_code": OK,
         "cluster_id": cluster_id,
         "topic_name": record.topic,
         "partition_id": partition,

@@ -19,6 +19,7 @@ from typing_extensions import TypedDict
 from penstock.api.admin.routes import AdminClient
 from penstock.api.http import field_types as of
 from penstock.api.http.problem import RETRIABLE, ErrorKind, Problem
+from penstock.api.http.status import NOT_FOUND, OK, TOO_MANY_REQUESTS, UNPROCESSABLE_CONTENT, UNSUPPORTED_MEDIA_TYPE
 from penstock.api.ingest.admission import client_of
 from penstock.api.ingest.bodies import next_turn
 from penstock.api.ingest.event import EventRejected
@@ -133,30 +134,30 @@ async def _produce(producer: RestProducer, topic: str, partition: int | None, re
     embedded = _EMBEDDED.fullmatch(media_type)
     if embedded is None:
         detail = "Content-Type must be application/vnd.kafka.json.v2+json or application/vnd.kafka.binary.v2+json"
-        raise Problem(ErrorKind(415, "UNSUPPORTED_MEDIA_TYPE", "Unsupported media type"), detail)
+        raise Problem(ErrorKind(UNSUPPORTED_MEDIA_TYPE, "UNSUPPORTED_MEDIA_TYPE", "Unsupported media type"), detail)
     client = client_of(request)
     body = producer.body(request)
     partitions = await producer.check(topic, client)
     if partition is not None and partition not in partitions:
-        raise Problem(ErrorKind(404, "UNKNOWN_PARTITION", "Partition not found"), "Partition not found.")
+        raise Problem(ErrorKind(NOT_FOUND, "UNKNOWN_PARTITION", "Partition not found"), "Partition not found.")
     content = await producer.read_body(body)
     form: Literal["json", "binary"] = "json" if embedded[1] == "json" else "binary"
     with await next_turn(body, 0) as turn:
         try:
             records = v2_records(content, topic, form, partition)
         except EventRejected as e:
-            raise Problem(ErrorKind(422, "INVALID_REQUEST", "Wrong request"), str(e)) from None
+            raise Problem(ErrorKind(UNPROCESSABLE_CONTENT, "INVALID_REQUEST", "Wrong request"), str(e)) from None
         producer.check_count(len(records))
         sent = await producer.send(records, partitions, turn)
     outcomes = await producer.settle(topic, sent, client)
-    producer.answered(topic, 200, body)
+    producer.answered(topic, OK, body)
     return V2Answer(ProduceAnswer(offsets=[_row(o) for o in outcomes], key_schema_id=None, value_schema_id=None))
 
 
 def _row(outcome: RecordMetadata | BaseException) -> StoredRecord:
     if isinstance(outcome, RecordMetadata):
         return {"partition": outcome.partition, "offset": outcome.offset, "error_code": None, "error": None}
-    may_retry = error_code_of(outcome) in (RETRIABLE, 429)
+    may_retry = error_code_of(outcome) in (RETRIABLE, TOO_MANY_REQUESTS)
     return {"partition": None, "offset": None, "error_code": 2 if may_retry else 1, "error": message_of(outcome)}
 
 
@@ -220,7 +221,7 @@ def v2_consumers_router() -> APIRouter:
     detail = "consumers of REST Proxy v2 are not supported: use a Kafka client, or a sink connector (POST /connectors)"
 
     async def reject() -> Response:
-        raise Problem(ErrorKind(404, "NO_CONSUMERS", "No consumers"), detail)
+        raise Problem(ErrorKind(NOT_FOUND, "NO_CONSUMERS", "No consumers"), detail)
 
     for path in ("/consumers", "/consumers/{rest:path}"):
         router.add_api_route(path, reject, methods=["GET", "POST", "PUT", "PATCH", "DELETE"])
@@ -232,7 +233,7 @@ async def partition_of(admin: AdminClient, topic: str, partition: int) -> Partit
     for description in (await _describe(admin, topic)).partitions:
         if description.partition == partition:
             return description
-    raise Problem(ErrorKind(404, "UNKNOWN_PARTITION", "Partition not found"), "Partition not found.")
+    raise Problem(ErrorKind(NOT_FOUND, "UNKNOWN_PARTITION", "Partition not found"), "Partition not found.")
 
 
 async def both_offsets(admin: AdminClient, tp: TopicPartition) -> tuple[int, int]:

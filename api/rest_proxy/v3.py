@@ -21,12 +21,12 @@ from penstock.api.http import field_types as of
 from penstock.api.http.body import BodyReader, BodyStalled, ClientDisconnected, ServiceShuttingDown
 from penstock.api.http.content_encoding import CorruptBody
 from penstock.api.http.problem import ErrorKind, Problem, json_response, rest_error_code
+from penstock.api.http.status import BAD_REQUEST, CLIENT_CLOSED_REQUEST, MULTI_STATUS, NOT_FOUND, OK
 from penstock.api.ingest.admission import client_of
 from penstock.api.ingest.bodies import next_turn, stop_status
 from penstock.api.ingest.event import EventRejected
 from penstock.api.ingest.json_values import NotAnObject, ObjectSplitter
 from penstock.api.ingest.result import Outcome
-from penstock.api.ingest.routes import CLIENT_CLOSED_REQUEST
 from penstock.api.ingest.turns import Turn
 from penstock.api.rest_proxy.produce import RestProducer, SentRecords, error_code_of, message_of, status_of
 from penstock.api.rest_proxy.records import Decoded, entry_id, report, v3_entries, v3_entry, v3_record
@@ -154,7 +154,7 @@ class DeliveryReports(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = [(b"content-type", b"application/json")]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.start", "status": OK, "headers": headers})
         queue: asyncio.Queue[asyncio.Task[bytes] | None] = asyncio.Queue(GROUPS_IN_FLIGHT_MAX)
         writer = asyncio.ensure_future(self._write(queue, send))
         status = CLIENT_CLOSED_REQUEST
@@ -164,7 +164,7 @@ class DeliveryReports(Response):
                 await queue.put(None)
                 await writer
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
-                status = 200
+                status = OK
             except (ClientDisconnected, TimeoutError):
                 pass
             finally:
@@ -188,7 +188,7 @@ class DeliveryReports(Response):
             if not count:
                 raise NotAnObject(NO_RECORD)
         except (NotAnObject, BodyStalled, CorruptBody, ServiceShuttingDown) as e:
-            error_code = 400 if isinstance(e, NotAnObject) else stop_status(e)
+            error_code = BAD_REQUEST if isinstance(e, NotAnObject) else stop_status(e)
             await queue.put(asyncio.ensure_future(_final_report({"error_code": error_code, "message": str(e)})))
 
     async def _write(self, queue: asyncio.Queue[asyncio.Task[bytes] | None], send: Send) -> None:
@@ -274,7 +274,7 @@ def v3_produce_router(producer: RestProducer, admin: AdminClient) -> APIRouter:
     @router.post(
         f"{path}:batch",
         summary="REST Proxy v3: produce a batch",
-        status_code=207,
+        status_code=MULTI_STATUS,
         responses={207: {"model": BatchAnswer}},
         openapi_extra={"requestBody": BATCH_BODY},
     )
@@ -302,10 +302,10 @@ async def _known_length(producer: RestProducer, reports: DeliveryReports, topic:
         if not objects:
             raise NotAnObject(NO_RECORD)
     except NotAnObject as e:
-        raise Problem(ErrorKind(400, "INVALID_REQUEST", "Wrong request"), str(e)) from None
+        raise Problem(ErrorKind(BAD_REQUEST, "INVALID_REQUEST", "Wrong request"), str(e)) from None
     producer.check_count(len(objects))
     rows, outcomes = await reports.send(objects)
-    status = 200
+    status = OK
     headers: dict[str, str] = {}
     if len(outcomes) == 1 and isinstance(outcomes[0], BaseException):
         status, headers = status_of(outcomes[0])
@@ -331,7 +331,7 @@ async def _batch(
         try:
             entries = v3_entries(content, ENTRIES_MAX)
         except EventRejected as e:
-            raise Problem(ErrorKind(400, "INVALID_REQUEST", "Wrong request"), str(e)) from None
+            raise Problem(ErrorKind(BAD_REQUEST, "INVALID_REQUEST", "Wrong request"), str(e)) from None
         for entry in entries:
             try:
                 id_, record = v3_entry(entry, topic, read_time, latest_ms)
@@ -346,18 +346,20 @@ async def _batch(
         {"id": id_} | row_of(cluster_id, entry, outcome)
         for id_, entry, outcome in zip(ids, decoded, outcomes, strict=True)
     ]
-    successes = [row for row in rows if row["error_code"] == 200]
-    failures = [row for row in rows if row["error_code"] != 200]
+    successes = [row for row in rows if row["error_code"] == OK]
+    failures = [row for row in rows if row["error_code"] != OK]
     for row in successes:
         del row["error_code"]
-    return json_response({"successes": successes, "failures": failures}, 207)
+    return json_response({"successes": successes, "failures": failures}, MULTI_STATUS)
 
 
 async def check_cluster(admin: AdminClient, cluster_id: str) -> ClusterDescription:
     """Return the cluster. Raises Problem (404) for another cluster id."""
     cluster = await admin.cluster()
     if cluster_id != (cluster.cluster_id or ""):
-        raise Problem(ErrorKind(404, "UNKNOWN_CLUSTER", "No such cluster"), f"Cluster {cluster_id} cannot be found.")
+        raise Problem(
+            ErrorKind(NOT_FOUND, "UNKNOWN_CLUSTER", "No such cluster"), f"Cluster {cluster_id} cannot be found."
+        )
     return cluster
 
 
@@ -404,7 +406,7 @@ def _cluster_routes(router: APIRouter, admin: AdminClient) -> None:
         for broker in (await check_cluster(admin, cluster_id)).brokers:
             if broker.node_id == broker_id:
                 return json_response(broker_row(request, cluster_id, broker))
-        raise Problem(ErrorKind(404, "UNKNOWN_BROKER", "No such broker"), f"Broker {broker_id} cannot be found.")
+        raise Problem(ErrorKind(NOT_FOUND, "UNKNOWN_BROKER", "No such broker"), f"Broker {broker_id} cannot be found.")
 
 
 def _topic_routes(router: APIRouter, admin: AdminClient) -> None:
@@ -458,7 +460,7 @@ def _topic_routes(router: APIRouter, admin: AdminClient) -> None:
         for entry in (await admin.topic_configs([topic]))[topic]:
             if entry.name == config:
                 return json_response(config_row(request, cluster_id, topic, entry))
-        raise Problem(ErrorKind(404, "UNKNOWN_CONFIG", "No such config"), f"Config {config} cannot be found.")
+        raise Problem(ErrorKind(NOT_FOUND, "UNKNOWN_CONFIG", "No such config"), f"Config {config} cannot be found.")
 
 
 def _partition_routes(router: APIRouter, admin: AdminClient) -> None:
@@ -490,7 +492,7 @@ def _partition_routes(router: APIRouter, admin: AdminClient) -> None:
     ) -> Response:
         if offset_type != BOTH_OFFSETS:
             detail = f"offset_type: {offset_type!r} is not supported; leave it out, or use {BOTH_OFFSETS}"
-            raise Problem(ErrorKind(400, "INVALID_REQUEST", "Wrong request"), detail)
+            raise Problem(ErrorKind(BAD_REQUEST, "INVALID_REQUEST", "Wrong request"), detail)
         await check_cluster(admin, cluster_id)
         tp = TopicPartition(topic, (await partition_of(admin, topic, number)).partition)
         return json_response(offsets_row(request, cluster_id, tp, *await both_offsets(admin, tp)))

@@ -13,6 +13,7 @@ from typing_extensions import TypedDict
 from penstock.api.admin.routes import DEAD, AdminClient
 from penstock.api.http import field_types as of
 from penstock.api.http.problem import ErrorKind, Problem, json_response
+from penstock.api.http.status import NOT_FOUND
 from penstock.api.rest_proxy.v3 import check_cluster
 from penstock.api.rest_proxy.v3_shapes import Link, ListMetadata, Metadata, metadata_of, related, rows_of
 from penstock.shared.clients.admin import GroupDescription, MemberDescription, PartitionLag
@@ -200,7 +201,7 @@ def _groups(router: APIRouter, admin: AdminClient) -> None:
         member = _member(await _describe_group(admin, cluster_id, group), consumer)
         tp = TopicPartition(topic, partition)
         if tp not in member.assignment:
-            kind = ErrorKind(404, "NOT_ASSIGNED", "No such assignment")
+            kind = ErrorKind(NOT_FOUND, "NOT_ASSIGNED", "No such assignment")
             raise Problem(kind, f"{tp} is not assigned to {consumer} of {group}")
         return json_response(_assignment(request, cluster_id, group, consumer, tp))
 
@@ -228,7 +229,7 @@ def _lags(router: APIRouter, admin: AdminClient) -> None:
         for row in lag:
             if row.topic_partition == (topic, partition):
                 return json_response(_lag(request, cluster_id, group, row, _owner(description, row)))
-        raise Problem(ErrorKind(404, "NO_LAG", "No such lag"), f"{group} has no offset in {topic}-{partition}")
+        raise Problem(ErrorKind(NOT_FOUND, "NO_LAG", "No such lag"), f"{group} has no offset in {topic}-{partition}")
 
     @router.get(
         f"{GROUPS}/{{group}}/lag-summary",
@@ -238,7 +239,7 @@ def _lags(router: APIRouter, admin: AdminClient) -> None:
     async def summary(cluster_id: of.ClusterId, group: of.Group, request: Request) -> Response:
         description, lag = await _with_lag(admin, cluster_id, group)
         if not lag:
-            raise Problem(ErrorKind(404, "NO_LAG", "No lag"), f"{group} has no offsets")
+            raise Problem(ErrorKind(NOT_FOUND, "NO_LAG", "No lag"), f"{group} has no offsets")
         return json_response(_summary(request, cluster_id, group, description, lag))
 
 
@@ -259,7 +260,7 @@ def _member(description: GroupDescription, consumer: str) -> MemberDescription:
     for member in description.members:
         if member.member_id == consumer:
             return member
-    kind = ErrorKind(404, "UNKNOWN_CONSUMER", "No such consumer")
+    kind = ErrorKind(NOT_FOUND, "UNKNOWN_CONSUMER", "No such consumer")
     raise Problem(kind, f"{description.group_id} has no member {consumer}")
 
 

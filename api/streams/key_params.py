@@ -20,11 +20,12 @@ from fastapi import Query
 from pydantic import Field
 
 from penstock.api.http.problem import ErrorKind, Problem
+from penstock.api.http.status import BAD_REQUEST
 
 Key = str | bytes | None
 SUFFIX = "_base64"
-WRONG_CONTINUATION = ErrorKind(400, "INVALID_CONTINUATION", "Invalid continuation")
-WRONG_KEY = ErrorKind(400, "INVALID_KEY", "Invalid key")
+WRONG_CONTINUATION = ErrorKind(BAD_REQUEST, "INVALID_CONTINUATION", "Invalid continuation")
+WRONG_KEY = ErrorKind(BAD_REQUEST, "INVALID_KEY", "Invalid key")
 
 _Base64 = Annotated[
     str | None, Query(examples=["_wE="], description="the same as bytes, in base64 (or URL-safe base64)")

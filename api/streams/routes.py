@@ -17,6 +17,7 @@ from typing_extensions import TypedDict
 
 from penstock.api.http import field_types as of
 from penstock.api.http.problem import ErrorKind, Problem, json_response
+from penstock.api.http.status import ACCEPTED, CONFLICT
 from penstock.api.streams.key_params import WRONG_CONTINUATION, Continuation, ContinuationOf, StoreQueryParams
 from penstock.shared.common.continuation import WrongContinuation
 
@@ -284,13 +285,16 @@ def streams_router(view: StreamsView, *more: APIRouter, instances: InstancesView
         return json_response({"compactions": rows, "last": last})
 
     @router.post(
-        "/v1/compactions", summary="Start a compaction", responses={202: {"model": CompactionStarted}}, status_code=202
+        "/v1/compactions",
+        summary="Start a compaction",
+        responses={202: {"model": CompactionStarted}},
+        status_code=ACCEPTED,
     )
     async def compact(local: Local = False) -> Response:
         reason = view.compact() if local or instances is None else await instances.compact()
         if reason:
-            raise Problem(ErrorKind(409, "NOT_STARTED", "No compaction was started"), reason)
-        return json_response({"started": True}, 202)
+            raise Problem(ErrorKind(CONFLICT, "NOT_STARTED", "No compaction was started"), reason)
+        return json_response({"started": True}, ACCEPTED)
 
     for other in more:
         router.include_router(other)

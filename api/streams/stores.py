@@ -15,6 +15,7 @@ from typing_extensions import TypedDict
 
 from penstock.api.http import field_types as of
 from penstock.api.http.problem import ErrorKind, Problem, json_response
+from penstock.api.http.status import NOT_FOUND
 from penstock.api.streams.key_params import (
     WRONG_CONTINUATION,
     Continuation,
@@ -28,7 +29,7 @@ from penstock.shared.common.continuation import WrongContinuation
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.points_in_time import TIME_MS_MAX, TIME_MS_MIN
 
-NOT_READABLE = ErrorKind(404, "STORE_NOT_READABLE", "This store cannot be read here")
+NOT_READABLE = ErrorKind(NOT_FOUND, "STORE_NOT_READABLE", "This store cannot be read here")
 ROWS_DEFAULT, ROWS_MAX = 1_000, 10_000
 RowsMax = Annotated[int, Query(ge=1, le=ROWS_MAX, examples=[100])]
 FromMs = Annotated[

@@ -18,6 +18,7 @@ from penstock.api.console.samples import KafkaSample, ServiceSample
 from penstock.api.http.health import Check, CheckResult, health_body, run_checks
 from penstock.api.http.problem import ErrorKind, Problem
 from penstock.api.http.reverse_proxy import Answer
+from penstock.api.http.status import BAD_GATEWAY
 from penstock.api.streams.routes import StreamsView
 from penstock.shared.common import metrics
 from penstock.shared.common.errors import GroupNotFound, PenstockError
@@ -96,7 +97,7 @@ class HttpUpstream:
         try:
             answer = await self._client.request(method, url, content=body, headers=headers, timeout=FORWARD_TIMEOUT_S)
         except httpx.HTTPError as e:
-            kind = ErrorKind(502, "SERVICE_UNREACHABLE", "Another service does not answer", 5)
+            kind = ErrorKind(BAD_GATEWAY, "SERVICE_UNREACHABLE", "Another service does not answer", 5)
             raise Problem(kind, f"{self.name}: {type(e).__name__}: {e}".rstrip(": ")) from None
         return Answer(
             answer.status_code,
