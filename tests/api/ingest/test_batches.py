@@ -1,4 +1,4 @@
-"""One request on its way: bounded in flight, settled by acknowledgement, stopped where it is lost."""
+"""Sending the events of one request: batches in flight, their outcomes, and when it stops."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from penstock.shared.common.records import ProducerRecord
 
 
 def parsed(positions: list[int], bad: list[int] | None = None) -> Parsed:
-    made = Parsed()
-    made.positions = positions
-    made.records = [ProducerRecord("t", b"%d" % p) for p in positions]
-    made.errors = [RecordError(p, 400, "MALFORMED_JSON", "not JSON") for p in bad or []]
-    return made
+    batch = Parsed()
+    batch.positions = positions
+    batch.records = [ProducerRecord("t", b"%d" % p) for p in positions]
+    batch.errors = [RecordError(p, 400, "MALFORMED_JSON", "not JSON") for p in bad or []]
+    return batch
 
 
 def request(producer: Any, **settings: int) -> EventSender:
@@ -32,7 +32,7 @@ def request(producer: Any, **settings: int) -> EventSender:
 
 
 async def test_batches_are_in_flight_up_to_the_limit(held_producer: Any) -> None:
-    """The batch that goes over the limit waits for the oldest; nothing is lost by it."""
+    """The batch that exceeds the limit waits for the oldest one."""
     sender = request(held_producer, max_in_flight_records=20)
     for i in range(2):
         assert await sender.send(parsed(list(range(i * 10, i * 10 + 10))), FREE)
@@ -48,8 +48,8 @@ async def test_batches_are_in_flight_up_to_the_limit(held_producer: Any) -> None
     assert repr(sender) == "EventSender(in_flight=0, IngestResult(stored=30, errors=0, stopped_at=None))"
 
 
-async def test_what_is_not_acknowledged_in_time_is_not_reported_as_stored(held_producer: Any) -> None:
-    """After ack_timeout_ms the records' fate is unknown, and the answer says that they may still be stored."""
+async def test_a_record_without_acknowledgement_in_time_is_unknown(held_producer: Any) -> None:
+    """After ack_timeout_ms the outcome is unknown, and the answer says that the records may still be stored."""
     sender = request(held_producer, ack_timeout_ms=1)
     await sender.send(parsed([1, 2]), FREE)
     await sender.finish()
@@ -58,17 +58,18 @@ async def test_what_is_not_acknowledged_in_time_is_not_reported_as_stored(held_p
     assert "may still be stored" in sender.result.errors[0].message
 
 
-class BrokenOffProducer:
-    """Takes `takes` records, then raises `error`, or waits for ever where there is none."""
+class InterruptedProducer:
+    """Accepts `accepts` records, then raises `error`, or waits forever if it is None."""
 
-    def __init__(self, takes: int, error: PenstockError | None) -> None:
-        self.takes, self.error = takes, error
+    def __init__(self, accepts: int, error: PenstockError | None) -> None:
+        self.accepts = accepts
+        self.error = error
 
     async def partitions_for(self, topic: str) -> list[int]:
         return [0]
 
     async def send_many(self, records: Iterable[ProducerRecord]) -> Any:
-        for _ in zip(range(self.takes), records, strict=False):
+        for _ in zip(range(self.accepts), records, strict=False):
             pass
         if self.error is not None:
             raise self.error
@@ -76,13 +77,13 @@ class BrokenOffProducer:
 
 
 @pytest.mark.parametrize("error", [IllegalState("the producer was closed"), None], ids=["raises", "waits"])
-@pytest.mark.parametrize(("takes", "status"), [(0, 503), (2, 504)])
-async def test_only_what_the_producer_took_may_be_stored(takes: int, status: int, error: Any) -> None:
-    """Where the handing over ends early, by an error or by ack_timeout_ms, what was not drawn is surely not stored."""
-    sender = request(BrokenOffProducer(takes, error), ack_timeout_ms=1)
+@pytest.mark.parametrize(("accepts", "status"), [(0, 503), (2, 504)])
+async def test_records_that_the_producer_did_not_accept_are_not_stored(accepts: int, status: int, error: Any) -> None:
+    """If sending ends early, by an error or by ack_timeout_ms, only the records that were drawn may be stored."""
+    sender = request(InterruptedProducer(accepts, error), ack_timeout_ms=1)
     await sender.send(parsed([1, 2, 3]), FREE)
     await sender.finish()
-    assert [e.outcome for e in sender.result.errors] == ["unknown"] * takes + ["not_stored"] * (3 - takes)
+    assert [e.outcome for e in sender.result.errors] == ["unknown"] * accepts + ["not_stored"] * (3 - accepts)
     assert sender.result.status == status
 
 
@@ -96,7 +97,7 @@ async def test_a_full_buffer_fails_the_batch_and_stops_the_request(producer: Any
 
 
 async def test_a_lost_broker_stops_the_request(producer: Any) -> None:
-    """Once a batch met an error that later ones would meet, take says so."""
+    """After an error that would affect all later batches, send returns False."""
     producer.refuse = {b"1": BrokerNotAvailable("no broker")}
     sender = request(producer)
     first = await sender.send(parsed([1]), FREE)
@@ -106,8 +107,8 @@ async def test_a_lost_broker_stops_the_request(producer: Any) -> None:
     assert sender.result.must_stop == "no broker"
 
 
-async def test_one_error_too_many_cuts_the_batch_there(producer: Any) -> None:
-    """Errors stay bounded, and nothing behind the cut is sent."""
+async def test_a_batch_is_cut_at_the_first_error_beyond_the_limit(producer: Any) -> None:
+    """The number of errors is bounded, and no record after the cut is sent."""
     sender = request(producer, max_errors=2)
     assert not await sender.send(parsed([1, 4, 9], bad=[2, 3, 5, 8]), FREE)
     await sender.finish()
@@ -116,8 +117,8 @@ async def test_one_error_too_many_cuts_the_batch_there(producer: Any) -> None:
     assert sender.result.stopped_at == 5
 
 
-async def test_an_abandoned_request_leaves_its_records_to_the_producer(held_producer: Any) -> None:
-    """A client that went away does not take back what was handed over."""
+async def test_the_records_of_an_abandoned_request_are_still_sent(held_producer: Any) -> None:
+    """A disconnect of the client does not cancel the producer's batches."""
     sender = request(held_producer)
     await sender.send(parsed([1, 2]), FREE)
     flights = [flight.outcomes for flight in sender._flights]
