@@ -35,7 +35,7 @@ def _is_pointer(pointer: str) -> str:
 
 
 def _as_text(value: Any) -> Any:
-    """TOML parses dates and times to objects."""
+    """Return dates and times as text, since TOML parses them to objects."""
     return value.isoformat() if isinstance(value, date) else value
 
 
@@ -45,7 +45,7 @@ def _is_event_time(text: str) -> str:
     except ConfigError as e:
         raise ValueError(str(e)) from None
     if ms < 0:
-        raise ValueError("must not be before 1970, which Kafka cannot hold")
+        raise ValueError("must not be before 1970: Kafka has no negative timestamps")
     return text
 
 
@@ -113,10 +113,10 @@ class IngestSettings(Section):
         default=30_000, description="how long a client may pause within a body, and how long a line of NDJSON may take"
     )
     whole_body_timeout_ms: PositiveMs = Field(
-        default=60_000, description="how long a body that is read whole may take to arrive"
+        default=60_000, description="how long a buffered body (not NDJSON) may take to arrive"
     )
     max_body_events: PositiveCount = Field(
-        default=100_000, description="most events of a body that is read whole; then 413"
+        default=100_000, description="most events of a buffered body (not NDJSON); then 413"
     )
     max_concurrent_requests: PositiveCount = Field(
         default=1_000, description="requests of one client at a time; then 429"
@@ -132,7 +132,7 @@ class IngestSettings(Section):
         default="penstock-ingest-keys", description="topic of the Idempotency-Keys; created if missing"
     )
     idempotency_partitions: PositiveCount = Field(default=8, description="partitions of that topic if it is created")
-    idempotency_ttl_ms: PositiveMs = Field(default=24 * HOUR_MS, description="how long an Idempotency-Key is kept")
+    idempotency_ttl_ms: PositiveMs = Field(default=24 * HOUR_MS, description="how long an Idempotency-Key is stored")
     max_idempotency_keys: PositiveCount = Field(
         default=100_000, description="most keys of a partition at once; then 429"
     )
@@ -187,9 +187,9 @@ class GuardedSettings(ServiceSettings):
 
 
 def require_auth(host: str, secrets: Sequence[SecretStr], *, insecure_no_auth: bool) -> None:
-    """Check the secrets of a service. Raises ConfigError if other machines could reach it without credentials.
+    """Check the secrets of a service that listens at `host`.
 
-    Raises ConfigError also if a secret is too short or not unique.
+    Raises ConfigError if other machines could reach it without credentials, or if a secret is too short or not unique.
     """
     values = [secret.get_secret_value() for secret in secrets]
     if any(len(value) < TOKEN_LENGTH_MIN for value in values):
@@ -199,7 +199,7 @@ def require_auth(host: str, secrets: Sequence[SecretStr], *, insecure_no_auth: b
     if not values and not is_loopback(host) and not insecure_no_auth:
         raise ConfigError(
             f"auth_token or credentials: required since http.host={host} is reachable from other machines"
-            " (or set insecure_no_auth=true where the network itself is trusted)"
+            " (or set insecure_no_auth=true in a trusted network)"
         )
 
 

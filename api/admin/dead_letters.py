@@ -19,15 +19,15 @@ from penstock.shared.common.log import get_logger
 
 log = get_logger(__name__)
 
-DEAD_LETTERS_MAX = 1_000
-"""Dead letters in one answer."""
 Stage = Literal["deserialize", "process", "produce"]
+DEAD_LETTERS_MAX = 1_000
+"""The most dead letters in one answer."""
 REPLAY_MAX = 100_000
 """The most dead letters that one replay sends."""
 
 
 class DeadLetters(Protocol):
-    """What the routes need. Every method raises UnknownTopicOrPartition if the topic does not exist."""
+    """The operations behind the routes. Every method raises UnknownTopicOrPartition if the topic does not exist."""
 
     async def topics(self) -> list[dict[str, Any]]:
         """Return each dead-letter and late topic: topic, kind, source and the number of `records`.
@@ -37,7 +37,7 @@ class DeadLetters(Protocol):
         """
         ...
 
-    async def look(self, topic: str, limit: int, stage: str | None) -> dict[str, Any]:
+    async def read_newest(self, topic: str, limit: int, stage: str | None) -> dict[str, Any]:
         """Return the newest `records` of a topic, newest first, and the number of records `scanned` to find them."""
         ...
 
@@ -52,7 +52,10 @@ class DeadLetters(Protocol):
         dry_run: bool,
         to: str | None,
     ) -> dict[str, Any]:
-        """Send dead letters to their sources, or to the topic `to`. Returns the numbers sent, failed and left out."""
+        """Send dead letters to their source topics, or to the topic `to`.
+
+        Returns the fields of `ReplayAnswer` that count dead letters.
+        """
         ...
 
 
@@ -138,7 +141,7 @@ class ReplayAnswer(TypedDict, total=False):
     errors: Annotated[list[str], Field(examples=[[]])]
 
 
-def dead_letters_router(letters: DeadLetters) -> APIRouter:
+def dead_letters_router(dead_letters: DeadLetters) -> APIRouter:
     """Return the routes under `/v1/dead-letters`."""
     router = APIRouter(tags=["records"])
 
@@ -148,7 +151,7 @@ def dead_letters_router(letters: DeadLetters) -> APIRouter:
         responses={200: {"model": DeadLetterTopics}},
     )
     async def topics() -> Response:
-        return json_response({"topics": await letters.topics()})
+        return json_response({"topics": await dead_letters.topics()})
 
     @router.get(
         "/v1/dead-letters/{topic}",
@@ -158,19 +161,18 @@ def dead_letters_router(letters: DeadLetters) -> APIRouter:
     async def look(
         topic: DeadLetterTopicName, limit: int = Query(50, ge=1, le=DEAD_LETTERS_MAX), stage: Stage | None = None
     ) -> Response:
-        return json_response({"topic": topic} | await letters.look(topic, limit, stage))
+        return json_response({"topic": topic} | await dead_letters.read_newest(topic, limit, stage))
 
     @router.post(
         "/v1/dead-letters/{topic}/replay",
         summary="Send dead letters to their source topics, or to another topic",
         responses={200: {"model": ReplayAnswer}},
     )
-    async def replay(topic: DeadLetterTopicName, wanted: ReplayRequest) -> Response:
-        done = await letters.replay(topic, **wanted.model_dump())
-        if not wanted.dry_run:
-            log.info(
-                "letters replayed", topic=topic, to=wanted.to, **{k: v for k, v in done.items() if isinstance(v, int)}
-            )
-        return json_response({"topic": topic, "dry_run": wanted.dry_run} | done)
+    async def replay(topic: DeadLetterTopicName, request: ReplayRequest) -> Response:
+        outcome = await dead_letters.replay(topic, **request.model_dump())
+        if not request.dry_run:
+            counts = {name: value for name, value in outcome.items() if isinstance(value, int)}
+            log.info("dead letters replayed", topic=topic, to=request.to, **counts)
+        return json_response({"topic": topic, "dry_run": request.dry_run} | outcome)
 
     return router

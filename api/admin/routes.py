@@ -15,6 +15,7 @@ from typing_extensions import TypedDict
 
 from penstock.api.http import field_types as of
 from penstock.api.http.problem import json_response
+from penstock.api.http.status import NO_CONTENT
 from penstock.shared.clients.admin import (
     ClusterDescription,
     ConfigEntry,
@@ -35,6 +36,7 @@ Int64 = Field(ge=-(2**63), le=2**63 - 1)
 Offset = Field(ge=0, le=2**63 - 1)
 Reset = Literal["earliest", "latest"] | int | ShiftBy | Mapping[TopicPartition, int]
 DEAD = "Dead"
+"""Kafka's state of a group that does not exist."""
 State = Annotated[str, Field(examples=["Stable"])]
 
 
@@ -69,14 +71,14 @@ class AdminClient(Protocol):
 
 
 class ToOffset(BaseModel):
-    """One offset for every selected partition."""
+    """The same offset in every selected partition."""
 
     model_config = ConfigDict(extra="forbid")
     offset: int = Offset
 
 
 class ToTimestamp(BaseModel):
-    """The first record at or after a time."""
+    """The offset of the first record at or after a time (ms since the epoch)."""
 
     model_config = ConfigDict(extra="forbid")
     timestamp_ms: int = Offset
@@ -110,7 +112,7 @@ class OffsetsRequest(BaseModel):
     @model_validator(mode="after")
     def _topics_are_named(self) -> OffsetsRequest:
         if self.topics is not None and not self.topics:
-            raise ValueError("topics: name one at least, or leave it out for all")
+            raise ValueError("topics: name at least one, or leave it out for all")
         return self
 
 
@@ -241,9 +243,11 @@ def _topic_routes(router: APIRouter, admin: AdminClient) -> None:
         "/v1/cluster", summary="The cluster's id, controller and brokers", responses={200: {"model": ClusterAnswer}}
     )
     async def cluster() -> Response:
-        found = await admin.cluster()
-        brokers = [BrokerRow(node_id=b.node_id, host=b.host, port=b.port, rack=b.rack) for b in found.brokers]
-        return json_response(ClusterAnswer(cluster_id=found.cluster_id, controller=found.controller, brokers=brokers))
+        description = await admin.cluster()
+        brokers = [BrokerRow(node_id=b.node_id, host=b.host, port=b.port, rack=b.rack) for b in description.brokers]
+        return json_response(
+            ClusterAnswer(cluster_id=description.cluster_id, controller=description.controller, brokers=brokers)
+        )
 
     @router.get("/v1/topics", summary="Topic names; Kafka's own are left out", responses={200: {"model": TopicsAnswer}})
     async def topics() -> Response:
@@ -255,8 +259,8 @@ def _topic_routes(router: APIRouter, admin: AdminClient) -> None:
         responses={200: {"model": TopicAnswer}},
     )
     async def topic_description(topic: of.Topic) -> Response:
-        found = (await admin.describe_topics([topic]))[topic]
-        partitions = [TopicPartition(topic, p.partition) for p in found.partitions]
+        description = (await admin.describe_topics([topic]))[topic]
+        partitions = [TopicPartition(topic, p.partition) for p in description.partitions]
         earliest = await admin.list_offsets(dict.fromkeys(partitions, "earliest"))
         latest = await admin.list_offsets(dict.fromkeys(partitions, "latest"))
         rows: list[PartitionRow] = [
@@ -268,13 +272,13 @@ def _topic_routes(router: APIRouter, admin: AdminClient) -> None:
                 "earliest_offset": earliest[TopicPartition(topic, p.partition)],
                 "latest_offset": latest[TopicPartition(topic, p.partition)],
             }
-            for p in found.partitions
+            for p in description.partitions
         ]
         configs = dict(sorted((await admin.describe_configs(topic)).items()))
         answer: TopicAnswer = {
             "topic": topic,
-            "topic_id": found.topic_id,
-            "internal": found.is_internal,
+            "topic_id": description.topic_id,
+            "internal": description.is_internal,
             "partitions": rows,
             "configs": configs,
         }
@@ -284,9 +288,9 @@ def _topic_routes(router: APIRouter, admin: AdminClient) -> None:
 def _group_routes(router: APIRouter, admin: AdminClient) -> None:
     @router.get("/v1/groups", summary="All groups with their state", responses={200: {"model": GroupsAnswer}})
     async def groups() -> Response:
-        rows = await admin.list_groups()
-        found = [GroupRow(group=g.group_id, state=g.state, protocol_type=g.protocol_type) for g in rows]
-        return json_response(GroupsAnswer(groups=found))
+        listings = await admin.list_groups()
+        rows = [GroupRow(group=g.group_id, state=g.state, protocol_type=g.protocol_type) for g in listings]
+        return json_response(GroupsAnswer(groups=rows))
 
     @router.get(
         "/v1/groups/{group}",
@@ -294,64 +298,69 @@ def _group_routes(router: APIRouter, admin: AdminClient) -> None:
         responses={200: {"model": GroupAnswer}},
     )
     async def group_description(group: of.Group) -> Response:
-        found = await admin.describe_group(group)
-        lag = await admin.group_lag(group)
-        if found.state == DEAD and not lag:
+        description = await admin.describe_group(group)
+        lags = await admin.group_lag(group)
+        if description.state == DEAD and not lags:
             raise GroupNotFound(f"group {group}: it does not exist")
-        return json_response(_group(found, lag))
+        return json_response(_group(description, lags))
 
     @router.post(
         "/v1/groups/{group}/offsets",
         summary="Set the offsets of a group without members",
         responses={200: {"model": OffsetsAnswer}},
     )
-    async def reset_offsets(group: of.Group, wanted: OffsetsRequest) -> Response:
-        partitions = await _partitions(admin, group, wanted.topics)
+    async def reset_offsets(group: of.Group, request: OffsetsRequest) -> Response:
+        partitions = await _partitions(admin, request.topics)
         to: Reset
-        match wanted.to:
+        match request.to:
             case ToOffset(offset=offset):
-                chosen = list(await admin.group_offsets(group)) if partitions is None else partitions
-                to = dict.fromkeys(chosen, offset)
-                partitions = chosen
+                if partitions is None:
+                    partitions = list(await admin.group_offsets(group))
+                to = dict.fromkeys(partitions, offset)
             case ToTimestamp(timestamp_ms=timestamp_ms):
                 to = timestamp_ms
             case ToShift(shift_by=shift_by):
                 to = ShiftBy(shift_by)
             case _:
-                to = wanted.to
-        changes = await admin.reset_group_offsets(group, to, partitions, wanted.dry_run)
-        if not wanted.dry_run:
-            log.info("offsets reset", group=group, to=wanted.model_dump()["to"], partitions=len(changes))
-        return json_response(OffsetsAnswer(group=group, dry_run=wanted.dry_run, partitions=_changes(changes)))
+                to = request.to
+        changes = await admin.reset_group_offsets(group, to, partitions, request.dry_run)
+        if not request.dry_run:
+            log.info("offsets reset", group=group, to=request.model_dump()["to"], partitions=len(changes))
+        return json_response(OffsetsAnswer(group=group, dry_run=request.dry_run, partitions=_changes(changes)))
 
-    @router.delete("/v1/groups/{group}", summary="Delete a group without members, with its offsets", status_code=204)
+    @router.delete(
+        "/v1/groups/{group}", summary="Delete a group without members, with its offsets", status_code=NO_CONTENT
+    )
     async def delete_group(group: of.Group) -> Response:
         await admin.delete_group(group)
         log.info("group deleted", group=group)
-        return Response(status_code=204)
+        return Response(status_code=NO_CONTENT)
 
 
 async def _partitions(
-    admin: AdminClient, group: str, topics: Sequence[str] | Mapping[str, Sequence[int]] | None
+    admin: AdminClient, topics: Sequence[str] | Mapping[str, Sequence[int]] | None
 ) -> list[TopicPartition] | None:
-    """Return the partitions that a request names: all of a topic, or the listed ones, which must exist."""
+    """Return the partitions that a request names: all of a topic, or the listed ones. None if it names no topic.
+
+    Raises UnknownTopicOrPartition if a listed partition does not exist.
+    """
     if topics is None:
         return None
-    described = await admin.describe_topics(list(topics))
-    chosen = []
+    descriptions = await admin.describe_topics(list(topics))
+    selected = set()
     for name in topics:
-        there = [p.partition for p in described[name].partitions]
-        asked = topics[name] if isinstance(topics, Mapping) else there
-        if not asked:
-            raise DataError(f"topics.{name}: name one partition at least")
-        for partition in asked:
-            if partition not in there:
-                raise UnknownTopicOrPartition(f"{name}-{partition}: the topic has {len(there)} partitions")
-            chosen.append(TopicPartition(name, partition))
-    return sorted(set(chosen))
+        existing = [p.partition for p in descriptions[name].partitions]
+        requested = topics[name] if isinstance(topics, Mapping) else existing
+        if not requested:
+            raise DataError(f"topics.{name}: name at least one partition")
+        for partition in requested:
+            if partition not in existing:
+                raise UnknownTopicOrPartition(f"{name}-{partition}: the topic has {len(existing)} partitions")
+            selected.add(TopicPartition(name, partition))
+    return sorted(selected)
 
 
-def _group(found: GroupDescription, lag: Sequence[PartitionLag]) -> GroupAnswer:
+def _group(description: GroupDescription, lags: Sequence[PartitionLag]) -> GroupAnswer:
     members: list[MemberRow] = [
         {
             "member_id": m.member_id,
@@ -360,7 +369,7 @@ def _group(found: GroupDescription, lag: Sequence[PartitionLag]) -> GroupAnswer:
             "group_instance_id": m.group_instance_id,
             "partitions": [{"topic": tp.topic, "partition": tp.partition} for tp in sorted(m.assignment)],
         }
-        for m in found.members
+        for m in description.members
     ]
     rows: list[LagRow] = [
         {
@@ -370,15 +379,15 @@ def _group(found: GroupDescription, lag: Sequence[PartitionLag]) -> GroupAnswer:
             "end": row.end,
             "lag": row.lag,
         }
-        for row in lag
+        for row in lags
     ]
     return {
-        "group": found.group_id,
-        "state": found.state,
-        "protocol": found.protocol,
-        "coordinator": found.coordinator,
+        "group": description.group_id,
+        "state": description.state,
+        "protocol": description.protocol,
+        "coordinator": description.coordinator,
         "members": members,
-        "lag": sum(row.lag for row in lag),
+        "lag": sum(row.lag for row in lags),
         "partitions": rows,
     }
 

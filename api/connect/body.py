@@ -1,4 +1,7 @@
-"""Parses a request to Kafka Connect's REST: its body, its path and its flags. A BadRequest names the error."""
+"""Parses a request to Kafka Connect's REST API: its body, its path and its flags.
+
+Every function raises BadRequest for an invalid value.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from fastapi import Depends, Path, Request
 from starlette.exceptions import HTTPException
 
 from penstock.api.http.cross_site import is_simple
+from penstock.api.http.status import NOT_FOUND, UNSUPPORTED_MEDIA_TYPE
 from penstock.shared.connect.errors import BadRequest
 from penstock.shared.connect.properties import text_map
 from penstock.shared.connect.runtime.states import TargetState
@@ -16,7 +20,7 @@ from penstock.shared.connect.runtime.states import TargetState
 SLASH = "\x00"
 """Replaces, in a path's segment, a slash that was written as %2F."""
 BODY_BYTES_MAX = 10_000_000
-"""The longest body: a config is in one record of the config topic."""
+"""The longest body. A config must fit into one record of the config topic."""
 CREATE_FIELDS = ("name", "config", "initial_state")
 INITIAL_STATES = {
     "RUNNING": TargetState.STARTED,
@@ -26,35 +30,37 @@ INITIAL_STATES = {
 
 
 async def json_body(request: Request) -> Any:
-    """Returns the body as JSON. An empty one is an empty object.
+    """Returns the decoded body; an empty body is an empty object.
 
-    The content type may be missing. A content type that a browser lets any web page send is rejected (415).
+    The content type may be missing. Raises HTTPException (415) for a content type that a browser sends for any web
+    page without a preflight.
     """
     body = await request.body()
-    if body.strip() and is_simple(given := request.headers.get("content-type", "")):
-        raise HTTPException(415, f"Content-Type must be application/json, not {given[:60]}")
+    content_type = request.headers.get("content-type", "")
+    if body.strip() and is_simple(content_type):
+        raise HTTPException(UNSUPPORTED_MEDIA_TYPE, f"Content-Type must be application/json, not {content_type[:60]}")
     if len(body) > BODY_BYTES_MAX:
-        raise BadRequest(f"The body has {len(body)} bytes, {BODY_BYTES_MAX} at most")
+        raise BadRequest(f"The body has {len(body)} bytes; the limit is {BODY_BYTES_MAX}")
     return _json(body) if body.strip() else {}
 
 
 def json_list(body: bytes) -> list[Any]:
-    """Returns a body that must be a JSON array."""
-    found = _json(body)
-    if not isinstance(found, list):
+    """Returns the elements of a body that must be a JSON array."""
+    elements = _json(body)
+    if not isinstance(elements, list):
         raise BadRequest("The body must be a JSON array")
-    return found
+    return elements
 
 
 def _json(body: bytes) -> Any:
     try:
         return msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as e:
-        raise BadRequest(f"The body is no JSON: {e}") from None
+        raise BadRequest(f"The body is not JSON: {e}") from None
 
 
 def create_request(body: Any) -> tuple[str, dict[str, str], TargetState | None]:
-    """Returns the name, config and initial state of a connector to be created."""
+    """Returns the name, config and initial state of the connector to create. The state is None if not requested."""
     if not isinstance(body, dict):
         raise BadRequest("The body must be a JSON object with 'name' and 'config'")
     if unknown := [name for name in body if name not in CREATE_FIELDS]:
@@ -68,8 +74,8 @@ def create_request(body: Any) -> tuple[str, dict[str, str], TargetState | None]:
     if state is not None and str(state).upper() not in INITIAL_STATES:
         raise BadRequest(f"The field 'initial_state' must be one of {', '.join(INITIAL_STATES)}, not {state!r}")
     target = None if state is None else INITIAL_STATES[str(state).upper()]
-    named = (name or "").strip()
-    return named, config_of(body["config"], named), target
+    stripped = (name or "").strip()
+    return stripped, config_of(body["config"], stripped), target
 
 
 def config_of(body: Any, name: str) -> dict[str, str]:
@@ -88,20 +94,22 @@ def patch_of(body: Any, name: str) -> dict[str, str | None]:
     return patch
 
 
-def _check_name(given: str | None, name: str) -> None:
-    if given is not None and given != name:
-        raise BadRequest(f"Connector name configuration ({given}) doesn't match connector name in the URL ({name})")
+def _check_name(config_name: str | None, name: str) -> None:
+    if config_name is not None and config_name != name:
+        raise BadRequest(
+            f"Connector name configuration ({config_name}) doesn't match connector name in the URL ({name})"
+        )
 
 
 async def name_of(name: Annotated[str, Path(examples=["files"])]) -> str:
-    """Returns the connector, plugin or logger that the path names."""
+    """Returns the name of a connector, plugin or logger in the path."""
     return name.replace(SLASH, "/")
 
 
 async def task_number(task: Annotated[str, Path(examples=["0"])]) -> int:
-    """Returns the task that the path names. Raises 404 if it is not a number, as for an unknown path."""
+    """Returns the number of a task in the path. Raises HTTPException (404, as for unknown paths) for other text."""
     if not (task.isascii() and task.isdigit()):
-        raise HTTPException(404, "Not Found")
+        raise HTTPException(NOT_FOUND, "Not Found")
     return int(task)
 
 
@@ -111,5 +119,5 @@ TaskNumber = Annotated[int, Depends(task_number)]
 
 def flag(request: Request, name: str, default: bool = False) -> bool:
     """Returns a boolean query parameter. Any value but `true` is false."""
-    given = request.query_params.get(name)
-    return default if given is None else given.lower() == "true"
+    value = request.query_params.get(name)
+    return default if value is None else value.lower() == "true"

@@ -1,7 +1,6 @@
-"""The error responses of Kafka Connect's REST: one table from errors to statuses, and bodies of `error_code` and
-`message`.
+"""The error responses of Kafka Connect's REST API: a table from errors to statuses, and their bodies.
 
-The app's outermost layer is here as well. It removes trailing slashes, distinguishes slashes within names from
+The app's outermost middleware is here as well. It removes trailing slashes, distinguishes slashes within names from
 separators, and answers 503 while the worker is starting up.
 """
 
@@ -17,6 +16,16 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from penstock.api.connect.body import SLASH
 from penstock.api.connect.forwarding import Forwarding
 from penstock.api.http.problem import json_response
+from penstock.api.http.status import (
+    BAD_REQUEST,
+    CONFLICT,
+    FORBIDDEN,
+    GATEWAY_TIMEOUT,
+    INTERNAL_SERVER_ERROR,
+    METHOD_NOT_ALLOWED,
+    NOT_FOUND,
+    SERVICE_UNAVAILABLE,
+)
 from penstock.shared.common import errors
 from penstock.shared.common.log import get_logger
 from penstock.shared.connect import errors as connect
@@ -25,26 +34,27 @@ from penstock.shared.connect.herder import errors as herder
 log = get_logger(__name__)
 
 STATUSES: dict[type[errors.PenstockError], int] = {
-    connect.ConnectorNotFound: 404,
-    errors.ConfigError: 400,
-    connect.BadRequest: 400,
-    herder.AlreadyExists: 409,
-    herder.RebalanceNeeded: 409,
-    herder.StaleConfig: 409,
-    herder.NotHere: 409,
-    herder.Forbidden: 403,
-    herder.RequestTimedOut: 500,
-    errors.IllegalState: 503,
-    errors.BrokerNotAvailable: 503,
-    errors.KafkaTimeout: 504,
+    connect.ConnectorNotFound: NOT_FOUND,
+    errors.ConfigError: BAD_REQUEST,
+    connect.BadRequest: BAD_REQUEST,
+    herder.AlreadyExists: CONFLICT,
+    herder.RebalanceNeeded: CONFLICT,
+    herder.StaleConfig: CONFLICT,
+    herder.NotHere: CONFLICT,
+    herder.Forbidden: FORBIDDEN,
+    herder.RequestTimedOut: INTERNAL_SERVER_ERROR,
+    errors.IllegalState: SERVICE_UNAVAILABLE,
+    errors.BrokerNotAvailable: SERVICE_UNAVAILABLE,
+    errors.KafkaTimeout: GATEWAY_TIMEOUT,
 }
-REASONS = {404: "Not Found", 405: "Method Not Allowed"}
+REASONS = {NOT_FOUND: "Not Found", METHOD_NOT_ALLOWED: "Method Not Allowed"}
+"""The texts of Kafka Connect's own error responses."""
 WHILE_STARTING = frozenset({"/", "/health", "/metrics"})
 
 
 def status_of(error: BaseException) -> int:
     """Returns the status for an error, by its class or the nearest base in the table; 500 for any other."""
-    return next((STATUSES[base] for base in type(error).__mro__ if base in STATUSES), 500)
+    return next((STATUSES[base] for base in type(error).__mro__ if base in STATUSES), INTERNAL_SERVER_ERROR)
 
 
 def error_response(status: int, message: str) -> Response:
@@ -53,7 +63,7 @@ def error_response(status: int, message: str) -> Response:
 
 
 def install(app: FastAPI, forwarding: Forwarding, is_ready: Callable[[], bool]) -> None:
-    """Adds these error responses to the app's routes. Forwards requests that only another worker can answer."""
+    """Adds the error responses and the middleware to an app. Forwards requests that only another worker can answer."""
 
     async def on_not_here(request: Request, error: Exception) -> Response:
         assert isinstance(error, herder.NotHere)
@@ -72,22 +82,25 @@ def install(app: FastAPI, forwarding: Forwarding, is_ready: Callable[[], bool]) 
         response.headers.update(error.headers or {})
         return response
 
-    async def on_anything(request: Request, error: Exception) -> Response:
+    async def on_unexpected_error(request: Request, error: Exception) -> Response:
         log.error("request failed", path=request.url.path, error=type(error).__name__, exc_info=error)
-        return error_response(500, f"{type(error).__name__}: the worker failed at this request; its log says why")
+        return error_response(
+            INTERNAL_SERVER_ERROR, f"{type(error).__name__}: the request failed; the worker's log has the reason"
+        )
 
     app.add_exception_handler(herder.NotHere, on_not_here)
     app.add_exception_handler(errors.PenstockError, on_penstock_error)
     app.add_exception_handler(HTTPException, on_http_error)
-    app.add_exception_handler(Exception, on_anything)
+    app.add_exception_handler(Exception, on_unexpected_error)
     app.add_middleware(ConnectPaths, is_ready=is_ready)
 
 
 class ConnectPaths:
-    """The outermost layer: it normalizes paths as Kafka Connect does."""
+    """The outermost middleware. It normalizes paths as Kafka Connect does."""
 
     def __init__(self, app: ASGIApp, is_ready: Callable[[], bool]) -> None:
-        self._app, self._is_ready = app, is_ready
+        self._app = app
+        self._is_ready = is_ready
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -96,13 +109,13 @@ class ConnectPaths:
         root = str(scope.get("root_path", ""))
         path = normalized(scope.get("raw_path", b""), str(scope["path"]))
         if path.removeprefix(root) not in WHILE_STARTING and not self._is_ready():
-            await error_response(503, "The worker is still starting up")(scope, receive, send)
+            await error_response(SERVICE_UNAVAILABLE, "The worker is still starting up")(scope, receive, send)
             return
         await self._app({**scope, "path": path}, receive, send)
 
 
 def normalized(raw_path: bytes, path: str) -> str:
-    """Returns the path without trailing slashes, with each %2F in it marked to distinguish it from a slash.
+    """Returns the path without trailing slashes, with SLASH in place of each %2F.
 
     >>> normalized(b"/connectors/", "/connectors/")
     '/connectors'
@@ -111,5 +124,5 @@ def normalized(raw_path: bytes, path: str) -> str:
     """
     if b"%2f" in raw_path.lower():
         raw = raw_path.partition(b"?")[0].decode("latin-1")
-        path = "/".join(unquote(part).replace("/", SLASH) for part in raw.split("/"))
+        path = "/".join(unquote(segment).replace("/", SLASH) for segment in raw.split("/"))
     return path.rstrip("/") or "/"

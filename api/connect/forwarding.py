@@ -1,7 +1,8 @@
 """Forwards requests to the worker that can answer them (an edge): the leader, or the one that runs the connector.
 
-A request is forwarded at most twice, since the group may change meanwhile. The first worker marks it `forward=true`,
-the next one `forward=false`. A worker that gets `forward=false` and cannot answer either answers 409.
+A request is forwarded at most twice, since the group may change meanwhile. The first worker adds the query parameter
+`forward=true`, the second one `forward=false`. A worker that receives `forward=false` and cannot answer either answers
+409.
 """
 
 from __future__ import annotations
@@ -11,57 +12,65 @@ from collections.abc import Callable
 import httpx
 from fastapi import Request, Response
 
+from penstock.api.http.status import CONFLICT, INTERNAL_SERVER_ERROR
 from penstock.shared.common.log import get_logger
 from penstock.shared.connect.herder.errors import NotHere
 
 log = get_logger(__name__)
 
 TIMEOUT_MS = 95_000
-"""Longer than a herder lets a request wait, so that the client gets the herder's own answer."""
-CONFLICT = "Cannot complete request because of a conflicting operation (e.g. worker rebalance)"
-UNREACHABLE = "IO Error trying to forward REST request: {}"
-KEPT_HEADERS = ("content-type", "authorization", "accept")
+"""Longer than a herder lets a request wait, so that the client receives the herder's own answer."""
+CONFLICT_MESSAGE = "Cannot complete request because of a conflicting operation (e.g. worker rebalance)"
+UNREACHABLE_MESSAGE = "IO Error trying to forward REST request: {}"
+REQUEST_HEADERS = ("content-type", "authorization", "accept")
+RESPONSE_HEADERS = ("content-type", "location")
+"""Headers that are forwarded."""
 
 ErrorResponse = Callable[[int, str], Response]
 
 
 class Forwarding:
-    """Forwards requests."""
+    """Forwards requests to other workers."""
 
     def __init__(self, timeout_ms: int = TIMEOUT_MS) -> None:
         self._timeout_s = timeout_ms / 1000
 
     async def forward(self, request: Request, error: NotHere, error_response: ErrorResponse) -> Response:
-        """Returns the other worker's answer, or 409 if no other worker is known, or 500 if it does not answer."""
-        mark = next_mark(request.query_params.get("forward"))
-        if mark is None or error.url is None:
-            return error_response(409, CONFLICT)
+        """Returns the other worker's answer, or 409 if no other worker is known, or 500 if it does not answer.
+
+        `error` names the worker, and `error_response` builds these two answers.
+        """
+        forward = next_forward(request.query_params.get("forward"))
+        if forward is None or error.url is None:
+            return error_response(CONFLICT, CONFLICT_MESSAGE)
         query = [(name, value) for name, value in request.query_params.multi_items() if name != "forward"]
         raw = request.scope.get("raw_path", request.url.path.encode()).partition(b"?")[0].decode("latin-1")
         url = f"{error.url.rstrip('/')}{raw}"
-        headers = {name: value for name in KEPT_HEADERS if (value := request.headers.get(name)) is not None}
-        log.debug("forwarding a request", to=url, because=str(error))
+        headers = {name: value for name in REQUEST_HEADERS if (value := request.headers.get(name)) is not None}
+        log.debug("forwarding a request", to=url, reason=str(error))
         try:
             async with httpx.AsyncClient(timeout=self._timeout_s, trust_env=False) as client:
                 answer = await client.request(
                     request.method,
                     url,
-                    params=[*query, ("forward", mark)],
+                    params=[*query, ("forward", forward)],
                     content=await request.body(),
                     headers=headers,
                 )
         except httpx.HTTPError as e:
-            return error_response(500, UNREACHABLE.format(f"{type(e).__name__}: {e}".rstrip(": ")))
-        kept = {name: answer.headers[name] for name in ("content-type", "location") if name in answer.headers}
-        return Response(answer.content, answer.status_code, kept)
+            return error_response(
+                INTERNAL_SERVER_ERROR, UNREACHABLE_MESSAGE.format(f"{type(e).__name__}: {e}".rstrip(": "))
+            )
+        forwarded = {name: answer.headers[name] for name in RESPONSE_HEADERS if name in answer.headers}
+        return Response(answer.content, answer.status_code, forwarded)
 
 
-def next_mark(mark: str | None) -> str | None:
-    """Returns the mark for a forwarded request, or None if it must not be forwarded.
+def next_forward(forward: str | None) -> str | None:
+    """Returns the parameter `forward` of the forwarded request, or None if the request must not be forwarded again.
 
-    >>> next_mark(None), next_mark("true"), next_mark("false")
+    >>> next_forward(None), next_forward("true"), next_forward("false")
     ('true', 'false', None)
     """
-    if mark is None:
+    if forward is None:
         return "true"
-    return "false" if mark.lower() == "true" else None
+    return "false" if forward.lower() == "true" else None

@@ -1,4 +1,4 @@
-"""The descriptions of Kafka Connect's answers and bodies in the OpenAPI document. The shapes are Kafka Connect's."""
+"""The types of Kafka Connect's answers and bodies, for the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class ConnectorStatus(TypedDict):
 
 
 class ExpandedConnector(TypedDict, total=False):
-    """What `expand` asks of each connector."""
+    """The parts of a connector that `expand` selects."""
 
     info: ConnectorInfo
     status: ConnectorStatus
@@ -100,7 +100,7 @@ class ConnectorOffsets(TypedDict):
 
 
 class Message(TypedDict):
-    """What was done."""
+    """The outcome of a request, as text."""
 
     message: Annotated[str, Field(examples=["The offsets for this connector have been altered"])]
 
@@ -159,7 +159,7 @@ class Validation(TypedDict):
 
 
 class LoggerLevel(TypedDict):
-    """A logger's level in force."""
+    """A logger's effective level, and when it was last set."""
 
     level: Annotated[str, Field(examples=["INFO"])]
     last_modified: of.TimeMs | None
@@ -172,7 +172,7 @@ LoggerLevels = Annotated[dict[str, LoggerLevel], Field(examples=[{"root": {"leve
 
 
 def body(example: dict[str, Any]) -> dict[str, Any]:
-    """Describe a body of JSON. The routes decode it themselves, since Kafka Connect has its own errors of bodies."""
+    """Describe a JSON body. The routes decode it themselves, since invalid bodies have Kafka Connect's errors."""
     schema = {"type": "object", "examples": [example]}
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 

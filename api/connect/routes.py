@@ -1,10 +1,10 @@
 """Kafka Connect's REST API over a herder: the app and all its routes.
 
-Statuses and bodies are Kafka Connect's, so its clients work unchanged. Errors are `{"error_code", "message"}`
-everywhere. A trailing slash is ignored. A body is JSON, also without a content type. The types that a browser lets any
-page send (text/plain, forms) get 415. A malformed body gets 400 with the reason, where Kafka Connect answers 500.
+Statuses and bodies are Kafka Connect's, so its clients work unchanged. Every error is `{"error_code", "message"}`. A
+trailing slash is ignored. A body is JSON, also without a content type. The content types that a browser sends for any
+page (text/plain, forms) are rejected with 415. A malformed body is rejected with 400, where Kafka Connect answers 500.
 
-A request that only another worker can answer is forwarded to it (`connect_forwarding`).
+A request that only another worker can answer is forwarded to it (`penstock.api.connect.forwarding`).
 """
 
 from __future__ import annotations
@@ -53,6 +53,7 @@ from penstock.api.connect.responses import (
     WorkerHealth,
 )
 from penstock.api.http.problem import json_response
+from penstock.api.http.status import ACCEPTED, CREATED, INTERNAL_SERVER_ERROR, NO_CONTENT, SERVICE_UNAVAILABLE
 from penstock.shared.common import metrics
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.connect.errors import BadRequest, ConnectorNotFound
@@ -66,13 +67,11 @@ from penstock.shared.connect.storage.config_records import RestartRequest
 
 Herder = DistributedHerder | StandaloneHerder
 
-EXPANSIONS = ("info", "status")
-
 
 def create_connect_app(
     herder: Herder, registry: CollectorRegistry | None = None, *, title: str = "Penstock Connect"
 ) -> FastAPI:
-    """Returns the app: Kafka Connect's whole REST API over one herder, and `/metrics` of `registry`."""
+    """Returns the app: Kafka Connect's REST API over one herder, and `/metrics` of `registry`."""
     app = FastAPI(title=title, docs_url=None, redoc_url=None, redirect_slashes=False)
     forwarding = Forwarding()
     install(app, forwarding, lambda: herder.is_ready)
@@ -93,9 +92,9 @@ def create_connect_app(
 
 
 class StartingApp:
-    """Answers REST requests until the worker has a herder. `app` is set then.
+    """Answers 503 until `app` is set, when the worker has a herder. Then it passes requests on to `app`.
 
-    The worker binds its address first, so that an address in use is reported at once.
+    The worker binds its address before that, so that an address in use is reported at once.
     """
 
     def __init__(self) -> None:
@@ -107,9 +106,9 @@ class StartingApp:
         elif scope["type"] == "http":
             starting = {"status": "starting", "message": "Worker is still starting up."}
             answer = (
-                json_response(starting, 503)
+                json_response(starting, SERVICE_UNAVAILABLE)
                 if scope["path"].rstrip("/") == "/health"
-                else error_response(503, "The worker is still starting up")
+                else error_response(SERVICE_UNAVAILABLE, "The worker is still starting up")
             )
             await answer(scope, receive, send)
 
@@ -126,12 +125,12 @@ def _root_routes(herder: Herder) -> APIRouter:
     )
     async def health() -> Response:
         if not herder.is_ready:
-            return json_response({"status": "starting", "message": "Worker is still starting up."}, 503)
+            return json_response({"status": "starting", "message": "Worker is still starting up."}, SERVICE_UNAVAILABLE)
         if not await herder.is_healthy():
-            said = "Worker was unable to handle this request and may be unable to handle other requests."
-            return json_response({"status": "unhealthy", "message": said}, 500)
-        said = "Worker has completed startup and is ready to handle requests."
-        return json_response({"status": "healthy", "message": said})
+            message = "Worker was unable to handle this request and may be unable to handle other requests."
+            return json_response({"status": "unhealthy", "message": message}, INTERNAL_SERVER_ERROR)
+        message = "Worker has completed startup and is ready to handle requests."
+        return json_response({"status": "healthy", "message": message})
 
     return router
 
@@ -141,7 +140,7 @@ def _connector_routes(herder: Herder) -> APIRouter:
 
     @router.get(
         "",
-        summary="All connectors, with `expand=info` and `expand=status` what is known of each",
+        summary="All connectors; with `expand=info` and `expand=status` also their details",
         responses={200: {"model": Connectors}},
     )
     async def connectors(request: Request) -> Response:
@@ -150,10 +149,10 @@ def _connector_routes(herder: Herder) -> APIRouter:
 
     @router.post(
         "",
-        summary="Make a connector",
+        summary="Create a connector",
         responses={201: {"model": ConnectorInfo}},
         openapi_extra=CREATE_BODY,
-        status_code=201,
+        status_code=CREATED,
     )
     async def create(request: Request) -> Response:
         name, config, target = create_request(await json_body(request))
@@ -164,10 +163,10 @@ def _connector_routes(herder: Herder) -> APIRouter:
     async def connector(name: Name) -> Response:
         return json_response(herder.connector_info(name))
 
-    @router.delete("/{name}", summary="Delete a connector", status_code=204)
+    @router.delete("/{name}", summary="Delete a connector", status_code=NO_CONTENT)
     async def delete(name: Name) -> Response:
         await herder.delete_connector(name)
-        return Response(status_code=204)
+        return Response(status_code=NO_CONTENT)
 
     @router.get("/{name}/config", summary="A connector's config", responses={200: {"model": Config}})
     async def config(name: Name) -> Response:
@@ -175,7 +174,7 @@ def _connector_routes(herder: Herder) -> APIRouter:
 
     @router.put(
         "/{name}/config",
-        summary="Make a connector, or give it another config",
+        summary="Create a connector, or replace its config",
         responses={200: {"model": ConnectorInfo}, 201: {"model": ConnectorInfo, "description": "created"}},
         openapi_extra=CONFIG_BODY,
     )
@@ -185,7 +184,7 @@ def _connector_routes(herder: Herder) -> APIRouter:
 
     @router.patch(
         "/{name}/config",
-        summary="Change some settings; null takes one away",
+        summary="Change some settings; null removes a setting",
         responses={200: {"model": ConnectorInfo}},
         openapi_extra=PATCH_BODY,
     )
@@ -198,28 +197,33 @@ def _connector_routes(herder: Herder) -> APIRouter:
     async def topics(name: Name) -> Response:
         return json_response(herder.active_topics(name))
 
-    @router.put("/{name}/topics/reset", summary="Empty that list", status_code=202, response_class=Response)
+    @router.put(
+        "/{name}/topics/reset",
+        summary="Reset the topics that a connector has used",
+        status_code=ACCEPTED,
+        response_class=Response,
+    )
     async def reset_topics(name: Name) -> Response:
         herder.reset_active_topics(name)
-        return Response(status_code=202)
+        return Response(status_code=ACCEPTED)
 
     return router
 
 
 def _expanded(herder: Herder, expand: list[str]) -> dict[str, Any]:
-    makers = {"info": herder.connector_info, "status": herder.connector_status}
-    found: dict[str, Any] = {}
+    details = {"info": herder.connector_info, "status": herder.connector_status}
+    connectors: dict[str, Any] = {}
     for name in herder.connectors():
         try:
-            found[name] = {what: makers[what](name) for what in expand if what in EXPANSIONS}
+            connectors[name] = {part: details[part](name) for part in expand if part in details}
         except ConnectorNotFound:
             continue  # deleted meanwhile, or its status is not known yet
-    return found
+    return connectors
 
 
 def _created(request: Request, info: dict[str, Any]) -> Response:
     location = f"{str(request.base_url).rstrip('/')}/connectors/{quote(info['name'], safe='')}"
-    return json_response(info, 201, {"Location": location})
+    return json_response(info, CREATED, {"Location": location})
 
 
 def _state_routes(herder: Herder) -> APIRouter:
@@ -227,54 +231,58 @@ def _state_routes(herder: Herder) -> APIRouter:
 
     @router.get(
         "/{name}/status",
-        summary="What a connector and its tasks are doing",
+        summary="The states of a connector and its tasks",
         responses={200: {"model": ConnectorStatus}},
     )
     async def status(name: Name) -> Response:
         return json_response(herder.connector_status(name))
 
-    for word, target, code in (
-        ("pause", TargetState.PAUSED, 202),
-        ("resume", TargetState.STARTED, 202),
-        ("stop", TargetState.STOPPED, 204),
+    for action, target, status_code in (
+        ("pause", TargetState.PAUSED, ACCEPTED),
+        ("resume", TargetState.STARTED, ACCEPTED),
+        ("stop", TargetState.STOPPED, NO_CONTENT),
     ):
-        _target_route(router, herder, word, target, code)
+        _target_route(router, herder, action, target, status_code)
 
     @router.post(
         "/{name}/restart",
-        summary="Restart a connector, its tasks, or what of them failed",
-        status_code=202,
+        summary="Restart a connector and its tasks, or only those that have failed",
+        status_code=ACCEPTED,
         responses={202: {"model": ConnectorStatus}, 204: {"description": "the connector alone was restarted"}},
     )
     async def restart(name: Name, request: Request) -> Response:
         only_failed, include_tasks = flag(request, "onlyFailed"), flag(request, "includeTasks")
         if not only_failed and not include_tasks:
             await herder.restart_connector(name)
-            return Response(status_code=204)
-        return json_response(await herder.restart(RestartRequest(name, only_failed, include_tasks)), 202)
+            return Response(status_code=NO_CONTENT)
+        return json_response(await herder.restart(RestartRequest(name, only_failed, include_tasks)), ACCEPTED)
 
     return router
 
 
-def _target_route(router: APIRouter, herder: Herder, word: str, target: TargetState, code: int) -> None:
+def _target_route(router: APIRouter, herder: Herder, action: str, target: TargetState, status_code: int) -> None:
     @router.put(
-        f"/{{name}}/{word}", summary=f"Have a connector {word}", status_code=code, name=word, response_class=Response
+        f"/{{name}}/{action}",
+        summary=f"{action.capitalize()} a connector",
+        status_code=status_code,
+        name=action,
+        response_class=Response,
     )
     async def change(name: Name) -> Response:
         await herder.set_target_state(name, target)
-        return Response(status_code=code)
+        return Response(status_code=status_code)
 
 
 def _offset_routes(herder: Herder) -> APIRouter:
     router = APIRouter(prefix="/connectors", tags=["offsets"])
 
-    @router.get("/{name}/offsets", summary="How far a connector has read", responses={200: {"model": ConnectorOffsets}})
+    @router.get("/{name}/offsets", summary="The offsets of a connector", responses={200: {"model": ConnectorOffsets}})
     async def offsets(name: Name) -> Response:
         return json_response(await herder.connector_offsets(name))
 
     @router.patch(
         "/{name}/offsets",
-        summary="Set a stopped connector's offsets; null forgets one",
+        summary="Set the offsets of a stopped connector; null deletes an offset",
         responses={200: {"model": Message}},
         openapi_extra=OFFSETS_BODY,
     )
@@ -283,7 +291,7 @@ def _offset_routes(herder: Herder) -> APIRouter:
         return json_response(await herder.alter_offsets(name, rows))
 
     @router.delete(
-        "/{name}/offsets", summary="Forget a stopped connector's offsets", responses={200: {"model": Message}}
+        "/{name}/offsets", summary="Delete the offsets of a stopped connector", responses={200: {"model": Message}}
     )
     async def reset(name: Name) -> Response:
         return json_response(await herder.alter_offsets(name, None))
@@ -305,34 +313,34 @@ def _task_routes(herder: Herder) -> APIRouter:
         body = await request.body()
         configs = [text_map(row, "task config") for row in json_list(body)]
         await herder.put_task_configs(name, configs, body, request.headers)
-        return Response(status_code=204)
+        return Response(status_code=NO_CONTENT)
 
     @router.put("/{name}/fence", include_in_schema=False)
     async def fence(name: Name, request: Request) -> Response:
         await herder.fence(name, await request.body(), request.headers)
-        return Response(status_code=204)
+        return Response(status_code=NO_CONTENT)
 
     @router.get(
-        "/{name}/tasks/{task}/status", summary="What one task is doing", responses={200: {"model": ConnectorTaskState}}
+        "/{name}/tasks/{task}/status", summary="The state of a task", responses={200: {"model": ConnectorTaskState}}
     )
     async def task_status(name: Name, task: TaskNumber) -> Response:
         return json_response(herder.task_status(ConnectorTaskId(name, task)))
 
-    @router.post("/{name}/tasks/{task}/restart", summary="Restart one task", status_code=204)
+    @router.post("/{name}/tasks/{task}/restart", summary="Restart a task", status_code=NO_CONTENT)
     async def restart_task(name: Name, task: TaskNumber) -> Response:
         await herder.restart_task(ConnectorTaskId(name, task))
-        return Response(status_code=204)
+        return Response(status_code=NO_CONTENT)
 
     return router
 
 
 def _plugin_routes(herder: Herder) -> APIRouter:
-    """Routes of the installed plugins and their settings."""
+    """The routes of the installed plugins and their settings."""
     router = APIRouter(prefix="/connector-plugins", tags=["plugins"])
 
     @router.get(
         "",
-        summary="The connectors that are installed; with `connectorsOnly=false` every plugin",
+        summary="The installed connectors; with `connectorsOnly=false` every plugin",
         responses={200: {"model": list[Plugin]}},
     )
     async def plugins(request: Request) -> Response:
@@ -344,7 +352,7 @@ def _plugin_routes(herder: Herder) -> APIRouter:
 
     @router.put(
         "/{name}/config/validate",
-        summary="What is wrong with a connector's config",
+        summary="Validate a connector's config",
         responses={200: {"model": Validation}},
         openapi_extra=CONFIG_BODY,
     )
@@ -352,43 +360,43 @@ def _plugin_routes(herder: Herder) -> APIRouter:
         config = text_map(await json_body(request), "config")
         try:
             return json_response(await herder.validate(config, name))
-        except ConfigError as e:  # Kafka Connect answers so for an unknown class
-            return json_response({"error_code": 500, "message": str(e)}, 500)
+        except ConfigError as e:  # Kafka Connect answers 500 for an unknown class
+            return json_response({"error_code": INTERNAL_SERVER_ERROR, "message": str(e)}, INTERNAL_SERVER_ERROR)
 
     return router
 
 
 def _admin_routes(herder: Herder) -> APIRouter:
-    """Routes of loggers' levels, of this worker or with `scope=cluster` of all workers."""
+    """The routes of loggers' levels, of this worker or with `scope=cluster` of all workers."""
     router = APIRouter(prefix="/admin/loggers", tags=["admin"])
 
-    @router.get("", summary="Loggers with a level of their own", responses={200: {"model": LoggerLevels}})
+    @router.get("", summary="Loggers whose level is set", responses={200: {"model": LoggerLevels}})
     async def levels() -> Response:
         return json_response(herder.loggers.levels())
 
-    @router.get("/{name}", summary="One logger's level", responses={200: {"model": LoggerLevel}})
+    @router.get("/{name}", summary="The level of a logger", responses={200: {"model": LoggerLevel}})
     async def level(name: Name) -> Response:
         return json_response(herder.loggers.level(name))
 
     @router.put(
         "/{name}",
-        summary="Set a level for a logger and all below it",
+        summary="Set the level of a logger and its descendants",
         responses={200: {"model": list[LoggerName]}, 204: {"description": "set in the cluster"}},
         openapi_extra=LEVEL_BODY,
     )
     async def set_level(name: Name, request: Request) -> Response:
         body = await json_body(request)
-        wanted = body.get("level") if isinstance(body, dict) else None
-        if not isinstance(wanted, str):
+        level = body.get("level") if isinstance(body, dict) else None
+        if not isinstance(level, str):
             raise BadRequest("Desired 'level' parameter was not specified in request.")
         try:
-            level_number(wanted)
+            level_number(level)
         except ConfigError as e:
             raise ConnectorNotFound(str(e)) from None  # 404, as in Kafka Connect
         scope = request.query_params.get("scope", "worker").lower()
         if scope == "cluster":
-            await herder.set_cluster_level(name, wanted)
-            return Response(status_code=204)
-        return json_response(herder.loggers.set_level(name, wanted))
+            await herder.set_cluster_level(name, level)
+            return Response(status_code=NO_CONTENT)
+        return json_response(herder.loggers.set_level(name, level))
 
     return router

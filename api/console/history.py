@@ -1,4 +1,4 @@
-"""The charts' data: a point every few seconds for the last hours. The service keeps it, not the page.
+"""The charts' data: a point every few seconds for the last hours. It is in the service, not in the page.
 
 Sans-IO. When the history is full, every second point is dropped and the interval doubles. So old history becomes
 coarser, but is never lost while the service runs.
@@ -42,7 +42,7 @@ class HistoryAnswer(TypedDict):
 
 
 class History:
-    """Points, oldest first."""
+    """A bounded number of points, oldest first."""
 
     def __init__(self, every_ms: int = EVERY_MS, points_max: int = POINTS_MAX) -> None:
         self._every_ms = every_ms
@@ -63,7 +63,7 @@ class History:
 
 
 def point(overview: Mapping[str, Any]) -> Point:
-    """Return one point; unknown values are None."""
+    """Return the point of an overview; unknown values are None."""
     ingest, streams = overview.get("ingest", {}), overview.get("streams", {})
     return {
         "at_ms": overview["now_ms"],

@@ -1,7 +1,7 @@
 """Builds the dashboard's overview from the samples of each service.
 
-Sans-IO. Samples go in, and one plain value comes out. Unknown values are None. Rates are taken over the last seconds.
-A counter that fell was reset by a restart of its service, and counts from zero again:
+Sans-IO. Samples go in, and one plain value comes out. Unknown values are None. A rate is the increase of a counter over
+the last seconds. A counter that fell was reset by a restart of its service, and counts from zero again:
 
 >>> rate = Rate(window_ms=5_000)
 >>> rate.add(0, 100), rate.add(1_000, 600), rate.add(2_000, 200)
@@ -11,7 +11,7 @@ A counter that fell was reset by a restart of its service, and counts from zero 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Protocol
 
 from pydantic import Field
@@ -26,14 +26,14 @@ RATE_WINDOW_MS = 5_000
 COMPACTIONS_MAX = 10
 
 STORED = "penstock_ingest_stored_records_total"
-REFUSED = "penstock_ingest_rejected_records_total"
-REFUSED_REQUESTS = "penstock_ingest_rejected_requests_total"
+REJECTED = "penstock_ingest_rejected_records_total"
+REJECTED_REQUESTS = "penstock_ingest_rejected_requests_total"
 LATE = "penstock_streams_late_records_total"
 DEAD_LETTERS_SUFFIX = "_dead_letters_total"
 
 
 class ServiceRow(TypedDict):
-    """A service, as it answered last."""
+    """The last sample of a service."""
 
     name: Annotated[str, Field(examples=["producer"])]
     url: of.Text
@@ -43,7 +43,7 @@ class ServiceRow(TypedDict):
 
 
 class KafkaState(TypedDict):
-    """Kafka, as it answered last. `error` is empty if it answered."""
+    """The last sample of Kafka. `error` is empty if Kafka answered."""
 
     cluster_id: of.ClusterId | None
     brokers: of.Count | None
@@ -70,7 +70,7 @@ class GroupEvent(TypedDict):
 
 
 class IngestState(TypedDict):
-    """The ingest of all services."""
+    """The ingest of all services together. Rates are per second, quantiles in ms."""
 
     p50_ms: of.Rate | None
     p99_ms: of.Rate | None
@@ -107,7 +107,7 @@ class Overview(TypedDict):
 
 
 class OverviewProvider(Protocol):
-    """What the dashboard's routes need."""
+    """The data of the dashboard's routes."""
 
     async def overview(self) -> dict[str, Any]:
         """Return the newest overview as plain values (see `build`)."""
@@ -119,7 +119,7 @@ class OverviewProvider(Protocol):
 
 
 class Rate:
-    """Increase of a counter per second over a sliding window."""
+    """The increase of a counter per second over a sliding window."""
 
     def __init__(self, window_ms: int = RATE_WINDOW_MS) -> None:
         self._window_ms = window_ms
@@ -128,7 +128,7 @@ class Rate:
         self._total = 0.0
 
     def add(self, monotonic_ms: int, value: float | None) -> float | None:
-        """Add a sample; None if the counter could not be read. Returns the rate, or None with too few samples."""
+        """Add a sample, which is None if the counter could not be read. Returns the rate; None for too few samples."""
         if value is None:
             return None
         if self._last is not None:
@@ -155,60 +155,69 @@ class OverviewBuilder:
     ) -> dict[str, Any]:
         """Return the overview as plain values."""
         stored = _total(services, lambda name: name == STORED)
-        streams = _of_each_application(services)
+        streams = _state_by_application(services)
         tasks = [task for stream in streams for task in _tasks(stream)]
-        late = _sum(tasks, "late_records")
-        all_late = _total(services, lambda name: name == LATE) if late is None else late
-        dead = _total(services, lambda name: name.startswith("penstock_") and name.endswith(DEAD_LETTERS_SUFFIX))
-        compactions = [dict(run) for stream in streams for run in stream.get("compactions", ())]
+        late_records: float | None = _sum(tasks, "late_records")
+        if late_records is None:
+            late_records = _total(services, lambda name: name == LATE)
+        dead_letters = _total(services, _counts_dead_letters)
+        if dead_letters is None:
+            dead_letters = _sum(tasks, "dead_letters")
+        compactions = [dict(compaction) for stream in streams for compaction in stream.get("compactions", ())]
         return {
             "now_ms": now_ms,
             "services": [_service(sample) for sample in services],
             "kafka": {"cluster_id": kafka.cluster_id, "brokers": kafka.brokers, "error": kafka.error},
-            "groups": self._groups.see(kafka.groups, now_ms=now_ms, monotonic_ms=monotonic_ms),
+            "groups": self._groups.observe(kafka.groups, now_ms=now_ms, monotonic_ms=monotonic_ms),
             "groups_omitted": kafka.groups_omitted,
             "rebalances": list(self._groups.events),
             "ingest": {
-                **self._latency.see(services, monotonic_ms),
+                **self._latency.observe(services, monotonic_ms),
                 "stored": stored,
                 "records_per_second": self._ingest_rate.add(monotonic_ms, stored),
-                "rejected": _total(services, lambda name: name == REFUSED),
-                "rejected_requests": _total(services, lambda name: name == REFUSED_REQUESTS),
+                "rejected": _total(services, lambda name: name == REJECTED),
+                "rejected_requests": _total(services, lambda name: name == REJECTED_REQUESTS),
             },
             "streams": {
                 "tasks": sorted(tasks, key=lambda task: task.get("partition", -1)),
                 "open_sessions": _sum(tasks, "open_sessions"),
                 "closed_sessions": _sum(tasks, "closed_sessions"),
-                "late_records": all_late,
-                "late_per_second": self._late_rate.add(monotonic_ms, all_late),
+                "late_records": late_records,
+                "late_per_second": self._late_rate.add(monotonic_ms, late_records),
                 "restore_estimate_s": restore_estimate_s(tasks, services),
             },
-            "dead_letters": _sum(tasks, "dead_letters") if dead is None else dead,
-            "compactions": sorted(compactions, key=lambda run: -run.get("started_at_ms", 0))[:COMPACTIONS_MAX],
+            "dead_letters": dead_letters,
+            "compactions": sorted(compactions, key=lambda row: -row.get("started_at_ms", 0))[:COMPACTIONS_MAX],
         }
 
 
-def _of_each_application(services: Sequence[ServiceSample]) -> list[Mapping[str, Any]]:
+def _state_by_application(services: Sequence[ServiceSample]) -> list[Mapping[str, Any]]:
     """Return each application's state once. Every instance reports all instances; the most complete state is used."""
-    found: dict[str, Mapping[str, Any]] = {}
+    states: dict[str, Mapping[str, Any]] = {}
     for sample in services:
         if sample.streams is not None:
             name = str(sample.streams.get("application_id", sample.name))
-            if name not in found or _missing(sample.streams) < _missing(found[name]):
-                found[name] = sample.streams
-    return list(found.values())
+            if name not in states or _missing_count(sample.streams) < _missing_count(states[name]):
+                states[name] = sample.streams
+    return list(states.values())
 
 
 def _tasks(streams: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return an application's tasks, and a row with the reason for each partition that no instance reported."""
     tasks = [dict(task) for task in streams.get("tasks", ())]
-    told = {task.get("partition") for task in tasks}
-    lost = [one for one in streams.get("missing", ()) if one["partition"] not in told]
-    return tasks + [{"partition": one["partition"], "state": "missing", "instance": one["reason"]} for one in lost]
+    reported = {task.get("partition") for task in tasks}
+    missing = [row for row in streams.get("missing", ()) if row["partition"] not in reported]
+    return tasks + [{"partition": row["partition"], "state": "missing", "instance": row["reason"]} for row in missing]
 
 
-def _missing(streams: Mapping[str, Any]) -> int:
+def _missing_count(streams: Mapping[str, Any]) -> int:
+    """Return the number of partitions that the state of an application lacks."""
     return len(streams.get("missing", ()))
+
+
+def _counts_dead_letters(name: str) -> bool:
+    """Return whether a metric counts dead letters: consumers and tasks each have one."""
+    return name.startswith("penstock_") and name.endswith(DEAD_LETTERS_SUFFIX)
 
 
 def _service(sample: ServiceSample) -> ServiceRow:
@@ -221,11 +230,13 @@ def _service(sample: ServiceSample) -> ServiceRow:
     }
 
 
-def _total(services: Sequence[ServiceSample], wanted: Any) -> float | None:
-    values = [value for service in services for name, value in service.metrics.items() if wanted(name)]
+def _total(services: Sequence[ServiceSample], selects: Callable[[str], bool]) -> float | None:
+    """Return the sum of the selected metrics of all services; None if there are none."""
+    values = [value for service in services for name, value in service.metrics.items() if selects(name)]
     return sum(values) if values else None
 
 
 def _sum(tasks: Sequence[Mapping[str, Any]], key: str) -> int | None:
+    """Return the sum of a value of all tasks; None if no task reports it."""
     values = [task[key] for task in tasks if task.get(key) is not None]
     return sum(values) if values else None

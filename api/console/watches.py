@@ -4,10 +4,10 @@ Sans-IO. A group catches up at the rate at which its lag fell over the last seco
 
 >>> watch = GroupWatch()
 >>> banks = {"group": "banks", "state": "Stable", "members": 1, "lag": 100}
->>> watch.see([banks], now_ms=0, monotonic_ms=0)[0]["catch_up_s"]
->>> watch.see([banks | {"lag": 80}], now_ms=2_000, monotonic_ms=2_000)[0]["catch_up_s"]
+>>> watch.observe([banks], now_ms=0, monotonic_ms=0)[0]["catch_up_s"]
+>>> watch.observe([banks | {"lag": 80}], now_ms=2_000, monotonic_ms=2_000)[0]["catch_up_s"]
 8.0
->>> _ = watch.see([banks | {"lag": 80, "members": 2}], now_ms=3_000, monotonic_ms=3_000)
+>>> _ = watch.observe([banks | {"lag": 80, "members": 2}], now_ms=3_000, monotonic_ms=3_000)
 >>> [(event["at_ms"], event["what"]) for event in watch.events]
 [(3000, 'members 1 to 2')]
 """
@@ -24,48 +24,56 @@ LAG_WINDOW_MS = 30_000
 LATENCY_WINDOW_MS = 10_000
 EVENTS_MAX = 200
 GROUPS_MAX = 500
-"""Groups whose lag is kept."""
+"""The most groups in an overview."""
 
 LATENCY_BUCKET = "penstock_ingest_request_seconds_bucket|"
 
 
 class GroupWatch:
-    """Watches the groups over time. `events` are their rebalances, newest first."""
+    """Derives lag rates and rebalances from samples of the groups. `events` are the rebalances, newest first."""
 
     def __init__(self) -> None:
         self.events: deque[dict[str, Any]] = deque(maxlen=EVENTS_MAX)
         self._lags: dict[str, deque[tuple[int, int]]] = {}
         self._last: dict[str, Mapping[str, Any]] = {}
 
-    def see(self, groups: Sequence[Mapping[str, Any]], *, now_ms: int, monotonic_ms: int) -> list[dict[str, Any]]:
-        """Return the groups with `lag_per_second` (negative: catching up) and `catch_up_s`; None if unknown."""
+    def observe(self, groups: Sequence[Mapping[str, Any]], *, now_ms: int, monotonic_ms: int) -> list[dict[str, Any]]:
+        """Add a sample. Returns the groups with `lag_per_second` (negative: catching up) and `catch_up_s`.
+
+        Both are None if unknown.
+        """
         rows = []
         for group in groups[:GROUPS_MAX]:
             name = str(group["group"])
-            self._note(name, group, now_ms)
+            self._record_changes(name, group, now_ms)
             rate = self._rate(name, int(group["lag"]), monotonic_ms)
-            falling = rate is not None and rate < 0
-            catch_up_s = 0.0 if group["lag"] == 0 else -group["lag"] / rate if falling and rate else None
+            catch_up_s: float | None = None
+            if group["lag"] == 0:
+                catch_up_s = 0.0
+            elif rate is not None and rate < 0:
+                catch_up_s = -group["lag"] / rate
             rows.append({**group, "lag_per_second": rate, "catch_up_s": catch_up_s})
-        gone = self._last.keys() - {str(group["group"]) for group in groups}
-        for name in gone if groups else ():
-            del self._last[name]
-            self._lags.pop(name, None)
+        if groups:  # no groups at all: Kafka did not answer, and the next sample continues
+            for name in self._last.keys() - {str(group["group"]) for group in groups}:
+                del self._last[name]
+                self._lags.pop(name, None)
         return rows
 
-    def _note(self, name: str, group: Mapping[str, Any], now_ms: int) -> None:
+    def _record_changes(self, name: str, group: Mapping[str, Any], now_ms: int) -> None:
+        """Add an event if the group's state or its number of members changed since the last sample."""
         before, self._last[name] = self._last.get(name), group
         if before is None:
             return
         changes = [
-            f"{what} {before.get(what)} to {group.get(what)}"
-            for what in ("state", "members")
-            if before.get(what) != group.get(what)
+            f"{field} {before.get(field)} to {group.get(field)}"
+            for field in ("state", "members")
+            if before.get(field) != group.get(field)
         ]
         if changes:
             self.events.appendleft({"at_ms": now_ms, "group": name, "what": ", ".join(changes)})
 
     def _rate(self, name: str, lag: int, monotonic_ms: int) -> float | None:
+        """Return the change of a group's lag per second over LAG_WINDOW_MS; None for the first sample."""
         points = self._lags.setdefault(name, deque())
         points.append((monotonic_ms, lag))
         while len(points) > 2 and points[1][0] <= monotonic_ms - LAG_WINDOW_MS:
@@ -80,31 +88,31 @@ class Latency:
     def __init__(self) -> None:
         self._points: deque[tuple[int, dict[float, float]]] = deque()
 
-    def see(self, services: Sequence[ServiceSample], monotonic_ms: int) -> dict[str, float | None]:
-        """Return `p50_ms` and `p99_ms`; None if no request was answered lately."""
-        now: dict[float, float] = {}
+    def observe(self, services: Sequence[ServiceSample], monotonic_ms: int) -> dict[str, float | None]:
+        """Add a sample. Returns `p50_ms` and `p99_ms`, None without a request in the last LATENCY_WINDOW_MS."""
+        totals: dict[float, float] = {}  # cumulative counts by upper bound, in seconds
         for service in services:
             for name, value in service.metrics.items():
                 if name.startswith(LATENCY_BUCKET):
                     bound = float(name.removeprefix(LATENCY_BUCKET))
-                    now[bound] = now.get(bound, 0.0) + value
-        if self._points and any(value < self._points[-1][1].get(bound, 0.0) for bound, value in now.items()):
+                    totals[bound] = totals.get(bound, 0.0) + value
+        if self._points and any(value < self._points[-1][1].get(bound, 0.0) for bound, value in totals.items()):
             self._points.clear()  # a service was restarted
-        self._points.append((monotonic_ms, now))
+        self._points.append((monotonic_ms, totals))
         while len(self._points) > 2 and self._points[1][0] <= monotonic_ms - LATENCY_WINDOW_MS:
             self._points.popleft()
         before = self._points[0][1]
-        counts = {bound: value - before.get(bound, 0.0) for bound, value in now.items()}
+        counts = {bound: value - before.get(bound, 0.0) for bound, value in totals.items()}
         return {"p50_ms": quantile_ms(counts, 0.5), "p99_ms": quantile_ms(counts, 0.99)}
 
 
 RATE_RECORDS_MIN = 10_000
-"""A restore of fewer records shows the fixed cost of a restore, not its rate."""
-RECORDS_A_MS = 100
-"""The assumed rate if no restore was large enough. Windows on disk are a little slower, windows in memory faster."""
+"""The duration of a restore of fewer records is the fixed cost of connections, not a rate."""
+RECORDS_PER_MS = 100
+"""The assumed rate if no restore had RATE_RECORDS_MIN records. Disk is a little slower, memory faster."""
 
 
-def quantile_ms(counts: Mapping[float, float], share: float) -> float | None:
+def quantile_ms(counts: Mapping[float, float], quantile: float) -> float | None:
     """Return a quantile in ms of cumulative counts by upper bound in seconds, interpolated between the bounds.
 
     >>> quantile_ms({0.01: 50, 0.1: 100, float("inf"): 100}, 0.5), quantile_ms({0.01: 50, 0.1: 100}, 0.75)
@@ -113,22 +121,27 @@ def quantile_ms(counts: Mapping[float, float], share: float) -> float | None:
     bounds = sorted(counts)
     if not bounds or counts[bounds[-1]] <= 0:
         return None
-    wanted, low, below = counts[bounds[-1]] * share, 0.0, 0.0
+    rank = counts[bounds[-1]] * quantile
+    low = 0.0
+    below = 0.0
     for bound in bounds:
-        if counts[bound] >= wanted:
+        if counts[bound] >= rank:
             if bound == float("inf"):
                 return low * 1_000
-            within = (wanted - below) / (counts[bound] - below) if counts[bound] > below else 1.0
+            within = (rank - below) / (counts[bound] - below) if counts[bound] > below else 1.0
             return round((low + (bound - low) * within) * 1_000, 3)
-        low, below = bound, counts[bound]
+        low = bound
+        below = counts[bound]
     return None
 
 
 def restore_estimate_s(tasks: Sequence[Mapping[str, Any]], services: Sequence[ServiceSample]) -> float | None:
-    """Estimate the seconds that a restore would take now, of the live windows and the changelog behind them.
+    """Estimate the seconds that a restore would take now. None if there was no restore yet.
 
-    The rate is that of the last restores that read many records. If there are none, the estimate is the shortest
-    restore, which shows the fixed cost of connections, plus the records at RECORDS_A_MS.
+    A restore reads the live windows and the changelog records after the snapshot. There are two cases:
+
+    1. Some restores read at least RATE_RECORDS_MIN records: the estimate uses their rate.
+    2. No restore did: the estimate is the duration of the shortest restore plus the records at RECORDS_PER_MS.
     """
     restores = [
         (task["restore_ms"], (task.get("restored_windows") or 0) + (task.get("restored_changelog_records") or 0))
@@ -136,11 +149,11 @@ def restore_estimate_s(tasks: Sequence[Mapping[str, Any]], services: Sequence[Se
         if task.get("restore_ms") is not None
     ]
     checks = [service.checks.get("compaction") or {} for service in services]
-    behind = [check["changelog_records"] for check in checks if check.get("changelog_records") is not None]
-    if not restores or not behind:
+    changelog_records = [check["changelog_records"] for check in checks if check.get("changelog_records") is not None]
+    if not restores or not changelog_records:
         return None
-    large = [(took_ms, restored) for took_ms, restored in restores if restored >= RATE_RECORDS_MIN]
-    records = sum(task.get("open_sessions") or 0 for task in tasks) + sum(behind)
+    large = [(ms, restored) for ms, restored in restores if restored >= RATE_RECORDS_MIN]
+    records = sum(task.get("open_sessions") or 0 for task in tasks) + sum(changelog_records)
     if not large:
-        return float(min(took_ms for took_ms, _ in restores) + records / RECORDS_A_MS) / 1_000
+        return float(min(ms for ms, _ in restores) + records / RECORDS_PER_MS) / 1_000
     return float(records * sum(ms for ms, _ in large) / sum(restored for _, restored in large)) / 1_000

@@ -1,7 +1,7 @@
 """Access control: credentials with scopes, and the scope that each request needs.
 
 Sans-IO. A credential is a name and a secret. The secret alone is a bearer token; name and secret are basic auth.
-Secrets are compared in constant time, and every secret is compared, so the response time reveals nothing.
+Every secret is compared, in constant time, so the response time reveals nothing.
 
 | scope | what it allows |
 |---|---|
@@ -53,8 +53,8 @@ class Access:
 
     def __init__(self, auth_token: SecretStr | None, credentials: Mapping[str, Credential]) -> None:
         self._known: list[tuple[Principal, bytes]] = [
-            (Principal(name, frozenset(one.scopes)), one.secret.get_secret_value().encode())
-            for name, one in credentials.items()
+            (Principal(name, frozenset(credential.scopes)), credential.secret.get_secret_value().encode())
+            for name, credential in credentials.items()
         ]
         if auth_token is not None:
             self._known.append((Principal(OWNER, ALL), auth_token.get_secret_value().encode()))
@@ -74,19 +74,21 @@ class Access:
 
     def principal(self, authorization: str) -> Principal | None:
         """Return the client that an Authorization header belongs to; None if the credentials are unknown."""
-        scheme, _, given = authorization.partition(" ")
-        found = None
+        scheme, _, value = authorization.partition(" ")
+        client = None
+        # No early exit: the time must not depend on which secret matches.
         if scheme.lower() == "bearer":
-            token = given.strip().encode()
+            token = value.strip().encode()
             for principal, secret in self._known:
                 if hmac.compare_digest(token, secret):
-                    found = principal
-        elif scheme.lower() == "basic" and (pair := _basic(given)) is not None:
+                    client = principal
+        elif scheme.lower() == "basic" and (user_and_password := _basic(value)) is not None:
+            user, password = user_and_password
             for principal, secret in self._known:
-                same = hmac.compare_digest(pair[1], secret) & hmac.compare_digest(pair[0], principal.name.encode())
-                if same and principal.name != OWNER:
-                    found = principal
-        return found
+                matches = hmac.compare_digest(password, secret) & hmac.compare_digest(user, principal.name.encode())
+                if matches and principal.name != OWNER:
+                    client = principal
+        return client
 
 
 def scope_of(method: str, path: str) -> Scope:
@@ -97,9 +99,10 @@ def scope_of(method: str, path: str) -> Scope:
     return "ingest" if method == "POST" and _INGEST.fullmatch(path) else "admin"
 
 
-def _basic(given: str) -> tuple[bytes, bytes] | None:
+def _basic(value: str) -> tuple[bytes, bytes] | None:
+    """Return the user and the password of basic auth (RFC 7617); None if the value is malformed."""
     try:
-        name, colon, secret = base64.b64decode(given.strip(), validate=True).partition(b":")
+        name, colon, secret = base64.b64decode(value.strip(), validate=True).partition(b":")
     except (binascii.Error, ValueError):
         return None
     return (name, secret) if colon else None

@@ -1,4 +1,4 @@
-"""Builds one app from the parts that a service serves at its address."""
+"""Builds the app of a service from its routers."""
 
 from __future__ import annotations
 
@@ -24,30 +24,30 @@ def create_app(
     more: Sequence[APIRouter] = (),
     dashboard: APIRouter | None = None,
     health: APIRouter | None = None,
-    straight: Handle | None = None,
+    fast_path: Handle | None = None,
     rest_proxy: Sequence[APIRouter] = (),
     auth_token: SecretStr | None = None,
     credentials: Mapping[str, Credential] | None = None,
     cors_origins: Sequence[str] = (),
     local_hosts_only: bool = False,
     title: str = "Penstock",
-    handed_on: Callable[[], Iterable[Document]] = tuple,
+    forwarded_documents: Callable[[], Iterable[Document]] = tuple,
 ) -> FastAPI:
-    """Return an app of the given parts. Each part is a router that its module builds.
+    """Return an app of the given routers.
 
     With `auth_token` or `credentials`, every path except `/`, `/health` and `/metrics` needs a credential.
     `local_hosts_only` rejects requests whose Host header is not this machine (for a loopback address without a token).
-    `straight` handles ordinary ingest requests and bypasses the router. `handed_on` returns the OpenAPI
-    documents of routes of other services.
+    `fast_path` handles ordinary ingest requests without the router (`penstock.api.ingest.asgi`). `forwarded_documents`
+    returns the OpenAPI documents of forwarded routes.
     """
     app = FastAPI(title=title, docs_url=None, redoc_url=None)
     problem.install(app)
-    for part in (ingest, *rest_proxy, admin, streams, *more, dashboard, health):
-        if part is not None:
-            app.include_router(part, dependencies=[Depends(reject_unknown_query)])
-    describe(app, handed_on)
-    if straight is not None:
-        app.add_middleware(FastPath, handle=straight)
+    for router in (ingest, *rest_proxy, admin, streams, *more, dashboard, health):
+        if router is not None:
+            app.include_router(router, dependencies=[Depends(reject_unknown_query)])
+    describe(app, forwarded_documents)
+    if fast_path is not None:
+        app.add_middleware(FastPath, handle=fast_path)
     app.add_middleware(
         Guard,
         auth_token=auth_token,

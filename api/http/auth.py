@@ -1,10 +1,10 @@
 """The guard in front of every route: credentials, limits on bodies, security headers, and the audit log.
 
 Without credentials the service listens on a loopback address. The `Host` header must then name this machine too.
-Otherwise a web page could reach the service by a name that its owner points here (DNS rebinding). With or without
-credentials, a request that changes anything is rejected if a web page of another origin made the browser send it
-(`penstock.api.http.cross_site`). The audit log has each request that needs the scope admin: the client, the request and
-its status, never a secret.
+Otherwise a web page could reach the service by a domain name that resolves to this machine (DNS rebinding). With or
+without credentials, a request that changes anything is rejected if a web page of another origin made the browser send
+it (`penstock.api.http.cross_site`). The audit log has each request that needs the scope admin: the client, the request
+and its status, never a secret.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from penstock.api.http.access import READING, Access, Principal, scope_of
+from penstock.api.http.access import ALL, READING, Access, Principal, scope_of
 from penstock.api.http.cross_site import foreign_page
 from penstock.api.http.problem import UNEXPECTED, ErrorKind, Problem
+from penstock.api.http.status import CONTENT_TOO_LARGE, FORBIDDEN, MISDIRECTED_REQUEST, REQUEST_TIMEOUT, UNAUTHORIZED
 from penstock.api.settings import Credential, is_loopback
 from penstock.shared.common.log import get_logger
 
@@ -41,11 +42,11 @@ ADMIN_BODY_BYTES_MAX = 1_048_576
 ADMIN_BODY_MS = 30_000
 """The longest time that such a body may take to arrive."""
 
-NOBODY = Principal("", frozenset({"ingest", "read", "admin"}))
+ANONYMOUS = Principal("", ALL)
 
 
 class Guard:
-    """ASGI middleware; see the module."""
+    """The ASGI middleware that this module describes."""
 
     def __init__(
         self,
@@ -67,8 +68,10 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        method, path, headers = scope["method"], scope["path"], Headers(scope=scope)
-        needed = scope_of(method, path)
+        method = scope["method"]
+        path = scope["path"]
+        headers = Headers(scope=scope)
+        needed_scope = scope_of(method, path)
         status = 0
 
         async def send_with_headers(message: Message) -> None:
@@ -78,54 +81,63 @@ class Guard:
                 message["headers"] = [*message.get("headers", ()), *SECURITY_HEADERS]
             await send(message)
 
-        asks, problem = self._admit(method, path, headers)
+        principal, rejection = self._admit(method, path, headers)
         try:
-            if problem is None:
-                if asks.name:
-                    scope["principal"] = asks.name
-                body = receive if needed == "ingest" else _Bounded(receive)
+            if rejection is None:
+                if principal.name:
+                    scope["principal"] = principal.name
+                body = receive if needed_scope == "ingest" else _BoundedBody(receive)
                 await self._app(scope, body, send_with_headers)
             else:
-                response = problem.response_for(path)
-                if problem.kind.status == 401:
+                response = rejection.response_for(path)
+                if rejection.kind.status == UNAUTHORIZED:
                     response.headers["WWW-Authenticate"] = self._challenge(headers)
                 await response(scope, receive, send_with_headers)
         except Exception as e:
             if status:  # the answer has begun: only a broken connection can report the error
                 raise
             log.error("request failed", path=path, error=type(e).__name__, exc_info=e)
-            failed = Problem(UNEXPECTED, "the request failed; the service's log has the reason")
-            await failed.response_for(path)(scope, receive, send_with_headers)
+            problem = Problem(UNEXPECTED, "the request failed; the service's log has the reason")
+            await problem.response_for(path)(scope, receive, send_with_headers)
         finally:
-            if needed == "admin":
+            if needed_scope == "admin":
                 client = scope["client"][0] if scope.get("client") else ""
-                log.info("audit", principal=asks.name, client=client, method=method, path=path, status=status)
+                log.info("audit", principal=principal.name, client=client, method=method, path=path, status=status)
 
     def _admit(self, method: str, path: str, headers: Headers) -> tuple[Principal, Problem | None]:
+        """Return the client of a request, and the problem if the request is rejected. The checks are, in order:
+
+        1. The Host header names this machine, if `local_hosts_only` is set.
+        2. A request that changes anything was not sent by a foreign web page.
+        3. The credentials are known, unless the service or the path is open.
+        4. The client has the scope that the request needs.
+        """
         if self._local_hosts_only and not is_loopback(_host_name(headers.get("host", ""))):
-            kind = ErrorKind(421, "WRONG_HOST", "Not this host")
-            return NOBODY, Problem(kind, "without a token only requests to localhost are answered")
+            kind = ErrorKind(MISDIRECTED_REQUEST, "WRONG_HOST", "Not this host")
+            return ANONYMOUS, Problem(kind, "without a token only requests to localhost are answered")
         if method not in READING and (page := foreign_page(headers, self._cors_origins)):
-            kind = ErrorKind(403, "CROSS_SITE_REQUEST", "Request of another web page")
-            return NOBODY, Problem(kind, f"a web page of {page} sent the request; cors_origins lists the allowed pages")
+            kind = ErrorKind(FORBIDDEN, "CROSS_SITE_REQUEST", "Request of another web page")
+            detail = f"a web page of {page} sent the request; cors_origins lists the allowed pages"
+            return ANONYMOUS, Problem(kind, detail)
         if self._access.is_open or path in self._open_paths:
-            return NOBODY, None
-        found = self._access.principal(headers.get("authorization", ""))
-        if found is None:
-            said = "send Authorization: Bearer <token>" + (" or basic auth" if self._access.has_names else "")
-            return NOBODY, Problem(ErrorKind(401, "UNAUTHORIZED", "Token needed"), said)
-        needed = scope_of(method, path)
-        if not found.may(needed):
-            return found, Problem(ErrorKind(403, "FORBIDDEN", "Not allowed"), f"{found.name} lacks the scope {needed}")
-        return found, None
+            return ANONYMOUS, None
+        principal = self._access.principal(headers.get("authorization", ""))
+        if principal is None:
+            detail = "send Authorization: Bearer <token>" + (" or basic auth" if self._access.has_names else "")
+            return ANONYMOUS, Problem(ErrorKind(UNAUTHORIZED, "UNAUTHORIZED", "Token needed"), detail)
+        needed_scope = scope_of(method, path)
+        if not principal.may(needed_scope):
+            kind = ErrorKind(FORBIDDEN, "FORBIDDEN", "Not allowed")
+            return principal, Problem(kind, f"{principal.name} lacks the scope {needed_scope}")
+        return principal, None
 
     def _challenge(self, headers: Headers) -> str:
-        """Return the challenge. A page's script gets no Basic, or the browser would show its own password dialog."""
-        script = headers.get("sec-fetch-dest", "") == "empty"
-        return 'Bearer, Basic realm="penstock"' if self._access.has_names and not script else "Bearer"
+        """Return the challenge, without Basic for a page's script: the browser would show a password dialog."""
+        is_script = headers.get("sec-fetch-dest", "") == "empty"
+        return 'Bearer, Basic realm="penstock"' if self._access.has_names and not is_script else "Bearer"
 
 
-class _Bounded:
+class _BoundedBody:
     """The body of a request that stores no events: 413 if it is too long, 408 if it arrives too slowly."""
 
     def __init__(self, receive: Receive) -> None:
@@ -141,10 +153,10 @@ class _Bounded:
             async with asyncio.timeout_at(self._deadline):
                 message = await self._receive()
         except TimeoutError:
-            raise HTTPException(408, f"the body did not come within {ADMIN_BODY_MS} ms") from None
+            raise HTTPException(REQUEST_TIMEOUT, f"the body did not arrive within {ADMIN_BODY_MS} ms") from None
         self._bytes += len(message.get("body", b""))
         if self._bytes > ADMIN_BODY_BYTES_MAX:
-            raise HTTPException(413, f"the body is longer than {ADMIN_BODY_BYTES_MAX} bytes")
+            raise HTTPException(CONTENT_TOO_LARGE, f"the body is longer than {ADMIN_BODY_BYTES_MAX} bytes")
         return message
 
 

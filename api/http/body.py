@@ -1,10 +1,10 @@
 """A request's body, chunk by chunk, with limits on the time that it takes (an edge).
 
-A client that stalls gets its answer after `body_timeout_ms`. So does a client that sends single bytes slowly: a line or
-an object must end within `body_timeout_ms`, and a body that is read whole within `whole_body_timeout_ms`. Only time
-spent waiting for the client counts. When the service shuts down, an incomplete body has until the drain's deadline.
-It is then answered for the events read so far. A compressed body is inflated in steps, and all limits apply to the
-inflated data. The steps end when the client has closed the connection.
+A client that stalls is answered after `body_timeout_ms`. So is a client that sends single bytes slowly: a line or an
+object must end within `body_timeout_ms`, and a buffered body (every format but NDJSON) within `whole_body_timeout_ms`.
+Only time spent waiting for the client counts. When the service shuts down, an incomplete body has until the drain's
+deadline. It is then answered for the events read so far. A compressed body is inflated in steps, and all limits apply
+to the inflated data. The steps end when the client has closed the connection.
 """
 
 from __future__ import annotations
@@ -17,24 +17,25 @@ from starlette.types import Receive
 
 from penstock.api.http.content_encoding import Inflater
 from penstock.api.http.problem import ErrorKind, Problem
+from penstock.api.http.status import CONTENT_TOO_LARGE
 from penstock.api.ingest.turns import BULK_BYTES, BULK_EVENTS, FREE, Turn, Turns
 from penstock.shared.common.errors import PenstockError
 
 T = TypeVar("T")
 
-PART_BYTES = 65_536
-"""The chunk size of a body that was already read."""
+CHUNK_BYTES = 65_536
+"""The size of a chunk of a body that was already read."""
 
 
 class BodyStalled(PenstockError):
-    """No byte of the body came within `body_timeout_ms`, or the end of a line, an object or the whole came too late."""
+    """The body, or a line or an object in it, did not arrive in time."""
 
 
-class ServiceLeaving(PenstockError):
+class ServiceShuttingDown(PenstockError):
     """The service is shutting down, and the body did not end before the drain's deadline."""
 
 
-class ClientGone(PenstockError):
+class ClientDisconnected(PenstockError):
     """The client closed the connection before its body was complete."""
 
 
@@ -54,21 +55,22 @@ class Drain:
         return self.deadline != float("inf")
 
     def begin(self, grace_ms: int) -> None:
-        """Give all bodies `grace_ms` from now."""
+        """Set the deadline of all bodies to `grace_ms` from now. A body with an earlier deadline keeps it."""
         self.deadline = asyncio.get_running_loop().time() + grace_ms / 1000
         for timeout in self._waiting:
             when = timeout.when()
             if when is None or when > self.deadline:
                 timeout.reschedule(self.deadline)
 
-    async def wait(self, wait: Callable[[], Awaitable[T]], until: float, late: Callable[[], str]) -> T:
-        """Return the result of `wait`. Raises BodyStalled with the text of `late` at the loop's time `until`.
+    async def wait(self, wait: Callable[[], Awaitable[T]], deadline: float, timeout_message: Callable[[], str]) -> T:
+        """Return the result of `wait`.
 
-        Raises ServiceLeaving if the drain's deadline passes first.
+        Raises BodyStalled with `timeout_message` at `deadline` (the loop's time), or ServiceShuttingDown if the drain's
+        deadline passes first.
         """
         loop = asyncio.get_running_loop()
         try:
-            async with asyncio.timeout_at(min(until, self.deadline)) as timeout:
+            async with asyncio.timeout_at(min(deadline, self.deadline)) as timeout:
                 self._waiting.add(timeout)
                 try:
                     return await wait()
@@ -76,8 +78,8 @@ class Drain:
                     self._waiting.discard(timeout)
         except TimeoutError:
             if loop.time() >= self.deadline:
-                raise ServiceLeaving("the service is shutting down") from None
-            raise BodyStalled(late()) from None
+                raise ServiceShuttingDown("the service is shutting down") from None
+            raise BodyStalled(timeout_message()) from None
 
 
 class BodyReader:
@@ -94,34 +96,34 @@ class BodyReader:
         inflater: Inflater | None = None,
         turns: Turns | None = None,
     ) -> None:
-        """`declared_bytes` is the request's Content-Length; `turns` orders bulk requests, None if nothing does."""
+        """`declared_bytes` is the request's Content-Length; `turns` orders bulk requests, None for no order."""
         self._receive = receive
         self._drain = drain
         self._timeout_ms = timeout_ms
         self._whole_timeout_ms = whole_timeout_ms
         self._declared_bytes = declared_bytes
         self._inflater = inflater
-        self._place = None if turns is None else turns.place()
+        self._queue_entry = None if turns is None else turns.enqueue()
         self._bytes = 0
         self._ahead: asyncio.Future[MutableMapping[str, Any]] | None = None
         """The next message, received while a chunk is inflated, so that a closed connection is noticed."""
-        self._more = True
-        self._in_part = False
-        self._part_s = 0.0  # seconds spent waiting for the client since the part began
-        self._whole_until = float("inf")
+        self._has_more = True
+        self._in_event = False
+        self._event_wait_s = 0.0  # seconds spent waiting for the client since the line or object began
+        self._whole_deadline = float("inf")
         self._last_byte_at = asyncio.get_running_loop().time()
 
     @classmethod
     def of(cls, body: bytes) -> BodyReader:
         """Return a reader of a body that was already read."""
-        parts = iter(range(0, max(1, len(body)), PART_BYTES))
+        starts = iter(range(0, max(1, len(body)), CHUNK_BYTES))
 
         async def receive() -> MutableMapping[str, Any]:
-            at = next(parts)
+            start = next(starts)
             return {
-                "body": body[at : at + PART_BYTES],
+                "body": body[start : start + CHUNK_BYTES],
                 "type": "http.request",
-                "more_body": at + PART_BYTES < len(body),
+                "more_body": start + CHUNK_BYTES < len(body),
             }
 
         return cls(receive, Drain(), timeout_ms=1_000)
@@ -137,16 +139,25 @@ class BodyReader:
         return 0 if self._inflater is not None else self._declared_bytes
 
     async def turn(self, events: int) -> Turn:
-        """Return the right to parse and hand over the next batch, after `events` events. Raises ServiceLeaving."""
-        place, is_bulk = self._place, max(self._declared_bytes, self._bytes) > BULK_BYTES or events > BULK_EVENTS
-        if place is None or not is_bulk:
+        """Wait for the right to parse and send the next batch; `events` is the number of events before it.
+
+        Raises ServiceShuttingDown.
+        """
+        entry = self._queue_entry
+        is_bulk = max(self._declared_bytes, self._bytes) > BULK_BYTES or events > BULK_EVENTS
+        if entry is None or not is_bulk:
             return FREE
-        return await self._drain.wait(lambda: place.turn(self._bytes), float("inf"), str)
+        return await self._drain.wait(lambda: entry.turn(self._bytes), float("inf"), str)
 
     async def next(self) -> bytes | None:
         """Return the next chunk, which may be empty, or None at the end.
 
-        Raises BodyStalled, ServiceLeaving, ClientGone, CorruptBody.
+        Raises BodyStalled, ServiceShuttingDown, ClientDisconnected, CorruptBody. There are three cases:
+
+        1. Inflated data is available: inflate one step. Meanwhile the next message is received, to notice a
+           disconnect.
+        2. The body has ended.
+        3. Otherwise receive the next message.
         """
         inflater = self._inflater
         while True:
@@ -158,67 +169,72 @@ class BodyReader:
                 self._check_client()
                 if not chunk:
                     continue
-            elif not self._more:
+            elif not self._has_more:
                 if inflater is not None:
                     inflater.close()
                 if self._ahead is not None:
                     self._ahead.cancel()
                 return None
             else:
-                chunk = await self._next()
+                chunk = await self._receive_chunk()
                 if inflater is not None:
                     inflater.feed(chunk)
                     continue
             self._bytes += len(chunk)
             return chunk
 
-    async def _next(self) -> bytes:
-        """Return the next chunk as it arrives."""
+    async def _receive_chunk(self) -> bytes:
+        """Return the body of the next message."""
         clock = asyncio.get_running_loop().time
-        since = clock()
-        ahead, self._ahead = self._ahead, None
-        message = await self._drain.wait(self._receive if ahead is None else lambda: ahead, self._until(), self._late)
+        started_at = clock()
+        ahead = self._ahead
+        self._ahead = None
+        receive = self._receive if ahead is None else lambda: ahead
+        message = await self._drain.wait(receive, self._deadline(), self._timeout_message)
         self._last_byte_at = clock()
-        if self._in_part:
-            self._part_s += self._last_byte_at - since
+        if self._in_event:
+            self._event_wait_s += self._last_byte_at - started_at
         if message["type"] == "http.disconnect":
-            raise ClientGone("the client closed the connection")
-        self._more = bool(message.get("more_body", False))
+            raise ClientDisconnected("the client closed the connection")
+        self._has_more = bool(message.get("more_body", False))
         chunk = message.get("body", b"")
         assert isinstance(chunk, bytes)
         return chunk
 
     def _check_client(self) -> None:
-        """Raise ClientGone if the client closed the connection while a chunk is inflated."""
+        """Raise ClientDisconnected if the client has closed the connection while a chunk is inflated."""
         ahead = self._ahead
         if ahead is not None and ahead.done() and ahead.result()["type"] == "http.disconnect":
-            raise ClientGone("the client closed the connection")
+            raise ClientDisconnected("the client closed the connection")
 
-    def _until(self) -> float:
-        """The deadline of the next message, by the loop's clock."""
-        left_s = self._timeout_ms / 1000 - self._part_s
-        return min(asyncio.get_running_loop().time() + left_s, self._whole_until)
+    def _deadline(self) -> float:
+        """Return the deadline of the next message, by the loop's clock."""
+        remaining_s = self._timeout_ms / 1000 - self._event_wait_s
+        return min(asyncio.get_running_loop().time() + remaining_s, self._whole_deadline)
 
-    def _late(self) -> str:
+    def _timeout_message(self) -> str:
         """Return the error text for a body that is too slow."""
-        if asyncio.get_running_loop().time() >= self._whole_until:
+        if asyncio.get_running_loop().time() >= self._whole_deadline:
             return f"the body did not end within whole_body_timeout_ms={self._whole_timeout_ms}"
-        what = "a line or an object did not end" if self._in_part else "no data of the body arrived"
-        return f"{what} within body_timeout_ms={self._timeout_ms}"
+        reason = "a line or an object did not end" if self._in_event else "no data of the body arrived"
+        return f"{reason} within body_timeout_ms={self._timeout_ms}"
 
-    def seen(self, *, ended: int, unfinished: bool) -> None:
-        """Report the last chunk: `ended` lines or objects ended in it; `unfinished` if one is still open."""
-        if ended or not (unfinished and self._in_part):
-            self._part_s = 0.0
-        self._in_part = unfinished
+    def chunk_parsed(self, *, ended: int, unfinished: bool) -> None:
+        """Report the last chunk, parsed: `ended` lines or objects ended in it; `unfinished` if one is still open.
 
-    async def all(self, max_body_bytes: int) -> bytes:
-        """Return the whole body. Raises Problem (413) if it is longer than `max_body_bytes`.
+        An end restarts the time limit of lines and objects.
+        """
+        if ended or not (unfinished and self._in_event):
+            self._event_wait_s = 0.0
+        self._in_event = unfinished
+
+    async def read_all(self, max_body_bytes: int) -> bytes:
+        """Return the complete body. Raises Problem (413) if it is longer than `max_body_bytes`.
 
         Raises also what `next` raises.
         """
         body = bytearray()
-        self._whole_until = asyncio.get_running_loop().time() + self._whole_timeout_ms / 1000
+        self._whole_deadline = asyncio.get_running_loop().time() + self._whole_timeout_ms / 1000
         while (chunk := await self.next()) is not None:
             body += chunk
             if len(body) > max_body_bytes:
@@ -228,5 +244,5 @@ class BodyReader:
 
 def too_long(max_body_bytes: int) -> Problem:
     """Return the answer to a body over its limit."""
-    kind = ErrorKind(413, "BODY_TOO_LARGE", "Body too large")
+    kind = ErrorKind(CONTENT_TOO_LARGE, "BODY_TOO_LARGE", "Body too large")
     return Problem(kind, f"the body is longer than max_body_bytes={max_body_bytes}; NDJSON has no such limit")

@@ -1,17 +1,17 @@
 """uvicorn's HTTP protocol with limits on a request's head, and on a connection's unparsed bytes (an edge).
 
 uvicorn reads a head of any size, for any time, before any route or credential is checked. And it parses every request
-that a client sends ahead of its answers (HTTP pipelining), as fast as they come. So this class cuts what arrives into
-parts before uvicorn sees them, and each part ends with a head, with a body, or with what has arrived:
+that a client sends before its earlier ones are answered (HTTP pipelining). So this class cuts the received bytes into
+segments before uvicorn parses them. A segment ends at the end of a head, of a body, or of the received bytes:
 
-1. A head ends with an empty line. A part that would make it longer than `max_head_bytes` is not parsed: the answer is
-   431, or 414 where the request line alone is too long, and the connection is closed.
-2. A body of known length ends after that length. A chunked one ends with an empty line too, behind its trailers. Bytes
+1. A head ends with an empty line. A segment that would make it longer than `max_head_bytes` is not parsed: the answer
+   is 431, or 414 if the request line alone is too long, and the connection is closed.
+2. A body of known length ends after that length. A chunked body ends with an empty line too, after its trailers. Bytes
    of a chunked body that are neither data nor its end are trailers and chunk extensions, and have the same limit.
-3. What follows a request that is not answered yet is kept as it came, and the connection is not read until then: at
-   most what one read returns (256 KiB).
+3. Bytes after a request that is not answered yet are buffered unparsed, and the connection is not read until the answer
+   is complete. The buffer holds at most one read (256 KiB).
 
-Trailers are not added to the request's headers: they arrive when headers have been acted upon.
+Trailers are not added to the request's headers: the app has already used the headers when they arrive.
 
 An `Upgrade` is ignored (RFC 9110, section 7.8). The parser ends such a request with its head, so its body is read by a
 parser of its own.
@@ -29,28 +29,30 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from penstock.api.http.auth import SECURITY_HEADERS
 from penstock.api.http.problem import ErrorKind, Problem
+from penstock.api.http.status import BAD_REQUEST, REQUEST_HEADER_FIELDS_TOO_LARGE, URI_TOO_LONG
 from penstock.shared.common.log import get_logger
 
 log = get_logger(__name__)
 
 HEAD_TIMEOUT_MS = 10_000
-"""From the start of a connection, or the first byte of a request, to the end of the head. A slow client would otherwise
-hold its connection for ever."""
+"""The time from the start of a connection, or the first byte of a request, to the end of the head. Without it a slow
+client would hold its connection forever."""
 
 HEADERS_MAX = 256
-"""Header fields of one request, trailers included: each costs some 150 bytes beside its own, however short it is."""
+"""The most header fields of one request, trailers included: each needs about 150 bytes in addition to its own."""
 
 LINGER_MS = 1_000
+"""How long received data is discarded after a rejection. A connection that is closed with unread data is reset, and
+the client may then never receive the answer."""
 DISCARDED_BYTES_MAX = 1_048_576
-"""How long, and for how many bytes, data is discarded after a rejection. A connection that is closed with unread data
-is reset, and the client may then never see the answer."""
+"""The most bytes that are discarded. Then the connection is closed."""
 
 HEAD_END = b"\r\n\r\n"
 OVERLAP = len(HEAD_END) - 1
 
-MALFORMED = ErrorKind(400, "MALFORMED_REQUEST", "Not an HTTP request")
-URI_TOO_LONG = ErrorKind(414, "URI_TOO_LONG", "Request line too long")
-HEAD_TOO_LARGE = ErrorKind(431, "HEAD_TOO_LARGE", "Request head too large")
+MALFORMED = ErrorKind(BAD_REQUEST, "MALFORMED_REQUEST", "Not an HTTP request")
+REQUEST_LINE_TOO_LONG = ErrorKind(URI_TOO_LONG, "URI_TOO_LONG", "Request line too long")
+HEAD_TOO_LARGE = ErrorKind(REQUEST_HEADER_FIELDS_TOO_LARGE, "HEAD_TOO_LARGE", "Request head too large")
 
 
 class Reading(Enum):
@@ -62,12 +64,12 @@ class Reading(Enum):
 
 
 class _Flow(FlowControl):
-    """Resumes reading only if no unparsed bytes are kept."""
+    """Resumes reading only if no unparsed bytes are buffered."""
 
-    keeps = False
+    has_unparsed = False
 
     def resume_reading(self) -> None:
-        if not self.keeps:
+        if not self.has_unparsed:
             super().resume_reading()
 
 
@@ -86,11 +88,11 @@ class GuardedHttp(HttpToolsProtocol):
         self._head_bytes = 0
         self._in_request_line = True
         self._header_count = 0
-        self._last_bytes = b""  # the end of the part before, where an empty line may have begun
+        self._last_bytes = b""  # the end of the last segment, where an empty line may have begun
         self._body_header = b""  # Content-Length or Transfer-Encoding; empty if there is no body
         self._body_left: int | None = None  # bytes, of a body of known length
         self._bytes_beside_data = 0  # since the last data of a chunked body
-        self._hides_head = False  # for the parser of the body of a request with an upgrade
+        self._hides_head = False  # while the body of a request with an upgrade has a parser of its own
         self._unread = b""
         self._rejection: Problem | None = None
         self._discarded: int | None = None
@@ -107,7 +109,7 @@ class GuardedHttp(HttpToolsProtocol):
         self._expect_head()
 
     def data_received(self, data: bytes) -> None:
-        """Parse the bytes that may be parsed now, and keep the rest."""
+        """Parse the bytes that may be parsed now, and buffer the rest."""
         if self._discarded is not None:
             self._discarded += len(data)
             if self._discarded > DISCARDED_BYTES_MAX:
@@ -118,62 +120,68 @@ class GuardedHttp(HttpToolsProtocol):
             self._read(data)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop the timer and drop unparsed bytes."""
+        """Stop the timer and drop the unparsed bytes."""
         self._stop_waiting()
         self._unread = b""
         super().connection_lost(exc)
 
-    # Parts
+    # Segments
 
     def _read(self, data: bytes) -> None:
+        """Parse data segment by segment, until a request must be answered first."""
         at = 0
         while at < len(data) and self._discarded is None and not self.transport.is_closing():
             if self._is_answering:
-                self._unread, self.flow.keeps = data[at:], True
+                self._unread = data[at:]
+                self.flow.has_unparsed = True
                 self.flow.pause_reading()
                 return
-            end = self._end_of_part(data, at)
-            self._read_part(data[at:end])
+            end = self._segment_end(data, at)
+            self._read_segment(data[at:end])
             at = end
 
     @property
     def _is_answering(self) -> bool:
-        """Whether a complete request was read whose answer is not complete."""
+        """Whether a complete request was read and its answer is not complete."""
         return self._reading is Reading.START and self.cycle is not None and not self.cycle.response_complete
 
-    def _end_of_part(self, data: bytes, at: int) -> int:
+    def _segment_end(self, data: bytes, at: int) -> int:
+        """Return the end of the segment that begins at `at`."""
         if self._reading is Reading.BODY and self._body_left is not None:
             return min(len(data), at + max(1, self._body_left))
+        # An empty line may have begun in the last segment.
         overlapping = (self._last_bytes + data[at : at + OVERLAP]).find(HEAD_END)
         if overlapping >= 0:
             return at + overlapping + len(HEAD_END) - len(self._last_bytes)
-        found = data.find(HEAD_END, at)
-        return len(data) if found < 0 else found + len(HEAD_END)
+        start = data.find(HEAD_END, at)
+        return len(data) if start < 0 else start + len(HEAD_END)
 
-    def _read_part(self, part: bytes) -> None:
+    def _read_segment(self, segment: bytes) -> None:
         if self._reading is Reading.BODY:
-            self._read_body(part)
+            self._read_body(segment)
             return
-        if self._head_bytes + len(part) > self.max_head_bytes:
-            self._reject(self._too_large(part), part)
+        if self._head_bytes + len(segment) > self.max_head_bytes:
+            self._reject(self._too_large(segment), segment)
             return
         if self._head_timer is None:
             self._expect_head()
-        self._head_bytes += len(part)
-        self._last_bytes = (self._last_bytes + part)[-OVERLAP:]
-        super().data_received(part)
+        self._head_bytes += len(segment)
+        self._last_bytes = (self._last_bytes + segment)[-OVERLAP:]
+        super().data_received(segment)
         if self._reading is Reading.HEAD:
-            self._in_request_line = self._in_request_line and b"\n" not in part
-        else:  # a whole head, or empty lines before one
-            self._head_bytes, self._last_bytes, self._in_request_line = 0, b"", True
+            self._in_request_line = self._in_request_line and b"\n" not in segment
+        else:  # a complete head, or empty lines before one
+            self._head_bytes = 0
+            self._last_bytes = b""
+            self._in_request_line = True
 
-    def _read_body(self, part: bytes) -> None:
+    def _read_body(self, segment: bytes) -> None:
         if self._body_left is None:
-            self._bytes_beside_data += len(part)
-            self._last_bytes = (self._last_bytes + part)[-OVERLAP:]
+            self._bytes_beside_data += len(segment)
+            self._last_bytes = (self._last_bytes + segment)[-OVERLAP:]
         else:
-            self._body_left -= len(part)
-        super().data_received(part)
+            self._body_left -= len(segment)
+        super().data_received(segment)
         if self._bytes_beside_data > self.max_head_bytes:
             self._reject(Problem(HEAD_TOO_LARGE, f"trailers and chunk extensions are {self._longer}"))
 
@@ -181,7 +189,9 @@ class GuardedHttp(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         """A request line begins."""
-        self._reading, self._header_count, self._body_left = Reading.HEAD, 0, None
+        self._reading = Reading.HEAD
+        self._header_count = 0
+        self._body_left = None
         if not self._hides_head:
             self._body_header = b""
             super().on_message_begin()
@@ -207,7 +217,8 @@ class GuardedHttp(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """A request is handed to the app."""
-        self._reading, self._bytes_beside_data = Reading.BODY, 0
+        self._reading = Reading.BODY
+        self._bytes_beside_data = 0
         if not self._hides_head:
             self._stop_waiting()
             super().on_headers_complete()
@@ -218,51 +229,56 @@ class GuardedHttp(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """The end of a request. With an `Upgrade` the parser reports the end of the head as the end of the request."""
+        """The end of a request. With an `Upgrade` the parser reports it at the end of the head."""
         if self.parser.should_upgrade() and self._body_header:
             self._hides_head = True
             self.parser = httptools.HttpRequestParser(self)
             self.parser.feed_data(b"POST / HTTP/1.1\r\n" + self._body_header + HEAD_END)
             return
         super().on_message_complete()
-        self._reading, self._hides_head, self._last_bytes = Reading.START, False, b""
+        self._reading = Reading.START
+        self._hides_head = False
+        self._last_bytes = b""
 
     def on_response_complete(self) -> None:
-        """Continue with the bytes kept meanwhile."""
-        data, self._unread, self.flow.keeps = self._unread, b"", False
+        """Continue with the bytes that were buffered meanwhile."""
+        data = self._unread
+        self._unread = b""
+        self.flow.has_unparsed = False
         super().on_response_complete()
         if data:
             self._unset_keepalive_if_required()
             self._read(data)
 
     def send_400_response(self, msg: str) -> None:
-        """Answer an error of the parser. uvicorn calls this."""
+        """Answer an error of the parser. Called by uvicorn."""
         self._reject(self._rejection or Problem(MALFORMED, "the request is not HTTP/1.1"))
 
     def _unsupported_upgrade_warning(self) -> None:
-        """An upgrade that is not offered is ignored; uvicorn would advise to install a WebSocket library."""
+        """Log nothing. uvicorn would advise to install a WebSocket library."""
 
     # Rejections
 
-    def _too_large(self, part: bytes) -> Problem:
-        line_end = part.find(b"\n")
-        line_bytes = self._head_bytes + (len(part) if line_end < 0 else line_end)
+    def _too_large(self, segment: bytes) -> Problem:
+        """Return 414 if the request line alone is too long, else 431."""
+        line_end = segment.find(b"\n")
+        line_bytes = self._head_bytes + (len(segment) if line_end < 0 else line_end)
         if self._in_request_line and line_bytes > self.max_head_bytes:
-            return Problem(URI_TOO_LONG, f"the request line is {self._longer}")
+            return Problem(REQUEST_LINE_TOO_LONG, f"the request line is {self._longer}")
         return Problem(HEAD_TOO_LARGE, f"the request line and the header fields are {self._longer}")
 
     @property
     def _longer(self) -> str:
         return f"longer than {self.max_head_bytes} bytes (http.max_head_bytes; in Connect rest.max.head.bytes)"
 
-    def _path(self, part: bytes) -> str:
+    def _path(self, segment: bytes) -> str:
         """Return the request's path as far as it was received. It decides the form of an error."""
-        not_parsed = part.partition(b" ")[2].partition(b" ")[0]
+        not_parsed = segment.partition(b" ")[2].partition(b" ")[0]
         url = not_parsed if self._reading is Reading.START else self.url
         return url.partition(b"?")[0].decode("latin-1")
 
-    def _reject(self, problem: Problem, part: bytes = b"") -> None:
-        """Answer instead of the app, and close. An app that handles the request meanwhile sees a disconnect."""
+    def _reject(self, problem: Problem, segment: bytes = b"") -> None:
+        """Send the answer and close. If the app already handles the request, it sees a disconnect."""
         log.warning("request rejected", client=self.client, status=problem.kind.status, reason=problem.detail)
         self._stop_waiting()
         cycle = self.cycle
@@ -272,7 +288,7 @@ class GuardedHttp(HttpToolsProtocol):
             if cycle.response_started:
                 self.transport.close()
                 return
-        response = problem.response_for(self._path(part))
+        response = problem.response_for(self._path(segment))
         headers = [*self.server_state.default_headers, *response.raw_headers, *SECURITY_HEADERS, CLOSE_HEADER]
         lines = [STATUS_LINE[problem.kind.status], *(name + b": " + value + b"\r\n" for name, value in headers)]
         self.transport.write(b"".join(lines) + b"\r\n" + bytes(response.body))
@@ -280,7 +296,7 @@ class GuardedHttp(HttpToolsProtocol):
         if self.transport.can_write_eof():
             self.transport.write_eof()
             self._head_timer = self.loop.call_later(LINGER_MS / 1000, self.transport.abort)
-        else:  # TLS
+        else:  # TLS cannot close one direction
             self.transport.close()
 
     def _expect_head(self) -> None:
@@ -298,5 +314,5 @@ class GuardedHttp(HttpToolsProtocol):
 
 
 def guarded_http(max_head_bytes: int) -> type[GuardedHttp]:
-    """The protocol with this limit; uvicorn takes a class."""
+    """Return the protocol class with this limit. uvicorn expects a class."""
     return type("GuardedHttp", (GuardedHttp,), {"max_head_bytes": max_head_bytes})

@@ -1,7 +1,7 @@
 """Compressed bodies: gzip and zstd, inflated in steps of bounded size.
 
-Sans-IO. `feed` takes what has arrived and `step` returns at most `STEP_BYTES` of the data. So code that enforces a
-limit on the data never holds more than one step beyond it. A body may consist of several gzip members or zstd frames.
+Sans-IO. `feed` adds received bytes, and `step` returns at most `STEP_BYTES` of the inflated data. So code that enforces
+a limit on the data exceeds it by at most one step. A body may consist of several gzip members or zstd frames.
 
 >>> import gzip
 >>> inflater = Inflater("gzip")
@@ -21,6 +21,7 @@ from typing import Protocol
 from starlette.datastructures import Headers
 
 from penstock.api.http.problem import ErrorKind, Problem
+from penstock.api.http.status import UNSUPPORTED_MEDIA_TYPE
 from penstock.shared.common.errors import PenstockError
 
 if sys.version_info >= (3, 14):
@@ -32,7 +33,7 @@ STEP_BYTES = 65_536
 """The most data that one step returns."""
 
 ZSTD_WINDOW_LOG_MAX = 23
-"""The memory that a frame may demand: 8 MiB, the most that an encoder may use for HTTP (RFC 9659)."""
+"""The largest window of a frame: 8 MiB, the limit of the content coding for HTTP (RFC 9659)."""
 
 
 class CorruptBody(PenstockError):
@@ -40,7 +41,7 @@ class CorruptBody(PenstockError):
 
 
 class _Stream(Protocol):
-    """One gzip member or zstd frame, as `compression.zstd` has it."""
+    """One gzip member or zstd frame, with the interface of `compression.zstd`."""
 
     @property
     def eof(self) -> bool: ...
@@ -52,7 +53,7 @@ class _Stream(Protocol):
 
 
 class _GzipMember:
-    """One gzip member in the form of `compression.zstd`."""
+    """One gzip member, with the interface of `compression.zstd`."""
 
     def __init__(self) -> None:
         self._zlib = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
@@ -67,9 +68,9 @@ class _GzipMember:
         return self._zlib.unused_data
 
     def decompress(self, data: bytes, max_length: int) -> bytes:
-        found = self._zlib.decompress(self._zlib.unconsumed_tail + data, max_length)
-        self.needs_input = not self._zlib.unconsumed_tail and len(found) < max_length
-        return found
+        inflated = self._zlib.decompress(self._zlib.unconsumed_tail + data, max_length)
+        self.needs_input = not self._zlib.unconsumed_tail and len(inflated) < max_length
+        return inflated
 
 
 def _zstd_frame() -> zstd.ZstdDecompressor:
@@ -78,11 +79,11 @@ def _zstd_frame() -> zstd.ZstdDecompressor:
 
 STREAMS: Mapping[str, Callable[[], _Stream]] = {"gzip": _GzipMember, "zstd": _zstd_frame}
 ALIASES = {"x-gzip": "gzip"}
-"""RFC 9110, section 8.4.1.3."""
+"""Equivalent names (RFC 9110, section 8.4.1.3)."""
 
 
 class Inflater:
-    """The data of one compressed body."""
+    """Inflates one compressed body."""
 
     def __init__(self, encoding: str) -> None:
         """`encoding` is a key of STREAMS."""
@@ -110,14 +111,16 @@ class Inflater:
         """
         if self._stream is None:
             self._stream = self._new_stream()
-        data, self._input = self._input, b""
+        data = self._input
+        self._input = b""
         try:
-            found = self._stream.decompress(data, STEP_BYTES)
+            inflated = self._stream.decompress(data, STEP_BYTES)
         except (zlib.error, zstd.ZstdError) as e:
             raise CorruptBody(f"the body is not {self._encoding}, as Content-Encoding says: {e}") from None
         if self._stream.eof:
-            self._input, self._stream = self._stream.unused_data, None
-        return found
+            self._input = self._stream.unused_data
+            self._stream = None
+        return inflated
 
     def close(self) -> None:
         """End the body. Raises CorruptBody if a member is incomplete."""
@@ -126,18 +129,18 @@ class Inflater:
 
 
 def inflater_of(headers: Headers) -> Inflater | None:
-    """Return the inflater for a request's body; None if it is plain. Raises Problem (415) for another encoding."""
-    named = ",".join(headers.getlist("content-encoding")).lower().split(",")
-    encodings = [ALIASES.get(name, name) for name in (part.strip() for part in named) if name not in ("", "identity")]
+    """Return the inflater for a request's body; None for a plain body. Raises Problem (415) for other encodings."""
+    names = [name.strip() for name in ",".join(headers.getlist("content-encoding")).lower().split(",")]
+    encodings = [ALIASES.get(name, name) for name in names if name not in ("", "identity")]
     if not encodings:
         return None
     if len(encodings) == 1 and encodings[0] in STREAMS:
         return Inflater(encodings[0])
-    known = ", ".join(STREAMS)
-    said = ", ".join(encodings)[:60]
-    wrong = "is not supported" if len(encodings) == 1 else "names several encodings"
+    supported = ", ".join(STREAMS)
+    shown = ", ".join(encodings)[:60]
+    reason = "is not supported" if len(encodings) == 1 else "names several encodings"
     raise Problem(
-        ErrorKind(415, "UNSUPPORTED_CONTENT_ENCODING", "Unsupported body"),
-        f"Content-Encoding {said!r} {wrong}; send the body as it is, or in one of: {known}",
-        headers={"Accept-Encoding": known},
+        ErrorKind(UNSUPPORTED_MEDIA_TYPE, "UNSUPPORTED_CONTENT_ENCODING", "Unsupported body"),
+        f"Content-Encoding {shown!r} {reason}; send the body uncompressed, or in one of: {supported}",
+        headers={"Accept-Encoding": supported},
     )

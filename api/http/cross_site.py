@@ -1,9 +1,9 @@
 """Detects requests that a web page of another origin made a browser send.
 
 Sans-IO. A browser sends some requests of any page without a preflight: a form, or a script's POST of a "simple" content
-type. The page does not see the answer, but the request takes effect with the credentials that the browser keeps.
-Browsers name the page's origin: `Sec-Fetch-Site`, which a page cannot set, and `Origin`. Clients that are not browsers
-send neither header and are allowed.
+type. The page does not see the answer, but the request takes effect, with the credentials that the browser stores.
+Browsers send the page's origin in `Sec-Fetch-Site`, which a page cannot set, and `Origin`. Clients that are not
+browsers send neither header and are allowed.
 
 >>> foreign_page({"host": "localhost:8080", "origin": "http://localhost:8080"}, ())
 ''
@@ -22,20 +22,22 @@ SIMPLE_TYPES = frozenset({"text/plain", "application/x-www-form-urlencoded", "mu
 OWN_SITES = frozenset({"same-origin", "none"})
 """Values of Sec-Fetch-Site for a page of this origin and for an address that the user typed."""
 ORIGIN_CHARACTERS_MAX = 100
+"""The most characters of an origin in an error message."""
 
 
 def foreign_page(headers: Mapping[str, str], allowed: Collection[str]) -> str:
     """Return the origin of the foreign page that sent a request, as far as it is known.
 
-    Returns "" for a page of this origin or an allowed one, and for a client that is not a browser.
-
-    `headers` are by lower-case name; `allowed` are origins as browsers write them, or `*`.
+    Returns "" for a page of this origin or an allowed one, and for a client that is not a browser. `headers` have
+    lower-case names; `allowed` are origins as browsers write them, or `*`.
     """
-    origin, site = headers.get("origin", ""), headers.get("sec-fetch-site", "").lower()
+    origin = headers.get("origin", "")
+    site = headers.get("sec-fetch-site", "").lower()
     if site in OWN_SITES or not (origin or site):
         return ""
     if "*" in allowed or (origin and origin in allowed):
         return ""
+    # Browsers before Sec-Fetch-Site send only the origin. "null" is a sandboxed page.
     if not site and origin != "null" and origin.partition("://")[2].lower() == headers.get("host", "").lower():
         return ""
     return (origin or f"another origin ({site[:20]})")[:ORIGIN_CHARACTERS_MAX]

@@ -1,8 +1,8 @@
 """Types of the values that many routes share, each with its example for the OpenAPI document.
 
 The examples describe a cluster with the topic `flights` and the group `banks`. A response is described by a typed dict
-beside its route: type checkers hold the code to it, and FastAPI reads it for the document alone. An answer is never
-validated or serialized by it.
+beside its route. Type checkers check the code against it, and FastAPI uses it only for the document: it neither
+validates nor serializes answers.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """`/health` and `/metrics`, which every daemon serves.
 
 Checks run together, each within a time limit. A check that fails, raises or takes too long makes the service unhealthy:
-the answer is 503 with the reason. Both paths are open, so an orchestrator and Prometheus need no token. They show names
-and counts, never a record.
+the answer is 503 with the reason. Both paths need no credentials, for orchestrators and Prometheus. They show names and
+counts, never a record.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from penstock.api.http import problem
+from penstock.api.http.status import OK, SERVICE_UNAVAILABLE
 from penstock.shared.common import metrics
 
 CHECK_TIMEOUT_MS = 2_000
@@ -46,6 +47,7 @@ class CheckResult:
     facts: Mapping[str, Any] = field(default_factory=dict)
 
     def body(self) -> dict[str, Any]:
+        """Return the result as plain values."""
         return {"status": "ok" if self.ok else "failing", "detail": self.detail, **self.facts}
 
 
@@ -81,7 +83,7 @@ def health_router(
     registry: CollectorRegistry,
     render: Callable[[], Awaitable[bytes]] | None = None,
 ) -> APIRouter:
-    """Return the two routes, for any app. `render` returns the metrics' text; default: that of the registry."""
+    """Return the routes `/health` and `/metrics`. `render` returns the metrics' text; default: that of the registry."""
     router = APIRouter(tags=["health"])
 
     @router.get(
@@ -90,10 +92,8 @@ def health_router(
         responses={200: {"model": Health}, 503: {"model": Health, "description": "a check fails"}},
     )
     async def health() -> Response:
-        results = await run_checks(checks)
-        return problem.json_response(
-            health_body(service, results), 200 if all(result.ok for result in results.values()) else 503
-        )
+        body = health_body(service, await run_checks(checks))
+        return problem.json_response(body, OK if body["status"] == "ok" else SERVICE_UNAVAILABLE)
 
     @router.get(
         "/metrics",
@@ -109,7 +109,7 @@ def health_router(
 
 
 def create_health_app(service: str, checks: Mapping[str, Check], registry: CollectorRegistry) -> FastAPI:
-    """Return an app with `/health` and `/metrics` alone, for a daemon that serves nothing else."""
+    """Return an app with only `/health` and `/metrics`."""
     app = FastAPI(title=f"Penstock {service}", docs_url=None, redoc_url=None)
     problem.install(app)
     app.include_router(health_router(service, checks, registry))

@@ -22,14 +22,14 @@ PROBE_TIMEOUT_MS = 3_000
 
 
 class KafkaHttpDaemon:
-    """The lifecycle of such a service; see `penstock.shared.common.daemon`. A subclass sets `server`."""
+    """The lifecycle of a service in front of Kafka; see `penstock.shared.common.daemon`. A subclass sets `server`."""
 
     server: HttpServer
 
     def __init__(self, admin: Admin) -> None:
         self._admin = admin
         self._connected = False
-        self._probe = Probe("kafka", self._ask_kafka, timeout_ms=PROBE_TIMEOUT_MS)
+        self._probe = Probe("kafka", self._request_cluster, timeout_ms=PROBE_TIMEOUT_MS)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.server!r}, {self._probe!r})"
@@ -42,22 +42,23 @@ class KafkaHttpDaemon:
         """Connect to Kafka, then probe it, while the server runs."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.server.wait())
-            await self._reach_kafka()
+            await self._connect_with_retries()
             tasks.create_task(self._probe.run())
 
     async def connect(self) -> None:
         """Open every client of the service. Called again after a RetriableError."""
         await self._admin.__aenter__()
 
-    async def _reach_kafka(self) -> None:
-        told = ""
+    async def _connect_with_retries(self) -> None:
+        """Connect to Kafka. A RetriableError is logged once and retried after RECONNECT_MS."""
+        logged_reason = ""
         while True:
             try:
                 await self.connect()
             except RetriableError as e:
-                if str(e) != told:
-                    log.warning("kafka cannot be reached, trying again", reason=str(e))
-                told = str(e)
+                if str(e) != logged_reason:
+                    log.warning("kafka cannot be reached, retrying", reason=str(e))
+                logged_reason = str(e)
                 await self._admin.close()
                 await asyncio.sleep(RECONNECT_MS / 1000)
             else:
@@ -65,7 +66,7 @@ class KafkaHttpDaemon:
                 await self._probe.run_once()
                 return
 
-    async def _ask_kafka(self) -> None:
+    async def _request_cluster(self) -> None:
         if not self._connected:
             raise BrokerNotAvailable("not connected yet")
         await self._admin.cluster(timeout_ms=PROBE_TIMEOUT_MS)

@@ -1,8 +1,8 @@
-"""A health check: whether Kafka still answers the client that does a service's work (an edge).
+"""A health check: whether Kafka still answers the client of a service (an edge).
 
-A group member receives an answer from its brokers several times a second for fetches, and every few seconds for
-heartbeats. Only while it waits for a rebalance may no answer arrive for a minute. So after a share of the limit without
-an answer the check requests one. Silence beyond the limit then means that the brokers hang or cannot be reached.
+A group member receives answers to fetches several times a second, and answers to heartbeats every few seconds. Only
+while it waits for a rebalance may no answer arrive for a minute. So after a share of the limit without an answer the
+check sends a request. Silence beyond the limit then means that the brokers hang or cannot be reached.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from penstock.shared.common.log import get_logger
 
 log = get_logger(__name__)
 
-ASK_SHARE = 0.25
-"""The share of the limit between two looks, and of silence after which the check requests an answer."""
+PROBE_SHARE = 0.25
+"""The share of the limit between two runs of the check, and the share of silence after which it sends a request."""
 
 
-class Talking(Protocol):
+class LivenessClient(Protocol):
     """A client of Kafka that knows when it last received an answer."""
 
     def silent_ms(self) -> float | None:
@@ -32,19 +32,19 @@ class Talking(Protocol):
         ...
 
 
-class Contact:
-    """Checks the client that `client` returns. The client may change over time."""
+class KafkaLiveness:
+    """Checks the current client, which `client` returns. Unhealthy after `silence_max_ms` without an answer."""
 
-    def __init__(self, client: Callable[[], Talking | None], silence_max_ms: int) -> None:
+    def __init__(self, client: Callable[[], LivenessClient | None], silence_max_ms: int) -> None:
         self._client = client
         self._silence_max_ms = silence_max_ms
         self._was_ok = True
 
     def __repr__(self) -> str:
-        return f"Contact({self()})"
+        return f"KafkaLiveness({self()})"
 
     def __call__(self) -> CheckResult:
-        """Return whether the last answer came within the limit."""
+        """Return whether the last answer arrived within the limit."""
         client = self._client()
         silent_ms = None if client is None else client.silent_ms()
         if silent_ms is None:
@@ -55,13 +55,13 @@ class Contact:
             False, f"no answer from any broker for {silent_ms:.0f} ms (kafka_silence_max_ms={self._silence_max_ms})"
         )
 
-    def look(self) -> None:
-        """Request an answer after a share of the limit without one, and log a change of the result."""
+    def run_once(self) -> None:
+        """Send a request after PROBE_SHARE of the limit without an answer, and log a change of the result."""
         client = self._client()
         silent_ms = None if client is None else client.silent_ms()
         if client is None or silent_ms is None:
             return
-        if silent_ms >= self._silence_max_ms * ASK_SHARE:
+        if silent_ms >= self._silence_max_ms * PROBE_SHARE:
             client.ask_for_answer()
         result = self()
         if result.ok != self._was_ok:
@@ -69,7 +69,7 @@ class Contact:
         self._was_ok = result.ok
 
     async def run(self) -> None:
-        """Look at intervals until cancelled."""
+        """Run at intervals until cancelled."""
         while True:
-            self.look()
-            await asyncio.sleep(self._silence_max_ms * ASK_SHARE / 1000)
+            self.run_once()
+            await asyncio.sleep(self._silence_max_ms * PROBE_SHARE / 1000)

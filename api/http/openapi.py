@@ -1,6 +1,6 @@
 """The OpenAPI document: FastAPI's document of the routes, completed.
 
-Each route describes its answer by a type with examples. Added here are the error format of each path in place of
+Each route describes its answer by a type with examples. This module adds the error format of each path, which replaces
 FastAPI's 422, and the forwarded routes of other services, as those services describe them.
 """
 
@@ -18,20 +18,20 @@ from penstock.api.http.problem import JSON_TYPE, PROBLEM_TYPE, ProblemDetails, R
 
 Document = Mapping[str, Any]
 _REFERENCE = re.compile(r"#/components/schemas/([\w.-]+)")
-_OF_VALIDATION = ("HTTPValidationError", "ValidationError")
+_VALIDATION_SCHEMAS = ("HTTPValidationError", "ValidationError")
 _METHODS = ("get", "put", "post", "patch", "delete")
 
 
-def describe(app: FastAPI, handed_on: Callable[[], Iterable[Document]] = tuple) -> None:
-    """Make the app answer `/openapi.json` with the completed document.
+def describe(app: FastAPI, forwarded_documents: Callable[[], Iterable[Document]] = tuple) -> None:
+    """Make the app serve the completed document at `/openapi.json`.
 
-    `handed_on` returns the documents of forwarded routes. It is called for the first request.
+    `forwarded_documents` returns the documents of forwarded routes. It is called once, by the first request.
     """
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
             document = get_openapi(title=app.title, version=app.version, routes=app.routes)
-            for other in handed_on():
+            for other in forwarded_documents():
                 add(document, other)
             complete(document)
             app.openapi_schema = document
@@ -41,7 +41,7 @@ def describe(app: FastAPI, handed_on: Callable[[], Iterable[Document]] = tuple) 
 
 
 def add(document: dict[str, Any], other: Document) -> None:
-    """Add the paths and schemas of another document. A name may not stand for two schemas."""
+    """Add the paths and schemas of another document. Schemas of the same name must be equal."""
     for path, operations in other["paths"].items():
         document["paths"].setdefault(path, {}).update(operations)
     schemas = document.setdefault("components", {}).setdefault("schemas", {})
@@ -50,22 +50,22 @@ def add(document: dict[str, Any], other: Document) -> None:
 
 
 def complete(document: dict[str, Any]) -> None:
-    """Complete every operation in place."""
+    """Complete every operation. Modifies the document."""
     schemas = document.setdefault("components", {}).setdefault("schemas", {})
-    for name in _OF_VALIDATION:
+    for name in _VALIDATION_SCHEMAS:
         schemas.pop(name, None)
     for model in (ProblemDetails, RestError):
         schemas[model.__name__] = TypeAdapter(model).json_schema()
     for path, _, operation in operations_of(document):
         media_type, error = error_of(path)
-        answers = operation["responses"]
-        if "HTTPValidationError" in str(answers.get("422", "")):
-            del answers["422"]  # a wrong parameter or body is a 400 here
-        answers.setdefault("default", {"description": "rejected or failed"})
-        for status, answer in answers.items():
+        responses = operation["responses"]
+        if "HTTPValidationError" in str(responses.get("422", "")):
+            del responses["422"]  # an invalid parameter or body is a 400 here
+        responses.setdefault("default", {"description": "rejected or failed"})
+        for status, response in responses.items():
             if not status.startswith("2"):
                 content = {media_type: {"schema": {"$ref": f"#/components/schemas/{error.__name__}"}}}
-                answer.setdefault("content", content)
+                response.setdefault("content", content)
 
 
 def operations_of(document: Document) -> Iterator[tuple[str, str, dict[str, Any]]]:
@@ -76,7 +76,7 @@ def operations_of(document: Document) -> Iterator[tuple[str, str, dict[str, Any]
                 yield path, method, operation
 
 
-def handed_on_paths(document: Document, *prefixes: str) -> Document:
+def forwarded_paths(document: Document, *prefixes: str) -> Document:
     """Return another service's paths under the prefixes, with the schemas that they refer to."""
     paths = {
         path: {
@@ -86,12 +86,13 @@ def handed_on_paths(document: Document, *prefixes: str) -> Document:
         for path, operations in document["paths"].items()
         if path.startswith(prefixes)
     }
-    known, open_names = document["components"]["schemas"], _references(paths)
+    all_schemas = document["components"]["schemas"]
     schemas: dict[str, Any] = {}
-    while open_names:
-        found = {name: known[name] for name in open_names}
-        schemas |= found
-        open_names = _references(found) - schemas.keys()
+    missing = _references(paths)
+    while missing:
+        added = {name: all_schemas[name] for name in missing}
+        schemas |= added
+        missing = _references(added) - schemas.keys()
     return {"paths": paths, "components": {"schemas": schemas}}
 
 
@@ -101,4 +102,5 @@ def error_of(path: str) -> tuple[str, type]:
 
 
 def _references(schema: Any) -> set[str]:
+    """Return the names of the schemas that a value refers to."""
     return set(_REFERENCE.findall(str(schema)))

@@ -1,6 +1,6 @@
 """A check that runs on a schedule, so reading its result costs nothing and never waits (an edge).
 
-Services probe whether Kafka answers. `/health` shows the result, and ingest answers 503 at once while the brokers are
+A service probes whether Kafka answers. `/health` shows the result, and ingest answers 503 at once while the brokers are
 known to be unreachable. Otherwise every client would wait for a timeout.
 """
 
@@ -20,34 +20,34 @@ TIMEOUT_MS = 5_000
 
 
 class Probe:
-    """The newest result of an asynchronous request. It is not ok until the first answer."""
+    """The latest result of an asynchronous request. It is not ok until the first answer."""
 
     def __init__(
         self,
         name: str,
-        ask: Callable[[], Awaitable[Any]],
+        request: Callable[[], Awaitable[Any]],
         *,
         interval_ms: int = INTERVAL_MS,
         timeout_ms: int = TIMEOUT_MS,
     ) -> None:
         self._name = name
-        self._ask = ask
+        self._request = request
         self._interval_ms = interval_ms
         self._timeout_ms = timeout_ms
-        self._result = CheckResult(False, "not asked yet")
+        self._result = CheckResult(False, "not probed yet")
 
     def __repr__(self) -> str:
         return f"Probe({self._name}, {self._result})"
 
     def __call__(self) -> CheckResult:
-        """The newest result."""
+        """Return the latest result."""
         return self._result
 
     async def run_once(self) -> CheckResult:
-        """Send the request and keep the result. An error, or no answer in time, is a failed result."""
+        """Send the request and store the result. An error, or no answer in time, is a failed result."""
         try:
             async with asyncio.timeout(self._timeout_ms / 1000):
-                await self._ask()
+                await self._request()
             result = CheckResult(True)
         except TimeoutError:
             result = CheckResult(False, f"{self._name} did not answer within {self._timeout_ms} ms")

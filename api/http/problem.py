@@ -1,7 +1,7 @@
 """Errors as HTTP answers: RFC 9457 problem details, from one table.
 
-Each error of Penstock has one status and one stable `error_code`. If the same request may succeed later, the answer has
-`Retry-After`. The look-up follows the class hierarchy, so a new leaf class is answered like its base:
+Each error class has one status and one stable `error_code`. If the same request may succeed later, the answer has
+`Retry-After`. The look-up follows the class hierarchy, so a new subclass is answered like its base:
 
 >>> from penstock.shared.common.errors import BufferExhausted, NotEnoughReplicas
 >>> kind_of(BufferExhausted()).status, kind_of(NotEnoughReplicas()).error_code, kind_of(ValueError()).status
@@ -20,6 +20,19 @@ from pydantic import Field
 from starlette.exceptions import HTTPException
 from typing_extensions import TypedDict
 
+from penstock.api.http.status import (
+    BAD_GATEWAY,
+    BAD_REQUEST,
+    CONFLICT,
+    CONTENT_TOO_LARGE,
+    FORBIDDEN,
+    GATEWAY_TIMEOUT,
+    INTERNAL_SERVER_ERROR,
+    NOT_FOUND,
+    OK,
+    SERVICE_UNAVAILABLE,
+    TOO_MANY_REQUESTS,
+)
 from penstock.shared.common import errors
 from penstock.shared.common.log import get_logger
 
@@ -31,7 +44,7 @@ ErrorMessage = Annotated[str, Field(examples=["flights: no such topic"])]
 
 
 class ErrorKind(NamedTuple):
-    """The answer to an error. `retry_after_s` is None if the same request will fail again."""
+    """How an error is answered. `retry_after_s` is None if the same request will fail again."""
 
     status: int
     error_code: str
@@ -39,37 +52,45 @@ class ErrorKind(NamedTuple):
     retry_after_s: int | None = None
 
 
-UNEXPECTED = ErrorKind(500, "UNKNOWN_SERVER_ERROR", "Unexpected error")
+UNEXPECTED = ErrorKind(INTERNAL_SERVER_ERROR, "UNKNOWN_SERVER_ERROR", "Unexpected error")
 
 KINDS: Mapping[type[errors.PenstockError], ErrorKind] = {
     errors.PenstockError: UNEXPECTED,
-    errors.RetriableError: ErrorKind(503, "KAFKA_NOT_READY", "Kafka cannot do this now", 5),
-    errors.FatalError: ErrorKind(503, "CLIENT_FAILED", "The connection to Kafka must be opened again", 10),
-    errors.IllegalState: ErrorKind(503, "SHUTTING_DOWN", "The service is not ready, or is shutting down", 5),
-    errors.ConfigError: ErrorKind(400, "INVALID_CONFIG", "Wrong setting"),
-    errors.DataError: ErrorKind(400, "INVALID_RECORD", "Wrong data"),
-    errors.InvalidRequest: ErrorKind(400, "KAFKA_INVALID_REQUEST", "Kafka rejects these values"),
-    errors.InvalidTopic: ErrorKind(400, "INVALID_TOPIC", "Not a topic name"),
-    errors.InvalidTimestamp: ErrorKind(400, "INVALID_TIMESTAMP", "Event time not accepted"),
-    errors.RecordTooLarge: ErrorKind(413, "MESSAGE_TOO_LARGE", "Record too large"),
-    errors.UnknownTopicOrPartition: ErrorKind(404, "UNKNOWN_TOPIC_OR_PARTITION", "No such topic or partition"),
-    errors.TopicAlreadyExists: ErrorKind(409, "TOPIC_ALREADY_EXISTS", "The topic exists"),
-    errors.BufferExhausted: ErrorKind(429, "BUFFER_EXHAUSTED", "Too many records wait for Kafka", 1),
-    errors.KafkaTimeout: ErrorKind(504, "REQUEST_TIMED_OUT", "Kafka did not answer in time", 5),
-    errors.DeliveryTimeout: ErrorKind(504, "DELIVERY_TIMEOUT", "Not acknowledged in time", 5),
-    errors.BrokerNotAvailable: ErrorKind(503, "BROKER_NOT_AVAILABLE", "Kafka cannot be reached", 5),
-    errors.NotLeaderOrFollower: ErrorKind(503, "NOT_LEADER_OR_FOLLOWER", "The partition is moving", 1),
-    errors.NotEnoughReplicas: ErrorKind(503, "NOT_ENOUGH_REPLICAS", "Too few replicas are in sync", 5),
-    errors.TransactionAborted: ErrorKind(503, "TRANSACTION_ABORTED", "The transaction was aborted", 1),
-    errors.AuthenticationFailed: ErrorKind(503, "AUTHENTICATION_FAILED", "Kafka rejected the credentials", 30),
-    errors.AuthorizationFailed: ErrorKind(403, "AUTHORIZATION_FAILED", "The service lacks the permission in Kafka"),
-    errors.RebalanceInProgress: ErrorKind(503, "REBALANCE_IN_PROGRESS", "The group is rebalancing", 2),
-    errors.CommitFailed: ErrorKind(409, "COMMIT_FAILED", "Offsets could not be committed"),
-    errors.GroupNotEmpty: ErrorKind(409, "NON_EMPTY_GROUP", "The group is active"),
-    errors.BrokerError: ErrorKind(502, "BROKER_ERROR", "Kafka answered with an error"),
-    errors.GroupNotFound: ErrorKind(404, "GROUP_ID_NOT_FOUND", "No such group"),
-    errors.OffsetOutOfRange: ErrorKind(400, "OFFSET_OUT_OF_RANGE", "Offset outside of the partition"),
-    errors.NoOffsetForPartition: ErrorKind(404, "NO_OFFSET", "No committed offset"),
+    errors.RetriableError: ErrorKind(SERVICE_UNAVAILABLE, "KAFKA_NOT_READY", "Kafka cannot do this now", 5),
+    errors.FatalError: ErrorKind(
+        SERVICE_UNAVAILABLE, "CLIENT_FAILED", "The connection to Kafka must be opened again", 10
+    ),
+    errors.IllegalState: ErrorKind(
+        SERVICE_UNAVAILABLE, "SHUTTING_DOWN", "The service is not ready, or is shutting down", 5
+    ),
+    errors.ConfigError: ErrorKind(BAD_REQUEST, "INVALID_CONFIG", "Invalid setting"),
+    errors.DataError: ErrorKind(BAD_REQUEST, "INVALID_RECORD", "Invalid data"),
+    errors.InvalidRequest: ErrorKind(BAD_REQUEST, "KAFKA_INVALID_REQUEST", "Kafka rejects these values"),
+    errors.InvalidTopic: ErrorKind(BAD_REQUEST, "INVALID_TOPIC", "Not a topic name"),
+    errors.InvalidTimestamp: ErrorKind(BAD_REQUEST, "INVALID_TIMESTAMP", "Event time not accepted"),
+    errors.RecordTooLarge: ErrorKind(CONTENT_TOO_LARGE, "MESSAGE_TOO_LARGE", "Record too large"),
+    errors.UnknownTopicOrPartition: ErrorKind(NOT_FOUND, "UNKNOWN_TOPIC_OR_PARTITION", "No such topic or partition"),
+    errors.TopicAlreadyExists: ErrorKind(CONFLICT, "TOPIC_ALREADY_EXISTS", "The topic exists"),
+    errors.BufferExhausted: ErrorKind(TOO_MANY_REQUESTS, "BUFFER_EXHAUSTED", "Too many records wait for Kafka", 1),
+    errors.KafkaTimeout: ErrorKind(GATEWAY_TIMEOUT, "REQUEST_TIMED_OUT", "Kafka did not answer in time", 5),
+    errors.DeliveryTimeout: ErrorKind(GATEWAY_TIMEOUT, "DELIVERY_TIMEOUT", "Not acknowledged in time", 5),
+    errors.BrokerNotAvailable: ErrorKind(SERVICE_UNAVAILABLE, "BROKER_NOT_AVAILABLE", "Kafka cannot be reached", 5),
+    errors.NotLeaderOrFollower: ErrorKind(SERVICE_UNAVAILABLE, "NOT_LEADER_OR_FOLLOWER", "The partition is moving", 1),
+    errors.NotEnoughReplicas: ErrorKind(SERVICE_UNAVAILABLE, "NOT_ENOUGH_REPLICAS", "Too few replicas are in sync", 5),
+    errors.TransactionAborted: ErrorKind(SERVICE_UNAVAILABLE, "TRANSACTION_ABORTED", "The transaction was aborted", 1),
+    errors.AuthenticationFailed: ErrorKind(
+        SERVICE_UNAVAILABLE, "AUTHENTICATION_FAILED", "Kafka rejected the credentials", 30
+    ),
+    errors.AuthorizationFailed: ErrorKind(
+        FORBIDDEN, "AUTHORIZATION_FAILED", "The service lacks the permission in Kafka"
+    ),
+    errors.RebalanceInProgress: ErrorKind(SERVICE_UNAVAILABLE, "REBALANCE_IN_PROGRESS", "The group is rebalancing", 2),
+    errors.CommitFailed: ErrorKind(CONFLICT, "COMMIT_FAILED", "Offsets could not be committed"),
+    errors.GroupNotEmpty: ErrorKind(CONFLICT, "NON_EMPTY_GROUP", "The group is active"),
+    errors.BrokerError: ErrorKind(BAD_GATEWAY, "BROKER_ERROR", "Kafka answered with an error"),
+    errors.GroupNotFound: ErrorKind(NOT_FOUND, "GROUP_ID_NOT_FOUND", "No such group"),
+    errors.OffsetOutOfRange: ErrorKind(BAD_REQUEST, "OFFSET_OUT_OF_RANGE", "Offset outside of the partition"),
+    errors.NoOffsetForPartition: ErrorKind(NOT_FOUND, "NO_OFFSET", "No committed offset"),
 }
 
 
@@ -93,11 +114,19 @@ def kind_of_record(error: BaseException) -> ErrorKind:
     kind = kind_of(error)
     if isinstance(error, errors.PenstockError):
         if error.maybe_written:
-            return kind._replace(status=504, retry_after_s=kind.retry_after_s or 5)
-        if kind.status == 504:
-            return kind._replace(status=503)
+            return kind._replace(status=GATEWAY_TIMEOUT, retry_after_s=kind.retry_after_s or 5)
+        if kind.status == GATEWAY_TIMEOUT:
+            return kind._replace(status=SERVICE_UNAVAILABLE)
     return kind
 
+
+UNKNOWN_TOPIC = 40401
+UNKNOWN_PARTITION = 40402
+UNKNOWN_TOPIC_OR_PARTITION = 40403
+NON_RETRIABLE = 50002
+RETRIABLE = 50003
+"""Error codes of REST Proxy. v3 has one code for unknown topics and partitions. The last two are failures of Kafka:
+permanent ones, and those after which the same request may succeed later."""
 
 _REST_PROXY = frozenset({"topics", "brokers", "consumers", "v3", "connectors", "connector-plugins"})
 """Path prefixes of Confluent REST Proxy's interface, and of Kafka Connect's, which has the same error format."""
@@ -109,14 +138,14 @@ _REST_CODES: Mapping[str, int] = {
     "FORBIDDEN": 40301,
     "TOPIC_NOT_ALLOWED": 40301,
     "AUTHORIZATION_FAILED": 40301,
-    "UNKNOWN_PARTITION": 40402,
+    "UNKNOWN_PARTITION": UNKNOWN_PARTITION,
 }
-"""REST Proxy's numbers for errors with a specific one (rest-utils' KafkaExceptionMapper, kafka-rest's Errors). All
-others have their status, or 50002 if the error is permanent and 50003 if the request may succeed later."""
+"""REST Proxy's error codes (rest-utils' KafkaExceptionMapper, kafka-rest's Errors). The code of any other error is its
+status, or for statuses from 500 on NON_RETRIABLE or RETRIABLE."""
 
 
 def is_rest_proxy(path: str) -> bool:
-    """Return whether errors at a path have REST Proxy's numbers.
+    """Return whether errors at a path have REST Proxy's error codes.
 
     >>> [is_rest_proxy(path) for path in ("/v3", "/v3/none", "/consumers/g", "/v1/topics", "/topics-of-mine", "*")]
     [True, True, True, False, False, False]
@@ -125,7 +154,7 @@ def is_rest_proxy(path: str) -> bool:
 
 
 def rest_error_code(kind: ErrorKind, path: str) -> int:
-    """Return REST Proxy's number for an error.
+    """Return REST Proxy's error code.
 
     >>> unknown = kind_of(errors.UnknownTopicOrPartition())
     >>> rest_error_code(unknown, "/topics/t"), rest_error_code(unknown, "/v3/clusters/c/topics/t")
@@ -136,12 +165,12 @@ def rest_error_code(kind: ErrorKind, path: str) -> int:
     40002
     """
     if kind.error_code == "UNKNOWN_TOPIC_OR_PARTITION":
-        return 40403 if path.startswith("/v3/") else 40401
+        return UNKNOWN_TOPIC_OR_PARTITION if path.startswith("/v3/") else UNKNOWN_TOPIC
     if kind.error_code in _REST_CODES:
         return _REST_CODES[kind.error_code]
     if kind.status < 500:
         return kind.status
-    return 50002 if kind.retry_after_s is None else 50003
+    return NON_RETRIABLE if kind.retry_after_s is None else RETRIABLE
 
 
 class ProblemDetails(TypedDict):
@@ -182,11 +211,12 @@ class Problem(Exception):
 
     @classmethod
     def of(cls, error: errors.PenstockError) -> Problem:
+        """Return the answer to an error of Penstock."""
         kind = kind_of(error)
         return cls(kind, str(error) or kind.title)
 
     def response_for(self, path: str) -> Response:
-        """Return the answer at a path: RFC 9457 under `/v1`, else `{error_code, message}` with REST Proxy's numbers."""
+        """Return the answer at a path: RFC 9457 under `/v1`, else `{error_code, message}` with REST Proxy's codes."""
         if not is_rest_proxy(path):
             return self.response()
         kind = self.kind
@@ -208,13 +238,13 @@ class Problem(Exception):
         return Response(msgspec.json.encode(body), kind.status, self.headers, PROBLEM_TYPE)
 
 
-def json_response(body: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+def json_response(body: Any, status: int = OK, headers: Mapping[str, str] | None = None) -> Response:
     """Return any plain value as a JSON response."""
     return Response(msgspec.json.encode(body), status, dict(headers or {}), JSON_TYPE)
 
 
 def install(app: FastAPI) -> None:
-    """Answer every error of the app's routes as a problem."""
+    """Add handlers that answer every error of the app's routes as a problem."""
 
     async def on_problem(request: Request, error: Exception) -> Response:
         assert isinstance(error, Problem)
@@ -237,11 +267,11 @@ def install(app: FastAPI) -> None:
 
     async def on_validation_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
-        places = [f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()]
-        problem = Problem(ErrorKind(400, "INVALID_REQUEST", "Wrong request"), "; ".join(places))
+        details = [f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()]
+        problem = Problem(ErrorKind(BAD_REQUEST, "INVALID_REQUEST", "Wrong request"), "; ".join(details))
         return problem.response_for(request.url.path)
 
-    async def on_anything(request: Request, error: Exception) -> Response:
+    async def on_unexpected_error(request: Request, error: Exception) -> Response:
         log.error("request failed", path=request.url.path, error=type(error).__name__, exc_info=error)
         problem = Problem(UNEXPECTED, "the request failed; the service's log has the reason")
         return problem.response_for(request.url.path)
@@ -250,4 +280,4 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(errors.PenstockError, on_penstock_error)
     app.add_exception_handler(HTTPException, on_http_error)
     app.add_exception_handler(RequestValidationError, on_validation_error)
-    app.add_exception_handler(Exception, on_anything)
+    app.add_exception_handler(Exception, on_unexpected_error)

@@ -1,7 +1,7 @@
 """Forwards requests to other services, and their answers back, unchanged.
 
-So the dashboard, and any client that knows only this address, reaches the aggregator's state and Kafka Connect's REST.
-Credentials of the client are not forwarded. This service has its own credentials for the other services.
+So the dashboard, and any client that knows only this address, can use the aggregator's routes and Kafka Connect's REST
+API. The client's credentials are not forwarded. This service has its own credentials for the other services.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from urllib.parse import unquote
 from fastapi import APIRouter, Request, Response
 
 from penstock.api.http.problem import ErrorKind, Problem
+from penstock.api.http.status import BAD_REQUEST, NOT_FOUND
 
 METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE"]
 CONNECT_PATHS = ("/connectors", "/connector-plugins")
@@ -35,7 +36,7 @@ class Upstream(Protocol):
 
     name: str
 
-    async def ask(self, method: str, path: str, query: str, body: bytes, media_type: str) -> Answer:
+    async def forward(self, method: str, path: str, query: str, body: bytes, media_type: str) -> Answer:
         """Forward a request and return the answer. Raises Problem (502, 503) if there is none."""
         ...
 
@@ -49,13 +50,17 @@ def forward_router(upstreams: Mapping[str, Upstream | None]) -> APIRouter:
 
 
 def _add(router: APIRouter, prefix: str, upstream: Upstream | None) -> None:
+    """Add the routes of one prefix."""
+
     async def forward(request: Request) -> Response:
         if upstream is None:
-            raise Problem(ErrorKind(404, "NO_SUCH_SERVICE", "No such service"), f"no service here serves {prefix}")
+            raise Problem(
+                ErrorKind(NOT_FOUND, "NO_SUCH_SERVICE", "No such service"), f"no service here serves {prefix}"
+            )
         path = request.scope.get("raw_path", b"").decode("latin-1") or request.url.path
         if ".." in unquote(path).split("/"):
-            raise Problem(ErrorKind(400, "INVALID_REQUEST", "Wrong request"), "a path has no '..'")
-        answer = await upstream.ask(
+            raise Problem(ErrorKind(BAD_REQUEST, "INVALID_REQUEST", "Wrong request"), "a path must not contain '..'")
+        answer = await upstream.forward(
             request.method,
             path,
             request.url.query,
@@ -63,8 +68,8 @@ def _add(router: APIRouter, prefix: str, upstream: Upstream | None) -> None:
             request.headers.get("content-type", ""),
         )
         location = str(request.base_url).rstrip("/") + answer.location if answer.location else ""
-        given = {"Content-Type": answer.media_type, "Retry-After": answer.retry_after, "Location": location}
-        headers = {name: value for name, value in given.items() if value}
+        values = {"Content-Type": answer.media_type, "Retry-After": answer.retry_after, "Location": location}
+        headers = {name: value for name, value in values.items() if value}
         return Response(answer.body, answer.status, headers)
 
     router.add_api_route(prefix, forward, methods=METHODS)
@@ -73,5 +78,5 @@ def _add(router: APIRouter, prefix: str, upstream: Upstream | None) -> None:
 
 def upstreams_of(services: Mapping[str, Upstream], connect: str, streams: str) -> dict[str, Upstream | None]:
     """Map each prefix to the service behind it. `connect` and `streams` are the services' names."""
-    behind: dict[str, Upstream | None] = {path: services.get(connect) for path in CONNECT_PATHS}
-    return behind | {path: services.get(streams) for path in STREAMS_PATHS}
+    upstreams: dict[str, Upstream | None] = {path: services.get(connect) for path in CONNECT_PATHS}
+    return upstreams | {path: services.get(streams) for path in STREAMS_PATHS}

@@ -1,7 +1,7 @@
 """An app served by uvicorn inside the running event loop (an edge).
 
 The daemon owns the signals and the event loop; the server only listens. `start` returns when the address accepts
-connections; the real port is known then. `stop` closes the listening socket, waits for the requests in flight within a
+connections. Then the real port is known. `stop` closes the listening socket, waits for the requests in flight within a
 limit, and closes the remaining connections.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import math
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,12 +27,13 @@ log = get_logger(__name__)
 
 BACKLOG = 2_048
 CONCURRENT_REQUESTS_MAX = 2_000
-"""Beyond this many connections or requests uvicorn answers 503. Each request may hold a line of `max_line_bytes`."""
+"""Beyond this many connections or requests uvicorn answers 503. Each request may buffer `max_line_bytes`."""
 
 GRACE_MS = 10_000
 
 KEEP_ALIVE_S = 30
-"""How long an idle connection stays open: longer than in clients' pools, which could else send into a closing one."""
+"""How long an idle connection stays open: longer than in clients' pools. Otherwise a client could send into a
+connection that is being closed."""
 
 
 class _Uvicorn(uvicorn.Server):
@@ -54,7 +56,7 @@ class HttpServer:
     """One app at one address, from `start` to `stop`."""
 
     def __init__(self, app: ASGIApp, settings: HttpSettings, *, unix_socket: Path | None = None) -> None:
-        """With `unix_socket` the server listens on that socket, for processes of this user only, and on no port."""
+        """With `unix_socket` the server listens on that socket, for processes of this user, and not on a port."""
         self._app = app
         self._settings = settings
         self._unix_socket = unix_socket
@@ -90,7 +92,7 @@ class HttpServer:
             log_level="warning",  # this module logs the address and the shutdown
             access_log=False,
             server_header=False,
-            # Otherwise any process on this machine could forge its address in rates and in the audit log.
+            # X-Forwarded-For counts only from trusted proxies. Any client could forge it in rates and in the audit log.
             proxy_headers=bool(self._settings.forwarded_allow_ips),
             forwarded_allow_ips=list(self._settings.forwarded_allow_ips),
             lifespan="off",
@@ -125,7 +127,7 @@ class HttpServer:
         """Stop accepting, finish the requests in flight within `grace_ms`, then close the rest."""
         if self._server is None or self._serving is None:
             return
-        self._server.config.timeout_graceful_shutdown = -(-grace_ms // 1000)  # whole seconds, rounded up
+        self._server.config.timeout_graceful_shutdown = math.ceil(grace_ms / 1000)
         self._server.should_exit = True
         await asyncio.shield(self._serving)
         self._serving = None
@@ -137,11 +139,12 @@ def url_of(host: str, port: int) -> str:
     >>> url_of("0.0.0.0", 80), url_of("::1", 80)
     ('http://127.0.0.1:80', 'http://[::1]:80')
     """
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - a name for "every address", not a binding
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - compared, not bound
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def _bind_unix(path: Path) -> socket.socket:
+    """Return a socket at this path. Raises ConfigError."""
     bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         path.unlink(missing_ok=True)  # left by a process that was killed
@@ -155,6 +158,7 @@ def _bind_unix(path: Path) -> socket.socket:
 
 
 def _bind(settings: HttpSettings) -> socket.socket:
+    """Return a socket at the first address of the host. Raises ConfigError."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -170,7 +174,7 @@ def _bind(settings: HttpSettings) -> socket.socket:
         bound.close()
         if e.errno == errno.EADDRINUSE:
             raise ConfigError(
-                f"http.port: port {settings.port} on {settings.host} is taken by another process;"
+                f"http.port: port {settings.port} on {settings.host} is in use by another process;"
                 " choose another, or 0 for a free one"
             ) from None
         raise ConfigError(

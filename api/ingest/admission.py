@@ -1,7 +1,7 @@
 """Decides whether a request that stores records is accepted, by service, client and topic (an edge).
 
-All interfaces that store records share one admission, so a client has the same limits with each of them. A request that
-is rejected here is rejected before its body is read.
+All interfaces that store records share one admission, so a client's limits hold for all of them together. A request is
+rejected before its body is read.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from penstock.api.http.body import BodyReader, Drain
 from penstock.api.http.content_encoding import inflater_of
 from penstock.api.http.health import CheckResult
 from penstock.api.http.problem import ErrorKind, Problem
+from penstock.api.http.status import FORBIDDEN, TOO_MANY_REQUESTS
 from penstock.api.ingest.batches import IngestProducer
 from penstock.api.ingest.rate_limit import Rates
 from penstock.api.ingest.turns import Turns
@@ -24,11 +25,12 @@ from penstock.shared.common.clock import Clock
 from penstock.shared.common.errors import BrokerNotAvailable, IllegalState, KafkaTimeout
 from penstock.shared.common.topic_names import check_topic_name, is_internal
 
-REQUESTS_RATE, RECORDS_RATE = "max_requests_per_second", "max_records_per_second"
+REQUESTS_RATE = "max_requests_per_second"
+RECORDS_RATE = "max_records_per_second"
 
 
 class Admission:
-    """See the module. `kafka` checks whether the brokers answer; None if nothing checks it."""
+    """Admits requests and counts those in progress. `kafka` checks whether the brokers answer; None for no check."""
 
     def __init__(
         self,
@@ -43,8 +45,8 @@ class Admission:
         self._kafka = kafka
         self._requests_of = Rates(settings.max_requests_per_second)
         self._records_of = Rates(settings.max_records_per_second)
-        self._at_work: Counter[str] = Counter()
-        self._seen: set[str] = set()
+        self._in_progress: Counter[str] = Counter()
+        self._accepted_topics: set[str] = set()
         self._turns = Turns(settings.bulk_requests_at_once, settings.max_in_flight_records)
         self.drain = Drain()
 
@@ -54,25 +56,25 @@ class Admission:
     @property
     def active(self) -> int:
         """The number of requests in progress."""
-        return self._at_work.total()
+        return self._in_progress.total()
 
     def enter(self, client: str) -> None:
         """Count a request as in progress until `leave`. Raises Problem (429) if the client has too many."""
-        if self._at_work[client] >= self._settings.max_concurrent_requests:
-            kind = ErrorKind(429, "RATE_LIMITED", "Rate limit exceeded", 1)
+        if self._in_progress[client] >= self._settings.max_concurrent_requests:
+            kind = ErrorKind(TOO_MANY_REQUESTS, "RATE_LIMITED", "Rate limit exceeded", 1)
             raise Problem(kind, f"more than max_concurrent_requests={self._settings.max_concurrent_requests} at a time")
-        self._at_work[client] += 1
+        self._in_progress[client] += 1
 
     def leave(self, client: str) -> None:
-        """A request is done."""
-        self._at_work[client] -= 1
-        if not self._at_work[client]:
-            del self._at_work[client]
+        """Count a request as completed."""
+        self._in_progress[client] -= 1
+        if not self._in_progress[client]:
+            del self._in_progress[client]
 
     @contextmanager
-    def still_working_for(self, client: str) -> Iterator[None]:
+    def keep_tracking(self, client: str) -> Iterator[None]:
         """Count a request as in progress after `leave`, for example while its answer streams."""
-        self._at_work[client] += 1
+        self._in_progress[client] += 1
         try:
             yield
         finally:
@@ -81,9 +83,9 @@ class Admission:
     async def check(self, topic: str, client: str) -> None:
         """Accept a request and count it, or raise.
 
-        Raises IllegalState if the service is shutting down, BrokerNotAvailable, InvalidTopic and
-        UnknownTopicOrPartition. Raises Problem 403 if the topic takes no events, and Problem 429 if the client exceeds
-        a rate.
+        Raises IllegalState if the service is shutting down, BrokerNotAvailable, InvalidTopic, and
+        UnknownTopicOrPartition. Raises Problem (403) if the topic does not accept events, and Problem (429) if the
+        client exceeds a rate.
         """
         if self.drain.begun:
             raise IllegalState("the service is shutting down")
@@ -94,7 +96,8 @@ class Admission:
 
     def body(self, request: Request) -> BodyReader:
         """Return a reader of the request's body within its limits. Raises Problem (415) for an unknown encoding."""
-        settings, declared = self._settings, request.headers.get("content-length", "")
+        settings = self._settings
+        declared = request.headers.get("content-length", "")
         return BodyReader(
             request.receive,
             self.drain,
@@ -105,34 +108,36 @@ class Admission:
             turns=self._turns,
         )
 
-    def has_seen(self, topic: str) -> bool:
-        """Whether a request for the topic was accepted. Other names are not used as labels of metrics."""
-        return topic in self._seen
+    def has_accepted(self, topic: str) -> bool:
+        """Return whether a request for the topic was accepted. Only then is the name a label of metrics."""
+        return topic in self._accepted_topics
 
-    def pay(self, client: str, records: int) -> None:
+    def charge(self, client: str, records: int) -> None:
         """Charge the client for stored records."""
-        self._records_of.pay(client, records, self._clock.monotonic_ms())
+        self._records_of.charge(client, records, self._clock.monotonic_ms())
 
     def _check_rates(self, client: str) -> None:
         now_ms = self._clock.monotonic_ms()
         for rates, name in ((self._requests_of, REQUESTS_RATE), (self._records_of, RECORDS_RATE)):
             if (wait_s := rates.wait_s(client, now_ms)) > 0:
-                kind = ErrorKind(429, "RATE_LIMITED", "Rate limit exceeded", wait_s)
+                kind = ErrorKind(TOO_MANY_REQUESTS, "RATE_LIMITED", "Rate limit exceeded", wait_s)
                 raise Problem(kind, f"more than {name}={getattr(self._settings, name)}")
-        self._requests_of.pay(client, 1, now_ms)
+        self._requests_of.charge(client, 1, now_ms)
 
     async def _check_topic(self, topic: str) -> None:
         check_topic_name(topic)
         allowed = self._settings.for_topic(topic).allowed
         # Topics that Penstock itself writes accept events only with an entry in the settings.
-        own = is_internal(topic) or topic == self._settings.idempotency_topic
-        if not allowed or (own and topic not in self._settings.topics):
-            raise Problem(ErrorKind(403, "TOPIC_NOT_ALLOWED", "Topic not allowed"), f"{topic}: events are not accepted")
+        is_own = is_internal(topic) or topic == self._settings.idempotency_topic
+        if not allowed or (is_own and topic not in self._settings.topics):
+            raise Problem(
+                ErrorKind(FORBIDDEN, "TOPIC_NOT_ALLOWED", "Topic not allowed"), f"{topic}: events are not accepted"
+            )
         try:
             await self._producer.partitions_for(topic)
         except KafkaTimeout as e:  # no record has been sent yet
             raise BrokerNotAvailable(str(e)) from None
-        self._seen.add(topic)
+        self._accepted_topics.add(topic)
 
 
 def client_of(request: Request) -> str:

@@ -1,8 +1,8 @@
 """Handles ordinary ingest requests before the router (ASGI middleware).
 
-Routing and parameter parsing double the cost of a request with one record. A POST to `/v1/topics/{topic}/events` whose
-query is plain goes directly to the handler. All other requests go through the app, which also documents the route.
-Answers are the same either way.
+Routing and parameter parsing double the cost of a request with one record. So a POST to `/v1/topics/{topic}/events`
+with a plain query is passed directly to the handler. All other requests go through the router, which also documents the
+route. The answers are the same.
 
 >>> plain_query(b"offsets=true&ack=none"), plain_query(b"offsets=maybe"), plain_query(b"")
 ({'offsets': True, 'ack': 'none'}, None, {})
@@ -20,7 +20,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from penstock.api.http.problem import Problem
 from penstock.shared.common.errors import PenstockError
 
-PREFIX, SUFFIX = "/v1/topics/", "/events"
+PREFIX = "/v1/topics/"
+SUFFIX = "/events"
 _PLAIN: dict[bytes, tuple[str, Any]] = {
     b"offsets=true": ("offsets", True),
     b"offsets=false": ("offsets", False),
@@ -35,7 +36,7 @@ Handle = Callable[..., Awaitable[Response]]
 
 
 class FastPath:
-    """See the module."""
+    """The ASGI middleware that this module describes."""
 
     def __init__(self, app: ASGIApp, handle: Handle) -> None:
         self._app = app
@@ -48,11 +49,13 @@ class FastPath:
                 topic = path[len(PREFIX) : -len(SUFFIX)]
                 query = plain_query(scope["query_string"])
                 if topic and "/" not in topic and query is not None:
-                    await self._straight(topic, query, scope, receive, send)
+                    await self._handle_directly(topic, query, scope, receive, send)
                     return
         await self._app(scope, receive, send)
 
-    async def _straight(self, topic: str, query: dict[str, Any], scope: Scope, receive: Receive, send: Send) -> None:
+    async def _handle_directly(
+        self, topic: str, query: dict[str, Any], scope: Scope, receive: Receive, send: Send
+    ) -> None:
         try:
             response = await self._handle(topic, Request(scope, receive), **query)
         except Problem as e:
@@ -63,13 +66,13 @@ class FastPath:
 
 
 def plain_query(query: bytes) -> dict[str, Any] | None:
-    """Return the parameters of a query of known names and plain values; None if the router must parse it."""
-    found: dict[str, Any] = {}
-    for part in query.split(b"&") if query else ():
-        if part not in _PLAIN:
+    """Return the parameters of a query with known names and plain values; None if the router must parse it."""
+    params: dict[str, Any] = {}
+    for pair in query.split(b"&") if query else ():
+        if pair not in _PLAIN:
             return None
-        name, value = _PLAIN[part]
-        if name in found:
+        name, value = _PLAIN[pair]
+        if name in params:
             return None
-        found[name] = value
-    return found
+        params[name] = value
+    return params

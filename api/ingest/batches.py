@@ -1,9 +1,9 @@
-"""One ingest request: parsed events are sent in batches, and each batch is settled by its acknowledgement.
+"""Sends the events of one ingest request in batches. A batch is settled when its acknowledgement arrives.
 
-Batches are in flight while the body is still being read, at most `max_in_flight_records` records of them. Beyond that
-the request waits for its oldest batch, which slows the client through its connection. A batch that is not acknowledged
-within `ack_timeout_ms` is given up. Records that the producer accepted may still be stored, the others are not. The
-answer states the outcome of each.
+Batches are in flight while the body is still being read, with at most `max_in_flight_records` records. Beyond that the
+request waits for its oldest batch, which slows the client through its connection. A batch that is not acknowledged
+within `ack_timeout_ms` fails. Its records that the producer accepted may still be stored, the others are not stored.
+The answer states the outcome of each record.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from penstock.api.settings import IngestSettings
 from penstock.shared.common.errors import BufferExhausted, KafkaTimeout, PenstockError
 from penstock.shared.common.records import ProducerRecord
 
-MAYBE = "it may still be stored"
-SURELY_NOT = "it was not stored"
+MAYBE_STORED = "it may still be stored"
+NOT_STORED = "it was not stored"
 
 
 class IngestProducer(Protocol):
-    """What ingest needs of a Producer."""
+    """The methods of a Producer that ingest uses."""
 
     async def send_many(self, records: Iterable[ProducerRecord]) -> Awaitable[Sequence[Outcome]]:
         """Send the records. Awaiting the result returns each record's metadata or error, in order."""
@@ -37,7 +37,7 @@ class IngestProducer(Protocol):
         ...
 
     def has_room(self) -> bool:
-        """Return whether a record would be accepted now without waiting for memory."""
+        """Return whether a batch would be accepted now without waiting for memory."""
         ...
 
 
@@ -49,13 +49,16 @@ class Flight(NamedTuple):
     deadline: float
 
     @property
-    def left_s(self) -> float:
-        """Seconds until the batch is given up."""
+    def remaining_s(self) -> float:
+        """Seconds until the batch fails."""
         return self.deadline - asyncio.get_running_loop().time()
 
 
-class IngestRequest:
-    """Sends the parsed events of one request and keeps the result."""
+class EventSender:
+    """Sends the parsed events of one request, and collects their outcomes in `result`.
+
+    `max_errors` of 0 is that of the settings.
+    """
 
     def __init__(
         self, producer: IngestProducer, result: IngestResult, settings: IngestSettings, max_errors: int = 0
@@ -69,22 +72,22 @@ class IngestRequest:
         self._next_position = 1
 
     def __repr__(self) -> str:
-        return f"IngestRequest(in_flight={self._in_flight}, {self.result!r})"
+        return f"EventSender(in_flight={self._in_flight}, {self.result!r})"
 
-    async def take(self, parsed: Parsed, turn: Turn) -> bool:
-        """Send the records of one batch. Returns False if reading the rest of the request is pointless."""
-        keep = self.refuse(parsed)
+    async def send(self, parsed: Parsed, turn: Turn) -> bool:
+        """Send the records of one batch. Returns False if the rest of the request need not be read."""
+        may_continue = self.add_errors(parsed)
         if parsed.records:
             self._next_position = parsed.positions[-1] + 1
             await self._send(parsed.records, parsed.positions, turn)
         while self._in_flight > self._most_in_flight:
             await self._settle(self._flights.popleft())
-        await self.settle_what_is_done()
-        return keep and not self.result.must_stop
+        await self.settle_completed()
+        return may_continue and not self.result.must_stop
 
-    async def settle_what_is_done(self) -> None:
+    async def settle_completed(self) -> None:
         """Count the batches that are acknowledged or past their deadline, without waiting."""
-        while (first := self.first_in_flight) and (first.outcomes.done() or first.left_s <= 0):
+        while (first := self.first_in_flight) and (first.outcomes.done() or first.remaining_s <= 0):
             await self._settle(self._flights.popleft())
 
     @property
@@ -99,24 +102,24 @@ class IngestRequest:
 
     @property
     def settled_before(self) -> int:
-        """The position before which the fate of every event is known."""
+        """The position before which the outcome of every event is known."""
         return self._flights[0].positions[0] if self._flights else self._next_position
 
-    async def take_unacknowledged(self, parsed: Parsed, turn: Turn) -> int:
+    async def send_unacknowledged(self, parsed: Parsed, turn: Turn) -> int:
         """Send the records without waiting for acknowledgements, and return their number.
 
         Raises BufferExhausted if the producer has no room.
         """
-        self.refuse(parsed)
+        self.add_errors(parsed)
         if not parsed.records:
             return 0
         if not self._producer.has_room():
             raise BufferExhausted("too many records wait for Kafka")
         deliveries = await self._producer.send_many(parsed.records)
-        waiting = asyncio.ensure_future(outcomes_of(deliveries))
-        turn.handed(len(parsed.records), waiting)
-        UNWATCHED.add(waiting)
-        waiting.add_done_callback(_retrieve)
+        outcomes = asyncio.ensure_future(outcomes_of(deliveries))
+        turn.count_in_flight(len(parsed.records), outcomes)
+        UNWATCHED.add(outcomes)
+        outcomes.add_done_callback(_retrieve)
         return len(parsed.records)
 
     def abandon(self) -> None:
@@ -129,40 +132,44 @@ class IngestRequest:
     def _most_in_flight(self) -> int:
         return self._settings.max_in_flight_records
 
-    def refuse(self, parsed: Parsed) -> bool:
-        """Count a batch's errors. Returns False if the request has too many.
+    def add_errors(self, parsed: Parsed) -> bool:
+        """Add a batch's errors to the result. Returns False if the request has more than `max_errors`.
 
-        The batch is then cut before the first error beyond the limit, so errors stay bounded and none is hidden.
+        The batch is then cut before the first error beyond the limit. So the number of errors is bounded, and every
+        event before the cut has its outcome.
         """
-        keep = self._within_errors(parsed)
-        self.result.refused(parsed.errors)
-        return keep
+        is_within_limit = self._cut_to_max_errors(parsed)
+        self.result.add_errors(parsed.errors)
+        return is_within_limit
 
-    def _within_errors(self, parsed: Parsed) -> bool:
+    def _cut_to_max_errors(self, parsed: Parsed) -> bool:
+        """Cut the batch if it has too many errors. Returns whether it had not."""
         room = self._max_errors - len(self.result.errors)
         if len(parsed.errors) <= room:
             return True
         cut = parsed.errors[room].position
         self.result.stop(cut, f"more than max_errors={self._max_errors} events were rejected")
-        keep = sum(position < cut for position in parsed.positions)
-        del parsed.errors[room:], parsed.records[keep:], parsed.positions[keep:]
+        remaining = sum(position < cut for position in parsed.positions)
+        del parsed.errors[room:]
+        del parsed.records[remaining:]
+        del parsed.positions[remaining:]
         return False
 
     async def _send(self, records: list[ProducerRecord], positions: list[int], turn: Turn) -> None:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._settings.ack_timeout_ms / 1000
-        coming = iter(records)
+        unsent = iter(records)
         try:
             async with asyncio.timeout_at(deadline):
-                deliveries = await self._producer.send_many(coming)
+                deliveries = await self._producer.send_many(unsent)
         except TimeoutError:
-            self._break_off(positions, coming, KafkaTimeout(self._late))
+            self._add_interrupted(positions, unsent, KafkaTimeout(self._timeout_message))
             return
         except PenstockError as e:
-            self._break_off(positions, coming, e)
+            self._add_interrupted(positions, unsent, e)
             return
         flight = Flight(positions, asyncio.ensure_future(outcomes_of(deliveries)), deadline)
-        turn.handed(len(positions), flight.outcomes)
+        turn.count_in_flight(len(positions), flight.outcomes)
         self._flights.append(flight)
         self._in_flight += len(positions)
 
@@ -172,21 +179,24 @@ class IngestRequest:
             async with asyncio.timeout_at(flight.deadline):
                 outcomes = await flight.outcomes
         except TimeoutError:
-            self.result.stored(flight.positions, [KafkaTimeout(f"{self._late}; {MAYBE}")] * len(flight.positions))
+            timeout = KafkaTimeout(f"{self._timeout_message}; {MAYBE_STORED}")
+            self.result.add_outcomes(flight.positions, [timeout] * len(flight.positions))
         except PenstockError as e:
-            self.result.stored(flight.positions, [_fated(e, maybe_written=True)] * len(flight.positions))
+            failure = _with_outcome(e, maybe_written=True)
+            self.result.add_outcomes(flight.positions, [failure] * len(flight.positions))
         else:
-            self.result.stored(flight.positions, outcomes)
+            self.result.add_outcomes(flight.positions, outcomes)
 
     @property
-    def _late(self) -> str:
+    def _timeout_message(self) -> str:
         return f"not acknowledged within ack_timeout_ms={self._settings.ack_timeout_ms}"
 
-    def _break_off(self, positions: list[int], coming: Iterator[ProducerRecord], error: PenstockError) -> None:
-        """Record the outcomes after sending failed midway. The producer took the records drawn from the iterator."""
-        taken = len(positions) - length_hint(coming)
-        maybe, surely_not = _fated(error, maybe_written=True), _fated(error, maybe_written=False)
-        self.result.stored(positions, [maybe] * taken + [surely_not] * (len(positions) - taken))
+    def _add_interrupted(self, positions: list[int], unsent: Iterator[ProducerRecord], error: PenstockError) -> None:
+        """Add the outcomes of a batch that was sent in part: the producer did not accept the records in `unsent`."""
+        sent = len(positions) - length_hint(unsent)
+        maybe_stored = _with_outcome(error, maybe_written=True)
+        not_stored = _with_outcome(error, maybe_written=False)
+        self.result.add_outcomes(positions, [maybe_stored] * sent + [not_stored] * (len(positions) - sent))
 
 
 async def outcomes_of(deliveries: Awaitable[Sequence[Outcome]]) -> Sequence[Outcome]:
@@ -194,17 +204,19 @@ async def outcomes_of(deliveries: Awaitable[Sequence[Outcome]]) -> Sequence[Outc
     return await deliveries
 
 
-def _fated(error: PenstockError, *, maybe_written: bool) -> PenstockError:
-    fated = type(error)(f"{error}; {MAYBE if maybe_written else SURELY_NOT}")
-    fated.maybe_written = maybe_written
-    return fated
+def _with_outcome(error: PenstockError, *, maybe_written: bool) -> PenstockError:
+    """Return the error with `maybe_written`, and with the same in its message."""
+    copy = type(error)(f"{error}; {MAYBE_STORED if maybe_written else NOT_STORED}")
+    copy.maybe_written = maybe_written
+    return copy
 
 
 UNWATCHED: set[asyncio.Future[Sequence[Outcome]]] = set()
-"""Batches that no request waits for. The event loop keeps only weak references to tasks."""
+"""Batches that no request waits for. The event loop itself has only weak references to tasks."""
 
 
 def _retrieve(outcomes: asyncio.Future[Sequence[Outcome]]) -> None:
+    """Retrieve the exception, or asyncio would log it as never retrieved."""
     UNWATCHED.discard(outcomes)
     if not outcomes.cancelled():
         outcomes.exception()

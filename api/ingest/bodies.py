@@ -2,11 +2,11 @@
 
 | Content-Type | events |
 |---|---|
-| application/x-ndjson (ndjson, jsonl) | one a line, read as it arrives: a body of any length |
-| application/json | one object, or the elements of an array, read whole |
-| application/cloudevents+json | one CloudEvent |
-| application/cloudevents-batch+json | an array of CloudEvents |
-| any, with ce-specversion | one CloudEvent in binary mode: the body is its data |
+| application/x-ndjson (ndjson, jsonl) | one a line, parsed as it arrives: a body of any length |
+| application/json | one object, or the elements of an array; buffered |
+| application/cloudevents+json | one CloudEvent; buffered |
+| application/cloudevents-batch+json | an array of CloudEvents; buffered |
+| any, with ce-specversion | one CloudEvent in binary mode: the body is its data; buffered |
 """
 
 from __future__ import annotations
@@ -17,9 +17,16 @@ from typing import Literal, Protocol
 
 from fastapi import Request
 
-from penstock.api.http.body import BodyReader, BodyStalled, ServiceLeaving, too_long
+from penstock.api.http.body import BodyReader, BodyStalled, ServiceShuttingDown, too_long
 from penstock.api.http.content_encoding import CorruptBody
 from penstock.api.http.problem import ErrorKind, Problem
+from penstock.api.http.status import (
+    BAD_REQUEST,
+    CONTENT_TOO_LARGE,
+    REQUEST_TIMEOUT,
+    SERVICE_UNAVAILABLE,
+    UNSUPPORTED_MEDIA_TYPE,
+)
 from penstock.api.ingest import cloudevents
 from penstock.api.ingest.cloudevents import BATCH_TYPE, STRUCTURED_TYPE, CloudEventParser
 from penstock.api.ingest.event import EventRejected, TopicReader
@@ -34,6 +41,9 @@ JSON_TYPE = "application/json"
 
 Unit = Literal["line", "index"]
 ParseBatch = Callable[[Sequence[bytes | None], int, int], Parsed]
+"""(values, position of the first, now_ms) -> parsed events. None is a value over `max_line_bytes`."""
+Batch = tuple[int, list[bytes | None]]
+"""The position of the first value, and the values."""
 
 
 class Events(Protocol):
@@ -41,23 +51,23 @@ class Events(Protocol):
 
     unit: Unit
     position: int
-    """The position of the first event that `take` has not returned."""
+    """The position of the first event that `parse_batch` has not returned."""
 
     async def wait(self) -> bool:
-        """Wait until `take` has a batch. Returns False at the end.
+        """Wait until `parse_batch` has a batch. Returns False at the end.
 
-        Raises Problem if the body is invalid as a whole. Raises BodyStalled, CorruptBody or ServiceLeaving if reading
-        ended early but earlier events count.
+        Raises Problem if the body is invalid as a whole. Raises BodyStalled, CorruptBody or ServiceShuttingDown
+        if reading ended early; the events before remain valid.
         """
         ...
 
-    def take(self) -> Parsed:
+    def parse_batch(self) -> Parsed:
         """Return the next batch, parsed."""
         ...
 
 
-class Lines:
-    """NDJSON, read as it arrives."""
+class NdjsonLines:
+    """The events of an NDJSON body, parsed as they arrive."""
 
     unit: Unit = "line"
 
@@ -72,7 +82,7 @@ class Lines:
         reader = self._reader
         if reader is None:
             return False
-        if reader.behind:
+        if reader.has_pending_lines:
             await asyncio.sleep(0)
             return True
         self._chunk = await self._body.next()
@@ -80,44 +90,46 @@ class Lines:
             self._reader = None
         return self._reader is not None
 
-    def take(self) -> Parsed:
-        reader, now_ms = self._reader, self._clock.now_ms()
+    def parse_batch(self) -> Parsed:
+        reader = self._reader
+        now_ms = self._clock.now_ms()
         assert reader is not None, "wait() comes first"
-        if reader.behind:
-            parsed = reader.more(now_ms)
+        if reader.has_pending_lines:
+            parsed = reader.parse_pending(now_ms)
         elif self._chunk is None:
-            self._reader, parsed = None, reader.close(now_ms)
+            self._reader = None
+            parsed = reader.close(now_ms)
         else:
             parsed = reader.feed(self._chunk, now_ms)
-            self._body.seen(ended=reader.ended, unfinished=reader.unfinished)
+            self._body.chunk_parsed(ended=reader.ended, unfinished=reader.unfinished)
         self.position = reader.next_line
         return parsed
 
 
-class Whole:
-    """A body that is read to its end before its first event is parsed."""
+class BufferedBody:
+    """The events of a body that is read to its end before its first event is parsed."""
 
     unit: Unit = "index"
 
-    def __init__(self, read: Callable[[bytes], Iterator[tuple[int, list[bytes | None]]]], parse: ParseBatch) -> None:
-        self._read = read
+    def __init__(self, split: Callable[[bytes], Iterator[Batch]], parse: ParseBatch) -> None:
+        self._split = split
         self._parse = parse
-        self._batches: Iterator[tuple[int, list[bytes | None]]] | None = None
-        self._batch: tuple[int, list[bytes | None]] | None = None
+        self._batches: Iterator[Batch] | None = None
+        self._batch: Batch | None = None
         self.position = 0
 
-    def start(self, body: bytes, clock: Clock) -> Whole:
-        """Set the body. Raises Problem (400) if it does not match its type."""
+    def start(self, body: bytes, clock: Clock) -> BufferedBody:
+        """Set the body, and return self. Raises Problem: 400 for a malformed body, 413 for too many events."""
         self._clock = clock
         try:
-            self._batches = self._read(body)
+            self._batches = self._split(body)
+        except TooManyEvents as e:
+            raise Problem(ErrorKind(CONTENT_TOO_LARGE, e.error_code, "Too many events"), str(e)) from None
         except EventRejected as e:
-            place = "" if e.column is None else f" at line {e.line}, column {e.column}"
+            coordinates = "" if e.column is None else f" at line {e.line}, column {e.column}"
             extra = {} if e.column is None else {"line": e.line, "column": e.column}
-            kind = ErrorKind(400, e.error_code, "Not a JSON object or array")
-            if isinstance(e, TooManyEvents):
-                kind = ErrorKind(413, e.error_code, "Too many events")
-            raise Problem(kind, f"{e}{place}", extra) from None
+            kind = ErrorKind(BAD_REQUEST, e.error_code, "Not a JSON object or array")
+            raise Problem(kind, f"{e}{coordinates}", extra) from None
         return self
 
     async def wait(self) -> bool:
@@ -127,7 +139,7 @@ class Whole:
         self._batch = next(self._batches, None)
         return self._batch is not None
 
-    def take(self) -> Parsed:
+    def parse_batch(self) -> Parsed:
         assert self._batch is not None, "wait() comes first"
         first, values = self._batch
         self.position = first + len(values)
@@ -144,22 +156,22 @@ async def open_events(
     clock: Clock,
 ) -> Events:
     """Return the events of a request of a type from `check_media_type`. Raises Problem (400, 408, 413, 503)."""
-    key, time = _from_headers(request, topic, reader, settings, clock)
+    key, time = _key_and_time(request, topic, reader, settings, clock)
     parser = EventParser(topic, settings, reader, key=key, time=time)
     if media_type in NDJSON_TYPES:
-        return Lines(body, parser, settings.max_line_bytes, clock)
+        return NdjsonLines(body, parser, settings.max_line_bytes, clock)
     own = settings.for_topic(topic)
     reads_data = bool(own.key or own.time or own.json_schema)
     events = CloudEventParser(parser, own.cloudevents, reads_data=reads_data)
-    most = settings.max_line_bytes
+    max_bytes = settings.max_line_bytes
 
-    def one(whole: bytes) -> Iterator[tuple[int, list[bytes | None]]]:
-        return iter([(0, [whole if len(whole) <= most else None])])
+    def single(content: bytes) -> Iterator[Batch]:
+        return iter([(0, [content if len(content) <= max_bytes else None])])
 
-    def elements(whole: bytes) -> Iterator[tuple[int, list[bytes | None]]]:
-        if media_type == JSON_TYPE and (value := json_object(whole)) is not None:
-            return one(value)
-        return array_elements(whole, most, settings.max_body_events)
+    def elements(content: bytes) -> Iterator[Batch]:
+        if media_type == JSON_TYPE and (value := json_object(content)) is not None:
+            return single(value)
+        return array_elements(content, max_bytes, settings.max_body_events)
 
     def plain(values: Sequence[bytes | None], first: int, now_ms: int) -> Parsed:
         return parser.parse(values, first, now_ms)
@@ -168,31 +180,31 @@ async def open_events(
         try:
             head = cloudevents.from_headers(request.headers.items())
         except EventRejected as e:
-            raise Problem(ErrorKind(400, e.error_code, "Not a CloudEvent"), str(e)) from None
+            raise Problem(ErrorKind(BAD_REQUEST, e.error_code, "Not a CloudEvent"), str(e)) from None
 
         def binary(values: Sequence[bytes | None], first: int, now_ms: int) -> Parsed:
             return plain(values, first, now_ms) if values[0] is None else events.binary(head, values[0], now_ms)
 
-        form = Whole(one, binary)
+        buffered = BufferedBody(single, binary)
     elif media_type == STRUCTURED_TYPE:
-        form = Whole(one, events.structured)
+        buffered = BufferedBody(single, events.structured)
     else:
-        form = Whole(elements, events.structured if media_type == BATCH_TYPE else plain)
-    return form.start(await whole_body(body, settings.max_body_bytes), clock)
+        buffered = BufferedBody(elements, events.structured if media_type == BATCH_TYPE else plain)
+    return buffered.start(await read_body(body, settings.max_body_bytes), clock)
 
 
-async def whole_body(body: BodyReader, max_body_bytes: int) -> bytes:
-    """Return the body, up to `max_body_bytes`.
+async def read_body(body: BodyReader, max_body_bytes: int) -> bytes:
+    """Return the complete body, up to `max_body_bytes`.
 
     Raises Problem: 413 if it is longer, 408 if it stalls, 400 if it cannot be inflated, 503 if the service shuts down.
     """
     if body.declared_bytes > max_body_bytes:
         raise too_long(max_body_bytes)
     try:
-        return await body.all(max_body_bytes)
+        return await body.read_all(max_body_bytes)
     except (BodyStalled, CorruptBody) as e:
         raise Problem(ErrorKind(stop_status(e), stop_code(stop_status(e)), "Body incomplete"), str(e)) from None
-    except ServiceLeaving as e:
+    except ServiceShuttingDown as e:
         raise Problem.of(IllegalState(str(e))) from None
 
 
@@ -200,13 +212,15 @@ async def next_turn(body: BodyReader, events: int) -> Turn:
     """Like `BodyReader.turn`, before anything was stored. Raises Problem (503) if the service shuts down."""
     try:
         return await body.turn(events)
-    except ServiceLeaving as e:
+    except ServiceShuttingDown as e:
         raise Problem.of(IllegalState(str(e))) from None
 
 
 def stop_status(error: Exception) -> int:
-    """Return the answer's status if an error ended the reading of the body before its first whole event."""
-    return 408 if isinstance(error, BodyStalled) else 400 if isinstance(error, CorruptBody) else 503
+    """Return the answer's status if an error ended the reading of the body before its first complete event."""
+    if isinstance(error, BodyStalled):
+        return REQUEST_TIMEOUT
+    return BAD_REQUEST if isinstance(error, CorruptBody) else SERVICE_UNAVAILABLE
 
 
 def stop_code(status: int) -> str:
@@ -215,7 +229,7 @@ def stop_code(status: int) -> str:
     >>> stop_code(408), stop_code(400), stop_code(503)
     ('BODY_STALLED', 'CORRUPT_BODY', 'NOTHING_READ')
     """
-    return {408: "BODY_STALLED", 400: "CORRUPT_BODY"}.get(status, "NOTHING_READ")
+    return {REQUEST_TIMEOUT: "BODY_STALLED", BAD_REQUEST: "CORRUPT_BODY"}.get(status, "NOTHING_READ")
 
 
 def check_media_type(request: Request) -> str:
@@ -225,13 +239,13 @@ def check_media_type(request: Request) -> str:
     if media_type in known or cloudevents.is_binary(request.headers):
         return media_type
     raise Problem(
-        ErrorKind(415, "UNSUPPORTED_MEDIA_TYPE", "Unsupported body"),
+        ErrorKind(UNSUPPORTED_MEDIA_TYPE, "UNSUPPORTED_MEDIA_TYPE", "Unsupported body"),
         "Content-Type must be application/x-ndjson, application/json or a CloudEvent's (application/cloudevents+json,"
         f" application/cloudevents-batch+json, or any with ce-specversion), got {media_type[:60]!r}",
     )
 
 
-def _from_headers(
+def _key_and_time(
     request: Request, topic: str, reader: TopicReader, settings: IngestSettings, clock: Clock
 ) -> tuple[bytes | None, str | None]:
     """Return the key and the time that the request's headers set for all of its events."""
@@ -243,6 +257,6 @@ def _from_headers(
             value = int(time) if time.isascii() and time.isdigit() else time
             reader.time(f"the header {own.time_header}", value, clock.now_ms() + settings.max_future_ms)
         except EventRejected as e:
-            raise Problem(ErrorKind(400, e.error_code, "Wrong event time"), str(e)) from None
+            raise Problem(ErrorKind(BAD_REQUEST, e.error_code, "Wrong event time"), str(e)) from None
     # A header's value is bytes; Starlette decodes each to one character.
     return None if key is None else key.encode("latin-1"), time

@@ -1,15 +1,17 @@
 """CloudEvents 1.0 over HTTP to Kafka records, by the HTTP and Kafka bindings of CloudEvents.
 
-Sans-IO. An event comes in one of three forms: structured (a JSON object with attributes and data), in a batch of such
-objects, or binary (attributes as `ce-` headers, the body as data). How it is stored depends on the topic alone:
+Sans-IO. An event arrives in one of three content modes: structured (a JSON object with attributes and data), batched
+(an array of such objects), or binary (attributes as `ce-` headers, the body as data). How it is stored depends only on
+the topic:
 
 1. `cloudevents = "data"`: the Kafka binding's binary form. The record's value is the data, and the attributes are `ce_`
    headers; `datacontenttype` is the header `content-type`. An event without data is rejected: a record without a value
    would delete its key from a compacted topic.
-2. `cloudevents = "envelope"`: the structured form. The value is the JSON object, as it came if it came as one.
+2. `cloudevents = "envelope"`: the structured form. The value is the JSON object, unchanged if the event arrived
+   as one.
 
-The topic's pointers and JSON Schema address the data in every form. Where the topic names no key, `partitionkey` is the
-key, and `time` is the event time.
+The topic's pointers and JSON Schema address the data in every mode. Without pointers, `partitionkey` is the key and
+`time` is the event time.
 
 >>> event = from_json(b'{"specversion":"1.0","id":"7","source":"/s","type":"t","count":3,"data":{"a": 1}}')
 >>> event.data, event.kafka_headers[0], event.kafka_headers[1]
@@ -27,6 +29,7 @@ from urllib.parse import unquote_to_bytes
 
 import msgspec
 
+from penstock.api.http.status import BAD_REQUEST
 from penstock.api.ingest.event import EventRejected, RecordError, explain_malformed
 from penstock.api.ingest.ndjson import JSON_SPACE, Attributes, EventParser, Parsed
 from penstock.api.settings import CloudEventsForm
@@ -43,20 +46,20 @@ TEXTS = frozenset((*REQUIRED, "datacontenttype", "dataschema", "subject", "time"
 INVALID_CLOUDEVENT = "INVALID_CLOUDEVENT"
 STRUCTURED_HEADERS: Headers = (("content-type", b"application/cloudevents+json; charset=UTF-8"),)
 ATTRIBUTES_MAX = 100
-"""Attributes of one event; more are rejected."""
+"""The most attributes of one event."""
 
 SHOWN_MAX = 60
-"""Characters of a value that an error message repeats."""
+"""The most characters of a value in an error message."""
 
 _CHARSET = re.compile(r';\s*charset="?([\w.:-]+)', re.IGNORECASE)
 
 
 class CloudEvent(NamedTuple):
-    """One event in any form: its attributes as text, without `datacontenttype`, and its data."""
+    """One event of any content mode: its attributes as text, without `datacontenttype`, and its data."""
 
     attributes: Mapping[str, str]
     content_type: str
-    """`datacontenttype`, JSON if the event lacks it; empty for data of an unknown type in base64."""
+    """`datacontenttype`; JSON if the event lacks it; empty for base64 data without a type."""
     data: bytes | None
     is_json: bool
     """Whether the data is declared to be JSON."""
@@ -68,13 +71,13 @@ class CloudEvent(NamedTuple):
         return (("content-type", self.content_type.encode()), *own) if self.content_type else own
 
     @property
-    def beside(self) -> Attributes:
-        """The key and the time from the attributes."""
+    def key_and_time(self) -> Attributes:
+        """The key and the event time in the attributes."""
         key = self.attributes.get("partitionkey")
         return Attributes(None if key is None else key.encode(), self.attributes.get("time"))
 
-    def with_body(self, body: bytes) -> CloudEvent:
-        """Return the event with its data, for a head in binary mode. An empty body is no data."""
+    def with_data(self, body: bytes) -> CloudEvent:
+        """Return the event of a head in binary mode and a body. An empty body is no data."""
         return self._replace(data=body or None)
 
     def envelope(self) -> bytes:
@@ -96,18 +99,18 @@ def is_binary(headers: Mapping[str, str]) -> bool:
 
 def from_headers(headers: Iterable[tuple[str, str]]) -> CloudEvent:
     """Return the head of an event in binary mode. Raises EventRejected if a required attribute is missing or wrong."""
-    found: dict[str, str] = {}
+    attributes: dict[str, str] = {}
     content_type = ""
     for name, value in headers:
         if name == "content-type":
             content_type = value.encode("latin-1").decode(errors="replace")
         elif name.startswith(HTTP_PREFIX):
-            found[name.removeprefix(HTTP_PREFIX)] = _unquoted(name, value)
-    if taken := found.keys() & {"data", "data_base64", "datacontenttype"}:
-        said = "the body is the data, and the header Content-Type is its datacontenttype"
-        raise EventRejected(INVALID_CLOUDEVENT, f"the header {HTTP_PREFIX}{min(taken)} is not an attribute: {said}")
+            attributes[name.removeprefix(HTTP_PREFIX)] = _unquoted(name, value)
+    if reserved := attributes.keys() & {"data", "data_base64", "datacontenttype"}:
+        message = f"the header {HTTP_PREFIX}{min(reserved)} is not an attribute: the body is the data, and the header"
+        raise EventRejected(INVALID_CLOUDEVENT, f"{message} Content-Type is its datacontenttype")
     content_type = content_type or JSON_TYPE
-    return CloudEvent(_checked(found), content_type, None, _is_json(content_type))
+    return CloudEvent(_checked(attributes), content_type, None, _is_json(content_type))
 
 
 def from_json(value: bytes) -> CloudEvent:
@@ -118,7 +121,8 @@ def from_json(value: bytes) -> CloudEvent:
         raise EventRejected(INVALID_CLOUDEVENT, "a CloudEvent is a JSON object") from None
     except (ValueError, RecursionError) as e:
         raise explain_malformed(value, e) from None
-    data, data_base64 = members.pop("data", None), members.pop("data_base64", None)
+    data = members.pop("data", None)
+    data_base64 = members.pop("data_base64", None)
     if len(members) > ATTRIBUTES_MAX:
         raise EventRejected(INVALID_CLOUDEVENT, f"more than {ATTRIBUTES_MAX} attributes")
     try:
@@ -126,9 +130,9 @@ def from_json(value: bytes) -> CloudEvent:
         encoded = None if data_base64 is None else msgspec.json.decode(bytes(data_base64))
     except (ValueError, RecursionError) as e:
         raise explain_malformed(value, e) from None
-    found = {name: _as_text(name, attribute) for name, attribute in decoded.items() if attribute is not None}
-    content_type = found.pop("datacontenttype", "")
-    attributes = _checked(found)
+    texts = {name: _as_text(name, attribute) for name, attribute in decoded.items() if attribute is not None}
+    content_type = texts.pop("datacontenttype", "")
+    attributes = _checked(texts)
     if encoded is not None:
         if data is not None:
             raise EventRejected(INVALID_CLOUDEVENT, "an event has data or data_base64, not both")
@@ -145,20 +149,20 @@ class CloudEventParser:
     """Converts events of one request to records of one topic."""
 
     def __init__(self, parser: EventParser, form: CloudEventsForm, *, reads_data: bool) -> None:
-        """If the topic's settings use nothing of the data, `reads_data` is false and the data may be anything."""
+        """`reads_data` is whether the topic's settings use the data. If not, the data may be any bytes."""
         self._parser = parser
         self._form = form
         self._reads_data = reads_data
         self._opaque = EventParser(parser.topic, parser.settings, parser.reader._replace(event=_opaque))
 
     def binary(self, head: CloudEvent, body: bytes, now_ms: int) -> Parsed:
-        """Parse the one event of a request in binary mode."""
-        event = head.with_body(body)
+        """Parse the event of a request in binary mode."""
+        event = head.with_data(body)
         return self._parse(event, 0, now_ms, None)
 
     def structured(self, values: Sequence[bytes | None], first: int, now_ms: int) -> Parsed:
         """Parse events as JSON objects, at the positions `first`, `first + 1`, ..."""
-        whole = Parsed()
+        batch = Parsed()
         for position, value in enumerate(values, first):
             if value is None:
                 parsed = self._parser.parse([None], position, now_ms)
@@ -167,44 +171,46 @@ class CloudEventParser:
                     parsed = self._parse(from_json(value), position, now_ms, value)
                 except EventRejected as e:
                     parsed = Parsed()
-                    parsed.errors.append(RecordError(position, 400, e.error_code, str(e), e.column))
-            whole.errors += parsed.errors
-            whole.positions += parsed.positions
-            whole.records += parsed.records
-        return whole
+                    parsed.errors.append(RecordError(position, BAD_REQUEST, e.error_code, str(e), e.column))
+            batch.errors += parsed.errors
+            batch.positions += parsed.positions
+            batch.records += parsed.records
+        return batch
 
     def _parse(self, event: CloudEvent, position: int, now_ms: int, envelope: bytes | None) -> Parsed:
-        """Parse one event; `envelope` is the JSON object that it arrived as, if it did."""
-        data, is_envelope = event.data, self._form == "envelope"
-        if data is None and not is_envelope:
-            said = (
+        """Parse one event; `envelope` is the JSON object as which it arrived, None in binary mode."""
+        data = event.data
+        stores_envelope = self._form == "envelope"
+        if data is None and not stores_envelope:
+            message = (
                 'the event has no data, and the topic stores an event as its data; cloudevents = "envelope" in the'
                 " topic's settings stores events with their envelope"
             )
-            return _refused(position, said)
+            return _rejected(position, message)
         if data is not None and self._reads_data and event.content_type and not event.is_json:
-            said = f"the topic's settings need data in JSON, got {event.content_type[:SHOWN_MAX]!r}"
-            return _refused(position, said)
+            message = f"the topic's settings need data in JSON, got {event.content_type[:SHOWN_MAX]!r}"
+            return _rejected(position, message)
         # An event that arrived as an envelope is valid JSON and is stored unchanged.
-        is_read = self._reads_data or (event.is_json and not (is_envelope and envelope is not None))
-        if data is not None and is_read and not data.strip(JSON_SPACE):
-            return _refused(position, "the data must be JSON, and is empty")
-        parser = self._parser if is_read else self._opaque
-        headers = STRUCTURED_HEADERS if is_envelope else event.kafka_headers
-        parsed = parser.parse([b"null" if data is None else data], position, now_ms, headers, event.beside)
-        if is_envelope:
+        is_parsed = self._reads_data or (event.is_json and not (stores_envelope and envelope is not None))
+        if data is not None and is_parsed and not data.strip(JSON_SPACE):
+            return _rejected(position, "the data must be JSON, and is empty")
+        parser = self._parser if is_parsed else self._opaque
+        headers = STRUCTURED_HEADERS if stores_envelope else event.kafka_headers
+        parsed = parser.parse([b"null" if data is None else data], position, now_ms, headers, event.key_and_time)
+        if stores_envelope:
             value = event.envelope() if envelope is None and parsed.records else envelope
             parsed.records = [_with_value(record, value) for record in parsed.records]
         return parsed
 
 
-def _refused(position: int, said: str) -> Parsed:
+def _rejected(position: int, message: str) -> Parsed:
     parsed = Parsed()
-    parsed.errors.append(RecordError(position, 400, INVALID_CLOUDEVENT, said))
+    parsed.errors.append(RecordError(position, BAD_REQUEST, INVALID_CLOUDEVENT, message))
     return parsed
 
 
 def _opaque(value: bytes, latest_ms: int) -> tuple[None, None]:
+    """Accept any bytes, without a key and a time. An event reader (`ReadEvent`)."""
     return None, None
 
 
@@ -226,11 +232,12 @@ def _as_text(name: str, value: Any) -> str:
         return value
     if name not in TEXTS and type(value) in (bool, int):
         return str(value).lower()
-    wanted = "a text" if name in TEXTS else "a text, an integer or a boolean"
-    raise EventRejected(INVALID_CLOUDEVENT, f"the attribute {name[:SHOWN_MAX]} must be {wanted}")
+    expected = "a text" if name in TEXTS else "a text, an integer or a boolean"
+    raise EventRejected(INVALID_CLOUDEVENT, f"the attribute {name[:SHOWN_MAX]} must be {expected}")
 
 
 def _checked(attributes: dict[str, str]) -> dict[str, str]:
+    """Return the attributes. Raises EventRejected if a required one is missing, or there are too many."""
     if len(attributes) > ATTRIBUTES_MAX:
         raise EventRejected(INVALID_CLOUDEVENT, f"more than {ATTRIBUTES_MAX} attributes")
     for name in REQUIRED:
@@ -264,5 +271,5 @@ def _from_text(data: bytes, content_type: str) -> bytes:
     try:
         return msgspec.json.decode(data, type=str).encode(charset[1] if charset else "utf-8")
     except (msgspec.ValidationError, LookupError, UnicodeError):
-        said = f"data must be a text that {content_type[:SHOWN_MAX]!r} can hold; other data goes into data_base64"
-        raise EventRejected(INVALID_CLOUDEVENT, said) from None
+        message = f"data must be a text that {content_type[:SHOWN_MAX]!r} can hold; other data goes into data_base64"
+        raise EventRejected(INVALID_CLOUDEVENT, message) from None

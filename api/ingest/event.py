@@ -1,4 +1,4 @@
-"""One event: the bytes of a JSON value become a record's key and event time.
+"""Reads the key and the event time of an event, which is the bytes of a JSON value.
 
 Sans-IO. Decoding validates the value. The stored value is the received bytes.
 
@@ -39,13 +39,13 @@ INVALID_TIMESTAMP = "INVALID_TIMESTAMP"
 SCHEMA_VIOLATED = "SCHEMA_VIOLATED"
 
 SHOWN_MAX = 40
-"""Characters of a time that an error message repeats."""
+"""The most characters of a time in an error message."""
 
-Read = Callable[[bytes, int], tuple[bytes | None, int | None]]
-"""(value, latest_ms) -> (key, timestamp in ms); the event time may be `latest_ms` at most. Raises EventRejected."""
+ReadEvent = Callable[[bytes, int], tuple[bytes | None, int | None]]
+"""(value, latest_ms) -> (key, timestamp in ms). The latest event time is `latest_ms`. Raises EventRejected."""
 
 ReadTime = Callable[[str, Any, int], int]
-"""(source, value, latest_ms) -> timestamp in ms; `source` names where the value was found. Raises EventRejected."""
+"""(source, value, latest_ms) -> timestamp in ms. `source` describes the value in errors. Raises EventRejected."""
 
 UNITS: dict[TimeUnit, tuple[int, int, str]] = {
     "s": (1_000, 1, "seconds"),
@@ -59,9 +59,9 @@ _BYTE = re.compile(r" \(byte (\d+)\)$")
 
 
 class EventRejected(DataError):
-    """An event that cannot become a record.
+    """An event that cannot be converted to a record.
 
-    If the position within the value is known, `line` and `column` are 1-based, the column in characters.
+    `line` and `column` are the 1-based coordinates of the error within the value, in characters; None if unknown.
     """
 
     def __init__(self, error_code: str, message: str, column: int | None = None, line: int | None = None) -> None:
@@ -84,9 +84,9 @@ class RecordError(NamedTuple):
 
 
 class TopicReader(NamedTuple):
-    """Reads the events of one topic, and times that are given beside events."""
+    """The functions that read events of one topic, and times outside of events (headers, attributes)."""
 
-    event: Read
+    event: ReadEvent
     time: ReadTime
 
 
@@ -96,37 +96,40 @@ def topic_reader(settings: IngestSettings, own: TopicSettings) -> TopicReader:
     return TopicReader(_event_reader(own, read_time), read_time)
 
 
-def _event_reader(settings: TopicSettings, read_time: ReadTime) -> Read:
+def _event_reader(own: TopicSettings, read_time: ReadTime) -> ReadEvent:
     decode = msgspec.json.Decoder().decode
-    validate = None if settings.json_schema is None else load_schema(settings.json_schema)
-    parts = [(pointer, _follow(pointer)) for pointer in settings.key]
-    time = None if settings.time is None else (settings.time, _follow(settings.time))
+    validate = None if own.json_schema is None else load_schema(own.json_schema)
+    key_parts = [(pointer, _resolver(pointer)) for pointer in own.key]
+    time = None if own.time is None else (own.time, _resolver(own.time))
 
     def read(value: bytes, latest_ms: int) -> tuple[bytes | None, int | None]:
         try:
             document = decode(value)
         except (ValueError, RecursionError) as e:
             raise explain_malformed(value, e) from None
-        if validate is not None and (wrong := validate(document)) is not None:
-            raise EventRejected(SCHEMA_VIOLATED, f"schema: {wrong}")
-        key = "-".join([_key_part(p, get(document, "key", p)) for p, get in parts]).encode() if parts else None
+        if validate is not None and (violation := validate(document)) is not None:
+            raise EventRejected(SCHEMA_VIOLATED, f"schema: {violation}")
+        key = None
+        if key_parts:
+            key = "-".join([_key_part(p, resolve(document, "key", p)) for p, resolve in key_parts]).encode()
         if time is None:
             return key, None
-        pointer, get = time
-        return key, read_time(pointer, get(document, "time", pointer), latest_ms)
+        pointer, resolve_time = time
+        return key, read_time(pointer, resolve_time(document, "time", pointer), latest_ms)
 
     return read
 
 
-Get = Callable[[Any, str, str], Any]
+Resolve = Callable[[Any, str, str], Any]
+"""(document, role, pointer) -> value. `role` is "key" or "time". Raises EventRejected if there is no value."""
 
 
-def _follow(pointer: str) -> Get:
-    """Return a function for the value at a JSON pointer (RFC 6901). EventRejected names a pointer without value."""
+def _resolver(pointer: str) -> Resolve:
+    """Return the function that resolves a JSON pointer (RFC 6901)."""
     steps = [step.replace("~1", "/").replace("~0", "~") for step in pointer.split("/")[1:]]
-    code = {"key": INVALID_KEY, "time": INVALID_TIMESTAMP}
+    error_code = {"key": INVALID_KEY, "time": INVALID_TIMESTAMP}
 
-    def deep(document: Any, role: str, pointer: str) -> Any:
+    def resolve(document: Any, role: str, pointer: str) -> Any:
         value = document
         for step in steps:
             if type(value) is dict and step in value:
@@ -134,22 +137,23 @@ def _follow(pointer: str) -> Get:
             elif type(value) is list and _is_index(step) and int(step) < len(value):
                 value = value[int(step)]
             elif value is document and type(value) not in (dict, list):
-                raise EventRejected(code[role], f"{role}: {pointer} needs an object, got {_json_type(value)}")
+                raise EventRejected(error_code[role], f"{role}: {pointer} needs an object, got {_json_type(value)}")
             else:
-                raise EventRejected(code[role], f"{role}: nothing at {pointer}")
+                raise EventRejected(error_code[role], f"{role}: nothing at {pointer}")
         return value
 
     if len(steps) > 1:
-        return deep
+        return resolve
     step = steps[0]
 
-    def shallow(document: Any, role: str, pointer: str) -> Any:
+    # The common case, without the loop. `resolve` handles arrays and builds the error.
+    def resolve_member(document: Any, role: str, pointer: str) -> Any:
         try:
             return document[step]
         except (KeyError, TypeError):
-            return deep(document, role, pointer)
+            return resolve(document, role, pointer)
 
-    return shallow
+    return resolve_member
 
 
 def _is_index(step: str) -> bool:
@@ -177,47 +181,50 @@ def _time_reader(unit: TimeUnit, earliest: str) -> ReadTime:
         elif type(value) is str:
             timestamp = _iso_to_ms(source, value)
         else:
-            wanted = f"must be an integer ({unit_name} since the epoch) or an ISO 8601 string"
-            raise EventRejected(INVALID_TIMESTAMP, f"time: {source} {wanted}, got {_json_type(value)}")
+            expected = f"must be an integer ({unit_name} since the epoch) or an ISO 8601 string"
+            raise EventRejected(INVALID_TIMESTAMP, f"time: {source} {expected}, got {_json_type(value)}")
         if earliest_ms <= timestamp <= latest_ms:
             return timestamp
-        said = f"time: {source} is {str(value)[:SHOWN_MAX]} ({_moment(timestamp)}), "
+        message = f"time: {source} is {str(value)[:SHOWN_MAX]} ({_moment(timestamp)}), "
         if timestamp < earliest_ms:
-            said += f"before min_event_time={earliest}"
+            message += f"before min_event_time={earliest}"
         else:
-            said += f"further ahead than max_future_ms allows ({_moment(latest_ms)})"
-        if type(value) is int and (other := _unit_that_fits(value, earliest_ms, latest_ms)):
-            said += f'; it looks like {UNITS[other][2]}: set time_unit = "{other}" for the topic'
-        raise EventRejected(INVALID_TIMESTAMP, said)
+            message += f"further ahead than max_future_ms allows ({_moment(latest_ms)})"
+        if type(value) is int and (likely_unit := _likely_unit(value, earliest_ms, latest_ms)):
+            message += f'; it looks like {UNITS[likely_unit][2]}: set time_unit = "{likely_unit}" for the topic'
+        raise EventRejected(INVALID_TIMESTAMP, message)
 
     return read_time
 
 
 def _moment(ms: int) -> str:
-    text = utc_text(ms)
+    text = utc_text(ms)  # a number for a time without a date
     return "outside of the years 1 to 9999" if text.removeprefix("-").isdigit() else f"{text} UTC"
 
 
-def _unit_that_fits(value: int, earliest_ms: int, latest_ms: int) -> TimeUnit | None:
-    fitting = (unit for unit, (factor, by, _) in UNITS.items() if earliest_ms <= value * factor // by <= latest_ms)
-    return next(fitting, None)
+def _likely_unit(value: int, earliest_ms: int, latest_ms: int) -> TimeUnit | None:
+    """Return the unit in which a number is an accepted event time; None if there is none."""
+    for unit, (factor, divisor, _) in UNITS.items():
+        if earliest_ms <= value * factor // divisor <= latest_ms:
+            return unit
+    return None
 
 
-def _iso_to_ms(pointer: str, text: str) -> int:
+def _iso_to_ms(source: str, text: str) -> int:
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
         raise EventRejected(
-            INVALID_TIMESTAMP, f"time: {pointer} is not an ISO 8601 time: {text[:SHOWN_MAX]!r}"
+            INVALID_TIMESTAMP, f"time: {source} is not an ISO 8601 time: {text[:SHOWN_MAX]!r}"
         ) from None
     if moment.tzinfo is None:
         raise EventRejected(
-            INVALID_TIMESTAMP, f"time: {pointer} has no offset from UTC: {text[:SHOWN_MAX]!r} (write ...Z or ...+00:00)"
+            INVALID_TIMESTAMP, f"time: {source} has no offset from UTC: {text[:SHOWN_MAX]!r} (write ...Z or ...+00:00)"
         )
     try:
         return (moment - EPOCH) // ONE_MS
     except OverflowError:
-        raise EventRejected(INVALID_TIMESTAMP, f"time: {pointer} is out of range: {text[:SHOWN_MAX]!r}") from None
+        raise EventRejected(INVALID_TIMESTAMP, f"time: {source} is out of range: {text[:SHOWN_MAX]!r}") from None
 
 
 def _json_type(value: Any) -> str:
@@ -238,29 +245,35 @@ def _json_type(value: Any) -> str:
 def explain_malformed(value: bytes, error: Exception) -> EventRejected:
     """Return the error for bytes that are not JSON, with the position of the first wrong character."""
     if isinstance(error, UnicodeDecodeError):
-        at, what = _first_non_utf8(value), "not UTF-8"
+        at = _first_non_utf8(value)
+        reason = "not UTF-8"
     elif isinstance(error, RecursionError):
-        at, what = None, "nested too deeply"
+        at = None
+        reason = "nested too deeply"
     else:
-        text = str(error)
-        found = _BYTE.search(text)
-        at = int(found[1]) if found else len(value) if text == "Input data was truncated" else None
-        what = _BYTE.sub("", text).removeprefix("JSON is malformed: ")
-        if what == "trailing characters" and at is not None:
-            at -= 1  # msgspec reports the position after the first trailing character
-        if what == "Input data was truncated":
-            what = "the value ends too early"
+        at, reason = _msgspec_error(str(error), len(value))
     if at is None:
-        return EventRejected(MALFORMED_JSON, f"not JSON: {what}")
+        return EventRejected(MALFORMED_JSON, f"not JSON: {reason}")
     before = value[:at].decode(errors="replace")
-    line, column = before.count("\n") + 1, at_column(before)
-    return EventRejected(MALFORMED_JSON, f"not JSON: {what}", column, line)
+    return EventRejected(MALFORMED_JSON, f"not JSON: {reason}", column_after(before), before.count("\n") + 1)
 
 
-def at_column(before: str) -> int:
-    """Return the 1-based column of the text after `before`.
+def _msgspec_error(message: str, value_bytes: int) -> tuple[int | None, str]:
+    """Return the byte offset, None if unknown, and the reason of an error of msgspec."""
+    if message == "Input data was truncated":
+        return value_bytes, "the value ends too early"
+    match = _BYTE.search(message)
+    at = None if match is None else int(match[1])
+    reason = _BYTE.sub("", message).removeprefix("JSON is malformed: ")
+    if reason == "trailing characters" and at is not None:
+        at -= 1  # msgspec reports the position after the first trailing character
+    return at, reason
 
-    >>> at_column(""), at_column("ab"), at_column("ab\\nc")
+
+def column_after(before: str) -> int:
+    """Return the 1-based column of the character after `before`.
+
+    >>> column_after(""), column_after("ab"), column_after("ab\\nc")
     (1, 3, 2)
     """
     return len(before) - before.rfind("\n")

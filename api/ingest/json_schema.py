@@ -17,13 +17,13 @@ from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.extras import needs
 
 Validate = Callable[[Any], str | None]
-"""Returns the error of a value, or None if it is valid."""
+"""Returns the first error of a value, or None if it is valid."""
 
 MESSAGE_CHARACTERS_MAX = 300
 
 
 def load_schema(path: Path) -> Validate:
-    """Return the validator of a schema file. Raises ConfigError if it cannot be read or is no JSON Schema."""
+    """Return the validator of a schema file. Raises ConfigError if it cannot be read or is not a JSON Schema."""
     try:
         schema = json.loads(path.read_text(encoding="utf-8"))
     except OSError as e:
@@ -34,7 +34,7 @@ def load_schema(path: Path) -> Validate:
 
 
 def compile_schema(schema: Any, name: str) -> Validate:
-    """Return the validator of a schema. Errors call it `name`."""
+    """Return the validator of a schema; `name` is its name in errors. Raises ConfigError for an invalid schema."""
     with needs(f"json_schema {name}"):
         import jsonschema_rs
     try:
@@ -46,7 +46,7 @@ def compile_schema(schema: Any, name: str) -> Validate:
         if validator.is_valid(value):
             return None
         error = next(iter(validator.iter_errors(value)))
-        place = "".join(f"/{step}" for step in error.instance_path)
-        return f"{place or 'the event'}: {error.message}"[:MESSAGE_CHARACTERS_MAX]
+        pointer = "".join(f"/{step}" for step in error.instance_path)
+        return f"{pointer or 'the event'}: {error.message}"[:MESSAGE_CHARACTERS_MAX]
 
     return validate

@@ -1,7 +1,7 @@
-"""Splits a stream of JSON objects, as REST Proxy v3 has it: chunks in, the bytes of whole objects out.
+"""Splits a stream of JSON objects, as in REST Proxy v3: chunks in, the bytes of complete objects out.
 
-Sans-IO. Only braces and strings are examined; the reader of an object validates it. Between objects there may be
-blanks, line ends and commas.
+Sans-IO. Only braces and strings are examined; the consumer of an object validates it. Between objects there may be
+whitespace and commas.
 
 >>> values = ObjectSplitter(max_bytes=20)
 >>> values.feed(b'{"a":"}"}{"b"'), values.feed(b':{}} \\n {"c":1}'), values.close()
@@ -17,16 +17,17 @@ _BETWEEN = re.compile(rb"[\s,]*")
 
 
 class NotAnObject(ValueError):
-    """The data between objects is not an object, or an object has no end. Nothing after it can be read."""
+    """The data is not an object, or an object has no end or is too long. Nothing after it can be read."""
 
 
 class ObjectSplitter:
-    """See the module. NotAnObject ends the stream; so does an object over `max_bytes`."""
+    """Splits the chunks of one stream. An object may have `max_bytes` at most."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._rest = bytearray()
-        self._scanned = self._depth = 0
+        self._scanned = 0
+        self._depth = 0
         self._in_string = False
 
     def __repr__(self) -> str:
@@ -40,7 +41,7 @@ class ObjectSplitter:
     def feed(self, chunk: bytes) -> list[bytes]:
         """Return the objects that this chunk completes. Raises NotAnObject."""
         self._rest += chunk
-        found: list[bytes] = []
+        objects: list[bytes] = []
         start = 0
         while True:
             if not self._depth:
@@ -54,13 +55,13 @@ class ObjectSplitter:
             end = self._scan()
             if end is None:
                 break
-            found.append(bytes(self._rest[start:end]))
+            objects.append(bytes(self._rest[start:end]))
             start = end
         del self._rest[:start]
         self._scanned -= start
         if len(self._rest) > self._max_bytes:
             raise NotAnObject(f"an object longer than {self._max_bytes} bytes")
-        return found
+        return objects
 
     def close(self) -> None:
         """End the input. Raises NotAnObject if it ends within an object."""
@@ -68,18 +69,21 @@ class ObjectSplitter:
             raise NotAnObject("the body ends within an object")
 
     def _scan(self) -> int | None:
-        rest, at = self._rest, self._scanned
+        """Return the end of the current object; None if it is incomplete."""
+        rest = self._rest
+        at = self._scanned
         while (mark := _MARK.search(rest, at)) is not None:
-            at, sign = mark.end(), rest[mark.start()]
-            if sign == ord("\\"):
+            at = mark.end()
+            character = rest[mark.start()]
+            if character == ord("\\"):
                 if at == len(rest):  # the escaped character has not arrived yet
                     self._scanned = mark.start()
                     return None
                 at += 1
-            elif sign == ord('"'):
+            elif character == ord('"'):
                 self._in_string = not self._in_string
             elif not self._in_string:
-                self._depth += 1 if sign == ord("{") else -1
+                self._depth += 1 if character == ord("{") else -1
                 if not self._depth:
                     self._scanned = at
                     return at

@@ -1,7 +1,7 @@
-"""Converts a request's body to records: NDJSON line by line as it arrives, or JSON at once.
+"""Converts a request's body to records: NDJSON line by line as it arrives, or a complete JSON body.
 
-Sans-IO. Records and errors do not depend on how the body is cut into chunks. At most one unfinished line is kept, and
-nothing of a line that is too long.
+Sans-IO. Records and errors do not depend on how the body is divided into chunks. At most one unfinished line is
+buffered, and nothing of a line that is too long.
 
 >>> lines = LineSplitter(max_line_bytes=8)
 >>> lines.feed(b'{"a":1}\\r\\n{"a"')
@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from penstock.api.http.status import BAD_REQUEST, CONTENT_TOO_LARGE
 from penstock.api.ingest.event import EventRejected, RecordError, TopicReader, explain_malformed, topic_reader
 from penstock.api.settings import IngestSettings
 from penstock.shared.common.records import Headers, ProducerRecord
@@ -29,7 +30,7 @@ BLANK = b" \t\r"
 JSON_SPACE = b" \t\r\n"
 SPACE = 0x20
 LINES_MAX = 4_000
-"""Lines that are parsed at once. Between such batches other requests proceed, and errors are counted."""
+"""The most lines that are parsed at once. Between such batches other requests proceed, and errors are counted."""
 
 _OBJECT = re.compile(rb"[ \t\r\n]*\{")
 _decode_elements = msgspec.json.Decoder(list[msgspec.Raw]).decode
@@ -55,20 +56,21 @@ class LineSplitter:
         """Return the lines that this chunk completes."""
         head, newline, tail = chunk.partition(b"\n")
         if not newline:
-            self._keep(chunk)
+            self._append(chunk)
             return []
-        self._keep(head)
-        lines: list[bytes | None] = [self._take()]
+        self._append(head)
+        lines: list[bytes | None] = [self._end_line()]
         *complete, last = tail.split(b"\n")
         lines += [self._bounded(line) for line in complete]
-        self._keep(last)
+        self._append(last)
         return lines
 
     def close(self) -> list[bytes | None]:
         """Return the last line if the body does not end with a line end."""
-        return [self._take()] if self._rest or self._skipping else []
+        return [self._end_line()] if self._rest or self._skipping else []
 
-    def _keep(self, part: bytes) -> None:
+    def _append(self, part: bytes) -> None:
+        """Add bytes to the unfinished line, or skip them if it is too long."""
         if self._skipping:
             return
         self._rest += part
@@ -76,7 +78,8 @@ class LineSplitter:
             self._skipping = True
             self._rest.clear()
 
-    def _take(self) -> bytes | None:
+    def _end_line(self) -> bytes | None:
+        """Return the unfinished line, which has ended; None if it is too long."""
         if self._skipping:
             self._skipping = False
             return None
@@ -91,17 +94,17 @@ class LineSplitter:
 
 
 class Attributes(NamedTuple):
-    """Key and time (ms, or ISO 8601) that are given beside an event."""
+    """The key and the time (ms, or ISO 8601) of an event that are not in its value."""
 
     key: bytes | None = None
     time: str | None = None
 
 
-NONE = Attributes()
+NO_ATTRIBUTES = Attributes()
 
 
 class Parsed:
-    """Consecutive events: records to send, each with its position, and the errors of the others."""
+    """A batch of consecutive events: records to send, each with its position, and the errors of the others."""
 
     __slots__ = ("errors", "positions", "records")
 
@@ -135,16 +138,23 @@ class EventParser:
         self._time = time
 
     def parse(
-        self, values: Sequence[bytes | None], first: int, now_ms: int, headers: Headers = (), event: Attributes = NONE
+        self,
+        values: Sequence[bytes | None],
+        first: int,
+        now_ms: int,
+        headers: Headers = (),
+        event: Attributes = NO_ATTRIBUTES,
     ) -> Parsed:
-        """Parse events at the positions `first`, `first + 1`, ... Blank ones are skipped but counted.
+        """Parse events at the positions `first`, `first + 1`, ... Blank values are skipped but have a position.
 
-        `headers` and `event` (a key and a time such as CloudEvents' attributes) apply to all of them.
+        `headers` and `event` (such as a CloudEvent's attributes) apply to all of them.
         """
         parsed = Parsed()
-        read, topic, latest_ms = self.reader.event, self.topic, now_ms + self._max_future_ms
-        other_key = self._key if event.key is None else event.key
-        other_time = self._other_time(event, latest_ms, parsed, first)
+        read = self.reader.event
+        topic = self.topic
+        latest_ms = now_ms + self._max_future_ms
+        default_key = self._key if event.key is None else event.key
+        default_time = self._default_time(event, latest_ms, parsed, first)
         if parsed.errors:
             return parsed
         add_record, add_position = parsed.records.append, parsed.positions.append
@@ -158,17 +168,18 @@ class EventParser:
             try:
                 key, timestamp = read(value, latest_ms)
             except EventRejected as e:
-                parsed.errors.append(RecordError(position, 400, e.error_code, str(e), e.column))
+                parsed.errors.append(RecordError(position, BAD_REQUEST, e.error_code, str(e), e.column))
                 continue
             if key is None:
-                key = other_key
+                key = default_key
             if timestamp is None:
-                timestamp = other_time
+                timestamp = default_time
             add_record(ProducerRecord(topic, value, key, headers, None, timestamp))
             add_position(position)
         return parsed
 
-    def _other_time(self, event: Attributes, latest_ms: int, parsed: Parsed, first: int) -> int | None:
+    def _default_time(self, event: Attributes, latest_ms: int, parsed: Parsed, first: int) -> int | None:
+        """Return the time of events that lack one. Adds an error at `first` if it is invalid."""
         text = self._time if event.time is None else event.time
         if text is None:
             return None
@@ -176,21 +187,23 @@ class EventParser:
             value = int(text) if text.isascii() and text.isdigit() else text
             return self.reader.time("its header or attribute", value, latest_ms)
         except EventRejected as e:
-            parsed.errors.append(RecordError(first, 400, e.error_code, str(e)))
+            parsed.errors.append(RecordError(first, BAD_REQUEST, e.error_code, str(e)))
             return None
 
     def _too_long(self, position: int) -> RecordError:
-        return RecordError(position, 413, "MESSAGE_TOO_LARGE", f"longer than max_line_bytes={self._max_line_bytes}")
+        return RecordError(
+            position, CONTENT_TOO_LARGE, "MESSAGE_TOO_LARGE", f"longer than max_line_bytes={self._max_line_bytes}"
+        )
 
 
 class NdjsonReader:
-    """Reads the body of one NDJSON request: chunks in, records and errors out, `LINES_MAX` lines at a time."""
+    """Parses the body of one NDJSON request: chunks in, records and errors out, `lines_max` lines at a time."""
 
     def __init__(self, parser: EventParser, max_line_bytes: int, lines_max: int = LINES_MAX) -> None:
         self._parser = parser
         self._lines = LineSplitter(max_line_bytes)
         self._lines_max = lines_max
-        self._waiting: list[bytes | None] = []
+        self._pending: list[bytes | None] = []
         self.ended = 0
         """Lines that the last chunk completed."""
         self.next_line = 1
@@ -202,32 +215,33 @@ class NdjsonReader:
         return self._lines.unfinished
 
     @property
-    def behind(self) -> bool:
-        """Whether received lines are not parsed yet. Then call `more` before the next chunk."""
-        return bool(self._waiting)
+    def has_pending_lines(self) -> bool:
+        """Whether received lines are not parsed yet. Then call `parse_pending` before the next `feed`."""
+        return bool(self._pending)
 
     def feed(self, chunk: bytes, now_ms: int) -> Parsed:
-        """Parse the lines that the chunk completes, `lines_max` of them at most; `more` parses the rest.
+        """Parse the lines that the chunk completes, `lines_max` of them at most; `parse_pending` parses the rest.
 
         Positions are line numbers from 1.
         """
-        assert not self._waiting, "more() comes first"
+        assert not self._pending, "parse_pending() comes first"
         lines = self._lines.feed(chunk)
         self.ended = len(lines)
         return self._parse(self._first_of(lines), now_ms)
 
-    def more(self, now_ms: int) -> Parsed:
+    def parse_pending(self, now_ms: int) -> Parsed:
         """Parse the next lines of the last chunk."""
-        return self._parse(self._first_of(self._waiting), now_ms)
+        return self._parse(self._first_of(self._pending), now_ms)
 
     def close(self, now_ms: int) -> Parsed:
         """Parse the last line if it has no line end."""
-        assert not self._waiting, "more() comes first"
+        assert not self._pending, "parse_pending() comes first"
         return self._parse(self._lines.close(), now_ms)
 
     def _first_of(self, lines: list[bytes | None]) -> list[bytes | None]:
-        self._waiting = lines[self._lines_max :]
-        return lines[: self._lines_max] if self._waiting else lines
+        """Return the first `lines_max` lines. The others are pending."""
+        self._pending = lines[self._lines_max :]
+        return lines[: self._lines_max] if self._pending else lines
 
     def _parse(self, lines: list[bytes | None], now_ms: int) -> Parsed:
         parsed = self._parser.parse(lines, self.next_line, now_ms)
@@ -236,25 +250,25 @@ class NdjsonReader:
 
 
 class TooManyEvents(EventRejected):
-    """A body that is read whole has more events than `max_body_events`."""
+    """A buffered body has more events than `max_body_events`."""
 
     def __init__(self, max_body_events: int) -> None:
-        said = f"the body has more than max_body_events={max_body_events} events; NDJSON has no such limit"
-        super().__init__("TOO_MANY_EVENTS", said)
+        message = f"the body has more than max_body_events={max_body_events} events; NDJSON has no such limit"
+        super().__init__("TOO_MANY_EVENTS", message)
 
 
 def array_elements(
     body: bytes, max_element_bytes: int, max_elements: int, batch: int = 1_000
 ) -> Iterator[tuple[int, list[bytes | None]]]:
-    """Yield the elements of a JSON array as their own bytes: (0-based index of the first, at most `batch` of them).
+    """Yield the elements of a JSON array as bytes, in batches: (0-based index of the first, at most `batch` elements).
 
     Raises EventRejected before the first element if the body is not an array, or has too many elements.
     """
     try:
         elements = _decode_elements(body)
     except msgspec.ValidationError:
-        said = "the body must be a JSON object, which is one event, or an array of events"
-        raise EventRejected("NOT_AN_OBJECT_OR_ARRAY", said) from None
+        message = "the body must be a JSON object, which is one event, or an array of events"
+        raise EventRejected("NOT_AN_OBJECT_OR_ARRAY", message) from None
     except (ValueError, RecursionError) as e:
         raise explain_malformed(body, e) from None
     if len(elements) > max_elements:
@@ -283,6 +297,6 @@ def _batches(
     elements: Iterator[msgspec.Raw], max_element_bytes: int, batch: int
 ) -> Iterator[tuple[int, list[bytes | None]]]:
     first = 0
-    while part := [bytes(element) for element in islice(elements, batch)]:
-        yield first, [value if len(value) <= max_element_bytes else None for value in part]
-        first += len(part)
+    while values := [bytes(element) for element in islice(elements, batch)]:
+        yield first, [value if len(value) <= max_element_bytes else None for value in values]
+        first += len(values)

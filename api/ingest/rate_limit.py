@@ -1,10 +1,10 @@
-"""Rates of clients: the limit of each client a second, with a burst of one second.
+"""Rate limits of clients: each client has a limit per second, with a burst of one second (a token bucket).
 
-Sans-IO. A client is charged after its work is done. While its balance is negative it is rejected, with the seconds to
-wait. So a single large request always passes, and the rate holds over time.
+Sans-IO. A client is charged after its request. While its balance is not positive its requests are rejected, with the
+seconds to wait. So a single large request always passes, and the rate holds over time.
 
 >>> rates = Rates(per_second=100)
->>> rates.wait_s("ann", 0), rates.pay("ann", 300, 0), rates.wait_s("ann", 0), rates.wait_s("ann", 2_100)
+>>> rates.wait_s("ann", 0), rates.charge("ann", 300, 0), rates.wait_s("ann", 0), rates.wait_s("ann", 2_100)
 (0, None, 2, 0)
 """
 
@@ -13,11 +13,11 @@ from __future__ import annotations
 from collections import OrderedDict
 
 CLIENTS_MAX = 10_000
-"""Clients that are kept. Beyond it the client that was charged longest ago is forgotten and starts again."""
+"""The most clients with a balance. Beyond it the client that was charged longest ago gets a full balance again."""
 
 
 class Rates:
-    """The balance of each client; `per_second` None is no limit."""
+    """The balance of each client. `per_second` of None is no limit."""
 
     def __init__(self, per_second: int | None) -> None:
         self._per_second = per_second
@@ -30,19 +30,19 @@ class Rates:
         """Return the whole seconds until the client may send again; 0 if it may now."""
         if self._per_second is None:
             return 0
-        left = self._left(client, now_ms)
-        return 0 if left > 0 else max(1, int(-left / self._per_second + 0.999))
+        balance = self._balance(client, now_ms)
+        return 0 if balance > 0 else max(1, int(-balance / self._per_second + 0.999))
 
-    def pay(self, client: str, count: int, now_ms: int) -> None:
+    def charge(self, client: str, count: int, now_ms: int) -> None:
         """Charge the client for `count` units."""
         if self._per_second is None:
             return
-        self._clients[client] = (self._left(client, now_ms) - count, now_ms)
+        self._clients[client] = (self._balance(client, now_ms) - count, now_ms)
         self._clients.move_to_end(client)
         if len(self._clients) > CLIENTS_MAX:
             self._clients.popitem(last=False)
 
-    def _left(self, client: str, now_ms: int) -> float:
+    def _balance(self, client: str, now_ms: int) -> float:
         assert self._per_second is not None
-        left, at_ms = self._clients.get(client, (float(self._per_second), now_ms))
-        return min(float(self._per_second), left + (now_ms - at_ms) * self._per_second / 1_000)
+        balance, at_ms = self._clients.get(client, (float(self._per_second), now_ms))
+        return min(float(self._per_second), balance + (now_ms - at_ms) * self._per_second / 1_000)

@@ -1,4 +1,4 @@
-"""Answers of ingest if not everything is stored, and their descriptions in the OpenAPI document."""
+"""The answers of ingest: their types for the OpenAPI document, and the answers if not all events are stored."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing_extensions import TypedDict
 from penstock.api.http import field_types as of
 from penstock.api.http.content_encoding import STREAMS
 from penstock.api.http.problem import ErrorKind, Problem, json_response
+from penstock.api.http.status import ACCEPTED
 from penstock.api.ingest.bodies import stop_code
 from penstock.api.ingest.cloudevents import BATCH_TYPE, STRUCTURED_TYPE
 from penstock.api.ingest.event import RecordError
@@ -22,9 +23,9 @@ NO_PROMISE = "nothing was acknowledged: accepted events may still be lost withou
 
 NOTHING_STORED = {
     400: "no event is valid (with atomic=true: one is invalid), or the body is not JSON, or cannot be decompressed",
-    403: "the topic does not take events",
+    403: "the topic does not accept events",
     404: "no such topic",
-    408: "the body stopped coming",
+    408: "the body did not arrive in time",
     413: "the body, or every event, is too large",
     415: "neither NDJSON nor JSON nor a CloudEvent, or a Content-Encoding that is not in the answer's Accept-Encoding",
     422: "the Idempotency-Key was used for another request",
@@ -40,7 +41,7 @@ Outcome = Literal["not_stored", "unknown"]
 
 
 class EventError(TypedDict, total=False):
-    """Why an event was not stored. It has its `line` in NDJSON, or its `index` in an array."""
+    """Why an event was not stored. It has the event's `line` in NDJSON, or its `index` in an array."""
 
     line: Position
     index: Position
@@ -51,7 +52,7 @@ class EventError(TypedDict, total=False):
 
 
 class EventOffset(TypedDict, total=False):
-    """Where an event was stored."""
+    """The partition and the offset of a stored event."""
 
     line: Position
     index: Position
@@ -68,7 +69,7 @@ class Stopped(TypedDict, total=False):
 
 
 class AllStored(Stopped):
-    """All events are stored. With `?offsets=true` there are `offsets`."""
+    """All events are stored. `offsets` is present with `?offsets=true`."""
 
     stored: of.Count
     last_offsets: Annotated[dict[str, int], Field(examples=[{"0": 17}])]
@@ -111,7 +112,7 @@ OPENAPI: dict[str, Any] = {
         ],
         "requestBody": {
             "required": True,
-            "description": f"as it is, or compressed with a Content-Encoding of {' or '.join(STREAMS)}",
+            "description": f"uncompressed, or compressed with a Content-Encoding of {' or '.join(STREAMS)}",
             "content": {
                 "application/x-ndjson": {"schema": {"type": "string", "examples": ['{"id":1}\n{"id":2}\n']}},
                 "application/json": {
@@ -141,29 +142,35 @@ OPENAPI: dict[str, Any] = {
 
 def problem_of(result: IngestResult) -> Problem:
     """Return the answer if no event is known to be stored."""
-    status, retry_after_s = result.status, result.retry_after_s
+    status = result.status
     title = UNKNOWN_TITLE if result.unknown_count else NOTHING_TITLE
-    if not result.errors:
-        kind, detail = ErrorKind(status, stop_code(status), title, retry_after_s), result.stop_reason
-    else:
+    if result.errors:
         first = min(result.errors, key=lambda e: (e.status != status, e.position))
-        kind, detail = ErrorKind(status, first.error_code, title, retry_after_s), _about(result, first)
-    return Problem(kind, detail, result.body())
+        error_code = first.error_code
+        detail = _describe(result, first)
+    else:
+        error_code = stop_code(status)
+        detail = result.stop_reason
+    return Problem(ErrorKind(status, error_code, title, result.retry_after_s), detail, result.body())
 
 
-def accepted(result: IngestResult, taken: int) -> Response:
-    """Return 202: the events were accepted without waiting for an acknowledgement."""
-    body = {key: value for key, value in result.body().items() if key not in ("stored", "last_offsets", "unknown")}
-    body.pop("not_stored", None)
-    return json_response({"accepted": taken, "promise": NO_PROMISE} | body, 202)
+ONLY_ACKNOWLEDGED = frozenset({"stored", "last_offsets", "not_stored", "unknown"})
+"""Members of an answer that require acknowledgements."""
+
+
+def accepted(result: IngestResult, accepted_count: int) -> Response:
+    """Return the answer 202: the events were accepted without waiting for an acknowledgement."""
+    body = {name: value for name, value in result.body().items() if name not in ONLY_ACKNOWLEDGED}
+    return json_response({"accepted": accepted_count, "promise": NO_PROMISE} | body, ACCEPTED)
 
 
 def retry_after(seconds: int | None) -> dict[str, str]:
-    """Return the header with the seconds after which to try again."""
+    """Return the header Retry-After; no header for None."""
     return {} if seconds is None else {"Retry-After": str(seconds)}
 
 
-def _about(result: IngestResult, first: RecordError) -> str:
+def _describe(result: IngestResult, first: RecordError) -> str:
+    """Return the text of the first error, with the number of the others."""
     count = len(result.errors)
-    where = f"{result.unit} {first.position}" + (f", column {first.column}" if first.column is not None else "")
-    return f"{where}: {first.message}" + (f" (and {count - 1} more)" if count > 1 else "")
+    coordinates = f"{result.unit} {first.position}" + (f", column {first.column}" if first.column is not None else "")
+    return f"{coordinates}: {first.message}" + (f" (and {count - 1} more)" if count > 1 else "")

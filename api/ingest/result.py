@@ -1,13 +1,13 @@
-"""The fate of each event of one request, and the response body.
+"""The outcome of each event of one request, and the response body.
 
 Sans-IO. An event is stored if the broker has acknowledged it, not stored if it certainly is not in the topic, and
-unknown otherwise. A client may send events again that are not stored; an unknown one could then be stored twice. The
-result is bounded. After `max_errors` errors, or an error that all later events would meet (Kafka is down), reading
-stops, and the response names the first event that was not read.
+unknown otherwise. A client may send events that are not stored again. An unknown event could then be stored twice. The
+result is bounded. After `max_errors` errors, or an error that would affect all later events (Kafka is unreachable),
+reading stops, and the response names the first event that was not read.
 
 >>> from penstock.shared.common.errors import BrokerNotAvailable
 >>> result = IngestResult("line", max_errors=10)
->>> result.stored([1, 2], [RecordMetadata("t", 0, 7, 0), BrokerNotAvailable("no broker")])
+>>> result.add_outcomes([1, 2], [RecordMetadata("t", 0, 7, 0), BrokerNotAvailable("no broker")])
 >>> result.status, result.body()["stored"], result.body()["errors"][0]["line"]
 (207, 1, 2)
 """
@@ -18,19 +18,32 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
 from penstock.api.http.problem import UNEXPECTED, kind_of_record
+from penstock.api.http.status import (
+    BAD_REQUEST,
+    FORBIDDEN,
+    GATEWAY_TIMEOUT,
+    INTERNAL_SERVER_ERROR,
+    MULTI_STATUS,
+    NOT_FOUND,
+    OK,
+    SERVICE_UNAVAILABLE,
+    TOO_MANY_REQUESTS,
+)
 from penstock.api.ingest.event import RecordError
 from penstock.shared.common.errors import PenstockError
 from penstock.shared.common.records import RecordMetadata
 
 Outcome = RecordMetadata | BaseException
 
-BAD_REQUEST, TOO_MANY_REQUESTS = 400, 429
-MET_BY_ALL = frozenset({403, 404, TOO_MANY_REQUESTS})
-"""Statuses below 500 that concern the topic or the service, not one record."""
+AFFECTS_ALL = frozenset({FORBIDDEN, NOT_FOUND, TOO_MANY_REQUESTS})
+"""Statuses below 500 of errors that concern the topic or the service, not one record."""
 
 
 class IngestResult:
-    """Counts, last offsets and errors of one request; `unit` names what a position counts."""
+    """Counts, last offsets and errors of one request. `unit` is what the positions count.
+
+    `max_offsets` is the most offsets in the response; 0 for a response without offsets.
+    """
 
     def __init__(self, unit: Literal["line", "index"], max_errors: int, max_offsets: int = 0) -> None:
         self.unit = unit
@@ -40,53 +53,55 @@ class IngestResult:
         self.last_offsets: dict[int, int] = {}
         self.stopped_at: int | None = None
         self.stop_reason = ""
-        self._stop_status = 503
+        self._stop_status = SERVICE_UNAVAILABLE
         self._max_errors = max_errors
         self._max_offsets = max_offsets
         self._offsets: list[dict[str, int]] = []
         self._lasting_failure = ""
-        self._taken: set[int] = set()
-        self._taken_count = 0
-        self._taken_wait_s: int | None = None
+        self._popped_statuses: set[int] = set()  # of the errors that `pop_details` has returned
+        self._popped_count = 0
+        self._popped_retry_after_s: int | None = None
         self.on_error: Callable[[RecordError], None] | None = None
         """Called once with each error."""
 
     def __repr__(self) -> str:
         return f"IngestResult(stored={self.stored_count}, errors={len(self.errors)}, stopped_at={self.stopped_at})"
 
-    def refused(self, errors: Iterable[RecordError]) -> None:
+    def add_errors(self, errors: Iterable[RecordError]) -> None:
         """Add the errors of events that were not sent."""
         for error in errors:
             self._add(error)
 
-    def stored(self, positions: Sequence[int], outcomes: Sequence[Outcome]) -> None:
-        """Add the broker's outcomes of the events at these positions."""
-        last, offsets = self.last_offsets, self._offsets
+    def add_outcomes(self, positions: Sequence[int], outcomes: Sequence[Outcome]) -> None:
+        """Add the outcomes of the events at these positions: the broker's acknowledgements, or errors."""
+        last = self.last_offsets
+        offsets = self._offsets
         for position, outcome in zip(positions, outcomes, strict=True):
             if not isinstance(outcome, RecordMetadata):
                 self._failed(position, outcome)
                 continue
             self.stored_count += 1
-            partition, offset = outcome.partition, outcome.offset
+            partition = outcome.partition
+            offset = outcome.offset
             if offset > last.get(partition, -1):
                 last[partition] = offset
             if len(offsets) < self._max_offsets:
                 offsets.append({self.unit: position, "partition": partition, "offset": offset})
 
-    def uncommitted(self) -> None:
+    def discard_acknowledgements(self) -> None:
         """Drop the acknowledgements of a transaction that was not committed."""
         self.stored_count = 0
         self.last_offsets.clear()
         self._offsets.clear()
 
-    def taken(self) -> dict[str, Any]:
-        """Return the errors and offsets since the last call as plain values, and drop them."""
+    def pop_details(self) -> dict[str, Any]:
+        """Return the errors and offsets since the last call as plain values, and drop them. The counts remain."""
         row: dict[str, Any] = {}
         if self.errors:
-            row["errors"] = [self._error(e) for e in sorted(self.errors, key=lambda e: e.position)]
-            self._taken_wait_s = self.retry_after_s
-            self._taken_count += len(self.errors)
-            self._taken.update(e.status for e in self.errors)
+            row["errors"] = [self._error_row(e) for e in sorted(self.errors, key=lambda e: e.position)]
+            self._popped_retry_after_s = self.retry_after_s
+            self._popped_count += len(self.errors)
+            self._popped_statuses.update(e.status for e in self.errors)
             self.errors.clear()
         if self._offsets:
             row["offsets"] = self._offsets
@@ -95,54 +110,56 @@ class IngestResult:
 
     def totals(self) -> dict[str, Any]:
         """Return the counts of all events by outcome."""
-        failed = self._taken_count + len(self.errors)
+        failed = self._popped_count + len(self.errors)
         totals = {"stored": self.stored_count, "not_stored": failed - self.unknown_count, "unknown": self.unknown_count}
         return totals | self._stopped()
 
-    def stop(self, position: int, reason: str, status: int = 503) -> None:
+    def stop(self, position: int, reason: str, status: int = SERVICE_UNAVAILABLE) -> None:
         """Record that nothing from `position` on was read. Only the first call counts.
 
         `status` is the answer's status if no event decides it.
         """
         if self.stopped_at is None:
-            self.stopped_at, self.stop_reason, self._stop_status = position, reason, status
+            self.stopped_at = position
+            self.stop_reason = reason
+            self._stop_status = status
 
     @property
     def must_stop(self) -> str:
-        """The reason why reading the rest of the request is pointless, or ""."""
+        """The reason why the rest of the request need not be read, or ""."""
         if len(self.errors) >= self._max_errors:
             return f"there were {len(self.errors)} errors"
         return self._lasting_failure
 
     @property
     def status(self) -> int:
-        """200: all stored; 207: some; 504: none known to be stored, but some may be; other: none is stored.
+        """200: all are stored; 207: some; 504: none is known to be stored, but some may be; other: none is stored.
 
-        If none is stored, the status is the one that all errors share. Of different ones, the service's errors come
-        before the client's.
+        If none is stored, the status is that of the service's errors, in the order below. Without such an error it is
+        the status that all errors share, or 400 for different ones.
         """
-        statuses = self._taken | {e.status for e in self.errors}
+        statuses = self._popped_statuses | {e.status for e in self.errors}
         if not statuses and self.stopped_at is None:
-            return 200
+            return OK
         if self.stored_count:
-            return 207
-        for status in (504, 500, 503, TOO_MANY_REQUESTS):
+            return MULTI_STATUS
+        for status in (GATEWAY_TIMEOUT, INTERNAL_SERVER_ERROR, SERVICE_UNAVAILABLE, TOO_MANY_REQUESTS):
             if status in statuses:
                 return status
         if len(statuses) == 1:
             return statuses.pop()
-        return 400 if statuses else self._stop_status
+        return BAD_REQUEST if statuses else self._stop_status
 
     @property
     def retry_after_s(self) -> int | None:
-        """Seconds after which failed events may be sent again; None if that is pointless."""
+        """Seconds after which failed events may be sent again; None if they would fail again."""
         waits = [e.retry_after_s for e in self.errors if e.retry_after_s is not None]
-        if self._taken_wait_s is not None:
-            waits.append(self._taken_wait_s)
+        if self._popped_retry_after_s is not None:
+            waits.append(self._popped_retry_after_s)
         if waits:
             return max(waits)
-        is_worth_it = self._stop_status != BAD_REQUEST and len(self.errors) < self._max_errors
-        return 1 if self.stopped_at is not None and is_worth_it else None
+        may_succeed = self._stop_status != BAD_REQUEST and len(self.errors) < self._max_errors
+        return 1 if self.stopped_at is not None and may_succeed else None
 
     def body(self) -> dict[str, Any]:
         """Return the answer as plain values."""
@@ -153,13 +170,14 @@ class IngestResult:
         if self._max_offsets:
             body["offsets"] = sorted(self._offsets, key=lambda row: row[self.unit])
             body["offsets_omitted"] = self.stored_count - len(self._offsets)
-        if self.status != 200:
+        if self.status != OK:
             body["not_stored"] = len(self.errors) - self.unknown_count
             body["unknown"] = self.unknown_count
-            body["errors"] = [self._error(e) for e in sorted(self.errors, key=lambda e: e.position)]
+            body["errors"] = [self._error_row(e) for e in sorted(self.errors, key=lambda e: e.position)]
         return body | self._stopped()
 
     def _stopped(self) -> dict[str, Any]:
+        """Return the members of an answer that name the first event that was not read."""
         if self.stopped_at is None:
             return {}
         reason = f"{self.stop_reason}; nothing from here on was read or stored"
@@ -174,14 +192,14 @@ class IngestResult:
         kind = kind_of_record(error)
         status, error_code, title, retry_after_s = kind
         message = str(error) if isinstance(error, PenstockError) and str(error) else title
-        unknown = status == 504 or kind is UNEXPECTED
-        self.unknown_count += unknown
-        outcome: Literal["unknown", "not_stored"] = "unknown" if unknown else "not_stored"
+        is_unknown = status == GATEWAY_TIMEOUT or kind is UNEXPECTED
+        self.unknown_count += is_unknown
+        outcome: Literal["unknown", "not_stored"] = "unknown" if is_unknown else "not_stored"
         self._add(RecordError(position, status, error_code, message, None, retry_after_s, outcome))
-        if status in MET_BY_ALL or status >= 500:
+        if status in AFFECTS_ALL or status >= INTERNAL_SERVER_ERROR:
             self._lasting_failure = self._lasting_failure or message
 
-    def _error(self, error: RecordError) -> dict[str, Any]:
+    def _error_row(self, error: RecordError) -> dict[str, Any]:
         row: dict[str, Any] = {self.unit: error.position}
         if error.column is not None:
             row["column"] = error.column

@@ -8,9 +8,10 @@
 | other 4xx and 5xx | none is stored, and the same request may be sent again |
 | 202 | the answer to `?ack=none` alone, without a guarantee |
 
-NDJSON is read, sent and settled as it arrives, in constant memory. Every other format is read whole, up to
-`max_body_bytes`. An invalid event fails alone, unless `?atomic=true`. If reading the rest of a body is pointless (Kafka
-is down, too many errors, the service shuts down), the answer names the first event that was not read.
+NDJSON is parsed, sent and settled as it arrives, in constant memory. Every other format is buffered, up to
+`max_body_bytes`. An invalid event does not affect the others, unless `?atomic=true`. If the rest of a body need not be
+read (Kafka is unreachable, there are too many errors, the service shuts down), the answer names the first event that
+was not read.
 """
 
 from __future__ import annotations
@@ -26,10 +27,19 @@ from fastapi import APIRouter, Request, Response
 from prometheus_client import CollectorRegistry
 
 from penstock.api.http import field_types as of
-from penstock.api.http.body import BodyReader, BodyStalled, ClientGone, ServiceLeaving
+from penstock.api.http.body import BodyReader, BodyStalled, ClientDisconnected, ServiceShuttingDown
 from penstock.api.http.content_encoding import CorruptBody
 from penstock.api.http.health import CheckResult
 from penstock.api.http.problem import ErrorKind, Problem, json_response, kind_of, kind_of_record
+from penstock.api.http.status import (
+    ACCEPTED,
+    BAD_REQUEST,
+    CLIENT_CLOSED_REQUEST,
+    CONTENT_TOO_LARGE,
+    GATEWAY_TIMEOUT,
+    MULTI_STATUS,
+    OK,
+)
 from penstock.api.ingest.admission import Admission, client_of
 from penstock.api.ingest.atomic import (
     KEY_HEADER,
@@ -38,11 +48,11 @@ from penstock.api.ingest.atomic import (
     KeyReused,
     StoredResponse,
     Transactor,
+    fingerprint_headers,
     idempotency_key,
-    told_by_headers,
 )
-from penstock.api.ingest.batches import IngestProducer, IngestRequest
-from penstock.api.ingest.bodies import Events, check_media_type, next_turn, open_events, stop_status, whole_body
+from penstock.api.ingest.batches import EventSender, IngestProducer
+from penstock.api.ingest.bodies import Events, check_media_type, next_turn, open_events, read_body, stop_status
 from penstock.api.ingest.event import TopicReader, topic_reader
 from penstock.api.ingest.metrics import IngestMetrics
 from penstock.api.ingest.ndjson import Parsed, TooManyEvents
@@ -56,15 +66,13 @@ from penstock.shared.common.log import get_logger
 
 log = get_logger(__name__)
 
-CLIENT_CLOSED_REQUEST = 499
-"""The status in metrics of a client that did not wait. No client receives it."""
-
-ERRORS_WITHOUT_BOUND = 2**31
+ERRORS_UNLIMITED = 2**31
+"""`max_errors` of a streamed answer, which reports errors as they occur."""
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """The options of one request, without its events."""
+class RequestOptions:
+    """The parameters of one request."""
 
     topic: str
     offsets: bool = False
@@ -75,7 +83,7 @@ class Asked:
 
 
 class Ingest:
-    """The ingest endpoint over a producer. `kafka` checks whether the brokers answer; None if nothing checks it."""
+    """The ingest endpoint over a producer. `kafka` checks whether the brokers answer; None for no check."""
 
     def __init__(
         self,
@@ -133,21 +141,22 @@ class Ingest:
         self, topic: str, request: Request, *, offsets: bool = False, atomic: bool = False, ack: str = "all"
     ) -> Response:
         """Handle one request. Raises Problem or PenstockError if the request is rejected as a whole."""
-        client, principal = client_of(request), str(request.scope.get("principal", ""))
-        asked = Asked(topic, offsets, atomic, ack == "all", client, principal)
+        client = client_of(request)
+        principal = str(request.scope.get("principal", ""))
+        options = RequestOptions(topic, offsets, atomic, ack == "all", client, principal)
         try:
             self.admission.enter(client)
             try:
-                return await self._post(asked, request)
+                return await self._post(options, request)
             finally:
                 self.admission.leave(client)
         except (Problem, PenstockError) as e:
-            self._refused(topic, e)
+            self._count_rejection(topic, e)
             raise
 
     @contextmanager
-    def working_for(self, topic: str, client: str) -> Iterator[None]:
-        """Count a request of another interface as in progress. A Problem or PenstockError counts as its rejection."""
+    def tracking(self, topic: str, client: str) -> Iterator[None]:
+        """Count a request of another interface as in progress. A Problem or PenstockError counts as a rejection."""
         try:
             self.admission.enter(client)
             try:
@@ -155,147 +164,155 @@ class Ingest:
             finally:
                 self.admission.leave(client)
         except (Problem, PenstockError) as e:
-            self._refused(topic, e)
+            self._count_rejection(topic, e)
             raise
 
-    def _refused(self, topic: str, error: Problem | PenstockError) -> None:
+    def _count_rejection(self, topic: str, error: Problem | PenstockError) -> None:
         kind = error.kind if isinstance(error, Problem) else kind_of(error)
-        self.metrics.refused_request(topic if self.admission.has_seen(topic) else "", kind)
+        self.metrics.rejected_request(topic if self.admission.has_accepted(topic) else "", kind)
 
-    async def _post(self, asked: Asked, request: Request) -> Response:
+    async def _post(self, options: RequestOptions, request: Request) -> Response:
         media_type = check_media_type(request)
-        body = self.admission.body(request)  # first: arrival decides its place in the order
-        await self.admission.check(asked.topic, asked.client)
+        body = self.admission.body(request)  # before anything is awaited, so the queue has the order of arrival
+        await self.admission.check(options.topic, options.client)
         try:
-            if asked.atomic or KEY_HEADER in request.headers:
-                return await self._as_one(asked, request, media_type, body)
-            reader = self.reader(asked.topic)
-            events = await open_events(request, media_type, body, asked.topic, reader, self._settings, self._clock)
-            if not asked.acknowledged:
-                return await self._unacknowledged(asked, events, body)
+            if options.atomic or KEY_HEADER in request.headers:
+                return await self._store_atomically(options, request, media_type, body)
+            reader = self.reader(options.topic)
+            events = await open_events(request, media_type, body, options.topic, reader, self._settings, self._clock)
+            if not options.acknowledged:
+                return await self._unacknowledged(options, events, body)
             if events.unit == "line" and NDJSON_TYPE in request.headers.get("accept", ""):
-                return self._streamed(asked, events, body)
-            work = self._work(asked, events.unit)
+                return self._streamed(options, events, body)
+            sender = self._new_sender(options, events.unit)
             try:
-                await self._work_through(events, work, body)
-            except ClientGone:
-                work.abandon()
+                await self._send_events(events, sender, body)
+            except ClientDisconnected:
+                sender.abandon()
                 raise
-        except ClientGone:
-            log.info("client closed the connection within its body", topic=asked.topic)
-            self.metrics.answered(asked.topic, CLIENT_CLOSED_REQUEST)
+        except ClientDisconnected:
+            log.info("client closed the connection within its body", topic=options.topic)
+            self.metrics.answered(options.topic, CLIENT_CLOSED_REQUEST)
             return Response(status_code=CLIENT_CLOSED_REQUEST)
-        self._count(asked, work.result, body)
-        return self._answer(work.result)
+        self._count(options, sender.result, body)
+        return self._answer(sender.result)
 
-    def _work(self, asked: Asked, unit: Literal["line", "index"], max_errors: int = 0) -> IngestRequest:
+    def _new_sender(self, options: RequestOptions, unit: Literal["line", "index"], max_errors: int = 0) -> EventSender:
         settings = self._settings
-        result = IngestResult(unit, max_errors or settings.max_errors, settings.max_offsets if asked.offsets else 0)
+        result = IngestResult(unit, max_errors or settings.max_errors, settings.max_offsets if options.offsets else 0)
+        result.on_error = partial(self.metrics.failed_record, options.topic)
+        return EventSender(self._producer, result, settings, max_errors=max_errors)
 
-        result.on_error = partial(self.metrics.failed_record, asked.topic)
-        return IngestRequest(self._producer, result, settings, max_errors=max_errors)
-
-    async def _work_through(self, events: Events, work: IngestRequest, body: BodyReader) -> None:
+    async def _send_events(self, events: Events, sender: EventSender, body: BodyReader) -> None:
         try:
             while await events.wait():
                 with await body.turn(events.position) as turn:
-                    going_on = await work.take(events.take(), turn)
-                if not going_on:
-                    work.result.stop(events.position, work.result.must_stop)
+                    keep_reading = await sender.send(events.parse_batch(), turn)
+                if not keep_reading:
+                    sender.result.stop(events.position, sender.result.must_stop)
                     break
-        except (BodyStalled, CorruptBody, ServiceLeaving) as e:
-            work.result.stop(events.position, str(e), stop_status(e))
-        await work.finish()
+        except (BodyStalled, CorruptBody, ServiceShuttingDown) as e:
+            sender.result.stop(events.position, str(e), stop_status(e))
+        await sender.finish()
 
-    def _streamed(self, asked: Asked, events: Events, body: BodyReader) -> Response:
-        work, working = self._work(asked, "line", ERRORS_WITHOUT_BOUND), ExitStack()
-        working.enter_context(self.admission.still_working_for(asked.client))
+    def _streamed(self, options: RequestOptions, events: Events, body: BodyReader) -> Response:
+        sender = self._new_sender(options, "line", ERRORS_UNLIMITED)
+        tracking = ExitStack()
+        tracking.enter_context(self.admission.keep_tracking(options.client))
 
-        def done(complete: bool) -> None:
-            working.close()
-            self._count(asked, work.result, body, None if complete else CLIENT_CLOSED_REQUEST)
+        def on_end(is_complete: bool) -> None:
+            tracking.close()
+            self._count(options, sender.result, body, None if is_complete else CLIENT_CLOSED_REQUEST)
 
-        return StreamedAnswer(events, work, body, self._clock, self._settings.body_timeout_ms, done)
+        return StreamedAnswer(events, sender, body, self._clock, self._settings.body_timeout_ms, on_end)
 
-    async def _unacknowledged(self, asked: Asked, events: Events, body: BodyReader) -> Response:
-        work, taken = self._work(asked, events.unit), 0
+    async def _unacknowledged(self, options: RequestOptions, events: Events, body: BodyReader) -> Response:
+        sender = self._new_sender(options, events.unit)
+        accepted_count = 0
         try:
             while await events.wait():
                 with await body.turn(events.position) as turn:
-                    taken += await work.take_unacknowledged(events.take(), turn)
-                if work.result.must_stop:
-                    work.result.stop(events.position, work.result.must_stop)
+                    accepted_count += await sender.send_unacknowledged(events.parse_batch(), turn)
+                if sender.result.must_stop:
+                    sender.result.stop(events.position, sender.result.must_stop)
                     break
-        except (BodyStalled, CorruptBody, ServiceLeaving, BufferExhausted) as e:
-            if not taken and isinstance(e, BufferExhausted):
+        except (BodyStalled, CorruptBody, ServiceShuttingDown, BufferExhausted) as e:
+            if not accepted_count and isinstance(e, BufferExhausted):
                 raise
-            work.result.stop(events.position, str(e), stop_status(e))
-        self.admission.pay(asked.client, taken)
-        self.metrics.answered(asked.topic, 202 if taken else work.result.status)
-        return accepted(work.result, taken) if taken else self._answer(work.result)
+            sender.result.stop(events.position, str(e), stop_status(e))
+        self.admission.charge(options.client, accepted_count)
+        self.metrics.answered(options.topic, ACCEPTED if accepted_count else sender.result.status)
+        return accepted(sender.result, accepted_count) if accepted_count else self._answer(sender.result)
 
-    async def _as_one(self, asked: Asked, request: Request, media_type: str, body: BodyReader) -> Response:
-        """Store the body in one transaction, with its key if there is one."""
-        if self._transactor is None or not asked.acknowledged:
-            why = "ack=none promises nothing" if not asked.acknowledged else "this service has no transactions"
-            raise Problem(ErrorKind(400, "INVALID_REQUEST", "Wrong request"), f"?atomic=true, Idempotency-Key: {why}")
-        whole = await whole_body(body, self._settings.max_body_bytes)
-        key = self._key_of(asked, request, whole)
-        reader = self.reader(asked.topic)
-        again = BodyReader.of(whole)
-        events = await open_events(request, media_type, again, asked.topic, reader, self._settings, self._clock)
-        work = self._work(asked, events.unit)
-        all_of_it = await self._read_all(events, work, body)
-        if all_of_it.records and not (asked.atomic and work.result.errors):
-            answer = await self._transact(self._transactor, key, all_of_it, work.result)
+    async def _store_atomically(
+        self, options: RequestOptions, request: Request, media_type: str, body: BodyReader
+    ) -> Response:
+        """Store the events in one transaction, with the Idempotency-Key if there is one."""
+        if self._transactor is None or not options.acknowledged:
+            reason = "ack=none promises nothing" if not options.acknowledged else "this service has no transactions"
+            kind = ErrorKind(BAD_REQUEST, "INVALID_REQUEST", "Wrong request")
+            raise Problem(kind, f"?atomic=true, Idempotency-Key: {reason}")
+        content = await read_body(body, self._settings.max_body_bytes)
+        key = self._key_of(options, request, content)
+        reader = self.reader(options.topic)
+        buffered = BodyReader.of(content)
+        events = await open_events(request, media_type, buffered, options.topic, reader, self._settings, self._clock)
+        sender = self._new_sender(options, events.unit)
+        parsed = await self._read_all(events, sender, body)
+        if parsed.records and not (options.atomic and sender.result.errors):
+            answer = await self._transact(self._transactor, key, parsed, sender.result)
         else:
-            answer = self._answer(work.result)
-        self._count(asked, work.result, body, answer.status_code)
+            answer = self._answer(sender.result)
+        self._count(options, sender.result, body, answer.status_code)
         return answer
 
-    def _key_of(self, asked: Asked, request: Request, body: bytes) -> IdempotencyKey | None:
+    def _key_of(self, options: RequestOptions, request: Request, body: bytes) -> IdempotencyKey | None:
         name = request.headers.get(KEY_HEADER)
         if name is None:
             return None
-        own = self._settings.for_topic(asked.topic)
-        telling = told_by_headers(request.headers.items(), own.key_header, own.time_header)
-        return idempotency_key(name, asked.topic, body, telling, atomic=asked.atomic, principal=asked.principal)
+        own = self._settings.for_topic(options.topic)
+        headers = fingerprint_headers(request.headers.items(), own.key_header, own.time_header)
+        return idempotency_key(name, options.topic, body, headers, atomic=options.atomic, principal=options.principal)
 
-    async def _read_all(self, events: Events, work: IngestRequest, body: BodyReader) -> Parsed:
-        """Read every event, up to the first error beyond the limit. Raises Problem (413) for too many events."""
-        all_of_it, going_on = Parsed(), True
-        while going_on and await events.wait():
+    async def _read_all(self, events: Events, sender: EventSender, body: BodyReader) -> Parsed:
+        """Parse every event, up to the first error beyond the limit. Raises Problem (413) for too many events."""
+        parsed = Parsed()
+        keep_reading = True
+        while keep_reading and await events.wait():
             with await next_turn(body, events.position):
-                parsed = events.take()
-            going_on = work.refuse(parsed)
-            all_of_it.records += parsed.records
-            all_of_it.positions += parsed.positions
-            if len(all_of_it.records) > self._settings.max_body_events:
+                batch = events.parse_batch()
+            keep_reading = sender.add_errors(batch)
+            parsed.records += batch.records
+            parsed.positions += batch.positions
+            if len(parsed.records) > self._settings.max_body_events:
                 too_many = TooManyEvents(self._settings.max_body_events)
-                raise Problem(ErrorKind(413, too_many.error_code, "Too many events"), str(too_many))
-        return all_of_it
+                raise Problem(ErrorKind(CONTENT_TOO_LARGE, too_many.error_code, "Too many events"), str(too_many))
+        return parsed
 
     async def _transact(
         self, transactor: Transactor, key: IdempotencyKey | None, parsed: Parsed, result: IngestResult
     ) -> Response:
-        def remember(outcomes: Sequence[Outcome]) -> StoredResponse:
-            result.stored(parsed.positions, outcomes)
+        """Send the records in one transaction. Raises Problem if it is not known to be committed."""
+
+        def make_response(outcomes: Sequence[Outcome]) -> StoredResponse:
+            result.add_outcomes(parsed.positions, outcomes)
             return StoredResponse(result.status, msgspec.json.encode(result.body()))
 
         try:
             if key is None:
-                answer, known = remember(await transactor.send_atomic(parsed.records)), False
+                answer = make_response(await transactor.send_atomic(parsed.records))
+                is_replayed = False
             else:
-                answer, known = await transactor.send_keyed(key, parsed.records, remember)
+                answer, is_replayed = await transactor.send_keyed(key, parsed.records, make_response)
         except KeyReused as e:
             raise Problem(REUSED, str(e)) from None
         except PenstockError as e:
-            result.uncommitted()
+            result.discard_acknowledgements()
             kind = kind_of_record(e)
-            outcome: Literal["unknown", "not_stored"] = "unknown" if kind.status == 504 else "not_stored"
+            outcome: Literal["unknown", "not_stored"] = "unknown" if kind.status == GATEWAY_TIMEOUT else "not_stored"
             extra = {"stored": 0, "outcome": outcome, "events": len(parsed.records)}
             raise Problem(kind, str(e) or kind.title, extra) from None
-        headers = {"Idempotency-Replayed": "true"} if known else {}
+        headers = {"Idempotency-Replayed": "true"} if is_replayed else {}
         return Response(answer.body, answer.status, headers, "application/json")
 
     def reader(self, topic: str) -> TopicReader:
@@ -306,13 +323,16 @@ class Ingest:
         """Return the latest event time that is accepted now, in ms since the epoch."""
         return self._clock.now_ms() + self._settings.max_future_ms
 
-    def _count(self, asked: Asked, result: IngestResult, body: BodyReader, status: int | None = None) -> None:
-        self.metrics.answered(asked.topic, status or result.status, body.since_last_byte_s)
-        self.metrics.stored(asked.topic, result.stored_count)
-        self.admission.pay(asked.client, result.stored_count)
+    def _count(
+        self, options: RequestOptions, result: IngestResult, body: BodyReader, status: int | None = None
+    ) -> None:
+        """Count an answered request and its stored records, and charge the client."""
+        self.metrics.answered(options.topic, status or result.status, body.since_last_byte_s)
+        self.metrics.stored(options.topic, result.stored_count)
+        self.admission.charge(options.client, result.stored_count)
 
     def _answer(self, result: IngestResult) -> Response:
         status = result.status
-        if status in (200, 207):
+        if status in (OK, MULTI_STATUS):
             return json_response(result.body(), status, retry_after(result.retry_after_s))
         return problem_of(result).response()

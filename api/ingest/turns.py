@@ -1,21 +1,21 @@
-"""Bulk requests are served first come, first served (an edge).
+"""Serves bulk requests in the order of their arrival (an edge).
 
 Otherwise many large requests would all advance together and all end late. So a bulk request needs a turn for each batch
-of events that it parses and hands to the producer, under these rules:
+of events that it parses and sends. The rules:
 
 1. A request is bulk once its body is longer than BULK_BYTES or has more than BULK_EVENTS events. A small request needs
    no turn: it never waits behind a bulk one.
-2. `at_once` turns exist. A free one goes to the request that came first, among those that have a batch at hand.
-3. No turn is granted while `in_flight_max` records of bulk requests are not acknowledged. They would only fill the
-   producer's buffer, and the records of small requests would have to wait behind them.
-4. A request that waits for its client has no batch at hand and no turn, but keeps its place in the order. A request
-   that waits for Kafka for HELD_MS loses its turn, and its records count no longer: a partition without a leader must
-   not hold up all others.
-5. After each ROTATE_BYTES a request goes to the end of the order, so an endless body does not hold up others either.
+2. There are `at_once` turns. A free turn goes to the first request in the queue that has received data to parse.
+3. No turn is granted while `in_flight_max` records of bulk requests are not acknowledged. More records would only fill
+   the producer's buffer and delay the records of small requests.
+4. A request that waits for its client has no turn, but stays in the queue. A request that waits for Kafka for
+   TURN_TIMEOUT_MS loses its turn, and its records no longer count as in flight: a partition without a leader must not
+   delay all others.
+5. After each REQUEUE_BYTES a request moves to the end of the queue, so an endless body does not delay others.
 
-Most batches are handed over without waiting, so a turn is nearly always free when it is requested. It is therefore
-granted only some turns of the event loop later. Meanwhile requests that came earlier can request it too: the one that
-had the last turn first needs its client's next bytes.
+Most batches are sent without waiting, so a turn is nearly always free when it is requested. If it were granted at once,
+the order would not matter. So it is granted GRANT_DELAY_ITERATIONS later. Meanwhile earlier requests can request it
+too: the request that had the last turn must first receive its client's next bytes.
 """
 
 from __future__ import annotations
@@ -29,23 +29,27 @@ from typing import Any, Self
 
 BULK_BYTES = 65_536
 BULK_EVENTS = 1_000
-ROTATE_BYTES = 16 * 1_048_576
-HELD_MS = 1_000
+"""The largest body and the most events of a small request."""
+REQUEUE_BYTES = 16 * 1_048_576
+"""The bytes of its body after which a request moves to the end of the queue."""
+TURN_TIMEOUT_MS = 1_000
+"""The time after which a turn is released, and records no longer count as in flight."""
 
-GRANTED_AFTER = 3
-"""Turns of the event loop: the socket is read, the request sees its bytes, it requests a turn."""
+GRANT_DELAY_ITERATIONS = 3
+"""Iterations of the event loop: the socket is read, the request receives the bytes, it requests a turn."""
 
 
 class _Once:
-    """Calls a function once: when the object is called, or after HELD_MS."""
+    """Calls a function once: when the object is called, or after TURN_TIMEOUT_MS."""
 
     def __init__(self, function: Callable[[], None]) -> None:
         self._function = function
-        self._timer = asyncio.get_running_loop().call_later(HELD_MS / 1000, self)
+        self._timer = asyncio.get_running_loop().call_later(TURN_TIMEOUT_MS / 1000, self)
 
     def __call__(self, *_: object) -> None:
         self._timer.cancel()
-        function, self._function = self._function, _nothing
+        function = self._function
+        self._function = _nothing
         function()
 
 
@@ -54,12 +58,12 @@ def _nothing() -> None:
 
 
 class Turn:
-    """The right to hand over a batch, until `release` or HELD_MS; a context manager that releases."""
+    """The right to send a batch, until `release` or TURN_TIMEOUT_MS. A context manager that releases it."""
 
     def __init__(self, turns: Turns | None) -> None:
         self._turns = turns
-        self.release: Callable[[], None] = _nothing if turns is None else _Once(turns.released)
-        """Release the turn. Further calls have no effect."""
+        self.release: Callable[[], None] = _nothing if turns is None else _Once(turns.release_one)
+        """Release the turn. Later calls have no effect."""
 
     def __enter__(self) -> Self:
         return self
@@ -67,11 +71,11 @@ class Turn:
     def __exit__(self, *_: object) -> None:
         self.release()
 
-    def handed(self, records: int, outcomes: asyncio.Future[Any]) -> None:
-        """Count `records` as in flight until the outcomes are there, or HELD_MS."""
+    def count_in_flight(self, records: int, outcomes: asyncio.Future[Any]) -> None:
+        """Count `records` as in flight until `outcomes` is done, or for TURN_TIMEOUT_MS."""
         if self._turns is not None:
-            self._turns.handed(records)
-            outcomes.add_done_callback(_Once(partial(self._turns.handed, -records)))
+            self._turns.add_in_flight(records)
+            outcomes.add_done_callback(_Once(partial(self._turns.add_in_flight, -records)))
 
 
 FREE = Turn(None)
@@ -79,48 +83,48 @@ FREE = Turn(None)
 
 
 class Turns:
-    """The turns of one ingest."""
+    """The turns of all bulk requests, and their queue."""
 
     def __init__(self, at_once: int, in_flight_max: int) -> None:
         self._free = at_once
         self._in_flight_max = in_flight_max
         self._in_flight = 0
         self._ranks = count()
-        self._order = count()
+        self._arrivals = count()
         self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
         self._granting = False
 
     def __repr__(self) -> str:
         return f"Turns(free={self._free}, waiting={len(self._waiting)}, in_flight={self._in_flight})"
 
-    def place(self) -> Place:
-        """Return a place behind all requests in the order."""
-        return Place(self, self.next_rank())
+    def enqueue(self) -> QueueEntry:
+        """Return a new entry at the end of the queue."""
+        return QueueEntry(self, self.next_rank())
 
     def next_rank(self) -> int:
-        """Return the rank behind all earlier ranks."""
+        """Return the rank of the end of the queue."""
         return next(self._ranks)
 
     async def wait(self, rank: int) -> Turn:
-        """Wait for a turn. Lower ranks come first."""
+        """Wait for a turn. Of the waiting requests the one with the lowest rank is first."""
         granted = asyncio.get_running_loop().create_future()
-        heappush(self._waiting, (rank, next(self._order), granted))
+        heappush(self._waiting, (rank, next(self._arrivals), granted))
         self._grant_soon()
         try:
             await granted
         except asyncio.CancelledError:
-            if not granted.cancelled():  # it was granted at the same time
-                self.released()
+            if not granted.cancelled():  # the turn was granted before the cancellation
+                self.release_one()
             raise
         return Turn(self)
 
-    def released(self) -> None:
-        """Make a turn free again."""
+    def release_one(self) -> None:
+        """Free one turn."""
         self._free += 1
         self._grant_soon()
 
-    def handed(self, records: int) -> None:
-        """Add to the records in flight; negative when they are settled."""
+    def add_in_flight(self, records: int) -> None:
+        """Add to the number of records in flight; `records` is negative when they are settled."""
         self._in_flight += records
         self._grant_soon()
 
@@ -131,11 +135,12 @@ class Turns:
     def _grant_soon(self) -> None:
         if self._may_grant and not self._granting:
             self._granting = True
-            self._grant(GRANTED_AFTER)
+            self._grant(GRANT_DELAY_ITERATIONS)
 
-    def _grant(self, after: int) -> None:
-        if after:
-            asyncio.get_running_loop().call_soon(self._grant, after - 1)
+    def _grant(self, delay_iterations: int) -> None:
+        """Grant the free turns after this many iterations of the event loop."""
+        if delay_iterations:
+            asyncio.get_running_loop().call_soon(self._grant, delay_iterations - 1)
             return
         self._granting = False
         while self._may_grant:
@@ -145,19 +150,20 @@ class Turns:
                 granted.set_result(None)
 
 
-class Place:
-    """One request's place in the order."""
+class QueueEntry:
+    """One request in the queue. `rank` is its position: lower ranks are served first."""
 
     def __init__(self, turns: Turns, rank: int) -> None:
         self._turns = turns
         self._rank = rank
-        self._ranked_at = 0
+        self._ranked_at_bytes = 0
 
     def __repr__(self) -> str:
-        return f"Place(rank={self._rank})"
+        return f"QueueEntry(rank={self._rank})"
 
     async def turn(self, body_bytes: int) -> Turn:
-        """Wait for a turn. `body_bytes` is how much of the request's body was read."""
-        if body_bytes - self._ranked_at > ROTATE_BYTES:
-            self._rank, self._ranked_at = self._turns.next_rank(), body_bytes
+        """Wait for a turn. `body_bytes` is the number of bytes of the body that were read."""
+        if body_bytes - self._ranked_at_bytes > REQUEUE_BYTES:
+            self._rank = self._turns.next_rank()
+            self._ranked_at_bytes = body_bytes
         return await self._turns.wait(self._rank)

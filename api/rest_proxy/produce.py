@@ -1,4 +1,4 @@
-"""The part that REST Proxy's v2 and v3 share: access to topics, and records to outcomes, in order."""
+"""What the v2 and v3 routes of REST Proxy share: admission, and sending records for outcomes in order."""
 
 from __future__ import annotations
 
@@ -10,10 +10,19 @@ from typing import NamedTuple
 from fastapi import Request
 
 from penstock.api.http.body import BodyReader
-from penstock.api.http.problem import UNEXPECTED, ErrorKind, Problem, kind_of_record
+from penstock.api.http.problem import (
+    NON_RETRIABLE,
+    RETRIABLE,
+    UNEXPECTED,
+    UNKNOWN_PARTITION,
+    ErrorKind,
+    Problem,
+    kind_of_record,
+)
+from penstock.api.http.status import BAD_REQUEST, CONTENT_TOO_LARGE, GATEWAY_TIMEOUT, UNPROCESSABLE_CONTENT
 from penstock.api.ingest.batches import IngestProducer, outcomes_of
-from penstock.api.ingest.bodies import whole_body
-from penstock.api.ingest.event import EventRejected, Read, ReadTime, RecordError, topic_reader
+from penstock.api.ingest.bodies import read_body
+from penstock.api.ingest.event import EventRejected, ReadEvent, ReadTime, RecordError, topic_reader
 from penstock.api.ingest.ndjson import TooManyEvents
 from penstock.api.ingest.result import Outcome
 from penstock.api.ingest.routes import Ingest
@@ -28,15 +37,15 @@ from penstock.shared.common.errors import (
 )
 from penstock.shared.common.records import ProducerRecord, RecordMetadata
 
-NON_RETRIABLE, RETRIABLE = 50002, 50003
-UNKNOWN_PARTITION = 40402
 
+class SentRecords(NamedTuple):
+    """Records that were sent. `outcomes` has None for the records at `indexes`, which wait for `deliveries`.
 
-class Handed(NamedTuple):
-    """Records that were sent: known outcomes, and the `deliveries` that the records at `places` wait for."""
+    `deadline` is by the event loop's clock.
+    """
 
     outcomes: list[Outcome | None]
-    places: list[int]
+    indexes: list[int]
     deadline: float
     deliveries: asyncio.Future[Sequence[Outcome]] | None
 
@@ -48,8 +57,8 @@ class RestProducer:
         self._ingest = ingest
         self._producer = producer
         self.settings = settings
-        self._readers: dict[tuple[str, frozenset[str]], Read] = {}
-        """Keyed by topic ("" if it has no settings) and by what the record has itself: at most four of each topic."""
+        self._readers: dict[tuple[str, frozenset[str]], ReadEvent] = {}
+        """By topic ("" if it has no settings) and the set of "key" and "time" that the record has itself."""
 
     def latest_ms(self) -> int:
         """Return the latest event time that is accepted now, in ms since the epoch."""
@@ -59,27 +68,27 @@ class RestProducer:
         """Return the function that reads an event time for the topic."""
         return self._ingest.reader(topic).time
 
-    def working_for(self, topic: str, client: str) -> AbstractContextManager[None]:
-        """See `Ingest.working_for`."""
-        return self._ingest.working_for(topic, client)
+    def tracking(self, topic: str, client: str) -> AbstractContextManager[None]:
+        """See `Ingest.tracking`."""
+        return self._ingest.tracking(topic, client)
 
-    def still_working_for(self, client: str) -> AbstractContextManager[None]:
-        """See `Admission.still_working_for`."""
-        return self._ingest.admission.still_working_for(client)
+    def keep_tracking(self, client: str) -> AbstractContextManager[None]:
+        """See `Admission.keep_tracking`."""
+        return self._ingest.admission.keep_tracking(client)
 
     def body(self, request: Request) -> BodyReader:
         """Return a reader of the request's body, within the limits of ingest."""
         return self._ingest.admission.body(request)
 
-    async def whole(self, body: BodyReader) -> bytes:
-        """Return the whole body. Raises Problem if it is too long, too slow, corrupt, or the service shuts down."""
-        return await whole_body(body, self.settings.max_body_bytes)
+    async def read_body(self, body: BodyReader) -> bytes:
+        """Return the complete body. Raises Problem if it is too long, too slow, corrupt, or the service shuts down."""
+        return await read_body(body, self.settings.max_body_bytes)
 
     def check_count(self, records: int) -> None:
-        """Raise Problem (413) if a body that is read whole has more records than allowed."""
+        """Raise Problem (413) if a buffered body has more records than `max_body_events`."""
         if records > self.settings.max_body_events:
             too_many = TooManyEvents(self.settings.max_body_events)
-            raise Problem(ErrorKind(413, too_many.error_code, "Too many records"), str(too_many))
+            raise Problem(ErrorKind(CONTENT_TOO_LARGE, too_many.error_code, "Too many records"), str(too_many))
 
     def answered(self, topic: str, status: int, body: BodyReader) -> None:
         """Count an answered request."""
@@ -91,106 +100,110 @@ class RestProducer:
         return list(await self._producer.partitions_for(topic))
 
     def read(self, record: ProducerRecord, latest_ms: int) -> ProducerRecord:
-        """Return the record with the key and the time that the topic's settings take from its value.
+        """Return the record with the key and the time that the topic's pointers select in its value.
 
-        A key or time of the record itself wins, and the value need not have one. Raises EventRejected if the value is
-        invalid.
+        A key or time of the record itself takes precedence, and its value then need not have one. Raises EventRejected
+        if the value is invalid.
         """
         own = self.settings.for_topic(record.topic)
-        given = {name for name, value in (("key", record.key), ("time", record.timestamp)) if value is not None}
-        wanted = {name for name in ("key", "time") if getattr(own, name)} - given
-        if record.value is None or not (wanted or own.json_schema):
+        present = {name for name, value in (("key", record.key), ("time", record.timestamp)) if value is not None}
+        missing = {name for name in ("key", "time") if getattr(own, name)} - present
+        if record.value is None or not (missing or own.json_schema):
             return record
-        key, timestamp = self._reader(record.topic, frozenset(given))(record.value, latest_ms)
+        key, timestamp = self._reader(record.topic, frozenset(present))(record.value, latest_ms)
         key = key if record.key is None else record.key
         timestamp = timestamp if record.timestamp is None else record.timestamp
         return ProducerRecord(record.topic, record.value, key, record.headers, record.partition, timestamp)
 
-    def _reader(self, topic: str, given: frozenset[str]) -> Read:
-        """Return the reader of values for records that have a key, a time or both themselves."""
-        if not given:
+    def _reader(self, topic: str, present: frozenset[str]) -> ReadEvent:
+        """Return the reader of values for records that have the key, the time or both themselves."""
+        if not present:
             return self._ingest.reader(topic).event
-        own = topic if topic in self.settings.topics else ""
-        if (own, given) not in self._readers:
-            less: dict[str, object] = {"key": (), "time": None}
-            settings = self.settings.for_topic(topic).model_copy(update={name: less[name] for name in given})
-            self._readers[own, given] = topic_reader(self.settings, settings).event
-        return self._readers[own, given]
+        name = topic if topic in self.settings.topics else ""
+        if (name, present) not in self._readers:
+            unset: dict[str, object] = {"key": (), "time": None}
+            own = self.settings.for_topic(topic).model_copy(update={setting: unset[setting] for setting in present})
+            self._readers[name, present] = topic_reader(self.settings, own).event
+        return self._readers[name, present]
 
-    async def hand_over(self, given: Sequence[ProducerRecord | str], partitions: Sequence[int], turn: Turn) -> Handed:
-        """Send the records. A string in `given` is the error of a record that could not be decoded."""
-        outcomes: list[Outcome | None] = [None] * len(given)
-        places: list[int] = []
+    async def send(self, decoded: Sequence[ProducerRecord | str], partitions: Sequence[int], turn: Turn) -> SentRecords:
+        """Send the records. A string in `decoded` is the error of a record that could not be decoded."""
+        outcomes: list[Outcome | None] = [None] * len(decoded)
+        indexes: list[int] = []
         records: list[ProducerRecord] = []
         latest_ms = self.latest_ms()
-        for i, one in enumerate(given):
+        for i, record in enumerate(decoded):
             try:
-                if isinstance(one, str):
-                    raise DataError(one)
-                if one.partition is not None and one.partition not in partitions:
-                    raise UnknownTopicOrPartition(f"{one.topic}-{one.partition}: no such partition")
-                records.append(self.read(one, latest_ms))
-                places.append(i)
+                if isinstance(record, str):
+                    raise DataError(record)
+                if record.partition is not None and record.partition not in partitions:
+                    raise UnknownTopicOrPartition(f"{record.topic}-{record.partition}: no such partition")
+                records.append(self.read(record, latest_ms))
+                indexes.append(i)
             except (EventRejected, DataError, UnknownTopicOrPartition) as e:
                 outcomes[i] = e
         deadline = asyncio.get_running_loop().time() + self.settings.ack_timeout_ms / 1000
         if not records:
-            return Handed(outcomes, places, deadline, None)
+            return SentRecords(outcomes, indexes, deadline, None)
         try:
             async with asyncio.timeout_at(deadline):
                 deliveries = await self._producer.send_many(records)
         except (TimeoutError, PenstockError) as e:
-            return Handed(_filled(outcomes, places, [self._failed(e)] * len(places)), [], deadline, None)
-        settling = asyncio.ensure_future(outcomes_of(deliveries))
-        turn.handed(len(records), settling)
-        return Handed(outcomes, places, deadline, settling)
+            return SentRecords(_filled(outcomes, indexes, [self._failed(e)] * len(indexes)), [], deadline, None)
+        pending = asyncio.ensure_future(outcomes_of(deliveries))
+        turn.count_in_flight(len(records), pending)
+        return SentRecords(outcomes, indexes, deadline, pending)
 
-    async def settle(self, topic: str, handed: Handed, client: str) -> list[Outcome]:
+    async def settle(self, topic: str, sent: SentRecords, client: str) -> list[Outcome]:
         """Return each record's metadata or error, in order."""
-        outcomes, places, deadline, deliveries = handed
-        if deliveries is not None:
+        outcomes: Sequence[Outcome | None] = sent.outcomes
+        if sent.deliveries is not None:
             try:
-                async with asyncio.timeout_at(deadline):
-                    settled: Sequence[Outcome] = await deliveries
+                async with asyncio.timeout_at(sent.deadline):
+                    delivered: Sequence[Outcome] = await sent.deliveries
             except (TimeoutError, PenstockError) as e:
-                settled = [self._failed(e)] * len(places)
-            outcomes = _filled(outcomes, places, settled)
-        done = [outcome for outcome in outcomes if outcome is not None]
-        self._count(topic, done, client)
-        return done
+                delivered = [self._failed(e)] * len(sent.indexes)
+            outcomes = _filled(outcomes, sent.indexes, delivered)
+        settled = [outcome for outcome in outcomes if outcome is not None]
+        self._count(topic, settled, client)
+        return settled
 
     def _failed(self, error: TimeoutError | PenstockError) -> PenstockError:
+        """Return the outcome of records whose sending failed with the error."""
         if isinstance(error, PenstockError):
             return error
-        late = KafkaTimeout(f"not acknowledged within ack_timeout_ms={self.settings.ack_timeout_ms}")
-        late.maybe_written = True
-        return late
+        timeout = KafkaTimeout(f"not acknowledged within ack_timeout_ms={self.settings.ack_timeout_ms}")
+        timeout.maybe_written = True
+        return timeout
 
     def _count(self, topic: str, outcomes: Sequence[Outcome], client: str) -> None:
-        stored, metrics = 0, self._ingest.metrics
+        """Count the outcomes in the metrics, and charge the client for stored records."""
+        stored = 0
+        metrics = self._ingest.metrics
         for i, outcome in enumerate(outcomes):
             if isinstance(outcome, RecordMetadata):
                 stored += 1
                 continue
             kind = kind_of_record(outcome)
-            unknown = kind.status == 504 or kind is UNEXPECTED
-            said = RecordError(i, kind.status, kind.error_code, "", outcome="unknown" if unknown else "not_stored")
-            metrics.failed_record(topic, said)
+            is_unknown = kind.status == GATEWAY_TIMEOUT or kind is UNEXPECTED
+            error = RecordError(i, kind.status, kind.error_code, "", outcome="unknown" if is_unknown else "not_stored")
+            metrics.failed_record(topic, error)
         metrics.stored(topic, stored)
-        self._ingest.admission.pay(client, stored)
+        self._ingest.admission.charge(client, stored)
 
 
 def _filled(
-    outcomes: Sequence[Outcome | None], places: Sequence[int], found: Sequence[Outcome]
+    outcomes: Sequence[Outcome | None], indexes: Sequence[int], delivered: Sequence[Outcome]
 ) -> list[Outcome | None]:
+    """Return the outcomes with those of the records at `indexes` filled in."""
     filled = list(outcomes)
-    for i, outcome in zip(places, found, strict=True):
+    for i, outcome in zip(indexes, delivered, strict=True):
         filled[i] = outcome
     return filled
 
 
 def error_code_of(error: BaseException) -> int:
-    """Return REST Proxy's number for a record's error.
+    """Return REST Proxy's error code of a record.
 
     >>> error_code_of(UnknownTopicOrPartition()), error_code_of(DataError()), error_code_of(KafkaTimeout())
     (40402, 422, 50003)
@@ -199,7 +212,7 @@ def error_code_of(error: BaseException) -> int:
         return UNKNOWN_PARTITION
     kind = kind_of_record(error)
     if kind.status < 500:
-        return 422 if isinstance(error, DataError) and kind.status == 400 else kind.status
+        return UNPROCESSABLE_CONTENT if isinstance(error, DataError) and kind.status == BAD_REQUEST else kind.status
     return RETRIABLE if isinstance(error, RetriableError) or kind.retry_after_s is not None else NON_RETRIABLE
 
 
@@ -209,8 +222,11 @@ def status_of(error: BaseException) -> tuple[int, dict[str, str]]:
     >>> status_of(UnknownTopicOrPartition()), status_of(DataError()), status_of(KafkaTimeout())
     ((404, {}), (422, {}), (504, {'Retry-After': '5'}))
     """
-    kind, code = kind_of_record(error), error_code_of(error)
-    status = kind.status if kind.status >= 500 else code if code < 1_000 else code // 100
+    kind = kind_of_record(error)
+    code = error_code_of(error)
+    status = kind.status
+    if status < 500:
+        status = code if code < 1_000 else code // 100  # 40402 is a 404
     return status, {} if kind.retry_after_s is None else {"Retry-After": str(kind.retry_after_s)}
 
 

@@ -1,7 +1,7 @@
-"""Converts records as Confluent's REST Proxy writes them in JSON to Kafka records, and back to delivery reports.
+"""Converts records in the JSON formats of Confluent's REST Proxy to Kafka records, and outcomes to delivery reports.
 
-Sans-IO. Embedded JSON is stored as the received bytes. BINARY is base64, STRING is UTF-8. null is no key, or a
-tombstone.
+Sans-IO. Embedded JSON is stored as the received bytes. BINARY is base64, STRING is UTF-8. A null key is no key, and a
+null value is a tombstone.
 
 >>> from penstock.api.ingest.event import topic_reader
 >>> from penstock.api.settings import IngestSettings, TopicSettings
@@ -22,6 +22,7 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
+from penstock.api.http.status import OK
 from penstock.api.ingest.event import EventRejected, ReadTime
 from penstock.shared.common.records import Headers, ProducerRecord
 
@@ -40,7 +41,7 @@ class V2Record(msgspec.Struct):
 
 
 class V2Request(msgspec.Struct):
-    """The body of a v2 request. Schemas belong to formats that are not supported."""
+    """The body of a v2 request. Its fields for schemas are ignored, since formats with schemas are not supported."""
 
     records: list[V2Record]
 
@@ -82,7 +83,7 @@ class V3Batch(msgspec.Struct):
 
 
 class Decoded(NamedTuple):
-    """A record to send, and the types that its report repeats."""
+    """A record to send, and the types of its key and value for the delivery report."""
 
     record: ProducerRecord
     key_type: DataType | None = None
@@ -90,20 +91,23 @@ class Decoded(NamedTuple):
 
 
 def v2_records(body: bytes, topic: str, embedded: Embedded, partition: int | None) -> list[ProducerRecord | str]:
-    """Return the records of a v2 request, each decoded or as its error's text. Raises EventRejected for the body."""
+    """Return the records of a v2 request; a record that cannot be decoded is the text of its error.
+
+    `partition` overrides the partition of the records. Raises EventRejected if the body is invalid.
+    """
     request = _decode(body, V2Request)
     if not request.records:
         raise EventRejected(INVALID, "records may not be empty")
     read = _raw_json if embedded == "json" else _raw_base64
     records: list[ProducerRecord | str] = []
-    for given in request.records:
+    for item in request.records:
         try:
-            key, value = read(given.key, "key"), read(given.value, "value")
+            key = read(item.key, "key")
+            value = read(item.value, "value")
         except EventRejected as e:
             records.append(str(e))
             continue
-        chosen = given.partition if partition is None else partition
-        records.append(ProducerRecord(topic, value, key, (), chosen))
+        records.append(ProducerRecord(topic, value, key, (), item.partition if partition is None else partition))
     return records
 
 
@@ -121,7 +125,7 @@ def v3_entries(body: bytes, entries_max: int) -> list[bytes]:
 
 
 def v3_entry(body: bytes, topic: str, read_time: ReadTime, latest_ms: int) -> tuple[str, Decoded]:
-    """Return an entry's id and record."""
+    """Return an entry's id and record. Raises EventRejected if it is invalid."""
     entry = _decode(body, V3Entry)
     return entry.id, _v3(entry, topic, read_time, latest_ms)
 
@@ -129,17 +133,17 @@ def v3_entry(body: bytes, topic: str, read_time: ReadTime, latest_ms: int) -> tu
 def entry_id(body: bytes) -> str:
     """Return the id of an entry that is otherwise invalid; empty if it has none."""
     try:
-        found = msgspec.json.decode(body, type=dict[str, Any]).get("id", "")
+        value = msgspec.json.decode(body, type=dict[str, Any]).get("id", "")
     except (ValueError, RecursionError):
         return ""
-    return found if isinstance(found, str) else ""
+    return value if isinstance(value, str) else ""
 
 
 def report(cluster_id: str, decoded: Decoded, partition: int, offset: int, timestamp: int) -> dict[str, Any]:
-    """Return the delivery report of a stored record."""
+    """Return the delivery report of a stored record; `timestamp` is in ms since the epoch."""
     record = decoded.record
     return {
-        "error_code": 200,
+        "error_code": OK,
         "cluster_id": cluster_id,
         "topic_name": record.topic,
         "partition_id": partition,
@@ -150,28 +154,30 @@ def report(cluster_id: str, decoded: Decoded, partition: int, offset: int, times
     }
 
 
-def _v3(given: V3Record, topic: str, read_time: ReadTime, latest_ms: int) -> Decoded:
+def _v3(item: V3Record, topic: str, read_time: ReadTime, latest_ms: int) -> Decoded:
     timestamp = None
-    if given.timestamp is not None:
-        timestamp = read_time("timestamp", given.timestamp, latest_ms)
-    key, value = _data(given.key, "key"), _data(given.value, "value")
-    record = ProducerRecord(topic, value, key, _headers(given.headers), given.partition_id, timestamp)
-    key_type, value_type = (None if data is None else data.type for data in (given.key, given.value))
+    if item.timestamp is not None:
+        timestamp = read_time("timestamp", item.timestamp, latest_ms)
+    key = _data(item.key, "key")
+    value = _data(item.value, "value")
+    record = ProducerRecord(topic, value, key, _headers(item.headers), item.partition_id, timestamp)
+    key_type, value_type = (None if data is None else data.type for data in (item.key, item.value))
     return Decoded(record, key_type, value_type)
 
 
-def _headers(given: Sequence[V3Header]) -> Headers:
-    return tuple((header.name, None if header.value is None else _base64(header.value, "headers")) for header in given)
+def _headers(headers: Sequence[V3Header]) -> Headers:
+    return tuple((h.name, None if h.value is None else _base64(h.value, "headers")) for h in headers)
 
 
-def _data(given: V3Data | None, name: str) -> bytes | None:
-    if given is None:
+def _data(item: V3Data | None, name: str) -> bytes | None:
+    """Return the bytes of a key or a value; None for null."""
+    if item is None:
         return None
-    if given.type == "JSON":
-        return _raw_json(given.data, name)
-    if given.type == "BINARY":
-        return _raw_base64(given.data, name)
-    text = _decode(bytes(given.data), str | None)
+    if item.type == "JSON":
+        return _raw_json(item.data, name)
+    if item.type == "BINARY":
+        return _raw_base64(item.data, name)
+    text = _decode(bytes(item.data), str | None)
     return None if text is None else text.encode()
 
 
@@ -192,12 +198,13 @@ def _base64(text: str, name: str) -> bytes:
         raise EventRejected(INVALID, f"{name} is not base64") from None
 
 
-def _decode(body: bytes, wanted: Any) -> Any:
+def _decode(body: bytes, type_: Any) -> Any:
     try:
-        return msgspec.json.decode(body, type=wanted)
+        return msgspec.json.decode(body, type=type_)
     except (ValueError, RecursionError) as e:
         raise EventRejected(INVALID, str(e) or type(e).__name__) from None
 
 
-def _size(kind: DataType | None, data: bytes | None) -> dict[str, Any] | None:
-    return None if kind is None else {"type": kind, "size": 0 if data is None else len(data)}
+def _size(data_type: DataType | None, data: bytes | None) -> dict[str, Any] | None:
+    """Return the type and the size of a key or a value, for a delivery report."""
+    return None if data_type is None else {"type": data_type, "size": 0 if data is None else len(data)}

@@ -17,5 +17,5 @@ def metadata_routers(admin: AdminClient) -> list[APIRouter]:
 
 
 def produce_routers(producer: RestProducer, admin: AdminClient) -> list[APIRouter]:
-    """Storing records."""
+    """Return the routers that store records."""
     return [v2_produce_router(producer), v3_produce_router(producer, admin)]

@@ -1,7 +1,8 @@
 """Confluent REST Proxy v2: produce (json, binary), and topics with partitions, so that its clients work unchanged.
 
-By its convention the answer to a readable request is 200, with an `error_code` for each record: null if it is stored, 1
-if the error is permanent, 2 if sending it again can help. Avro, Protobuf, JSON Schema and consumers are not supported.
+As in REST Proxy, a request with a valid body is answered with 200, and with an `error_code` for each record: null if it
+is stored, 1 if the error is permanent, 2 if the record may be sent again. Avro, Protobuf, JSON Schema and consumers are
+not supported.
 """
 
 from __future__ import annotations
@@ -17,11 +18,12 @@ from typing_extensions import TypedDict
 
 from penstock.api.admin.routes import AdminClient
 from penstock.api.http import field_types as of
-from penstock.api.http.problem import ErrorKind, Problem
+from penstock.api.http.problem import RETRIABLE, ErrorKind, Problem
+from penstock.api.http.status import NOT_FOUND, OK, TOO_MANY_REQUESTS, UNPROCESSABLE_CONTENT, UNSUPPORTED_MEDIA_TYPE
 from penstock.api.ingest.admission import client_of
 from penstock.api.ingest.bodies import next_turn
 from penstock.api.ingest.event import EventRejected
-from penstock.api.rest_proxy.produce import RETRIABLE, RestProducer, error_code_of, message_of
+from penstock.api.rest_proxy.produce import RestProducer, error_code_of, message_of
 from penstock.api.rest_proxy.records import v2_records
 from penstock.shared.clients.admin import TopicDescription
 from penstock.shared.clients.admin.types import PartitionDescription
@@ -44,7 +46,7 @@ BODY = {
 
 
 class StoredRecord(TypedDict):
-    """Where a record was stored, or why not. `error_code` is 2 if sending it again can help, else 1."""
+    """The coordinates of a stored record, or its error. `error_code` is 2 if it may be sent again, else 1."""
 
     partition: of.Partition | None
     offset: of.Offset | None
@@ -69,7 +71,7 @@ class Replica(TypedDict):
 
 
 class PartitionOfTopic(TypedDict):
-    """A partition."""
+    """A partition with its replicas."""
 
     partition: of.Partition
     leader: of.Broker | None
@@ -77,7 +79,7 @@ class PartitionOfTopic(TypedDict):
 
 
 class TopicWithPartitions(TypedDict):
-    """A topic."""
+    """A topic with its configs and partitions."""
 
     name: of.Topic
     configs: Annotated[dict[str, str | None], Field(examples=[{"cleanup.policy": "delete"}])]
@@ -98,7 +100,7 @@ class BrokerIds(TypedDict):
 
 
 class V2Answer(JSONResponse):
-    """A plain value under v2's own content type."""
+    """A plain value as JSON, with v2's content type."""
 
     media_type = V2_TYPE
 
@@ -107,21 +109,21 @@ class V2Answer(JSONResponse):
 
 
 def v2_produce_router(producer: RestProducer) -> APIRouter:
-    """`POST /topics/{topic}` and `POST /topics/{topic}/partitions/{partition}`."""
+    """Return the routes `POST /topics/{topic}` and `POST /topics/{topic}/partitions/{partition}`."""
     router = APIRouter(tags=["rest proxy v2"], default_response_class=V2Answer)
-    described: dict[str, Any] = {
+    openapi: dict[str, Any] = {
         "openapi_extra": {"requestBody": {"required": True, "content": BODY}},
         "responses": {200: {"model": ProduceAnswer}},
     }
 
-    @router.post("/topics/{topic}", summary="REST Proxy v2: produce", **described)
+    @router.post("/topics/{topic}", summary="REST Proxy v2: produce", **openapi)
     async def produce(topic: of.Topic, request: Request) -> Response:
-        with producer.working_for(topic, client_of(request)):
+        with producer.tracking(topic, client_of(request)):
             return await _produce(producer, topic, None, request)
 
-    @router.post("/topics/{topic}/partitions/{partition}", summary="REST Proxy v2: produce to a partition", **described)
+    @router.post("/topics/{topic}/partitions/{partition}", summary="REST Proxy v2: produce to a partition", **openapi)
     async def produce_to(topic: of.Topic, partition: of.Partition, request: Request) -> Response:
-        with producer.working_for(topic, client_of(request)):
+        with producer.tracking(topic, client_of(request)):
             return await _produce(producer, topic, partition, request)
 
     return router
@@ -131,36 +133,36 @@ async def _produce(producer: RestProducer, topic: str, partition: int | None, re
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     embedded = _EMBEDDED.fullmatch(media_type)
     if embedded is None:
-        said = "Content-Type must be application/vnd.kafka.json.v2+json or application/vnd.kafka.binary.v2+json"
-        raise Problem(ErrorKind(415, "UNSUPPORTED_MEDIA_TYPE", "Unsupported media type"), said)
-    client, body = client_of(request), producer.body(request)
+        detail = "Content-Type must be application/vnd.kafka.json.v2+json or application/vnd.kafka.binary.v2+json"
+        raise Problem(ErrorKind(UNSUPPORTED_MEDIA_TYPE, "UNSUPPORTED_MEDIA_TYPE", "Unsupported media type"), detail)
+    client = client_of(request)
+    body = producer.body(request)
     partitions = await producer.check(topic, client)
     if partition is not None and partition not in partitions:
-        raise Problem(ErrorKind(404, "UNKNOWN_PARTITION", "Partition not found"), "Partition not found.")
-    whole = await producer.whole(body)
+        raise Problem(ErrorKind(NOT_FOUND, "UNKNOWN_PARTITION", "Partition not found"), "Partition not found.")
+    content = await producer.read_body(body)
     form: Literal["json", "binary"] = "json" if embedded[1] == "json" else "binary"
     with await next_turn(body, 0) as turn:
         try:
-            records = v2_records(whole, topic, form, partition)
+            records = v2_records(content, topic, form, partition)
         except EventRejected as e:
-            raise Problem(ErrorKind(422, "INVALID_REQUEST", "Wrong request"), str(e)) from None
+            raise Problem(ErrorKind(UNPROCESSABLE_CONTENT, "INVALID_REQUEST", "Wrong request"), str(e)) from None
         producer.check_count(len(records))
-        handed = await producer.hand_over(records, partitions, turn)
-    outcomes = await producer.settle(topic, handed, client)
-    producer.answered(topic, 200, body)
+        sent = await producer.send(records, partitions, turn)
+    outcomes = await producer.settle(topic, sent, client)
+    producer.answered(topic, OK, body)
     return V2Answer(ProduceAnswer(offsets=[_row(o) for o in outcomes], key_schema_id=None, value_schema_id=None))
 
 
 def _row(outcome: RecordMetadata | BaseException) -> StoredRecord:
     if isinstance(outcome, RecordMetadata):
         return {"partition": outcome.partition, "offset": outcome.offset, "error_code": None, "error": None}
-    code = error_code_of(outcome)
-    again = code in (RETRIABLE, 429)
-    return {"partition": None, "offset": None, "error_code": 2 if again else 1, "error": message_of(outcome)}
+    may_retry = error_code_of(outcome) in (RETRIABLE, TOO_MANY_REQUESTS)
+    return {"partition": None, "offset": None, "error_code": 2 if may_retry else 1, "error": message_of(outcome)}
 
 
 def v2_metadata_router(admin: AdminClient) -> APIRouter:
-    """Topics, their partitions, and brokers."""
+    """Return the routes of topics, their partitions, and brokers."""
     router = APIRouter(tags=["rest proxy v2"], default_response_class=V2Answer)
 
     @router.get("/topics", summary="REST Proxy v2: topic names", responses={200: {"model": list[of.Topic]}})
@@ -199,8 +201,8 @@ def v2_metadata_router(admin: AdminClient) -> APIRouter:
         responses={200: {"model": OffsetsOfPartition}},
     )
     async def offsets(topic: of.Topic, partition: of.Partition) -> Response:
-        found = await partition_of(admin, topic, partition)
-        earliest, latest = await both_offsets(admin, TopicPartition(topic, found.partition))
+        description = await partition_of(admin, topic, partition)
+        earliest, latest = await both_offsets(admin, TopicPartition(topic, description.partition))
         return V2Answer(OffsetsOfPartition(beginning_offset=earliest, end_offset=latest))
 
     @router.get("/brokers", summary="REST Proxy v2: broker ids", responses={200: {"model": BrokerIds}})
@@ -211,27 +213,27 @@ def v2_metadata_router(admin: AdminClient) -> APIRouter:
 
 
 def v2_consumers_router() -> APIRouter:
-    """Answer v2's consumer routes with an explanation: clients take a bare 404 for a consumer that expired."""
-    router = APIRouter(include_in_schema=False)
-    said = (
-        "consumers of REST Proxy v2 are not served: read with a Kafka client, "
-        "or have a connector write the records where they are needed (POST /connectors)"
-    )
+    """Return v2's consumer routes, which answer 404 with an explanation.
 
-    async def refuse() -> Response:
-        raise Problem(ErrorKind(404, "NO_CONSUMERS", "No consumers"), said)
+    Clients would interpret a 404 without one as an expired consumer.
+    """
+    router = APIRouter(include_in_schema=False)
+    detail = "consumers of REST Proxy v2 are not supported: use a Kafka client, or a sink connector (POST /connectors)"
+
+    async def reject() -> Response:
+        raise Problem(ErrorKind(NOT_FOUND, "NO_CONSUMERS", "No consumers"), detail)
 
     for path in ("/consumers", "/consumers/{rest:path}"):
-        router.add_api_route(path, refuse, methods=["GET", "POST", "PUT", "PATCH", "DELETE"])
+        router.add_api_route(path, reject, methods=["GET", "POST", "PUT", "PATCH", "DELETE"])
     return router
 
 
 async def partition_of(admin: AdminClient, topic: str, partition: int) -> PartitionDescription:
-    """Return a partition. Raises Problem (40402) or, for an unknown topic, UnknownTopicOrPartition."""
-    for found in (await _described(admin, topic)).partitions:
-        if found.partition == partition:
-            return found
-    raise Problem(ErrorKind(404, "UNKNOWN_PARTITION", "Partition not found"), "Partition not found.")
+    """Return a partition. Raises Problem (404) or, for an unknown topic, UnknownTopicOrPartition."""
+    for description in (await _describe(admin, topic)).partitions:
+        if description.partition == partition:
+            return description
+    raise Problem(ErrorKind(NOT_FOUND, "UNKNOWN_PARTITION", "Partition not found"), "Partition not found.")
 
 
 async def both_offsets(admin: AdminClient, tp: TopicPartition) -> tuple[int, int]:
@@ -239,20 +241,20 @@ async def both_offsets(admin: AdminClient, tp: TopicPartition) -> tuple[int, int
     return (await admin.list_offsets({tp: "earliest"}))[tp], (await admin.list_offsets({tp: "latest"}))[tp]
 
 
-async def _described(admin: AdminClient, topic: str) -> TopicDescription:
-    found = (await admin.describe_topics([topic])).get(topic)
-    if found is None:
+async def _describe(admin: AdminClient, topic: str) -> TopicDescription:
+    description = (await admin.describe_topics([topic])).get(topic)
+    if description is None:
         raise UnknownTopicOrPartition(f"{topic}: no such topic")
-    return found
+    return description
 
 
 async def _partitions(admin: AdminClient, topic: str) -> list[PartitionOfTopic]:
-    return [_row_of_partition(p) for p in (await _described(admin, topic)).partitions]
+    return [_row_of_partition(p) for p in (await _describe(admin, topic)).partitions]
 
 
-def _row_of_partition(found: PartitionDescription) -> PartitionOfTopic:
+def _row_of_partition(description: PartitionDescription) -> PartitionOfTopic:
     replicas: list[Replica] = [
-        {"broker": broker, "leader": broker == found.leader, "in_sync": broker in found.isr}
-        for broker in found.replicas
+        {"broker": broker, "leader": broker == description.leader, "in_sync": broker in description.isr}
+        for broker in description.replicas
     ]
-    return {"partition": found.partition, "leader": found.leader, "replicas": replicas}
+    return {"partition": description.partition, "leader": description.leader, "replicas": replicas}

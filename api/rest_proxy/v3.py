@@ -1,4 +1,4 @@
-"""Confluent REST Proxy v3: clusters, topics and partitions in its shapes, produce as a stream, and records:batch.
+"""Confluent REST Proxy v3: clusters, topics and partitions, produce as a stream, and records:batch.
 
 A produce request is a stream of JSON objects. Its answer is a stream of delivery reports in the same order, each with
 its own `error_code` (200: stored). If a request of known length has a single record and it fails, the answer has the
@@ -18,17 +18,17 @@ from typing_extensions import TypedDict
 
 from penstock.api.admin.routes import AdminClient
 from penstock.api.http import field_types as of
-from penstock.api.http.body import BodyReader, BodyStalled, ClientGone, ServiceLeaving
+from penstock.api.http.body import BodyReader, BodyStalled, ClientDisconnected, ServiceShuttingDown
 from penstock.api.http.content_encoding import CorruptBody
 from penstock.api.http.problem import ErrorKind, Problem, json_response, rest_error_code
+from penstock.api.http.status import BAD_REQUEST, CLIENT_CLOSED_REQUEST, MULTI_STATUS, NOT_FOUND, OK
 from penstock.api.ingest.admission import client_of
 from penstock.api.ingest.bodies import next_turn, stop_status
 from penstock.api.ingest.event import EventRejected
 from penstock.api.ingest.json_values import NotAnObject, ObjectSplitter
 from penstock.api.ingest.result import Outcome
-from penstock.api.ingest.routes import CLIENT_CLOSED_REQUEST
 from penstock.api.ingest.turns import Turn
-from penstock.api.rest_proxy.produce import Handed, RestProducer, error_code_of, message_of, status_of
+from penstock.api.rest_proxy.produce import RestProducer, SentRecords, error_code_of, message_of, status_of
 from penstock.api.rest_proxy.records import Decoded, entry_id, report, v3_entries, v3_entry, v3_record
 from penstock.api.rest_proxy.v2 import both_offsets, partition_of
 from penstock.api.rest_proxy.v3_shapes import (
@@ -57,10 +57,10 @@ from penstock.shared.common.records import ProducerRecord, RecordMetadata, Topic
 
 ENTRIES_MAX = 1_000
 """The most entries of one records:batch."""
-IN_FLIGHT_MAX = 64
-"""The most groups of objects whose records are not acknowledged."""
-OBJECTS_AT_ONCE = 1_000
-"""Objects of one such group."""
+GROUP_OBJECTS = 1_000
+"""The most objects of a stream whose records are sent together, as a group."""
+GROUPS_IN_FLIGHT_MAX = 64
+"""The most groups of one stream that are not acknowledged."""
 NO_RECORD = "the body holds no record"
 EntryId = Annotated[str, Field(examples=["1"])]
 
@@ -92,7 +92,7 @@ class DataSize(TypedDict):
 
 
 class DeliveryReport(TypedDict):
-    """Where a record was stored."""
+    """The coordinates of a stored record, and the sizes of its key and value."""
 
     cluster_id: of.ClusterId
     topic_name: of.Topic
@@ -135,11 +135,8 @@ class BatchAnswer(TypedDict):
     failures: list[FailedEntry]
 
 
-Result = tuple[Decoded | EventRejected, Outcome | None]
-
-
 class DeliveryReports(Response):
-    """The answer to a stream of records, written while they arrive."""
+    """The answer to a stream of records: their delivery reports, written while the records arrive."""
 
     def __init__(self, body: BodyReader, producer: RestProducer, topic: str, cluster_id: str, client: str) -> None:
         super().__init__()
@@ -151,23 +148,24 @@ class DeliveryReports(Response):
         self._partitions: list[int] = []
 
     async def prepare(self) -> DeliveryReports:
-        """Raise if the request is rejected as a whole."""
+        """Check the request, and return self. Raises what `RestProducer.check` raises."""
         self._partitions = await self._producer.check(self._topic, self._client)
         return self
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = [(b"content-type", b"application/json")]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        queue: asyncio.Queue[asyncio.Task[bytes] | None] = asyncio.Queue(IN_FLIGHT_MAX)
-        writer, status = asyncio.ensure_future(self._write(queue, send)), CLIENT_CLOSED_REQUEST
-        with self._producer.still_working_for(self._client):
+        await send({"type": "http.response.start", "status": OK, "headers": headers})
+        queue: asyncio.Queue[asyncio.Task[bytes] | None] = asyncio.Queue(GROUPS_IN_FLIGHT_MAX)
+        writer = asyncio.ensure_future(self._write(queue, send))
+        status = CLIENT_CLOSED_REQUEST
+        with self._producer.keep_tracking(self._client):
             try:
                 await self._read(queue)
                 await queue.put(None)
                 await writer
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
-                status = 200
-            except (ClientGone, TimeoutError):
+                status = OK
+            except (ClientDisconnected, TimeoutError):
                 pass
             finally:
                 writer.cancel()
@@ -175,20 +173,23 @@ class DeliveryReports(Response):
                 self._producer.answered(self._topic, status, self.reader)
 
     async def _read(self, queue: asyncio.Queue[asyncio.Task[bytes] | None]) -> None:
-        splitter, count = ObjectSplitter(self._producer.settings.max_line_bytes), 0
+        """Read the stream. Puts into the queue a task for the reports of each group, in order."""
+        splitter = ObjectSplitter(self._producer.settings.max_line_bytes)
+        count = 0
         try:
             while (chunk := await self.reader.next()) is not None:
                 objects = splitter.feed(chunk)
-                self.reader.seen(ended=len(objects), unfinished=splitter.unfinished)
+                self.reader.chunk_parsed(ended=len(objects), unfinished=splitter.unfinished)
                 count += len(objects)
-                for at in range(0, len(objects), OBJECTS_AT_ONCE):
-                    await queue.put(asyncio.ensure_future(self._reports_of(objects[at : at + OBJECTS_AT_ONCE])))
+                for start in range(0, len(objects), GROUP_OBJECTS):
+                    group = objects[start : start + GROUP_OBJECTS]
+                    await queue.put(asyncio.ensure_future(self._reports_of(group)))
             splitter.close()
             if not count:
                 raise NotAnObject(NO_RECORD)
-        except (NotAnObject, BodyStalled, CorruptBody, ServiceLeaving) as e:
-            code = 400 if isinstance(e, NotAnObject) else stop_status(e)
-            await queue.put(asyncio.ensure_future(_last_words({"error_code": code, "message": str(e)})))
+        except (NotAnObject, BodyStalled, CorruptBody, ServiceShuttingDown) as e:
+            error_code = BAD_REQUEST if isinstance(e, NotAnObject) else stop_status(e)
+            await queue.put(asyncio.ensure_future(_final_report({"error_code": error_code, "message": str(e)})))
 
     async def _write(self, queue: asyncio.Queue[asyncio.Task[bytes] | None], send: Send) -> None:
         while (reports := await queue.get()) is not None:
@@ -198,23 +199,28 @@ class DeliveryReports(Response):
 
     async def _reports_of(self, objects: list[bytes]) -> bytes:
         try:
-            return as_lines((await self.sent(objects))[0])
+            reports, _ = await self.send(objects)
+            return as_lines(reports)
         except Problem as e:  # the answer has begun, so the error becomes a row
             return as_lines([{"error_code": rest_error_code(e.kind, "/v3/"), "message": e.detail}] * len(objects))
 
-    async def sent(self, objects: list[bytes]) -> tuple[list[dict[str, Any]], list[Outcome]]:
-        """Return the reports and outcomes of whole objects. Raises Problem (503) if the service shuts down before."""
-        read_time, latest_ms = self._producer.read_time(self._topic), self._producer.latest_ms()
+    async def send(self, objects: list[bytes]) -> tuple[list[dict[str, Any]], list[Outcome]]:
+        """Send the records of complete objects. Returns their reports and outcomes.
+
+        Raises Problem (503) if the service shuts down before they are sent.
+        """
+        read_time = self._producer.read_time(self._topic)
+        latest_ms = self._producer.latest_ms()
         decoded: list[Decoded | EventRejected] = []
         with await next_turn(self.reader, len(objects)) as turn:
-            for one in objects:
+            for body in objects:
                 try:
-                    decoded.append(v3_record(one, self._topic, read_time, latest_ms))
+                    decoded.append(v3_record(body, self._topic, read_time, latest_ms))
                 except EventRejected as e:
                     decoded.append(e)
-            handed = await hand_over(self._producer, decoded, self._partitions, turn)
-        outcomes = await self._producer.settle(self._topic, handed, self._client)
-        rows = [row_of(self._cluster_id, one, outcome) for one, outcome in zip(decoded, outcomes, strict=True)]
+            sent = await send_decoded(self._producer, decoded, self._partitions, turn)
+        outcomes = await self._producer.settle(self._topic, sent, self._client)
+        rows = [row_of(self._cluster_id, record, outcome) for record, outcome in zip(decoded, outcomes, strict=True)]
         return rows, outcomes
 
 
@@ -223,20 +229,21 @@ def as_lines(rows: list[dict[str, Any]]) -> bytes:
     return b"".join(msgspec.json.encode(row) + b"\r\n" for row in rows)
 
 
-async def _last_words(row: dict[str, Any]) -> bytes:
-    return msgspec.json.encode(row) + b"\r\n"
+async def _final_report(row: dict[str, Any]) -> bytes:
+    """Return the report of an error that ended the stream. A coroutine, like the reports of groups."""
+    return as_lines([row])
 
 
-async def hand_over(
+async def send_decoded(
     producer: RestProducer, decoded: list[Decoded | EventRejected], partitions: list[int], turn: Turn
-) -> Handed:
-    """Send the records. The outcome of one that could not be decoded is its error."""
-    given: list[ProducerRecord | str] = [str(d) if isinstance(d, EventRejected) else d.record for d in decoded]
-    return await producer.hand_over(given, partitions, turn)
+) -> SentRecords:
+    """Send the records. The outcome of a record that could not be decoded is its error."""
+    records: list[ProducerRecord | str] = [str(d) if isinstance(d, EventRejected) else d.record for d in decoded]
+    return await producer.send(records, partitions, turn)
 
 
 def row_of(cluster_id: str, decoded: Decoded | EventRejected, outcome: Outcome) -> dict[str, Any]:
-    """Return the delivery report of a record, stored or not."""
+    """Return the report of a record: the delivery report if it is stored, else its error."""
     if isinstance(outcome, RecordMetadata) and not isinstance(decoded, EventRejected):
         return report(cluster_id, decoded, outcome.partition, outcome.offset, outcome.timestamp)
     assert isinstance(outcome, BaseException)
@@ -256,7 +263,7 @@ def v3_produce_router(producer: RestProducer, admin: AdminClient) -> APIRouter:
     )
     async def produce(cluster_id: of.ClusterId, topic: of.Topic, request: Request) -> Response:
         client = client_of(request)
-        with producer.working_for(topic, client):
+        with producer.tracking(topic, client):
             body = producer.body(request)
             await check_cluster(admin, cluster_id)
             reports = await DeliveryReports(body, producer, topic, cluster_id, client).prepare()
@@ -267,18 +274,18 @@ def v3_produce_router(producer: RestProducer, admin: AdminClient) -> APIRouter:
     @router.post(
         f"{path}:batch",
         summary="REST Proxy v3: produce a batch",
-        status_code=207,
+        status_code=MULTI_STATUS,
         responses={207: {"model": BatchAnswer}},
         openapi_extra={"requestBody": BATCH_BODY},
     )
     async def batch(cluster_id: of.ClusterId, topic: of.Topic, request: Request) -> Response:
         client = client_of(request)
-        with producer.working_for(topic, client):
+        with producer.tracking(topic, client):
             body = producer.body(request)
             await check_cluster(admin, cluster_id)
             partitions = await producer.check(topic, client)
-            whole = await producer.whole(body)
-            answer = await _batch(producer, body, whole, topic, cluster_id, partitions, client)
+            content = await producer.read_body(body)
+            answer = await _batch(producer, body, content, topic, cluster_id, partitions, client)
             producer.answered(topic, answer.status_code, body)
             return answer
 
@@ -287,18 +294,19 @@ def v3_produce_router(producer: RestProducer, admin: AdminClient) -> APIRouter:
 
 async def _known_length(producer: RestProducer, reports: DeliveryReports, topic: str) -> Response:
     """Answer a request of known length. If its only record failed, the answer has the error's status."""
-    whole = await producer.whole(reports.reader)
+    content = await producer.read_body(reports.reader)
     try:
         splitter = ObjectSplitter(producer.settings.max_line_bytes)
-        objects = splitter.feed(whole)
+        objects = splitter.feed(content)
         splitter.close()
         if not objects:
             raise NotAnObject(NO_RECORD)
     except NotAnObject as e:
-        raise Problem(ErrorKind(400, "INVALID_REQUEST", "Wrong request"), str(e)) from None
+        raise Problem(ErrorKind(BAD_REQUEST, "INVALID_REQUEST", "Wrong request"), str(e)) from None
     producer.check_count(len(objects))
-    rows, outcomes = await reports.sent(objects)
-    status, headers = 200, dict[str, str]()
+    rows, outcomes = await reports.send(objects)
+    status = OK
+    headers: dict[str, str] = {}
     if len(outcomes) == 1 and isinstance(outcomes[0], BaseException):
         status, headers = status_of(outcomes[0])
     producer.answered(topic, status, reports.reader)
@@ -308,46 +316,51 @@ async def _known_length(producer: RestProducer, reports: DeliveryReports, topic:
 async def _batch(
     producer: RestProducer,
     body: BodyReader,
-    whole: bytes,
+    content: bytes,
     topic: str,
     cluster_id: str,
     partitions: list[int],
     client: str,
 ) -> Response:
-    read_time, latest_ms, ids = producer.read_time(topic), producer.latest_ms(), []
+    """Send the entries of a batch, and answer with the outcome of each."""
+    read_time = producer.read_time(topic)
+    latest_ms = producer.latest_ms()
+    ids = []
     decoded: list[Decoded | EventRejected] = []
     with await next_turn(body, 0) as turn:
         try:
-            entries = v3_entries(whole, ENTRIES_MAX)
+            entries = v3_entries(content, ENTRIES_MAX)
         except EventRejected as e:
-            raise Problem(ErrorKind(400, "INVALID_REQUEST", "Wrong request"), str(e)) from None
+            raise Problem(ErrorKind(BAD_REQUEST, "INVALID_REQUEST", "Wrong request"), str(e)) from None
         for entry in entries:
             try:
-                name, one = v3_entry(entry, topic, read_time, latest_ms)
-                decoded.append(one)
+                id_, record = v3_entry(entry, topic, read_time, latest_ms)
+                decoded.append(record)
             except EventRejected as e:
-                name = entry_id(entry)
+                id_ = entry_id(entry)
                 decoded.append(e)
-            ids.append(name)
-        handed = await hand_over(producer, decoded, partitions, turn)
-    outcomes = await producer.settle(topic, handed, client)
+            ids.append(id_)
+        sent = await send_decoded(producer, decoded, partitions, turn)
+    outcomes = await producer.settle(topic, sent, client)
     rows = [
-        {"id": name} | row_of(cluster_id, one, outcome)
-        for name, one, outcome in zip(ids, decoded, outcomes, strict=True)
+        {"id": id_} | row_of(cluster_id, entry, outcome)
+        for id_, entry, outcome in zip(ids, decoded, outcomes, strict=True)
     ]
-    successes = [row for row in rows if row["error_code"] == 200]
-    failures = [row for row in rows if row["error_code"] != 200]
+    successes = [row for row in rows if row["error_code"] == OK]
+    failures = [row for row in rows if row["error_code"] != OK]
     for row in successes:
         del row["error_code"]
-    return json_response({"successes": successes, "failures": failures}, 207)
+    return json_response({"successes": successes, "failures": failures}, MULTI_STATUS)
 
 
 async def check_cluster(admin: AdminClient, cluster_id: str) -> ClusterDescription:
     """Return the cluster. Raises Problem (404) for another cluster id."""
-    found = await admin.cluster()
-    if cluster_id != (found.cluster_id or ""):
-        raise Problem(ErrorKind(404, "UNKNOWN_CLUSTER", "No such cluster"), f"Cluster {cluster_id} cannot be found.")
-    return found
+    cluster = await admin.cluster()
+    if cluster_id != (cluster.cluster_id or ""):
+        raise Problem(
+            ErrorKind(NOT_FOUND, "UNKNOWN_CLUSTER", "No such cluster"), f"Cluster {cluster_id} cannot be found."
+        )
+    return cluster
 
 
 def v3_metadata_router(admin: AdminClient) -> APIRouter:
@@ -380,8 +393,8 @@ def _cluster_routes(router: APIRouter, admin: AdminClient) -> None:
         responses={200: {"model": KafkaBrokerList}},
     )
     async def brokers(cluster_id: of.ClusterId, request: Request) -> Response:
-        found = await check_cluster(admin, cluster_id)
-        rows = [broker_row(request, cluster_id, broker) for broker in found.brokers]
+        description = await check_cluster(admin, cluster_id)
+        rows = [broker_row(request, cluster_id, broker) for broker in description.brokers]
         return rows_of(request, "KafkaBrokerList", rows)
 
     @router.get(
@@ -393,7 +406,7 @@ def _cluster_routes(router: APIRouter, admin: AdminClient) -> None:
         for broker in (await check_cluster(admin, cluster_id)).brokers:
             if broker.node_id == broker_id:
                 return json_response(broker_row(request, cluster_id, broker))
-        raise Problem(ErrorKind(404, "UNKNOWN_BROKER", "No such broker"), f"Broker {broker_id} cannot be found.")
+        raise Problem(ErrorKind(NOT_FOUND, "UNKNOWN_BROKER", "No such broker"), f"Broker {broker_id} cannot be found.")
 
 
 def _topic_routes(router: APIRouter, admin: AdminClient) -> None:
@@ -402,8 +415,8 @@ def _topic_routes(router: APIRouter, admin: AdminClient) -> None:
     )
     async def topics(cluster_id: of.ClusterId, request: Request) -> Response:
         await check_cluster(admin, cluster_id)
-        found = await admin.describe_topics(await admin.list_topics())
-        rows = [topic_row(request, cluster_id, found[name]) for name in sorted(found)]
+        descriptions = await admin.describe_topics(await admin.list_topics())
+        rows = [topic_row(request, cluster_id, descriptions[name]) for name in sorted(descriptions)]
         return rows_of(request, "KafkaTopicList", rows)
 
     @router.get(
@@ -413,8 +426,8 @@ def _topic_routes(router: APIRouter, admin: AdminClient) -> None:
     )
     async def all_configs(cluster_id: of.ClusterId, request: Request) -> Response:
         await check_cluster(admin, cluster_id)
-        found = await admin.topic_configs(await admin.list_topics())
-        rows = [config_row(request, cluster_id, topic, entry) for topic in sorted(found) for entry in found[topic]]
+        configs = await admin.topic_configs(await admin.list_topics())
+        rows = [config_row(request, cluster_id, topic, entry) for topic in sorted(configs) for entry in configs[topic]]
         return rows_of(request, "KafkaTopicConfigList", rows)
 
     @router.get(
@@ -433,8 +446,8 @@ def _topic_routes(router: APIRouter, admin: AdminClient) -> None:
     )
     async def configs(cluster_id: of.ClusterId, topic: of.Topic, request: Request) -> Response:
         await check_cluster(admin, cluster_id)
-        found = (await admin.topic_configs([topic]))[topic]
-        rows = [config_row(request, cluster_id, topic, entry) for entry in found]
+        entries = (await admin.topic_configs([topic]))[topic]
+        rows = [config_row(request, cluster_id, topic, entry) for entry in entries]
         return rows_of(request, "KafkaTopicConfigList", rows)
 
     @router.get(
@@ -447,7 +460,7 @@ def _topic_routes(router: APIRouter, admin: AdminClient) -> None:
         for entry in (await admin.topic_configs([topic]))[topic]:
             if entry.name == config:
                 return json_response(config_row(request, cluster_id, topic, entry))
-        raise Problem(ErrorKind(404, "UNKNOWN_CONFIG", "No such config"), f"Config {config} cannot be found.")
+        raise Problem(ErrorKind(NOT_FOUND, "UNKNOWN_CONFIG", "No such config"), f"Config {config} cannot be found.")
 
 
 def _partition_routes(router: APIRouter, admin: AdminClient) -> None:
@@ -456,8 +469,8 @@ def _partition_routes(router: APIRouter, admin: AdminClient) -> None:
     @router.get(path, summary="REST Proxy v3: a topic's partitions", responses={200: {"model": KafkaPartitionList}})
     async def partitions(cluster_id: of.ClusterId, topic: of.Topic, request: Request) -> Response:
         await check_cluster(admin, cluster_id)
-        found = (await admin.describe_topics([topic]))[topic]
-        rows = [partition_row(request, cluster_id, topic, p) for p in found.partitions]
+        description = (await admin.describe_topics([topic]))[topic]
+        rows = [partition_row(request, cluster_id, topic, p) for p in description.partitions]
         return rows_of(request, "KafkaPartitionList", rows)
 
     @router.get(f"{path}/{{number}}", summary="REST Proxy v3: a partition", responses={200: {"model": KafkaPartition}})
@@ -478,8 +491,8 @@ def _partition_routes(router: APIRouter, admin: AdminClient) -> None:
         offset_type: Annotated[str, Query(examples=[BOTH_OFFSETS], description=f"only {BOTH_OFFSETS}")] = BOTH_OFFSETS,
     ) -> Response:
         if offset_type != BOTH_OFFSETS:
-            said = f"offset_type: {offset_type!r} is not known: leave it out, or say {BOTH_OFFSETS}"
-            raise Problem(ErrorKind(400, "INVALID_REQUEST", "Wrong request"), said)
+            detail = f"offset_type: {offset_type!r} is not supported; leave it out, or use {BOTH_OFFSETS}"
+            raise Problem(ErrorKind(BAD_REQUEST, "INVALID_REQUEST", "Wrong request"), detail)
         await check_cluster(admin, cluster_id)
         tp = TopicPartition(topic, (await partition_of(admin, topic, number)).partition)
         return json_response(offsets_row(request, cluster_id, tp, *await both_offsets(admin, tp)))

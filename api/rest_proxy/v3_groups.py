@@ -13,6 +13,7 @@ from typing_extensions import TypedDict
 from penstock.api.admin.routes import DEAD, AdminClient
 from penstock.api.http import field_types as of
 from penstock.api.http.problem import ErrorKind, Problem, json_response
+from penstock.api.http.status import NOT_FOUND
 from penstock.api.rest_proxy.v3 import check_cluster
 from penstock.api.rest_proxy.v3_shapes import Link, ListMetadata, Metadata, metadata_of, related, rows_of
 from penstock.shared.clients.admin import GroupDescription, MemberDescription, PartitionLag
@@ -90,7 +91,7 @@ class KafkaConsumerAssignmentList(TypedDict):
 
 
 class KafkaConsumerLag(TypedDict):
-    """A group's lag in a partition. The consumer is empty if no member has the partition."""
+    """A group's lag in a partition. `consumer_id` is empty if the partition is not assigned."""
 
     kind: Literal["KafkaConsumerLag"]
     metadata: Metadata
@@ -151,7 +152,7 @@ def _groups(router: APIRouter, admin: AdminClient) -> None:
         f"{GROUPS}/{{group}}", summary="REST Proxy v3: a consumer group", responses={200: {"model": KafkaConsumerGroup}}
     )
     async def group_(cluster_id: of.ClusterId, group: of.Group, request: Request) -> Response:
-        return json_response(_group(request, cluster_id, await _found(admin, cluster_id, group)))
+        return json_response(_group(request, cluster_id, await _describe_group(admin, cluster_id, group)))
 
     @router.get(
         f"{GROUPS}/{{group}}/consumers",
@@ -159,8 +160,8 @@ def _groups(router: APIRouter, admin: AdminClient) -> None:
         responses={200: {"model": KafkaConsumerList}},
     )
     async def consumers(cluster_id: of.ClusterId, group: of.Group, request: Request) -> Response:
-        found = await _found(admin, cluster_id, group)
-        rows = [_consumer(request, cluster_id, group, member) for member in found.members]
+        description = await _describe_group(admin, cluster_id, group)
+        rows = [_consumer(request, cluster_id, group, member) for member in description.members]
         return rows_of(request, "KafkaConsumerList", rows)
 
     @router.get(
@@ -169,25 +170,25 @@ def _groups(router: APIRouter, admin: AdminClient) -> None:
         responses={200: {"model": KafkaConsumer}},
     )
     async def consumer_(cluster_id: of.ClusterId, group: of.Group, consumer: of.MemberId, request: Request) -> Response:
-        member = _member(await _found(admin, cluster_id, group), consumer)
+        member = _member(await _describe_group(admin, cluster_id, group), consumer)
         return json_response(_consumer(request, cluster_id, group, member))
 
     @router.get(
         f"{GROUPS}/{{group}}/consumers/{{consumer}}/assignments",
-        summary="REST Proxy v3: its partitions",
+        summary="REST Proxy v3: a consumer's partitions",
         responses={200: {"model": KafkaConsumerAssignmentList}},
     )
     async def assignments(
         cluster_id: of.ClusterId, group: of.Group, consumer: of.MemberId, request: Request
     ) -> Response:
-        member = _member(await _found(admin, cluster_id, group), consumer)
+        member = _member(await _describe_group(admin, cluster_id, group), consumer)
         rows = [_assignment(request, cluster_id, group, consumer, tp) for tp in sorted(member.assignment)]
         return rows_of(request, "KafkaConsumerAssignmentList", rows)
 
     path = f"{GROUPS}/{{group}}/consumers/{{consumer}}/assignments/{{topic}}/partitions/{{partition}}"
 
     @router.get(
-        path, summary="REST Proxy v3: one of its partitions", responses={200: {"model": KafkaConsumerAssignment}}
+        path, summary="REST Proxy v3: a partition of a consumer", responses={200: {"model": KafkaConsumerAssignment}}
     )
     async def assignment_(
         cluster_id: of.ClusterId,
@@ -197,10 +198,11 @@ def _groups(router: APIRouter, admin: AdminClient) -> None:
         partition: of.Partition,
         request: Request,
     ) -> Response:
-        member, tp = _member(await _found(admin, cluster_id, group), consumer), TopicPartition(topic, partition)
+        member = _member(await _describe_group(admin, cluster_id, group), consumer)
+        tp = TopicPartition(topic, partition)
         if tp not in member.assignment:
-            kind = ErrorKind(404, "NOT_ASSIGNED", "No such assignment")
-            raise Problem(kind, f"{consumer} of {group} does not have {tp}")
+            kind = ErrorKind(NOT_FOUND, "NOT_ASSIGNED", "No such assignment")
+            raise Problem(kind, f"{tp} is not assigned to {consumer} of {group}")
         return json_response(_assignment(request, cluster_id, group, consumer, tp))
 
 
@@ -211,8 +213,8 @@ def _lags(router: APIRouter, admin: AdminClient) -> None:
         responses={200: {"model": KafkaConsumerLagList}},
     )
     async def lags(cluster_id: of.ClusterId, group: of.Group, request: Request) -> Response:
-        found, lag = await _with_lag(admin, cluster_id, group)
-        rows = [_lag(request, cluster_id, group, row, _owner(found, row)) for row in lag]
+        description, lag = await _with_lag(admin, cluster_id, group)
+        rows = [_lag(request, cluster_id, group, row, _owner(description, row)) for row in lag]
         return rows_of(request, "KafkaConsumerLagList", rows)
 
     path = f"{GROUPS}/{{group}}/lags/{{topic}}/partitions/{{partition}}"
@@ -223,11 +225,11 @@ def _lags(router: APIRouter, admin: AdminClient) -> None:
     async def lag_of(
         cluster_id: of.ClusterId, group: of.Group, topic: of.Topic, partition: of.Partition, request: Request
     ) -> Response:
-        found, lag = await _with_lag(admin, cluster_id, group)
+        description, lag = await _with_lag(admin, cluster_id, group)
         for row in lag:
             if row.topic_partition == (topic, partition):
-                return json_response(_lag(request, cluster_id, group, row, _owner(found, row)))
-        raise Problem(ErrorKind(404, "NO_LAG", "No such lag"), f"{group} has no offset in {topic}-{partition}")
+                return json_response(_lag(request, cluster_id, group, row, _owner(description, row)))
+        raise Problem(ErrorKind(NOT_FOUND, "NO_LAG", "No such lag"), f"{group} has no offset in {topic}-{partition}")
 
     @router.get(
         f"{GROUPS}/{{group}}/lag-summary",
@@ -235,37 +237,40 @@ def _lags(router: APIRouter, admin: AdminClient) -> None:
         responses={200: {"model": KafkaConsumerGroupLagSummary}},
     )
     async def summary(cluster_id: of.ClusterId, group: of.Group, request: Request) -> Response:
-        found, lag = await _with_lag(admin, cluster_id, group)
+        description, lag = await _with_lag(admin, cluster_id, group)
         if not lag:
-            raise Problem(ErrorKind(404, "NO_LAG", "No lag"), f"{group} has no offsets")
-        return json_response(_summary(request, cluster_id, group, found, lag))
+            raise Problem(ErrorKind(NOT_FOUND, "NO_LAG", "No lag"), f"{group} has no offsets")
+        return json_response(_summary(request, cluster_id, group, description, lag))
 
 
-async def _found(admin: AdminClient, cluster_id: str, group: str) -> GroupDescription:
+async def _describe_group(admin: AdminClient, cluster_id: str, group: str) -> GroupDescription:
+    """Return a group. Raises GroupNotFound."""
     await check_cluster(admin, cluster_id)
-    found = await admin.describe_group(group)
-    if found.state == DEAD:
+    description = await admin.describe_group(group)
+    if description.state == DEAD:
         raise GroupNotFound(f"group {group}: it does not exist")
-    return found
+    return description
 
 
 async def _with_lag(admin: AdminClient, cluster_id: str, group: str) -> tuple[GroupDescription, list[PartitionLag]]:
-    return await _found(admin, cluster_id, group), await admin.group_lag(group)
+    return await _describe_group(admin, cluster_id, group), await admin.group_lag(group)
 
 
-def _member(found: GroupDescription, consumer: str) -> MemberDescription:
-    for member in found.members:
+def _member(description: GroupDescription, consumer: str) -> MemberDescription:
+    for member in description.members:
         if member.member_id == consumer:
             return member
-    raise Problem(ErrorKind(404, "UNKNOWN_CONSUMER", "No such consumer"), f"{found.group_id} has no member {consumer}")
+    kind = ErrorKind(NOT_FOUND, "UNKNOWN_CONSUMER", "No such consumer")
+    raise Problem(kind, f"{description.group_id} has no member {consumer}")
 
 
-def _owner(found: GroupDescription, row: PartitionLag) -> MemberDescription | None:
-    return next((member for member in found.members if row.topic_partition in member.assignment), None)
+def _owner(description: GroupDescription, row: PartitionLag) -> MemberDescription | None:
+    """Return the member to which the partition is assigned; None if there is none."""
+    return next((member for member in description.members if row.topic_partition in member.assignment), None)
 
 
 def state_of(state: str) -> str:
-    """Return Kafka's name of a group's state in v3's notation.
+    """Return a group's state in v3's notation.
 
     >>> state_of("PreparingRebalance"), state_of("Stable")
     ('PREPARING_REBALANCE', 'STABLE')
@@ -273,25 +278,25 @@ def state_of(state: str) -> str:
     return re.sub(r"(?<!^)(?=[A-Z])", "_", state).upper()
 
 
-def _group(request: Request, cluster_id: str, found: GroupDescription) -> KafkaConsumerGroup:
-    path, name = _place(cluster_id, found.group_id)
+def _group(request: Request, cluster_id: str, description: GroupDescription) -> KafkaConsumerGroup:
+    path, name = _path_and_name(cluster_id, description.group_id)
     return {
         "kind": "KafkaConsumerGroup",
         "metadata": metadata_of(request, path, name),
         "cluster_id": cluster_id,
-        "consumer_group_id": found.group_id,
-        "is_simple": not found.protocol_type,
-        "partition_assignor": found.protocol,
-        "state": state_of(found.state),
-        "coordinator_id": found.coordinator,
-        "coordinator": related(request, f"/v3/clusters/{cluster_id}/brokers/{found.coordinator}"),
+        "consumer_group_id": description.group_id,
+        "is_simple": not description.protocol_type,
+        "partition_assignor": description.protocol,
+        "state": state_of(description.state),
+        "coordinator_id": description.coordinator,
+        "coordinator": related(request, f"/v3/clusters/{cluster_id}/brokers/{description.coordinator}"),
         "consumers": related(request, f"{path}/consumers"),
         "lag_summary": related(request, f"{path}/lag-summary"),
     }
 
 
 def _consumer(request: Request, cluster_id: str, group: str, member: MemberDescription) -> KafkaConsumer:
-    path, name = _place(cluster_id, group, f"/consumers/{member.member_id}", f"/consumer={member.member_id}")
+    path, name = _path_and_name(cluster_id, group, f"/consumers/{member.member_id}", f"/consumer={member.member_id}")
     return {
         "kind": "KafkaConsumer",
         "metadata": metadata_of(request, path, name),
@@ -307,12 +312,14 @@ def _consumer(request: Request, cluster_id: str, group: str, member: MemberDescr
 def _assignment(
     request: Request, cluster_id: str, group: str, consumer: str, tp: TopicPartition
 ) -> KafkaConsumerAssignment:
-    where = f"/consumers/{consumer}/assignments/{tp.topic}/partitions/{tp.partition}"
-    path, name = _place(
-        cluster_id, group, where, f"/consumer={consumer}/assignment={tp.topic}/partition={tp.partition}"
+    path, name = _path_and_name(
+        cluster_id,
+        group,
+        f"/consumers/{consumer}/assignments/{tp.topic}/partitions/{tp.partition}",
+        f"/consumer={consumer}/assignment={tp.topic}/partition={tp.partition}",
     )
     topic = f"/v3/clusters/{cluster_id}/topics/{tp.topic}/partitions/{tp.partition}"
-    lag, _ = _place(cluster_id, group, f"/lags/{tp.topic}/partitions/{tp.partition}")
+    lag, _ = _path_and_name(cluster_id, group, f"/lags/{tp.topic}/partitions/{tp.partition}")
     return {
         "kind": "KafkaConsumerAssignment",
         "metadata": metadata_of(request, path, name),
@@ -330,7 +337,7 @@ def _lag(
     request: Request, cluster_id: str, group: str, row: PartitionLag, owner: MemberDescription | None
 ) -> KafkaConsumerLag:
     tp = row.topic_partition
-    path, name = _place(
+    path, name = _path_and_name(
         cluster_id, group, f"/lags/{tp.topic}/partitions/{tp.partition}", f"/lag={tp.topic}/partition={tp.partition}"
     )
     return {
@@ -350,11 +357,12 @@ def _lag(
 
 
 def _summary(
-    request: Request, cluster_id: str, group: str, found: GroupDescription, lag: Sequence[PartitionLag]
+    request: Request, cluster_id: str, group: str, description: GroupDescription, lag: Sequence[PartitionLag]
 ) -> KafkaConsumerGroupLagSummary:
-    most = max(lag, key=lambda row: row.lag)
-    owner, tp = _owner(found, most), most.topic_partition
-    path, name = _place(cluster_id, group, "/lag-summary", "/lag-summary")
+    largest = max(lag, key=lambda row: row.lag)
+    owner = _owner(description, largest)
+    tp = largest.topic_partition
+    path, name = _path_and_name(cluster_id, group, "/lag-summary", "/lag-summary")
     partition = f"/v3/clusters/{cluster_id}/topics/{tp.topic}/partitions/{tp.partition}"
     return {
         "kind": "KafkaConsumerGroupLagSummary",
@@ -366,12 +374,13 @@ def _summary(
         "max_lag_client_id": "" if owner is None else owner.client_id,
         "max_lag_topic_name": tp.topic,
         "max_lag_partition_id": tp.partition,
-        "max_lag": most.lag,
+        "max_lag": largest.lag,
         "total_lag": sum(row.lag for row in lag),
         "max_lag_partition": related(request, partition),
     }
 
 
-def _place(cluster_id: str, group: str, path: str = "", name: str = "") -> tuple[str, str]:
+def _path_and_name(cluster_id: str, group: str, path: str = "", name: str = "") -> tuple[str, str]:
+    """Return the path and the resource name of a group, or of a resource below it."""
     own = f"/v3/clusters/{cluster_id}/consumer-groups/{group}"
     return own + path, f"kafka={cluster_id}/consumer-group={group}{name}"

@@ -1,4 +1,4 @@
-"""Resources in Confluent REST Proxy v3's shapes: kind, metadata with self and resource name, and links to others."""
+"""The resources of Confluent REST Proxy v3: kind, metadata with self and resource name, and links to others."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from penstock.shared.clients.admin.types import BrokerDescription, PartitionDesc
 from penstock.shared.common.records import TopicPartition
 
 BOTH_OFFSETS = "earliest_and_latest"
-"""The one `offset_type` that REST Proxy has."""
-
+"""The only `offset_type` of REST Proxy."""
 
 Address = Annotated[str, Field(examples=["http://localhost:8080/v3/clusters/lkc-1"])]
 ConfigValue = Annotated[str, Field(examples=["compact"])]
@@ -47,7 +46,7 @@ class Link(TypedDict):
 
 
 class ConfigSynonymRow(TypedDict):
-    """A config from which another config may take its value."""
+    """A config whose value another config uses as its own or as its default."""
 
     name: of.ConfigName
     value: ConfigValue | None
@@ -196,7 +195,7 @@ def rows_of(request: Request, kind: str, rows: Sequence[Any]) -> Response:
 
 
 def topic_row(request: Request, cluster_id: str, topic: TopicDescription) -> KafkaTopic:
-    """A topic."""
+    """Return a topic."""
     path = f"/v3/clusters/{cluster_id}/topics/{topic.name}"
     return {
         "kind": "KafkaTopic",
@@ -212,52 +211,53 @@ def topic_row(request: Request, cluster_id: str, topic: TopicDescription) -> Kaf
     }
 
 
-def partition_row(request: Request, cluster_id: str, topic: str, found: PartitionDescription) -> KafkaPartition:
-    """A partition."""
-    path = f"/v3/clusters/{cluster_id}/topics/{topic}/partitions/{found.partition}"
-    name = f"kafka={cluster_id}/topic={topic}/partition={found.partition}"
+def partition_row(request: Request, cluster_id: str, topic: str, description: PartitionDescription) -> KafkaPartition:
+    """Return a partition."""
+    path = f"/v3/clusters/{cluster_id}/topics/{topic}/partitions/{description.partition}"
+    name = f"kafka={cluster_id}/topic={topic}/partition={description.partition}"
     return {
         "kind": "KafkaPartition",
         "metadata": metadata_of(request, path, name),
         "cluster_id": cluster_id,
         "topic_name": topic,
-        "partition_id": found.partition,
-        "leader_id": found.leader,
-        "replica_ids": list(found.replicas),
-        "isr_ids": list(found.isr),
+        "partition_id": description.partition,
+        "leader_id": description.leader,
+        "replica_ids": list(description.replicas),
+        "isr_ids": list(description.isr),
     }
 
 
-def broker_row(request: Request, cluster_id: str, found: BrokerDescription) -> KafkaBroker:
-    """A broker."""
-    path, name = f"/v3/clusters/{cluster_id}/brokers/{found.node_id}", f"kafka={cluster_id}/broker={found.node_id}"
+def broker_row(request: Request, cluster_id: str, broker: BrokerDescription) -> KafkaBroker:
+    """Return a broker."""
+    path = f"/v3/clusters/{cluster_id}/brokers/{broker.node_id}"
+    name = f"kafka={cluster_id}/broker={broker.node_id}"
     return {
         "kind": "KafkaBroker",
         "metadata": metadata_of(request, path, name),
         "cluster_id": cluster_id,
-        "broker_id": found.node_id,
-        "host": found.host,
-        "port": found.port,
-        "rack": found.rack,
+        "broker_id": broker.node_id,
+        "host": broker.host,
+        "port": broker.port,
+        "rack": broker.rack,
     }
 
 
-def config_row(request: Request, cluster_id: str, topic: str, found: ConfigEntry) -> KafkaTopicConfig:
+def config_row(request: Request, cluster_id: str, topic: str, entry: ConfigEntry) -> KafkaTopicConfig:
     """Return a config of a topic."""
-    path = f"/v3/clusters/{cluster_id}/topics/{topic}/configs/{found.name}"
-    name = f"kafka={cluster_id}/topic={topic}/config={found.name}"
+    path = f"/v3/clusters/{cluster_id}/topics/{topic}/configs/{entry.name}"
+    name = f"kafka={cluster_id}/topic={topic}/config={entry.name}"
     return {
         "kind": "KafkaTopicConfig",
         "metadata": metadata_of(request, path, name),
         "cluster_id": cluster_id,
         "topic_name": topic,
-        "name": found.name,
-        "value": found.value,
-        "is_default": found.is_default,
-        "is_read_only": found.is_read_only,
-        "is_sensitive": found.is_sensitive,
-        "source": found.source,
-        "synonyms": [{"name": one.name, "value": one.value, "source": one.source} for one in found.synonyms],
+        "name": entry.name,
+        "value": entry.value,
+        "is_default": entry.is_default,
+        "is_read_only": entry.is_read_only,
+        "is_sensitive": entry.is_sensitive,
+        "source": entry.source,
+        "synonyms": [{"name": s.name, "value": s.value, "source": s.source} for s in entry.synonyms],
     }
 
 
@@ -278,15 +278,15 @@ def offsets_row(
     }
 
 
-def cluster_row(request: Request, found: ClusterDescription) -> KafkaCluster:
-    """The cluster."""
-    cluster_id = found.cluster_id or ""
+def cluster_row(request: Request, cluster: ClusterDescription) -> KafkaCluster:
+    """Return the cluster."""
+    cluster_id = cluster.cluster_id or ""
     path = f"/v3/clusters/{cluster_id}"
     return {
         "kind": "KafkaCluster",
         "metadata": metadata_of(request, path, f"kafka={cluster_id}"),
         "cluster_id": cluster_id,
-        "controller": related(request, f"{path}/brokers/{found.controller}"),
+        "controller": related(request, f"{path}/brokers/{cluster.controller}"),
         "brokers": related(request, f"{path}/brokers"),
         "consumer_groups": related(request, f"{path}/consumer-groups"),
         "topics": related(request, f"{path}/topics"),

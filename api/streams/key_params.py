@@ -1,8 +1,8 @@
-"""Query parameters for keys: `key` is text, `key_base64` is bytes; `key_from` and `key_to` are alike.
+"""Query parameters for keys: `key` is text, `key_base64` is bytes. `key_from` and `key_to` have the same two forms.
 
-Answers contain bytes as base64. Keys of text and keys of bytes can both be queried either way: text is UTF-8.
+Answers contain bytes as base64. Keys of text and keys of bytes can both be queried in both forms: text is UTF-8.
 
->>> keys = asked_keys(key="ann", key_from_base64="_wE=")
+>>> keys = requested_keys(key="ann", key_from_base64="_wE=")
 >>> keys["key"], keys["key_from"], keys["key_to"]
 ('ann', b'\\xff\\x01', None)
 >>> query_params(keys)
@@ -20,11 +20,12 @@ from fastapi import Query
 from pydantic import Field
 
 from penstock.api.http.problem import ErrorKind, Problem
+from penstock.api.http.status import BAD_REQUEST
 
 Key = str | bytes | None
 SUFFIX = "_base64"
-WRONG_CONTINUATION = ErrorKind(400, "INVALID_CONTINUATION", "Invalid continuation")
-WRONG_KEY = ErrorKind(400, "INVALID_KEY", "A key that is none")
+WRONG_CONTINUATION = ErrorKind(BAD_REQUEST, "INVALID_CONTINUATION", "Invalid continuation")
+WRONG_KEY = ErrorKind(BAD_REQUEST, "INVALID_KEY", "Invalid key")
 
 _Base64 = Annotated[
     str | None, Query(examples=["_wE="], description="the same as bytes, in base64 (or URL-safe base64)")
@@ -39,10 +40,10 @@ class Keys(TypedDict):
     key_to: Key
 
 
-class StoreQuestion(Keys):
-    """Selects rows of a store: by key, by the windows' time (ms since the epoch, None: no bound), at most `rows_max`.
+class StoreQueryParams(Keys):
+    """Selects rows of a store: by key, and by the windows' time (ms since the epoch; None: no bound).
 
-    `continuation` is that of the previous answer; None for the first rows.
+    An answer has at most `rows_max` rows. `continuation` is that of the previous answer; None for the first rows.
     """
 
     from_ms: int | None
@@ -57,7 +58,7 @@ Continuation = Annotated[
 ]
 
 
-def asked_keys(
+def requested_keys(
     key: Annotated[str | None, Query(examples=["UA"], description="only this key")] = None,
     key_from: Annotated[str | None, Query(examples=["A"], description="only keys from here on")] = None,
     key_to: Annotated[str | None, Query(examples=["Z"], description="only keys up to here")] = None,
@@ -65,7 +66,7 @@ def asked_keys(
     key_from_base64: _Base64 = None,
     key_to_base64: _Base64 = None,
 ) -> Keys:
-    """Return the keys of a request. Raises Problem (400) for a key that is given twice or is not base64."""
+    """Return the keys of a request. Raises Problem (400) for a key in both forms, or one that is not base64."""
     return Keys(
         key=_key("key", key, key_base64),
         key_from=_key("key_from", key_from, key_from_base64),
@@ -73,22 +74,23 @@ def asked_keys(
     )
 
 
-def query_params(wanted: Mapping[str, Any]) -> dict[str, Any]:
+def query_params(query: Mapping[str, Any]) -> dict[str, Any]:
     """Return the parameters that send the same query to another instance."""
-    named = {name: value for name, value in wanted.items() if value is not None}
-    return {
-        f"{name}{SUFFIX}" if isinstance(value, bytes) else name: (
-            base64.b64encode(value).decode() if isinstance(value, bytes) else value
-        )
-        for name, value in named.items()
-    }
+    params: dict[str, Any] = {}
+    for name, value in query.items():
+        if isinstance(value, bytes):
+            params[f"{name}{SUFFIX}"] = base64.b64encode(value).decode()
+        elif value is not None:
+            params[name] = value
+    return params
 
 
 def _key(name: str, text: str | None, encoded: str | None) -> Key:
+    """Return the value of a key parameter in either form."""
     if encoded is None:
         return text
     if text is not None:
-        raise Problem(WRONG_KEY, f"{name} and {name}{SUFFIX} are both given: one of them is enough")
+        raise Problem(WRONG_KEY, f"{name} and {name}{SUFFIX} cannot be combined; use one of them")
     try:
         return base64.b64decode(encoded.replace("-", "+").replace("_", "/"), validate=True)
     except (binascii.Error, ValueError) as e:

@@ -1,9 +1,9 @@
 """`/v1/streams` and `/v1/compactions`: the state of an aggregator's tasks, and the content of their stores.
 
-The service that runs the tasks passes a `StreamsView`. This module knows its shape and nothing of streams. If the
-application may have several instances, the service also passes a `WholeView`. Then an answer covers all instances and
-lists the partitions that it lacks (`missing`). With `?local=true` an answer covers only the requested instance. The
-instances send each other such requests.
+The service that runs the tasks passes a `StreamsView`. If the application may have several instances, it also passes an
+`InstancesView`. Then an answer covers all instances and lists the partitions that it lacks (`missing`). With
+`?local=true` an answer covers only the requested instance. The instances send each other such requests. This module
+imports nothing of streams.
 """
 
 from __future__ import annotations
@@ -17,20 +17,21 @@ from typing_extensions import TypedDict
 
 from penstock.api.http import field_types as of
 from penstock.api.http.problem import ErrorKind, Problem, json_response
-from penstock.api.streams.key_params import WRONG_CONTINUATION, Continuation, ContinuationOf, StoreQuestion
+from penstock.api.http.status import ACCEPTED, CONFLICT
+from penstock.api.streams.key_params import WRONG_CONTINUATION, Continuation, ContinuationOf, StoreQueryParams
 from penstock.shared.common.continuation import WrongContinuation
 
 
 class TaskState(TypedDict, total=False):
-    """One task. A key that is missing or None is not known (yet)."""
+    """One task. A key that is missing or None is unknown."""
 
     partition: of.Partition
     state: Annotated[str, Field(examples=["running"])]
     """created, restoring, running, suspended, closed or failed."""
     stream_time_ms: of.TimeMs | None
-    """The highest event time of a record that the task processed, in ms since the epoch; dead letters do not count."""
+    """The highest event time of a record that the task processed, in ms since the epoch, without dead letters."""
     operator_times_ms: Annotated[dict[str, int], Field(examples=[{"sessions": 1357016700000}])] | None
-    """By store: the highest event time of a record with a key that its operator processed. It closes windows."""
+    """By store: the highest event time of a record with a key that its operator processed. Windows close by it."""
     open_sessions: of.Count | None
     closed_sessions: of.Count | None
     late_records: of.Count | None
@@ -53,7 +54,7 @@ class CompactionState(TypedDict, total=False):
     started_at_ms: of.TimeMs
     seconds: of.Seconds | None
     status: Annotated[str, Field(examples=["done"])]
-    """running; done; failed; lost: another job was first; stopped: partition 0 moved to another instance."""
+    """running; done; failed; lost: another job committed first; stopped: partition 0 moved to another instance."""
     rows: of.Count | None
     """Rows that the compaction wrote: live windows merged and deleted, closed ones appended."""
     progress: of.Text
@@ -68,11 +69,11 @@ class StreamsState(TypedDict, total=False):
     tasks: list[TaskState]
     compactions: list[CompactionState]
     """Newest first, a bounded number of them."""
-    missing: list[MissingPart]
+    missing: list[MissingPartition]
     """Partitions that the answer lacks; absent if an instance reports only itself."""
 
 
-class MissingPart(TypedDict):
+class MissingPartition(TypedDict):
     """A partition that no instance reported, and the reason."""
 
     partition: of.Partition
@@ -80,7 +81,7 @@ class MissingPart(TypedDict):
 
 
 class WindowRow(TypedDict):
-    """One live window or session of a store; `states` are those of its aggregations, as JSON has them."""
+    """One live window or session of a store; `states` are the states of its aggregations, as JSON values."""
 
     store: of.Store
     partition: of.Partition
@@ -102,10 +103,10 @@ class LiveWindows(TypedDict):
 
 
 class WindowsAnswer(LiveWindows):
-    """The same as an answer. `is_cut` tells whether there are more."""
+    """An answer with live windows. `is_cut` is whether there are more."""
 
     is_cut: bool
-    missing: NotRequired[list[MissingPart]]
+    missing: NotRequired[list[MissingPartition]]
 
 
 class TopologyAnswer(TypedDict):
@@ -117,10 +118,10 @@ class TopologyAnswer(TypedDict):
 
 
 class TasksAnswer(TypedDict):
-    """The tasks."""
+    """The tasks of the application."""
 
     tasks: list[TaskState]
-    missing: NotRequired[list[MissingPart]]
+    missing: NotRequired[list[MissingPartition]]
 
 
 class StoreRow(TypedDict):
@@ -132,10 +133,10 @@ class StoreRow(TypedDict):
 
 
 class StoresAnswer(TypedDict):
-    """The state stores."""
+    """The state stores of the application."""
 
     stores: list[StoreRow]
-    missing: NotRequired[list[MissingPart]]
+    missing: NotRequired[list[MissingPartition]]
 
 
 class CompactionsAnswer(TypedDict):
@@ -159,7 +160,7 @@ class StreamsView(Protocol):
     """The state and the actions of a service that runs tasks. Nothing here waits for the network."""
 
     async def describe(self) -> StreamsState:
-        """The state now."""
+        """Return the current state."""
         ...
 
     def stores(self) -> list[dict[str, Any]]:
@@ -167,7 +168,10 @@ class StreamsView(Protocol):
         ...
 
     def windows(self, store: str | None, key: str, limit: int, continuation: str | None) -> LiveWindows:
-        """Return live windows. A `key` that is not empty is searched. Raises WrongContinuation for an invalid one."""
+        """Return live windows, only those that match `key` unless it is empty.
+
+        Raises WrongContinuation for an invalid continuation.
+        """
         ...
 
     def compact(self) -> str:
@@ -175,39 +179,42 @@ class StreamsView(Protocol):
         ...
 
 
-class WholeView(Protocol):
-    """The same for all instances, which are queried over the network. Each answer has `missing`."""
+class InstancesView(Protocol):
+    """The state and the actions of all instances, which are queried over the network. Each answer has `missing`."""
 
     async def describe(self) -> StreamsState:
         """Return the state of every instance that answers."""
         ...
 
     async def stores(self) -> dict[str, Any]:
-        """Return `stores`: each with its live rows in each partition."""
+        """Return `stores`: each store with its live rows in each partition."""
         ...
 
     async def windows(self, store: str | None, key: str, limit: int, continuation: str | None) -> dict[str, Any]:
         """Like `StreamsView.windows`, for all instances."""
         ...
 
-    async def read_store(self, store: str, *, partial: bool, **question: Unpack[StoreQuestion]) -> dict[str, Any]:
+    async def read_store(self, store: str, *, partial: bool, **query: Unpack[StoreQueryParams]) -> dict[str, Any]:
         """Like `StoresView.read_store`. Raises Problem (503) if a partition is missing, unless `partial` is set."""
         ...
 
     async def compact(self) -> str:
-        """Like `StreamsView.compact`, by the instance that runs compactions. Raises Problem (503) without answer."""
+        """Like `StreamsView.compact`, for the instance that runs compactions.
+
+        Raises Problem (503) if that instance does not answer.
+        """
         ...
 
 
 Local = Annotated[bool, Query(description="answer only for this instance")]
 
 
-def streams_router(view: StreamsView, *more: APIRouter, whole: WholeView | None = None) -> APIRouter:
-    """Return the routes, with those of `more`, for the app of the service that runs the tasks."""
+def streams_router(view: StreamsView, *more: APIRouter, instances: InstancesView | None = None) -> APIRouter:
+    """Return the routes, and those of `more`. Without `instances` every answer is local."""
     router = APIRouter(tags=["streams"])
 
     async def describe(local: bool) -> StreamsState:
-        return await (view if local or whole is None else whole).describe()
+        return await (view if local or instances is None else instances).describe()
 
     @router.get(
         "/v1/streams",
@@ -241,9 +248,9 @@ def streams_router(view: StreamsView, *more: APIRouter, whole: WholeView | None 
         responses={200: {"model": StoresAnswer}},
     )
     async def stores(local: Local = False) -> Response:
-        if local or whole is None:
+        if local or instances is None:
             return json_response({"stores": view.stores()})
-        return json_response(await whole.stores())
+        return json_response(await instances.stores())
 
     @router.get(
         "/v1/streams/windows",
@@ -257,13 +264,15 @@ def streams_router(view: StreamsView, *more: APIRouter, whole: WholeView | None 
         continuation: Continuation = None,
         local: Local = False,
     ) -> Response:
-        wanted = (store, key, limit, continuation)
-        found: Mapping[str, Any]
+        answer: Mapping[str, Any]
         try:
-            found = view.windows(*wanted) if local or whole is None else await whole.windows(*wanted)
+            if local or instances is None:
+                answer = view.windows(store, key, limit, continuation)
+            else:
+                answer = await instances.windows(store, key, limit, continuation)
         except WrongContinuation as e:
             raise Problem(WRONG_CONTINUATION, str(e)) from None
-        return json_response({**found, "is_cut": found["continuation"] is not None})
+        return json_response({**answer, "is_cut": answer["continuation"] is not None})
 
     @router.get(
         "/v1/compactions",
@@ -271,21 +280,24 @@ def streams_router(view: StreamsView, *more: APIRouter, whole: WholeView | None 
         responses={200: {"model": CompactionsAnswer}},
     )
     async def compactions(local: Local = False) -> Response:
-        runs = (await describe(local)).get("compactions", [])
-        last = next((run for run in runs if run.get("status") == "done"), None)
-        return json_response({"compactions": runs, "last": last})
+        rows = (await describe(local)).get("compactions", [])
+        last = next((row for row in rows if row.get("status") == "done"), None)
+        return json_response({"compactions": rows, "last": last})
 
     @router.post(
-        "/v1/compactions", summary="Start a compaction", responses={202: {"model": CompactionStarted}}, status_code=202
+        "/v1/compactions",
+        summary="Start a compaction",
+        responses={202: {"model": CompactionStarted}},
+        status_code=ACCEPTED,
     )
     async def compact(local: Local = False) -> Response:
-        refused = view.compact() if local or whole is None else await whole.compact()
-        if refused:
-            raise Problem(ErrorKind(409, "NOT_STARTED", "No compaction was started"), refused)
-        return json_response({"started": True}, 202)
+        reason = view.compact() if local or instances is None else await instances.compact()
+        if reason:
+            raise Problem(ErrorKind(CONFLICT, "NOT_STARTED", "No compaction was started"), reason)
+        return json_response({"started": True}, ACCEPTED)
 
-    for one in more:
-        router.include_router(one)
+    for other in more:
+        router.include_router(other)
     return router
 
 

@@ -1,8 +1,8 @@
 """`GET /v1/streams/stores/{store}`: the current content of the stores of an aggregator's tasks.
 
-The service that runs the tasks passes a `StoresView`, and a `WholeView` if there may be several instances. This module
-knows their shapes and nothing of streams. An answer about all instances is complete or 503. With `?partial=true` it has
-the available rows, and lists the missing partitions.
+The service that runs the tasks passes a `StoresView`, and an `InstancesView` if there may be several instances. An
+answer about all instances is complete, or 503. With `?partial=true` it has the available rows, and lists the missing
+partitions.
 """
 
 from __future__ import annotations
@@ -15,20 +15,21 @@ from typing_extensions import TypedDict
 
 from penstock.api.http import field_types as of
 from penstock.api.http.problem import ErrorKind, Problem, json_response
+from penstock.api.http.status import NOT_FOUND
 from penstock.api.streams.key_params import (
     WRONG_CONTINUATION,
     Continuation,
     ContinuationOf,
     Keys,
-    StoreQuestion,
-    asked_keys,
+    StoreQueryParams,
+    requested_keys,
 )
-from penstock.api.streams.routes import Local, MissingPart, WholeView
+from penstock.api.streams.routes import InstancesView, Local, MissingPartition
 from penstock.shared.common.continuation import WrongContinuation
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.points_in_time import TIME_MS_MAX, TIME_MS_MIN
 
-NOT_READABLE = ErrorKind(404, "STORE_NOT_READABLE", "This store cannot be read here")
+NOT_READABLE = ErrorKind(NOT_FOUND, "STORE_NOT_READABLE", "This store cannot be read here")
 ROWS_DEFAULT, ROWS_MAX = 1_000, 10_000
 RowsMax = Annotated[int, Query(ge=1, le=ROWS_MAX, examples=[100])]
 FromMs = Annotated[
@@ -44,14 +45,14 @@ Status = Literal["open", "closed", "all"]
 class StoresView(Protocol):
     """The stores of a service that runs tasks."""
 
-    async def read_store(self, store: str, **question: Unpack[StoreQuestion]) -> Any:
-        """Return rows, the position that they reflect and the `continuation`, which is None after the last row.
+    async def read_store(self, store: str, **query: Unpack[StoreQueryParams]) -> Any:
+        """Return `rows`, the `position` that they reflect, and the `continuation`, which is None after the last row.
 
         Raises ConfigError if the store does not support the query, WrongContinuation for an invalid continuation.
         """
         ...
 
-    async def find_windows(self, store: str, *, status: Status, **question: Unpack[StoreQuestion]) -> FoundWindows:
+    async def find_windows(self, store: str, *, status: Status, **query: Unpack[StoreQueryParams]) -> FoundWindows:
         """Return the keys' windows, open and closed, of all instances.
 
         Raises ConfigError as above. Raises Problem if the service is busy, or if closed windows are requested and there
@@ -89,14 +90,14 @@ class FoundWindows(TypedDict):
 
 
 class WindowsOfStore(FoundWindows):
-    """The same as an answer."""
+    """The windows of one store, as an answer. `is_cut` is whether there are more."""
 
     store: of.Store
     is_cut: bool
 
 
 class StoreRows(TypedDict):
-    """Rows of a store. What a row has besides `partition` and `key` depends on the store's kind."""
+    """Rows of a store. The other members of a row depend on the store's kind. `is_cut` is whether there are more."""
 
     store: of.Store
     kind: Annotated[str, Field(examples=["session"])]
@@ -105,11 +106,11 @@ class StoreRows(TypedDict):
     position: Position
     continuation: ContinuationOf | None
     is_cut: bool
-    missing: NotRequired[list[MissingPart]]
+    missing: NotRequired[list[MissingPartition]]
 
 
-def stores_router(view: StoresView, whole: WholeView | None = None) -> APIRouter:
-    """Return the route, for the app of the service that runs the tasks."""
+def stores_router(view: StoresView, instances: InstancesView | None = None) -> APIRouter:
+    """Return the routes of stores. Without `instances` every answer is local."""
     router = APIRouter(tags=["streams"])
 
     @router.get(
@@ -119,7 +120,7 @@ def stores_router(view: StoresView, whole: WholeView | None = None) -> APIRouter
     )
     async def read(
         store: of.Store,
-        keys: Annotated[Keys, Depends(asked_keys)],
+        keys: Annotated[Keys, Depends(requested_keys)],
         from_ms: FromMs = None,
         to_ms: ToMs = None,
         rows_max: RowsMax = ROWS_DEFAULT,
@@ -127,12 +128,12 @@ def stores_router(view: StoresView, whole: WholeView | None = None) -> APIRouter
         local: Local = False,
         partial: Annotated[bool, Query(description="answer even if partitions are missing")] = False,
     ) -> Response:
-        question = StoreQuestion(**keys, from_ms=from_ms, to_ms=to_ms, rows_max=rows_max, continuation=continuation)
+        query = StoreQueryParams(**keys, from_ms=from_ms, to_ms=to_ms, rows_max=rows_max, continuation=continuation)
         try:
-            if local or whole is None:
-                answer = await view.read_store(store, **question)
+            if local or instances is None:
+                answer = await view.read_store(store, **query)
             else:
-                answer = await whole.read_store(store, partial=partial, **question)
+                answer = await instances.read_store(store, partial=partial, **query)
         except ConfigError as e:
             raise Problem(NOT_READABLE, str(e)) from None
         except WrongContinuation as e:
@@ -146,20 +147,20 @@ def stores_router(view: StoresView, whole: WholeView | None = None) -> APIRouter
     )
     async def windows(
         store: of.Store,
-        keys: Annotated[Keys, Depends(asked_keys)],
+        keys: Annotated[Keys, Depends(requested_keys)],
         from_ms: FromMs = None,
         to_ms: ToMs = None,
         status: Annotated[Status, Query(description="only these")] = "all",
         rows_max: RowsMax = ROWS_DEFAULT,
         continuation: Continuation = None,
     ) -> Response:
-        question = StoreQuestion(**keys, from_ms=from_ms, to_ms=to_ms, rows_max=rows_max, continuation=continuation)
+        query = StoreQueryParams(**keys, from_ms=from_ms, to_ms=to_ms, rows_max=rows_max, continuation=continuation)
         try:
-            found = await view.find_windows(store, status=status, **question)
+            answer = await view.find_windows(store, status=status, **query)
         except ConfigError as e:
             raise Problem(NOT_READABLE, str(e)) from None
         except WrongContinuation as e:
             raise Problem(WRONG_CONTINUATION, str(e)) from None
-        return json_response({"store": store, **found, "is_cut": found["continuation"] is not None})
+        return json_response({"store": store, **answer, "is_cut": answer["continuation"] is not None})
 
     return router

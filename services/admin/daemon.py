@@ -17,13 +17,13 @@ from penstock.api.http.kafka_daemon import KafkaHttpDaemon
 from penstock.api.http.server import HttpServer
 from penstock.api.rest_proxy.routes import metadata_routers
 from penstock.services.admin.overview import Overview
-from penstock.services.admin.routers import handed_on, more_routers
+from penstock.services.admin.routers import forwarded_documents, more_routers
 from penstock.services.admin.settings import AdminServiceSettings
 from penstock.services.admin.sources import HttpSource, KafkaSource, services_client
 from penstock.shared.clients.admin import Admin
 
 ADMIN_TIMEOUT_MS = 15_000
-"""The time limit of one admin call: a user waits for the page or the answer."""
+"""The time limit of one admin call: a person waits for the page."""
 
 REQUEST_SHARE = 0.7
 """The share of `shutdown_timeout_ms` after which requests in flight are cut off."""
@@ -44,7 +44,7 @@ class AdminDaemon(KafkaHttpDaemon):
             admin=admin_router(admin),
             more=more_routers(settings.kafka, admin, settings.services, self._http),
             rest_proxy=metadata_routers(admin),
-            handed_on=handed_on,
+            forwarded_documents=forwarded_documents,
             dashboard=dashboard_router(self._overview),
             health=health_router("admin", {"kafka": self._probe}, registry),
             auth_token=settings.auth_token,
@@ -56,14 +56,14 @@ class AdminDaemon(KafkaHttpDaemon):
         self.server = HttpServer(app, settings.http)
 
     async def main_loop(self) -> None:
-        """Take the overview at intervals while the server runs."""
+        """Build the overview at intervals while the server runs."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._overview.run())
             tasks.create_task(super().main_loop())
 
     async def connect(self) -> None:
         await super().connect()
-        self._overview.changed()
+        self._overview.invalidate()
 
     async def shutdown(self) -> None:
         """Finish the requests in flight, then close the connections."""

@@ -24,20 +24,27 @@ from penstock.shared.streams.windows.late_records import STAGE_LATE, parse_late_
 log = get_logger(__name__)
 
 POLL_MS = 500
-LOOK_MS = 15_000
-"""The time limit of one look."""
+READ_TIMEOUT_MS = 15_000
+"""The time limit of one `read_newest`."""
 SCANNED_MAX = 20_000
-"""The most records of a topic that a look reads, newest first."""
-COUNT_MS = 3_000
+"""The most records of a topic that one `read_newest` scans, from the newest back."""
+COUNT_TIMEOUT_MS = 3_000
 """The time limit of one call that counts records. Later calls continue the count."""
 LARGEST_RECORD_BYTES = 64 * 1024 * 1024
-"""A dead letter was a stored record: the broker decides how large it may be."""
+"""The producer's `max_request_size`. A dead letter is a stored record, so the broker's limit decides."""
 TEXT_CHARACTERS_MAX = 2_000
 """The most characters of a key, a value or a header in an answer. The record itself is never cut."""
 
 
+class Offsets(NamedTuple):
+    """The first offset of a partition, and the one after its last committed record."""
+
+    first: int
+    end: int
+
+
 class Span(NamedTuple):
-    """Offsets of a partition of the topic with that id: the first one, and the one after the last."""
+    """Offsets from `first` to before `end`, in a partition of the topic with this id."""
 
     topic_id: str | None
     first: int
@@ -58,7 +65,7 @@ class RecordCounter:
     was created again, counting starts again.
     """
 
-    def __init__(self, kafka: KafkaSettings, limit_ms: int = COUNT_MS) -> None:
+    def __init__(self, kafka: KafkaSettings, limit_ms: int = COUNT_TIMEOUT_MS) -> None:
         self._kafka = kafka
         self._limit_ms = limit_ms
         self._counted: dict[TopicPartition, tuple[Span, int]] = {}
@@ -70,36 +77,37 @@ class RecordCounter:
         async with self._lock:
             for tp, span in spans.items():
                 read, _ = self._counted.get(tp, (None, 0))
-                if read is None or read[:2] != span[:2] or read.end > span.end:
-                    self._counted[tp] = span._replace(end=span.first), 0
+                is_same_log = read is not None and (read.topic_id, read.first) == (span.topic_id, span.first)
+                if read is None or not is_same_log or read.end > span.end:
+                    self._counted[tp] = (span._replace(end=span.first), 0)
             for tp in self._counted.keys() - spans.keys():
                 del self._counted[tp]
             starts = {tp: self._counted[tp][0].end for tp, span in spans.items() if self._counted[tp][0].end < span.end}
             if starts:
                 await self._read(starts, spans)
-            found = {}
+            counts = {}
             for tp, span in spans.items():
                 read, records = self._counted[tp]
-                found[tp] = Count(records + span.end - read.end, exact=read.end == span.end)
-            return found
+                counts[tp] = Count(records + span.end - read.end, exact=read.end == span.end)
+            return counts
 
     async def _read(self, starts: Mapping[TopicPartition, int], spans: Mapping[TopicPartition, Span]) -> None:
-        """Continue the count within the time limit of one call. Unread records stay uncounted."""
+        """Continue the count within the time limit of one call. Records that are not read in time stay uncounted."""
         try:
             async with (
                 asyncio.timeout(self._limit_ms / 1000),
-                aclosing(committed_records(self._kafka, starts)) as found,
+                aclosing(committed_records(self._kafka, starts)) as batches,
             ):
-                async for columns in found:
+                async for columns in batches:
                     tp = columns.topic_partition
                     read, records = self._counted[tp]
                     columns = columns[: int(columns.offsets.searchsorted(spans[tp].end))]
                     if len(columns):
                         end = int(columns.offsets[-1]) + 1
-                        self._counted[tp] = read._replace(end=end), records + len(columns)
-                for tp in starts:  # all was read: the rest of a span is markers
+                        self._counted[tp] = (read._replace(end=end), records + len(columns))
+                for tp in starts:  # the end was reached: remaining offsets of a span belong to transaction markers
                     read, records = self._counted[tp]
-                    self._counted[tp] = read._replace(end=spans[tp].end), records
+                    self._counted[tp] = (read._replace(end=spans[tp].end), records)
         except TimeoutError:
             log.debug("not all records are counted yet", partitions=len(starts))
         except PenstockError as e:
@@ -115,10 +123,10 @@ async def committed_records(
     settings = ConsumerSettings(auto_offset_reset="earliest", commit_strategy="none", isolation_level="read_committed")
     async with Consumer(kafka, settings) as consumer:
         consumer.assign(list(starts))
-        stable = await consumer.end_offsets(list(starts))
+        ends = await consumer.end_offsets(list(starts))
         for tp, start in starts.items():
-            consumer.seek(tp, min(start, stable[tp]))
-        while [tp for tp in starts if await consumer.position(tp) < stable[tp]]:
+            consumer.seek(tp, min(start, ends[tp]))
+        while [tp for tp in starts if await consumer.position(tp) < ends[tp]]:
             for columns in (await consumer.poll(POLL_MS)).values():
                 yield columns
 
@@ -135,8 +143,9 @@ class KafkaDeadLetters:
     async def topics(self) -> list[dict[str, Any]]:
         """See the protocol. Each call reads and counts the records since the last call."""
         names = [name for name in await self._admin.list_topics() if _kind(name)]
-        found = await self._admin.describe_topics(names) if names else {}
-        spans = {tp: Span(found[tp.topic].topic_id, *of) for tp, of in (await self._spans(found.values())).items()}
+        descriptions = await self._admin.describe_topics(names) if names else {}
+        offsets = await self._offsets(descriptions.values())
+        spans = {tp: Span(descriptions[tp.topic].topic_id, first, end) for tp, (first, end) in offsets.items()}
         counts = await self._counter.count(spans)
         return [
             {
@@ -149,41 +158,41 @@ class KafkaDeadLetters:
             for name in sorted(names)
         ]
 
-    async def _spans(self, topics: Iterable[TopicDescription]) -> dict[TopicPartition, tuple[int, int]]:
-        """Return the first offset of each partition and the end of its committed records."""
+    async def _offsets(self, topics: Iterable[TopicDescription]) -> dict[TopicPartition, Offsets]:
+        """Return the first offset and the end of the committed records of each partition."""
         tps = [TopicPartition(topic.name, p.partition) for topic in topics for p in topic.partitions]
         if not tps:
             return {}
         first = await self._admin.list_offsets(dict.fromkeys(tps, "earliest"))
         ends = await self._admin.list_offsets(dict.fromkeys(tps, "latest"), "read_committed")
-        return {tp: (first[tp], ends[tp]) for tp in tps}
+        return {tp: Offsets(first[tp], ends[tp]) for tp in tps}
 
-    async def look(self, topic: str, limit: int, stage: str | None) -> dict[str, Any]:
+    async def read_newest(self, topic: str, limit: int, stage: str | None) -> dict[str, Any]:
         """See the protocol. Reads at most about `SCANNED_MAX` records of all partitions together.
 
-        The newest offsets may hold fewer records than `limit`, since transaction markers take offsets too. Then more
-        offsets are read.
+        The newest offsets may hold fewer records than `limit`, since transaction markers have offsets too. Then four
+        times as many offsets are read.
         """
         self._check(topic)
-        described = (await self._admin.describe_topics([topic]))[topic]
-        spans = {tp: span for tp, span in (await self._spans([described])).items() if span[1] > span[0]}
-        most = max(limit, SCANNED_MAX // max(1, len(spans)))
-        each = 2 * limit if stage is None else most
+        description = (await self._admin.describe_topics([topic]))[topic]
+        offsets = {tp: span for tp, span in (await self._offsets([description])).items() if span.end > span.first}
+        scan_max = max(limit, SCANNED_MAX // max(1, len(offsets)))
+        scan = 2 * limit if stage is None else scan_max  # offsets of each partition
         try:
-            async with asyncio.timeout(LOOK_MS / 1000):
+            async with asyncio.timeout(READ_TIMEOUT_MS / 1000):
                 while True:
-                    starts = {tp: max(first, end - each) for tp, (first, end) in spans.items()}
-                    newest, scanned = await self._look(starts, limit, stage)
-                    is_short = any(len(newest[tp]) < limit and starts[tp] > spans[tp][0] for tp in spans)
-                    if not is_short or each >= most:
+                    starts = {tp: max(first, end - scan) for tp, (first, end) in offsets.items()}
+                    newest, scanned = await self._scan(starts, limit, stage)
+                    is_short = any(len(newest[tp]) < limit and starts[tp] > offsets[tp].first for tp in offsets)
+                    if not is_short or scan >= scan_max:
                         break
-                    each = min(4 * each, most)
+                    scan = min(4 * scan, scan_max)
         except TimeoutError:
-            raise KafkaTimeout(f"{topic}: not read within {LOOK_MS} ms") from None
-        dead_letters = sorted((row for rows in newest.values() for row in rows), key=lambda row: -row["written_ms"])
-        return {"records": dead_letters[:limit], "scanned": scanned}
+            raise KafkaTimeout(f"{topic}: not read within {READ_TIMEOUT_MS} ms") from None
+        rows = sorted((row for rows in newest.values() for row in rows), key=lambda row: -row["written_ms"])
+        return {"records": rows[:limit], "scanned": scanned}
 
-    async def _look(
+    async def _scan(
         self, starts: Mapping[TopicPartition, int], limit: int, stage: str | None
     ) -> tuple[dict[TopicPartition, deque[dict[str, Any]]], int]:
         """Return the newest rows of each partition from these offsets on, and the number of records read."""
@@ -209,21 +218,25 @@ class KafkaDeadLetters:
         dry_run: bool,
         to: str | None = None,
     ) -> dict[str, Any]:
-        """See the protocol. Replays run one at a time, since each continues where the last one ended."""
+        """See the protocol. Replays run one at a time, since each continues after the last one.
+
+        Raises InvalidRequest for a filter that late records do not have, and for an invalid target.
+        """
         self._check(topic)
-        late = topic.endswith(LATE_SUFFIX)
-        if late and (stage or exception):
+        is_late = topic.endswith(LATE_SUFFIX)
+        if is_late and (stage or exception):
             raise InvalidRequest(f"{topic}: late records have no stage and no exception")
         if to is not None:
             await self._check_target(topic, to)
-        wanted, parse = wanted_by(stage, exception), parse_late_record if late else parse_dead_letter
+        selects = wanted_by(stage, exception)
+        parse = parse_late_record if is_late else parse_dead_letter
         async with self._replaying, DeadLetterLog(self._kafka, topic, parse) as dead_letters:
             if dry_run:
                 count = 0
                 async with aclosing(dead_letters.entries()) as entries:
                     async for entry in entries:
-                        fits = entry.dead_letter is not None and wanted(entry.dead_letter)
-                        count += fits and (include_replayed or not entry.replayed)
+                        is_selected = entry.dead_letter is not None and selects(entry.dead_letter)
+                        count += is_selected and (include_replayed or not entry.replayed)
                 return {"would_send": min(count, limit)}
             settings = ProducerSettings(
                 max_request_size=LARGEST_RECORD_BYTES,
@@ -232,10 +245,11 @@ class KafkaDeadLetters:
             )
             async with Producer(self._kafka, settings) as producer:
                 return asdict(
-                    await dead_letters.replay(producer, wanted, limit=limit, include_replayed=include_replayed, to=to)
+                    await dead_letters.replay(producer, selects, limit=limit, include_replayed=include_replayed, to=to)
                 )
 
     def _check(self, topic: str) -> None:
+        """Raise InvalidRequest if the topic is neither a dead-letter nor a late topic."""
         check_topic_name(topic)
         if not _kind(topic):
             raise InvalidRequest(f"{topic}: neither a dead-letter topic (…{DEAD_LETTER_SUFFIX}) nor a late one")
@@ -243,15 +257,19 @@ class KafkaDeadLetters:
     async def _check_target(self, topic: str, to: str) -> None:
         check_topic_name(to)
         if to == topic or is_internal(to):
-            raise InvalidRequest(f"to: {to} is not a topic for records of sources")
+            raise InvalidRequest(f"to: {to} cannot receive replayed records: it is the topic itself or an internal one")
         await self._admin.describe_topics([to])
 
 
 def _kind(topic: str) -> str:
-    return "dead_letters" if topic.endswith(DEAD_LETTER_SUFFIX) else "late" if topic.endswith(LATE_SUFFIX) else ""
+    """Return the kind of a topic by its suffix: `dead_letters`, `late`, or "" for any other topic."""
+    if topic.endswith(DEAD_LETTER_SUFFIX):
+        return "dead_letters"
+    return "late" if topic.endswith(LATE_SUFFIX) else ""
 
 
 def _row(record: ConsumerRecord) -> dict[str, Any]:
+    """Return a record of the topic as a `DeadLetterRow`."""
     row: dict[str, Any] = {
         "partition": record.partition,
         "offset": record.offset,
@@ -277,4 +295,5 @@ def _row(record: ConsumerRecord) -> dict[str, Any]:
 
 
 def _text(data: bytes | None) -> str | None:
+    """Return bytes as text, cut to TEXT_CHARACTERS_MAX; bytes that are not UTF-8 as escapes."""
     return None if data is None else data.decode(errors="backslashreplace")[:TEXT_CHARACTERS_MAX]

@@ -1,6 +1,6 @@
-"""The overview that the dashboard polls. All sources are sampled together, at most once in `KEEP_MS`.
+"""The overview that the dashboard polls. All sources are sampled together, at most once in `CACHE_MS`.
 
-The number of open pages does not matter: concurrent requests wait for the same samples.
+The number of open pages does not change the load: concurrent requests wait for the same samples.
 """
 
 from __future__ import annotations
@@ -18,57 +18,58 @@ from penstock.shared.common.log import get_logger
 
 log = get_logger(__name__)
 
-KEEP_MS = 800
-LOOK_EVERY_MS = 2_000
+CACHE_MS = 800
+"""How long an overview is served from the cache: less than the page's polling interval."""
+SAMPLE_INTERVAL_MS = 2_000
 
 
 class Overview:
     """Implements `penstock.api.console.overview.OverviewProvider` over sources."""
 
     def __init__(
-        self, sources: Sequence[Source], kafka: KafkaSource, *, clock: Clock = SYSTEM_CLOCK, keep_ms: int = KEEP_MS
+        self, sources: Sequence[Source], kafka: KafkaSource, *, clock: Clock = SYSTEM_CLOCK, cache_ms: int = CACHE_MS
     ) -> None:
         self._sources = sources
         self._kafka = kafka
         self._clock = clock
-        self._keep_ms = keep_ms
+        self._cache_ms = cache_ms
         self._builder = OverviewBuilder()
         self._history = History()
         self._lock = asyncio.Lock()
         self._newest: dict[str, Any] = {}
-        self._taken_ms: int | None = None
+        self._sampled_ms: int | None = None
         self._changes = 0
 
     async def overview(self) -> dict[str, Any]:
-        """Return the newest overview, at most `keep_ms` old."""
+        """Return the newest overview, at most `cache_ms` old."""
         async with self._lock:
             now_ms = self._clock.monotonic_ms()
-            if self._taken_ms is None or now_ms - self._taken_ms >= self._keep_ms:
+            if self._sampled_ms is None or now_ms - self._sampled_ms >= self._cache_ms:
                 changes = self._changes
-                self._newest = await self._take()
+                self._newest = await self._sample()
                 self._history.add(self._newest)
-                self._taken_ms = self._clock.monotonic_ms() if changes == self._changes else None
+                self._sampled_ms = self._clock.monotonic_ms() if changes == self._changes else None
             return self._newest
 
-    def changed(self) -> None:
-        """Discard the kept overview, for example because Kafka was reached. The next request takes a new one."""
+    def invalidate(self) -> None:
+        """Discard the cached overview, for example because Kafka was reached. The next request samples again."""
         self._changes += 1
-        self._taken_ms = None
+        self._sampled_ms = None
 
     def history(self) -> list[Point]:
         """Return the points so far, oldest first."""
         return self._history.points
 
     async def run(self) -> None:
-        """Take an overview every few seconds, so the history has no gaps while no page is open."""
+        """Build an overview every SAMPLE_INTERVAL_MS, so the history has no gaps while no page is open."""
         while True:
             try:
                 await self.overview()
             except PenstockError as e:
-                log.warning("the overview could not be taken", reason=str(e))
-            await asyncio.sleep(LOOK_EVERY_MS / 1000)
+                log.warning("the overview could not be built", reason=str(e))
+            await asyncio.sleep(SAMPLE_INTERVAL_MS / 1000)
 
-    async def _take(self) -> dict[str, Any]:
+    async def _sample(self) -> dict[str, Any]:
         kafka, services = await asyncio.gather(
             self._kafka.sample(), asyncio.gather(*(source.sample() for source in self._sources))
         )

@@ -1,4 +1,4 @@
-"""Routers of the admin's address beside Kafka's own: dead letters, and the routes of the other services."""
+"""The routers of the admin service that are not about the cluster: dead letters, and routes of other services."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import httpx
 
 from penstock.api.admin.dead_letters import dead_letters_router
 from penstock.api.http.app import create_app
-from penstock.api.http.openapi import Document, handed_on_paths
+from penstock.api.http.openapi import Document, forwarded_paths
 from penstock.api.http.reverse_proxy import CONNECT_PATHS, STREAMS_PATHS, forward_router, upstreams_of
 from penstock.api.rest_proxy.routes import APIRouter
 from penstock.api.streams.routes import streams_router
@@ -23,16 +23,15 @@ CONNECT, STREAMS = "connect", "aggregator"
 """The names in `services` of the Connect worker and of the aggregator."""
 
 
-def handed_on() -> list[Document]:
+def forwarded_documents() -> list[Document]:
     """Return the OpenAPI documents of the forwarded routes, built from those services' own routers."""
-    from penstock.api.connect.routes import (
-        create_connect_app,  # takes half a second, and only the OpenAPI document needs it
-    )
+    # The import takes half a second, and only the OpenAPI document needs it.
+    from penstock.api.connect.routes import create_connect_app
 
-    nobody: Any = None
-    connect = create_connect_app(nobody).openapi()
-    streams = create_app(streams=streams_router(nobody, stores_router(nobody))).openapi()
-    return [handed_on_paths(connect, *CONNECT_PATHS), handed_on_paths(streams, *STREAMS_PATHS)]
+    unused: Any = None  # the document needs the routes, which are never called
+    connect = create_connect_app(unused).openapi()
+    streams = create_app(streams=streams_router(unused, stores_router(unused))).openapi()
+    return [forwarded_paths(connect, *CONNECT_PATHS), forwarded_paths(streams, *STREAMS_PATHS)]
 
 
 def more_routers(

@@ -13,26 +13,26 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 from pydantic import SecretStr
 
-from penstock.api.admin.routes import AdminClient
+from penstock.api.admin.routes import DEAD, AdminClient
 from penstock.api.console.samples import KafkaSample, ServiceSample
 from penstock.api.http.health import Check, CheckResult, health_body, run_checks
 from penstock.api.http.problem import ErrorKind, Problem
 from penstock.api.http.reverse_proxy import Answer
+from penstock.api.http.status import BAD_GATEWAY
 from penstock.api.streams.routes import StreamsView
 from penstock.shared.common import metrics
 from penstock.shared.common.errors import GroupNotFound, PenstockError
 
 GROUPS_MAX = 50
 """The most groups in the overview, those with members first. Each costs four requests to Kafka."""
-GONE = "Dead"
-WITHOUT_MEMBERS = ("Empty", GONE)
+WITHOUT_MEMBERS = ("Empty", DEAD)
 
 KAFKA_TIMEOUT_MS = 3_000
 LATENCY = "penstock_ingest_request_seconds_bucket"
-WELL = ("ok", "healthy")
-"""The status in `/health` of a healthy service: of Penstock's, and of Kafka Connect."""
-FORWARD_SECONDS = 30
-"""The time limit of a forwarded request."""
+HEALTHY_STATUSES = ("ok", "healthy")
+"""The `status` in `/health` of a healthy service: `ok` of Penstock's services, `healthy` of Kafka Connect."""
+FORWARD_TIMEOUT_S = 30
+"""The time limit of a forwarded request: the other service may wait for Kafka."""
 
 
 def services_client(timeout_ms: int, token: SecretStr | None) -> httpx.AsyncClient:
@@ -64,7 +64,7 @@ class HttpSource:
         """Return the service's own `/health` as one check."""
         try:
             body = (await self._client.get(f"{self._url}/health")).json()
-            return CheckResult(body["status"] in WELL, failing(checks_of(body)))
+            return CheckResult(body["status"] in HEALTHY_STATUSES, failing(checks_of(body)))
         except (httpx.HTTPError, ValueError, KeyError, TypeError, AttributeError) as e:
             return CheckResult(False, f"{self._url} does not answer: {type(e).__name__}: {e}".rstrip(": "))
 
@@ -73,7 +73,7 @@ class HttpSource:
             health = await self._client.get(f"{self._url}/health")
             body = health.json()
             checks = checks_of(body)
-            status = "ok" if body["status"] in WELL else str(body["status"])
+            status = "ok" if body["status"] in HEALTHY_STATUSES else str(body["status"])
             totals = sum_metrics((await self._client.get(f"{self._url}/metrics")).text)
             streams = await self._client.get(f"{self._url}/v1/streams")
             state = streams.json() if streams.status_code == httpx.codes.OK else None
@@ -90,19 +90,22 @@ class HttpUpstream:
         self._url = url
         self._client = client
 
-    async def ask(self, method: str, path: str, query: str, body: bytes, media_type: str) -> Answer:
+    async def forward(self, method: str, path: str, query: str, body: bytes, media_type: str) -> Answer:
         """Forward a request and return the answer. Raises Problem (502) if there is none."""
         headers = {"Content-Type": media_type} if media_type else {}
         url = f"{self._url}{path}?{query}" if query else f"{self._url}{path}"
         try:
-            answer = await self._client.request(method, url, content=body, headers=headers, timeout=FORWARD_SECONDS)
+            answer = await self._client.request(method, url, content=body, headers=headers, timeout=FORWARD_TIMEOUT_S)
         except httpx.HTTPError as e:
-            kind = ErrorKind(502, "SERVICE_UNREACHABLE", "Another service does not answer", 5)
+            kind = ErrorKind(BAD_GATEWAY, "SERVICE_UNREACHABLE", "Another service does not answer", 5)
             raise Problem(kind, f"{self.name}: {type(e).__name__}: {e}".rstrip(": ")) from None
-        kind, retry_after, location = (
-            answer.headers.get(name, "") for name in ("content-type", "retry-after", "location")
+        return Answer(
+            answer.status_code,
+            answer.headers.get("content-type", ""),
+            answer.content,
+            retry_after=answer.headers.get("retry-after", ""),
+            location=answer.headers.get("location", "").removeprefix(self._url),
         )
-        return Answer(answer.status_code, kind, answer.content, retry_after, location.removeprefix(self._url))
 
 
 class LocalSource:
@@ -144,30 +147,34 @@ class KafkaSource:
         try:
             async with asyncio.timeout(self._timeout_ms / 1000):
                 cluster = await self._admin.cluster()
-                listed = [g for g in await self._admin.list_groups() if g.protocol_type in ("consumer", "")]
-                listed.sort(key=lambda g: (g.state in WITHOUT_MEMBERS, g.group_id))
-                found = await asyncio.gather(*(self._group(g.group_id) for g in listed[:GROUPS_MAX]))
+                # A group without members and without group management has no protocol type.
+                listings = [g for g in await self._admin.list_groups() if g.protocol_type in ("consumer", "")]
+                listings.sort(key=lambda g: (g.state in WITHOUT_MEMBERS, g.group_id))
+                described = await asyncio.gather(*(self._group(g.group_id) for g in listings[:GROUPS_MAX]))
         except TimeoutError:
             return KafkaSample(error=f"no answer within {self._timeout_ms} ms")
         except PenstockError as e:
             return KafkaSample(error=str(e) or type(e).__name__)
-        groups = [group for group in found if group is not None]
-        return KafkaSample(cluster.cluster_id, len(cluster.brokers), groups, max(0, len(listed) - GROUPS_MAX))
+        groups = [group for group in described if group is not None]
+        return KafkaSample(cluster.cluster_id, len(cluster.brokers), groups, max(0, len(listings) - GROUPS_MAX))
 
     async def _group(self, group_id: str) -> Mapping[str, Any] | None:
-        """Return the group, or None if it was deleted meanwhile."""
+        """Return the group's state, number of members and total lag; None if it was deleted meanwhile."""
         try:
-            found = await self._admin.describe_group(group_id)
+            description = await self._admin.describe_group(group_id)
             lag = sum(row.lag for row in await self._admin.group_lag(group_id))
         except GroupNotFound:
             return None
-        if found.state == GONE:
+        if description.state == DEAD:
             return None
-        return {"group": group_id, "state": found.state, "members": len(found.members), "lag": lag}
+        return {"group": group_id, "state": description.state, "members": len(description.members), "lag": lag}
 
 
 def sum_metrics(text: str) -> dict[str, float]:
-    """Sum the samples of Prometheus' text format over their labels, by sample name."""
+    """Sum the samples of Prometheus' text format over their labels, by sample name.
+
+    Only metrics of Penstock are returned, and of the histograms only the buckets of the ingest latency.
+    """
     totals: dict[str, float] = defaultdict(float)
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
@@ -182,7 +189,7 @@ def checks_of(health: Mapping[str, Any]) -> dict[str, Any]:
     """Return the checks of a service's `/health`. A Connect worker answers as Kafka Connect does and is one check."""
     if "checks" in health:
         return dict(health["checks"])
-    status = "ok" if health["status"] in WELL else "failing"
+    status = "ok" if health["status"] in HEALTHY_STATUSES else "failing"
     return {"worker": {"status": status, "detail": health["message"]}}
 
 

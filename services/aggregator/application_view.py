@@ -21,7 +21,7 @@ from prometheus_client import CollectorRegistry
 from penstock.api.http.problem import ErrorKind, Problem
 from penstock.api.http.server import HttpServer
 from penstock.api.settings import GuardedSettings, Scope
-from penstock.api.streams.key_params import StoreQuestion, query_params
+from penstock.api.streams.key_params import StoreQueryParams, query_params
 from penstock.api.streams.routes import StreamsState, StreamsView
 from penstock.services.aggregator.answer_merging import (
     Part,
@@ -61,7 +61,7 @@ class OwnView(StreamsView, Protocol):
         """Return the partitions of this instance."""
         ...
 
-    async def read_store(self, store: str, **question: Unpack[StoreQuestion]) -> Any:
+    async def read_store(self, store: str, **question: Unpack[StoreQueryParams]) -> Any:
         """Like `penstock.api.streams.stores.StoresView.read_store`."""
         ...
 
@@ -76,7 +76,7 @@ class NotAnswered(Exception):
 
 
 class Whole:
-    """Implements `penstock.api.streams.routes.WholeView` for the instance at `url`."""
+    """Implements `penstock.api.streams.routes.InstancesView` for the instance at `url`."""
 
     def __init__(
         self,
@@ -143,7 +143,7 @@ class Whole:
         found = merge_windows([Part(parts.own, own), *answers], limit, pages)
         return {**found, "missing": missing_rows(missing)}
 
-    async def read_store(self, store: str, *, partial: bool, **question: Unpack[StoreQuestion]) -> dict[str, Any]:
+    async def read_store(self, store: str, *, partial: bool, **question: Unpack[StoreQueryParams]) -> dict[str, Any]:
         parts = self._parts()
         # raises ConfigError without such a store, WrongContinuation for an invalid one
         own = msgspec.to_builtins(await self._own.read_store(store, **question), str_keys=True)

@@ -12,10 +12,10 @@ from prometheus_client import CollectorRegistry
 
 from penstock.api.http.app import create_app
 from penstock.api.http.health import Check, CheckResult, health_router
-from penstock.api.http.kafka_liveness import Contact
+from penstock.api.http.kafka_liveness import KafkaLiveness
 from penstock.api.http.problem import Problem
 from penstock.api.http.server import HttpServer
-from penstock.api.streams.key_params import StoreQuestion
+from penstock.api.streams.key_params import StoreQueryParams
 from penstock.api.streams.routes import LiveWindows, StreamsState, streams_router
 from penstock.api.streams.stores import FoundWindows, Status, stores_router
 from penstock.services.aggregator.application_view import INCOMPLETE, Whole, advertised, tokens_of
@@ -58,10 +58,10 @@ class Aggregator:
         self.worker = StreamWorker(
             settings.kafka, settings.streams, topology, on_task=self._on_task, registry=self._registry
         )
-        self._contact = Contact(lambda: self.worker.consumer, settings.kafka_silence_max_ms)
+        self._kafka_liveness = KafkaLiveness(lambda: self.worker.consumer, settings.kafka_silence_max_ms)
         checks: dict[str, Check] = {
             "tasks": self._check_tasks,
-            "kafka": self._contact,
+            "kafka": self._kafka_liveness,
             "compaction": self.compaction.health,
         }
         queries, streams = settings.queries, settings.streams
@@ -71,7 +71,7 @@ class Aggregator:
         self._whole = Whole(self, known, queries, tokens, self._registry, lambda: self._instances.failed)
         whole = self._whole if queries.all_instances else None
         app = create_app(
-            streams=streams_router(self, stores_router(self, whole), whole=whole),
+            streams=streams_router(self, stores_router(self, whole), instances=whole),
             health=health_router("aggregator", checks, self._registry),
             auth_token=settings.auth_token,
             credentials=settings.credentials,
@@ -92,7 +92,7 @@ class Aggregator:
             self.run_beside({"instances": self._instances.run(self._whole.url)})
         await self.worker.startup()
         self.run_beside(
-            {"compaction": self.compaction.run(), "backlog": self._backlog.run(), "contact": self._contact.run()}
+            {"compaction": self.compaction.run(), "backlog": self._backlog.run(), "contact": self._kafka_liveness.run()}
         )
 
     def run_beside(self, work: Mapping[str, Coroutine[Any, Any, None]]) -> None:
@@ -126,7 +126,7 @@ class Aggregator:
         """The application id of this instance."""
         return self._settings.streams.application_id
 
-    async def read_store(self, store: str, **question: Unpack[StoreQuestion]) -> dict[str, Any]:
+    async def read_store(self, store: str, **question: Unpack[StoreQueryParams]) -> dict[str, Any]:
         """Return the answer of `GET /v1/streams/stores/{store}` for this instance. Its tasks continue meanwhile."""
         pages = row_pages(self.application, store, question)
         wanted: dict[str, Any] = {**question, "after": pages.place(question["continuation"])}
@@ -146,14 +146,14 @@ class Aggregator:
             for partition in [p for p, task in running.items() if now.get(p) is not task]:
                 del running[partition]
 
-    async def find_windows(self, store: str, *, status: Status, **question: Unpack[StoreQuestion]) -> FoundWindows:
+    async def find_windows(self, store: str, *, status: Status, **question: Unpack[StoreQueryParams]) -> FoundWindows:
         """Return the answer of `GET /v1/streams/stores/{store}/windows`."""
         builder = self.worker.topology.stores.get(store)
         if builder is None:
             raise ConfigError(f"no store with windows {store!r}")
         return await self._search.find(builder.schema, status, question)
 
-    async def _read_open(self, store: str, question: StoreQuestion) -> Any:
+    async def _read_open(self, store: str, question: StoreQueryParams) -> Any:
         """Return rows of all instances. Raises Problem if some are missing."""
         if self._settings.queries.all_instances:
             return await self._whole.read_store(store, partial=False, **question)

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypedDict, TypeVar, cast
 
 from penstock.api.http.problem import ErrorKind, Problem
-from penstock.api.streams.key_params import StoreQuestion
+from penstock.api.streams.key_params import StoreQueryParams
 from penstock.api.streams.stores import FoundWindows, Status, Window
 from penstock.services.aggregator.pages import window_pages
 from penstock.services.aggregator.sessions import Query
@@ -39,7 +39,7 @@ class Rows(TypedDict):
     continuation: str | None
 
 
-ReadStore = Callable[[str, StoreQuestion], Awaitable[Rows]]
+ReadStore = Callable[[str, StoreQueryParams], Awaitable[Rows]]
 
 
 class WindowSearch:
@@ -50,7 +50,7 @@ class WindowSearch:
         self._read_store = read_store
         self._finding = asyncio.Semaphore(FINDING_MAX)
 
-    async def find(self, schema: StoreSchema, status: Status, question: StoreQuestion) -> FoundWindows:
+    async def find(self, schema: StoreSchema, status: Status, question: StoreQueryParams) -> FoundWindows:
         """Return a page of a store's windows. Raises ConfigError, WrongContinuation, or Problem if it is busy."""
         if schema.kind not in WINDOWED:
             raise ConfigError(f"no store with windows {schema.name!r}")
@@ -63,7 +63,7 @@ class WindowSearch:
         async with self._finding:
             return await self._whole(schema, status, question)
 
-    async def _whole(self, schema: StoreSchema, status: Status, question: StoreQuestion) -> FoundWindows:
+    async def _whole(self, schema: StoreSchema, status: Status, question: StoreQueryParams) -> FoundWindows:
         """Return windows from lake and changelog, in order of their start."""
         streams, queries = self._settings.streams, self._settings.queries
         pages = window_pages(streams.application_id, schema.name, status, question)
@@ -76,18 +76,18 @@ class WindowSearch:
         windows = [cast(Window, one._asdict()) for one in found]
         return {"windows": windows, "position": query.position, "continuation": pages.text(query.last)}
 
-    async def _open(self, schema: StoreSchema, question: StoreQuestion) -> FoundWindows:
+    async def _open(self, schema: StoreSchema, question: StoreQueryParams) -> FoundWindows:
         """Return open windows from the tasks."""
         found = await self._read_store(schema.name, question)
         windows = [_window(row) for row in found["rows"]]
         return {"windows": windows, "position": found["position"], "continuation": found["continuation"]}
 
 
-def _keys(question: StoreQuestion) -> KeyRange:
+def _keys(question: StoreQueryParams) -> KeyRange:
     return KeyRange.of(question["key"], question["key_from"], question["key_to"])
 
 
-def _reach(question: StoreQuestion) -> tuple[int, int]:
+def _reach(question: StoreQueryParams) -> tuple[int, int]:
     from_ms, to_ms = question["from_ms"], question["to_ms"]
     return EVER_MS[0] if from_ms is None else from_ms, EVER_MS[1] if to_ms is None else to_ms
 

@@ -121,7 +121,7 @@ class Worker:
             return None
         return answer.text if answer.status_code == httpx.codes.OK else None
 
-    async def ask(self, method: str, path: str, query: str, body: bytes, media_type: str) -> Answer:
+    async def forward(self, method: str, path: str, query: str, body: bytes, media_type: str) -> Answer:
         path = path.removeprefix(f"/workers/{self.number}")
         headers = {"Content-Type": media_type} if media_type else {}
         if token := self._tokens.get("read" if method == "GET" else "admin"):
@@ -146,11 +146,11 @@ class AnyWorker:
     def __init__(self, workers: Sequence[Worker]) -> None:
         self._workers = list(workers)
 
-    async def ask(self, method: str, path: str, query: str, body: bytes, media_type: str) -> Answer:
+    async def forward(self, method: str, path: str, query: str, body: bytes, media_type: str) -> Answer:
         details = []
         for worker in list(self._workers):
             try:
-                return await worker.ask(method, path, query, body, media_type)
+                return await worker.forward(method, path, query, body, media_type)
             except Problem as e:
                 if method != "GET" and not isinstance(e.__cause__, httpx.ConnectError):
                     raise

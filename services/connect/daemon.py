@@ -1,7 +1,7 @@
-"""A Connect worker as a process: REST, the stores, the herder, in this order.
+"""A Connect worker as a process. It starts the REST server, the stores and the herder, in this order.
 
-REST listens first, so that a port in use is reported before anything else. It answers 503 until the herder has read its
-topics. Each error that prevents a start has its own exit status (`EXIT_STATUSES`).
+The REST server listens first, so that a port in use is reported before anything else. It answers 503 until the herder
+has read its topics. Each error that prevents the start has its own exit status (`EXIT_STATUSES`).
 """
 
 from __future__ import annotations
@@ -42,18 +42,22 @@ log = get_logger(__name__)
 
 T = TypeVar("T")
 
-FAILED, WRONG_SETTING, PORT_TAKEN, KAFKA_UNREACHABLE, CONNECTOR_FAILED = 1, 2, 3, 4, 5
+FAILED = 1
+WRONG_SETTING = 2
+PORT_IN_USE = 3
+KAFKA_UNREACHABLE = 4
+CONNECTOR_FAILED = 5
 EXIT_STATUSES: Mapping[int, str] = {
-    FAILED: "an error while it ran",
-    WRONG_SETTING: "a setting is missing or wrong",
-    PORT_TAKEN: "the address of REST cannot be had",
-    KAFKA_UNREACHABLE: "Kafka cannot be reached, or refuses the credentials",
-    CONNECTOR_FAILED: "a connector that was named on the command line cannot be made, or fails as it starts",
+    FAILED: "an error while the worker ran",
+    WRONG_SETTING: "a setting is missing or invalid",
+    PORT_IN_USE: "the address of the REST server cannot be bound",
+    KAFKA_UNREACHABLE: "Kafka cannot be reached, or rejects the credentials",
+    CONNECTOR_FAILED: "a connector of the command line cannot be created, or fails during its start",
 }
 START_WAIT_MS = 60_000
-"""How long a connector of the command line may take to start before the next one starts."""
-REQUEST_SHARE_MS = 5_000
-"""How long requests in progress may take when the worker ends."""
+"""The longest wait for the start of a connector of the command line, before the next one is created."""
+REQUEST_DRAIN_MS = 5_000
+"""How long requests in flight may take during the shutdown."""
 
 
 class StartFailed(PenstockError):
@@ -65,14 +69,15 @@ class StartFailed(PenstockError):
 
 
 class ConnectDaemon:
-    """One worker, made from its settings. `url` is REST's address once it listens."""
+    """One worker. `server.url` is the address of its REST API after `startup`."""
 
-    def __init__(self, asked: CommandLine, registry: CollectorRegistry | None = None) -> None:
-        self._asked, self._config = asked, asked.config
+    def __init__(self, command_line: CommandLine, registry: CollectorRegistry | None = None) -> None:
+        self._command_line = command_line
+        self._config = command_line.config
         self._registry = CollectorRegistry() if registry is None else registry
         self._http = listener(self._config)
-        self._starting = StartingApp()
-        self.server = HttpServer(guarded(self._starting, self._config, self._http), self._http)
+        self._rest = StartingApp()
+        self.server = HttpServer(guarded(self._rest, self._config, self._http), self._http)
         kafka = self._config.kafka
         self._admin = Admin(kafka)
         self._connection = Connection(kafka)
@@ -82,86 +87,96 @@ class ConnectDaemon:
         self.exit_status = FAILED
 
     def __repr__(self) -> str:
-        return f"<ConnectDaemon {self._asked.mode}, {self.server!r}>"
+        return f"<ConnectDaemon {self._command_line.mode}, {self.server!r}>"
 
     async def startup(self) -> None:
-        """Starts REST, Kafka, the stores, and the connectors of the command line. StartFailed names the cause."""
+        """Starts the REST server, the Kafka clients, the herder, and the connectors of the command line.
+
+        Raises StartFailed.
+        """
         for name in misspelled(self._config):
-            log.warning("a setting that nothing knows", name=name)
+            log.warning("unknown setting", name=name)
         if is_open(self._config, self._http):
             log.warning(
-                "everyone who reaches this address may make connectors, and so read and write what this worker can",
-                address=self._http.host, settings="rest.auth.token or rest.auth.users",
-            )  # fmt: skip
-        await self._step(self._listen(), {ConfigError: PORT_TAKEN})
-        await self._step(self._reach_kafka(), {ConfigError: WRONG_SETTING, PenstockError: KAFKA_UNREACHABLE})
-        herder = await self._step(self._begin(), {ConfigError: WRONG_SETTING, PenstockError: KAFKA_UNREACHABLE})
+                "REST has no authentication: any client of this address can create connectors, "
+                "which read and write with the worker's permissions",
+                address=self._http.host,
+                settings="rest.auth.token or rest.auth.users",
+            )
+        await self._step(self._listen(), {ConfigError: PORT_IN_USE})
+        await self._step(self._connect_kafka(), {ConfigError: WRONG_SETTING, PenstockError: KAFKA_UNREACHABLE})
+        herder = await self._step(self._start_herder(), {ConfigError: WRONG_SETTING, PenstockError: KAFKA_UNREACHABLE})
         self._loop = asyncio.create_task(herder.main_loop(), name="herder")
         spare_the_collector()
-        for path, config in self._asked.connectors.items():
+        for path, config in self._command_line.connectors.items():
             await self._step(self._make_connector(herder, path, config), {PenstockError: CONNECTOR_FAILED})
 
     async def main_loop(self) -> None:
-        """Runs until cancelled, or until the herder or REST ends."""
+        """Runs until cancelled, or until the herder or the REST server ends."""
         assert self._loop is not None, "startup() comes first"
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.server.wait())
-            tasks.create_task(self._herd(self._loop))
+            tasks.create_task(self._run_herder(self._loop))
 
-    async def _herd(self, loop: asyncio.Task[None]) -> None:
+    async def _run_herder(self, loop: asyncio.Task[None]) -> None:
         await loop
 
     async def shutdown(self) -> None:
-        """Stops requests, then connectors and tasks, and leaves the group."""
-        await self.server.stop(REQUEST_SHARE_MS)
+        """Stops the REST server, then connectors and tasks, and leaves the group."""
+        await self.server.stop(REQUEST_DRAIN_MS)
         if self._loop is not None:
             self._loop.cancel()
             await asyncio.wait([self._loop])
         if self.herder is not None:
             await self.herder.shutdown()
-        await self._producer.close(REQUEST_SHARE_MS)
+        await self._producer.close(REQUEST_DRAIN_MS)
         await self._connection.close()
         await self._admin.close()
 
     async def _step(self, step: Awaitable[T], statuses: Mapping[type[PenstockError], int]) -> T:
+        """Awaits a step of the start. Raises StartFailed with the first exit status whose class fits the error."""
         try:
             return await step
         except* PenstockError as group:
-            first = _first(group)
-            self.exit_status = next((s for kind, s in statuses.items() if isinstance(first, kind)), FAILED)
-            raise StartFailed(self.exit_status, first) from None
+            error = _first_error(group)
+            self.exit_status = next((status for cls, status in statuses.items() if isinstance(error, cls)), FAILED)
+            raise StartFailed(self.exit_status, error) from None
 
     async def _listen(self) -> None:
         try:
             await self.server.start()
-        except ConfigError as e:  # names http.port, which a worker's properties lack
+        except ConfigError as e:
+            # The error names http.port. A worker's setting is `listeners`.
             raise ConfigError(f"listeners: {str(e).partition(': ')[2]}") from None
 
-    async def _begin(self) -> DistributedHerder | StandaloneHerder:
+    async def _start_herder(self) -> DistributedHerder | StandaloneHerder:
         herder = self.herder = self._make_herder()
-        self._starting.app = create_connect_app(herder, self._registry)
+        self._rest.app = create_connect_app(herder, self._registry)
         await herder.startup()
         return herder
 
-    async def _reach_kafka(self) -> None:
+    async def _connect_kafka(self) -> None:
         await self._admin.__aenter__()
         await self._connection.open()
         await self._producer.__aenter__()
 
     def _make_herder(self) -> DistributedHerder | StandaloneHerder:
-        plugins, config = Plugins.installed(), self._config
+        plugins = Plugins.installed()
+        config = self._config
         worker_id = advertised(config, self._http, self.server.port)
         stores = self._stores()
         group_id = config["group.id"] if isinstance(config, DistributedConfig) else "connect"
         tasks = TaskFactory(config, plugins, stores.offsets, group_id=group_id)
         herder: DistributedHerder | StandaloneHerder
         if isinstance(config, DistributedConfig):
-            isolating = IsolatingWorker(config, plugins, stores.offsets, tasks, log_settings=self._asked.log)
+            isolating_worker = IsolatingWorker(
+                config, plugins, stores.offsets, tasks, log_settings=self._command_line.log
+            )
             url = f"http://{worker_id}/"
             herder = DistributedHerder(
-                config, isolating, self._admin, self._connection, stores, url=url, worker_id=worker_id
+                config, isolating_worker, self._admin, self._connection, stores, url=url, worker_id=worker_id
             )
-            herder.loggers.on_level = isolating.set_level
+            herder.loggers.on_level = isolating_worker.set_level
         else:
             worker = Worker(config, plugins, stores.offsets, tasks)
             herder = StandaloneHerder(worker, self._admin, stores, worker_id)
@@ -169,19 +184,20 @@ class ConnectDaemon:
         return herder
 
     def _stores(self) -> Stores:
-        config, kafka = self._config, self._config.kafka
+        config = self._config
+        kafka = config.kafka
         if isinstance(config, StandaloneConfig):
             file = FileOffsetStore(Path(config["offset.storage.file.filename"]))
             return Stores(MemoryConfigStore(self._on_change), StatusStore(), file)
-        shared = (kafka, self._admin, self._producer)
+        clients = (kafka, self._admin, self._producer)
         configs: ConfigStore = KafkaConfigStore(
-            *shared,
+            *clients,
             config.topic("config"),
             self._on_change,
             transactional_id=config.leader_transactional_id if config.transactional_leader else None,
         )
-        offsets: OffsetBackingStore = KafkaOffsetStore(*shared, config.topic("offset"))
-        return Stores(configs, KafkaStatusStore(*shared, config.topic("status")), offsets)
+        offsets: OffsetBackingStore = KafkaOffsetStore(*clients, config.topic("offset"))
+        return Stores(configs, KafkaStatusStore(*clients, config.topic("status")), offsets)
 
     def _on_change(self, change: ConfigChange) -> None:
         if self.herder is not None:
@@ -202,7 +218,8 @@ class ConnectDaemon:
         log.info("created a connector", connector=name, file=str(path))
 
 
-def _first(group: BaseExceptionGroup[PenstockError]) -> PenstockError:
+def _first_error(group: BaseExceptionGroup[PenstockError]) -> PenstockError:
+    """Returns the first error of nested groups."""
     error: BaseException = group
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]

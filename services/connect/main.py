@@ -13,35 +13,36 @@ from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.log import configure
 
 SHUTDOWN_TIMEOUT_MS = 60_000
-"""Added to the tasks' time (`task.shutdown.graceful.timeout.ms`), for commits, the group and the topics."""
+"""The time of a shutdown in addition to `task.shutdown.graceful.timeout.ms`: for offset commits, leaving the group, and
+flushing the topics."""
 
 USAGE = """\
 penstock connect standalone WORKER.properties [CONNECTOR.properties …] [--NAME=VALUE …]
 penstock connect distributed WORKER.properties [--NAME=VALUE …]
 
-Run a Connect worker with Kafka Connect's settings and REST. --NAME=VALUE goes before the file, for every setting of a
-worker; --log.level and --log.format are the log's. Exit statuses:
+Run a Connect worker with Kafka Connect's settings and REST API. --NAME=VALUE overrides a setting of the worker's file.
+--log.level and --log.format set the log. Exit statuses:
 """
 
 
 def main(arguments: Sequence[str]) -> int:
     """Runs until SIGTERM. Returns the exit status: one of `EXIT_STATUSES`, or 0 after a requested shutdown."""
     if not arguments or arguments[0] not in ("standalone", "distributed"):
-        asked_for_help = not arguments or arguments[0] in ("--help", "-h", "help")
-        statuses = "\n".join(f"  {status}  {what}" for status, what in EXIT_STATUSES.items())
-        print(USAGE + statuses, file=sys.stdout if asked_for_help else sys.stderr)
-        return 0 if asked_for_help else WRONG_SETTING
+        is_help = not arguments or arguments[0] in ("--help", "-h", "help")
+        statuses = "\n".join(f"  {status}  {reason}" for status, reason in EXIT_STATUSES.items())
+        print(USAGE + statuses, file=sys.stdout if is_help else sys.stderr)
+        return 0 if is_help else WRONG_SETTING
     mode: Mode = "standalone" if arguments[0] == "standalone" else "distributed"
     try:
-        asked = read_command_line(mode, arguments[1:])
-        configure(asked.log, "connect")
-        return asyncio.run(_drive(asked))
+        command_line = read_command_line(mode, arguments[1:])
+        configure(command_line.log, "connect")
+        return asyncio.run(_drive(command_line))
     except ConfigError as e:
         print(f"penstock connect: {e}", file=sys.stderr)
         return WRONG_SETTING
 
 
-async def _drive(asked: CommandLine) -> int:
-    worker = ConnectDaemon(asked)
-    status = await daemon.run(worker, asked.config["task.shutdown.graceful.timeout.ms"] + SHUTDOWN_TIMEOUT_MS)
+async def _drive(command_line: CommandLine) -> int:
+    worker = ConnectDaemon(command_line)
+    status = await daemon.run(worker, command_line.config["task.shutdown.graceful.timeout.ms"] + SHUTDOWN_TIMEOUT_MS)
     return worker.exit_status if status else status

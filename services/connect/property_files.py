@@ -1,4 +1,4 @@
-"""The files of a worker's or connector's configuration, as the command line names them."""
+"""Reads the configuration files of workers and connectors."""
 
 from __future__ import annotations
 
@@ -12,13 +12,16 @@ from penstock.shared.connect.properties import parse_properties, text_map
 
 
 def read_properties(path: Path) -> dict[str, str]:
-    """Reads a properties file, or a connector's JSON file (its config, or `name` and `config` in REST's form)."""
+    """Reads a properties file, or a connector's JSON file (its config, or an object with `name` and `config`).
+
+    Raises ConfigError, with the path.
+    """
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as e:
         raise ConfigError(f"{path}: {e.strerror}") from None
     except UnicodeDecodeError:
-        raise ConfigError(f"{path}: is no UTF-8 text") from None
+        raise ConfigError(f"{path}: not UTF-8 text") from None
     try:
         return _read_json(text) if path.suffix == ".json" else parse_properties(text)
     except ConfigError as e:
@@ -27,16 +30,17 @@ def read_properties(path: Path) -> dict[str, str]:
 
 def _read_json(text: str) -> dict[str, str]:
     try:
-        found = msgspec.json.decode(text)
+        document = msgspec.json.decode(text)
     except msgspec.DecodeError as e:
-        raise ConfigError(f"no JSON: {e}") from None
-    if not isinstance(found, dict):
+        raise ConfigError(f"not JSON: {e}") from None
+    if not isinstance(document, dict):
         raise ConfigError("must be a JSON object")
-    config = found.get("config", found)
+    config = document.get("config", document)
     if not isinstance(config, dict):
         raise ConfigError("'config' must be a JSON object")
-    named = {"name": found["name"], **config} if "config" in found and "name" in found else config
+    if "config" in document and "name" in document:
+        config = {"name": document["name"], **config}
     try:
-        return text_map(named, "config")
+        return text_map(config, "config")
     except BadRequest as e:
         raise ConfigError(str(e)) from None

@@ -1,7 +1,7 @@
-"""Reads a worker's settings from its command line: a properties file as Kafka Connect's, overridden by flags.
+"""Reads a worker's settings from its command line: Kafka Connect's properties file, overridden by flags.
 
-`--group.id=orders` is `group.id=orders` in the file. REST's address is the first of `listeners`. Other workers and
-clients get the address in `rest.advertised.host.name` and `rest.advertised.port`, by default the listener's own.
+`--group.id=orders` is `group.id=orders` in the file. The REST server listens at the first of `listeners`. Other workers
+use the address in `rest.advertised.host.name` and `rest.advertised.port`, by default the listener's own.
 """
 
 from __future__ import annotations
@@ -46,32 +46,32 @@ class CommandLine:
 
 
 def read_command_line(mode: Mode, arguments: Sequence[str]) -> CommandLine:
-    """Reads the command line with its files. A ConfigError names the error."""
+    """Reads the command line and the files that it names. Raises ConfigError."""
     files, flags = _split(arguments)
     if not files:
-        raise ConfigError(f"name the worker's properties file: penstock connect {mode} WORKER.properties …")
+        raise ConfigError(f"the worker's properties file is missing: penstock connect {mode} WORKER.properties …")
     if mode == "distributed" and len(files) > 1:
-        raise ConfigError("a distributed worker takes no connectors on the command line: create them over REST")
+        raise ConfigError("a distributed worker does not accept connectors on the command line; create them over REST")
     log = {name.removeprefix("log."): flags.pop(name) for name in LOG_FLAGS if name in flags}
     props = read_properties(files[0]) | flags
-    find = Plugins.installed().converter_class
-    config = DistributedConfig(props, find) if mode == "distributed" else StandaloneConfig(props, find)
-    return CommandLine(
-        mode, config, {path: read_properties(path) for path in files[1:]}, LogSettings.model_validate(log)
-    )
+    converter_class = Plugins.installed().converter_class
+    config = (DistributedConfig if mode == "distributed" else StandaloneConfig)(props, converter_class)
+    connectors = {path: read_properties(path) for path in files[1:]}
+    return CommandLine(mode, config, connectors, LogSettings.model_validate(log))
 
 
 def _split(arguments: Sequence[str]) -> tuple[list[Path], dict[str, str]]:
+    """Returns the files, and the flags by name. Accepts `--name=value` and `--name value`."""
     files: list[Path] = []
     flags: dict[str, str] = {}
-    rest = iter(arguments)
-    for argument in rest:
+    remaining = iter(arguments)
+    for argument in remaining:
         if not argument.startswith("--"):
             files.append(Path(argument))
             continue
         name, equals, value = argument[2:].partition("=")
         if not equals:
-            value = next(rest, "")
+            value = next(remaining, "")
             if not value:
                 raise ConfigError(f"--{name}: needs a value")
         flags[name] = value
@@ -79,27 +79,23 @@ def _split(arguments: Sequence[str]) -> tuple[list[Path], dict[str, str]]:
 
 
 def misspelled(config: WorkerConfig) -> list[str]:
-    """Returns, for the log, the settings that neither the worker nor its clients know, each with a suggestion."""
+    """Returns the settings that neither the worker nor its clients know, each with the nearest known name."""
     known = [key.name for key in config.definition]
-    given = [name for name in config.props if name not in config.definition and not _is_prefixed(name)]
-    return [f"{name}{nearest(name, known)}" for name in unknown_properties(dict.fromkeys(given, ""))]
+    other = [name for name in config.props if name not in config.definition and not name.startswith(PREFIXES)]
+    return [f"{name}{nearest(name, known)}" for name in unknown_properties(dict.fromkeys(other, ""))]
 
 
 PREFIXES = (
     *("producer.", "consumer.", "admin.", "key.converter.", "value.converter.", "header.converter."),
     *("config.providers.", "config.storage.", "offset.storage.", "status.storage.", "metrics.", "topic."),
 )
-"""Another component knows the settings that begin with one of these."""
-
-
-def _is_prefixed(name: str) -> bool:
-    return name.startswith(PREFIXES)
+"""Prefixes of settings that another component checks."""
 
 
 def listener(config: WorkerConfig) -> HttpSettings:
-    """Returns REST's listener: the first of `listeners`. Raises ConfigError if it is invalid."""
-    given = config["listeners"]
-    text = given[0] if given else ""
+    """Returns the address of the REST server: the first of `listeners`. Raises ConfigError if it is invalid."""
+    listeners = config["listeners"]
+    text = listeners[0] if listeners else ""
     try:
         parts = urlsplit(text)
         port = parts.port
@@ -107,7 +103,7 @@ def listener(config: WorkerConfig) -> HttpSettings:
         raise ConfigError(f"listeners: {text}: {e}") from None
     if parts.scheme.lower() != "http":
         raise ConfigError(
-            f"listeners: {text!r}: must be http://HOST:PORT (put a proxy that speaks TLS in front for https)"
+            f"listeners: {text!r}: must be http://HOST:PORT (for https use a reverse proxy that terminates TLS)"
         )
     return HttpSettings(
         host=parts.hostname or EVERY_ADDRESS,
@@ -117,10 +113,10 @@ def listener(config: WorkerConfig) -> HttpSettings:
 
 
 def guarded(app: StartingApp, config: WorkerConfig, http: HttpSettings) -> Guard:
-    """Returns REST behind its authentication. Raises ConfigError if a secret is too short, or a user has none.
+    """Returns the REST app behind its authentication. Raises ConfigError if a secret is missing or too short.
 
-    Without authentication it is open, as Kafka Connect's is. On a loopback address it then accepts only this machine's
-    own names.
+    Without `rest.auth.token` and `rest.auth.users` REST is open, as in Kafka Connect. At a loopback address it then
+    accepts only requests whose Host header names this machine.
     """
     token = SecretStr(config["rest.auth.token"].value) if config["rest.auth.token"].value else None
     users: dict[str, Credential] = {}
@@ -134,22 +130,23 @@ def guarded(app: StartingApp, config: WorkerConfig, http: HttpSettings) -> Guard
         require_auth(http.host, secrets, insecure_no_auth=True)
     except ConfigError as e:
         raise ConfigError(str(e).replace("auth_token, credentials", "rest.auth.token, rest.auth.users")) from None
-    own_names_only = not secrets and is_loopback(http.host) and not config["rest.advertised.host.name"]
-    from penstock.api.http.auth import Guard  # needs the extra `server`, which a reader of the settings may lack
+    local_hosts_only = not secrets and is_loopback(http.host) and not config["rest.advertised.host.name"]
+    # Needs the extra `server`, which is not required to read the settings.
+    from penstock.api.http.auth import Guard
 
-    return Guard(app, auth_token=token, credentials=users, local_hosts_only=own_names_only)
+    return Guard(app, auth_token=token, credentials=users, local_hosts_only=local_hosts_only)
 
 
 def is_open(config: WorkerConfig, http: HttpSettings) -> bool:
-    """Returns whether REST is open at an address that other machines reach, as Kafka Connect's is."""
-    asks = config["rest.auth.token"].value or config["rest.auth.users"].value
-    return not asks and not is_loopback(http.host)
+    """Returns whether REST has no authentication and other machines can reach it."""
+    has_auth = config["rest.auth.token"].value or config["rest.auth.users"].value
+    return not has_auth and not is_loopback(http.host)
 
 
 def advertised(config: WorkerConfig, http: HttpSettings, port: int) -> str:
-    """Returns the `host:port` by which other workers reach this one."""
+    """Returns the worker's id: the `host:port` at which other workers reach it. `port` is the listener's."""
     host = config["rest.advertised.host.name"] or (
         socket.getfqdn() if http.host in (EVERY_ADDRESS, "::") else http.host
     )
-    shown = config["rest.advertised.port"] or port
-    return f"[{host}]:{shown}" if ":" in host else f"{host}:{shown}"
+    advertised_port = config["rest.advertised.port"] or port
+    return f"[{host}]:{advertised_port}" if ":" in host else f"{host}:{advertised_port}"

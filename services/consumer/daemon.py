@@ -10,7 +10,7 @@ import asyncio
 from prometheus_client import CollectorRegistry
 
 from penstock.api.http.health import Check, CheckResult, create_health_app
-from penstock.api.http.kafka_liveness import Contact
+from penstock.api.http.kafka_liveness import KafkaLiveness
 from penstock.api.http.server import HttpServer
 from penstock.services.consumer.handler_runner import HandlerRunner
 from penstock.services.consumer.settings import ConsumerServiceSettings
@@ -29,8 +29,8 @@ class ConsumerDaemon:
     def __init__(self, settings: ConsumerServiceSettings, registry: CollectorRegistry | None = None) -> None:
         registry = CollectorRegistry() if registry is None else registry
         self.runner = HandlerRunner(settings, registry=registry)
-        self._contact = Contact(lambda: self.runner.consumer, settings.kafka_silence_max_ms)
-        checks: dict[str, Check] = {"progress": self.check, "kafka": self._contact}
+        self._kafka_liveness = KafkaLiveness(lambda: self.runner.consumer, settings.kafka_silence_max_ms)
+        checks: dict[str, Check] = {"progress": self.check, "kafka": self._kafka_liveness}
         self.server = HttpServer(create_health_app(SERVICE, checks, registry), settings.http)
 
     def __repr__(self) -> str:
@@ -44,7 +44,7 @@ class ConsumerDaemon:
     async def main_loop(self) -> None:
         """Connect, then handle records until cancelled."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._contact.run())
+            tasks.create_task(self._kafka_liveness.run())
             await self.runner.run()
 
     async def shutdown(self) -> None:

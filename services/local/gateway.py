@@ -14,7 +14,7 @@ from penstock.api.http.app import create_app
 from penstock.api.http.health import Check, health_router
 from penstock.api.http.server import HttpServer
 from penstock.services.admin.overview import Overview
-from penstock.services.admin.routers import handed_on, more_routers
+from penstock.services.admin.routers import forwarded_documents, more_routers
 from penstock.services.admin.sources import HttpSource, KafkaSource, LocalSource, services_client
 from penstock.services.local.settings import GatewaySettings
 from penstock.services.producer.daemon import ProducerDaemon
@@ -39,7 +39,7 @@ class GatewayDaemon(ProducerDaemon):
 
     async def connect(self) -> None:
         await super().connect()
-        self._overview.changed()
+        self._overview.invalidate()
 
     async def shutdown(self) -> None:
         await super().shutdown()
@@ -52,11 +52,11 @@ class GatewayDaemon(ProducerDaemon):
         self._overview = Overview([own, *others], KafkaSource(self._admin))
         app = create_app(
             ingest=self.ingest.router,
-            straight=self.ingest.handle,
+            fast_path=self.ingest.handle,
             rest_proxy=self.rest_proxy(),
             admin=admin_router(self._admin),
             more=more_routers(self._settings.kafka, self._admin, self._services, self._http),
-            handed_on=handed_on,
+            forwarded_documents=forwarded_documents,
             dashboard=dashboard_router(self._overview),
             health=health_router("gateway", checks | {other.name: other.check for other in others}, self._registry),
             auth_token=self._settings.auth_token,

@@ -53,5 +53,5 @@ def require_free(host: str, port: int, setting: str = "port") -> None:
     """Raise PortTaken, which names the setting, if a process listens on the port."""
     if not is_free(host, port):
         raise PortTaken(
-            f"{setting}: port {port} on {host} is taken by another process; choose another, or 0 for a free one"
+            f"{setting}: port {port} on {host} is in use by another process; choose another, or 0 for a free one"
         )

@@ -21,9 +21,12 @@ from penstock.services.producer.transactor import KafkaTransactor
 from penstock.shared.clients.admin import Admin
 from penstock.shared.clients.producer import Producer
 
-BODY_SHARE, REQUEST_SHARE, FLUSH_SHARE = 0.25, 0.6, 0.3
-"""Shares of `shutdown_timeout_ms`: until incomplete bodies are answered as they are, until requests are cut off, and
-for the producer's last flush."""
+BODY_SHARE = 0.25
+"""The share of `shutdown_timeout_ms` after which incomplete bodies are answered for the events read so far."""
+REQUEST_SHARE = 0.6
+"""The share of `shutdown_timeout_ms` after which requests in flight are cut off."""
+FLUSH_SHARE = 0.3
+"""The share of `shutdown_timeout_ms` for the producer's last flush."""
 
 
 class ProducerDaemon(KafkaHttpDaemon):
@@ -49,7 +52,7 @@ class ProducerDaemon(KafkaHttpDaemon):
         settings = self._settings
         app = create_app(
             ingest=self.ingest.router,
-            straight=self.ingest.handle,
+            fast_path=self.ingest.handle,
             rest_proxy=self.rest_proxy(),
             health=health_router("producer", {"kafka": self._probe}, self._registry),
             auth_token=settings.auth_token,

@@ -1,6 +1,6 @@
 """The Idempotency-Keys in one partition of their topic, and the format of their records.
 
-Sans-IO. A record's key is the key's digest. Its value is the fingerprint of the request and the answer. A key expires
+Sans-IO. A record's key is the key's digest. Its value is the fingerprint of the request and the response. A key expires
 `ttl_ms` after it was written and is never dropped earlier: a full table rejects new keys instead.
 
 >>> keys = StoredKeys(ttl_ms=1_000, max_keys=2, max_bytes=10_000)
@@ -22,11 +22,11 @@ _HEAD = struct.Struct(">BqH")
 FORMAT = 2
 DIGEST_BYTES = 32
 ENTRY_BYTES = 200
-"""The memory of an entry beside its value: its digest, its slot in the table, and its record."""
+"""The approximate memory of an entry without its packed response: digest, fingerprint and table slot."""
 
 
 class Entry(NamedTuple):
-    """One kept key; the answer is still packed."""
+    """A stored key, written at `at_ms`, with the packed response to its request."""
 
     fingerprint: bytes
     at_ms: int
@@ -34,8 +34,8 @@ class Entry(NamedTuple):
     packed: bytes
 
     @property
-    def answer(self) -> StoredResponse:
-        """The answer to the request. Raises DataError if it cannot be decoded."""
+    def response(self) -> StoredResponse:
+        """The response to the request. Raises DataError if it cannot be decoded."""
         return unpack(self.status, self.packed)
 
     @property
@@ -44,9 +44,9 @@ class Entry(NamedTuple):
         return ENTRY_BYTES + len(self.packed)
 
 
-def encode(fingerprint: bytes, answer: StoredResponse, at_ms: int) -> bytes:
-    """Return the value of a key's record: format, time, status, fingerprint, packed answer."""
-    return _HEAD.pack(FORMAT, at_ms, answer.status) + fingerprint + pack(answer)
+def encode(fingerprint: bytes, response: StoredResponse, at_ms: int) -> bytes:
+    """Return the value of a key's record: format, time, status, fingerprint, packed response."""
+    return _HEAD.pack(FORMAT, at_ms, response.status) + fingerprint + pack(response)
 
 
 def decode(value: bytes) -> Entry:
@@ -76,36 +76,37 @@ class StoredKeys:
         return len(self._entries)
 
     def get(self, key: IdempotencyKey, now_ms: int) -> StoredResponse | None:
-        """Return the answer to the key's first request; None if the key is unknown.
+        """Return the response to the key's first request; None if the key is unknown or expired.
 
         Raises KeyReused if the key belongs to another request.
         """
-        self._forget(now_ms)
+        self._expire(now_ms)
         entry = self._entries.get(key.digest)
         if entry is None or entry.at_ms + self._ttl_ms <= now_ms:
             return None
         if entry.fingerprint != key.fingerprint:
             message = "the Idempotency-Key was used for a request with another body, or other headers that make records"
             raise KeyReused(message)
-        return entry.answer
+        return entry.response
 
     def check_room(self, now_ms: int) -> None:
-        """Raise BufferExhausted if there is no room for another key."""
-        self._forget(now_ms)
+        """Raise BufferExhausted if the table is full."""
+        self._expire(now_ms)
         if len(self._entries) >= self._max_keys:
-            raise BufferExhausted(f"max_idempotency_keys={self._max_keys} keys of this partition are remembered")
+            raise BufferExhausted(f"this partition stores max_idempotency_keys={self._max_keys} keys")
         if self.size_bytes >= self._max_bytes:
-            message = f"the remembered keys of this partition take max_idempotency_bytes={self._max_bytes}"
+            message = f"the keys of this partition use max_idempotency_bytes={self._max_bytes}"
             raise BufferExhausted(message)
 
     def put(self, digest: bytes, value: bytes) -> None:
-        """Add the key of a record."""
+        """Add the key of a record. Raises DataError if the value cannot be decoded."""
         entry = decode(value)
         self._drop(digest)
         self._entries[digest] = entry
         self.size_bytes += entry.size_bytes
 
-    def _forget(self, now_ms: int) -> None:
+    def _expire(self, now_ms: int) -> None:
+        """Drop the keys at the head of the table that are older than `ttl_ms`."""
         while self._entries:
             digest, entry = next(iter(self._entries.items()))
             if entry.at_ms + self._ttl_ms > now_ms:

@@ -1,7 +1,8 @@
 """One partition of the topic of Idempotency-Keys, and its ownership (an edge).
 
-`store` runs one transaction at a time. The first request takes the ownership. If the end of a transaction is unknown,
-the ownership is given up. The next request takes it again, which ends the transaction, and reads the partition.
+`store` runs one transaction at a time. The first request acquires the ownership. If the outcome of a transaction is
+unknown, the ownership is released. The next request acquires it again, which ends the transaction, and reads the
+partition.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
-from penstock.api.ingest.atomic import IdempotencyKey, MakeAnswer, StoredResponse
+from penstock.api.ingest.atomic import IdempotencyKey, MakeResponse, StoredResponse
 from penstock.api.ingest.result import Outcome
 from penstock.api.settings import IngestSettings
 from penstock.services.producer.idempotency_keys import StoredKeys, encode
@@ -29,7 +30,7 @@ CLOSE_MS = 10_000
 
 
 class IdempotencyPartition:
-    """See the module; `number` is the partition's number."""
+    """A partition of Idempotency-Keys; `number` is the partition's number. See the module."""
 
     def __init__(
         self,
@@ -50,45 +51,49 @@ class IdempotencyPartition:
         self._lock = asyncio.Lock()
         self._producer: Producer | None = None
         self._read_to = 0
+        """The offset up to which the partition was read."""
 
     def __repr__(self) -> str:
         return f"IdempotencyPartition({self.number}, {'owned' if self._producer else 'not owned'}, {self._keys})"
 
     async def store(
-        self, key: IdempotencyKey, records: Sequence[ProducerRecord], answer: MakeAnswer
+        self, key: IdempotencyKey, records: Sequence[ProducerRecord], make_response: MakeResponse
     ) -> tuple[StoredResponse, bool]:
         """See `Transactor.send_keyed`. Raises ProducerFenced if the ownership was lost meanwhile."""
         async with self._lock:
-            producer = self._producer or await self._own()
+            producer = self._producer or await self._acquire()
             now_ms = SYSTEM_CLOCK.now_ms()
             known = self._keys.get(key, now_ms)
             if known is not None:
                 return known, True
             self._keys.check_room(now_ms)
-            made: list[tuple[StoredResponse, bytes]] = []
+            response: StoredResponse | None = None
+            value = b""
 
-            def with_key(outcomes: Sequence[Outcome]) -> ProducerRecord:
-                given = answer(outcomes)
-                made.append((given, encode(key.fingerprint, given, now_ms)))
-                return ProducerRecord(self._tp.topic, made[0][1], key.digest, (), self.number, now_ms)
+            def key_record(outcomes: Sequence[Outcome]) -> ProducerRecord:
+                nonlocal response, value
+                response = make_response(outcomes)
+                value = encode(key.fingerprint, response, now_ms)
+                return ProducerRecord(self._tp.topic, value, key.digest, (), self.number, now_ms)
 
             try:
-                done = await send_in_transaction(producer, records, with_key)
+                result = await send_in_transaction(producer, records, key_record)
             except BaseException:
-                await self._disown()
+                await self._release()
                 raise
-            if isinstance(done, PenstockError):
-                raise done
-            given, value = made[0]
+            if isinstance(result, PenstockError):
+                raise result
+            assert response is not None, "a committed transaction has the key's record"
             self._keys.put(key.digest, value)
-            return given, False
+            return response, False
 
     async def close(self) -> None:
-        """Give up the ownership."""
+        """Release the ownership."""
         async with self._lock:
-            await self._disown()
+            await self._release()
 
-    async def _own(self) -> Producer:
+    async def _acquire(self) -> Producer:
+        """Acquire the ownership and read the partition. Returns the producer that owns the transactional id."""
         producer = await self._open_owner(self.number)
         try:
             await self._read()
@@ -98,13 +103,15 @@ class IdempotencyPartition:
         self._producer = producer
         return producer
 
-    async def _disown(self) -> None:
-        producer, self._producer = self._producer, None
+    async def _release(self) -> None:
+        """Close the producer. The next request acquires the ownership again."""
+        producer = self._producer
+        self._producer = None
         if producer is not None:
             await producer.close(timeout_ms=CLOSE_MS)
 
     async def _read(self) -> None:
-        """Read to the end. No transaction is open there, since this service now owns the transactional id."""
+        """Read the keys up to the end. No transaction is open, since this service now owns the transactional id."""
         tp = self._tp
         end = (await self._admin.list_offsets({tp: "latest"}))[tp]
         start = max(self._read_to, (await self._admin.list_offsets({tp: "earliest"}))[tp])
@@ -130,41 +137,43 @@ class IdempotencyPartition:
 async def send_in_transaction(
     producer: Producer,
     records: Sequence[ProducerRecord],
-    last: Callable[[Sequence[Outcome]], ProducerRecord] | None = None,
+    last_record: Callable[[Sequence[Outcome]], ProducerRecord] | None = None,
 ) -> Sequence[Outcome] | PenstockError:
-    """Commit all records and the one that `last` makes of their outcomes. Returns the outcomes.
+    """Commit all records, and the one that `last_record` makes of their outcomes. There are three cases:
 
-    Returns the error if nothing was stored and the producer is still usable. If an error is raised, the producer must
-    be closed. The error's `maybe_written` is true if the commit was requested and its result is unknown.
+    1. The transaction is committed: returns the outcomes of `records`.
+    2. Nothing was stored and the producer is still usable: returns the error.
+    3. Otherwise the error is raised, and the producer must be closed. The error's `maybe_written` is true if the commit
+       was requested and its result is unknown.
     """
     await producer.begin_transaction()
     try:
         outcomes = await (await producer.send_many(list(records)))
-        refused = next((outcome for outcome in outcomes if isinstance(outcome, BaseException)), None)
-        if refused is None and last is not None:
-            record = last(outcomes)
-            (outcome,) = await (await producer.send_many([record]))
+        failure = next((outcome for outcome in outcomes if isinstance(outcome, BaseException)), None)
+        if failure is not None:
+            raise failure
+        if last_record is not None:
+            (outcome,) = await (await producer.send_many([last_record(outcomes)]))
             if isinstance(outcome, PenstockError):
                 raise outcome
-        if refused is not None:
-            raise refused
     except PenstockError as e:
         e.maybe_written = False
         if isinstance(e, FatalError):
             raise
-        return await _aborted(producer, e)
+        return await _abort(producer, e)
     try:
         await producer.commit_transaction()
     except TransactionAborted as e:
         e.maybe_written = False
-        return await _aborted(producer, e)
+        return await _abort(producer, e)
     except PenstockError as e:
         e.maybe_written = True
         raise
     return outcomes
 
 
-async def _aborted(producer: Producer, cause: PenstockError) -> PenstockError:
+async def _abort(producer: Producer, cause: PenstockError) -> PenstockError:
+    """Abort the transaction and return the cause. Raises it if the abort fails, since the producer is then unusable."""
     try:
         await producer.abort_transaction()
     except PenstockError as e:

@@ -12,7 +12,7 @@ from penstock.shared.common.settings import HttpSettings, KafkaSettings
 
 DEFAULT_KAFKA = KafkaSettings(request_timeout_ms=10_000)
 DEFAULT_PRODUCER = ProducerSettings(max_block_ms=5_000, delivery_timeout_ms=25_000)
-"""Shorter than Kafka's default: a client of HTTP waits for the outcome, and can retry itself."""
+"""Shorter than Kafka's defaults: an HTTP client waits for the outcome, and can retry itself."""
 
 
 class ProducerServiceSettings(GuardedSettings):
@@ -26,5 +26,5 @@ class ProducerServiceSettings(GuardedSettings):
     @model_validator(mode="after")
     def _sends_outside_of_transactions(self) -> Self:
         if self.producer.transactional_id is not None:
-            raise ValueError("producer.transactional_id: ingest sends outside of transactions; leave it out")
+            raise ValueError("producer.transactional_id: cannot be set, since ingest sends outside of transactions")
         return self

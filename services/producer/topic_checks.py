@@ -1,8 +1,8 @@
 """A producer that reports an unknown topic quickly.
 
-A Producer waits up to `max_block_ms` for a topic that does not exist, in case it is being created. A client of HTTP is
-better served by a quick 404. So the first use of a topic is looked up through the admin client, and again every few
-seconds, since a topic may be deleted. Between look-ups the producer's own metadata is used.
+A Producer waits up to `max_block_ms` for a topic that does not exist, in case it is being created. A quick 404 is
+better for an HTTP client. So a topic is looked up through the admin client at its first use, and again after
+LOOKUP_EVERY_MS, since it may be deleted. Between look-ups the producer's own metadata is used.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from penstock.shared.common.records import ProducerRecord
 LOOKUP_TIMEOUT_MS = 5_000
 LOOKUP_EVERY_MS = 5_000
 TOPICS_MAX = 10_000
-"""The most topics that are kept. Beyond it all are forgotten and looked up again."""
-ROOM_BYTES_MIN = 1_048_576
+"""The most topics whose look-up is remembered. Beyond it all are looked up again."""
+FREE_BYTES_MIN = 1_048_576
 """Below this many free bytes the producer's buffer counts as full for unacknowledged records (`ack=none`)."""
 
 
@@ -29,25 +29,26 @@ class TopicCheckingProducer:
         self._producer = producer
         self._admin = admin
         self._clock = clock
-        self._seen_ms: dict[str, int] = {}
+        self._looked_up_ms: dict[str, int] = {}
 
     def __repr__(self) -> str:
-        return f"TopicCheckingProducer({len(self._seen_ms)} topics seen, {self._producer!r})"
+        return f"TopicCheckingProducer({len(self._looked_up_ms)} topics, {self._producer!r})"
 
     async def partitions_for(self, topic: str) -> Sequence[int]:
         """Return the topic's partitions. Raises UnknownTopicOrPartition after about a second if it does not exist."""
-        seen_ms, now_ms = self._seen_ms.get(topic), self._clock.monotonic_ms()
-        if seen_ms is None or now_ms - seen_ms >= LOOKUP_EVERY_MS:
-            if len(self._seen_ms) >= TOPICS_MAX:
-                self._seen_ms.clear()
-            if seen_ms is not None:
-                self._seen_ms[topic] = now_ms  # concurrent requests do not look it up as well
+        looked_up_ms = self._looked_up_ms.get(topic)
+        now_ms = self._clock.monotonic_ms()
+        if looked_up_ms is None or now_ms - looked_up_ms >= LOOKUP_EVERY_MS:
+            if len(self._looked_up_ms) >= TOPICS_MAX:
+                self._looked_up_ms.clear()
+            if looked_up_ms is not None:
+                self._looked_up_ms[topic] = now_ms  # concurrent requests do not look it up as well
             try:
                 await self._admin.describe_topics([topic], timeout_ms=LOOKUP_TIMEOUT_MS)
             except BaseException:
-                self._seen_ms.pop(topic, None)
+                self._looked_up_ms.pop(topic, None)
                 raise
-            self._seen_ms[topic] = now_ms
+            self._looked_up_ms[topic] = now_ms
         return await self._producer.partitions_for(topic)
 
     async def send_many(self, records: Iterable[ProducerRecord]) -> Deliveries:
@@ -56,5 +57,5 @@ class TopicCheckingProducer:
 
     def has_room(self) -> bool:
         """Return whether the producer's buffer accepts another batch without waiting."""
-        figures = self._producer.metrics()
-        return figures["buffer_waiting"] == 0 and figures["buffer_available_bytes"] >= ROOM_BYTES_MIN
+        metrics = self._producer.metrics()
+        return metrics["buffer_waiting"] == 0 and metrics["buffer_available_bytes"] >= FREE_BYTES_MIN

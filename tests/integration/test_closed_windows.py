@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from penstock.api.streams.key_params import StoreQuestion
+from penstock.api.streams.key_params import StoreQueryParams
 from penstock.services.aggregator.settings import AggregatorSettings
 from penstock.services.aggregator.window_search import WindowSearch
 from penstock.services.local.kafka import EmbeddedKafka
@@ -49,7 +49,7 @@ async def test_a_key_of_a_lake_and_a_long_changelog(kafka: EmbeddedKafka, topic_
     for partition, log in enumerate(logs):
         compact(tmp_path, topic_name, partition, log, topic_id)
 
-    async def read_store(store: str, question: StoreQuestion) -> Any:
+    async def read_store(store: str, question: StoreQueryParams) -> Any:
         raise AssertionError("the tasks are not asked")
 
     values: Any = {

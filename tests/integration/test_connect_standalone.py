@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from penstock.services.connect import connectors
-from penstock.services.connect.daemon import CONNECTOR_FAILED, KAFKA_UNREACHABLE, PORT_TAKEN, WRONG_SETTING
+from penstock.services.connect.daemon import CONNECTOR_FAILED, KAFKA_UNREACHABLE, PORT_IN_USE, WRONG_SETTING
 from penstock.services.local.kafka import EmbeddedKafka
 from penstock.services.local.ports import pick
 from penstock.shared.clients.admin import Admin, NewTopic
@@ -97,7 +97,7 @@ def test_what_keeps_a_worker_from_starting_has_its_own_status(kafka: EmbeddedKaf
         taken.listen()
         port = taken.getsockname()[1]
         refused = run("standalone", str(file), f"--listeners=http://127.0.0.1:{port}")
-    assert (refused.returncode, str(port) in said(refused)) == (PORT_TAKEN, True)
+    assert (refused.returncode, str(port) in said(refused)) == (PORT_IN_USE, True)
     nowhere = f"127.0.0.1:{no_kafka}"
     alone = run("standalone", str(file), f"--bootstrap.servers={nowhere}", "--request.timeout.ms=1000")
     assert (alone.returncode, nowhere in said(alone)) == (KAFKA_UNREACHABLE, True)

@@ -161,7 +161,7 @@ async def test_taken_fixed_port_is_named(tmp_path: Path) -> None:
     """A port of the settings that something else listens on is refused by its number."""
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        with pytest.raises(PortTaken, match=f"port {port} on 127.0.0.1 is taken"):
+        with pytest.raises(PortTaken, match=f"port {port} on 127.0.0.1 is in use"):
             await EmbeddedKafka(tmp_path, EmbeddedKafkaSettings(port=port)).start()
 
 

@@ -121,7 +121,7 @@ async def test_a_port_that_is_taken(name: str, tmp_path: Path) -> None:
         port = taken.getsockname()[1]
         status, lines = await ended(name, f"--http.port={port}", folder=tmp_path)
     assert (status, len(lines)) == (2, 1), lines
-    assert f"http.port: port {port} on 127.0.0.1 is taken" in lines[0]
+    assert f"http.port: port {port} on 127.0.0.1 is in use" in lines[0]
 
 
 @pytest.mark.parametrize("name", SERVICES)

@@ -1,4 +1,4 @@
-"""Dead letters over HTTP, over letters in memory."""
+"""Dead letters over HTTP, from an implementation in memory."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from penstock.api.admin.dead_letters import dead_letters_router
 from penstock.api.http.app import create_app
 
 
-class MemoryLetters:
-    """Remembers what it was asked."""
+class MemoryDeadLetters:
+    """Implements `DeadLetters`; `request` holds the arguments of the last replay."""
 
     def __init__(self) -> None:
-        self.asked: dict[str, Any] = {}
+        self.request: dict[str, Any] = {}
 
     async def topics(self) -> list[dict[str, Any]]:
         return [{"topic": "t-dlq", "kind": "dead_letters", "source": "t", "records": 3, "exact": True}]
 
-    async def look(self, topic: str, limit: int, stage: str | None) -> dict[str, Any]:
+    async def read_newest(self, topic: str, limit: int, stage: str | None) -> dict[str, Any]:
         row = {"partition": 0, "written_ms": 1, "key": None, "value": "{", "headers": [], "stage": stage or "process"}
         return {"records": [row | {"offset": i} for i in range(limit)], "scanned": 7}
 
-    async def replay(self, topic: str, **wanted: Any) -> dict[str, Any]:
-        self.asked = wanted
+    async def replay(self, topic: str, **request: Any) -> dict[str, Any]:
+        self.request = request
         return {"sent": 2, "failed": 0}
 
 
-async def test_letters_are_listed_scanned_and_replayed() -> None:
-    """Limits are checked, and an unknown field of a replay is refused rather than ignored."""
-    letters = MemoryLetters()
-    app = create_app(more=[dead_letters_router(letters)])
+async def test_dead_letters_are_listed_scanned_and_replayed() -> None:
+    """Limits are checked. An unknown field of a replay is rejected, not ignored."""
+    dead_letters = MemoryDeadLetters()
+    app = create_app(more=[dead_letters_router(dead_letters)])
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x") as client:
         assert (await client.get("/v1/dead-letters")).json()["topics"][0]["records"] == 3
         assert len((await client.get("/v1/dead-letters/t-dlq?limit=2")).json()["records"]) == 2
@@ -39,12 +39,9 @@ async def test_letters_are_listed_scanned_and_replayed() -> None:
         for query in ("limit=0", "stage=nowhere"):
             assert (await client.get(f"/v1/dead-letters/t-dlq?{query}")).status_code == 400
         await client.post("/v1/dead-letters/t-late/replay", json={"to": "corrections"})
-        assert letters.asked["to"] == "corrections"
-        done = await client.post("/v1/dead-letters/t-dlq/replay", json={"stage": "process", "limit": 5})
-        assert done.json() == {"topic": "t-dlq", "dry_run": False, "sent": 2, "failed": 0}
-        assert (letters.asked["stage"], letters.asked["limit"], letters.asked["include_replayed"]) == (
-            "process",
-            5,
-            False,
-        )
+        assert dead_letters.request["to"] == "corrections"
+        answer = await client.post("/v1/dead-letters/t-dlq/replay", json={"stage": "process", "limit": 5})
+        assert answer.json() == {"topic": "t-dlq", "dry_run": False, "sent": 2, "failed": 0}
+        request = dead_letters.request
+        assert (request["stage"], request["limit"], request["include_replayed"]) == ("process", 5, False)
         assert (await client.post("/v1/dead-letters/t-dlq/replay", json={"stages": 1})).status_code == 400

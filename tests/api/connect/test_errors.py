@@ -74,7 +74,7 @@ async def test_every_error_has_the_same_body() -> None:
     for path, method, status, message in (
         ("/nowhere", "GET", 404, "HTTP 404 Not Found"),
         ("/connectors/a", "PUT", 405, "HTTP 405 Method Not Allowed"),
-        ("/connectors/broken", "GET", 500, "RuntimeError: the worker failed at this request; its log says why"),
+        ("/connectors/broken", "GET", 500, "RuntimeError: the request failed; the worker's log has the reason"),
     ):
         answer = await ask(path, method)
         assert (answer.status_code, answer.json()) == (status, {"error_code": status, "message": message})

@@ -10,7 +10,7 @@ import httpx
 from fastapi import FastAPI, Request, Response
 
 from penstock.api.connect.errors import install
-from penstock.api.connect.forwarding import CONFLICT, Forwarding
+from penstock.api.connect.forwarding import CONFLICT_MESSAGE, Forwarding
 from penstock.api.http.problem import json_response
 from penstock.api.http.server import HttpServer
 from penstock.shared.common.settings import HttpSettings
@@ -73,8 +73,8 @@ async def test_a_request_goes_round_no_further_than_twice() -> None:
     async with listening(worker("http://127.0.0.1:1/")) as url:
         marked = await put(worker(url), "/connectors/a?forward=true")
         refused = await put(worker(url), "/connectors/a?forward=false")
-    assert (marked.status_code, marked.json()["message"]) == (409, CONFLICT)
-    assert (refused.status_code, refused.json()["message"]) == (409, CONFLICT)
+    assert (marked.status_code, marked.json()["message"]) == (409, CONFLICT_MESSAGE)
+    assert (refused.status_code, refused.json()["message"]) == (409, CONFLICT_MESSAGE)
 
 
 async def test_a_worker_that_does_not_answer_is_named() -> None:

@@ -15,18 +15,18 @@ def group(lag: int, **other: object) -> dict[str, object]:
 def test_a_group_that_falls_behind_has_no_time_to_catch_up() -> None:
     """Its lag grows; one without any has caught up."""
     watch = GroupWatch()
-    watch.see([group(10)], now_ms=0, monotonic_ms=0)
-    (row,) = watch.see([group(30)], now_ms=1_000, monotonic_ms=1_000)
+    watch.observe([group(10)], now_ms=0, monotonic_ms=0)
+    (row,) = watch.observe([group(30)], now_ms=1_000, monotonic_ms=1_000)
     assert (row["lag_per_second"], row["catch_up_s"]) == (20.0, None)
-    assert watch.see([group(0)], now_ms=2_000, monotonic_ms=2_000)[0]["catch_up_s"] == 0.0
+    assert watch.observe([group(0)], now_ms=2_000, monotonic_ms=2_000)[0]["catch_up_s"] == 0.0
 
 
 def test_rebalances_are_events_newest_first() -> None:
     """A change of state or of members is one; a group that was not there before is none."""
     watch = GroupWatch()
-    watch.see([group(0)], now_ms=1, monotonic_ms=1)
-    watch.see([group(0, state="PreparingRebalance")], now_ms=2, monotonic_ms=2)
-    watch.see([group(0, members=3)], now_ms=3, monotonic_ms=3)
+    watch.observe([group(0)], now_ms=1, monotonic_ms=1)
+    watch.observe([group(0, state="PreparingRebalance")], now_ms=2, monotonic_ms=2)
+    watch.observe([group(0, members=3)], now_ms=3, monotonic_ms=3)
     assert [e["at_ms"] for e in watch.events] == [3, 2]
     assert watch.events[0]["what"] == "state PreparingRebalance to Stable, members 1 to 3"
 
@@ -39,11 +39,11 @@ def sample(counts: dict[float, float]) -> list[ServiceSample]:
 def test_latency_is_that_of_the_last_seconds() -> None:
     """What was answered long ago does not count, nor does what a service counted before it was started anew."""
     latency = Latency()
-    latency.see(sample({0.01: 100, 1.0: 100}), 0)
-    assert latency.see(sample({0.01: 100, 1.0: 200}), 1_000)["p50_ms"] == pytest.approx(505.0)
-    latency.see(sample({0.01: 100, 1.0: 200}), 30_000)
-    assert latency.see(sample({0.01: 110, 1.0: 210}), 31_000)["p99_ms"] == pytest.approx(9.9)
-    assert latency.see(sample({0.01: 0, 1.0: 0}), 32_000) == {"p50_ms": None, "p99_ms": None}
+    latency.observe(sample({0.01: 100, 1.0: 100}), 0)
+    assert latency.observe(sample({0.01: 100, 1.0: 200}), 1_000)["p50_ms"] == pytest.approx(505.0)
+    latency.observe(sample({0.01: 100, 1.0: 200}), 30_000)
+    assert latency.observe(sample({0.01: 110, 1.0: 210}), 31_000)["p99_ms"] == pytest.approx(9.9)
+    assert latency.observe(sample({0.01: 0, 1.0: 0}), 32_000) == {"p50_ms": None, "p99_ms": None}
 
 
 def test_a_restore_takes_as_long_as_the_last_one_did_for_each_record() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from penstock.api.http.body import PART_BYTES, BodyReader, BodyStalled, ClientGone, Drain, ServiceLeaving
+from penstock.api.http.body import CHUNK_BYTES, BodyReader, BodyStalled, ClientDisconnected, Drain, ServiceShuttingDown
 from penstock.api.http.content_encoding import STEP_BYTES, Inflater
 from penstock.api.http.problem import Problem
 from penstock.api.ingest.turns import BULK_BYTES, BULK_EVENTS, FREE, Turns
@@ -38,9 +38,9 @@ async def test_chunks_come_in_order_and_end() -> None:
 
 async def test_a_whole_body_is_bounded() -> None:
     """Exactly the limit is fine; one byte more is 413."""
-    assert await BodyReader(receiving(part(b"ab"), part(b"c", False)), Drain(), 1_000).all(3) == b"abc"
+    assert await BodyReader(receiving(part(b"ab"), part(b"c", False)), Drain(), 1_000).read_all(3) == b"abc"
     with pytest.raises(Problem, match="max_body_bytes=2"):
-        await BodyReader(receiving(part(b"ab"), part(b"c", False)), Drain(), 1_000).all(2)
+        await BodyReader(receiving(part(b"ab"), part(b"c", False)), Drain(), 1_000).read_all(2)
 
 
 async def test_a_pause_over_the_limit_is_a_stall() -> None:
@@ -53,7 +53,7 @@ async def test_a_client_that_leaves_is_told_apart_from_the_end() -> None:
     """A cut-off body is not a complete one."""
     reader = BodyReader(receiving(part(b"a"), {"type": "http.disconnect"}), Drain(), 1_000)
     assert await reader.next() == b"a"
-    with pytest.raises(ClientGone):
+    with pytest.raises(ClientDisconnected):
         await reader.next()
 
 
@@ -73,8 +73,8 @@ async def test_a_client_that_leaves_ends_the_inflating(more: bool) -> None:
     assert await reader.next()
     assert await reader.next()
     left.set()
-    with pytest.raises(ClientGone):
-        await reader.all(50 * STEP_BYTES)
+    with pytest.raises(ClientDisconnected):
+        await reader.read_all(50 * STEP_BYTES)
 
 
 async def test_draining_reaches_bodies_that_are_being_waited_for() -> None:
@@ -85,7 +85,7 @@ async def test_draining_reaches_bodies_that_are_being_waited_for() -> None:
     assert "waiting=2" in repr(drain)
     drain.begin(500)
     outcomes = await asyncio.gather(*waiting, return_exceptions=True)
-    assert [type(outcome) for outcome in outcomes] == [ServiceLeaving, BodyStalled]
+    assert [type(outcome) for outcome in outcomes] == [ServiceShuttingDown, BodyStalled]
     assert drain.begun
 
 
@@ -94,7 +94,7 @@ async def test_draining_reaches_bodies_that_are_read_later() -> None:
     drain = Drain()
     drain.begin(0)
     assert await BodyReader(receiving(part(b"a")), drain, 60_000).next() == b"a"
-    with pytest.raises(ServiceLeaving):
+    with pytest.raises(ServiceShuttingDown):
         await BodyReader(receiving(), drain, 60_000).next()
 
 
@@ -114,21 +114,21 @@ async def test_a_line_that_never_ends_is_a_stall() -> None:
 
     async def read() -> None:
         while await reader.next():
-            reader.seen(ended=0, unfinished=True)
+            reader.chunk_parsed(ended=0, unfinished=True)
 
     with pytest.raises(BodyStalled, match="did not end within body_timeout_ms=30"):
         await read()
     lines = BodyReader(dripping(b"x\n", 0.02), Drain(), 400)
     for _ in range(30):
         await lines.next()
-        lines.seen(ended=1, unfinished=True)
+        lines.chunk_parsed(ended=1, unfinished=True)
 
 
 async def test_time_that_the_service_takes_is_not_the_clients() -> None:
     """A line's time goes on only while its bytes are waited for: a request may wait long for its turn."""
     reader = BodyReader(receiving(part(b"x"), part(b"y")), Drain(), 30)
     await reader.next()
-    reader.seen(ended=0, unfinished=True)
+    reader.chunk_parsed(ended=0, unfinished=True)
     await after(0.06)
     assert await reader.next() == b"y"
     with pytest.raises(BodyStalled, match="did not end within body_timeout_ms=30"):
@@ -152,7 +152,7 @@ async def test_a_turn_is_needed_by_bulk_requests_alone() -> None:
     assert repr(turns) == "Turns(free=0, waiting=2, in_flight=0)"
     drain.begin(0)
     outcomes = await asyncio.gather(*waiting, return_exceptions=True)
-    assert [type(outcome) for outcome in outcomes] == [ServiceLeaving, ServiceLeaving]
+    assert [type(outcome) for outcome in outcomes] == [ServiceShuttingDown, ServiceShuttingDown]
     held.release()
     assert await BodyReader.of(b"1").turn(BULK_EVENTS + 1) is FREE
 
@@ -160,14 +160,14 @@ async def test_a_turn_is_needed_by_bulk_requests_alone() -> None:
 async def test_a_whole_body_has_a_deadline_of_its_own() -> None:
     """However steadily its bytes come."""
     with pytest.raises(BodyStalled, match="whole_body_timeout_ms=40"):
-        await BodyReader(dripping(b"x"), Drain(), 30_000, whole_timeout_ms=40).all(1_000_000)
+        await BodyReader(dripping(b"x"), Drain(), 30_000, whole_timeout_ms=40).read_all(1_000_000)
 
 
-@pytest.mark.parametrize("size", [0, 1, PART_BYTES, PART_BYTES + 1, 3 * PART_BYTES])
+@pytest.mark.parametrize("size", [0, 1, CHUNK_BYTES, CHUNK_BYTES + 1, 3 * CHUNK_BYTES])
 async def test_a_body_that_was_read_comes_in_parts(size: int) -> None:
-    """All of it, none longer than PART_BYTES."""
+    """All of it, none longer than CHUNK_BYTES."""
     reader, parts = BodyReader.of(bytes(size)), []
     while (chunk := await reader.next()) is not None:
         parts.append(chunk)
     assert sum(map(len, parts)) == size
-    assert max(map(len, parts)) <= PART_BYTES
+    assert max(map(len, parts)) <= CHUNK_BYTES

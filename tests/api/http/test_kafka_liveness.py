@@ -1,17 +1,17 @@
-"""The check of a client's contact with Kafka, over a client that is silent for as long as a test says."""
+"""The check of a client's liveness with Kafka, over a client that is silent for as long as a test says."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from penstock.api.http.kafka_liveness import ASK_SHARE, Contact
+from penstock.api.http.kafka_liveness import PROBE_SHARE, KafkaLiveness
 
 LIMIT_MS = 1_000
 
 
 @dataclass
 class Client:
-    """Implements `penstock.api.http.kafka_liveness.Talking`."""
+    """Implements `penstock.api.http.kafka_liveness.LivenessClient`."""
 
     silent: float | None = 0.0
     asked: int = 0
@@ -26,28 +26,28 @@ class Client:
 def test_silence_beyond_the_limit_is_unhealthy_until_an_answer_comes() -> None:
     """The reason names how long it was silent and the setting; the first answer makes it well again."""
     client = Client()
-    contact = Contact(lambda: client, LIMIT_MS)
-    assert contact().ok
+    liveness = KafkaLiveness(lambda: client, LIMIT_MS)
+    assert liveness().ok
     client.silent = LIMIT_MS
-    assert contact().ok
+    assert liveness().ok
     client.silent = LIMIT_MS + 1
-    assert (contact().ok, contact().detail) == (
+    assert (liveness().ok, liveness().detail) == (
         False,
         "no answer from any broker for 1001 ms (kafka_silence_max_ms=1000)",
     )
     client.silent = 0
-    assert contact().ok
+    assert liveness().ok
 
 
 def test_a_quiet_client_is_asked_well_before_the_limit() -> None:
     """A member that waits for a rebalance hears nothing for a minute: what counts is that nobody answers a question."""
     client = Client()
-    contact = Contact(lambda: client, LIMIT_MS)
-    contact.look()
+    liveness = KafkaLiveness(lambda: client, LIMIT_MS)
+    liveness.run_once()
     assert client.asked == 0
-    client.silent = LIMIT_MS * ASK_SHARE
-    contact.look()
-    contact.look()
+    client.silent = LIMIT_MS * PROBE_SHARE
+    liveness.run_once()
+    liveness.run_once()
     assert client.asked == 2
 
 
@@ -55,17 +55,17 @@ def test_what_is_not_connected_is_not_healthy() -> None:
     """Neither before there is a client, nor before it is open, nor is it asked anything then."""
     client = Client(silent=None)
     for given in (None, client):
-        contact = Contact(lambda given=given: given, LIMIT_MS)  # type: ignore[misc]
-        contact.look()
-        assert not contact().ok
-        assert "not connected" in contact().detail
+        liveness = KafkaLiveness(lambda given=given: given, LIMIT_MS)  # type: ignore[misc]
+        liveness.run_once()
+        assert not liveness().ok
+        assert "not connected" in liveness().detail
     assert client.asked == 0
 
 
 def test_the_newest_client_counts() -> None:
     """A member that was fenced is replaced by another one."""
     clients = [Client(silent=LIMIT_MS + 1), Client()]
-    contact = Contact(lambda: clients[-1], LIMIT_MS)
-    assert contact().ok
+    liveness = KafkaLiveness(lambda: clients[-1], LIMIT_MS)
+    assert liveness().ok
     clients.pop()
-    assert not contact().ok
+    assert not liveness().ok

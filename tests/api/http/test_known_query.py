@@ -43,7 +43,7 @@ async def test_rest_proxy_and_other_services_routes_are_left_alone() -> None:
     class Other:
         name = "aggregator"
 
-        async def ask(self, method: str, path: str, query: str, body: bytes, media_type: str) -> Answer:
+        async def forward(self, method: str, path: str, query: str, body: bytes, media_type: str) -> Answer:
             return Answer(200, "text/plain", query.encode())
 
     admin: Any = MemoryAdmin()

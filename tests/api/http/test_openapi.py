@@ -26,9 +26,9 @@ from penstock.api.rest_proxy.produce import RestProducer
 from penstock.api.rest_proxy.routes import metadata_routers, produce_routers
 from penstock.api.settings import IngestSettings
 from penstock.api.streams.routes import streams_router
-from penstock.services.admin.routers import handed_on
+from penstock.services.admin.routers import forwarded_documents
 from penstock.shared.clients.admin import MemberDescription
-from tests.api.admin.test_dead_letters import MemoryLetters
+from tests.api.admin.test_dead_letters import MemoryDeadLetters
 from tests.api.admin.test_routes import F0, MemoryAdmin
 from tests.api.conftest import MemoryProducer
 from tests.api.streams.test_routes import View
@@ -61,10 +61,10 @@ def app() -> FastAPI:
         rest_proxy=rest,
         admin=admin_router(admin),
         streams=streams_router(View()),
-        more=[dead_letters_router(MemoryLetters())],
+        more=[dead_letters_router(MemoryDeadLetters())],
         dashboard=dashboard_router(Provider()),
         health=health_router("gateway", {}, CollectorRegistry()),
-        handed_on=handed_on,
+        forwarded_documents=forwarded_documents,
     )
 
 

@@ -16,7 +16,7 @@ class Echo:
 
     name = "connect"
 
-    async def ask(self, method: str, path: str, query: str, body: bytes, media_type: str) -> Answer:
+    async def forward(self, method: str, path: str, query: str, body: bytes, media_type: str) -> Answer:
         said = f"{method} {path}?{query} {media_type} {body.decode()}".encode()
         return Answer(201, "text/plain", said, location="/connectors/new" if method == "POST" else "")
 

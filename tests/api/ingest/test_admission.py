@@ -1,4 +1,4 @@
-"""Who is let in, and how many at a time."""
+"""Which requests are accepted, and how many at a time."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from penstock.shared.common.errors import BrokerNotAvailable
 from tests.api.ingest.test_routes import NDJSON, URL, Service
 
 
-async def test_a_client_has_so_many_requests_at_a_time(producer: Any) -> None:
-    """Open bodies of one client do not keep everybody out: one too many is a 429, and its place is free again after."""
+async def test_the_concurrent_requests_of_a_client_are_limited(producer: Any) -> None:
+    """A request beyond the limit is a 429. Other clients are served, and so is the client after its requests end."""
     release = asyncio.Event()
 
     async def slow() -> AsyncIterator[bytes]:
@@ -21,23 +21,23 @@ async def test_a_client_has_so_many_requests_at_a_time(producer: Any) -> None:
         await release.wait()
 
     service = Service(producer, max_concurrent_requests=2)
-    open_ones = [asyncio.ensure_future(service.post(slow())) for _ in range(2)]
-    while service.ingest.active < 2:  # noqa: ASYNC110 - httpx's transport tells nothing
+    open_requests = [asyncio.ensure_future(service.post(slow())) for _ in range(2)]
+    while service.ingest.active < 2:  # noqa: ASYNC110 - httpx's transport has no event for it
         await asyncio.sleep(0)
-    refused = await service.post(b"1\n")
-    assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
-    assert "max_concurrent_requests=2" in refused.json()["detail"]
+    rejected = await service.post(b"1\n")
+    assert (rejected.status_code, rejected.headers["retry-after"]) == (429, "1")
+    assert "max_concurrent_requests=2" in rejected.json()["detail"]
     other = httpx.ASGITransport(service.client._transport.app, client=("192.0.2.1", 1))  # type: ignore[attr-defined]
     async with httpx.AsyncClient(transport=other, base_url="http://localhost") as client:
         assert (await client.post(URL, content=b"1\n", headers=NDJSON)).status_code == 200
     release.set()
-    assert [answer.status_code for answer in await asyncio.gather(*open_ones)] == [200, 200]
+    assert [answer.status_code for answer in await asyncio.gather(*open_requests)] == [200, 200]
     assert (await service.post(b"1\n")).status_code == 200
     assert service.ingest.active == 0
 
 
-async def test_refusals_are_counted_without_names_that_anybody_may_make_up(producer: Any) -> None:
-    """Status and reason of each; the topic only where one of that name was let in before."""
+async def test_rejections_are_counted_without_unknown_topic_names(producer: Any) -> None:
+    """By status and reason. The topic is a label only after a request for it was accepted."""
     service = Service(producer)
     assert (await service.post(b"1", url="/v1/topics/none/events")).status_code == 404
     assert (await service.post(b"1", {"Content-Type": "text/csv"})).status_code == 415
@@ -52,13 +52,13 @@ async def test_refusals_are_counted_without_names_that_anybody_may_make_up(produ
 
 
 async def test_an_outage_is_counted(producer: Any) -> None:
-    """503s are in the metrics while Kafka is away."""
+    """The metrics have the 503 answers while Kafka is unreachable."""
     service = Service(producer)
     assert (await service.post(b"1\n")).status_code == 200
 
-    async def away(topic: str) -> list[int]:
+    async def unreachable(topic: str) -> list[int]:
         raise BrokerNotAvailable("no broker")
 
-    producer.partitions_for = away
+    producer.partitions_for = unreachable
     assert (await service.post(b"1\n")).status_code == 503
     assert service.metric("requests", topic="t", status="503") == 1

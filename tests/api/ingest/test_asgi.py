@@ -1,4 +1,4 @@
-"""The way past the router answers as the router does."""
+"""The fast path answers like the router."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ NDJSON, TEXT = {"Content-Type": "application/x-ndjson"}, {"Content-Type": "text/
 @pytest.mark.parametrize("query", ["", "?offsets=true", "?atomic=true", "?ack=none", "?offsets=maybe", "?ack=x"])
 @pytest.mark.parametrize("topic", ["t", "none", "a%20b", "app-changelog"])
 @pytest.mark.parametrize(("content", "headers"), [(b"1\noops\n", NDJSON), (b"oops", NDJSON), (b"1", TEXT)])
-async def test_both_ways_answer_alike(query: str, topic: str, content: bytes, headers: dict[str, str]) -> None:
-    """Status, headers and body, whatever is asked and however it is refused."""
+async def test_both_paths_have_the_same_answer(query: str, topic: str, content: bytes, headers: dict[str, str]) -> None:
+    """Status, headers and body, of accepted and rejected requests."""
     answers: list[Any] = []
-    for straight in (True, False):
+    for fast_path in (True, False):
         ingest = Ingest(MemoryProducer(), IngestSettings(), CollectorRegistry())
-        app = create_app(ingest=ingest.router, straight=ingest.handle if straight else None)
+        app = create_app(ingest=ingest.router, fast_path=ingest.handle if fast_path else None)
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x") as client:
             answer = await client.post(f"/v1/topics/{topic}/events{query}", content=content, headers=headers)
             answers.append((answer.status_code, dict(answer.headers), answer.json()))
     assert answers[0] == answers[1]
 
 
-def test_only_plain_queries_go_straight() -> None:
-    """What is given twice, or has to be understood first, is the router's."""
+def test_only_plain_queries_take_the_fast_path() -> None:
+    """The router handles repeated parameters, and values that must be parsed."""
     assert plain_query(b"offsets=true&offsets=true") is None
     assert plain_query(b"offsets=1") is None
     assert plain_query(b"offsets=true&ack=all") == {"offsets": True, "ack": "all"}

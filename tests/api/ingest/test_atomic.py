@@ -1,4 +1,4 @@
-"""Requests that are stored as one, over an in-memory transactor."""
+"""Requests that are stored atomically, with a transactor in memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from penstock.api.http.app import create_app
 from penstock.api.http.problem import Problem
-from penstock.api.ingest.atomic import KEY_CHARACTERS_MAX, IdempotencyKey, idempotency_key, told_by_headers
+from penstock.api.ingest.atomic import KEY_CHARACTERS_MAX, IdempotencyKey, fingerprint_headers, idempotency_key
 from penstock.api.ingest.routes import Ingest
 from penstock.api.settings import IngestSettings
 from penstock.shared.common.records import ProducerRecord, RecordMetadata
@@ -22,22 +22,22 @@ def key_of(
     text: str = "k",
     topic: str = "t",
     body: bytes = b"1",
-    telling: Any = (),
+    headers: Any = (),
     atomic: bool = False,
     principal: str = "ann",
 ) -> IdempotencyKey:
-    return idempotency_key(text, topic, body, telling, atomic=atomic, principal=principal)
+    return idempotency_key(text, topic, body, headers, atomic=atomic, principal=principal)
 
 
 @pytest.mark.parametrize("text", ["", '""', "   ", "x" * (KEY_CHARACTERS_MAX + 1)])
-def test_a_key_that_is_none_is_refused(text: str) -> None:
-    """400 for an empty or an endless one."""
+def test_an_invalid_key_is_rejected(text: str) -> None:
+    """400 for an empty key, or one that is too long."""
     with pytest.raises(Problem, match="Idempotency-Key has"):
         idempotency_key(text, "t", b"", [], atomic=False, principal="")
 
 
-def test_a_key_is_its_senders_own_in_its_topic() -> None:
-    """The same name of another sender, or in another topic, is another key."""
+def test_a_key_belongs_to_its_principal_and_topic() -> None:
+    """The same name of another principal, or in another topic, is another key."""
     key = key_of()
     assert key_of(topic="u").digest != key.digest
     assert key_of(principal="bob").digest != key.digest
@@ -47,25 +47,25 @@ def test_a_key_is_its_senders_own_in_its_topic() -> None:
 
 @pytest.mark.parametrize(
     "other",
-    [{"body": b"2"}, {"atomic": True}, {"telling": [("x-key", "ann")]}, {"telling": [("content-type", "text/plain")]}],
+    [{"body": b"2"}, {"atomic": True}, {"headers": [("x-key", "ann")]}, {"headers": [("content-type", "text/plain")]}],
 )
-def test_what_makes_other_records_is_another_request(other: dict[str, Any]) -> None:
-    """Under the same key: the body, the mode, and the headers that go into records."""
+def test_different_records_are_another_request(other: dict[str, Any]) -> None:
+    """With the same key: another body, mode, or header that determines the records."""
     assert key_of(**other).digest == key_of().digest
     assert key_of(**other).fingerprint != key_of().fingerprint
 
 
-def test_headers_that_make_the_records_count_in_any_order() -> None:
-    """CloudEvents' attributes, the content type, and the topic's key and time headers; no other."""
+def test_the_order_of_headers_does_not_change_the_fingerprint() -> None:
+    """Only CloudEvents' attributes, the content type, and the topic's key and time headers count."""
     sent = [("x-time", "5"), ("user-agent", "a"), ("ce-id", "1"), ("content-type", "application/json"), ("x-key", "k")]
-    told = told_by_headers(sent, "X-Key", "X-Time")
-    assert [name for name, _ in told] == ["ce-id", "content-type", "x-key", "x-time"]
-    assert told_by_headers(reversed(sent), "X-Key", "X-Time") == told
-    assert told_by_headers([("x-key", "k")], None, None) == []
+    headers = fingerprint_headers(sent, "X-Key", "X-Time")
+    assert [name for name, _ in headers] == ["ce-id", "content-type", "x-key", "x-time"]
+    assert fingerprint_headers(reversed(sent), "X-Key", "X-Time") == headers
+    assert fingerprint_headers([("x-key", "k")], None, None) == []
 
 
-async def test_without_transactions_nothing_is_stored_as_one(producer: Any) -> None:
-    """400 that says so, and nothing is sent; ack=none promises nothing, so it cannot be atomic."""
+async def test_without_a_transactor_atomic_requests_are_rejected(producer: Any) -> None:
+    """400, and nothing is sent. ack=none cannot be atomic."""
     service = Service(producer)
     for url, headers in ((URL + "?atomic=true", NDJSON), (URL, NDJSON | {"Idempotency-Key": "k"})):
         answer = await service.post(b"1", headers, url)
@@ -75,7 +75,7 @@ async def test_without_transactions_nothing_is_stored_as_one(producer: Any) -> N
 
 
 class Transactor:
-    """Keeps what is stored as one."""
+    """Implements `Transactor`; `sent` has the records of each transaction."""
 
     def __init__(self) -> None:
         self.sent: list[list[ProducerRecord]] = []
@@ -84,27 +84,24 @@ class Transactor:
         self.sent.append(list(records))
         return [RecordMetadata("t", 0, i, 0) for i in range(len(records))]
 
-    async def send_keyed(self, key: IdempotencyKey, records: Any, answer: Any) -> tuple[Any, bool]:
-        return answer(await self.send_atomic(records)), False
+    async def send_keyed(self, key: IdempotencyKey, records: Any, make_response: Any) -> tuple[Any, bool]:
+        return make_response(await self.send_atomic(records)), False
 
 
 class Transactional(Service):
-    """An ingest app whose transactions are kept in memory."""
+    """An ingest app with transactions in memory."""
 
     def __init__(self, producer: Any, **settings: Any) -> None:
         super().__init__(producer, **settings)
         self.transactor = Transactor()
-        taken = IngestSettings.model_validate(settings)
-        ingest = Ingest(producer, taken, self.registry, transactor=self.transactor)
+        ingest = Ingest(producer, IngestSettings.model_validate(settings), self.registry, transactor=self.transactor)
         transport = httpx.ASGITransport(create_app(ingest=ingest.router))
         self.client = httpx.AsyncClient(transport=transport, base_url="http://localhost")
 
 
 @pytest.mark.parametrize(("url", "headers"), [(URL + "?atomic=true", NDJSON), (URL, NDJSON | {"Idempotency-Key": "k"})])
-async def test_a_body_of_bad_lines_is_bounded_when_stored_as_one(
-    producer: Any, url: str, headers: dict[str, str]
-) -> None:
-    """Reading stops at the error that is one too many, and the answer names no more than max_errors."""
+async def test_the_errors_of_an_atomic_request_are_bounded(producer: Any, url: str, headers: dict[str, str]) -> None:
+    """Reading stops after max_errors, and the answer lists no more."""
     service = Transactional(producer, max_errors=5)
     answer = await service.post(b"1\n" + b"x\n" * 200_000, headers, url)
     assert len(answer.json()["errors"]) == 5
@@ -116,22 +113,24 @@ async def test_a_body_of_bad_lines_is_bounded_when_stored_as_one(
         assert [[r.value for r in sent] for sent in service.transactor.sent] == [[b"1"]]
 
 
-async def test_others_get_on_while_a_long_body_is_read(producer: Any) -> None:
-    """However many lines came at once, the loop is given back between some of them."""
-    service, turns, done = Transactional(producer, max_body_events=100_000), 0, False
+async def test_other_tasks_run_while_a_long_body_is_parsed(producer: Any) -> None:
+    """The event loop runs between batches of lines."""
+    service = Transactional(producer, max_body_events=100_000)
+    iterations = 0
+    is_answered = False
 
     async def count() -> None:
-        nonlocal turns
-        while not done:
-            turns += 1
+        nonlocal iterations
+        while not is_answered:
+            iterations += 1
             await asyncio.sleep(0)
 
     counting = asyncio.ensure_future(count())
     answer = await service.post(b"1\n" * 60_000, NDJSON, URL + "?atomic=true")
-    done = True
+    is_answered = True
     await counting
     assert answer.json()["stored"] == 60_000
-    assert turns >= 10
+    assert iterations >= 10
 
 
 @pytest.mark.parametrize(
@@ -141,10 +140,10 @@ async def test_others_get_on_while_a_long_body_is_read(producer: Any) -> None:
         (b"[" + b"1," * 10 + b"1]", {"Content-Type": "application/json"}, URL),
     ],
 )
-async def test_a_body_read_whole_has_so_many_events_at_most(
+async def test_the_events_of_a_buffered_body_are_limited(
     producer: Any, content: bytes, headers: dict[str, str], url: str
 ) -> None:
-    """413 that names the setting, and nothing is stored; one event fewer is taken."""
+    """413 with the setting's name, and nothing is stored. One event fewer is accepted."""
     service = Transactional(producer, max_body_events=10)
     answer = await service.post(content, headers, url)
     assert (answer.status_code, answer.json()["error_code"]) == (413, "TOO_MANY_EVENTS")

@@ -1,4 +1,4 @@
-"""One request on its way: bounded in flight, settled by acknowledgement, stopped where it is lost."""
+"""Sending the events of one request: batches in flight, their outcomes, and when it stops."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from penstock.api.ingest.batches import IngestRequest
+from penstock.api.ingest.batches import EventSender
 from penstock.api.ingest.event import RecordError
 from penstock.api.ingest.ndjson import Parsed
 from penstock.api.ingest.result import IngestResult
@@ -19,56 +19,57 @@ from penstock.shared.common.records import ProducerRecord
 
 
 def parsed(positions: list[int], bad: list[int] | None = None) -> Parsed:
-    made = Parsed()
-    made.positions = positions
-    made.records = [ProducerRecord("t", b"%d" % p) for p in positions]
-    made.errors = [RecordError(p, 400, "MALFORMED_JSON", "not JSON") for p in bad or []]
-    return made
+    batch = Parsed()
+    batch.positions = positions
+    batch.records = [ProducerRecord("t", b"%d" % p) for p in positions]
+    batch.errors = [RecordError(p, 400, "MALFORMED_JSON", "not JSON") for p in bad or []]
+    return batch
 
 
-def request(producer: Any, **settings: int) -> IngestRequest:
+def request(producer: Any, **settings: int) -> EventSender:
     limits = IngestSettings.model_validate(settings)
-    return IngestRequest(producer, IngestResult("line", limits.max_errors), limits)
+    return EventSender(producer, IngestResult("line", limits.max_errors), limits)
 
 
 async def test_batches_are_in_flight_up_to_the_limit(held_producer: Any) -> None:
-    """The batch that goes over the limit waits for the oldest; nothing is lost by it."""
-    work = request(held_producer, max_in_flight_records=20)
+    """The batch that exceeds the limit waits for the oldest one."""
+    sender = request(held_producer, max_in_flight_records=20)
     for i in range(2):
-        assert await work.take(parsed(list(range(i * 10, i * 10 + 10))), FREE)
-    third = asyncio.ensure_future(work.take(parsed(list(range(20, 30))), FREE))
+        assert await sender.send(parsed(list(range(i * 10, i * 10 + 10))), FREE)
+    third = asyncio.ensure_future(sender.send(parsed(list(range(20, 30))), FREE))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     assert not third.done()
     assert held_producer.most == 30
     held_producer.release.set()
     assert await third
-    await work.finish()
-    assert work.result.stored_count == 30
-    assert repr(work) == "IngestRequest(in_flight=0, IngestResult(stored=30, errors=0, stopped_at=None))"
+    await sender.finish()
+    assert sender.result.stored_count == 30
+    assert repr(sender) == "EventSender(in_flight=0, IngestResult(stored=30, errors=0, stopped_at=None))"
 
 
-async def test_what_is_not_acknowledged_in_time_is_not_reported_as_stored(held_producer: Any) -> None:
-    """After ack_timeout_ms the records' fate is unknown, and the answer says that they may still be stored."""
-    work = request(held_producer, ack_timeout_ms=1)
-    await work.take(parsed([1, 2]), FREE)
-    await work.finish()
-    assert work.result.status == 504
-    assert [e.position for e in work.result.errors] == [1, 2]
-    assert "may still be stored" in work.result.errors[0].message
+async def test_a_record_without_acknowledgement_in_time_is_unknown(held_producer: Any) -> None:
+    """After ack_timeout_ms the outcome is unknown, and the answer says that the records may still be stored."""
+    sender = request(held_producer, ack_timeout_ms=1)
+    await sender.send(parsed([1, 2]), FREE)
+    await sender.finish()
+    assert sender.result.status == 504
+    assert [e.position for e in sender.result.errors] == [1, 2]
+    assert "may still be stored" in sender.result.errors[0].message
 
 
-class BrokenOffProducer:
-    """Takes `takes` records, then raises `error`, or waits for ever where there is none."""
+class InterruptedProducer:
+    """Accepts `accepts` records, then raises `error`, or waits forever if it is None."""
 
-    def __init__(self, takes: int, error: PenstockError | None) -> None:
-        self.takes, self.error = takes, error
+    def __init__(self, accepts: int, error: PenstockError | None) -> None:
+        self.accepts = accepts
+        self.error = error
 
     async def partitions_for(self, topic: str) -> list[int]:
         return [0]
 
     async def send_many(self, records: Iterable[ProducerRecord]) -> Any:
-        for _ in zip(range(self.takes), records, strict=False):
+        for _ in zip(range(self.accepts), records, strict=False):
             pass
         if self.error is not None:
             raise self.error
@@ -76,53 +77,53 @@ class BrokenOffProducer:
 
 
 @pytest.mark.parametrize("error", [IllegalState("the producer was closed"), None], ids=["raises", "waits"])
-@pytest.mark.parametrize(("takes", "status"), [(0, 503), (2, 504)])
-async def test_only_what_the_producer_took_may_be_stored(takes: int, status: int, error: Any) -> None:
-    """Where the handing over ends early, by an error or by ack_timeout_ms, what was not drawn is surely not stored."""
-    work = request(BrokenOffProducer(takes, error), ack_timeout_ms=1)
-    await work.take(parsed([1, 2, 3]), FREE)
-    await work.finish()
-    assert [e.outcome for e in work.result.errors] == ["unknown"] * takes + ["not_stored"] * (3 - takes)
-    assert work.result.status == status
+@pytest.mark.parametrize(("accepts", "status"), [(0, 503), (2, 504)])
+async def test_records_that_the_producer_did_not_accept_are_not_stored(accepts: int, status: int, error: Any) -> None:
+    """If sending ends early, by an error or by ack_timeout_ms, only the records that were drawn may be stored."""
+    sender = request(InterruptedProducer(accepts, error), ack_timeout_ms=1)
+    await sender.send(parsed([1, 2, 3]), FREE)
+    await sender.finish()
+    assert [e.outcome for e in sender.result.errors] == ["unknown"] * accepts + ["not_stored"] * (3 - accepts)
+    assert sender.result.status == status
 
 
 async def test_a_full_buffer_fails_the_batch_and_stops_the_request(producer: Any) -> None:
     """An error of send_many itself is every record's error."""
     producer.fail_all = BufferExhausted("buffer_memory is full")
-    work = request(producer)
-    assert not await work.take(parsed([1, 2]), FREE)
-    await work.finish()
-    assert (work.result.status, len(work.result.errors)) == (429, 2)
+    sender = request(producer)
+    assert not await sender.send(parsed([1, 2]), FREE)
+    await sender.finish()
+    assert (sender.result.status, len(sender.result.errors)) == (429, 2)
 
 
 async def test_a_lost_broker_stops_the_request(producer: Any) -> None:
-    """Once a batch met an error that later ones would meet, take says so."""
+    """After an error that would affect all later batches, send returns False."""
     producer.refuse = {b"1": BrokerNotAvailable("no broker")}
-    work = request(producer)
-    first = await work.take(parsed([1]), FREE)
+    sender = request(producer)
+    first = await sender.send(parsed([1]), FREE)
     await asyncio.sleep(0)
-    assert first is False or await work.take(parsed([2]), FREE) is False
-    await work.finish()
-    assert work.result.must_stop == "no broker"
+    assert first is False or await sender.send(parsed([2]), FREE) is False
+    await sender.finish()
+    assert sender.result.must_stop == "no broker"
 
 
-async def test_one_error_too_many_cuts_the_batch_there(producer: Any) -> None:
-    """Errors stay bounded, and nothing behind the cut is sent."""
-    work = request(producer, max_errors=2)
-    assert not await work.take(parsed([1, 4, 9], bad=[2, 3, 5, 8]), FREE)
-    await work.finish()
+async def test_a_batch_is_cut_at_the_first_error_beyond_the_limit(producer: Any) -> None:
+    """The number of errors is bounded, and no record after the cut is sent."""
+    sender = request(producer, max_errors=2)
+    assert not await sender.send(parsed([1, 4, 9], bad=[2, 3, 5, 8]), FREE)
+    await sender.finish()
     assert sorted(producer.values()) == [b"1", b"4"]
-    assert [e.position for e in work.result.errors] == [2, 3]
-    assert work.result.stopped_at == 5
+    assert [e.position for e in sender.result.errors] == [2, 3]
+    assert sender.result.stopped_at == 5
 
 
-async def test_an_abandoned_request_leaves_its_records_to_the_producer(held_producer: Any) -> None:
-    """A client that went away does not take back what was handed over."""
-    work = request(held_producer)
-    await work.take(parsed([1, 2]), FREE)
-    flights = [flight.outcomes for flight in work._flights]
-    work.abandon()
+async def test_the_records_of_an_abandoned_request_are_still_sent(held_producer: Any) -> None:
+    """A disconnect of the client does not cancel the producer's batches."""
+    sender = request(held_producer)
+    await sender.send(parsed([1, 2]), FREE)
+    flights = [flight.outcomes for flight in sender._flights]
+    sender.abandon()
     held_producer.release.set()
     await asyncio.gather(*flights)
     assert set(held_producer.values()) == {b"1", b"2"}
-    assert work.result.stored_count == 0
+    assert sender.result.stored_count == 0

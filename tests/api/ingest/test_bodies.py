@@ -1,4 +1,4 @@
-"""Events of a body: keys and times from headers, schemas, rates, and answers that promise nothing."""
+"""Events of a body: keys and times from headers, schemas, rates, and ack=none."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.api.ingest.test_routes import NDJSON, URL, Service
 
 
 async def test_key_and_time_come_from_headers_where_the_event_has_none(producer: Any) -> None:
-    """The topic names the headers; what is in the event goes before."""
+    """The topic's settings name the headers. A key or time in the event takes precedence."""
     service = Service(producer, topics={"t": {"key_header": "X-Key", "time_header": "X-Time"}})
     answer = await service.post(b"1\n2\n", NDJSON | {"X-Key": "ann", "X-Time": "2024-06-03T10:00:00Z"})
     assert answer.status_code == 200
@@ -21,7 +21,7 @@ async def test_key_and_time_come_from_headers_where_the_event_has_none(producer:
 
 
 async def test_a_time_header_has_the_topics_unit_and_earliest_time(producer: Any) -> None:
-    """Seconds are taken for a topic of seconds alone; elsewhere the answer names what they look like."""
+    """Seconds are accepted only for a topic in seconds. Otherwise the answer names the likely unit."""
     service = Service(
         producer, topics={"t": {"time_header": "X-Time"}, "u": {"time_header": "X-Time", "time_unit": "s"}}
     )
@@ -36,7 +36,7 @@ async def test_a_time_header_has_the_topics_unit_and_earliest_time(producer: Any
 
 
 async def test_a_key_from_a_header_is_the_bytes_that_were_sent(producer: Any) -> None:
-    """What is not ASCII is stored once encoded, as an event's own key is."""
+    """A key that is not ASCII is stored as UTF-8, like an event's own key."""
     service = Service(producer, topics={"t": {"key_header": "X-Key"}})
     request = service.client.build_request("POST", URL, content=b"1\n", headers=NDJSON)
     request.headers = httpx.Headers([*request.headers.raw, (b"x-key", "Zoë".encode())])
@@ -44,8 +44,8 @@ async def test_a_key_from_a_header_is_the_bytes_that_were_sent(producer: Any) ->
     assert [r.key for log in producer.logs["t"] for r in log] == ["Zoë".encode()]
 
 
-async def test_a_wrong_time_header_is_a_400_for_the_whole(producer: Any) -> None:
-    """Neither what is no time nor one far ahead is taken."""
+async def test_an_invalid_time_header_rejects_the_request(producer: Any) -> None:
+    """400 for a value that is not a time, and for a time too far ahead."""
     service = Service(producer, topics={"t": {"time_header": "X-Time"}})
     for text in ("soon", str(2**62)):
         answer = await service.post(b"1\n", NDJSON | {"X-Time": text})
@@ -53,8 +53,8 @@ async def test_a_wrong_time_header_is_a_400_for_the_whole(producer: Any) -> None
     assert producer.batches == []
 
 
-async def test_a_schema_refuses_an_event_alone(producer: Any, tmp_path: Path) -> None:
-    """The event is named with the place in it."""
+async def test_a_schema_rejects_single_events(producer: Any, tmp_path: Path) -> None:
+    """The other events are stored."""
     path = tmp_path / "s.json"
     path.write_text(json.dumps({"required": ["id"]}))
     answer = await Service(producer, topics={"t": {"json_schema": str(path)}}).post(b'{"id":1}\n{}\n')
@@ -62,8 +62,8 @@ async def test_a_schema_refuses_an_event_alone(producer: Any, tmp_path: Path) ->
     assert answer.json()["errors"][0]["error_code"] == "SCHEMA_VIOLATED"
 
 
-async def test_unacknowledged_events_are_a_202_that_says_so(producer: Any, held_producer: Any) -> None:
-    """It waits for no acknowledgement, names the bad events, and is 429 where there is no room."""
+async def test_unacknowledged_events_are_answered_with_202(producer: Any, held_producer: Any) -> None:
+    """The answer lists the invalid events. It is 429 if the producer has no room."""
     service = Service(held_producer)
     answer = await service.post(b"1\noops\n2\n", url=URL + "?ack=none")
     assert (answer.status_code, answer.json()["accepted"]) == (202, 2)
@@ -77,13 +77,13 @@ async def test_unacknowledged_events_are_a_202_that_says_so(producer: Any, held_
 
 
 async def test_a_client_over_its_rate_is_429(producer: Any) -> None:
-    """Requests and records have each their limit; Retry-After says when the debt is paid."""
+    """Requests and records each have a limit. Retry-After is the time until the balance is positive."""
     clock = ManualClock()
     service = Service(producer, max_requests_per_second=2, max_records_per_second=1_000, clock=clock)
     assert [(await service.post(b"1\n")).status_code for _ in range(3)] == [200, 200, 429]
     clock.advance(2_000)
     assert (await service.post(b"1\n" * 4_000)).status_code == 200
     clock.advance(1_000)
-    refused = await service.post(b"1\n")
-    assert (refused.status_code, refused.headers["retry-after"]) == (429, "2")
-    assert "max_records_per_second" in refused.json()["detail"]
+    rejected = await service.post(b"1\n")
+    assert (rejected.status_code, rejected.headers["retry-after"]) == (429, "2")
+    assert "max_records_per_second" in rejected.json()["detail"]

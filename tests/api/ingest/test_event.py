@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.api.ingest.event import EventRejected, at_column, explain_malformed, topic_reader
+from penstock.api.ingest.event import EventRejected, column_after, explain_malformed, topic_reader
 from penstock.api.settings import IngestSettings, TopicSettings
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.points_in_time import TimeUnit
@@ -238,7 +238,7 @@ def test_a_place_in_a_body_of_lines_is_line_and_column() -> None:
         msgspec.json.decode(b'[\n  {"a": 1,,}\n]')
     error = explain_malformed(b'[\n  {"a": 1,,}\n]', e.value)
     assert (error.line, error.column) == (2, 11)
-    assert at_column("") == 1
+    assert column_after("") == 1
 
 
 def test_a_time_outside_of_the_calendar_is_said_to_be_so() -> None:

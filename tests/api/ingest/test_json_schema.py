@@ -1,4 +1,4 @@
-"""Events held against a JSON Schema."""
+"""Validation against a JSON Schema."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from penstock.api.ingest.json_schema import load_schema
 from penstock.shared.common.errors import ConfigError
 
 
-def test_a_schema_in_a_file_says_where_an_event_is_wrong(tmp_path: Path) -> None:
-    """The place as a JSON pointer, and what was expected there."""
+def test_an_error_has_the_pointer_to_the_invalid_value(tmp_path: Path) -> None:
+    """With what was expected."""
     path = tmp_path / "s.json"
     path.write_text(json.dumps({"properties": {"a": {"items": {"type": "string"}}}}))
     validate = load_schema(path)
@@ -21,8 +21,8 @@ def test_a_schema_in_a_file_says_where_an_event_is_wrong(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("text", ["{", '{"type": 7}'])
-def test_what_is_no_schema_is_refused_at_start_up(tmp_path: Path, text: str) -> None:
-    """ConfigError names the setting and the file; so does a file that is not there."""
+def test_an_invalid_schema_is_rejected_at_start_up(tmp_path: Path, text: str) -> None:
+    """ConfigError names the setting and the file, also of a missing file."""
     path = tmp_path / "s.json"
     path.write_text(text)
     for name in (path, tmp_path / "none.json"):

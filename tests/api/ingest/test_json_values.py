@@ -1,4 +1,4 @@
-"""JSON objects one after the other."""
+"""Splitting a stream of JSON objects."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ objects = st.lists(
 
 
 @given(objects, st.sampled_from(["", "\n", ", ", " \r\n"]), st.data())
-def test_however_it_is_cut_the_objects_are_the_same(values: list[Any], between: str, data: Any) -> None:
-    """Braces and backslashes within strings are text; a cut may be anywhere, within a character too."""
+def test_the_objects_do_not_depend_on_the_chunks(values: list[Any], between: str, data: Any) -> None:
+    """Braces and backslashes within strings are text. A chunk may end anywhere, also within a character."""
     body = between.join(json.dumps(value, ensure_ascii=False) for value in values).encode()
     cuts = sorted(data.draw(st.sets(st.integers(0, len(body)), max_size=5)) | {0, len(body)})
     splitter = ObjectSplitter(10_000)
-    found = [one for start, end in pairwise(cuts) for one in splitter.feed(body[start:end])]
+    split = [object_ for start, end in pairwise(cuts) for object_ in splitter.feed(body[start:end])]
     splitter.close()
-    assert [json.loads(one) for one in found] == values
+    assert [json.loads(object_) for object_ in split] == values
 
 
 @pytest.mark.parametrize("body", [b"[1]", b'{"a":1} 7', b"x", b'{"a":' + b"1" * 200])
-def test_what_is_no_object_ends_it(body: bytes) -> None:
-    """Between objects only blanks and commas stand; one that is too long is none."""
+def test_other_data_ends_the_stream(body: bytes) -> None:
+    """Data between objects that is not whitespace or a comma, and an object that is too long."""
     with pytest.raises(NotAnObject):
         ObjectSplitter(100).feed(body)
 
 
-def test_an_object_without_an_end_is_said() -> None:
-    """Only at the end of the body it is known that nothing more comes."""
+def test_an_incomplete_object_is_an_error() -> None:
+    """It is detected at the end of the body."""
     splitter = ObjectSplitter(100)
     assert splitter.feed(b'{"a":1}{"b') == [b'{"a":1}']
     with pytest.raises(NotAnObject, match="within an object"):

@@ -1,31 +1,31 @@
-"""Rates of clients."""
+"""The rate limits of clients."""
 
 from __future__ import annotations
 
 from penstock.api.ingest.rate_limit import CLIENTS_MAX, Rates
 
 
-def test_no_rate_refuses_nobody() -> None:
-    """None is no limit, whatever is paid."""
+def test_without_a_rate_no_client_is_limited() -> None:
+    """None is no limit, whatever is charged."""
     rates = Rates(None)
-    rates.pay("ann", 10**9, 0)
+    rates.charge("ann", 10**9, 0)
     assert rates.wait_s("ann", 0) == 0
 
 
 def test_the_rate_holds_over_time_for_each_client_alone() -> None:
-    """A client that does what it may is served again and again; one in debt waits; another one is not concerned."""
+    """A client within its rate is served, and one with a negative balance waits. Other clients are not affected."""
     rates, served = Rates(10), 0
     for now_ms in range(0, 10_000, 10):
         if rates.wait_s("ann", now_ms) == 0:
-            rates.pay("ann", 1, now_ms)
+            rates.charge("ann", 1, now_ms)
             served += 1
     assert 100 <= served <= 111
     assert rates.wait_s("bob", 10_000) == 0
 
 
 def test_clients_are_bounded() -> None:
-    """The one seen longest ago is forgotten."""
+    """The client that was charged longest ago is dropped."""
     rates = Rates(1)
     for client in range(CLIENTS_MAX + 1):
-        rates.pay(str(client), 5, 0)
+        rates.charge(str(client), 5, 0)
     assert (rates.wait_s("0", 0), rates.wait_s(str(CLIENTS_MAX), 0)) == (0, 4)

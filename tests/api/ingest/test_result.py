@@ -1,4 +1,4 @@
-"""What became of a request's events, and the answer."""
+"""The outcomes of a request's events, and the answer."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ BAD_LINE = RecordError(9, 400, "MALFORMED_JSON", "not JSON", 3)
 
 
 def test_all_stored_is_200_with_the_last_offset_of_each_partition() -> None:
-    """Last offsets are the highest, in whatever order they come."""
+    """Last offsets are the highest ones, in whatever order the outcomes arrive."""
     result = IngestResult("line", 10)
-    result.stored([1, 2, 3], [stored(0, 8), stored(1, 3), stored(0, 7)])
+    result.add_outcomes([1, 2, 3], [stored(0, 8), stored(1, 3), stored(0, 7)])
     assert result.status == 200
     assert result.body() == {"stored": 3, "last_offsets": {"0": 8, "1": 3}}
     assert result.retry_after_s is None
 
 
 def test_mixed_is_207_with_the_errors_in_order() -> None:
-    """Refused and failed events stand together, by position, each with its place and reason."""
+    """Rejected and failed events are listed together, by position, with their reasons."""
     result = IngestResult("line", 10)
-    result.refused([BAD_LINE])
-    result.stored([7, 8], [stored(0, 1), errors.RecordTooLarge("1,200,000 bytes")])
+    result.add_errors([BAD_LINE])
+    result.add_outcomes([7, 8], [stored(0, 1), errors.RecordTooLarge("1,200,000 bytes")])
     assert result.status == 207
     assert result.body()["errors"] == [
         {"line": 8, "error_code": "MESSAGE_TOO_LARGE", "message": "1,200,000 bytes", "outcome": "not_stored"},
@@ -69,15 +69,15 @@ def test_mixed_is_207_with_the_errors_in_order() -> None:
 def test_nothing_stored_is_never_a_2xx(outcomes: list[Exception], status: int, retry: int | None) -> None:
     """Without a stored record the errors decide: the service's own before the client's, with Retry-After."""
     result = IngestResult("line", 10)
-    result.stored(list(range(len(outcomes))), outcomes)
+    result.add_outcomes(list(range(len(outcomes))), outcomes)
     assert (result.status, result.retry_after_s) == (status, retry)
 
 
 def test_stored_not_stored_and_unknown_are_counted_apart() -> None:
-    """Each event that has no acknowledgement says whether it is surely not stored, and the counts add up."""
+    """Each event without acknowledgement is not stored or unknown, and the counts add up."""
     result = IngestResult("line", 10)
-    result.refused([BAD_LINE])
-    result.stored(
+    result.add_errors([BAD_LINE])
+    result.add_outcomes(
         [1, 2, 3, 4],
         [stored(0, 1), errors.DeliveryTimeout(), not_written(errors.DeliveryTimeout()), ValueError("a bug")],
     )
@@ -93,26 +93,26 @@ def test_stored_not_stored_and_unknown_are_counted_apart() -> None:
 
 
 def test_an_unexpected_error_does_not_show_its_text() -> None:
-    """What is not an error of ours may hold anything, so only its title is told."""
+    """A foreign exception may contain anything, so the answer has only its title."""
     result = IngestResult("line", 10)
-    result.stored([1], [ValueError("secret")])
+    result.add_outcomes([1], [ValueError("secret")])
     assert "secret" not in str(result.body())
 
 
-def test_what_later_events_would_meet_too_stops_the_request() -> None:
-    """A broker that is away stops the request even if other errors follow; a bad record does not."""
+def test_an_error_that_affects_all_events_stops_the_request() -> None:
+    """An unreachable broker stops the request even if other errors follow; an invalid record does not."""
     result = IngestResult("line", 10)
-    result.refused([BAD_LINE])
+    result.add_errors([BAD_LINE])
     assert not result.must_stop
-    result.stored([1], [errors.BrokerNotAvailable("no broker")])
-    result.refused([BAD_LINE])
+    result.add_outcomes([1], [errors.BrokerNotAvailable("no broker")])
+    result.add_errors([BAD_LINE])
     assert result.must_stop == "no broker"
 
 
-def test_a_stopped_request_names_the_first_event_not_looked_at() -> None:
-    """Stopping without an error is no success either: some events were not read."""
+def test_a_stopped_request_names_the_first_event_that_was_not_read() -> None:
+    """Without errors it is not a success either: some events were not read."""
     result = IngestResult("line", 10)
-    result.stored([1], [stored(0, 0)])
+    result.add_outcomes([1], [stored(0, 0)])
     result.stop(2, "the service is shutting down")
     result.stop(5, "something later")
     assert result.status == 207
@@ -123,10 +123,10 @@ def test_a_stopped_request_names_the_first_event_not_looked_at() -> None:
     assert (empty.status, empty.retry_after_s) == (503, 1)
 
 
-def test_offsets_are_given_on_request_and_bounded() -> None:
+def test_offsets_are_returned_on_request_and_bounded() -> None:
     """At most max_offsets are listed, by position, and the others are counted."""
     result = IngestResult("index", 10, max_offsets=2)
-    result.stored([1, 0, 2], [stored(0, 5), stored(1, 6), stored(0, 7)])
+    result.add_outcomes([1, 0, 2], [stored(0, 5), stored(1, 6), stored(0, 7)])
     assert result.body()["offsets"] == [
         {"index": 0, "partition": 1, "offset": 6},
         {"index": 1, "partition": 0, "offset": 5},
@@ -137,38 +137,38 @@ def test_offsets_are_given_on_request_and_bounded() -> None:
 def test_the_first_offset_of_a_partition_is_its_last_one() -> None:
     """Offset 0 counts, and so does an equal one; the repr counts too."""
     result = IngestResult("line", 10, max_offsets=3)
-    result.stored([1, 2], [stored(0, 0), stored(12, 4)])
+    result.add_outcomes([1, 2], [stored(0, 0), stored(12, 4)])
     assert result.body()["last_offsets"] == {"0": 0, "12": 4}
     assert result.body()["offsets_omitted"] == 0
     assert repr(result) == "IngestResult(stored=2, errors=0, stopped_at=None)"
 
 
-def test_a_transaction_that_was_not_committed_has_stored_nothing() -> None:
-    """Its acknowledgements are dropped: the events are as good as not sent."""
+def test_discarded_acknowledgements_are_not_stored() -> None:
+    """As after a transaction that was not committed."""
     result = IngestResult("line", 10, max_offsets=5)
-    result.stored([1, 2, 3], [stored(0, 7), stored(1, 8), errors.RecordTooLarge("big")])
-    result.uncommitted()
+    result.add_outcomes([1, 2, 3], [stored(0, 7), stored(1, 8), errors.RecordTooLarge("big")])
+    result.discard_acknowledgements()
     assert result.status == 413
     assert (result.body()["stored"], result.body()["last_offsets"], result.body()["offsets"]) == (0, {}, [])
 
 
-def test_errors_and_offsets_are_taken_once() -> None:
-    """What was taken is not in the answer any more, and counts all the same."""
+def test_details_are_popped_once() -> None:
+    """Popped errors and offsets are not in the answer any more, but in the totals."""
     result, seen = IngestResult("index", 3, max_offsets=2), list[RecordError]()
     result.on_error = seen.append
-    assert (result.taken(), result.totals()) == ({}, {"stored": 0, "not_stored": 0, "unknown": 0})
-    result.stored([4, 3, 2], [stored(0, 5), errors.DeliveryTimeout("late"), errors.RecordTooLarge("big")])
+    assert (result.pop_details(), result.totals()) == ({}, {"stored": 0, "not_stored": 0, "unknown": 0})
+    result.add_outcomes([4, 3, 2], [stored(0, 5), errors.DeliveryTimeout("late"), errors.RecordTooLarge("big")])
     assert [(error.position, error.outcome) for error in seen] == [(3, "unknown"), (2, "not_stored")]
-    row = result.taken()
+    row = result.pop_details()
     assert [error["index"] for error in row["errors"]] == [2, 3]
     assert row["offsets"] == [{"index": 4, "partition": 0, "offset": 5}]
-    assert result.taken() == {}
-    assert result.retry_after_s == 5, "of the errors that were taken"
-    result.stored([5], [errors.InvalidTimestamp("no time")])
+    assert result.pop_details() == {}
+    assert result.retry_after_s == 5, "of the popped errors"
+    result.add_outcomes([5], [errors.InvalidTimestamp("no time")])
     assert result.totals() == {"stored": 1, "not_stored": 2, "unknown": 1}
-    assert result.taken().keys() == {"errors"}
-    result.stored([6], [errors.BufferExhausted("full")])
-    result.taken()
+    assert result.pop_details().keys() == {"errors"}
+    result.add_outcomes([6], [errors.BufferExhausted("full")])
+    result.pop_details()
     result.stop(9, "too many errors", 400)
     assert result.totals() == {
         "stored": 1,
@@ -180,23 +180,23 @@ def test_errors_and_offsets_are_taken_once() -> None:
     assert (result.status, result.retry_after_s) == (207, 5)
 
 
-def test_errors_that_were_taken_decide_the_status() -> None:
-    """With those that were not."""
+def test_popped_errors_decide_the_status_too() -> None:
+    """Together with the errors that were not popped."""
     result = IngestResult("line", 10)
-    result.stored([1], [errors.BufferExhausted("full")])
-    result.taken()
-    result.stored([2], [errors.InvalidTimestamp("no time")])
+    result.add_outcomes([1], [errors.BufferExhausted("full")])
+    result.pop_details()
+    result.add_outcomes([2], [errors.InvalidTimestamp("no time")])
     assert result.status == 429
 
 
 def test_too_many_errors_stop_a_request() -> None:
-    """At max_errors, not before. Sending it again is then pointless, as it is after a bad request."""
+    """At max_errors, not before. Then, and after a bad request, the answer has no Retry-After."""
     result = IngestResult("line", 2)
-    result.refused([BAD_LINE])
+    result.add_errors([BAD_LINE])
     assert not result.must_stop
     result.stop(10, "the service is shutting down")
     assert result.retry_after_s == 1
-    result.refused([BAD_LINE])
+    result.add_errors([BAD_LINE])
     assert result.must_stop == "there were 2 errors"
     assert result.retry_after_s is None
     bad = IngestResult("line", 2)
@@ -214,16 +214,16 @@ def test_too_many_errors_stop_a_request() -> None:
     ],
 )
 def test_the_first_lasting_failure_is_the_reason(error: errors.PenstockError, stops: bool) -> None:
-    """Of the topic or of the service: no later event would be stored."""
+    """A failure of the topic or of the service affects all later events."""
     result = IngestResult("line", 10)
-    result.stored([1, 2], [error, errors.BrokerNotAvailable("no broker")])
+    result.add_outcomes([1, 2], [error, errors.BrokerNotAvailable("no broker")])
     assert result.must_stop == ("no topic" if stops else "no broker")
 
 
 def test_an_error_without_a_text_has_its_title() -> None:
-    """An empty message would tell nothing."""
+    """No message is empty."""
     result = IngestResult("line", 10)
-    result.stored([1, 2], [errors.RecordTooLarge(), ValueError("secret")])
+    result.add_outcomes([1, 2], [errors.RecordTooLarge(), ValueError("secret")])
     assert all(row["message"] for row in result.body()["errors"])
     assert "column" not in result.body()["errors"][0]
 
@@ -237,10 +237,10 @@ outcomes_strategy = st.lists(
 
 
 @given(outcomes_strategy)
-def test_a_2xx_says_stored_for_acknowledged_records_only(outcomes: list[RecordMetadata | Exception]) -> None:
-    """The count is that of the acknowledgements, 200 means all of them, and every other record has its error."""
+def test_only_acknowledged_records_are_counted_as_stored(outcomes: list[RecordMetadata | Exception]) -> None:
+    """200 means that all are acknowledged, and every other record has its error."""
     result = IngestResult("line", 1_000)
-    result.stored(list(range(len(outcomes))), outcomes)
+    result.add_outcomes(list(range(len(outcomes))), outcomes)
     acknowledged = sum(isinstance(o, RecordMetadata) for o in outcomes)
     body = result.body()
     assert body["stored"] == acknowledged

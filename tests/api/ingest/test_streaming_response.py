@@ -1,4 +1,4 @@
-"""Answers that come while the body does."""
+"""Answers that are written while the body arrives."""
 
 from __future__ import annotations
 
@@ -32,32 +32,33 @@ def rows(text: str) -> list[dict[str, Any]]:
 
 
 async def test_the_last_line_has_the_totals(producer: Any) -> None:
-    """207 from the start; every bad line is named, and the end says what became of all."""
+    """207 from the start. Every invalid line is listed, and the last line has the totals."""
     answer = await Service(producer).post(b"1\noops\n3\n", STREAMED, URL + "?offsets=true")
     assert (answer.status_code, answer.headers["content-type"]) == (207, "application/x-ndjson")
-    *_, last = said = rows(answer.text)
+    written = rows(answer.text)
+    last = written[-1]
     assert (last["status"], last["total"]) == (207, {"stored": 2, "not_stored": 1, "unknown": 0})
-    assert [e["line"] for row in said for e in row.get("errors", [])] == [2]
-    assert [o["line"] for row in said for o in row.get("offsets", [])] == [1, 3]
+    assert [e["line"] for row in written for e in row.get("errors", [])] == [2]
+    assert [o["line"] for row in written for o in row.get("offsets", [])] == [1, 3]
 
 
-async def test_errors_are_told_as_they_come_and_kept_no_longer(producer: Any) -> None:
-    """More errors than max_errors stop nothing here: they are written, counted and forgotten."""
+async def test_errors_are_written_as_they_occur_and_dropped(producer: Any) -> None:
+    """More errors than max_errors do not stop the request: they are written, counted and dropped."""
 
     async def body() -> AsyncIterator[bytes]:
         for _ in range(20):
             yield b"oops\n" * 150 + b"1\n"
 
     service = Service(producer, max_errors=10)
-    said = rows((await service.post(body(), STREAMED)).text)
-    assert len(said) >= 20
-    assert sum(len(row.get("errors", [])) for row in said) == 3_000
-    assert said[-1]["total"] == {"stored": 20, "not_stored": 3_000, "unknown": 0}
+    written = rows((await service.post(body(), STREAMED)).text)
+    assert len(written) >= 20
+    assert sum(len(row.get("errors", [])) for row in written) == 3_000
+    assert written[-1]["total"] == {"stored": 20, "not_stored": 3_000, "unknown": 0}
     assert service.metric("rejected_records", error_code="MALFORMED_JSON") == 3_000
 
 
 async def test_a_damaged_body_ends_the_stream_as_a_bad_request(producer: Any) -> None:
-    """What came before the damage is stored; the last line says from where nothing was read."""
+    """The events before the damage are stored. The last line names the first line that was not read."""
     body = COMPRESS["gzip"](b"1\n2\n") + b"damage"
     answer = await Service(producer).post(body, STREAMED | {"Content-Encoding": "gzip"})
     last = rows(answer.text)[-1]
@@ -67,7 +68,7 @@ async def test_a_damaged_body_ends_the_stream_as_a_bad_request(producer: Any) ->
 
 
 async def test_a_lasting_failure_stops_the_stream_with_its_reason(producer: Any) -> None:
-    """What was not read is named by its first line, in the last row."""
+    """The last row names the first line that was not read."""
     from penstock.shared.common.errors import BrokerNotAvailable
 
     producer.fail_all = BrokerNotAvailable("no broker")
@@ -78,7 +79,7 @@ async def test_a_lasting_failure_stops_the_stream_with_its_reason(producer: Any)
 
 
 class Conversation:
-    """A client on a real socket that sends a line, and reads what is said of it before it sends the next."""
+    """A client on a real socket that sends a line and reads its outcome before it sends the next one."""
 
     def __init__(self, url: str, headers: dict[str, str], path: str = URL) -> None:
         self._path = path
@@ -88,8 +89,8 @@ class Conversation:
     async def __aenter__(self) -> Self:
         self._reader, self._writer = await asyncio.open_connection(self._host, self._port)
         head = f"POST {self._path} HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n"
-        given = "".join(f"{name}: {value}\r\n" for name, value in self._headers.items())
-        self._writer.write(f"{head}{given}\r\n".encode())
+        headers = "".join(f"{name}: {value}\r\n" for name, value in self._headers.items())
+        self._writer.write(f"{head}{headers}\r\n".encode())
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -121,14 +122,14 @@ async def served(producer: Any) -> AsyncIterator[tuple[str, Service]]:
 
 
 async def test_a_line_is_answered_before_the_next_is_sent(served: tuple[str, Service], producer: Any) -> None:
-    """Each row comes while the body is open, and the last when it ends."""
+    """Each row arrives while the body is open, and the last one after its end."""
     async with Conversation(served[0], STREAMED) as client:
         client.send(b"1\n")
         assert b" 207 " in await client.head()
         assert await client.row() == {"through_line": 1, "stored": 1}
         client.send(b"oops\n")
-        said = await client.row()
-        assert (said["stored"], [error["line"] for error in said["errors"]]) == (0, [2])
+        row = await client.row()
+        assert (row["stored"], [error["line"] for error in row["errors"]]) == (0, [2])
         client.send(b"3")
         client.send(b"3\n")
         assert (await client.row())["through_line"] == 3
@@ -137,8 +138,8 @@ async def test_a_line_is_answered_before_the_next_is_sent(served: tuple[str, Ser
     assert sorted(producer.values()) == [b"1", b"33"]
 
 
-async def test_what_is_not_acknowledged_in_time_is_told_while_the_body_is_open(held_producer: Any) -> None:
-    """The client hears of it though it sends nothing more."""
+async def test_a_missing_acknowledgement_is_reported_while_the_body_is_open(held_producer: Any) -> None:
+    """Also if the client sends nothing more."""
     never = asyncio.Event()
 
     async def body() -> AsyncIterator[bytes]:
@@ -146,15 +147,13 @@ async def test_what_is_not_acknowledged_in_time_is_told_while_the_body_is_open(h
         await never.wait()
 
     service = Service(held_producer, ack_timeout_ms=20, body_timeout_ms=300)
-    *told, last = rows((await service.post(body(), STREAMED)).text)
-    assert [error["outcome"] for row in told for error in row["errors"]] == ["unknown"]
+    *reports, last = rows((await service.post(body(), STREAMED)).text)
+    assert [error["outcome"] for row in reports for error in row["errors"]] == ["unknown"]
     assert (last["status"], last["total"]["unknown"]) == (504, 1)
 
 
-async def test_a_client_that_goes_is_counted_and_its_records_go_their_way(
-    producer: Any, served: tuple[str, Service]
-) -> None:
-    """Nobody is answered; what was taken is stored, and the request is over."""
+async def test_a_disconnect_is_counted_and_the_records_are_stored(producer: Any, served: tuple[str, Service]) -> None:
+    """The accepted records are stored, and the request ends."""
     url, service = served
     async with Conversation(url, STREAMED) as client:
         client.send(b"1\n")
@@ -179,11 +178,11 @@ async def test_a_client_that_goes_is_counted_and_its_records_go_their_way(
         ("/v3/clusters/c-1/topics/t/records:batch", "application/json"),
     ],
 )
-async def test_bodies_that_drip_are_cut_off(producer: Any, url: str, media_type: str) -> None:
-    """A byte now and then holds no request open for long, on a real socket; others are served meanwhile."""
-    taken = IngestSettings(body_timeout_ms=300, whole_body_timeout_ms=300)
-    ingest = Ingest(producer, taken, CollectorRegistry(), transactor=Transactor())
-    rest = produce_routers(RestProducer(ingest, producer, taken), MemoryAdmin())
+async def test_slow_bodies_are_cut_off(producer: Any, url: str, media_type: str) -> None:
+    """Single bytes at intervals do not extend the time limits, on a real socket. Others are served meanwhile."""
+    settings = IngestSettings(body_timeout_ms=300, whole_body_timeout_ms=300)
+    ingest = Ingest(producer, settings, CollectorRegistry(), transactor=Transactor())
+    rest = produce_routers(RestProducer(ingest, producer, settings), MemoryAdmin())
     server = HttpServer(create_app(ingest=ingest.router, rest_proxy=rest), HttpSettings())
     await server.start()
     try:

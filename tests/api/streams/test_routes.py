@@ -61,7 +61,7 @@ async def test_windows_stores_and_compactions_have_routes() -> None:
     assert (refused.status_code, refused.json()["detail"]) == (409, "one is running")
 
 
-class Whole:
+class Instances:
     """All instances: two windows, and a partition that is missing."""
 
     missing = ({"partition": 1, "reason": "no instance has it"},)
@@ -84,7 +84,7 @@ class Whole:
 
 async def test_an_answer_is_of_all_instances_unless_it_is_asked_of_one() -> None:
     """What is missing stands in it; `local=true` is of the instance that is asked."""
-    app = create_app(streams=streams_router(View(), whole=Whole()))
+    app = create_app(streams=streams_router(View(), instances=Instances()))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x") as client:
 
         async def get(path: str) -> Any:
@@ -92,9 +92,9 @@ async def test_an_answer_is_of_all_instances_unless_it_is_asked_of_one() -> None
 
         assert (await get("/v1/streams"))["application_id"] == "all"
         assert (await get("/v1/streams?local=true"))["application_id"] == "banks"
-        assert await get("/v1/streams/tasks") == {"tasks": [{"partition": 0}], "missing": list(Whole.missing)}
+        assert await get("/v1/streams/tasks") == {"tasks": [{"partition": 0}], "missing": list(Instances.missing)}
         assert "missing" not in await get("/v1/streams/tasks?local=true")
-        assert (await get("/v1/streams/stores"))["missing"] == list(Whole.missing)
+        assert (await get("/v1/streams/stores"))["missing"] == list(Instances.missing)
         assert (await get("/v1/streams/stores?local=true"))["stores"][0]["total"] == 2
         assert (await get("/v1/streams/windows?store=s&limit=3"))["windows"] == ["s", "", 3]
         assert (await get("/v1/streams/windows?local=true"))["windows"][0]["key"] == "ann"

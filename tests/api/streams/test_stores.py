@@ -11,7 +11,7 @@ from penstock.api.streams.routes import StreamsState, streams_router
 from penstock.api.streams.stores import stores_router
 from penstock.shared.common.continuation import WrongContinuation
 from penstock.shared.common.errors import ConfigError
-from tests.api.streams.test_routes import Whole
+from tests.api.streams.test_routes import Instances
 
 
 class View:
@@ -72,7 +72,7 @@ async def test_what_cannot_be_read_is_said() -> None:
 
 async def test_all_instances_are_asked_unless_it_is_one_of_them() -> None:
     """`partial` says that a part will do, and `local` that the instance answers of itself."""
-    app = create_app(streams=streams_router(View(), stores_router(View(), Whole())))
+    app = create_app(streams=streams_router(View(), stores_router(View(), Instances())))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x") as client:
         assert (await client.get("/v1/streams/stores/s")).json() == {"store": "s", "partial": False}
         assert (await client.get("/v1/streams/stores/s?partial=true")).json() == {"store": "s", "partial": True}

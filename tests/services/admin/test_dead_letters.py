@@ -1,6 +1,6 @@
 """Dead letters written in transactions, on the fake broker.
 
-Transaction markers take offsets and are no dead letters.
+Transaction markers have offsets but are not dead letters.
 """
 
 from __future__ import annotations
@@ -46,34 +46,34 @@ async def write(producer: Producer, *numbers: int, aborted: int = 0) -> None:
                 await (producer.commit_transaction() if commits else producer.abort_transaction())
 
 
-async def test_markers_are_no_dead_letters(kafka: KafkaSettings) -> None:
+async def test_transaction_markers_are_not_counted(kafka: KafkaSettings) -> None:
     """50 dead letters in 19 transactions count as 50, not as 69, and aborted ones do not count.
 
     New dead letters are added.
     """
     async with Admin(kafka) as admin, writer(kafka) as producer:
-        letters = KafkaDeadLetters(kafka, admin)
+        dead_letters = KafkaDeadLetters(kafka, admin)
         await write(producer, *[3] * 12, *[2] * 7)
         assert (await admin.list_offsets({AT: "latest"}))[AT] == 69
-        (row,) = await letters.topics()
+        (row,) = await dead_letters.topics()
         assert row == {"topic": TOPIC, "kind": "dead_letters", "source": "clicks", "records": 50, "exact": True}
         await write(producer, 4, aborted=5)
-        assert (await letters.topics())[0]["records"] == 54
+        assert (await dead_letters.topics())[0]["records"] == 54
         await admin.delete_records({AT: 8})
-        assert (await letters.topics())[0]["records"] == 54 - 6
+        assert (await dead_letters.topics())[0]["records"] == 54 - 6
         await admin.delete_topics([TOPIC])
-        assert await letters.topics() == []
+        assert await dead_letters.topics() == []
 
 
-async def test_a_look_gives_as_many_letters_as_were_asked_for(kafka: KafkaSettings) -> None:
+async def test_read_newest_returns_the_requested_number(kafka: KafkaSettings) -> None:
     """The newest offsets may have more markers and aborted records than dead letters."""
     async with Admin(kafka) as admin, writer(kafka) as producer:
         await write(producer, *[1] * 30, aborted=3)
-        found = await KafkaDeadLetters(kafka, admin).look(TOPIC, 20, None)
-    assert len(found["records"]) == 20
+        answer = await KafkaDeadLetters(kafka, admin).read_newest(TOPIC, 20, None)
+    assert len(answer["records"]) == 20
 
 
-async def test_what_there_was_no_time_to_count_is_an_upper_bound(kafka: KafkaSettings) -> None:
+async def test_an_unfinished_count_is_an_upper_bound(kafka: KafkaSettings) -> None:
     """It is marked as an upper bound, and later calls continue the count."""
     span = Span("id", 0, 0)
     async with writer(kafka) as producer:

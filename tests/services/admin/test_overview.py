@@ -25,12 +25,12 @@ class Counting:
     """A source that counts its requests."""
 
     def __init__(self) -> None:
-        self.asked = 0
+        self.requests = 0
 
     async def sample(self) -> ServiceSample:
-        self.asked += 1
+        self.requests += 1
         await asyncio.sleep(0)
-        return ServiceSample("p", "", "ok", metrics={"penstock_ingest_stored_records_total": self.asked * 100.0})
+        return ServiceSample("p", "", "ok", metrics={"penstock_ingest_stored_records_total": self.requests * 100.0})
 
 
 class Kafka:
@@ -40,39 +40,39 @@ class Kafka:
         return KafkaSample("c-1", 1)
 
 
-async def test_many_pages_ask_the_sources_once() -> None:
-    """Within keep_ms all requests have the same response, at once or after waiting for it."""
+async def test_concurrent_requests_sample_the_sources_once() -> None:
+    """Within cache_ms all requests have the same response, at once or after waiting for it."""
     clock, source = Clock(), Counting()
-    overview = Overview([source], Kafka(), clock=clock, keep_ms=800)  # type: ignore[arg-type]
+    overview = Overview([source], Kafka(), clock=clock, cache_ms=800)  # type: ignore[arg-type]
     first = await asyncio.gather(*(overview.overview() for _ in range(5)))
-    assert source.asked == 1
+    assert source.requests == 1
     assert all(answer == first[0] for answer in first)
     clock.ms = 799
     await overview.overview()
-    assert source.asked == 1
+    assert source.requests == 1
 
 
-async def test_after_that_they_are_asked_again() -> None:
+async def test_the_sources_are_sampled_again_after_cache_ms() -> None:
     """Rates are known from the second response on."""
     clock, source = Clock(), Counting()
-    overview = Overview([source], Kafka(), clock=clock, keep_ms=800)  # type: ignore[arg-type]
+    overview = Overview([source], Kafka(), clock=clock, cache_ms=800)  # type: ignore[arg-type]
     assert (await overview.overview())["ingest"]["records_per_second"] is None
     clock.ms = 1_000
     assert (await overview.overview())["ingest"]["records_per_second"] == 100
-    assert source.asked == 2
+    assert source.requests == 2
 
 
-async def test_what_has_changed_is_looked_at_anew() -> None:
+async def test_an_invalidated_overview_is_built_again() -> None:
     """The sources are read again after a change. A response in flight at that time is returned, but not kept."""
     clock, source = Clock(), Counting()
-    overview = Overview([source], Kafka(), clock=clock, keep_ms=800)  # type: ignore[arg-type]
+    overview = Overview([source], Kafka(), clock=clock, cache_ms=800)  # type: ignore[arg-type]
     await overview.overview()
-    overview.changed()
-    asking = asyncio.create_task(overview.overview())
-    while source.asked < 2:  # noqa: ASYNC110 - it comes within a turn or two
+    overview.invalidate()
+    pending = asyncio.create_task(overview.overview())
+    while source.requests < 2:  # noqa: ASYNC110 - the request is made within two iterations of the loop
         await asyncio.sleep(0)
-    overview.changed()
-    await asking
+    overview.invalidate()
+    await pending
     await overview.overview()
     await overview.overview()
-    assert source.asked == 3
+    assert source.requests == 3

@@ -21,7 +21,7 @@ def test_services_are_addresses_by_name() -> None:
 
 
 @pytest.mark.parametrize("url", ["producer:8080", "ftp://producer", "http://", "file:///etc/passwd"])
-def test_what_is_no_http_address_is_refused(url: str) -> None:
+def test_an_invalid_address_is_rejected(url: str) -> None:
     """An invalid address is rejected by the service's name."""
     with pytest.raises(ConfigError, match=r"services\.producer.*http"):
         load(PENSTOCK_SERVICES__PRODUCER=url)

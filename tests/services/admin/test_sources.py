@@ -26,12 +26,12 @@ class View:
 
 
 def registry() -> CollectorRegistry:
-    made = CollectorRegistry()
-    late = metrics.counter(made, "streams_late_records", "Late.", "partition")
+    registry = CollectorRegistry()
+    late = metrics.counter(registry, "streams_late_records", "Late.", "partition")
     late.labels(partition="0").inc(2)
     late.labels(partition="1").inc(3)
-    metrics.histogram(made, "ingest_request_seconds", "Seconds.").observe(0.2)
-    return made
+    metrics.histogram(registry, "ingest_request_seconds", "Seconds.").observe(0.2)
+    return registry
 
 
 def client(app: Any) -> httpx.AsyncClient:
@@ -50,11 +50,11 @@ async def test_a_service_is_read_through_http() -> None:
 
 async def test_a_services_health_as_one_check() -> None:
     """A service is well, fails with the reasons of its checks, or does not respond."""
-    for ok, said in ((True, ""), (False, "kafka: no broker")):
+    for ok, detail in ((True, ""), (False, "kafka: no broker")):
         app = create_health_app("a", {"kafka": lambda ok=ok: CheckResult(ok, "no broker")}, registry())  # type: ignore[misc]
-        assert await HttpSource("a", "http://a", client(app)).check() == CheckResult(ok, said)
-    gone = httpx.AsyncClient(transport=httpx.MockTransport(lambda request: httpx.Response(502, text="<html>")))
-    result = await HttpSource("a", "http://a", gone).check()
+        assert await HttpSource("a", "http://a", client(app)).check() == CheckResult(ok, detail)
+    unreachable = httpx.AsyncClient(transport=httpx.MockTransport(lambda request: httpx.Response(502, text="<html>")))
+    result = await HttpSource("a", "http://a", unreachable).check()
     assert (result.ok, "http://a does not answer" in result.detail) == (False, True)
 
 
@@ -85,7 +85,7 @@ async def test_a_service_without_streams_has_none() -> None:
         httpx.Response(404, json={"detail": "no"}),
     ],
 )
-async def test_a_service_that_does_not_answer_well_is_unreachable(answer: httpx.Response | Exception) -> None:
+async def test_a_service_without_a_valid_response_is_unreachable(answer: httpx.Response | Exception) -> None:
     """An invalid response or an error yields an unreachable sample."""
 
     def handle(request: httpx.Request) -> httpx.Response:
@@ -107,7 +107,7 @@ async def test_a_part_of_this_process_is_read_without_http() -> None:
     assert sample.streams is not None
 
 
-def test_metrics_of_others_and_buckets_are_left_out() -> None:
+def test_foreign_metrics_and_buckets_are_left_out() -> None:
     """Only Penstock's metrics are kept, and only the histogram buckets of the ingest's latency."""
     text = metrics.render(registry()).decode() + "python_info 1\n"
     assert {name for name in sum_metrics(text) if "|" not in name} == {

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from penstock.api.http.problem import Problem
-from penstock.api.streams.key_params import StoreQuestion
+from penstock.api.streams.key_params import StoreQueryParams
 from penstock.services.aggregator.pages import row_pages
 from penstock.services.aggregator.settings import AggregatorSettings
 from penstock.services.aggregator.window_search import FINDING_MAX, WindowSearch
@@ -53,7 +53,7 @@ def search(cluster: FakeCluster | None = None, lake: Path | None = None, **more:
     if cluster is not None:
         values["kafka"] = {"bootstrap_servers": cluster.bootstrap_servers}
 
-    async def read_store(store: str, question: StoreQuestion) -> Any:
+    async def read_store(store: str, question: StoreQueryParams) -> Any:
         pages = row_pages("app", store, question)
         after = pages.place(question["continuation"])
         first = 0 if after is None else OPEN_KEYS.index(after.key) + 1

@@ -112,13 +112,13 @@ async def test_a_request_goes_to_a_worker_that_can_be_reached(tmp_path: Path) ->
     """
     gone, there = (Worker(number, tmp_path, {"read": "secret"}) for number in (1, 2))
     async with serving(there, app_of("b")):
-        answer = await AnyWorker([gone, there]).ask("GET", "/v1/streams", "local=true", b"", "")
+        answer = await AnyWorker([gone, there]).forward("GET", "/v1/streams", "local=true", b"", "")
         assert (answer.status, answer.retry_after) == (503, "3")
         assert answer.body == b"b /v1/streams?local=true Bearer secret"
-        own = await there.ask("POST", "/workers/2/v1/streams", "", b"", "")
+        own = await there.forward("POST", "/workers/2/v1/streams", "", b"", "")
         assert own.body == b"b /v1/streams? "
     with pytest.raises(Problem, match="worker-1: ConnectError"):
-        await AnyWorker([gone]).ask("GET", "/v1/streams", "", b"", "")
+        await AnyWorker([gone]).forward("GET", "/v1/streams", "", b"", "")
     await gone.stop()
 
 
@@ -135,9 +135,9 @@ async def test_a_question_goes_on_where_a_worker_breaks_off_and_an_order_does_no
     async with serving(there, app_of("b")):
         any_one = AnyWorker([broken, there])
         with pytest.raises(Problem, match="worker-1: RemoteProtocolError"):
-            await any_one.ask("POST", "/v1/streams", "", b"", "")
+            await any_one.forward("POST", "/v1/streams", "", b"", "")
         for _ in range(2):
-            assert (await any_one.ask("GET", "/v1/streams", "", b"", "")).body.startswith(b"b ")
+            assert (await any_one.forward("GET", "/v1/streams", "", b"", "")).body.startswith(b"b ")
     assert accepted == [b"POST", b"GET"]
     listener.close()
     await broken.stop()

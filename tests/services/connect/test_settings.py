@@ -35,33 +35,33 @@ def worker(tmp_path: Path) -> Path:
     return path
 
 
-def test_flags_go_before_the_file(worker: Path) -> None:
-    """With or without an equals sign; the log's are the log's."""
-    asked = read_command_line("distributed", [str(worker), "--group.id=h", "--log.level", "debug"])
-    assert isinstance(asked.config, DistributedConfig)
-    assert asked.config["group.id"] == "h"
-    assert asked.log.level == "debug"
+def test_flags_override_the_file(worker: Path) -> None:
+    """Flags with and without an equals sign. The flags of the log are not settings of the worker."""
+    command_line = read_command_line("distributed", [str(worker), "--group.id=h", "--log.level", "debug"])
+    assert isinstance(command_line.config, DistributedConfig)
+    assert command_line.config["group.id"] == "h"
+    assert command_line.log.level == "debug"
 
 
 @pytest.mark.parametrize("setting", ["key.converter", "value.converter", "header.converter"])
 @pytest.mark.parametrize("name", ["no.such.Converter", "FileStreamSink"])
-def test_a_converter_that_is_not_there_is_refused(worker: Path, setting: str, name: str) -> None:
-    """It is rejected by its setting before anything starts, and so is a class that is not a converter."""
+def test_an_unknown_converter_is_rejected(worker: Path, setting: str, name: str) -> None:
+    """It is rejected by its setting before anything starts, as is a class that is not a converter."""
     with pytest.raises(ConfigError, match=rf"{re.escape(name)} for configuration {re.escape(setting)}: .*not be found"):
         read_command_line("distributed", [str(worker), f"--{setting}={name}"])
 
 
-def test_standalone_takes_connectors(tmp_path: Path) -> None:
-    """They are accepted as properties, as a config in JSON, and in the form of REST."""
+def test_a_standalone_worker_accepts_connector_files(tmp_path: Path) -> None:
+    """As properties, as a config in JSON, and as a JSON object with name and config."""
     worker = tmp_path / "worker.properties"
     worker.write_text(CONVERTERS + "offset.storage.file.filename=offsets\n")
     files = {"a.properties": "name=a\n", "b.json": '{"name": "b", "tasks.max": 1}',
              "c.json": '{"name": "c", "config": {"topic": "t"}}'}  # fmt: skip
     for name, text in files.items():
         (tmp_path / name).write_text(text)
-    asked = read_command_line("standalone", [str(worker), *(str(tmp_path / name) for name in files)])
-    assert isinstance(asked.config, StandaloneConfig)
-    assert list(asked.connectors.values()) == [
+    command_line = read_command_line("standalone", [str(worker), *(str(tmp_path / name) for name in files)])
+    assert isinstance(command_line.config, StandaloneConfig)
+    assert list(command_line.connectors.values()) == [
         {"name": "a"},
         {"name": "b", "tasks.max": "1"},
         {"name": "c", "topic": "t"},
@@ -69,7 +69,7 @@ def test_standalone_takes_connectors(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "named"),
+    ("arguments", "message"),
     [
         ([], "properties file"),
         (["no-such-file"], "no-such-file"),
@@ -78,15 +78,15 @@ def test_standalone_takes_connectors(tmp_path: Path) -> None:
         (["WORKER", "--session.timeout.ms=soon"], r"session\.timeout\.ms"),
     ],
 )
-def test_wrong_command_lines_are_named(worker: Path, arguments: list[str], named: str) -> None:
+def test_an_invalid_command_line_is_rejected(worker: Path, arguments: list[str], message: str) -> None:
     """Each is rejected with its error before anything starts."""
-    given = [str(worker) if argument == "WORKER" else argument for argument in arguments]
-    with pytest.raises(ConfigError, match=named):
-        read_command_line("distributed", given)
+    arguments = [str(worker) if argument == "WORKER" else argument for argument in arguments]
+    with pytest.raises(ConfigError, match=message):
+        read_command_line("distributed", arguments)
 
 
-def test_values_in_json_are_what_rest_takes_them_for(tmp_path: Path) -> None:
-    """Null is no value, numbers and truth values are as they are written; lists and objects are refused by name."""
+def test_values_in_json_are_converted_as_by_rest(tmp_path: Path) -> None:
+    """Null is no value. Numbers and booleans become text. Lists and objects are rejected by name."""
     file = tmp_path / "c.json"
     file.write_text('{"name": "c", "config": {"topics.regex": null, "tasks.max": 2, "auto.create": true, "x": 1.5}}')
     assert read_properties(file) == {"name": "c", "tasks.max": "2", "auto.create": "true", "x": "1.5"}
@@ -96,7 +96,7 @@ def test_values_in_json_are_what_rest_takes_them_for(tmp_path: Path) -> None:
             read_properties(file)
 
 
-def test_files_that_are_none_are_named(tmp_path: Path) -> None:
+def test_an_invalid_file_is_named_in_the_error(tmp_path: Path) -> None:
     """These are invalid JSON, JSON that is no object, and bytes that are no text."""
     for name, data in (("a.json", b"{"), ("b.json", b"[]"), ("c.json", b'{"config": 3}'), ("d.properties", b"\xff")):
         (tmp_path / name).write_bytes(data)
@@ -104,8 +104,8 @@ def test_files_that_are_none_are_named(tmp_path: Path) -> None:
             read_properties(tmp_path / name)
 
 
-def test_the_listener_is_where_rest_is(worker: Path) -> None:
-    """The first of them; other workers are told what is advertised."""
+def test_rest_listens_at_the_first_listener(worker: Path) -> None:
+    """Other workers use the advertised address."""
     config = read_command_line("distributed", [str(worker)]).config
     http = listener(config)
     assert (http.host, http.port) == ("127.0.0.1", 18083)
@@ -120,43 +120,43 @@ def test_the_listener_is_where_rest_is(worker: Path) -> None:
             listener(read_command_line("distributed", [str(worker), f"--listeners={wrong}"]).config)
 
 
-def test_misspelled_settings_are_told(worker: Path) -> None:
-    """Neither the worker's nor its clients'; what belongs to converters, providers and clients is theirs to know."""
+def test_misspelled_settings_are_reported(worker: Path) -> None:
+    """Settings with the prefix of a converter, a provider or a client are not reported."""
     flags = ["--grup.id=x", "--producer.linger.ms=1", "--key.converter.schemas.enable=false", "--security.protocol=SSL"]
     assert misspelled(read_command_line("distributed", [str(worker), *flags]).config) == [
         "grup.id (did you mean group.id?)"
     ]
 
 
-async def test_rest_asks_for_what_is_set(worker: Path) -> None:
-    """A token or a user opens REST, nothing else does; without either it is open to this machine's own names."""
+async def test_rest_requires_the_configured_credentials(worker: Path) -> None:
+    """A token or a user. Without either, requests to this machine's own names are served."""
 
-    async def answered(flags: list[str], url: str = "http://127.0.0.1/connectors", **asked: Any) -> int:
+    async def status(flags: list[str], url: str = "http://127.0.0.1/connectors", **options: Any) -> int:
         config = read_command_line("distributed", [str(worker), *flags]).config
         app = guarded(StartingApp(), config, listener(config))
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app)) as client:
-            return (await client.get(url, **asked)).status_code
+            return (await client.get(url, **options)).status_code
 
     flags = ["--rest.auth.token=0123456789abcdef", "--rest.auth.users=ann:fedcba9876543210"]
-    assert await answered(flags) == 401
-    assert await answered(flags, headers={"Authorization": "Bearer 0123456789abcdef"}) == 503
-    assert await answered(flags, auth=("ann", "fedcba9876543210")) == 503
-    assert await answered(flags, auth=("ann", "0123456789abcdef")) == 401
-    assert await answered(flags, "http://worker.example/health") == 503
-    assert (await answered([]), await answered([], "http://elsewhere.example/connectors")) == (503, 421)
+    assert await status(flags) == 401
+    assert await status(flags, headers={"Authorization": "Bearer 0123456789abcdef"}) == 503
+    assert await status(flags, auth=("ann", "fedcba9876543210")) == 503
+    assert await status(flags, auth=("ann", "0123456789abcdef")) == 401
+    assert await status(flags, "http://worker.example/health") == 503
+    assert (await status([]), await status([], "http://elsewhere.example/connectors")) == (503, 421)
     for wrong in ("--rest.auth.users=ann", "--rest.auth.token=short"):
         config = read_command_line("distributed", [str(worker), wrong]).config
         with pytest.raises(ConfigError, match=r"rest\.auth"):
             guarded(StartingApp(), config, listener(config))
 
 
-def test_an_address_that_is_open_to_everyone_is_known(worker: Path) -> None:
-    """One that other machines reach, where nothing is asked for: the worker says so when it starts."""
+def test_an_open_address_is_detected(worker: Path) -> None:
+    """An address that other machines reach, without authentication: the worker logs a warning."""
 
-    def found(*flags: str) -> bool:
+    def detected(*flags: str) -> bool:
         config = read_command_line("distributed", [str(worker), *flags]).config
         return is_open(config, listener(config))
 
-    assert not found()
-    assert found("--listeners=http://:8083")
-    assert not found("--listeners=http://:8083", "--rest.auth.token=0123456789abcdef")
+    assert not detected()
+    assert detected("--listeners=http://:8083")
+    assert not detected("--listeners=http://:8083", "--rest.auth.token=0123456789abcdef")

@@ -53,7 +53,7 @@ def test_a_port_that_is_taken_is_said_before_kafka_is_started(
         free = ["--http.port=0", "--connect-port=0"]
         assert main([*free, f"--{flag}={port}", "--data-dir=data", "--log.format=json"]) == 2
     (line,) = capfd.readouterr().err.splitlines()
-    assert f"{setting}: port {port} on 127.0.0.1 is taken" in line
+    assert f"{setting}: port {port} on 127.0.0.1 is in use" in line
     assert not (tmp_path / "data").exists()
 
 

@@ -1,4 +1,4 @@
-"""The keys that one partition holds."""
+"""The stored keys of one partition."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from penstock.shared.common.errors import BufferExhausted, DataError
 F, G = b"f" * 32, b"g" * 32
 
 
-def test_a_record_gives_back_what_was_written() -> None:
+def test_a_record_is_decoded_to_what_was_encoded() -> None:
     """Fingerprint, response and time are unchanged. A foreign record is rejected."""
     entry = decode(encode(F, StoredResponse(207, b'{"stored":1}'), 1_700_000_000_000))
     assert (entry.fingerprint, entry.at_ms) == (F, 1_700_000_000_000)
-    assert entry.answer == StoredResponse(207, b'{"stored":1}')
+    assert entry.response == StoredResponse(207, b'{"stored":1}')
     for value in (b"", b"\x01" + b"x" * 60):
         with pytest.raises(DataError):
             decode(value)
-    with pytest.raises(DataError, match="cannot be read"):
-        _ = decode(encode(F, StoredResponse(200, b"{}"), 0)[:-1]).answer
+    with pytest.raises(DataError, match="cannot be decoded"):
+        _ = decode(encode(F, StoredResponse(200, b"{}"), 0)[:-1]).response
 
 
-def test_a_key_stands_for_one_request() -> None:
+def test_a_key_belongs_to_one_request() -> None:
     """The same request has the same response, another one raises KeyReused, and after its time the key is free."""
     keys = StoredKeys(1_000, 10, 10_000)
     keys.put(b"k", encode(F, StoredResponse(200, b"1"), 0))
@@ -36,7 +36,7 @@ def test_a_key_stands_for_one_request() -> None:
     assert len(keys) == 0
 
 
-def test_a_full_table_refuses_and_forgets_nothing() -> None:
+def test_a_full_table_rejects_new_keys() -> None:
     """Stored keys are kept for their time. New keys are rejected until older ones expire."""
     keys = StoredKeys(1_000, 2, 10_000)
     for i, digest in enumerate((b"a", b"b")):

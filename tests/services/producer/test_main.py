@@ -1,4 +1,4 @@
-"""The producer service's entry."""
+"""The entry point of the producer service."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from penstock.services.producer.main import main
 
 @pytest.fixture(autouse=True)
 def own_log_handlers() -> Iterator[None]:
-    """An entry sets the process's logging up; the test run keeps its own."""
+    """Restore the log handlers of the test run, which the entry point replaces."""
     before = logging.root.handlers[:], logging.root.level
     yield
     logging.root.handlers[:], logging.root.level = before
@@ -28,10 +28,10 @@ def own_log_handlers() -> Iterator[None]:
         (["--kafka.request-timeout-ms", "60000"], "delivery_timeout_ms"),
     ],
 )
-def test_a_wrong_setting_ends_it_with_status_2_and_its_name(
+def test_an_invalid_setting_exits_with_status_2_and_names_the_setting(
     arguments: list[str], name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It ends before anything is opened."""
+    """Before any connection is opened."""
     try:
         status = main(arguments)
     except SystemExit as e:

@@ -15,26 +15,28 @@ from penstock.services.producer.packed_response import pack, unpack
 from penstock.shared.common.errors import DataError
 
 RECORD_BYTES_MAX = 1_048_576
-"""What a broker takes as it comes."""
+"""A broker's default limit of a record."""
 
-places = st.lists(st.tuples(st.integers(0, 2**31 - 1), st.integers(0, 2**31 - 1), st.integers(0, 2**62)), max_size=30)
+int31 = st.integers(0, 2**31 - 1)
+coordinates = st.lists(st.tuples(int31, int31, st.integers(0, 2**62)), max_size=30)
 
 
-@given(rows=places, unit=st.sampled_from(["line", "index"]), rest=st.dictionaries(st.text(), st.integers()))
-def test_an_answer_comes_back_byte_for_byte(rows: list[Any], unit: str, rest: dict[str, int]) -> None:
+@given(rows=coordinates, unit=st.sampled_from(["line", "index"]), rest=st.dictionaries(st.text(), st.integers()))
+def test_a_response_is_unpacked_byte_for_byte(rows: list[Any], unit: str, rest: dict[str, int]) -> None:
     """This holds with coordinates in any order, without any, and with other fields."""
     offsets = [{unit: position, "partition": p, "offset": offset} for position, p, offset in rows]
-    answer = StoredResponse(207, msgspec.json.encode({"stored": 1, "offsets": offsets} | {"more": rest}))
-    assert unpack(207, pack(answer)) == answer
+    response = StoredResponse(207, msgspec.json.encode({"stored": 1, "offsets": offsets} | {"more": rest}))
+    assert unpack(207, pack(response)) == response
 
 
-def test_the_largest_answer_fits_into_a_record() -> None:
+def test_the_largest_response_fits_into_a_record() -> None:
     """A hundred thousand records, each in any of 64 partitions that others write to as well, and a thousand errors."""
-    chance, ends = random.Random(1), [10**12] * 64
+    rng = random.Random(1)
+    ends = [10**12] * 64
     rows = []
     for line in range(1, 100_001):
-        partition = chance.randrange(64)
-        ends[partition] += chance.choice((1, 1, 1, 1, 1, 7))
+        partition = rng.randrange(64)
+        ends[partition] += rng.choice((1, 1, 1, 1, 1, 7))
         rows.append({"line": line, "partition": partition, "offset": ends[partition]})
     errors = [{"line": i, "column": i % 90, "error_code": "MALFORMED_JSON", "message": f"no {i}"} for i in range(1_000)]
     body = msgspec.json.encode({"stored": 100_000, "offsets": rows, "offsets_omitted": 0, "errors": errors})
@@ -43,7 +45,7 @@ def test_the_largest_answer_fits_into_a_record() -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"\0\0\0\x09abc", b"\0\0\0\x03abc", pack(StoredResponse(200, b"{}")) + b"\0"])
-def test_what_is_not_such_an_answer_is_said_to_be_none(data: bytes) -> None:
-    """Any invalid response raises DataError."""
+def test_invalid_data_raises_data_error(data: bytes) -> None:
+    """An empty, cut, or corrupt response, and one with further data."""
     with pytest.raises(DataError):
         unpack(200, data)

@@ -16,7 +16,7 @@ def load(*arguments: str, **environ: str) -> ProducerServiceSettings:
     return ProducerServiceSettings.load(arguments, environ=environ)
 
 
-def test_the_defaults_fit_together() -> None:
+def test_the_default_timeouts_are_consistent() -> None:
     """An HTTP client receives a failure before its own timeout, and Kafka's rule on timeouts holds."""
     settings = load()
     assert settings.producer.delivery_timeout_ms >= settings.kafka.request_timeout_ms + settings.producer.linger_ms
@@ -24,7 +24,7 @@ def test_the_defaults_fit_together() -> None:
     assert settings.http.host == "127.0.0.1"
 
 
-def test_what_would_break_every_request_is_refused() -> None:
+def test_a_transactional_producer_is_rejected() -> None:
     """A transactional producer cannot send outside a transaction, and ingest has no transactions."""
     with pytest.raises(ConfigError, match=r"producer\.transactional_id"):
         load("--producer.transactional-id", "t")
@@ -56,7 +56,7 @@ def test_an_open_address_needs_a_token(token: dict[str, str]) -> None:
     assert "short" not in str(e.value)
 
 
-def test_an_open_address_with_a_token_or_an_explicit_word_is_served() -> None:
+def test_an_open_address_with_a_token_or_insecure_no_auth_is_served() -> None:
     """It needs either the token or the setting that allows an open address."""
     assert load("--http.host", "0.0.0.0", PENSTOCK_AUTH_TOKEN=TOKEN).auth_token is not None
     assert load("--http.host", "0.0.0.0", "--insecure-no-auth").insecure_no_auth

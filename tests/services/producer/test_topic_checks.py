@@ -17,10 +17,10 @@ class Admin:
 
     def __init__(self, *topics: str) -> None:
         self.topics = list(topics)
-        self.asked: list[str] = []
+        self.requests: list[str] = []
 
     async def describe_topics(self, names: Iterable[str], *, timeout_ms: int) -> dict[str, Any]:
-        self.asked += names
+        self.requests += names
         for name in names:
             if name not in self.topics:
                 raise UnknownTopicOrPartition(f"topic {name}")
@@ -31,10 +31,10 @@ class Producer:
     """Counts its requests."""
 
     def __init__(self) -> None:
-        self.asked: list[str] = []
+        self.requests: list[str] = []
 
     async def partitions_for(self, topic: str) -> list[int]:
-        self.asked.append(topic)
+        self.requests.append(topic)
         return [0, 1]
 
 
@@ -45,26 +45,26 @@ async def test_an_unknown_topic_never_reaches_the_producer() -> None:
     for _ in range(2):
         with pytest.raises(UnknownTopicOrPartition):
             await checking_producer.partitions_for("t")
-    assert producer.asked == []
+    assert producer.requests == []
     admin.topics.append("t")
     assert await checking_producer.partitions_for("t") == [0, 1]
 
 
-async def test_a_known_topic_is_looked_up_now_and_then() -> None:
+async def test_a_known_topic_is_looked_up_at_intervals() -> None:
     """Between the look-ups the producer's metadata is enough. A deleted topic is detected."""
     admin, producer, clock = Admin("t"), Producer(), ManualClock()
     checking_producer = TopicCheckingProducer(producer, admin, clock)  # type: ignore[arg-type]
     for _ in range(3):
         await checking_producer.partitions_for("t")
-    assert admin.asked == ["t"]
-    assert producer.asked == ["t"] * 3
+    assert admin.requests == ["t"]
+    assert producer.requests == ["t"] * 3
     clock.advance(LOOKUP_EVERY_MS)
     for _ in range(2):
         await checking_producer.partitions_for("t")
-    assert admin.asked == ["t"] * 2
+    assert admin.requests == ["t"] * 2
     admin.topics.clear()
     clock.advance(LOOKUP_EVERY_MS)
     for _ in range(2):
         with pytest.raises(UnknownTopicOrPartition):
             await checking_producer.partitions_for("t")
-    assert producer.asked == ["t"] * 5
+    assert producer.requests == ["t"] * 5
