@@ -312,9 +312,6 @@ class CompactionSupervisor:
             log.info("compaction done", **result)
             if result.get("remaining_records"):
                 self._ask_again()
-        elif status == LOST_TO_ANOTHER and result:
-            self._end(state, "done", lines[-1] if lines else "", "done")
-            log.info("compaction done; what came after it was lost to another job", **result)
         elif status == LOST_TO_ANOTHER:
             self._end(state, "lost", "another job was first", "lost")
             log.info("compaction: another job was first")

@@ -52,26 +52,27 @@ def compact_main(arguments: list[str]) -> int:
     from penstock.services.spark.compaction.delta import CompactionConflict
     from penstock.services.spark.spark_session import spark_session
 
-    counts = ""
+    committed = ""
     try:
         started = time.monotonic()
         with spark_session(settings.spark, f"penstock compact {settings.application}", *settings.spark_uris) as spark:
             start_seconds = round(time.monotonic() - started, 3)
             for run in itertools.count(1):
-                job, counts = Compaction(spark, settings, _log), ""
+                job = Compaction(spark, settings, _log)
+                committed = ""
                 summary = job.run()
                 print(json.dumps({**summary._asdict(), "spark_start_seconds": start_seconds}), flush=True)
-                counts = "the run counts, but not all that comes after it was done: "
+                committed = "the compaction is committed, but a later step failed: "
                 job.maintenance.require_done()
                 if not summary.remaining_records or run == settings.runs_max:
                     break
                 _log(f"{summary.remaining_records} records are left")
     except CompactionConflict as e:
-        return _log(f"{counts}{e}", CONFLICT)
+        return _log(str(e), CONFLICT)
     except ConfigError as e:
-        return _log(f"{counts}{e}", WRONG_SETTINGS)
+        return _log(f"{committed}{e}", WRONG_SETTINGS)
     except PenstockError as e:
-        return _log(f"{counts}{type(e).__name__}: {e}", FAILED)
+        return _log(f"{committed}{type(e).__name__}: {e}", FAILED)
     return DONE
 
 

@@ -118,7 +118,6 @@ class Compaction:
         self.options = settings.storage_options
         self.job = uuid.uuid4().hex
         self.maintenance = TableMaintenance(settings, log)
-        self._behind = set[int]()
         self._started, self._started_ms = time.monotonic(), int(time.time() * 1000)
 
     def path(self, table: str) -> str:
@@ -230,10 +229,10 @@ class Compaction:
         foreign = sum(one.foreign_records for task in found for one in task.partitions)
         reached = {one.partition: one.read_to for task in found for one in task.partitions}
         left = sum(one.latest - reached[one.partition] for one in wanted)
-        moved = {one.partition: one for task in found for one in task.partitions if one.files}
-        if not moved:
+        written = {one.partition: one for task in found for one in task.partitions if one.files}
+        if not written:
             return self._nothing_new(plan)._replace(remaining_records=left, foreign_records=foreign)
-        report = self._commit(plan, moved, _by_table(found))
+        report = self._commit(plan, written, _by_table(found))
         return report._replace(remaining_records=left, foreign_records=foreign)
 
     def _run_tasks(
@@ -251,19 +250,18 @@ class Compaction:
         return CompactionReport(len(before), 0, 0, 0, 0, 0, before, before, plan.state_version, 0.0)
 
     def _commit(
-        self, plan: Plan, moved: Mapping[int, fold.PartitionResult], appended: Mapping[str, list[DataFile]]
+        self, plan: Plan, written: Mapping[int, fold.PartitionResult], appended: Mapping[str, list[DataFile]]
     ) -> CompactionReport:
-        stores = stores_of(plan.newest, moved.values())
+        stores = stores_of(plan.newest, written.values())
         require_lake_names(stores)
-        self._behind = {one.partition for one in plan.ranges if one.partition in moved and is_behind(one, moved)}
-        behind = {name for one in plan.ranges if one.partition in moved for name in one.lagging}
+        lagging_tables = {name for one in plan.ranges if one.partition in written for name in one.lagging}
         for kind in (CLOSED, LATE):
             for store in stores:
                 name = f"{kind}/{store.name}"
-                if name in appended or name in behind:
+                if name in appended or name in lagging_tables:
                     table = self._table(plan, name, rows_schema(kind, store))
                     positions = {one.partition: one.positions[name] for one in plan.ranges if name in one.positions}
-                    for p, one in moved.items():
+                    for p, one in written.items():
                         positions[p] = max(positions.get(p, -1), one.covered_offset - 1)
                     metadata = {
                         "job": self.job,
@@ -274,11 +272,11 @@ class Compaction:
                     delta.commit(table, appended.get(name, ()), (), metadata)
                     self.log(f"{name}: {sum(file.rows for file in appended.get(name, ()))} rows")
         before = {one.partition: one.covered for one in plan.ranges}
-        files = {**appended, STATE: [file for one in moved.values() for file in one.files]}
+        files = {**appended, STATE: [file for one in written.values() for file in one.files]}
         rows = {kind: _rows_of(kind, files) for kind in (STATE, CLOSED, LATE)}
-        deleted = sum(one.deleted for one in moved.values())
-        live = rows[STATE] - deleted - len(moved)
-        entries = sum(one.entries for one in moved.values())
+        deleted = sum(one.deleted for one in written.values())
+        live = rows[STATE] - deleted - len(written)
+        entries = sum(one.entries for one in written.values())
         run = {
             "job": self.job,
             "kind": COMPACTION,
@@ -289,7 +287,7 @@ class Compaction:
         }
         state = self._table(plan, STATE, state_schema(stores))
         version = delta.commit(state, files[STATE], (), run)
-        after = before | {p: max(before[p], one.covered_offset) for p, one in moved.items()}
+        after = before | {p: max(before[p], one.covered_offset) for p, one in written.items()}
         counts = (entries, live, deleted, rows[CLOSED], rows[LATE])
         return CompactionReport(len(before), *counts, before, after, version, 0.0)
 
@@ -305,7 +303,7 @@ class Compaction:
     def _maintain(self, plan: Plan, report: CompactionReport) -> CompactionReport:
         attempt, settings = self.maintenance.attempt, self.settings
         if report.state_version != plan.state_version:
-            rewritten = attempt("the rewrite of `state`", lambda: self._rewrite(plan), 0, may_conflict=True)
+            rewritten = attempt("the rewrite of `state`", lambda: self._rewrite(plan), 0)
             report = report._replace(rewritten_partitions=rewritten)
             if settings.delete_covered:
                 attempt("the deletion from the changelog", lambda: self._delete_covered(plan), None)
@@ -360,12 +358,16 @@ class Compaction:
         return bool(is_heavy or (files_max > 0 and row["added_files"] > files_max))
 
     def _delete_covered(self, plan: Plan) -> None:
-        """Delete the changelog records that the previous compaction covers, except in partitions that a table lacks."""
+        """Delete the changelog records that the previous compaction covers.
+
+        Partitions of which a table lacked rows keep theirs until the next compaction.
+        """
         offsets, topic = plan.offsets, plan.offsets.topic
+        lagging = {one.partition for one in plan.ranges if one.lagging}
         before = {
             TopicPartition(topic, p): int(row["changelog_offset"])
             for p, row in plan.newest.items()
-            if row["changelog_offset"] > offsets.earliest.get(p, 0) and p not in self._behind
+            if row["changelog_offset"] > offsets.earliest.get(p, 0) and p not in lagging
         }
         if before:
             self.log(f"deleting changelog records of {len(before)} partitions")
@@ -391,23 +393,18 @@ def _rows_of(kind: str, files: Mapping[str, list[DataFile]]) -> int:
     return sum(one.rows for table, own in files.items() if table.partition("/")[0] == kind for one in own)
 
 
-def stores_of(newest: Mapping[int, Row], moved: Iterable[fold.PartitionResult]) -> tuple[StoreSchema, ...]:
+def stores_of(newest: Mapping[int, Row], written: Iterable[fold.PartitionResult]) -> tuple[StoreSchema, ...]:
     """Returns the stores that define the tables' columns: those of the partition with the most aggregations.
 
     Instances are upgraded one after the other, so partitions may differ in added aggregations. Raises SchemaMismatch if
     they differ in anything else.
     """
     stores = {p: decode_progress(row["progress"].encode()).stores for p, row in newest.items()}
-    stores |= {one.partition: one.stores for one in moved}
+    stores |= {one.partition: one.stores for one in written}
     widest = max(stores.values(), key=lambda own: sum(len(store.aggregations) for store in own), default=())
     for own in stores.values():
         check_schema(own, widest)
     return widest
-
-
-def is_behind(one: ChangelogRange, moved: Mapping[int, fold.PartitionResult]) -> bool:
-    """Returns True if tables still lack rows of a partition after this compaction."""
-    return bool(one.lagging) and moved[one.partition].covered_offset < one.covered
 
 
 def spread(items: Iterable[T], size: Callable[[T], int], tasks: int) -> list[list[T]]:

@@ -67,22 +67,18 @@ class TableMaintenance:
         return tuple(f"{step}: {type(error).__name__}: {error}" for step, error in self.failed)
 
     def require_done(self) -> None:
-        """Raise the first error of a failed step; a CompactionConflict only if there is no other error."""
-        errors = [error for _, error in self.failed]
-        if errors:
-            raise next((error for error in errors if not isinstance(error, CompactionConflict)), errors[0])
+        """Raise the error of the first failed step, if there is one."""
+        if self.failed:
+            raise self.failed[0][1]
 
-    def attempt(self, name: str, step: Callable[[], T], otherwise: T, *, may_conflict: bool = False) -> T:
-        """Returns the result of a step, or `otherwise` if it fails.
-
-        With `may_conflict`, a conflict with another job is not a failure.
-        """
+    def attempt(self, name: str, step: Callable[[], T], otherwise: T) -> T:
+        """Returns the result of a step, or `otherwise` if it fails. A conflict with another job is not a failure."""
         try:
             return step()
         except (PenstockError, Py4JError, PySparkException, ConnectionError) as e:
             error = e if isinstance(e, PenstockError) else translated(e)
-        if may_conflict and isinstance(error, CompactionConflict):
-            self.log(f"{name}: another job was first; it is left to the next run")
+        if isinstance(error, CompactionConflict):
+            self.log(f"{name}: another job committed first; the next compaction does it")
         else:
             self.log(f"{name} failed: {error}")
             self.failed.append((name, error))
@@ -95,22 +91,19 @@ class TableMaintenance:
         """
         settings = self.settings
         hours, appends_max = settings.retention_hours, settings.optimize_files_max
-        self._try("the deletion of old closed windows", lambda: self._expire(state, others), None)
+        self.attempt("the deletion of old closed windows", lambda: self._expire(state, others), None)
         optimized, vacuumed = 0, False
         if appends_max:
             optimized = sum(
-                self._try(f"OPTIMIZE of {name}", partial(self._optimize, name, path, appends_max), False)
+                self.attempt(f"OPTIMIZE of {name}", partial(self._optimize, name, path, appends_max), False)
                 for name, path in others.items()
             )
-        if hours is not None and self._try("VACUUM", lambda: self._is_vacuum_due(state), False):
+        if hours is not None and self.attempt("VACUUM", lambda: self._is_vacuum_due(state), False):
             # The history of `state` records the last VACUUM, so `state` comes last, after all other tables.
             vacuumed = True
             for path in (*others.values(), state):
-                vacuumed &= self._try(f"VACUUM of {path}", partial(self._vacuum, path, hours), False)
+                vacuumed &= self.attempt(f"VACUUM of {path}", partial(self._vacuum, path, hours), False)
         return {"optimized_tables": optimized, "vacuumed": vacuumed}
-
-    def _try(self, name: str, step: Callable[[], T], otherwise: T) -> T:
-        return self.attempt(name, step, otherwise, may_conflict=True)
 
     def _open(self, path: str) -> DeltaTable | None:
         return lake.open_table(path, self.settings.storage_options)

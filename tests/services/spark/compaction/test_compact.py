@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.services.spark.compaction import delta
-from penstock.services.spark.compaction.compact import Compaction, bounded_ranges, is_behind, spread, stores_of
+from penstock.services.spark.compaction.compact import Compaction, bounded_ranges, spread, stores_of
 from penstock.services.spark.compaction.fold import ChangelogRange, PartitionResult
 from penstock.services.spark.compaction.settings import CompactSettings
 from penstock.services.spark.topic_offsets import TopicOffsets
@@ -101,17 +101,6 @@ def test_positions_are_read_from_the_rows_if_no_commit_has_them(tmp_path: Path) 
         write_deltalake(uri, pa.Table.from_pylist([{**rows[0], "topic_id": "id-0"}], schema), mode="append")
         with pytest.raises(ChangelogHole, match="closed/s was made from log with id id-0"):
             job()._positions(CLOSED, DeltaTable(uri), offsets(0, 9))
-
-
-def test_a_partition_is_behind_until_its_tables_have_what_state_has() -> None:
-    """Only if one of them lacks rows at all."""
-
-    def covered_to(covered: int) -> dict[int, PartitionResult]:
-        return {0: PartitionResult(0, covered, 1, 0, 0, covered, [], ())}
-
-    lagging = ChangelogRange(0, 3, 5, 20, 1, None, row(9, closed_s=8), {CLOSED: 4})
-    assert [is_behind(lagging, covered_to(at)) for at in (8, 9, 10)] == [True, False, False]
-    assert not is_behind(lagging._replace(positions={CLOSED: 8}), covered_to(5))
 
 
 def test_a_range_begins_as_its_progress_row_says() -> None:
