@@ -22,7 +22,7 @@ from typing import NamedTuple
 import numpy as np
 
 from bench._processes import Process, processes
-from penstock.services.local.kafka import EmbeddedKafka
+from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.shared.clients.admin import Admin, NewTopic
 from penstock.shared.clients.producer import Producer, ProducerSettings
 from penstock.shared.common import lake

@@ -39,8 +39,8 @@ from penstock.shared.common.errors import (
 from penstock.shared.common.log import get_logger
 from penstock.shared.common.records import GroupMetadata, OffsetAndMetadata, TopicPartition
 from penstock.shared.common.settings import KafkaSettings
+from penstock.shared.streams.changelog.changelog_reader import ChangelogReader, ignore
 from penstock.shared.streams.changelog.format import Progress, decode_progress
-from penstock.shared.streams.changelog.reader import ChangelogReader, ignore
 from penstock.shared.streams.changelog.restore_io import (
     RESTORE_IDLE_MS_MAX,
     RESTORE_POLL_MS,

@@ -24,6 +24,7 @@ from penstock.services.aggregator.pages import window_pages
 from penstock.services.aggregator.settings import SessionsSettings
 from penstock.services.aggregator.stored_windows import FoundWindow, TailChanges, closed_of_lake, merged, place_of
 from penstock.services.aggregator.window_query import WindowQuery
+from penstock.services.terminal_tables import console_for, plain
 from penstock.shared.clients.admin import Admin, TopicDescription
 from penstock.shared.clients.consumer import Consumer, ConsumerSettings
 from penstock.shared.common import lake
@@ -41,11 +42,10 @@ from penstock.shared.common.errors import (
 from penstock.shared.common.log import configure
 from penstock.shared.common.points_in_time import time_ms, utc_text
 from penstock.shared.common.records import Columns, TopicPartition
-from penstock.shared.common.tables import console_for, plain
 from penstock.shared.common.topic_names import changelog_topic
 from penstock.shared.streams.aggregations.latest import shown
+from penstock.shared.streams.changelog.changelog_reader import ChangelogReader, CorruptEntry, one_by_one
 from penstock.shared.streams.changelog.format import WAYS_OUT, Progress, StoreSchema, decode_progress
-from penstock.shared.streams.changelog.reader import ChangelogReader, CorruptEntry, one_by_one
 
 POLL_MS = 500
 COLUMN_WIDTH_MAX = 40  # for a key, and for an aggregation's result

@@ -229,7 +229,7 @@ class Workers:
     def _command(self, worker: Worker) -> list[str]:
         url = self._settings.queries.application_server or advertised(self.server)
         own = [str(worker.number), str(worker.unix_socket), f"{url}/workers/{worker.number}"]
-        return [sys.executable, "-m", "penstock.services.aggregator.worker", *own, "--", *self._arguments]
+        return [sys.executable, "-m", "penstock.services.aggregator.worker_process", *own, "--", *self._arguments]
 
     async def _metrics(self) -> bytes:
         texts = await asyncio.gather(*(worker.metrics() for worker in self.workers))

@@ -18,8 +18,8 @@ import pytest
 
 from penstock.services.local import probe
 from penstock.services.local.broker_config import BROKER_LOG, LOG_FOLDER, EmbeddedKafkaSettings
+from penstock.services.local.embedded_kafka import EmbeddedKafka, KafkaDied
 from penstock.services.local.folder_lock import LOCK_FILE, FolderInUse
-from penstock.services.local.kafka import EmbeddedKafka, KafkaDied
 from penstock.services.local.ports import PortTaken
 from penstock.shared.clients.admin import Admin, NewTopic
 from penstock.shared.common.errors import ConfigError, PenstockError
@@ -32,7 +32,7 @@ END_LIMIT_SECONDS = 15.0
 STARTER = """
 import asyncio, sys
 from pathlib import Path
-from penstock.services.local.kafka import EmbeddedKafka
+from penstock.services.local.embedded_kafka import EmbeddedKafka
 
 async def main():
     async with EmbeddedKafka(Path(sys.argv[1])) as kafka:

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.services.local.jars import KAFKA_JARS
-from penstock.services.local.kafka import EmbeddedKafka
+from penstock.services.local.embedded_kafka import EmbeddedKafka
+from penstock.services.local.kafka_jars import KAFKA_JARS
 from penstock.shared.common.jars import fetch_jars
 from penstock.shared.common.java import find_java
 from tests.integration.environments import (

@@ -15,15 +15,15 @@ from deltalake import DeltaTable
 
 from penstock.services.aggregator.sessions import Query
 from penstock.services.aggregator.window_query import WindowQueryOptions
-from penstock.services.local.kafka import EmbeddedKafka
+from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.shared.clients.admin import Admin
 from penstock.shared.common import lake
 from penstock.shared.common.errors import ChangelogHole
 from penstock.shared.common.key_range import KeyRange
 from penstock.shared.common.records import TopicPartition
 from penstock.shared.streams.aggregations.aggregation import CountDistinct
+from penstock.shared.streams.changelog.changelog_reader import Change, ChangelogReader, Confirmed, one_by_one
 from penstock.shared.streams.changelog.format import DELETED, FINAL, LIVE, StateCodec
-from penstock.shared.streams.changelog.reader import Change, ChangelogReader, Confirmed, one_by_one
 from tests import lake_tables
 from tests.integration.test_stream_worker import WAIT_SECONDS, Chain, chain_of, offline, running, topology
 

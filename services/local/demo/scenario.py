@@ -32,7 +32,7 @@ from penstock.services.local.demo.folder import KAFKA
 from penstock.services.local.demo.replay import Replay, ReplayCounts
 from penstock.services.local.demo.results import count_notable, dead_letter_reasons, published_sessions
 from penstock.services.local.demo.spark_job import last_object, run_job
-from penstock.services.local.kafka import EmbeddedKafka
+from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.services.local.stack import Service, Stack
 from penstock.shared.clients.admin import Admin, event_time_topic
 from penstock.shared.common import lake

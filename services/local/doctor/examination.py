@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from penstock.services.local.doctor.rules import AGE_CONFIGS, Finding, TopicFacts, all_topic_findings, disk_finding
-from penstock.services.local.jars import KAFKA_JARS
+from penstock.services.local.kafka_jars import KAFKA_JARS
 from penstock.shared.clients.admin import Admin, TopicDescription
 from penstock.shared.common.errors import ConfigError, PenstockError
 from penstock.shared.common.jars import JarSet, cache_root, missing_jars

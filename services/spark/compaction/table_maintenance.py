@@ -20,12 +20,12 @@ from py4j.protocol import Py4JError
 from pyspark.errors.exceptions.base import PySparkException
 from pyspark.sql import SparkSession
 
-from penstock.services.spark.compaction import delta
-from penstock.services.spark.compaction.delta import CompactionConflict
+from penstock.services.spark.compaction import delta_writer
+from penstock.services.spark.compaction.delta_writer import CompactionConflict
 from penstock.services.spark.compaction.settings import MaintenanceSettings
 from penstock.services.spark.errors import translated
 from penstock.services.spark.reading import Tables
-from penstock.services.spark.tables import DAY_MS
+from penstock.services.spark.table_columns import DAY_MS
 from penstock.shared.common import lake
 from penstock.shared.common.errors import ConfigError, FatalError, LakeUnavailable, PenstockError
 from penstock.shared.common.lake import DELTA_ERRORS, one_line
@@ -106,12 +106,14 @@ class TableMaintenance:
 
     def _is_vacuum_due(self, state: str) -> bool:
         table, every = self._open(state), self.settings.vacuum_every
-        return table is not None and is_vacuum_due(delta.history(table, 2 * every + EXTRA_HISTORY_VERSIONS), every)
+        return table is not None and is_vacuum_due(
+            delta_writer.history(table, 2 * every + EXTRA_HISTORY_VERSIONS), every
+        )
 
     def _optimize(self, path: str, appends_max: int) -> bool:
         table = self._open(path)
         if table is None or not is_optimize_due(
-            delta.history(table, appends_max + EXTRA_HISTORY_VERSIONS), appends_max
+            delta_writer.history(table, appends_max + EXTRA_HISTORY_VERSIONS), appends_max
         ):
             return False
         optimize(table)
@@ -128,7 +130,7 @@ class TableMaintenance:
         days, table = self.settings.closed_retention_days, self._open(state)
         if days is None or table is None:
             return
-        limit_ms = max((of[0]["expired_ms"] for of in delta.progress_rows(table).values()), default=-1)
+        limit_ms = max((of[0]["expired_ms"] for of in delta_writer.progress_rows(table).values()), default=-1)
         limits = {"closed": ("window_end", limit_ms), "late": ("event_time", limit_ms - days * DAY_MS)}
         for name, path in others.items():
             column, before_ms = limits[name.partition("/")[0]]
@@ -207,7 +209,7 @@ def vacuum(table: DeltaTable, retention_hours: int) -> None:
 
 def _with_positions(table: DeltaTable) -> CommitProperties:
     """Returns commit metadata that repeats the table's positions."""
-    return CommitProperties(custom_metadata=delta.metadata_of(delta.positions(table)))
+    return CommitProperties(custom_metadata=delta_writer.metadata_of(delta_writer.positions(table)))
 
 
 def _translate(table: DeltaTable, step: Any) -> Any:

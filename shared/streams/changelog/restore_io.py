@@ -28,6 +28,7 @@ from penstock.shared.common.errors import (
 from penstock.shared.common.log import get_logger
 from penstock.shared.common.records import Columns, TopicPartition
 from penstock.shared.common.settings import KafkaSettings
+from penstock.shared.streams.changelog.changelog_reader import ChangelogReader, CorruptEntry, check_schema
 from penstock.shared.streams.changelog.format import (
     PROGRESS,
     WAYS_OUT,
@@ -37,7 +38,6 @@ from penstock.shared.streams.changelog.format import (
     decode_progress,
     is_foreign,
 )
-from penstock.shared.streams.changelog.reader import ChangelogReader, CorruptEntry, check_schema
 from penstock.shared.streams.changelog.restore import restore_changes, restore_progress, restore_windows
 from penstock.shared.streams.changelog.restore_progress import RestoreProgress
 from penstock.shared.streams.settings import StreamsSettings

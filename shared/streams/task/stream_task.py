@@ -65,7 +65,7 @@ from penstock.shared.streams.task.schedules import NOT_INITIALIZED, TaskSchedule
 from penstock.shared.streams.task.user_functions import plain
 from penstock.shared.streams.task.vectorized_executor import COLUMNS_MIN, VectorizedExecutor, vectorized_executors
 from penstock.shared.streams.topology import ProcessorNode, SourceNode, Topology
-from penstock.shared.streams.windows.late_entries import LateRows, encode_late_rows
+from penstock.shared.streams.windows.late_changelog_entries import LateRows, encode_late_rows
 from penstock.shared.streams.windows.timed_processor import NO_TIME, TimedProcessor
 from penstock.shared.streams.windows.window_limits import check_states, default_key_bytes_max, default_state_bytes_max
 

@@ -1,7 +1,8 @@
 """The state of the cluster behind all its nodes, without sockets: takes a request and the time, returns a response.
 
 There is one copy of everything. Nodes differ in what they lead and coordinate, and answer as Kafka's nodes do if
-another node is responsible. A handler is a function of the cluster and a request; `HANDLERS` in `handlers` lists them.
+another node is responsible. A handler is a function of the cluster and a request; `HANDLERS` in `kafka_apis` lists
+them.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ import msgspec
 import pytest
 
 from penstock.services.local import ports
-from penstock.services.local.kafka import EmbeddedKafka
+from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.services.spark.spark_session import use_java
 from penstock.shared.common import lake
 from penstock.shared.common.java import find_java

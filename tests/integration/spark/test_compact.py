@@ -19,8 +19,8 @@ from prometheus_client import CollectorRegistry
 from penstock.services.aggregator.backlog import Backlog, BacklogWatch, measure
 from penstock.services.aggregator.compaction import CompactionSupervisor
 from penstock.services.aggregator.settings import AggregatorSettings
-from penstock.services.local.kafka import EmbeddedKafka
-from penstock.services.spark.compaction import delta
+from penstock.services.local.embedded_kafka import EmbeddedKafka
+from penstock.services.spark.compaction import delta_writer
 from penstock.services.spark.compaction.compact import Compaction
 from penstock.services.spark.compaction.settings import CompactSettings
 from penstock.services.spark.compaction.table_maintenance import AfterHookFailed
@@ -187,7 +187,7 @@ def test_of_two_jobs_with_the_same_plan_one_goes_through(simulate: Any, topics: 
             return getattr(self, name)(*given)
 
         setattr(Overtaken, at, step)
-        with pytest.raises(delta.CompactionConflict, match="another job"):
+        with pytest.raises(delta_writer.CompactionConflict, match="another job"):
             job(simulation, Overtaken).run()
         assert is_right(tmp_path, simulation)
 
@@ -255,7 +255,7 @@ def test_many_runs_leave_few_files(simulate: Any, topics: Any, job: Any, tmp_pat
         assert is_right(tmp_path, simulation)
     assert vacuumed == [False, False, False, True, False, False, False]
     assert min(optimized, rewritten) >= 2
-    (row,) = [rows[0] for rows in delta.progress_rows(DeltaTable(str(folder / "state"))).values()]
+    (row,) = [rows[0] for rows in delta_writer.progress_rows(DeltaTable(str(folder / "state"))).values()]
     assert row["added_files"] <= 2
 
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 from deltalake import ColumnProperties, WriterProperties, write_deltalake
 
-from penstock.services.spark.tables import CLOSED, LATE, rows_schema, state_schema
+from penstock.services.spark.table_columns import CLOSED, LATE, rows_schema, state_schema
 from penstock.shared.common import lake
 from penstock.shared.common.continuation import WindowPlace
 from penstock.shared.common.errors import ConfigError, LakeUnavailable, NotASnapshot

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from penstock.services.spark.compaction.compact import Compaction, CompactionReport, Plan
-from penstock.services.spark.compaction.delta import CompactionConflict
+from penstock.services.spark.compaction.delta_writer import CompactionConflict
 from penstock.services.spark.compaction.settings import CompactSettings
 from penstock.services.spark.compaction.table_maintenance import TableMaintenance, is_optimize_due, is_vacuum_due
 from penstock.services.spark.topic_offsets import TopicOffsets

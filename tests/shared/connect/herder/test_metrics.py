@@ -17,7 +17,7 @@ from penstock.shared.connect.herder.metrics import ConnectMetrics
 from penstock.shared.connect.runtime.plugins import Plugins
 from penstock.shared.connect.runtime.states import TargetState
 from penstock.shared.connect.runtime.worker import Worker
-from penstock.shared.connect.storage.config_state import ConfigSnapshot
+from penstock.shared.connect.storage.cluster_config_state import ConfigSnapshot
 from tests.shared.connect.harness import Running, SayingSink, SayingSource, running
 
 
