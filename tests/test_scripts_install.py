@@ -41,7 +41,7 @@ DIGEST = "sha256sum" if shutil.which("sha256sum") else "shasum"
 # Java's places that no variable names are the test's own, and so is the platform.
 FINDER = """
 import os, pathlib
-from penstock.shared.common import java
+from penstock.shared.common.java import installed_java as java
 place = pathlib.Path(os.environ["PLACES"])
 java._LINUX_FOLDER, java._BREW_PREFIXES, java._MAC_JAVA_HOME = place / "jvm", (place / "brew",), place / "java_home"
 raise SystemExit(java.main(os.environ["PLATFORM"]))
@@ -104,7 +104,7 @@ class Machine:
 
     def __post_init__(self) -> None:
         self.tree, self.bin = self.folder / "a tree", self.folder / "bin"  # a path with a space in it, as people have
-        for room in ("penstock", "shared"):  # the script runs penstock.shared.common.java
+        for room in ("penstock", "shared"):  # the script runs penstock.shared.common.java.installed_java
             ignored = shutil.ignore_patterns("__pycache__")
             shutil.copytree(ROOT / room, self.tree / room, symlinks=True, ignore=ignored)
         (self.tree / "scripts").mkdir()

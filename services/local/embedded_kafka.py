@@ -34,8 +34,8 @@ from penstock.services.local.folder_lock import FolderLock, refuse_if_kafka_runs
 from penstock.services.local.kafka_jars import KAFKA_JARS
 from penstock.shared.common.child_process import ChildProcess, tail
 from penstock.shared.common.errors import ConfigError, FatalError, IllegalState, PenstockError
-from penstock.shared.common.jars import fetch_jars
-from penstock.shared.common.java import Java, find_java
+from penstock.shared.common.java.installed_java import Java, find_java
+from penstock.shared.common.java.jars import fetch_jars
 from penstock.shared.common.log import configure, get_logger
 from penstock.shared.common.settings import LogSettings
 

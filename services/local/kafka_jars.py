@@ -1,6 +1,6 @@
 """Kafka's jars, and `penstock jars`, which downloads jars into the cache ahead of their first use.
 
-There is one copy for each user and Kafka version, in `~/.cache/penstock/kafka-4.1.1` (see shared/common/jars.py).
+There is one copy for each user and Kafka version, in `~/.cache/penstock/kafka-4.1.1` (see shared/common/java/jars.py).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from penstock.shared.common.extras import needs
-from penstock.shared.common.jars import JarSet, announcement, fetch_jars, read_jar_set
+from penstock.shared.common.java.jars import JarSet, announcement, fetch_jars, read_jar_set
 from penstock.shared.common.log import configure
 from penstock.shared.common.settings import LogSettings
 

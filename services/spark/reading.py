@@ -29,7 +29,7 @@ from penstock.services.spark.spark_session import pickled_by_value, spark_sessio
 from penstock.services.spark.spark_sql import SQL_TYPES, empty, quoted, results, snapshot, sql_columns
 from penstock.services.spark.table_columns import CLOSED, LATE, TIME_MS_MAX, rows_schema, state_schema
 from penstock.shared.common.errors import ConfigError, SchemaMismatch
-from penstock.shared.common.lake_place import lake_root
+from penstock.shared.common.lake.location import lake_root
 from penstock.shared.streams.aggregations.latest import Latest
 from penstock.shared.streams.changelog.format import (
     WINDOWED,

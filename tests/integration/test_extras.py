@@ -19,8 +19,8 @@ import pytest
 
 from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.services.local.kafka_jars import KAFKA_JARS
-from penstock.shared.common.jars import fetch_jars
-from penstock.shared.common.java import find_java
+from penstock.shared.common.java.installed_java import find_java
+from penstock.shared.common.java.jars import fetch_jars
 from tests.integration.environments import (
     ROOT,
     SYSTEM_PATH,

@@ -45,9 +45,9 @@ from penstock.services.spark.errors import translated
 from penstock.services.spark.table_columns import STATE
 from penstock.services.spark.topic_offsets import Offsets, TopicOffsets, offsets_at, run_with_timeout, topic_offsets
 from penstock.shared.clients.admin import Admin
-from penstock.shared.common import lake
 from penstock.shared.common.clock import SYSTEM_CLOCK
 from penstock.shared.common.errors import ConfigError, FatalError
+from penstock.shared.common.lake import delta_tables
 from penstock.shared.common.points_in_time import time_ms
 from penstock.shared.streams.changelog.format import BatchInput, Progress, decode_progress
 from penstock.shared.streams.dsl.lake_names import require_lake_names
@@ -136,7 +136,7 @@ class Batch:
             self._wait_for(self._require_alone())
         prepared = asyncio.run(prepare_topics(settings.kafka, self.streams, self.topology, SYSTEM_CLOCK))
         held = topic_offsets(settings.kafka, self.topology.source_topics(), settings.kafka_timeout_ms)
-        state = lake.open_table(f"{settings.folder}/{STATE}", settings.storage_options)
+        state = delta_tables.open_table(f"{settings.folder}/{STATE}", settings.storage_options)
         rows = {} if state is None else delta_writer.progress_rows(state)
         return prepared, held, {p: decode_progress(of[0]["progress"].encode()) for p, of in rows.items()}
 

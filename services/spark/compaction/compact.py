@@ -49,8 +49,8 @@ from penstock.services.spark.errors import translated
 from penstock.services.spark.table_columns import CLOSED, INDEXED, LATE, STATE, rows_schema, state_schema
 from penstock.services.spark.topic_offsets import TopicOffsets, run_with_timeout, topic_offsets
 from penstock.shared.clients.admin import Admin
-from penstock.shared.common import lake
 from penstock.shared.common.errors import ChangelogHole, UnknownTopicOrPartition
+from penstock.shared.common.lake import delta_tables
 from penstock.shared.common.records import TopicPartition
 from penstock.shared.streams.changelog.changelog_reader import check_schema
 from penstock.shared.streams.changelog.format import StoreSchema, decode_progress
@@ -147,7 +147,7 @@ class Compaction:
         """Returns the ranges to read. Raises ChangelogHole if the changelog does not continue where the tables end."""
         settings = self.settings
         names = (STATE, *(f"{kind}/{store}" for kind in (CLOSED, LATE) for store in self._stores(kind)))
-        opened = {name: lake.open_table(self.path(name), self.options) for name in names}
+        opened = {name: delta_tables.open_table(self.path(name), self.options) for name in names}
         tables = {name: table for name, table in opened.items() if table is not None}
         rows = {} if STATE not in tables else delta_writer.progress_rows(tables[STATE])
         newest = {partition: of[0] for partition, of in rows.items()}
@@ -177,7 +177,9 @@ class Compaction:
             self._require_same_changelog(name, found["topic_id"], offsets)
             return {int(p): int(at) for p, at in found["positions"].items()}
         self.log(f"{name}: its positions are read from its rows")
-        rows = lake.rows(table, "SELECT partition, topic_id, max(changelog_offset) AS last FROM t GROUP BY 1, 2")
+        rows = delta_tables.rows(
+            table, "SELECT partition, topic_id, max(changelog_offset) AS last FROM t GROUP BY 1, 2"
+        )
         for row in rows:
             self._require_same_changelog(name, row["topic_id"], offsets)
         return {row["partition"]: row["last"] for row in rows}
@@ -326,7 +328,7 @@ class Compaction:
 
         A partition is crowded if many rows, relative to its size, or many files were added since its last rewrite.
         """
-        state = lake.open_table(self.path(STATE), self.options)
+        state = delta_tables.open_table(self.path(STATE), self.options)
         assert state is not None
         crowded = {p: rows for p, rows in delta_writer.progress_rows(state).items() if self._is_crowded(rows[0])}
         if not crowded:

@@ -23,9 +23,9 @@ from deltalake.fs import DeltaStorageHandler
 from deltalake.transaction import AddAction, RemoveAction
 
 from penstock.services.spark.table_columns import PROGRESS
-from penstock.shared.common import lake
 from penstock.shared.common.errors import LakeUnavailable, PenstockError, SchemaMismatch
-from penstock.shared.common.lake import DELTA_ERRORS, one_line
+from penstock.shared.common.lake import delta_tables
+from penstock.shared.common.lake.delta_tables import DELTA_ERRORS, one_line
 
 ROW_GROUP_ROWS = 100_000
 COMPRESSION = "zstd"
@@ -238,7 +238,7 @@ def progress_rows(state: DeltaTable) -> dict[int, list[dict[str, Any]]]:
         )
     found: dict[int, list[dict[str, Any]]] = {}
     columns = ", ".join(f'"{name}"' for name in names)
-    rows = lake.rows(state, f"SELECT {columns} FROM t WHERE row = 'progress'")  # noqa: S608 - names of our own
+    rows = delta_tables.rows(state, f"SELECT {columns} FROM t WHERE row = 'progress'")  # noqa: S608 - names of our own
     for row in sorted(rows, key=lambda row: (row["partition"], -row["changelog_offset"])):
         found.setdefault(row["partition"], []).append(row)
     return found

@@ -26,9 +26,9 @@ from penstock.services.spark.compaction.settings import MaintenanceSettings
 from penstock.services.spark.errors import translated
 from penstock.services.spark.reading import Tables
 from penstock.services.spark.table_columns import DAY_MS
-from penstock.shared.common import lake
 from penstock.shared.common.errors import ConfigError, FatalError, LakeUnavailable, PenstockError
-from penstock.shared.common.lake import DELTA_ERRORS, one_line
+from penstock.shared.common.lake import delta_tables
+from penstock.shared.common.lake.delta_tables import DELTA_ERRORS, one_line
 from penstock.shared.streams.topology_loading import import_function
 
 T = TypeVar("T")
@@ -102,7 +102,7 @@ class TableMaintenance:
         return self.attempt(name, step, otherwise, may_conflict=True)
 
     def _open(self, path: str) -> DeltaTable | None:
-        return lake.open_table(path, self.settings.storage_options)
+        return delta_tables.open_table(path, self.settings.storage_options)
 
     def _is_vacuum_due(self, state: str) -> bool:
         table, every = self._open(state), self.settings.vacuum_every

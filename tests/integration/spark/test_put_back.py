@@ -14,8 +14,8 @@ from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.services.spark.compaction import delta_writer, table_maintenance
 from penstock.services.spark.compaction.compact import Compaction
 from penstock.services.spark.compaction.settings import CompactSettings
-from penstock.shared.common import lake
 from penstock.shared.common.errors import ChangelogHole
+from penstock.shared.common.lake import delta_tables
 from penstock.shared.common.settings import KafkaSettings
 from tests.integration.spark.test_compact import closed_in_lake, is_right
 
@@ -205,7 +205,7 @@ def test_windows_that_retention_deleted_are_not_missing(tables_of: Callable[[], 
         table_maintenance.expire(table, "window_end", before_ms)
         table_maintenance.optimize(table)
         table_maintenance.vacuum(table, 24)
-    assert lake.rows(of.table(CLOSED), "SELECT * FROM t") == []
+    assert delta_tables.rows(of.table(CLOSED), "SELECT * FROM t") == []
     before = delta_writer.positions(of.table(CLOSED))
     assert before is not None
     of.compact(delete_covered=True)

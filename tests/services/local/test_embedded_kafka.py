@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from penstock.services.local.embedded_kafka import EmbeddedKafka, main, new_cluster_id
-from penstock.shared.common import java
 from penstock.shared.common.errors import IllegalState, JarsUnavailable
+from penstock.shared.common.java import installed_java
 
 
 def test_address_before_the_start_is_refused(tmp_path: Path) -> None:
@@ -31,8 +31,8 @@ async def test_stop_without_start_does_nothing(tmp_path: Path) -> None:
 
 async def test_no_java_is_found_out_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without Java the data folder is not even made."""
-    monkeypatch.setattr(java, "_LINUX_FOLDER", tmp_path / "jvm")
-    with pytest.raises(java.JavaNotFound):
+    monkeypatch.setattr(installed_java, "_LINUX_FOLDER", tmp_path / "jvm")
+    with pytest.raises(installed_java.JavaNotFound):
         await EmbeddedKafka(tmp_path / "kafka", environ={"PATH": ""}).start()
     assert not (tmp_path / "kafka").exists()
 

@@ -1,6 +1,6 @@
 """Kafka's jars, and `penstock jars`.
 
-What downloads is tested in tests/shared/common/test_jars.py and tests/integration/test_kafka_jars.py.
+What downloads is tested in tests/shared/common/java/test_jars.py and tests/integration/test_kafka_jars.py.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from penstock.services.cli import app
 from penstock.services.local.kafka_jars import KAFKA_JARS, KAFKA_VERSION
 from penstock.services.spark.spark_session import S3_JARS, SPARK_JARS
-from penstock.shared.common.jars import cache_root
+from penstock.shared.common.java.jars import cache_root
 
 
 @pytest.fixture

@@ -17,8 +17,8 @@ from deltalake.transaction import RemoveAction
 from penstock.services.spark.compaction import delta_writer
 from penstock.services.spark.compaction.delta_writer import CompactionConflict, DataFile, Files
 from penstock.services.spark.table_columns import STATE, state_schema
-from penstock.shared.common import lake
 from penstock.shared.common.errors import LakeUnavailable, SchemaMismatch
+from penstock.shared.common.lake import delta_tables
 
 SCHEMA = pa.schema({"partition": pa.int32(), "at": pa.int64(), "s": pa.struct({"n": pa.int64()})})
 
@@ -33,7 +33,7 @@ def file_of(uri: str, name: str, *at: int, partition: int = 1) -> DataFile:
 
 
 def newest(uri: str) -> DeltaTable:
-    table = lake.open_table(uri)
+    table = delta_tables.open_table(uri)
     assert table is not None
     return table
 
@@ -43,10 +43,13 @@ def test_a_commit_is_the_version_after(tmp_path: Path) -> None:
     uri = str(tmp_path / "t")
     table = made(uri)
     one = file_of(uri, "one.parquet", 7, 3)
-    assert lake.rows(newest(uri), "SELECT * FROM t") == []
+    assert delta_tables.rows(newest(uri), "SELECT * FROM t") == []
     before_ms = time.time() * 1_000 - 1
     assert delta_writer.commit(table, [one], [], {"kind": "compaction"}) == 1
-    assert {(row["at"], row["partition"]) for row in lake.rows(newest(uri), "SELECT * FROM t")} == {(3, 1), (7, 1)}
+    assert {(row["at"], row["partition"]) for row in delta_tables.rows(newest(uri), "SELECT * FROM t")} == {
+        (3, 1),
+        (7, 1),
+    }
     (action,) = pa.table(newest(uri).get_add_actions(flatten=True)).to_pylist()
     bounds = (action["num_records"], action["min.at"], action["max.at"], action["partition.partition"])
     assert bounds == (2, 3, 7, 1)
@@ -64,7 +67,7 @@ def test_files_are_taken_out_in_the_same_commit(tmp_path: Path) -> None:
     delta_writer.commit(made(uri), [old], [], {})
     removed = RemoveAction(old.path, True, 0, old.size, {"partition": "1"})
     assert delta_writer.commit(newest(uri), [file_of(uri, "new.parquet", 2)], [removed], {}) == 2
-    assert [row["at"] for row in lake.rows(newest(uri), "SELECT * FROM t")] == [2]
+    assert [row["at"] for row in delta_tables.rows(newest(uri), "SELECT * FROM t")] == [2]
 
 
 def test_whoever_commits_second_is_refused(tmp_path: Path) -> None:
@@ -78,7 +81,7 @@ def test_whoever_commits_second_is_refused(tmp_path: Path) -> None:
     write_deltalake(uri, pa.Table.from_pylist([{"partition": 1, "at": 9}], SCHEMA), mode="append")
     with pytest.raises(CompactionConflict, match="as version 2"):
         delta_writer.commit(late, [file_of(uri, "three.parquet", 3)], [], {})
-    assert {row["at"] for row in lake.rows(newest(uri), "SELECT * FROM t")} == {1, 9}
+    assert {row["at"] for row in delta_tables.rows(newest(uri), "SELECT * FROM t")} == {1, 9}
 
 
 def test_a_table_is_made_once_and_widened(tmp_path: Path) -> None:
@@ -93,7 +96,7 @@ def test_a_table_is_made_once_and_widened(tmp_path: Path) -> None:
     delta_writer.commit(table, [file_of(uri, "one.parquet", 4)], [], {})
     wide = made(uri, wider, newest(uri))
     assert (wide.version(), {field.name for field in wide.schema().fields}) == (2, {"partition", "at", "s", "t"})
-    (row,) = lake.rows(newest(uri), "SELECT * FROM t")
+    (row,) = delta_tables.rows(newest(uri), "SELECT * FROM t")
     assert (row["at"], row["s"], row["t"]) == (4, {"n": 4, "m": None}, None)
     with pytest.raises(CompactionConflict, match="changed"):
         made(uri, pa.schema([*wider, ("u", pa.int64())]), _at(uri, 1))
@@ -111,7 +114,7 @@ def test_a_table_is_not_widened_beside_an_append(tmp_path: Path) -> None:
 
 
 def _at(uri: str, version: int) -> DeltaTable:
-    table = lake.open_table(uri, version=version)
+    table = delta_tables.open_table(uri, version=version)
     assert table is not None
     return table
 

@@ -17,7 +17,7 @@ from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 from deltalake.exceptions import CommitFailedError, DeltaError, SchemaMismatchError, TableNotFoundError
 
 from penstock.shared.common.errors import DataError, RetriableError, WriterFenced
-from penstock.shared.common.lake import one_line
+from penstock.shared.common.lake.delta_tables import one_line
 
 NO_VERSION = -1
 """The version of an application that starts again: a table cannot delete one."""

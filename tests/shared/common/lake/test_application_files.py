@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from penstock.shared.common.errors import ConfigError, LakeNotRemoved
-from penstock.shared.common.lake_files import (
+from penstock.shared.common.lake.application_files import (
     ApplicationFiles,
     TableFiles,
     delete_all,

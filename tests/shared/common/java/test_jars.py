@@ -13,10 +13,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from penstock.shared.common import jars
 from penstock.shared.common.backoff import ExponentialBackoff
 from penstock.shared.common.errors import JarsUnavailable
-from penstock.shared.common.jars import (
+from penstock.shared.common.java import jars
+from penstock.shared.common.java.jars import (
     LOCK_FILE,
     Jar,
     JarSet,

@@ -24,7 +24,7 @@ from deltalake.fs import DeltaStorageHandler
 from pyarrow.fs import FileSelector, FileType
 
 from penstock.shared.common.errors import ConfigError, LakeNotRemoved
-from penstock.shared.common.lake import DELTA_ERRORS, one_line, table_uri
+from penstock.shared.common.lake.delta_tables import DELTA_ERRORS, one_line, table_uri
 
 DELETIONS_AT_ONCE = 16  # an object store answers each within some ms to tens of ms
 CLOSED = "closed"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from penstock.shared.common.errors import JarsUnavailable
-from penstock.shared.common.maven import (
+from penstock.shared.common.java.maven import (
     REPOSITORY_VARIABLE,
     Repository,
     covers_central,

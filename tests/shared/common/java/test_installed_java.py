@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock.shared.common import java as finder
 from penstock.shared.common.errors import JavaNotFound, WrongJava
-from penstock.shared.common.java import find_java, install_command, parse_version, read_version
+from penstock.shared.common.java import installed_java as finder
+from penstock.shared.common.java.installed_java import find_java, install_command, parse_version, read_version
 
 
 @pytest.fixture(autouse=True)

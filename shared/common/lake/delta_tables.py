@@ -27,8 +27,8 @@ from deltalake.schema import StructType
 from penstock.shared.common.continuation import WindowPlace
 from penstock.shared.common.errors import LakeUnavailable, NotASnapshot
 from penstock.shared.common.key_range import KeyRange, raw_key
-from penstock.shared.common.lake_columns import CLOSED_COLUMNS, STATE_COLUMNS
-from penstock.shared.common.lake_place import lake_root
+from penstock.shared.common.lake.column_names import CLOSED_COLUMNS, STATE_COLUMNS
+from penstock.shared.common.lake.location import lake_root
 
 PROGRESS_COLUMNS = ("partition", "changelog_offset", "epoch", "progress", "topic_id")
 WINDOW_COLUMNS = ("key", "start_ms", "end_ms", "live")

@@ -25,8 +25,8 @@ import msgspec
 from penstock.shared.common.backoff import ExponentialBackoff
 from penstock.shared.common.errors import JarsUnavailable
 from penstock.shared.common.file_lock import FileLock
+from penstock.shared.common.java.maven import REPOSITORY_VARIABLE, Repository, find_repository, home_folder
 from penstock.shared.common.log import get_logger
-from penstock.shared.common.maven import REPOSITORY_VARIABLE, Repository, find_repository, home_folder
 
 if TYPE_CHECKING:
     import httpx
