@@ -60,7 +60,7 @@ case "$*" in
   "-m pip "*)
     if [ -p "$PLACES/hold" ]; then echo "pip is held" >&2; read -r forever <"$PLACES/hold"; fi
     if [ -e "$PLACES/no_network" ]; then echo "ERROR: Could not find a version that satisfies httpx" >&2; exit 1; fi ;;
-  "-m penstock.shared.common.java") exec "$REAL_PYTHON" -c "$(cat "$PLACES/finder")" ;;
+  "-m penstock.shared.common.java.installed_java") exec "$REAL_PYTHON" -c "$(cat "$PLACES/finder")" ;;
   "-m penstock jars kafka" | "-m penstock jars spark")
     if [ -e "$PLACES/no_network" ]; then echo "penstock: no jars: no network" >&2; exit 1; fi
     jars="$HOME/.cache/penstock/$4"

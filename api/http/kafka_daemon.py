@@ -22,7 +22,7 @@ PROBE_TIMEOUT_MS = 3_000
 
 
 class KafkaHttpDaemon:
-    """The lifecycle of such a service; see `penstock.shared.common.daemon`. A subclass sets `server`."""
+    """The lifecycle of such a service; see `penstock.services.daemon`. A subclass sets `server`."""
 
     server: HttpServer
 

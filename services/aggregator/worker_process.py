@@ -12,10 +12,10 @@ from pathlib import Path
 
 import structlog
 
+from penstock.services import daemon
 from penstock.services.aggregator.main import PROGRAM, Aggregator
 from penstock.services.aggregator.settings import AggregatorSettings
 from penstock.services.aggregator.workers import worker_settings
-from penstock.shared.common import daemon
 
 
 def main(arguments: list[str]) -> int:

@@ -20,6 +20,7 @@ import msgspec
 from rich.console import Console
 from rich.markup import escape
 
+from penstock.services import daemon
 from penstock.services.aggregator.settings import AggregatorSettings, CompactionSettings
 from penstock.services.local import ports
 from penstock.services.local.embedded_kafka import EmbeddedKafka
@@ -27,7 +28,7 @@ from penstock.services.local.example import aggregated_fields, example_event, so
 from penstock.services.local.settings import UpSettings
 from penstock.services.local.stack import HOST, KILL_GRACE_MS, Service, ServiceSpec, Stack
 from penstock.shared.clients.admin import Admin, event_time_topic
-from penstock.shared.common import daemon, log
+from penstock.shared.common import log
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.setting_names import ENV_PREFIX
 from penstock.shared.common.settings import KafkaSettings
@@ -41,7 +42,7 @@ STEADY_MS = 60_000  # a service that ran this long is restarted after the first 
 
 
 class Up:
-    """Kafka and the services; see `penstock.shared.common.daemon`."""
+    """Kafka and the services; see `penstock.services.daemon`."""
 
     def __init__(self, settings: UpSettings, console: Console | None = None) -> None:
         self._settings = settings

@@ -35,6 +35,7 @@ from prometheus_client import CollectorRegistry
 from typing_extensions import TypeVar
 
 from penstock.shared.clients.connection import compile_decoding, list_offsets
+from penstock.shared.clients.connection.offset_checks import checked_offset, checked_offsets, checked_time
 from penstock.shared.clients.consumer.assignors import Assignor
 from penstock.shared.clients.consumer.commit_requests import OffsetCommits, OnCommit
 from penstock.shared.clients.consumer.decoding import Decoding, Undecodable
@@ -62,7 +63,6 @@ from penstock.shared.common.errors import (
 )
 from penstock.shared.common.kernel_loading import loaded
 from penstock.shared.common.log import get_logger
-from penstock.shared.common.offset_checks import checked_offset, checked_offsets, checked_time
 from penstock.shared.common.records import Columns, ConsumerRecord, GroupMetadata, OffsetAndMetadata, TopicPartition
 from penstock.shared.common.serialization import Deserializer, bytes_deserializer
 from penstock.shared.common.settings import KafkaSettings

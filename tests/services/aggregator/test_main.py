@@ -14,11 +14,12 @@ import pytest
 import structlog
 
 from penstock.api.http.health import CheckResult
+from penstock.services import daemon
 from penstock.services.aggregator.main import Aggregator, main
 from penstock.services.aggregator.settings import AggregatorSettings
 from penstock.shared.clients.admin import Admin
 from penstock.shared.clients.producer import Producer
-from penstock.shared.common import daemon, log
+from penstock.shared.common import log
 from penstock.shared.common.clock import SYSTEM_CLOCK
 from penstock.shared.common.errors import SchemaMismatch
 from penstock.shared.common.records import ProducerRecord, TopicPartition

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Self
 
-from penstock.shared.common import child_guard
+from penstock.services import child_guard
 from penstock.shared.common.errors import ConfigError, FatalError, IllegalState
 
 LOG_TAIL_LINES = 20

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.shared.common import daemon, log
+from penstock.services import daemon
+from penstock.shared.common import log
 from penstock.shared.common.errors import BrokerNotAvailable, ConfigError
 from penstock.shared.common.settings import DaemonSettings, LogSettings
 
