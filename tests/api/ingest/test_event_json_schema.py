@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.api.ingest.json_schema import load_schema
+from penstock.api.ingest.event import load_schema
 from penstock.shared.common.errors import ConfigError
 
 
