@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from penstock.services.consumer.outputs import check_output
+from penstock.services.consumer.executor import check_output
 from penstock.shared.common.errors import DataError
 from penstock.shared.common.records import ProducerRecord
 
