@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.shared.common.samples import ELAPSED_MS_MIN, Samples
+from penstock.shared.clients.producer.metrics import ELAPSED_MS_MIN, Samples
 
 
 def test_nothing_recorded() -> None:
