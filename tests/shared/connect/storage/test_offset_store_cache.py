@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.shared.common.errors import SerializationError
-from penstock.shared.connect.storage.offset_cache import OffsetCache
+from penstock.shared.connect.storage.offset_store import OffsetCache
 
 
 def test_the_recorded_offsets() -> None:
