@@ -18,8 +18,7 @@ from penstock.shared.streams.operators.stream_join import JoinWindows
 from penstock.shared.streams.task.idleness import IdleAdvance, advance_idle
 from penstock.shared.streams.task.inputs import TaskInputs
 from penstock.shared.streams.task.operator_times import OperatorTimes
-from penstock.shared.streams.task.progress import progress_of
-from penstock.shared.streams.task.stream_task import StreamTask
+from penstock.shared.streams.task.stream_task import StreamTask, progress_of
 from penstock.shared.streams.task.watermarks import NO_LIMIT, Watermark
 from penstock.shared.streams.topology import Topology
 from penstock.shared.streams.windows.timed_processor import TimedProcessor

@@ -73,7 +73,7 @@ def fetched() -> Columns | None:
 
 def test_no_kernel_is_compiled_after_all_were() -> None:
     """Fetched records, results, late records, entries and a restore meet no kernel that is not compiled for them."""
-    command = [sys.executable, "-m", "tests.shared.streams.windows.test_compilation"]
+    command = [sys.executable, "-m", "tests.shared.streams.windows.test_compile_kernels"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "{}\n"
