@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from tests.shared.testing.fake_broker.test_batches import built
 
 from penstock.shared.common.records import TopicPartition
 from penstock.shared.testing.fake_broker import (
@@ -26,6 +25,7 @@ from penstock.shared.testing.fake_broker import (
     Respond,
 )
 from penstock.shared.testing.fake_broker.protocol import SPOKEN, decode_response, encode_request
+from tests.shared.testing.fake_broker.test_broker_batches import built
 
 PATIENCE_S = 10
 SOON_S = 0.05
