@@ -28,7 +28,7 @@ from typing import NoReturn, Self
 
 from penstock.services.child_process import ChildProcess, tail
 from penstock.services.local import broker_config as config
-from penstock.services.local import ports, probe
+from penstock.services.local import broker_probe, ports
 from penstock.services.local.broker_config import DEFAULT_DATA_DIR, EmbeddedKafkaSettings
 from penstock.services.local.diagnosis import Cause, explain, find_cause
 from penstock.services.local.folder_lock import FolderLock, refuse_if_kafka_runs_in
@@ -254,7 +254,7 @@ class EmbeddedKafka:
         while child.returncode is None:
             if (now_logged := self._logged_bytes()) != logged:
                 logged, deadline = now_logged, time.monotonic() + limit_s
-            if await probe.answers(self.settings.host, port, PROBE_TIMEOUT_MS):
+            if await broker_probe.answers(self.settings.host, port, PROBE_TIMEOUT_MS):
                 # An answer on the port is this broker's only while its process lives.
                 return child.returncode is None
             if time.monotonic() >= deadline:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.services.local import probe
+from penstock.services.local import broker_probe
 from penstock.services.local.broker_config import BROKER_LOG, LOG_FOLDER, EmbeddedKafkaSettings
 from penstock.services.local.embedded_kafka import EmbeddedKafka, KafkaDied
 from penstock.services.local.folder_lock import LOCK_FILE, FolderInUse
@@ -47,7 +47,7 @@ FILLING_DISK_BYTES = 80 * 1024 * 1024
 
 async def answers(kafka: EmbeddedKafka, timeout_ms: int = ANSWER_MS) -> bool:
     host, port = kafka.bootstrap_servers.split(":")
-    return await probe.answers(host, int(port), timeout_ms)
+    return await broker_probe.answers(host, int(port), timeout_ms)
 
 
 async def create_topic(kafka: EmbeddedKafka, name: str, partitions: int) -> None:
@@ -196,7 +196,7 @@ async def test_listeners_and_properties_of_the_settings_reach_the_broker(tmp_pat
     )
     async with EmbeddedKafka(tmp_path, settings) as kafka:
         host, port = kafka.address("INSIDE").split(":")
-        assert await probe.answers(host, int(port), ANSWER_MS)
+        assert await broker_probe.answers(host, int(port), ANSWER_MS)
         assert kafka.address("INSIDE") != kafka.bootstrap_servers
 
 

@@ -36,8 +36,8 @@ from penstock.shared.common.errors import (
 from penstock.shared.common.records import Columns, ConsumerRecord, GroupMetadata, ProducerRecord, TopicPartition
 from penstock.shared.common.settings import KafkaSettings, LogSettings
 from penstock.shared.streams.aggregations.aggregation import Aggregate, Aggregation, Count, Sum
+from penstock.shared.streams.changelog.changelog_partition import ChangelogPartition
 from penstock.shared.streams.changelog.changelog_reader import ChangelogReader, ignore
-from penstock.shared.streams.changelog.partition import ChangelogPartition
 from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.streams.processor import Processor, ProcessorContext
 from penstock.shared.streams.punctuation import PunctuationType

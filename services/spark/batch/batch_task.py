@@ -37,8 +37,8 @@ from penstock.shared.common.errors import ConfigError, KafkaTimeout, PenstockErr
 from penstock.shared.common.log import configure
 from penstock.shared.common.records import Columns, GroupMetadata, TopicPartition
 from penstock.shared.common.settings import KafkaSettings, LogSettings
+from penstock.shared.streams.changelog.changelog_partition import ChangelogPartition
 from penstock.shared.streams.changelog.format import BatchInput
-from penstock.shared.streams.changelog.partition import ChangelogPartition
 from penstock.shared.streams.changelog.restore import require_whole_input
 from penstock.shared.streams.changelog.restore_io import changelog_consumer
 from penstock.shared.streams.runtime.source_positions import SourcePositions

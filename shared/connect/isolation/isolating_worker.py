@@ -25,8 +25,8 @@ from penstock.shared.common.log import get_logger
 from penstock.shared.common.settings import LogSettings
 from penstock.shared.connect.connector import Props
 from penstock.shared.connect.errors import ConfigError, ConnectorNotFound, trace_of
+from penstock.shared.connect.isolation.connector_process import Process, ProcessEnded
 from penstock.shared.connect.isolation.messages import METRICS_MS, Message
-from penstock.shared.connect.isolation.process import Process, ProcessEnded
 from penstock.shared.connect.runtime.config_validation import ConfigInfos
 from penstock.shared.connect.runtime.offset_backing_store import OffsetBackingStore
 from penstock.shared.connect.runtime.plugins import Plugins

@@ -1,8 +1,8 @@
 """Restores one partition's state into a task that does not run yet: from disk or a snapshot, then from the changelog.
 
-A new owner reads to the log's end and then to its own takeover record (`partition`). A standby continues to read
-(`standbys`). Both follow the reader's rule, so a standby's state is the one that a new owner would have restored. The
-owner continues with it from the standby's position.
+A new owner reads to the log's end and then to its own takeover record (`changelog_partition`). A standby continues to
+read (`standbys`). Both follow the reader's rule, so a standby's state is the one that a new owner would have restored.
+The owner continues with it from the standby's position.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ from penstock.shared.common.kernel_loading import loaded
 from penstock.shared.common.log import get_logger
 from penstock.shared.common.records import Columns, TopicPartition
 from penstock.shared.common.settings import KafkaSettings
-from penstock.shared.streams.changelog.partition import ChangelogPartition
+from penstock.shared.streams.changelog.changelog_partition import ChangelogPartition
 from penstock.shared.streams.changelog.restore import require_whole_input
 from penstock.shared.streams.runtime.application_topics import Prepared, prepare_topics
 from penstock.shared.streams.runtime.fetched import (
@@ -47,8 +47,8 @@ from penstock.shared.streams.runtime.fetched import (
     punctuate_all,
 )
 from penstock.shared.streams.runtime.foreign_members import foreign_members_error
+from penstock.shared.streams.runtime.global_state_maintainer import GlobalTables
 from penstock.shared.streams.runtime.global_table import GlobalTableRows
-from penstock.shared.streams.runtime.global_tables import GlobalTables
 from penstock.shared.streams.runtime.owned_task import OwnedTask
 from penstock.shared.streams.runtime.repartition_purge import RepartitionPurge
 from penstock.shared.streams.runtime.source_offsets import GroupAhead

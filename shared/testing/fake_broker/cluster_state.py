@@ -16,11 +16,11 @@ from typing import Any
 from penstock.shared.common.records import TopicPartition
 from penstock.shared.testing.fake_broker.codec import Message
 from penstock.shared.testing.fake_broker.configs import BROKER_CONFIGS
-from penstock.shared.testing.fake_broker.groups import Groups
+from penstock.shared.testing.fake_broker.group_coordinator import Groups
 from penstock.shared.testing.fake_broker.protocol import Api, ErrorCode
 from penstock.shared.testing.fake_broker.timers import Later, Timers
 from penstock.shared.testing.fake_broker.topics import NO_LEADER, Partition, Topic
-from penstock.shared.testing.fake_broker.transactions import Transactions
+from penstock.shared.testing.fake_broker.transaction_coordinator import Transactions
 
 
 @dataclass

@@ -104,7 +104,7 @@ def slow(topic, mark, seconds="20"):
 def dying(topic, mark, point):
     """The same, and the process of the fourth commit ends, once: before it, within it, or after it."""
     from penstock.shared.clients.producer import Producer
-    from penstock.shared.streams.changelog.partition import ChangelogPartition
+    from penstock.shared.streams.changelog.changelog_partition import ChangelogPartition
 
     def die():
         try:

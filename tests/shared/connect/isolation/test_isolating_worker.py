@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from penstock.shared.common.records import TopicPartition
-from penstock.shared.connect.connectors.file import FileStreamSourceConnector
+from penstock.shared.connect.connectors.file_stream import FileStreamSourceConnector
 from penstock.shared.connect.errors import ConfigError, ConnectError, ConnectorNotFound, FailedThere
 from penstock.shared.connect.herder.settings import DistributedConfig
 from penstock.shared.connect.isolation.isolating_worker import IsolatingWorker

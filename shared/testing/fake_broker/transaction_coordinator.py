@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from penstock.shared.common.records import TopicPartition
-from penstock.shared.testing.fake_broker.groups import Groups
+from penstock.shared.testing.fake_broker.group_coordinator import Groups
 from penstock.shared.testing.fake_broker.protocol import ErrorCode
 from penstock.shared.testing.fake_broker.timers import Timer, Timers
 from penstock.shared.testing.fake_broker.topics import Partition

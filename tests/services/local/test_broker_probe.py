@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from penstock.services.local.probe import MAX_RESPONSE_BYTES, answers, request
+from penstock.services.local.broker_probe import MAX_RESPONSE_BYTES, answers, request
 
 GOOD = struct.pack(">ihi", 1, 0, 0)
 LIMIT_MS = 10_000

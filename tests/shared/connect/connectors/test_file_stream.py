@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from penstock.shared.connect import SinkRecord
-from penstock.shared.connect.connectors.file import FileStreamSinkTask
+from penstock.shared.connect.connectors.file_stream import FileStreamSinkTask
 from penstock.shared.connect.errors import ConnectError
 from tests.shared.connect.connectors.sink_context import Context
 

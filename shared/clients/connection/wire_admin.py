@@ -1,14 +1,43 @@
-"""Describes a group of the new protocol (KIP-848, `group.protocol=consumer`). DescribeGroups reports it as Dead.
+"""Requests of the admin client alone, which a broker need not support.
 
-Brokers support it from Kafka 4.0 on. It is not in `wire`, whose requests every broker must support.
+`wire` has the requests that every broker must support. ConsumerGroupDescribe describes a group of the new protocol
+(KIP-848, `group.protocol=consumer`), which DescribeGroups reports as Dead. Brokers support it from Kafka 4.0 on.
+DescribeLogDirs returns the sizes of partitions on the brokers' disks.
 """
 
 from __future__ import annotations
 
-from aiokafka.protocol.types import Boolean, CompactArray, Int32
+from aiokafka.protocol.types import Array, Boolean, CompactArray, Int32, Int64
 
 from penstock.shared.clients.connection.wire import ERROR, THROTTLE
-from penstock.shared.clients.connection.wire_types import TAGS, TEXT_FLEX, Api, Uuid
+from penstock.shared.clients.connection.wire_types import TAGS, TEXT, TEXT_FLEX, Api, Uuid
+
+DESCRIBE_LOG_DIRS = Api(
+    "DescribeLogDirs",
+    35,
+    1,
+    (("topics", Array(("name", TEXT), ("partitions", Array(Int32)))),),
+    (
+        THROTTLE,
+        (
+            "log_dirs",
+            Array(
+                ERROR,
+                ("log_dir", TEXT),
+                (
+                    "topics",
+                    Array(
+                        ("name", TEXT),
+                        (
+                            "partitions",
+                            Array(("partition", Int32), ("size", Int64), ("offset_lag", Int64), ("is_future", Boolean)),
+                        ),
+                    ),
+                ),
+            ),
+        ),
+    ),
+)
 
 _PARTITIONS = CompactArray(
     ("topic_id", Uuid), ("topic_name", TEXT_FLEX), ("partitions", CompactArray(Int32)), TAGS

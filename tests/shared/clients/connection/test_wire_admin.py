@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from io import BytesIO
 
-from penstock.shared.clients.connection.log_dirs import DESCRIBE_LOG_DIRS
+from penstock.shared.clients.connection.wire_admin import DESCRIBE_LOG_DIRS
 
 
 def test_round_trip() -> None:
