@@ -8,8 +8,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from penstock.shared.clients.producer.batch import Batch
 from penstock.shared.clients.producer.delivery import Deliveries, Delivery, size_of
+from penstock.shared.clients.producer.producer_batch import Batch
 from penstock.shared.clients.producer.record_accumulator import PartitionQueue
 from penstock.shared.clients.producer.record_locations import RecordLocations, Run, Span
 from penstock.shared.common.errors import BufferExhausted, PenstockError, TransactionAborted, UnknownTopicOrPartition

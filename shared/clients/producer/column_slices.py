@@ -25,7 +25,7 @@ from penstock.shared.common.packed_bytes import NULL, PackedBytes, lengths_of
 from penstock.shared.common.records import Int64Array, RecordColumns, header_pairs
 
 if TYPE_CHECKING:
-    from penstock.shared.clients.producer.batch import Batch
+    from penstock.shared.clients.producer.producer_batch import Batch
     from penstock.shared.clients.producer.record_accumulator import PartitionQueue
 
 SLICE_RECORDS = 16_384

@@ -37,13 +37,13 @@ import msgspec
 from prometheus_client import CollectorRegistry
 
 from penstock.shared.clients.connection import BatchRecord, Connection
-from penstock.shared.clients.producer.batch import Batch, Callback, OnDelivery
 from penstock.shared.clients.producer.buffer_pool import BufferPool, HeldUpShare
 from penstock.shared.clients.producer.bulk_append import NO_HEADERS, Bulk, ColumnBulk, bulk_of
 from penstock.shared.clients.producer.delivery import Deliveries, Delivery, size_of
 from penstock.shared.clients.producer.interceptors import Interceptors, ProducerInterceptor
 from penstock.shared.clients.producer.metrics import ProducerMetrics
 from penstock.shared.clients.producer.partitioner import Partitioner, RoutedTopic, Routes
+from penstock.shared.clients.producer.producer_batch import Batch, Callback, OnDelivery
 from penstock.shared.clients.producer.record_accumulator import PartitionQueue, RecordAccumulator
 from penstock.shared.clients.producer.record_validation import (
     NO_VALUE,

@@ -9,7 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.shared.clients.connection import COMPRESSION, read_batches
-from penstock.shared.clients.producer.batch import NO_STATE, Batch, BatchState, Callback, ProducerState, located
+from penstock.shared.clients.producer.producer_batch import (
+    NO_STATE,
+    Batch,
+    BatchState,
+    Callback,
+    ProducerState,
+    located,
+)
 from penstock.shared.common.errors import DeliveryTimeout, SendCancelled
 from penstock.shared.common.records import RecordMetadata, TopicPartition
 
