@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.shared.testing.fake_broker.test_batches import built
 
 from penstock.shared.common.records import TopicPartition
 from penstock.shared.testing.fake_broker.cluster_state import ClusterState, Node
 from penstock.shared.testing.fake_broker.codec import Message
 from penstock.shared.testing.fake_broker.protocol import Api, ErrorCode
 from penstock.shared.testing.fake_broker.transaction_coordinator import END, EPOCH_MAX, PREPARED, TransactionState
+from tests.shared.testing.fake_broker.test_broker_batches import built
 from tests.shared.testing.fake_broker.test_cluster_state import ask, cluster, produce
 
 
