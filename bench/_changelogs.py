@@ -25,7 +25,7 @@ from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.streams.aggregations.aggregation import Aggregate, Count, CountDistinct, Sum
 from penstock.shared.streams.changelog import format as log
 from penstock.shared.streams.dsl.builder import StreamsBuilder
-from penstock.shared.streams.runtime.topics import CHANGELOG_CONFIGS
+from penstock.shared.streams.runtime.application_topics import CHANGELOG_CONFIGS
 from penstock.shared.streams.topology import Topology
 
 COMMIT_ENTRIES = 50_000

@@ -17,8 +17,8 @@ from bench._peers import measured
 from bench._sessions_data import GAP_MS, GRACE_MS
 from bench._side_by_side import Figures
 from penstock.shared.common.errors import PenstockError
-from penstock.shared.common.jars import fetch_jars, read_jar_set
-from penstock.shared.common.java import find_java
+from penstock.shared.common.java.installed_java import find_java
+from penstock.shared.common.java.jars import fetch_jars, read_jar_set
 
 SOURCE = Path(__file__).with_name("KafkaStreamsSessions.java")
 JARS = read_jar_set(Path(__file__).with_name("kafka_streams_jars.json"))

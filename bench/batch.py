@@ -24,8 +24,8 @@ from bench._processes import own_tree_cpu_s
 from bench._sessions_data import GAP_MS, GRACE_MS, PARTITIONS, fill, topic_of
 from bench._side_by_side import best_of
 from bench.sessions import SESSION, row
-from penstock.services.local.kafka import EmbeddedKafka
-from penstock.services.spark.batch.run import Batch
+from penstock.services.local.embedded_kafka import EmbeddedKafka
+from penstock.services.spark.batch.batch import Batch
 from penstock.services.spark.batch.settings import BatchSettings
 from penstock.services.spark.settings import SparkSettings
 from penstock.services.spark.spark_session import spark_session

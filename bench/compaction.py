@@ -28,7 +28,7 @@ from typing import Any
 from bench._asked import missed, show
 from bench._changelogs import NUMBERS, ChangelogWriter
 from bench._compactions import Compactions
-from penstock.services.local.kafka import EmbeddedKafka
+from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.services.spark.settings import SparkSettings
 from penstock.services.spark.spark_session import spark_session
 from penstock.shared.common.settings import KafkaSettings

@@ -23,11 +23,11 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from bench._side_by_side import Figures, best_of, report
-from penstock.services.local.kafka import EmbeddedKafka
+from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.shared.clients.admin import Admin, NewTopic
 from penstock.shared.clients.producer import Producer, ProducerSettings
-from penstock.shared.common.jars import fetch_jars, read_jar_set
-from penstock.shared.common.java import find_java
+from penstock.shared.common.java.installed_java import find_java
+from penstock.shared.common.java.jars import fetch_jars, read_jar_set
 from penstock.shared.common.records import ProducerRecord
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.connect.runtime.plugins import Plugins

@@ -23,7 +23,7 @@ from pathlib import Path
 
 import httpx
 
-from penstock.services.local.kafka import EmbeddedKafka
+from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.shared.clients.admin import Admin, NewTopic
 from penstock.shared.common.settings import KafkaSettings
 

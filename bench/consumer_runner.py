@@ -27,7 +27,7 @@ from penstock.services.consumer.runner import HandlerLoop
 from penstock.services.consumer.runner_metrics import RunnerMetrics
 from penstock.services.consumer.settings import ConsumerServiceSettings
 from penstock.services.local.broker_config import EmbeddedKafkaSettings
-from penstock.services.local.kafka import EmbeddedKafka
+from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.shared.clients.admin import Admin, NewTopic
 from penstock.shared.clients.consumer import Consumer
 from penstock.shared.clients.producer import Producer

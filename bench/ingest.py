@@ -30,7 +30,7 @@ from fastapi import APIRouter, Request
 
 from penstock.api.http.app import create_app
 from penstock.api.http.server import HttpServer
-from penstock.services.local.kafka import EmbeddedKafka
+from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.services.local.ports import pick
 from penstock.shared.clients.admin import Admin, NewTopic
 from penstock.shared.common.settings import HttpSettings, KafkaSettings

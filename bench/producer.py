@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from bench._side_by_side import Figures, best_of, report
-from penstock.services.local.kafka import EmbeddedKafka
+from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.shared.clients.admin import Admin, NewTopic
 from penstock.shared.clients.producer import Deliveries, Producer, ProducerSettings
 from penstock.shared.common.records import ProducerRecord, RecordColumns

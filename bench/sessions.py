@@ -50,7 +50,7 @@ from bench._session_peers import PEERS
 from bench._sessions_data import BULK, GAP_MS, GRACE_MS, LAWS, PARTITIONS, fill, make_topic, topic_of
 from bench._sessions_latency import RATE_HELD_MIN, RECORDS_PER_SECOND, latency
 from bench._side_by_side import Figures, best_of, report
-from penstock.services.local.kafka import EmbeddedKafka
+from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.shared.clients.consumer import Consumer, ConsumerSettings
 from penstock.shared.common.clock import SYSTEM_CLOCK
 from penstock.shared.common.records import Columns, TopicPartition
@@ -62,7 +62,7 @@ from penstock.shared.streams.settings import StreamsSettings
 from penstock.shared.streams.task.context import Guarantee
 from penstock.shared.streams.task.stream_task import StreamTask
 from penstock.shared.streams.topology import Topology
-from penstock.shared.streams.windows.compilation import compile_kernels
+from penstock.shared.streams.windows.compile_kernels import compile_kernels
 
 COMMIT_INTERVAL_MS = 200
 PROFILE_LINES = 30

@@ -35,7 +35,7 @@ import numpy as np
 from penstock.shared.common.errors import ProcessingFailed
 from penstock.shared.common.records import Columns, Int64Array
 from penstock.shared.streams.aggregations.aggregation import Count, Mean
-from penstock.shared.streams.changelog.reader import ChangelogReader, ignore
+from penstock.shared.streams.changelog.changelog_reader import ChangelogReader, ignore
 from penstock.shared.streams.changelog.restore import restore_progress
 from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.streams.settings import StreamsSettings

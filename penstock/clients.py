@@ -63,8 +63,8 @@ if TYPE_CHECKING:
     from penstock.shared.clients.admin.types import BrokerDescription, PartitionDescription
     from penstock.shared.clients.consumer import Consumer, ConsumerInterceptor, ConsumerSettings, RebalanceListener
     from penstock.shared.clients.producer import Deliveries, Delivery, Producer, ProducerInterceptor, ProducerSettings
-    from penstock.shared.clients.producer.batch import OnDelivery
     from penstock.shared.clients.producer.partitioner import Partitioner
+    from penstock.shared.clients.producer.producer_batch import OnDelivery
 
 __all__ = [
     "Admin",
@@ -162,7 +162,7 @@ _CLIENTS = (
             "ProducerInterceptor",
             "ProducerSettings",
         ),
-        "penstock.shared.clients.producer.batch": ("OnDelivery",),
+        "penstock.shared.clients.producer.producer_batch": ("OnDelivery",),
         "penstock.shared.clients.producer.partitioner": ("Partitioner",),
     },
     {

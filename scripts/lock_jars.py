@@ -22,9 +22,9 @@ from xml.sax.saxutils import quoteattr
 import msgspec
 import pyspark
 
-from penstock.shared.common.jars import Jar, JarSet
-from penstock.shared.common.java import find_java
-from penstock.shared.common.maven import Repository, find_repository
+from penstock.shared.common.java.installed_java import find_java
+from penstock.shared.common.java.jars import Jar, JarSet
+from penstock.shared.common.java.maven import Repository, find_repository
 
 ROOT = Path(__file__).resolve().parent.parent
 KEPT_TYPES = ("jar", "bundle")

@@ -38,7 +38,7 @@ COMMANDS: dict[str, tuple[str, str, str, tuple[str, ...]]] = {
         "Replay real events through the whole chain and audit it.",
         ("demo",),
     ),
-    "kafka": (LOCAL, "penstock.services.local.kafka:main", "Run the embedded Kafka alone.", ()),
+    "kafka": (LOCAL, "penstock.services.local.embedded_kafka:main", "Run the embedded Kafka alone.", ()),
     "producer": (
         SERVICES,
         "penstock.services.producer.main:main",
@@ -101,7 +101,7 @@ COMMANDS: dict[str, tuple[str, str, str, tuple[str, ...]]] = {
     ),
     "jars": (
         LOCAL,
-        "penstock.services.local.jars:main",
+        "penstock.services.local.kafka_jars:main",
         "Download Kafka's and Spark's jars ahead of their first use.",
         (),
     ),

@@ -2,7 +2,7 @@
 
 There are two ways. `write_state` and `write_closed` append rows that a test names column by column; what it leaves out
 is null. A `LakeWriter` appends what a compaction makes of changelogs. Both write the columns that compactions write
-(`services.spark.tables`). Rows have times in ms, also where the tables have timestamps.
+(`services.spark.table_columns`). Rows have times in ms, also where the tables have timestamps.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, write_deltalake
 
-from penstock.services.spark.tables import (
+from penstock.services.spark.table_columns import (
     CLOSED,
     LATE,
     MICROSECONDS,
@@ -32,7 +32,7 @@ from penstock.services.spark.tables import (
 from penstock.shared.streams.aggregations.aggregation import Aggregation, Count
 from penstock.shared.streams.aggregations.latest import LATEST
 from penstock.shared.streams.changelog import format as log
-from penstock.shared.streams.changelog.reader import ChangelogReader, Confirmed
+from penstock.shared.streams.changelog.changelog_reader import ChangelogReader, Confirmed
 from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 

@@ -41,7 +41,7 @@ DIGEST = "sha256sum" if shutil.which("sha256sum") else "shasum"
 # Java's places that no variable names are the test's own, and so is the platform.
 FINDER = """
 import os, pathlib
-from penstock.shared.common import java
+from penstock.shared.common.java import installed_java as java
 place = pathlib.Path(os.environ["PLACES"])
 java._LINUX_FOLDER, java._BREW_PREFIXES, java._MAC_JAVA_HOME = place / "jvm", (place / "brew",), place / "java_home"
 raise SystemExit(java.main(os.environ["PLATFORM"]))
@@ -60,13 +60,13 @@ case "$*" in
   "-m pip "*)
     if [ -p "$PLACES/hold" ]; then echo "pip is held" >&2; read -r forever <"$PLACES/hold"; fi
     if [ -e "$PLACES/no_network" ]; then echo "ERROR: Could not find a version that satisfies httpx" >&2; exit 1; fi ;;
-  "-m penstock.shared.common.java") exec "$REAL_PYTHON" -c "$(cat "$PLACES/finder")" ;;
+  "-m penstock.shared.common.java.installed_java") exec "$REAL_PYTHON" -c "$(cat "$PLACES/finder")" ;;
   "-m penstock jars kafka" | "-m penstock jars spark")
     if [ -e "$PLACES/no_network" ]; then echo "penstock: no jars: no network" >&2; exit 1; fi
     jars="$HOME/.cache/penstock/$4"
     mkdir -p "$jars" && : >"$jars/one.jar"
     echo "$jars" ;;
-  "-m penstock.shared.streams.windows.compilation") ;;
+  "-m penstock.shared.streams.windows.compile_kernels") ;;
   "-m penstock jars spark --class-archive") [ ! -e "$PLACES/no_archive" ] ;;
   *) echo "not a question of scripts/install: $*" >&2; exit 99 ;;
 esac
@@ -104,7 +104,7 @@ class Machine:
 
     def __post_init__(self) -> None:
         self.tree, self.bin = self.folder / "a tree", self.folder / "bin"  # a path with a space in it, as people have
-        for room in ("penstock", "shared"):  # the script runs penstock.shared.common.java
+        for room in ("penstock", "shared"):  # the script runs penstock.shared.common.java.installed_java
             ignored = shutil.ignore_patterns("__pycache__")
             shutil.copytree(ROOT / room, self.tree / room, symlinks=True, ignore=ignored)
         (self.tree / "scripts").mkdir()

@@ -13,8 +13,8 @@ from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from penstock.api.connect.body import SLASH
 from penstock.api.connect.forwarding import Forwarding
+from penstock.api.connect.request_parsing import SLASH
 from penstock.api.http.problem import json_response
 from penstock.api.http.status import (
     BAD_REQUEST,

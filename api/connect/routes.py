@@ -16,7 +16,9 @@ from fastapi import APIRouter, FastAPI, Request, Response
 from prometheus_client import CollectorRegistry
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from penstock.api.connect.body import (
+from penstock.api.connect.errors import error_response, install
+from penstock.api.connect.forwarding import Forwarding
+from penstock.api.connect.request_parsing import (
     Name,
     TaskNumber,
     config_of,
@@ -26,8 +28,6 @@ from penstock.api.connect.body import (
     json_list,
     patch_of,
 )
-from penstock.api.connect.errors import error_response, install
-from penstock.api.connect.forwarding import Forwarding
 from penstock.api.connect.responses import (
     CONFIG_BODY,
     CREATE_BODY,

@@ -22,7 +22,7 @@ PROBE_TIMEOUT_MS = 3_000
 
 
 class KafkaHttpDaemon:
-    """The lifecycle of a service in front of Kafka; see `penstock.shared.common.daemon`. A subclass sets `server`."""
+    """The lifecycle of a service in front of Kafka; see `penstock.services.daemon`. A subclass sets `server`."""
 
     server: HttpServer
 

@@ -18,16 +18,18 @@ penstock.api.ingest.event.EventRejected: time: /at is 1357035300 (1970-...), bef
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from penstock.api.ingest.json_schema import load_schema
 from penstock.api.settings import IngestSettings, TopicSettings
-from penstock.shared.common.errors import DataError
+from penstock.shared.common.errors import ConfigError, DataError
+from penstock.shared.common.extras import needs
 from penstock.shared.common.points_in_time import TimeUnit, time_ms, utc_text
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -56,6 +58,48 @@ UNITS: dict[TimeUnit, tuple[int, int, str]] = {
 """Each unit's factor and divisor to ms, and its name."""
 
 _BYTE = re.compile(r" \(byte (\d+)\)$")
+
+Validate = Callable[[Any], str | None]
+"""Returns the first error of a value, or None if it is valid."""
+
+MESSAGE_CHARACTERS_MAX = 300
+
+
+def load_schema(path: Path) -> Validate:
+    """Return the validator of a schema file. Raises ConfigError if it cannot be read or is not a JSON Schema."""
+    try:
+        schema = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as e:
+        raise ConfigError(f"json_schema: {path}: {e.strerror}") from None
+    except ValueError as e:
+        raise ConfigError(f"json_schema: {path}: not JSON: {e}") from None
+    return compile_schema(schema, str(path))
+
+
+def compile_schema(schema: Any, name: str) -> Validate:
+    """Return the validator of a schema. `name` is its name in errors. Raises ConfigError for an invalid schema.
+
+    >>> schema = {"type": "object", "required": ["id"], "properties": {"id": {"type": "integer"}}}
+    >>> validate = compile_schema(schema, "it")
+    >>> validate({"id": 1})
+    >>> validate({"id": "x"})
+    '/id: "x" is not of type "integer"'
+    """
+    with needs(f"json_schema {name}"):
+        import jsonschema_rs
+    try:
+        validator = jsonschema_rs.validator_for(schema)
+    except ValueError as e:
+        raise ConfigError(f"json_schema: {name}: {e}"[:MESSAGE_CHARACTERS_MAX]) from None
+
+    def validate(value: Any) -> str | None:
+        if validator.is_valid(value):
+            return None
+        error = next(iter(validator.iter_errors(value)))
+        pointer = "".join(f"/{step}" for step in error.instance_path)
+        return f"{pointer or 'the event'}: {error.message}"[:MESSAGE_CHARACTERS_MAX]
+
+    return validate
 
 
 class EventRejected(DataError):

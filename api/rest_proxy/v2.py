@@ -23,8 +23,8 @@ from penstock.api.http.status import NOT_FOUND, OK, TOO_MANY_REQUESTS, UNPROCESS
 from penstock.api.ingest.admission import client_of
 from penstock.api.ingest.bodies import next_turn
 from penstock.api.ingest.event import EventRejected
+from penstock.api.rest_proxy.json_records import v2_records
 from penstock.api.rest_proxy.produce import RestProducer, error_code_of, message_of
-from penstock.api.rest_proxy.records import v2_records
 from penstock.shared.clients.admin import TopicDescription
 from penstock.shared.clients.admin.types import PartitionDescription
 from penstock.shared.common.errors import UnknownTopicOrPartition

@@ -9,7 +9,7 @@ from penstock.shared.connect.builtin import builtin as _builtin
 
 if TYPE_CHECKING:
     from penstock.shared.connect.connectors.delta import DeltaSinkConnector
-    from penstock.shared.connect.connectors.file import FileStreamSinkConnector, FileStreamSourceConnector
+    from penstock.shared.connect.connectors.file_stream import FileStreamSinkConnector, FileStreamSourceConnector
     from penstock.shared.connect.connectors.files import FilesSinkConnector
     from penstock.shared.connect.connectors.http import HttpSinkConnector, HttpSourceConnector
     from penstock.shared.connect.connectors.postgres.sink import PostgresSinkConnector

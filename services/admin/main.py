@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from penstock.services import daemon
 from penstock.services.admin.daemon import AdminDaemon
 from penstock.services.admin.settings import AdminServiceSettings
-from penstock.shared.common import daemon
 
 
 def main(arguments: list[str]) -> int:

@@ -15,9 +15,9 @@ from prometheus_client import CollectorRegistry
 
 from penstock.services.aggregator.settings import AggregatorSettings
 from penstock.shared.clients.admin import Admin
-from penstock.shared.common import lake
 from penstock.shared.common.clock import SYSTEM_CLOCK, Clock
 from penstock.shared.common.errors import AuthorizationFailed, PenstockError, UnsupportedVersion
+from penstock.shared.common.lake import delta_tables
 from penstock.shared.common.log import get_logger
 from penstock.shared.common.metrics import gauge
 from penstock.shared.common.records import TopicPartition
@@ -39,7 +39,7 @@ class Backlog(NamedTuple):
     records: int
     snapshot_ms: int | None
     bytes: int | None = None
-    compactions: tuple[lake.Compaction, ...] = ()
+    compactions: tuple[delta_tables.Compaction, ...] = ()
 
 
 class BacklogWatch:
@@ -62,7 +62,7 @@ class BacklogWatch:
         self.is_ours = is_ours
         self._ask = ask
         self.last: Backlog | None = None
-        self.compactions: tuple[lake.Compaction, ...] = ()
+        self.compactions: tuple[delta_tables.Compaction, ...] = ()
         """The compactions in the lake, as of the last measurement."""
         self.ours_since_ms: int | None = None
         self._said = ""
@@ -144,7 +144,7 @@ async def measure(admin: Admin, streams: StreamsSettings) -> Backlog:
     latest = await admin.list_offsets(dict.fromkeys(places, "latest"))
     earliest = await admin.list_offsets(dict.fromkeys(places, "earliest"))
     covered: dict[int, int] = {}
-    compactions: tuple[lake.Compaction, ...] = ()
+    compactions: tuple[delta_tables.Compaction, ...] = ()
     if streams.lake is not None:
         covered, compactions = await asyncio.to_thread(_covered, streams, [place.partition for place in places])
     ends = {place.partition: offset for place, offset in latest.items()}
@@ -184,11 +184,13 @@ def uncovered(latest: Mapping[int, int], earliest: Mapping[int, int], covered: M
     return sum(max(0, end - max(covered.get(p, 0), earliest.get(p, 0))) for p, end in latest.items())
 
 
-def _covered(streams: StreamsSettings, partitions: list[int]) -> tuple[dict[int, int], tuple[lake.Compaction, ...]]:
+def _covered(
+    streams: StreamsSettings, partitions: list[int]
+) -> tuple[dict[int, int], tuple[delta_tables.Compaction, ...]]:
     assert streams.lake is not None
     where = (streams.lake, streams.application_id)
-    snapshot = lake.read_snapshot(*where, partitions, streams.lake_options)
+    snapshot = delta_tables.read_snapshot(*where, partitions, streams.lake_options)
     if snapshot is None:
         return {}, ()
-    compactions = lake.compactions(*where, COMPACTIONS_MAX, streams.lake_options)
+    compactions = delta_tables.compactions(*where, COMPACTIONS_MAX, streams.lake_options)
     return {p: covered.covered_offset for p, covered in snapshot.partitions.items()}, tuple(compactions)

@@ -18,6 +18,7 @@ from penstock.api.http.server import HttpServer
 from penstock.api.streams.key_params import StoreQueryParams
 from penstock.api.streams.routes import LiveWindows, StreamsState, streams_router
 from penstock.api.streams.stores import FoundWindows, Status, stores_router
+from penstock.services import daemon
 from penstock.services.aggregator.application_view import INCOMPLETE, Whole, advertised, tokens_of
 from penstock.services.aggregator.backlog import BacklogWatch
 from penstock.services.aggregator.compaction import SCHEDULE_NAME, CompactionSupervisor
@@ -27,7 +28,6 @@ from penstock.services.aggregator.pages import as_response, live_pages, row_page
 from penstock.services.aggregator.settings import AggregatorSettings
 from penstock.services.aggregator.window_search import WindowSearch
 from penstock.services.aggregator.workers import Workers
-from penstock.shared.common import daemon
 from penstock.shared.common.clock import SYSTEM_CLOCK
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.streams.punctuation import PunctuationType
@@ -46,7 +46,7 @@ COMPACTION_PARTITION = 0  # the instance that owns it requests compactions
 
 
 class Aggregator:
-    """The service; see `penstock.shared.common.daemon`."""
+    """The service; see `penstock.services.daemon`."""
 
     def __init__(self, settings: AggregatorSettings, unix_socket: Path | None = None) -> None:
         """With `unix_socket` the service listens there, as one of several workers (see `workers`)."""

@@ -23,11 +23,11 @@ from penstock.services.aggregator.restore_offsets import carry_out as carry_out_
 from penstock.services.aggregator.restore_offsets import lines_of as offset_lines
 from penstock.services.aggregator.restore_offsets import values_of as offset_values
 from penstock.services.aggregator.settings import ResetSettings
+from penstock.services.command_line import run_app
 from penstock.shared.clients.admin import Admin
 from penstock.shared.common import log
-from penstock.shared.common.command_line import run_app
 from penstock.shared.common.errors import GroupNotEmpty, GroupNotFound
-from penstock.shared.common.lake_files import TableFiles, find_files, remove_files, remove_folder
+from penstock.shared.common.lake.application_files import TableFiles, find_files, remove_files, remove_folder
 from penstock.shared.common.topic_names import CHANGELOG_SUFFIX, changelog_topic, instances_topic, is_repartition_topic
 from penstock.shared.streams.settings import StreamsSettings
 

@@ -25,7 +25,6 @@ from penstock.services.aggregator.sessions import feed
 from penstock.shared.clients.admin import Admin
 from penstock.shared.clients.consumer import Consumer
 from penstock.shared.clients.producer import Producer, ProducerSettings
-from penstock.shared.common import lake
 from penstock.shared.common.clock import SYSTEM_CLOCK
 from penstock.shared.common.errors import (
     ChangelogHole,
@@ -36,11 +35,12 @@ from penstock.shared.common.errors import (
     KafkaTimeout,
     OffsetOutOfRange,
 )
+from penstock.shared.common.lake import delta_tables
 from penstock.shared.common.log import get_logger
 from penstock.shared.common.records import GroupMetadata, OffsetAndMetadata, TopicPartition
 from penstock.shared.common.settings import KafkaSettings
+from penstock.shared.streams.changelog.changelog_reader import ChangelogReader, ignore
 from penstock.shared.streams.changelog.format import Progress, decode_progress
-from penstock.shared.streams.changelog.reader import ChangelogReader, ignore
 from penstock.shared.streams.changelog.restore_io import (
     RESTORE_IDLE_MS_MAX,
     RESTORE_POLL_MS,
@@ -171,11 +171,11 @@ async def read_progress(admin: Admin, kafka: KafkaSettings, settings: StreamsSet
 
 async def _snapshot(
     settings: StreamsSettings, topic_id: str | None, places: Collection[TopicPartition]
-) -> dict[TopicPartition, lake.PartitionSnapshot]:
+) -> dict[TopicPartition, delta_tables.PartitionSnapshot]:
     if settings.lake is None:
         return {}
     where = settings.lake, settings.application_id, [at.partition for at in places], settings.lake_options or None
-    found = await asyncio.to_thread(lake.read_snapshot, *where)
+    found = await asyncio.to_thread(delta_tables.read_snapshot, *where)
     covered = {} if found is None else found.partitions
     if any(one.topic_id not in (None, topic_id) for one in covered.values()):
         raise ChangelogHole(f"{settings.changelog_topic} was deleted and created again: the lake is of another topic")
@@ -185,7 +185,7 @@ async def _snapshot(
 async def _read(
     kafka: KafkaSettings,
     settings: StreamsSettings,
-    snapshot: Mapping[TopicPartition, lake.PartitionSnapshot],
+    snapshot: Mapping[TopicPartition, delta_tables.PartitionSnapshot],
     readers: Mapping[TopicPartition, ChangelogReader],
     ends: Mapping[TopicPartition, int],
 ) -> None:

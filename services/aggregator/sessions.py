@@ -24,9 +24,9 @@ from penstock.services.aggregator.pages import window_pages
 from penstock.services.aggregator.settings import SessionsSettings
 from penstock.services.aggregator.stored_windows import FoundWindow, TailChanges, closed_of_lake, merged, place_of
 from penstock.services.aggregator.window_query import WindowQuery
+from penstock.services.terminal_tables import console_for, plain
 from penstock.shared.clients.admin import Admin, TopicDescription
 from penstock.shared.clients.consumer import Consumer, ConsumerSettings
-from penstock.shared.common import lake
 from penstock.shared.common.clock import SYSTEM_CLOCK
 from penstock.shared.common.continuation import WindowPlace, WrongContinuation
 from penstock.shared.common.errors import (
@@ -38,14 +38,14 @@ from penstock.shared.common.errors import (
     PenstockError,
     UnknownTopicOrPartition,
 )
+from penstock.shared.common.lake import delta_tables
 from penstock.shared.common.log import configure
 from penstock.shared.common.points_in_time import time_ms, utc_text
 from penstock.shared.common.records import Columns, TopicPartition
-from penstock.shared.common.tables import console_for, plain
 from penstock.shared.common.topic_names import changelog_topic
 from penstock.shared.streams.aggregations.latest import shown
+from penstock.shared.streams.changelog.changelog_reader import ChangelogReader, CorruptEntry, one_by_one
 from penstock.shared.streams.changelog.format import WAYS_OUT, Progress, StoreSchema, decode_progress
-from penstock.shared.streams.changelog.reader import ChangelogReader, CorruptEntry, one_by_one
 
 POLL_MS = 500
 COLUMN_WIDTH_MAX = 40  # for a key, and for an aggregation's result
@@ -119,28 +119,34 @@ class Query:
             after = self.last  # no window of the lake up to here exists any more
 
     async def _of_lake(
-        self, store: StoreSchema, snapshot: lake.Snapshot | None, reach: tuple[int, int], after: WindowPlace | None
-    ) -> tuple[list[dict[str, Any]], list[lake.ClosedWindow], WindowPlace | None]:
+        self,
+        store: StoreSchema,
+        snapshot: delta_tables.Snapshot | None,
+        reach: tuple[int, int],
+        after: WindowPlace | None,
+    ) -> tuple[list[dict[str, Any]], list[delta_tables.ClosedWindow], WindowPlace | None]:
         """Return the next live windows of the snapshot, the next closed ones, and the position up to which all are."""
         settings = self._settings
         if snapshot is None:
             return [], [], None
         where, most = (*self._where, store.name), settings.rows_max + 1
         live: list[dict[str, Any]] = []
-        closed: list[lake.ClosedWindow] = []
+        closed: list[delta_tables.ClosedWindow] = []
         ends: list[WindowPlace] = []
         if settings.status != "closed":
             arguments = (*where, snapshot.version, settings.keys, reach, most, self._options, after)
-            live = await asyncio.to_thread(lake.find_windows, *arguments)
-            ends += [lake.window_place(live[-1])] if len(live) == most else []
+            live = await asyncio.to_thread(delta_tables.find_windows, *arguments)
+            ends += [delta_tables.window_place(live[-1])] if len(live) == most else []
         if settings.status != "open":
             keys: Any = settings.keys.texts() if store.key == "string" else settings.keys
             of_closed = (*where, keys, reach, most, self._options, after)
-            closed = await asyncio.to_thread(lake.find_closed, *of_closed)
-            ends += [lake.window_place(closed[-1])] if len(closed) == most else []
+            closed = await asyncio.to_thread(delta_tables.find_closed, *of_closed)
+            ends += [delta_tables.window_place(closed[-1])] if len(closed) == most else []
         return live, closed, min(ends, default=None)
 
-    async def _snapshot_and_tails(self, topic: TopicDescription) -> tuple[lake.Snapshot | None, dict[int, Tail]]:
+    async def _snapshot_and_tails(
+        self, topic: TopicDescription
+    ) -> tuple[delta_tables.Snapshot | None, dict[int, Tail]]:
         """Return a snapshot and the tails after it. Reads a newer snapshot if a compaction ends meanwhile."""
         partitions = [p.partition for p in topic.partitions]
         snapshot = await self._snapshot(topic, partitions)
@@ -153,18 +159,20 @@ class Query:
                 if snapshot is None or snapshot.partitions == before:
                     raise
 
-    async def _snapshot(self, topic: TopicDescription, partitions: Sequence[int]) -> lake.Snapshot | None:
+    async def _snapshot(self, topic: TopicDescription, partitions: Sequence[int]) -> delta_tables.Snapshot | None:
         if self._settings.lake is None:
             return None
-        snapshot = await asyncio.to_thread(lake.read_snapshot, *self._where, partitions, self._options)
+        snapshot = await asyncio.to_thread(delta_tables.read_snapshot, *self._where, partitions, self._options)
         if snapshot is None:
-            self.missing = NO_TABLES.format(lake.table_uri(*self._where))
+            self.missing = NO_TABLES.format(delta_tables.table_uri(*self._where))
         for one in () if snapshot is None else snapshot.partitions.values():
             if one.topic_id not in (None, topic.topic_id):
                 raise ChangelogHole(f"{self._topic} was deleted and created again: the lake is of another topic")
         return snapshot
 
-    async def _tails(self, partitions: Sequence[int], covered: dict[int, lake.PartitionSnapshot]) -> dict[int, Tail]:
+    async def _tails(
+        self, partitions: Sequence[int], covered: dict[int, delta_tables.PartitionSnapshot]
+    ) -> dict[int, Tail]:
         settings = ConsumerSettings(
             isolation_level="read_committed", auto_offset_reset="none", commit_strategy="none", max_poll_records=None
         )
@@ -241,7 +249,7 @@ def show(store: StoreSchema, found: Sequence[FoundWindow], console: Console | No
     (console or console_for(table)).print(table)
 
 
-def _is_covered(row: lake.ClosedWindow, covered: dict[int, lake.PartitionSnapshot]) -> bool:
+def _is_covered(row: delta_tables.ClosedWindow, covered: dict[int, delta_tables.PartitionSnapshot]) -> bool:
     """Return whether the snapshot covers the window. A crashed compaction may have appended windows of the tail."""
     own = covered.get(row.partition)
     return own is not None and (row.topic_id != own.topic_id or row.changelog_offset < own.covered_offset)

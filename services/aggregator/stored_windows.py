@@ -16,10 +16,10 @@ import msgspec
 from penstock.shared.common.continuation import WindowPlace
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.key_range import KeyRange, raw_key
-from penstock.shared.common.lake import ClosedWindow
+from penstock.shared.common.lake.delta_tables import ClosedWindow
 from penstock.shared.streams.aggregations.latest import shown
+from penstock.shared.streams.changelog.changelog_reader import Change
 from penstock.shared.streams.changelog.format import DELETED, FINAL, AggregationSchema, StateCodec, StoreSchema
-from penstock.shared.streams.changelog.reader import Change
 
 CHANGES_MAX = 200_000
 """The most windows of one partition's tail for the queried keys and times. They stay in memory until the answer."""

@@ -3,7 +3,7 @@
 A Python process uses one core. N workers share the partitions as instances on N machines would, and more machines can
 join the same group. A worker's number is in its log lines and a label of its metrics. A worker that ends is restarted
 after a pause that doubles. A worker that ends because of an invalid setting ends all of them, since no restart fixes
-it. Workers end with this process, however it ends (`penstock.shared.common.child_process`).
+it. Workers end with this process, however it ends (`penstock.services.child_process`).
 
 One address serves all. `/health` fails while any worker does, and `/metrics` has the samples of all. Requests about
 streams go to one worker, which knows the others. Other machines reach a worker by `/workers/NUMBER/`. The supervisor
@@ -32,10 +32,11 @@ from penstock.api.http.health import Check, CheckResult, health_router
 from penstock.api.http.problem import ErrorKind, Problem
 from penstock.api.http.reverse_proxy import STREAMS_PATHS, Answer, Upstream, forward_router
 from penstock.api.http.server import HttpServer
+from penstock.services import daemon
 from penstock.services.aggregator.application_view import advertised, tokens_of
 from penstock.services.aggregator.settings import AggregatorSettings
-from penstock.shared.common import daemon, metrics
-from penstock.shared.common.child_process import ChildProcess, Restarts, describe_status
+from penstock.services.child_process import ChildProcess, Restarts, describe_status
+from penstock.shared.common import metrics
 from penstock.shared.common.clock import SYSTEM_CLOCK
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.log import get_logger
@@ -160,7 +161,7 @@ class AnyWorker:
 
 
 class Workers:
-    """The service; see `penstock.shared.common.daemon`."""
+    """The service; see `penstock.services.daemon`."""
 
     def __init__(self, settings: AggregatorSettings, arguments: Sequence[str]) -> None:
         load_topology(settings.topology, settings.topology_options)  # errors of the topology are reported here, once
@@ -223,7 +224,7 @@ class Workers:
     def _command(self, worker: Worker) -> list[str]:
         url = self._settings.queries.application_server or advertised(self.server)
         own = [str(worker.number), str(worker.unix_socket), f"{url}/workers/{worker.number}"]
-        return [sys.executable, "-m", "penstock.services.aggregator.worker", *own, "--", *self._arguments]
+        return [sys.executable, "-m", "penstock.services.aggregator.worker_process", *own, "--", *self._arguments]
 
     async def _metrics(self) -> bytes:
         texts = await asyncio.gather(*(worker.metrics() for worker in self.workers))

@@ -20,8 +20,8 @@ from rich.console import Console
 from rich.table import Table
 
 from penstock.services.connect.property_files import read_properties
+from penstock.services.terminal_tables import plain
 from penstock.shared.common.errors import ConfigError, PenstockError
-from penstock.shared.common.tables import plain
 
 DEFAULT_URL = "http://127.0.0.1:8083"
 URL_VARIABLE = "PENSTOCK_CONNECT_URL"

@@ -28,12 +28,12 @@ from penstock.shared.connect.herder.distributed import DistributedHerder
 from penstock.shared.connect.herder.metrics import ConnectMetrics
 from penstock.shared.connect.herder.settings import DistributedConfig, StandaloneConfig
 from penstock.shared.connect.herder.standalone import StandaloneHerder
-from penstock.shared.connect.isolation.worker import IsolatingWorker
-from penstock.shared.connect.runtime.offset_store import OffsetBackingStore
+from penstock.shared.connect.isolation.isolating_worker import IsolatingWorker
+from penstock.shared.connect.runtime.offset_backing_store import OffsetBackingStore
 from penstock.shared.connect.runtime.plugins import Plugins
 from penstock.shared.connect.runtime.task_factory import TaskFactory
 from penstock.shared.connect.runtime.worker import Worker
-from penstock.shared.connect.storage.config_state import ConfigChange
+from penstock.shared.connect.storage.cluster_config_state import ConfigChange
 from penstock.shared.connect.storage.config_store import ConfigStore, KafkaConfigStore, MemoryConfigStore
 from penstock.shared.connect.storage.offset_store import FileOffsetStore, KafkaOffsetStore
 from penstock.shared.connect.storage.status_store import KafkaStatusStore, StatusStore

@@ -6,9 +6,9 @@ import asyncio
 import sys
 from collections.abc import Sequence
 
+from penstock.services import daemon
 from penstock.services.connect.daemon import EXIT_STATUSES, WRONG_SETTING, ConnectDaemon
 from penstock.services.connect.settings import CommandLine, Mode, read_command_line
-from penstock.shared.common import daemon
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.log import configure
 

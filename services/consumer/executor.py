@@ -26,7 +26,6 @@ from msgspec.structs import replace
 
 from penstock.services.consumer.call_limits import CallLimits
 from penstock.services.consumer.handlers import Handler, Records
-from penstock.services.consumer.outputs import check_output
 from penstock.services.consumer.retry_policy import Retry, RetryPolicy
 from penstock.services.consumer.runner_metrics import RunnerMetrics
 from penstock.shared.clients.consumer.dead_letters import (
@@ -40,10 +39,12 @@ from penstock.shared.clients.consumer.dead_letters import (
 )
 from penstock.shared.clients.consumer.key_scheduler import Execution
 from penstock.shared.clients.consumer.partition_progress import Work
+from penstock.shared.clients.producer.record_validation import checked_headers, checked_partition, checked_timestamp
 from penstock.shared.common.errors import DataError, HandlerTimeout, RecordTooLarge
 from penstock.shared.common.log import get_logger
 from penstock.shared.common.records import ConsumerRecord, ProducerRecord, TopicPartition
-from penstock.shared.common.serialization import Deserializer, bytes_deserializer
+from penstock.shared.common.serialization import Deserializer, bytes_deserializer, bytes_serializer
+from penstock.shared.common.topic_names import check_topic_name
 
 log = get_logger(__name__)
 
@@ -305,3 +306,28 @@ def _where(work: Work) -> dict[str, object]:
 
 def _why(error: BaseException) -> dict[str, str]:
     return {"error": type(error).__name__, "reason": message_of(error)[:500]}
+
+
+def check_output(records: Iterable[ProducerRecord]) -> None:
+    """Validates a handler's output when the handler returns, so that an invalid record fails that attempt.
+
+    Under exactly-once, output waits for a transaction that holds other records' output too. A record that is invalid
+    for Kafka must not reach that transaction.
+
+    Raises DataError for the first record that no topic can accept. Checks the topic's name, the key, value, headers,
+    partition and timestamp.
+
+    >>> check_output([ProducerRecord("out", b"5")])
+    >>> check_output([ProducerRecord("out", 5)])
+    Traceback (most recent call last):
+    ...
+    penstock.errors.SerializationError: out: expected bytes, got int; set a serializer for other types
+    """
+    for record in records:
+        topic = record.topic
+        check_topic_name(topic)
+        checked_timestamp(topic, record.timestamp)
+        checked_partition(topic, record.partition)
+        bytes_serializer(topic, record.key)
+        bytes_serializer(topic, record.value)
+        checked_headers(topic, record.headers)

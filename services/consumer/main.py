@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 
+from penstock.services import daemon
 from penstock.services.consumer.daemon import ConsumerDaemon
 from penstock.services.consumer.settings import ConsumerServiceSettings
-from penstock.shared.common import daemon
 
 
 def main(arguments: list[str]) -> int:

@@ -14,7 +14,7 @@ from typing import Annotated
 from pydantic import Field, field_validator
 
 from penstock.shared.common.errors import ConfigError
-from penstock.shared.common.java import Java
+from penstock.shared.common.java.installed_java import Java
 from penstock.shared.common.settings import Port, PositiveMs, Section
 
 DEFAULT_DATA_DIR = Path(".penstock/kafka")

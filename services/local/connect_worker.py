@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import sys
 
+from penstock.services import daemon
 from penstock.services.connect.daemon import ConnectDaemon
 from penstock.services.connect.settings import CommandLine
 from penstock.services.local.settings import ConnectWorkerSettings
-from penstock.shared.common import daemon
 from penstock.shared.connect.allowed_files import FILES_ALLOWED
 from penstock.shared.connect.herder.settings import DistributedConfig
 from penstock.shared.connect.runtime.plugins import Plugins

@@ -13,12 +13,12 @@ from penstock.api.console.dashboard import dashboard_router
 from penstock.api.http.app import create_app
 from penstock.api.http.health import Check, health_router
 from penstock.api.http.server import HttpServer
-from penstock.services.admin.overview import Overview
+from penstock.services import daemon
+from penstock.services.admin.overview_provider import Overview
 from penstock.services.admin.routers import forwarded_documents, more_routers
 from penstock.services.admin.sources import HttpSource, KafkaSource, LocalSource, services_client
 from penstock.services.local.settings import GatewaySettings
 from penstock.services.producer.daemon import ProducerDaemon
-from penstock.shared.common import daemon
 
 PROGRAM = "penstock gateway"
 

@@ -42,7 +42,7 @@ class UpSettings(DaemonSettings):
     topology_options: dict[str, str] = Field(default={}, description="keyword arguments for the topology's function")
     workers: int = Field(default=1, gt=0, description="the aggregator's processes, which share the topic's partitions")
     topics: str = Field(default="sessions", description="topics that the consumer handles, comma-separated")
-    handler: str = "penstock.services.local.handlers:log_record"
+    handler: str = "penstock.services.local.log_handler:log_record"
     group_id: str = "handler"
     connect_worker: bool = Field(default=True, description="run a Connect worker as well")
     connect_port: int = Field(

@@ -20,15 +20,16 @@ import msgspec
 from rich.console import Console
 from rich.markup import escape
 
+from penstock.services import daemon
 from penstock.services.aggregator.settings import AggregatorSettings, CompactionSettings
+from penstock.services.child_process import Restarts
 from penstock.services.local import ports
+from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.services.local.example import aggregated_fields, example_event, source_type
-from penstock.services.local.kafka import EmbeddedKafka
 from penstock.services.local.settings import UpSettings
 from penstock.services.local.stack import HOST, KILL_GRACE_MS, Service, ServiceSpec, Stack
 from penstock.shared.clients.admin import Admin, event_time_topic
-from penstock.shared.common import daemon, log
-from penstock.shared.common.child_process import Restarts
+from penstock.shared.common import log
 from penstock.shared.common.clock import SYSTEM_CLOCK
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.setting_names import ENV_PREFIX
@@ -40,7 +41,7 @@ PROGRAM = "penstock up"
 
 
 class Up:
-    """Kafka and the services; see `penstock.shared.common.daemon`."""
+    """Kafka and the services; see `penstock.services.daemon`."""
 
     def __init__(self, settings: UpSettings, console: Console | None = None) -> None:
         self._settings = settings

@@ -15,9 +15,9 @@ from penstock.api.http.server import HttpServer
 from penstock.api.ingest.routes import Ingest
 from penstock.api.rest_proxy.produce import RestProducer
 from penstock.api.rest_proxy.routes import APIRouter, metadata_routers, produce_routers
+from penstock.services.producer.ingest_transactions import KafkaTransactor
 from penstock.services.producer.settings import ProducerServiceSettings
 from penstock.services.producer.topic_checks import TopicCheckingProducer
-from penstock.services.producer.transactor import KafkaTransactor
 from penstock.shared.clients.admin import Admin
 from penstock.shared.clients.producer import Producer
 

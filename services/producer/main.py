@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from penstock.services import daemon
 from penstock.services.producer.daemon import ProducerDaemon
 from penstock.services.producer.settings import ProducerServiceSettings
-from penstock.shared.common import daemon
 
 
 def main(arguments: list[str]) -> int:

@@ -20,8 +20,8 @@ import pyspark
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
 
-from penstock.shared.common.jars import cache_root
-from penstock.shared.common.java import Java
+from penstock.shared.common.java.installed_java import Java
+from penstock.shared.common.java.jars import cache_root
 from penstock.shared.common.log import get_logger
 
 EXIT_TIMEOUT_S = 120

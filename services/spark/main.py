@@ -32,7 +32,7 @@ from penstock.shared.common.errors import ConfigError, PenstockError
 from penstock.shared.common.log import configure
 
 if TYPE_CHECKING:
-    from penstock.services.spark.audit.run import AuditReport
+    from penstock.services.spark.audit.audit import AuditReport
 
 DONE, FAILED, WRONG_SETTINGS, CONFLICT = 0, 1, 2, 3
 FENCED = 3
@@ -49,7 +49,7 @@ def compact_main(arguments: list[str]) -> int:
     configure(settings.log, "compact")
     # Imported late: importing pyspark takes a second, which --help and an invalid setting need not wait for.
     from penstock.services.spark.compaction.compact import Compaction
-    from penstock.services.spark.compaction.delta import CompactionConflict
+    from penstock.services.spark.compaction.delta_writer import CompactionConflict
     from penstock.services.spark.spark_session import spark_session
 
     committed = ""
@@ -83,7 +83,7 @@ def batch_main(arguments: list[str]) -> int:
     except ConfigError as e:
         return _log(str(e), WRONG_SETTINGS)
     configure(settings.log, "batch")
-    from penstock.services.spark.batch.run import Batch, BatchFenced
+    from penstock.services.spark.batch.batch import Batch, BatchFenced
     from penstock.services.spark.spark_session import spark_session
 
     stop = Event()
@@ -143,8 +143,8 @@ def audit_main(arguments: list[str]) -> int:
     except ConfigError as e:
         return _log(str(e), WRONG_SETTINGS)
     configure(settings.log, "audit")
+    from penstock.services.spark.audit.audit import run_audit
     from penstock.services.spark.audit.report import print_report
-    from penstock.services.spark.audit.run import run_audit
     from penstock.services.spark.spark_session import spark_session
 
     try:

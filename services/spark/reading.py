@@ -26,10 +26,10 @@ from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own
 
 from penstock.services.spark.settings import SparkSettings, hadoop_uri
 from penstock.services.spark.spark_session import pickled_by_value, spark_session
-from penstock.services.spark.sql import SQL_TYPES, empty, quoted, results, snapshot, sql_columns
-from penstock.services.spark.tables import CLOSED, LATE, TIME_MS_MAX, rows_schema, state_schema
+from penstock.services.spark.spark_sql import SQL_TYPES, empty, quoted, results, snapshot, sql_columns
+from penstock.services.spark.table_columns import CLOSED, LATE, TIME_MS_MAX, rows_schema, state_schema
 from penstock.shared.common.errors import ConfigError, SchemaMismatch
-from penstock.shared.common.lake_place import lake_root
+from penstock.shared.common.lake.location import lake_root
 from penstock.shared.streams.aggregations.latest import Latest
 from penstock.shared.streams.changelog.format import (
     WINDOWED,

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field, field_validator
 
-from penstock.shared.common.lake_place import lake_root, require_place
+from penstock.shared.common.lake.location import lake_root, require_place
 from penstock.shared.common.settings import CommandSettings, KafkaSettings, PositiveMs, Section
 from penstock.shared.common.topic_names import changelog_topic
 from penstock.shared.streams.settings import (

@@ -35,8 +35,8 @@ from penstock.services.spark import class_archive
 from penstock.services.spark.errors import SparkFailed, last_cause
 from penstock.services.spark.settings import SparkSettings
 from penstock.shared.common.file_lock import FileLock
-from penstock.shared.common.jars import JarSet, cache_root, fetch_jars, missing_jars, read_jar_set
-from penstock.shared.common.java import Java, find_java
+from penstock.shared.common.java.installed_java import Java, find_java
+from penstock.shared.common.java.jars import JarSet, cache_root, fetch_jars, missing_jars, read_jar_set
 
 # Excludes the jars that pyspark ships: a second copy in another version would hide pyspark's own.
 SPARK_JARS = read_jar_set(Path(__file__).with_name("spark_jars.json"))

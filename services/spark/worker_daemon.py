@@ -26,10 +26,10 @@ for archive in set(sys.path).difference(without_archives(sys.path)):
 import pyspark.worker
 from pyspark.daemon import manager
 
-import penstock.services.spark.batch.task
+import penstock.services.spark.batch.batch_task
 import penstock.services.spark.compaction.fold
 import penstock.services.spark.compaction.rewrite
-from penstock.shared.streams.changelog.reader import compile_kernels
+from penstock.shared.streams.changelog.changelog_reader import compile_kernels
 
 if __name__ == "__main__":
     compile_kernels()

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from penstock.shared.common.compilation import IS_COMPILED
+from penstock.shared.common.kernel_loading import IS_COMPILED
 
 Kernel = Callable[..., Any]
 

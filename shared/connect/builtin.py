@@ -11,8 +11,8 @@ from penstock.shared.common.extras import needs
 from penstock.shared.common.public_names import publish
 
 _PATHS: tuple[str, ...] = (
-    "connectors.file.FileStreamSourceConnector",
-    "connectors.file.FileStreamSinkConnector",
+    "connectors.file_stream.FileStreamSourceConnector",
+    "connectors.file_stream.FileStreamSinkConnector",
     *(f"connectors.verifiable.{name}Connector" for name in ("MockSink", "MockSource")),
     *(f"connectors.verifiable.{name}Connector" for name in ("VerifiableSink", "VerifiableSource")),
     *("connectors.http.HttpSinkConnector", "connectors.http.HttpSourceConnector"),

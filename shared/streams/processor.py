@@ -18,7 +18,7 @@ from penstock.shared.streams.punctuation import PunctuationType, Punctuator, Sch
 from penstock.shared.streams.record import Record, RecordMetadata
 
 if TYPE_CHECKING:
-    from penstock.shared.streams.windows.late_entries import LateRows
+    from penstock.shared.streams.windows.late_changelog_entries import LateRows
     from penstock.shared.streams.windows.window_results import WindowResults
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, Field, field_validator, model_validator
 
-from penstock.shared.common.lake_place import require_place
+from penstock.shared.common.lake.location import require_place
 from penstock.shared.common.log import get_logger
 from penstock.shared.common.settings import PositiveMs, Section
 from penstock.shared.common.topic_names import APPLICATION_ID, APPLICATION_ID_MAX, changelog_topic, instances_topic

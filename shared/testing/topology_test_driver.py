@@ -25,8 +25,8 @@ import numpy as np
 
 from penstock.shared.common.errors import ConfigError, ProcessingFailed
 from penstock.shared.common.records import AnyHeaders, Columns, ConsumerRecord, Headers, ProducerRecord, header_pairs
+from penstock.shared.streams.changelog.changelog_reader import ChangelogReader
 from penstock.shared.streams.changelog.format import Takeover, encode_takeover
-from penstock.shared.streams.changelog.reader import ChangelogReader
 from penstock.shared.streams.changelog.restore import restore_changes, restore_progress
 from penstock.shared.streams.processor import INT64_MAX
 from penstock.shared.streams.runtime.global_table import GlobalTableRows

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bench import _kafka_streams
-from penstock.shared.common.jars import cache_root
+from penstock.shared.common.java.jars import cache_root
 
 VERSION = "4.1.1"
 

@@ -18,7 +18,7 @@ import pytest
 from anyio.from_thread import start_blocking_portal
 
 from penstock.services.local.broker_config import EmbeddedKafkaSettings
-from penstock.services.local.kafka import EmbeddedKafka
+from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.shared.clients.connection import new_batch_builder, seal_batch
 from penstock.shared.testing.fake_broker import Api, ErrorCode, FakeCluster, Message
 from penstock.shared.testing.fake_broker.protocol import SPOKEN, decode_response, encode_request

@@ -8,8 +8,8 @@ import pytest
 
 from penstock.shared.clients.connection import crc32c
 from penstock.shared.testing.fake_broker import Api, ErrorCode, Message
-from penstock.shared.testing.fake_broker.batches import CONTROL_MASK, CRC_AT
-from penstock.shared.testing.fake_broker.batches import CRC_COVERS_FROM as ATTRIBUTES_AT
+from penstock.shared.testing.fake_broker.broker_batches import CONTROL_MASK, CRC_AT
+from penstock.shared.testing.fake_broker.broker_batches import CRC_COVERS_FROM as ATTRIBUTES_AT
 from tests.contract.conftest import Log, Wire, batch, created
 
 HOUR_MS = 3_600_000

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.services.local.kafka import EmbeddedKafka
+from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.shared.testing.fake_broker import Api, ErrorCode, Message
 from penstock.shared.testing.fake_broker.protocol import SPOKEN, decode_response, encode_response
 from tests.contract.conftest import Wire, batch, connected, created, error_of

@@ -20,10 +20,10 @@ from anyio.from_thread import start_blocking_portal
 
 from penstock.services.local import broker_config as config
 from penstock.services.local.broker_config import QUICK_START, EmbeddedKafkaSettings
-from penstock.services.local.jars import KAFKA_JARS
-from penstock.services.local.kafka import EmbeddedKafka, new_cluster_id
-from penstock.shared.common.jars import fetch_jars
-from penstock.shared.common.java import find_java
+from penstock.services.local.embedded_kafka import EmbeddedKafka, new_cluster_id
+from penstock.services.local.kafka_jars import KAFKA_JARS
+from penstock.shared.common.java.installed_java import find_java
+from penstock.shared.common.java.jars import fetch_jars
 from tests.integration.environments import Environments
 
 TEST_PROPERTIES = {

@@ -143,7 +143,7 @@ class Environments:
                 _make_venv(self._folder, required("penstock", ["streams"]))
                 options = ("--quiet", "--no-index", "--no-cache", "--compile-bytecode")
                 install_tool("uv", "pip", "install", *options, "--python", python, wheel)
-                compiling = [python, "-I", "-m", "penstock.shared.streams.windows.compilation"]
+                compiling = [python, "-I", "-m", "penstock.shared.streams.windows.compile_kernels"]
                 subprocess.run(compiling, check=True, cwd=self._folder)
         return python
 

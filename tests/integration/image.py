@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Self
 
 from penstock.services.spark.spark_session import SPARK_JARS
-from penstock.shared.common.jars import cache_root
+from penstock.shared.common.java.jars import cache_root
 from tests.integration.environments import (
     LOCK,
     ROOT,

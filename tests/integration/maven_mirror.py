@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-from penstock.shared.common.jars import JarSet, cache_root
+from penstock.shared.common.java.jars import JarSet, cache_root
 
 
 class Quiet(SimpleHTTPRequestHandler):

@@ -7,7 +7,7 @@ import pytest
 from bench import _sessions_workers, sessions
 from bench._kafka_streams import GUARANTEES, launcher, results_of, session_count
 from bench._sessions_data import fill, make_topic, topic_of
-from penstock.services.local.kafka import EmbeddedKafka
+from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.shared.clients.admin import Admin
 from penstock.shared.common.settings import KafkaSettings
 

@@ -19,7 +19,7 @@ from aiokafka.protocol.types import CompactArray, CompactBytes, Int8, Int16, Int
 from anyio.from_thread import start_blocking_portal
 
 from penstock.services.local.broker_config import EmbeddedKafkaSettings
-from penstock.services.local.kafka import EmbeddedKafka
+from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.shared.clients.admin import Admin, NewTopic
 from penstock.shared.clients.connection import Connection
 from penstock.shared.clients.connection.wire_types import TAGS, TEXT_FLEX, Api

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from penstock.services.local.kafka import EmbeddedKafka
+from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.shared.clients.admin import Admin, NewTopic
-from penstock.shared.common.jars import fetch_jars, read_jar_set
-from penstock.shared.common.java import find_java
+from penstock.shared.common.java.installed_java import find_java
+from penstock.shared.common.java.jars import fetch_jars, read_jar_set
 from penstock.shared.common.settings import KafkaSettings
 from tests.integration.connect_worker import properties, running
 

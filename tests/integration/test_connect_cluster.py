@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from penstock.services.local.kafka import EmbeddedKafka
+from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.shared.clients.admin import Admin, NewTopic
 from penstock.shared.clients.producer import Producer
 from penstock.shared.common.settings import KafkaSettings

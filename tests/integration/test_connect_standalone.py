@@ -13,7 +13,7 @@ import pytest
 
 from penstock.services.connect import connectors
 from penstock.services.connect.daemon import CONNECTOR_FAILED, KAFKA_UNREACHABLE, PORT_IN_USE, WRONG_SETTING
-from penstock.services.local.kafka import EmbeddedKafka
+from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.services.local.ports import pick
 from penstock.shared.clients.admin import Admin, NewTopic
 from penstock.shared.common.settings import KafkaSettings

@@ -15,7 +15,7 @@ LIMIT_MS = 500
 
 PROGRAM = """
 import asyncio, sys
-from penstock.shared.common import daemon
+from penstock.services import daemon
 
 async def cooperative():
     await asyncio.Event().wait()

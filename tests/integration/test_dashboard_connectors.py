@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.services.local.kafka import EmbeddedKafka
+from penstock.services.local.embedded_kafka import EmbeddedKafka
 from tests.integration.chromium import chromium, find_chromium
 from tests.integration.connect_worker import properties, running
 from tests.integration.test_connect_workers import make_topic, source, until

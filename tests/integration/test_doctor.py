@@ -6,11 +6,11 @@ import re
 import time
 
 from penstock.services.local.doctor.examination import examine_kafka
-from penstock.services.local.kafka import EmbeddedKafka
+from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.shared.clients.admin import Admin, NewTopic, event_time_topic
 from penstock.shared.clients.producer import Producer
 from penstock.shared.common.settings import KafkaSettings
-from penstock.shared.streams.runtime.topics import CHANGELOG_CONFIGS
+from penstock.shared.streams.runtime.application_topics import CHANGELOG_CONFIGS
 
 NOW_MS = int(time.time() * 1000)
 WEEK_MS = 7 * 86_400_000

@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pytest
 
-from penstock.services.local import probe
+from penstock.services.local import broker_probe
 from penstock.services.local.broker_config import BROKER_LOG, LOG_FOLDER, EmbeddedKafkaSettings
+from penstock.services.local.embedded_kafka import EmbeddedKafka, KafkaDied
 from penstock.services.local.folder_lock import LOCK_FILE, FolderInUse
-from penstock.services.local.kafka import EmbeddedKafka, KafkaDied
 from penstock.services.local.ports import PortTaken
 from penstock.shared.clients.admin import Admin, NewTopic
 from penstock.shared.common.errors import ConfigError, PenstockError
@@ -32,7 +32,7 @@ END_LIMIT_SECONDS = 15.0
 STARTER = """
 import asyncio, sys
 from pathlib import Path
-from penstock.services.local.kafka import EmbeddedKafka
+from penstock.services.local.embedded_kafka import EmbeddedKafka
 
 async def main():
     async with EmbeddedKafka(Path(sys.argv[1])) as kafka:
@@ -47,7 +47,7 @@ FILLING_DISK_BYTES = 80 * 1024 * 1024
 
 async def answers(kafka: EmbeddedKafka, timeout_ms: int = ANSWER_MS) -> bool:
     host, port = kafka.bootstrap_servers.split(":")
-    return await probe.answers(host, int(port), timeout_ms)
+    return await broker_probe.answers(host, int(port), timeout_ms)
 
 
 async def create_topic(kafka: EmbeddedKafka, name: str, partitions: int) -> None:
@@ -196,7 +196,7 @@ async def test_listeners_and_properties_of_the_settings_reach_the_broker(tmp_pat
     )
     async with EmbeddedKafka(tmp_path, settings) as kafka:
         host, port = kafka.address("INSIDE").split(":")
-        assert await probe.answers(host, int(port), ANSWER_MS)
+        assert await broker_probe.answers(host, int(port), ANSWER_MS)
         assert kafka.address("INSIDE") != kafka.bootstrap_servers
 
 

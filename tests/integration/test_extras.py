@@ -17,10 +17,10 @@ from pathlib import Path
 
 import pytest
 
-from penstock.services.local.jars import KAFKA_JARS
-from penstock.services.local.kafka import EmbeddedKafka
-from penstock.shared.common.jars import fetch_jars
-from penstock.shared.common.java import find_java
+from penstock.services.local.embedded_kafka import EmbeddedKafka
+from penstock.services.local.kafka_jars import KAFKA_JARS
+from penstock.shared.common.java.installed_java import find_java
+from penstock.shared.common.java.jars import fetch_jars
 from tests.integration.environments import (
     ROOT,
     SYSTEM_PATH,

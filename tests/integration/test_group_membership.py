@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from penstock.services.local.jars import KAFKA_JARS
-from penstock.services.local.kafka import EmbeddedKafka
+from penstock.services.local.embedded_kafka import EmbeddedKafka
+from penstock.services.local.kafka_jars import KAFKA_JARS
 from penstock.shared.clients.admin import Admin, NewTopic
 from penstock.shared.clients.consumer import Consumer, ConsumerSettings, RebalanceListener
 from penstock.shared.clients.producer import Producer
 from penstock.shared.common.errors import GroupNotEmpty
-from penstock.shared.common.jars import fetch_jars
-from penstock.shared.common.java import find_java
+from penstock.shared.common.java.installed_java import find_java
+from penstock.shared.common.java.jars import fetch_jars
 from penstock.shared.common.records import ConsumerRecord, OffsetAndMetadata, ProducerRecord, TopicPartition
 from penstock.shared.common.settings import KafkaSettings
 from tests.documents import DOCS, block, blocks, names_of

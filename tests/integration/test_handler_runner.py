@@ -26,13 +26,13 @@ from penstock.services.consumer.handlers import Handler
 from penstock.services.consumer.runner import HandlerLoop
 from penstock.services.consumer.runner_metrics import RunnerMetrics
 from penstock.services.consumer.settings import ConsumerServiceSettings
-from penstock.services.local.kafka import EmbeddedKafka
+from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.shared.clients.admin import Admin, NewTopic
 from penstock.shared.clients.consumer import Consumer, ConsumerSettings
+from penstock.shared.clients.consumer.commit_metadata import decode_finished
 from penstock.shared.clients.dead_letter_log import DeadLetterLog
 from penstock.shared.clients.producer import Producer
 from penstock.shared.common.clock import SYSTEM_CLOCK
-from penstock.shared.common.commit_metadata import decode_finished
 from penstock.shared.common.records import (
     ConsumerRecord,
     OffsetAndMetadata,

@@ -15,7 +15,7 @@ import httpx
 import msgspec
 import pytest
 
-from penstock.services.local.kafka import EmbeddedKafka
+from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.services.local.stack import Service, ServiceSpec, Stack
 from penstock.services.local.topologies import sessions
 from penstock.shared.clients.admin import Admin, event_time_topic
@@ -60,7 +60,8 @@ async def test_a_broker_that_hangs_is_unhealthy_until_it_answers_again(own_kafka
     consumer = await stack.start(
         ServiceSpec(
             "consumer",
-            quick | {"TOPICS": "sessions", "HANDLER": "penstock.services.local.handlers:log_record", "GROUP_ID": "g"},
+            quick
+            | {"TOPICS": "sessions", "HANDLER": "penstock.services.local.log_handler:log_record", "GROUP_ID": "g"},
         )
     )
     others = json.dumps({service.name: service.url for service in (aggregator, consumer)})
@@ -92,7 +93,7 @@ async def test_a_broker_that_hangs_is_unhealthy_until_it_answers_again(own_kafka
 
 SERVICES = {
     "producer": [],
-    "consumer": ["--topics=t", "--group-id=g", "--handler=penstock.services.local.handlers:log_record"],
+    "consumer": ["--topics=t", "--group-id=g", "--handler=penstock.services.local.log_handler:log_record"],
     "aggregator": ["--topology=penstock.services.local.topologies:sessions"],
     "admin": [],
 }
@@ -181,7 +182,7 @@ async def test_a_consumer_whose_topic_is_not_there_says_so(kafka: EmbeddedKafka,
     """It waits, as the topic may be created any moment; `/health` names the topic, and is well once it is there."""
     settings = {
         "KAFKA__BOOTSTRAP_SERVERS": kafka.bootstrap_servers, "TOPICS": topic_name, "GROUP_ID": topic_name,
-        "HANDLER": "penstock.services.local.handlers:log_record",
+        "HANDLER": "penstock.services.local.log_handler:log_record",
     }  # fmt: skip
     consumer = await stack.start(ServiceSpec("consumer", settings))
     async with httpx.AsyncClient(trust_env=False, timeout=10, transport=httpx.AsyncHTTPTransport(retries=10)) as http:

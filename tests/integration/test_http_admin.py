@@ -10,7 +10,7 @@ import httpx
 
 from penstock.services.admin.daemon import AdminDaemon
 from penstock.services.admin.settings import AdminServiceSettings
-from penstock.services.local.kafka import EmbeddedKafka
+from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.shared.clients.admin import Admin, event_time_topic
 from penstock.shared.clients.consumer import Consumer, ConsumerSettings
 from penstock.shared.clients.consumer.dead_letters import DeadLetter, dead_letter_record

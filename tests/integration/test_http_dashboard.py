@@ -18,8 +18,8 @@ from penstock.api.http.app import create_app
 from penstock.api.http.problem import json_response
 from penstock.api.http.server import HttpServer
 from penstock.api.streams.routes import CompactionState, LiveWindows, StreamsState, TaskState, WindowRow, streams_router
+from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.services.local.gateway import GatewayDaemon
-from penstock.services.local.kafka import EmbeddedKafka
 from penstock.services.local.settings import GatewaySettings
 from penstock.shared.clients.admin import Admin, event_time_topic
 from penstock.shared.clients.consumer import Consumer, ConsumerSettings

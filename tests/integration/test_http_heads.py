@@ -116,7 +116,7 @@ async def test_memory_stays_flat_under_heads_without_end(stack: Stack) -> None:
     [
         ("producer", {}),
         ("admin", {}),
-        ("consumer", {"TOPICS": "t", "HANDLER": "penstock.services.local.handlers:log_record", "GROUP_ID": "g"}),
+        ("consumer", {"TOPICS": "t", "HANDLER": "penstock.services.local.log_handler:log_record", "GROUP_ID": "g"}),
         ("aggregator", {"TOPOLOGY": "penstock.services.local.topologies:sessions"}),
         ("aggregator", {"TOPOLOGY": "penstock.services.local.topologies:sessions", "WORKERS": "2"}),
         ("gateway", {}),

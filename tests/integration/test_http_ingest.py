@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from penstock.services.local.kafka import EmbeddedKafka
+from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.services.producer.daemon import ProducerDaemon
 from penstock.services.producer.settings import ProducerServiceSettings
 from penstock.shared.clients.admin import Admin, NewTopic, event_time_topic

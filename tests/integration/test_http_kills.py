@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable
 import httpx
 import pytest
 
-from penstock.services.local.kafka import EmbeddedKafka
+from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.shared.clients.admin import event_time_topic
 from tests.integration.test_http_ingest import ENTRY, NDJSON, address, create, healthy
 from tests.integration.test_http_transactions import committed

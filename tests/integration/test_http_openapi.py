@@ -17,8 +17,8 @@ import pytest
 import schemathesis
 from hypothesis import HealthCheck, given, settings
 
+from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.services.local.gateway import GatewayDaemon
-from penstock.services.local.kafka import EmbeddedKafka
 from penstock.services.local.settings import GatewaySettings
 from penstock.shared.clients.admin import Admin, event_time_topic
 from penstock.shared.common.records import TopicPartition

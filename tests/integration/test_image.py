@@ -27,7 +27,7 @@ import pytest
 import yaml
 
 from penstock import Producer
-from penstock.services.local.kafka import EmbeddedKafka
+from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.services.local.ports import pick
 from penstock.services.spark.spark_session import SPARK_JARS
 from penstock.shared.clients.admin import Admin, event_time_topic

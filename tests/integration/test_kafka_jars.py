@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from penstock.services.local.jars import KAFKA_JARS
+from penstock.services.local.kafka_jars import KAFKA_JARS
 from penstock.services.local.ports import pick
 from penstock.shared.common.errors import JarsUnavailable
-from penstock.shared.common.jars import fetch_jars
+from penstock.shared.common.java.jars import fetch_jars
 from tests.integration.maven_mirror import mirror
 
 WAIT_SECONDS = 30.0

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from penstock.services.local.kafka import EmbeddedKafka
+from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.shared.clients.admin import Admin, NewTopic
 from penstock.shared.clients.connection import Connection, FetchRequest
 from penstock.shared.clients.consumer import Consumer, ConsumerSettings

@@ -18,9 +18,9 @@ from typing import Any
 
 import pytest
 
-from penstock.services.local.kafka import EmbeddedKafka
+from penstock.services.local.embedded_kafka import EmbeddedKafka
+from penstock.shared.streams.changelog.changelog_reader import Change, ChangelogReader, one_by_one
 from penstock.shared.streams.changelog.format import FINAL, LIVE, TAKEOVER, decode
-from penstock.shared.streams.changelog.reader import Change, ChangelogReader, one_by_one
 from penstock.shared.streams.runtime.owned_task import OwnedTask
 from penstock.shared.streams.task.error_handlers import ErrorHandlers
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver

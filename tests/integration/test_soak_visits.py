@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator
 import msgspec
 import pytest
 
-from penstock.services.local.kafka import EmbeddedKafka
+from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.shared.clients.admin import Admin, event_time_topic
 from penstock.shared.clients.producer import Producer, ProducerSettings
 from penstock.shared.common.records import ConsumerRecord, ProducerRecord

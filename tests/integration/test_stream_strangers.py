@@ -11,7 +11,7 @@ import confluent_kafka
 import pytest
 
 from penstock.services.aggregator.reset import main
-from penstock.services.local.kafka import EmbeddedKafka
+from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.shared.clients.admin import Admin
 from penstock.shared.common.errors import InconsistentGroupProtocol
 from penstock.shared.streams.runtime.source_offsets import GroupAhead

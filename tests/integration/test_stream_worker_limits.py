@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from penstock.services.local.kafka import EmbeddedKafka
+from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.shared.clients.admin import Admin, event_time_topic
 from penstock.shared.clients.consumer.dead_letters import parse_dead_letter
 from penstock.shared.clients.producer import Producer, ProducerSettings

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 
-from penstock.services.local.kafka import EmbeddedKafka
+from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.shared.clients.admin import Admin, NewTopic, event_time_topic
 from penstock.shared.clients.producer import Producer, ProducerSettings
 from penstock.shared.common import log
@@ -37,8 +37,8 @@ from penstock.shared.streams.changelog.format import (
 )
 from penstock.shared.streams.changelog.restore_io import changelog_consumer, find_takeover
 from penstock.shared.streams.dsl.builder import StreamsBuilder
+from penstock.shared.streams.runtime.application_topics import CHANGELOG_CONFIGS
 from penstock.shared.streams.runtime.stream_worker import StreamWorker
-from penstock.shared.streams.runtime.topics import CHANGELOG_CONFIGS
 from penstock.shared.streams.state.checkpoint import LogReplaced
 from penstock.shared.streams.task.outputs import TaskCommit
 from penstock.shared.streams.topology import Topology

@@ -9,13 +9,13 @@ from collections import Counter
 import msgspec
 import pytest
 
-from penstock.services.local.kafka import EmbeddedKafka
+from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.shared.clients.admin import Admin, event_time_topic
 from penstock.shared.clients.producer import Producer, ProducerSettings
 from penstock.shared.common.errors import ConfigError, IllegalState, KafkaTimeout
 from penstock.shared.common.records import ProducerRecord, RecordMetadata, TopicPartition
 from penstock.shared.streams.aggregations.aggregation import Count, Sum
-from penstock.shared.streams.changelog.partition import Bulk, ChangelogPartition
+from penstock.shared.streams.changelog.changelog_partition import Bulk, ChangelogPartition
 from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.streams.operators.stream_join import JoinWindows
 from penstock.shared.streams.processor import Processor, ProcessorContext

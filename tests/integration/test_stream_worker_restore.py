@@ -15,15 +15,15 @@ from deltalake import DeltaTable
 
 from penstock.services.aggregator.sessions import Query
 from penstock.services.aggregator.window_query import WindowQueryOptions
-from penstock.services.local.kafka import EmbeddedKafka
+from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.shared.clients.admin import Admin
-from penstock.shared.common import lake
 from penstock.shared.common.errors import ChangelogHole
 from penstock.shared.common.key_range import KeyRange
+from penstock.shared.common.lake import delta_tables
 from penstock.shared.common.records import TopicPartition
 from penstock.shared.streams.aggregations.aggregation import CountDistinct
+from penstock.shared.streams.changelog.changelog_reader import Change, ChangelogReader, Confirmed, one_by_one
 from penstock.shared.streams.changelog.format import DELETED, FINAL, LIVE, StateCodec
-from penstock.shared.streams.changelog.reader import Change, ChangelogReader, Confirmed, one_by_one
 from tests import lake_tables
 from tests.integration.test_stream_worker import WAIT_SECONDS, Chain, chain_of, offline, running, topology
 
@@ -155,9 +155,9 @@ def overtaken_by_compactions(chain: Chain, monkeypatch: pytest.MonkeyPatch, fold
 
     The list gets the version of each snapshot that is read, -1 for none.
     """
-    read, looked, loop = lake.read_snapshot, list[int](), asyncio.get_running_loop()
+    read, looked, loop = delta_tables.read_snapshot, list[int](), asyncio.get_running_loop()
 
-    def overtaken(*arguments: Any) -> lake.Snapshot | None:
+    def overtaken(*arguments: Any) -> delta_tables.Snapshot | None:
         found = read(*arguments)
         looked.append(-1 if found is None else found.version)
         if len(looked) == 1:
@@ -166,7 +166,7 @@ def overtaken_by_compactions(chain: Chain, monkeypatch: pytest.MonkeyPatch, fold
             asyncio.run_coroutine_threadsafe(delete_head(chain, {0: covered}), loop).result(WAIT_SECONDS)
         return found
 
-    monkeypatch.setattr(lake, "read_snapshot", overtaken)
+    monkeypatch.setattr(delta_tables, "read_snapshot", overtaken)
     return looked
 
 
@@ -220,7 +220,7 @@ async def test_a_restore_whose_files_are_taken_goes_on_from_the_newer_version(
     async with chain_of(kafka, topic_name, 1) as chain:
         await work(chain, 100)
         await write_snapshot(chain, tmp_path)
-        read, versions = lake.read_windows, list[int]()
+        read, versions = delta_tables.read_windows, list[int]()
 
         def taken(*arguments: Any) -> Iterator[Any]:
             versions.append(arguments[4])
@@ -234,7 +234,7 @@ async def test_a_restore_whose_files_are_taken_goes_on_from_the_newer_version(
                 assert table.vacuum(0, dry_run=False, enforce_retention_duration=False)
             return read(*arguments)
 
-        monkeypatch.setattr(lake, "read_windows", taken)
+        monkeypatch.setattr(delta_tables, "read_windows", taken)
         await work(chain, 50, lake=str(tmp_path), default_dsl_store=store, state_dir=str(tmp_path / "disk"))
         assert (versions[0], len(versions)) == (0, 2)
         assert (await chain.values("out"), await chain.values("late")) == offline(topic_name, chain.sent, **BINARY)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from penstock.services.local.kafka import EmbeddedKafka
+from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.shared.common.errors import ConfigError, ProducerFenced
 from penstock.shared.streams.changelog.restore_io import RestoreReport
 from penstock.shared.streams.runtime.stream_worker import StreamWorker

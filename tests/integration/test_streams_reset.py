@@ -12,8 +12,8 @@ import pyarrow as pa
 import pytest
 
 from penstock.services.aggregator.reset import main
-from penstock.shared.common import lake
-from penstock.shared.common.lake_append import append_once
+from penstock.shared.common.lake import delta_tables
+from penstock.shared.common.lake.append_once import append_once
 from penstock.shared.testing.fake_broker import FakeCluster
 from tests.integration.s3_server import MOTO, s3_server
 
@@ -73,6 +73,6 @@ async def test_a_snapshot_on_s3(
         status, out, err = await reset(cluster, "s3a://lake/penstock/", "--execute")
         assert (status, err, out.splitlines()[-1]) == (0, "", "done")
         assert keys() == others | (before & kept)
-        assert lake.read_snapshot("s3://lake/penstock", "app", [0], options) is None
+        assert delta_tables.read_snapshot("s3://lake/penstock", "app", [0], options) is None
         status, out, err = await reset(cluster, "s3://lake/penstock", "--execute")
         assert (status, err, out) == (0, "", "application app: there is nothing to forget\n")

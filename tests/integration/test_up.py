@@ -230,7 +230,7 @@ def test_what_up_prints_and_the_document_shows_works(said: dict[str, str], bin: 
     assert said["topology"] == "visits:topology, as application penstock"
     logs = tmp_path / ".penstock" / "logs"
     assert said["results"] == (
-        f"topic visits; penstock.services.local.handlers:log_record has them, its log is {logs / 'consumer.log'}"
+        f"topic visits; penstock.services.local.log_handler:log_record has them, its log is {logs / 'consumer.log'}"
     )
     assert said["files"].startswith(f"{tmp_path / '.penstock' / 'files'}, ")
     assert said["logs"] == str(logs)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 
-from penstock.services.local.kafka import EmbeddedKafka
+from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.shared.clients.admin import Admin, event_time_topic
 from tests.integration.stream_worker_child import GAP_MS, visits
 from tests.integration.test_soak_visits import DONE_SECONDS, PARTITIONS, Clicks, decoded, sums, until_done

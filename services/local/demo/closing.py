@@ -19,7 +19,7 @@ from penstock.services.spark.main import AUDIT_FAILED, status_of
 from penstock.shared.common.errors import PenstockError
 
 if TYPE_CHECKING:
-    from penstock.services.spark.audit.run import AuditReport
+    from penstock.services.spark.audit.audit import AuditReport
 
 ATTEMPTS_MAX = 3  # of a compaction: a job that outlived its aggregator may commit before the first one
 SUFFIX = "-of-batch"  # of the batch's application and topics, which keeps them apart from the aggregator's
@@ -76,8 +76,8 @@ def run(jobs: Jobs) -> AuditReport:
     compact = CompactSettings.load([*own, "--delete-covered"], program="penstock compact")
     batch = BatchSettings.load(["--application", jobs.batch, *common, *topology], program="penstock batch")
     audit = AuditSettings.load([*own, "--expect-records", str(jobs.records)], program="penstock audit")
-    from penstock.services.spark.audit.run import run_audit
-    from penstock.services.spark.batch.run import Batch
+    from penstock.services.spark.audit.audit import run_audit
+    from penstock.services.spark.batch.batch import Batch
     from penstock.services.spark.spark_session import spark_session
 
     with spark_session(audit.spark, "penstock demo", *compact.spark_uris, *batch.spark_uris) as spark:
@@ -89,7 +89,7 @@ def run(jobs: Jobs) -> AuditReport:
 
 def _compact(spark: Any, settings: CompactSettings) -> None:
     from penstock.services.spark.compaction.compact import Compaction
-    from penstock.services.spark.compaction.delta import CompactionConflict
+    from penstock.services.spark.compaction.delta_writer import CompactionConflict
 
     for attempt in range(ATTEMPTS_MAX):
         try:

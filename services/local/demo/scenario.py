@@ -32,11 +32,11 @@ from penstock.services.local.demo.folder import KAFKA
 from penstock.services.local.demo.replay import Replay, ReplayCounts
 from penstock.services.local.demo.results import count_notable, dead_letter_reasons, published_sessions
 from penstock.services.local.demo.spark_job import last_object, run_job
-from penstock.services.local.kafka import EmbeddedKafka
+from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.services.local.stack import Service, Stack
 from penstock.shared.clients.admin import Admin, event_time_topic
-from penstock.shared.common import lake
 from penstock.shared.common.errors import FatalError, KafkaTimeout
+from penstock.shared.common.lake import delta_tables
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.streams.changelog.format import decode_progress
 
@@ -247,7 +247,7 @@ class Scenario:
             raise FatalError(f"the lake does not hold all that was committed; see {log_file}")
         outcome.audit_ok = status == 0
         outcome.compactions = sum(run["status"] == "done" for run in self._compactions) + self._is_short
-        outcome.lake = await asyncio.to_thread(lake.describe, str(self._lake), plan.application)
+        outcome.lake = await asyncio.to_thread(delta_tables.describe, str(self._lake), plan.application)
         outcome.reasons = await dead_letter_reasons(self._kafka, plan.dead_letters, PARTITIONS, REASONS)
         outcome.notable = count_notable(self._notable)
 
@@ -333,7 +333,7 @@ class Scenario:
     async def _covered(self) -> int:
         """Return the number of source records that the snapshot's progress covers."""
         application, partitions = self._plan.application, range(PARTITIONS)
-        snapshot = await asyncio.to_thread(lake.read_snapshot, str(self._lake), application, partitions)
+        snapshot = await asyncio.to_thread(delta_tables.read_snapshot, str(self._lake), application, partitions)
         rows = snapshot.partitions.values() if snapshot is not None else ()
         return sum(offset for row in rows for offset in decode_progress(row.progress).sources.values())
 

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from penstock.services.local.doctor.rules import AGE_CONFIGS, Finding, TopicFacts, all_topic_findings, disk_finding
-from penstock.services.local.jars import KAFKA_JARS
+from penstock.services.local.kafka_jars import KAFKA_JARS
 from penstock.shared.clients.admin import Admin, TopicDescription
 from penstock.shared.common.errors import ConfigError, PenstockError
-from penstock.shared.common.jars import JarSet, cache_root, missing_jars
-from penstock.shared.common.java import find_java
+from penstock.shared.common.java.installed_java import find_java
+from penstock.shared.common.java.jars import JarSet, cache_root, missing_jars
 from penstock.shared.common.records import TopicPartition
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.common.topic_names import dead_letter_topic

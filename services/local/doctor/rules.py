@@ -17,7 +17,11 @@ from typing import Literal
 
 from penstock.shared.clients.admin import NewTopic, event_time_topic
 from penstock.shared.common.topic_names import CHANGELOG_SUFFIX, DEAD_LETTER_SUFFIX, LATE_SUFFIX, dead_letter_topic
-from penstock.shared.streams.runtime.topics import CHANGELOG_CONFIGS, CHANGELOG_CONFIGS_REQUIRED, RETENTION_CONFIGS
+from penstock.shared.streams.runtime.application_topics import (
+    CHANGELOG_CONFIGS,
+    CHANGELOG_CONFIGS_REQUIRED,
+    RETENTION_CONFIGS,
+)
 from penstock.shared.streams.settings import REFUSAL_BYTES_MAX
 
 Level = Literal["problem", "warning", "ok"]

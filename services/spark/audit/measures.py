@@ -17,7 +17,7 @@ from pyspark.sql import Column as SparkColumn
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
 
-from penstock.services.spark.sql import SQL_TYPES, quoted
+from penstock.services.spark.spark_sql import SQL_TYPES, quoted
 from penstock.shared.common.arrow_arrays import ARROW_TYPES
 from penstock.shared.common.errors import SerializationError
 from penstock.shared.common.serialization import json_deserializer

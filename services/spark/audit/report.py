@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from penstock.services.spark.audit.run import AuditReport
-from penstock.shared.common.tables import console_for, plain
+from penstock.services.spark.audit.audit import AuditReport
+from penstock.services.terminal_tables import console_for, plain
 
 NOTHING = "nothing was compared"
 

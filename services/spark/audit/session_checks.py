@@ -21,7 +21,7 @@ from pyspark.sql import Window as SparkWindow
 from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
 
 from penstock.services.spark.audit import session_rule
-from penstock.services.spark.audit.inputs import COORDINATES, KEY, WINDOW, Inputs, in_sample
+from penstock.services.spark.audit.audit_inputs import COORDINATES, KEY, WINDOW, Inputs, in_sample
 from penstock.services.spark.audit.measures import (
     FIELDS,
     Measure,

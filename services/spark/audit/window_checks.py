@@ -19,7 +19,7 @@ from pyspark.sql import Column as SparkColumn
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
 
-from penstock.services.spark.audit.inputs import KEY, WINDOW, Inputs
+from penstock.services.spark.audit.audit_inputs import KEY, WINDOW, Inputs
 from penstock.services.spark.audit.measures import measures
 from penstock.services.spark.audit.session_checks import (
     ACCEPTED,

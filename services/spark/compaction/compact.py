@@ -19,9 +19,9 @@ progress row of `state` has, by table, the last offset of the other tables' rows
 
 So the tables catch up after a crash, a repeated compaction and a restored table.
 
-Two jobs at once. A commit creates the version after the one that the job planned with, or fails (see `delta`). If two
-jobs plan with the same versions, one commits and the other ends with CompactionConflict before it writes the next
-table.
+Two jobs at once. A commit creates the version after the one that the job planned with, or fails (see `delta_writer`).
+If two jobs plan with the same versions, one commits and the other ends with CompactionConflict before it writes the
+next table.
 """
 
 from __future__ import annotations
@@ -39,21 +39,21 @@ from py4j.protocol import Py4JError
 from pyspark.errors.exceptions.base import PySparkException
 from pyspark.sql import SparkSession
 
-from penstock.services.spark.compaction import delta, fold
-from penstock.services.spark.compaction.delta import DataFile
+from penstock.services.spark.compaction import delta_writer, fold
+from penstock.services.spark.compaction.delta_writer import DataFile
 from penstock.services.spark.compaction.fold import ChangelogRange, FoldOptions, lagging
 from penstock.services.spark.compaction.rewrite import RewriteInput, rewrite
 from penstock.services.spark.compaction.settings import MaintenanceSettings
 from penstock.services.spark.compaction.table_maintenance import TableMaintenance, call_after_hook
 from penstock.services.spark.errors import translated
-from penstock.services.spark.tables import CLOSED, INDEXED, LATE, STATE, rows_schema, state_schema
+from penstock.services.spark.table_columns import CLOSED, INDEXED, LATE, STATE, rows_schema, state_schema
 from penstock.services.spark.topic_offsets import TopicOffsets, run_with_timeout, topic_offsets
 from penstock.shared.clients.admin import Admin
-from penstock.shared.common import lake
 from penstock.shared.common.errors import ChangelogHole, UnknownTopicOrPartition
+from penstock.shared.common.lake import delta_tables
 from penstock.shared.common.records import TopicPartition
+from penstock.shared.streams.changelog.changelog_reader import check_schema
 from penstock.shared.streams.changelog.format import StoreSchema, decode_progress
-from penstock.shared.streams.changelog.reader import check_schema
 from penstock.shared.streams.dsl.lake_names import require_lake_names
 
 Log = Callable[[str], object]
@@ -146,9 +146,9 @@ class Compaction:
         """Returns the ranges to read. Raises ChangelogHole if the changelog does not continue where the tables end."""
         settings = self.settings
         names = (STATE, *(f"{kind}/{store}" for kind in (CLOSED, LATE) for store in self._stores(kind)))
-        opened = {name: lake.open_table(self.path(name), self.options) for name in names}
+        opened = {name: delta_tables.open_table(self.path(name), self.options) for name in names}
         tables = {name: table for name, table in opened.items() if table is not None}
-        rows = {} if STATE not in tables else delta.progress_rows(tables[STATE])
+        rows = {} if STATE not in tables else delta_writer.progress_rows(tables[STATE])
         newest = {partition: of[0] for partition, of in rows.items()}
         offsets = changelog_offsets(settings)
         for row in newest.values():
@@ -160,7 +160,7 @@ class Compaction:
         )
 
     def _stores(self, kind: str) -> list[str]:
-        return delta.folders(self.path(kind), self.options)
+        return delta_writer.folders(self.path(kind), self.options)
 
     def _require_same_changelog(self, table: str, topic_id: str, offsets: TopicOffsets) -> None:
         if topic_id != offsets.topic_id:
@@ -172,11 +172,13 @@ class Compaction:
 
     def _positions(self, name: str, table: DeltaTable, offsets: TopicOffsets) -> dict[int, int]:
         """Returns a table's positions: by partition the last changelog offset up to which it is complete."""
-        if (found := delta.positions(table)) is not None:
+        if (found := delta_writer.positions(table)) is not None:
             self._require_same_changelog(name, found["topic_id"], offsets)
             return {int(p): int(at) for p, at in found["positions"].items()}
         self.log(f"{name}: its positions are read from its rows")
-        rows = lake.rows(table, "SELECT partition, topic_id, max(changelog_offset) AS last FROM t GROUP BY 1, 2")
+        rows = delta_tables.rows(
+            table, "SELECT partition, topic_id, max(changelog_offset) AS last FROM t GROUP BY 1, 2"
+        )
         for row in rows:
             self._require_same_changelog(name, row["topic_id"], offsets)
         return {row["partition"]: row["last"] for row in rows}
@@ -269,7 +271,7 @@ class Compaction:
                         "topic_id": plan.offsets.topic_id,
                         "positions": positions,
                     }
-                    delta.commit(table, appended.get(name, ()), (), metadata)
+                    delta_writer.commit(table, appended.get(name, ()), (), metadata)
                     self.log(f"{name}: {sum(file.rows for file in appended.get(name, ()))} rows")
         before = {one.partition: one.covered for one in plan.ranges}
         files = {**appended, STATE: [file for one in written.values() for file in one.files]}
@@ -286,7 +288,7 @@ class Compaction:
             "entries": entries,
         }
         state = self._table(plan, STATE, state_schema(stores))
-        version = delta.commit(state, files[STATE], (), run)
+        version = delta_writer.commit(state, files[STATE], (), run)
         after = before | {p: max(before[p], one.covered_offset) for p, one in written.items()}
         counts = (entries, live, deleted, rows[CLOSED], rows[LATE])
         return CompactionReport(len(before), *counts, before, after, version, 0.0)
@@ -294,7 +296,7 @@ class Compaction:
     def _table(self, plan: Plan, name: str, schema: pa.Schema) -> DeltaTable:
         """Returns a table at its planned version. Creates it if it is missing, and adds missing columns."""
         indexed = INDEXED[name.partition("/")[0]]
-        return delta.ensure_table(
+        return delta_writer.ensure_table(
             plan.tables.get(name), self.path(name), self.options, schema, indexed, is_partitioned=name == STATE
         )
 
@@ -324,9 +326,9 @@ class Compaction:
 
         A partition is crowded if many rows, relative to its size, or many files were added since its last rewrite.
         """
-        state = lake.open_table(self.path(STATE), self.options)
+        state = delta_tables.open_table(self.path(STATE), self.options)
         assert state is not None
-        crowded = {p: rows for p, rows in delta.progress_rows(state).items() if self._is_crowded(rows[0])}
+        crowded = {p: rows for p, rows in delta_writer.progress_rows(state).items() if self._is_crowded(rows[0])}
         if not crowded:
             return 0
         actions = pa.table(state.get_add_actions(flatten=True))
@@ -349,7 +351,7 @@ class Compaction:
             )
             for file in files
         ]
-        delta.commit(state, added, removed, {"job": self.job, "kind": REWRITE})
+        delta_writer.commit(state, added, removed, {"job": self.job, "kind": REWRITE})
         return len(wanted)
 
     def _is_crowded(self, row: Row) -> bool:

@@ -21,9 +21,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from penstock.services.spark.compaction.delta import DataFile, Files
+from penstock.services.spark.compaction.delta_writer import DataFile, Files
 from penstock.services.spark.errors import TaskFailure
-from penstock.services.spark.tables import (
+from penstock.services.spark.table_columns import (
     CLOSED,
     DAY_MS,
     INDEXED,
@@ -42,6 +42,13 @@ from penstock.shared.common.packed_bytes import PackedBytes
 from penstock.shared.common.records import Int64Array, TopicPartition
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.streams.changelog import format as fmt
+from penstock.shared.streams.changelog.changelog_reader import (
+    ChangelogReader,
+    Commit,
+    Confirmed,
+    CorruptEntry,
+    check_schema,
+)
 from penstock.shared.streams.changelog.format import (
     FINAL,
     LIVE,
@@ -52,7 +59,6 @@ from penstock.shared.streams.changelog.format import (
     StoreSchema,
     decode_progress,
 )
-from penstock.shared.streams.changelog.reader import ChangelogReader, Commit, Confirmed, CorruptEntry, check_schema
 from penstock.shared.streams.changelog.restore_io import changelog_consumer
 from penstock.shared.streams.windows.keys import last_of_each
 

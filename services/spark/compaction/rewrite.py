@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.services.spark.compaction.delta import DataFile, Files
-from penstock.services.spark.tables import INDEXED, PROGRESS, STATE
+from penstock.services.spark.compaction.delta_writer import DataFile, Files
+from penstock.services.spark.table_columns import INDEXED, PROGRESS, STATE
 from penstock.shared.streams.windows.keys import last_of_each
 
 FILE_ROWS = 1_000_000

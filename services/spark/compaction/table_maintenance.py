@@ -25,15 +25,15 @@ from py4j.protocol import Py4JError
 from pyspark.errors.exceptions.base import PySparkException
 from pyspark.sql import SparkSession
 
-from penstock.services.spark.compaction import delta
-from penstock.services.spark.compaction.delta import CompactionConflict, DataFile, Files
+from penstock.services.spark.compaction import delta_writer
+from penstock.services.spark.compaction.delta_writer import CompactionConflict, DataFile, Files
 from penstock.services.spark.compaction.settings import MaintenanceSettings
 from penstock.services.spark.errors import translated
 from penstock.services.spark.reading import Tables
-from penstock.services.spark.tables import CLOSED, DAY_MS, INDEXED, LATE
-from penstock.shared.common import lake
+from penstock.services.spark.table_columns import CLOSED, DAY_MS, INDEXED, LATE
 from penstock.shared.common.errors import ConfigError, FatalError, LakeUnavailable, PenstockError
-from penstock.shared.common.lake import DELTA_ERRORS, one_line
+from penstock.shared.common.lake import delta_tables
+from penstock.shared.common.lake.delta_tables import DELTA_ERRORS, one_line
 from penstock.shared.streams.topology_loading import import_function
 
 T = TypeVar("T")
@@ -106,16 +106,18 @@ class TableMaintenance:
         return {"optimized_tables": optimized, "vacuumed": vacuumed}
 
     def _open(self, path: str) -> DeltaTable | None:
-        return lake.open_table(path, self.settings.storage_options)
+        return delta_tables.open_table(path, self.settings.storage_options)
 
     def _is_vacuum_due(self, state: str) -> bool:
         table, every = self._open(state), self.settings.vacuum_every
-        return table is not None and is_vacuum_due(delta.history(table, 2 * every + EXTRA_HISTORY_VERSIONS), every)
+        return table is not None and is_vacuum_due(
+            delta_writer.history(table, 2 * every + EXTRA_HISTORY_VERSIONS), every
+        )
 
     def _optimize(self, name: str, path: str, appends_max: int) -> bool:
         table = self._open(path)
         if table is None or not is_optimize_due(
-            delta.history(table, appends_max + EXTRA_HISTORY_VERSIONS), appends_max
+            delta_writer.history(table, appends_max + EXTRA_HISTORY_VERSIONS), appends_max
         ):
             return False
         merged = optimize(table, name.partition("/")[0], self.settings.storage_options)
@@ -132,7 +134,7 @@ class TableMaintenance:
         days, table = self.settings.closed_retention_days, self._open(state)
         if days is None or table is None:
             return
-        limit_ms = max((of[0]["expired_ms"] for of in delta.progress_rows(table).values()), default=-1)
+        limit_ms = max((of[0]["expired_ms"] for of in delta_writer.progress_rows(table).values()), default=-1)
         limits = {"closed": ("window_end", limit_ms), "late": ("event_time", limit_ms - days * DAY_MS)}
         for name, path in others.items():
             column, before_ms = limits[name.partition("/")[0]]
@@ -157,7 +159,7 @@ def is_optimize_due(history: Iterable[dict[str, Any]], appends_max: int) -> bool
     for commit in history:
         if OPTIMIZE in (commit["operation"], commit.get("kind")):
             break
-        appends += commit["operation"] == lake.APPEND
+        appends += commit["operation"] == delta_tables.APPEND
     return appends > appends_max
 
 
@@ -198,7 +200,7 @@ def optimize(table: DeltaTable, kind: str, options: Mapping[str, str] | None = N
         added.append(files.write(f"{name}-{len(added)}.parquet", rows.to_batches()))
         removed += [RemoveAction(file["path"], False, now_ms, file["size_bytes"], {}) for file in group]
     if added:
-        delta.commit(table, added, removed, {"kind": OPTIMIZE, **(delta.positions(table) or {})})
+        delta_writer.commit(table, added, removed, {"kind": OPTIMIZE, **(delta_writer.positions(table) or {})})
     return len(removed)
 
 
@@ -250,7 +252,7 @@ def vacuum(table: DeltaTable, retention_hours: int) -> None:
 
 def _with_positions(table: DeltaTable) -> CommitProperties:
     """Returns commit metadata that repeats the table's positions."""
-    return CommitProperties(custom_metadata=delta.metadata_of(delta.positions(table)))
+    return CommitProperties(custom_metadata=delta_writer.metadata_of(delta_writer.positions(table)))
 
 
 def _translate(table: DeltaTable, step: Any) -> Any:

@@ -44,7 +44,8 @@ from penstock.shared.clients.connection import (
     list_offsets,
     wire,
 )
-from penstock.shared.clients.connection.log_dirs import DESCRIBE_LOG_DIRS
+from penstock.shared.clients.connection.offset_checks import checked_offset, checked_offsets, checked_spec
+from penstock.shared.clients.connection.wire_admin import DESCRIBE_LOG_DIRS
 from penstock.shared.clients.connection.wire_types import Api
 from penstock.shared.common.clock import SYSTEM_CLOCK
 from penstock.shared.common.errors import (
@@ -57,7 +58,6 @@ from penstock.shared.common.errors import (
     TopicAlreadyExists,
     UnknownMember,
 )
-from penstock.shared.common.offset_checks import checked_offset, checked_offsets, checked_spec
 from penstock.shared.common.records import OffsetAndMetadata, TopicPartition
 from penstock.shared.common.settings import KafkaSettings
 

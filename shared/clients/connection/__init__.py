@@ -1,7 +1,13 @@
 """The only package that imports aiokafka: sockets, metadata, wire structs, record batches, and the error table."""
 
 from penstock.shared.clients.connection import wire, wire_groups
-from penstock.shared.clients.connection.batches import (
+from penstock.shared.clients.connection.client import UNREACHED_LOG_MS, Connection, default_client_id, translated
+from penstock.shared.clients.connection.completed_fetch import CompletedFetch, compile_decoding
+from penstock.shared.clients.connection.errors import error_for_code, name_of, translate
+from penstock.shared.clients.connection.fetch import NO_EPOCH, FetchedPartition, FetchRequest, FetchResponse
+from penstock.shared.clients.connection.offset_lookups import by_leader, list_offsets
+from penstock.shared.clients.connection.produce import ProduceAnswer, ProduceResponse
+from penstock.shared.clients.connection.record_batches import (
     COMPRESSION,
     BatchRecord,
     Compression,
@@ -15,13 +21,7 @@ from penstock.shared.clients.connection.batches import (
     record_size,
     seal_batch,
 )
-from penstock.shared.clients.connection.client import UNREACHED_LOG_MS, Connection, default_client_id, translated
-from penstock.shared.clients.connection.completed_fetch import CompletedFetch, compile_decoding
-from penstock.shared.clients.connection.consumer_groups import CONSUMER_GROUP_DESCRIBE
-from penstock.shared.clients.connection.errors import error_for_code, name_of, translate
-from penstock.shared.clients.connection.fetch import NO_EPOCH, FetchedPartition, FetchRequest, FetchResponse
-from penstock.shared.clients.connection.lookups import by_leader, list_offsets
-from penstock.shared.clients.connection.produce import ProduceAnswer, ProduceResponse
+from penstock.shared.clients.connection.wire_admin import CONSUMER_GROUP_DESCRIBE
 from penstock.shared.clients.connection.wire_types import NO_UUID, decode_assignment
 
 __all__ = [

@@ -25,10 +25,10 @@ from aiokafka.record.default_records import DefaultRecordBatch
 from aiokafka.record.legacy_records import LegacyRecordBatch
 from numpy.typing import NDArray
 
-from penstock.shared.clients.connection.batches import crc32c, decompress
 from penstock.shared.clients.connection.fetch import NO_EPOCH
-from penstock.shared.common.compilation import IS_COMPILED
+from penstock.shared.clients.connection.record_batches import crc32c, decompress
 from penstock.shared.common.errors import ConfigError, CorruptRecord, PenstockError
+from penstock.shared.common.kernel_loading import IS_COMPILED
 from penstock.shared.common.packed_bytes import PackedBytes
 from penstock.shared.common.records import NO_TIMESTAMP, Columns, HeaderColumn, Headers, Int64Array
 

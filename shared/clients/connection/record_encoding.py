@@ -1,7 +1,7 @@
 """Encodes records in columns to record batches (magic 2) by a kernel, without a Python object for each record.
 
 The result equals that of aiokafka's builder byte for byte, and a batch is full at the same record. The clients load
-this module only if numba is installed and columns are sent; see batches.py for aiokafka's builder.
+this module only if numba is installed and columns are sent; see record_batches.py for aiokafka's builder.
 
 >>> keys, values = PackedBytes.of([b"ann", None]), PackedBytes.of([b"1", b"22"])
 >>> columns = EncodableColumns.of(keys, values, np.array([1_000, 1_001]))
@@ -18,7 +18,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.shared.clients.connection.batches import ATTRIBUTES_AT, CRC_AT, LENGTH_FROM, MAGIC, RECORDS_AT, crc32c
+from penstock.shared.clients.connection.record_batches import (
+    ATTRIBUTES_AT,
+    CRC_AT,
+    LENGTH_FROM,
+    MAGIC,
+    RECORDS_AT,
+    crc32c,
+)
 from penstock.shared.common.compiled import compiled, copy_bytes
 from penstock.shared.common.packed_bytes import PackedBytes, read_only
 from penstock.shared.common.records import NO_TIMESTAMP, Int64Array

@@ -35,13 +35,14 @@ from prometheus_client import CollectorRegistry
 from typing_extensions import TypeVar
 
 from penstock.shared.clients.connection import compile_decoding, list_offsets
+from penstock.shared.clients.connection.offset_checks import checked_offset, checked_offsets, checked_time
 from penstock.shared.clients.consumer.assignors import Assignor
+from penstock.shared.clients.consumer.commit_requests import OffsetCommits, OnCommit
 from penstock.shared.clients.consumer.decoding import Decoding, Undecodable
 from penstock.shared.clients.consumer.interceptors import ConsumerInterceptor, ConsumerInterceptors
 from penstock.shared.clients.consumer.listener import RebalanceListener
 from penstock.shared.clients.consumer.membership import Membership
 from penstock.shared.clients.consumer.metrics import ConsumerMetrics
-from penstock.shared.clients.consumer.offset_commits import OffsetCommits, OnCommit
 from penstock.shared.clients.consumer.settings import ConsumerSettings
 from penstock.shared.clients.consumer.subscription_state import (
     LEAVE_TIME_MS,
@@ -50,7 +51,6 @@ from penstock.shared.clients.consumer.subscription_state import (
 )
 from penstock.shared.clients.consumer.unread import Polled
 from penstock.shared.common.clock import SYSTEM_CLOCK
-from penstock.shared.common.compilation import loaded
 from penstock.shared.common.errors import (
     CommitFailed,
     IllegalState,
@@ -61,8 +61,8 @@ from penstock.shared.common.errors import (
     UnknownTopicOrPartition,
     Wakeup,
 )
+from penstock.shared.common.kernel_loading import loaded
 from penstock.shared.common.log import get_logger
-from penstock.shared.common.offset_checks import checked_offset, checked_offsets, checked_time
 from penstock.shared.common.records import Columns, ConsumerRecord, GroupMetadata, OffsetAndMetadata, TopicPartition
 from penstock.shared.common.serialization import Deserializer, bytes_deserializer
 from penstock.shared.common.settings import KafkaSettings

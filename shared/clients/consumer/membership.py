@@ -10,9 +10,9 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Mapping
 
+from penstock.shared.clients.consumer.commit_requests import OffsetCommits
 from penstock.shared.clients.consumer.listener import RebalanceListener
 from penstock.shared.clients.consumer.metrics import ConsumerMetrics
-from penstock.shared.clients.consumer.offset_commits import OffsetCommits
 from penstock.shared.clients.consumer.positions import Positions
 from penstock.shared.clients.consumer.settings import ConsumerSettings
 from penstock.shared.clients.consumer.subscription_state import SubscriptionState

@@ -10,7 +10,12 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from penstock.shared.common.commit_metadata import METADATA_BYTES_MAX, Ranges, encode_finished, encoded_bytes_max
+from penstock.shared.clients.consumer.commit_metadata import (
+    METADATA_BYTES_MAX,
+    Ranges,
+    encode_finished,
+    encoded_bytes_max,
+)
 from penstock.shared.common.records import Columns, ConsumerRecord, OffsetAndMetadata
 
 SPAN_ALWAYS_FITS = 24_000

@@ -26,7 +26,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 
 from penstock.shared.clients.connection import NO_EPOCH
-from penstock.shared.clients.consumer.fetch_state import Move
+from penstock.shared.clients.consumer.fetcher import Move
 from penstock.shared.clients.consumer.unread import Polled, Unread
 from penstock.shared.common.records import OffsetAndMetadata, TopicPartition
 

@@ -10,8 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 
 from penstock.shared.clients.connection import Connection, FetchRequest, list_offsets
-from penstock.shared.clients.consumer.fetch_state import Fetch, Lookup, Move
-from penstock.shared.clients.consumer.fetcher import Fetcher
+from penstock.shared.clients.consumer.fetcher import Fetch, Fetcher, Lookup, Move
 from penstock.shared.clients.consumer.metrics import ConsumerMetrics
 from penstock.shared.clients.consumer.reset_policy import ResetPolicy
 from penstock.shared.common.backoff import RETRY_BACKOFF_MAX_MS, ExponentialBackoff

@@ -17,8 +17,7 @@ from typing import Literal
 from penstock.shared.clients.connection import Connection, default_client_id
 from penstock.shared.clients.consumer.assignors import ASSIGNORS, Assignor
 from penstock.shared.clients.consumer.consumer_coordinator import ConsumerCoordinator, Rebalances
-from penstock.shared.clients.consumer.fetch_state import FetchLimits, Move
-from penstock.shared.clients.consumer.fetcher import EARLIEST, LATEST, Fetcher
+from penstock.shared.clients.consumer.fetcher import EARLIEST, LATEST, Fetcher, FetchLimits, Move
 from penstock.shared.clients.consumer.group_protocol import NO_GENERATION
 from penstock.shared.clients.consumer.group_state import GroupState
 from penstock.shared.clients.consumer.metrics import ConsumerMetrics

@@ -12,9 +12,9 @@ import random
 
 from penstock.shared.clients.connection import ProduceAnswer, SealedBatch, error_for_code
 from penstock.shared.clients.connection.errors import CODE_OF, DUPLICATE_SEQUENCE_NUMBER, MAYBE_APPENDED, codes_of
-from penstock.shared.clients.producer.batch import NO_STATE, Batch, BatchState, ProducerState
 from penstock.shared.clients.producer.buffer_pool import BufferPool
 from penstock.shared.clients.producer.metrics import ProducerMetrics
+from penstock.shared.clients.producer.producer_batch import NO_STATE, Batch, BatchState, ProducerState
 from penstock.shared.clients.producer.record_accumulator import PartitionQueue, RecordAccumulator
 from penstock.shared.clients.producer.settings import ProducerSettings
 from penstock.shared.clients.producer.transaction_manager import (

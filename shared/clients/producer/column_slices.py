@@ -17,7 +17,6 @@ from penstock.shared.clients.connection.record_encoding import (
     ColumnBatchBuilder,
     EncodableColumns,
 )
-from penstock.shared.clients.producer.column_routing import NO_PARTITION, partitions_of_keys, rows_by_partition
 from penstock.shared.clients.producer.record_locations import Span
 from penstock.shared.clients.producer.record_validation import checked_headers
 from penstock.shared.common.compiled import compiled
@@ -26,7 +25,7 @@ from penstock.shared.common.packed_bytes import NULL, PackedBytes, lengths_of
 from penstock.shared.common.records import Int64Array, RecordColumns, header_pairs
 
 if TYPE_CHECKING:
-    from penstock.shared.clients.producer.batch import Batch
+    from penstock.shared.clients.producer.producer_batch import Batch
     from penstock.shared.clients.producer.record_accumulator import PartitionQueue
 
 SLICE_RECORDS = 16_384
@@ -40,6 +39,93 @@ WRONG_KEYS, WRONG_VALUES, WRONG_HEADERS, WRONG_TIMESTAMP = -1, -2, -3, -4
 OUTSIDE = {WRONG_KEYS: "keys", WRONG_VALUES: "values", WRONG_HEADERS: "headers"}
 
 new_builder = ColumnBatchBuilder
+NO_PARTITION = -1
+"""The partition number of a record without a key."""
+
+_MULTIPLIER, _SEED, _LOW = 0x5BD1E995, 0x9747B28C, 0xFFFFFFFF
+
+
+@compiled
+def murmur2_of(data: Any, offset: Any, length: Any) -> Any:
+    """Kafka's `Utils.murmur2`, unsigned: 32 bits in an int64, in which no product overflows."""
+    h = np.int64(_SEED) ^ length
+    at, end = offset, offset + (length & ~3)
+    while at < end:
+        k = np.int64(data[at])
+        k |= np.int64(data[at + 1]) << 8
+        k |= np.int64(data[at + 2]) << 16
+        k |= np.int64(data[at + 3]) << 24
+        k = (k * _MULTIPLIER) & _LOW
+        k ^= k >> 24
+        k = (k * _MULTIPLIER) & _LOW
+        h = ((h * _MULTIPLIER) & _LOW) ^ k
+        at += 4
+    rest = length & 3
+    if rest == 3:
+        h ^= np.int64(data[end + 2]) << 16
+    if rest >= 2:
+        h ^= np.int64(data[end + 1]) << 8
+    if rest >= 1:
+        h ^= np.int64(data[end])
+        h = (h * _MULTIPLIER) & _LOW
+    h ^= h >> 13
+    h = (h * _MULTIPLIER) & _LOW
+    return h ^ (h >> 15)
+
+
+@compiled
+def _partitions(data: Any, offsets: Any, lengths: Any, partition_count: Any, out: Any) -> None:
+    for row in range(len(lengths)):
+        if lengths[row] < 0:
+            out[row] = NO_PARTITION
+        else:
+            out[row] = (murmur2_of(data, offsets[row], lengths[row]) & 0x7FFFFFFF) % partition_count
+
+
+@compiled
+def _sort(partitions: Any, ends: Any, out: Any) -> None:
+    """A stable counting sort: `out[ends[p - 1]:ends[p]]` are the rows of partition p in order."""
+    for row in range(len(partitions)):
+        ends[partitions[row]] += 1
+    begin = 0
+    for number in range(len(ends)):
+        count = ends[number]
+        ends[number] = begin
+        begin += count
+    for row in range(len(partitions)):
+        number = partitions[row]
+        out[ends[number]] = row
+        ends[number] += 1
+
+
+def partitions_of_keys(keys: PackedBytes, partition_count: int) -> Int64Array:
+    """Return `(murmur2(key) & 0x7fffffff) % partition_count` of each key, as Java's partitioner does.
+
+    A record without a key gets NO_PARTITION.
+
+    >>> keys = PackedBytes.of([b"21", None, b"ann", b"21"])
+    >>> partitions = partitions_of_keys(keys, 7)
+    >>> partitions.tolist()
+    [3, -1, 0, 3]
+    >>> partitions[1] = 4
+    >>> [(number, rows.tolist()) for number, rows in rows_by_partition(partitions, 7)]
+    [(0, [2]), (3, [0, 3]), (4, [1])]
+    """
+    out = np.empty(len(keys), np.int64)
+    _partitions(*keys.arrays, partition_count, out)
+    return out
+
+
+def rows_by_partition(partitions: Int64Array, partition_count: int) -> list[tuple[int, Int64Array]]:
+    """Return the partitions that occur, ascending, each with its rows in order."""
+    ends, rows = np.zeros(partition_count, np.int64), np.empty(len(partitions), np.int64)
+    _sort(partitions, ends, rows)
+    found, begin = list[tuple[int, Int64Array]](), 0
+    for number, end in enumerate(ends.tolist()):
+        if end > begin:
+            found.append((number, rows[begin:end]))
+            begin = end
+    return found
 
 
 @compiled

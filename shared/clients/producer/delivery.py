@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.shared.clients.producer.batch import Batch, BatchState, Callback, located
+from penstock.shared.clients.producer.producer_batch import Batch, BatchState, Callback, located
 from penstock.shared.clients.producer.record_locations import RecordLocations
 from penstock.shared.common.errors import PenstockError
 from penstock.shared.common.records import ProducerRecord, RecordMetadata

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from penstock.shared.clients.producer.batch import OnDelivery
+from penstock.shared.clients.producer.producer_batch import OnDelivery
 from penstock.shared.common.log import get_logger
 from penstock.shared.common.records import Headers, ProducerRecord, RecordMetadata
 

@@ -24,7 +24,7 @@ import numpy as np
 from murmurhash2 import murmurhash2
 
 from penstock.shared.clients.connection import Connection
-from penstock.shared.clients.producer.batch import Batch
+from penstock.shared.clients.producer.producer_batch import Batch
 from penstock.shared.clients.producer.record_accumulator import PartitionQueue, RecordAccumulator
 from penstock.shared.clients.producer.record_validation import checked_partition
 from penstock.shared.clients.producer.settings import ProducerSettings

@@ -37,13 +37,13 @@ import msgspec
 from prometheus_client import CollectorRegistry
 
 from penstock.shared.clients.connection import BatchRecord, Connection
-from penstock.shared.clients.producer.batch import Batch, Callback, OnDelivery
 from penstock.shared.clients.producer.buffer_pool import BufferPool, HeldUpShare
-from penstock.shared.clients.producer.bulk import NO_HEADERS, Bulk, ColumnBulk, bulk_of
+from penstock.shared.clients.producer.bulk_append import NO_HEADERS, Bulk, ColumnBulk, bulk_of
 from penstock.shared.clients.producer.delivery import Deliveries, Delivery, size_of
 from penstock.shared.clients.producer.interceptors import Interceptors, ProducerInterceptor
 from penstock.shared.clients.producer.metrics import ProducerMetrics
 from penstock.shared.clients.producer.partitioner import Partitioner, RoutedTopic, Routes
+from penstock.shared.clients.producer.producer_batch import Batch, Callback, OnDelivery
 from penstock.shared.clients.producer.record_accumulator import PartitionQueue, RecordAccumulator
 from penstock.shared.clients.producer.record_validation import (
     NO_VALUE,
@@ -60,9 +60,8 @@ from penstock.shared.clients.producer.record_validation import (
 from penstock.shared.clients.producer.sender import Sender
 from penstock.shared.clients.producer.settings import ProducerSettings, with_timeouts_that_fit
 from penstock.shared.clients.producer.transaction_manager import Transaction, TxnState, is_fatal
-from penstock.shared.common import compilation
+from penstock.shared.common import kernel_loading
 from penstock.shared.common.clock import SYSTEM_CLOCK
-from penstock.shared.common.compilation import loaded
 from penstock.shared.common.errors import (
     BufferExhausted,
     FatalError,
@@ -75,6 +74,7 @@ from penstock.shared.common.errors import (
     TransactionAborted,
     UnknownTopicOrPartition,
 )
+from penstock.shared.common.kernel_loading import loaded
 from penstock.shared.common.log import get_logger
 from penstock.shared.common.records import (
     AnyHeaders,
@@ -874,7 +874,7 @@ class UntilClosed:
 
 
 def _load_slices() -> ModuleType | None:
-    if not compilation.IS_COMPILED:
+    if not kernel_loading.IS_COMPILED:
         return None
     from penstock.shared.clients.producer import column_slices  # imported late: it loads numba, which takes 0.5 s
 

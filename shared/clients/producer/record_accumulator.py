@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from penstock.shared.clients.connection import compression_of
-from penstock.shared.clients.producer.batch import Batch, BatchState
+from penstock.shared.clients.producer.producer_batch import Batch, BatchState
 from penstock.shared.clients.producer.settings import ProducerSettings
 from penstock.shared.common.errors import SendCancelled
 from penstock.shared.common.records import TopicPartition

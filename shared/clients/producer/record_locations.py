@@ -14,7 +14,7 @@ from itertools import chain
 
 import numpy as np
 
-from penstock.shared.clients.producer.batch import Batch
+from penstock.shared.clients.producer.producer_batch import Batch
 from penstock.shared.common.records import Int64Array
 
 Span = tuple[Batch | Exception, int, Int64Array]

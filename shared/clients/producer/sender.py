@@ -17,10 +17,10 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from penstock.shared.clients.connection import Connection, ProduceAnswer, ProduceResponse, SealedBatch, produce_request
-from penstock.shared.clients.producer.batch import Batch
 from penstock.shared.clients.producer.batch_completion import RETRY_BACKOFF_JITTER, BatchCompletion
 from penstock.shared.clients.producer.buffer_pool import BufferPool
 from penstock.shared.clients.producer.metrics import ProducerMetrics
+from penstock.shared.clients.producer.producer_batch import Batch
 from penstock.shared.clients.producer.record_accumulator import RecordAccumulator
 from penstock.shared.clients.producer.settings import ProducerSettings
 from penstock.shared.clients.producer.transaction_manager import Transaction, TransactionCoordinator, TxnState

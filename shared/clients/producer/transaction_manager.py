@@ -53,7 +53,7 @@ from typing import Any, Literal, TypeVar
 
 from penstock.shared.clients.connection import Connection, error_for_code, wire
 from penstock.shared.clients.connection.errors import CODE_OF, codes_of
-from penstock.shared.clients.producer.batch import ProducerState
+from penstock.shared.clients.producer.producer_batch import ProducerState
 from penstock.shared.clients.producer.settings import ProducerSettings
 from penstock.shared.common.errors import (
     AuthorizationFailed,

@@ -15,7 +15,7 @@ import asyncio
 import os
 from collections.abc import Mapping
 
-from penstock.shared.common.lake_append import append_once, set_versions, table_versions
+from penstock.shared.common.lake.append_once import append_once, set_versions, table_versions
 from penstock.shared.common.records import TopicPartition
 from penstock.shared.connect.allowed_files import FILES_ALLOWED, local_path
 from penstock.shared.connect.config_def import NO_DEFAULT, ConfigDef, Importance, Type, at_least

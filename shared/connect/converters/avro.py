@@ -19,8 +19,15 @@ from penstock.shared.common.records import Headers
 from penstock.shared.connect.config_def import ConfigDef
 from penstock.shared.connect.converter import Converted, Converter
 from penstock.shared.connect.converters.avro_schemas import AVRO_UNION, LOGICAL_TYPES, from_avro, to_avro
-from penstock.shared.connect.converters.registry import HEAD_BYTES, Registry, framed, parsed, registry_config, unframed
-from penstock.shared.connect.converters.registry_client import RegistrySchema
+from penstock.shared.connect.converters.schema_registry_client import RegistrySchema
+from penstock.shared.connect.converters.schema_registry_serde import (
+    HEAD_BYTES,
+    Registry,
+    framed,
+    parsed,
+    registry_config,
+    unframed,
+)
 from penstock.shared.connect.errors import ConfigError, DataError
 from penstock.shared.connect.schema import Schema, SchemaType, infer_schema
 

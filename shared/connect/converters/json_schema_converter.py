@@ -19,7 +19,7 @@ from penstock.shared.connect.converters.json_schema_documents import (
     to_json,
     to_json_schema,
 )
-from penstock.shared.connect.converters.registry import Registry, framed, parsed, registry_config, unframed
+from penstock.shared.connect.converters.schema_registry_serde import Registry, framed, parsed, registry_config, unframed
 from penstock.shared.connect.errors import DataError
 from penstock.shared.connect.schema import Schema, infer_schema
 

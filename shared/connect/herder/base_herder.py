@@ -26,13 +26,13 @@ from penstock.shared.connect.herder.loggers import Loggers
 from penstock.shared.connect.herder.status_reporter import StatusReporter
 from penstock.shared.connect.herder.views import Json
 from penstock.shared.connect.herder.work_runner import WorkRunner
-from penstock.shared.connect.runtime.offset_store import OffsetBackingStore
+from penstock.shared.connect.runtime.config_validation import ConfigInfos, class_given, plugin_definitions
+from penstock.shared.connect.runtime.offset_backing_store import OffsetBackingStore
 from penstock.shared.connect.runtime.plugins import Plugins
 from penstock.shared.connect.runtime.states import ConnectorTaskId, TargetState
-from penstock.shared.connect.runtime.validation import ConfigInfos, class_given, plugin_definitions
 from penstock.shared.connect.runtime.worker import Worker
+from penstock.shared.connect.storage.cluster_config_state import ConfigSnapshot
 from penstock.shared.connect.storage.config_records import Config
-from penstock.shared.connect.storage.config_state import ConfigSnapshot
 from penstock.shared.connect.storage.config_store import ConfigStore
 from penstock.shared.connect.storage.status_store import StatusStore
 from penstock.shared.connect.version import CONNECT_VERSION

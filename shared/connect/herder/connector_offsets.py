@@ -15,7 +15,7 @@ from penstock.shared.clients.admin import Admin
 from penstock.shared.common.errors import GroupNotEmpty, GroupNotFound, UnknownMember
 from penstock.shared.common.records import TopicPartition
 from penstock.shared.connect.errors import BadRequest, ConnectError
-from penstock.shared.connect.runtime.offset_store import (
+from penstock.shared.connect.runtime.offset_backing_store import (
     OffsetBackingStore,
     offset_key,
     offset_value,

@@ -46,8 +46,7 @@ from penstock.shared.connect.herder.views import Json
 from penstock.shared.connect.herder.work_runner import WorkRunner
 from penstock.shared.connect.runtime.states import ConnectorTaskId, Event, State, TargetState
 from penstock.shared.connect.runtime.worker import Worker
-from penstock.shared.connect.storage.config_records import Config, LoggerLevel, RestartRequest, SessionKey
-from penstock.shared.connect.storage.config_state import (
+from penstock.shared.connect.storage.cluster_config_state import (
     NO_OFFSET,
     ConfigChange,
     ConfigSnapshot,
@@ -56,6 +55,7 @@ from penstock.shared.connect.storage.config_state import (
     TargetStateChanged,
     TasksChanged,
 )
+from penstock.shared.connect.storage.config_records import Config, LoggerLevel, RestartRequest, SessionKey
 
 log = get_logger(__name__)
 

@@ -20,7 +20,7 @@ from penstock.shared.connect.runtime.plugins import Plugins
 from penstock.shared.connect.runtime.states import State
 from penstock.shared.connect.runtime.task_metrics import ERROR_METRICS, SINK_METRICS, SOURCE_METRICS
 from penstock.shared.connect.runtime.worker import Worker
-from penstock.shared.connect.storage.config_state import ConfigSnapshot
+from penstock.shared.connect.storage.cluster_config_state import ConfigSnapshot
 
 PREFIX = "kafka_connect"
 COUNTED = frozenset(name for name in ERROR_METRICS if name.startswith(("total_", "deadletterqueue_")))

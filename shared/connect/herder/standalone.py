@@ -23,8 +23,8 @@ from penstock.shared.connect.herder.views import Json
 from penstock.shared.connect.herder.work_runner import WorkRunner
 from penstock.shared.connect.runtime.states import ConnectorTaskId, Event, State, TargetState
 from penstock.shared.connect.runtime.worker import Worker
+from penstock.shared.connect.storage.cluster_config_state import ConfigChange
 from penstock.shared.connect.storage.config_records import Config, RestartRequest
-from penstock.shared.connect.storage.config_state import ConfigChange
 
 log = get_logger(__name__)
 

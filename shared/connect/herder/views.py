@@ -8,8 +8,8 @@ from penstock.shared.connect.errors import ConnectorNotFound
 from penstock.shared.connect.herder.restart_plan import RestartPlan
 from penstock.shared.connect.runtime.plugins import Plugins, connector_type
 from penstock.shared.connect.runtime.states import ConnectorTaskId, State
+from penstock.shared.connect.storage.cluster_config_state import ConfigSnapshot
 from penstock.shared.connect.storage.config_records import Config
-from penstock.shared.connect.storage.config_state import ConfigSnapshot
 from penstock.shared.connect.storage.status_cache import StatusCache
 from penstock.shared.connect.storage.status_records import ConnectorStatus, TaskStatus
 

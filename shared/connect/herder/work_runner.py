@@ -20,7 +20,7 @@ from penstock.shared.connect.runtime.states import ConnectorTaskId, Event, State
 from penstock.shared.connect.runtime.status_listener import StatusListener
 from penstock.shared.connect.runtime.worker import Worker
 from penstock.shared.connect.runtime.worker_task import TaskSpec
-from penstock.shared.connect.storage.config_state import ConfigSnapshot
+from penstock.shared.connect.storage.cluster_config_state import ConfigSnapshot
 
 log = get_logger(__name__)
 

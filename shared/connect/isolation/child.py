@@ -34,7 +34,7 @@ from penstock.shared.connect.errors import DataError, summary_of
 from penstock.shared.connect.herder.loggers import Loggers
 from penstock.shared.connect.herder.settings import DistributedConfig
 from penstock.shared.connect.isolation.messages import METRICS_MS, Message, error_message, pack, unpack
-from penstock.shared.connect.runtime.offset_store import OffsetBackingStore
+from penstock.shared.connect.runtime.offset_backing_store import OffsetBackingStore
 from penstock.shared.connect.runtime.plugins import Plugins
 from penstock.shared.connect.runtime.states import ConnectorTaskId, Event, TargetState
 from penstock.shared.connect.runtime.status_listener import Id

@@ -27,11 +27,11 @@ from penstock.shared.connect.runtime.conversion import Conversion
 from penstock.shared.connect.runtime.error_handling import ErrorSettings, RetryWaits, RetryWithToleranceOperator
 from penstock.shared.connect.runtime.error_reporting import ErrorReporters, WorkerErrantRecordReporter
 from penstock.shared.connect.runtime.exactly_once_source_task import ExactlyOnceSourceTask, transactional_id
-from penstock.shared.connect.runtime.offset_store import OffsetBackingStore
+from penstock.shared.connect.runtime.offset_backing_store import OffsetBackingStore
+from penstock.shared.connect.runtime.offset_storage_reader import StoredOffsetReader
 from penstock.shared.connect.runtime.override_policy import check_overrides
 from penstock.shared.connect.runtime.plugins import Plugins
 from penstock.shared.connect.runtime.sink_task_state import SinkTaskState
-from penstock.shared.connect.runtime.source_offsets import StoredOffsetReader
 from penstock.shared.connect.runtime.states import ConnectorTaskId
 from penstock.shared.connect.runtime.status_listener import StatusListener
 from penstock.shared.connect.runtime.task_metrics import TaskMetrics

@@ -17,12 +17,12 @@ from penstock.shared.connect.allowed_files import FILES_ALLOWED, AllowedFiles
 from penstock.shared.connect.config_provider import ConfigTransformer, Mask
 from penstock.shared.connect.connector import Props, SinkConnector, task_class
 from penstock.shared.connect.errors import ConnectError, ConnectorNotFound, summary_of, trace_of
-from penstock.shared.connect.runtime.offset_store import OffsetBackingStore
+from penstock.shared.connect.runtime.config_validation import ConfigInfos, validate_connector
+from penstock.shared.connect.runtime.offset_backing_store import OffsetBackingStore
 from penstock.shared.connect.runtime.plugins import Plugins, class_name
 from penstock.shared.connect.runtime.states import ConnectorTaskId, Event, State, TargetState
 from penstock.shared.connect.runtime.status_listener import Id, StatusListener
 from penstock.shared.connect.runtime.task_thread import TaskThread
-from penstock.shared.connect.runtime.validation import ConfigInfos, validate_connector
 from penstock.shared.connect.runtime.worker_config import WorkerConfig
 from penstock.shared.connect.runtime.worker_connector import WorkerConnector
 from penstock.shared.connect.runtime.worker_task import TaskSpec, WorkerTask

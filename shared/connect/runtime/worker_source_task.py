@@ -19,8 +19,8 @@ from penstock.shared.common.log import get_logger
 from penstock.shared.common.records import ProducerRecord, RecordMetadata
 from penstock.shared.connect.record import SourceRecord
 from penstock.shared.connect.runtime.abstract_source_task import AbstractWorkerSourceTask, SourceParts
-from penstock.shared.connect.runtime.offset_store import OffsetBackingStore
-from penstock.shared.connect.runtime.source_offsets import encoded
+from penstock.shared.connect.runtime.offset_backing_store import OffsetBackingStore
+from penstock.shared.connect.runtime.offset_storage_reader import encoded
 from penstock.shared.connect.runtime.states import ConnectorTaskId
 from penstock.shared.connect.runtime.status_listener import StatusListener
 from penstock.shared.connect.runtime.submitted_records import Committable, SubmittedRecord, SubmittedRecords

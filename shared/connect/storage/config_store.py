@@ -19,6 +19,7 @@ from penstock.shared.common.log import get_logger
 from penstock.shared.common.records import ConsumerRecord, RecordMetadata
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.connect.runtime.states import ConnectorTaskId, TargetState
+from penstock.shared.connect.storage.cluster_config_state import ConfigChange, ConfigSnapshot, ConfigState
 from penstock.shared.connect.storage.config_records import (
     Config,
     ConfigRecord,
@@ -33,7 +34,6 @@ from penstock.shared.connect.storage.config_records import (
     decode,
     encode,
 )
-from penstock.shared.connect.storage.config_state import ConfigChange, ConfigSnapshot, ConfigState
 from penstock.shared.connect.storage.kafka_based_log import READ_TO_END_MS, KafkaBasedLog, LogTopic
 
 log = get_logger(__name__)

@@ -18,9 +18,9 @@ from penstock.shared.common.arrow_arrays import ARROW_TYPES, packed
 from penstock.shared.common.errors import ConfigError, CorruptRecord
 from penstock.shared.common.records import Int64Array
 from penstock.shared.streams.aggregations.aggregation import Aggregation, ColumnType
+from penstock.shared.streams.changelog.changelog_reader import Change, Confirmed, check_schema, one_by_one
 from penstock.shared.streams.changelog.format import DELETED, FINAL, LIVE, BatchInput, Progress, StateCodec, StoreSchema
-from penstock.shared.streams.changelog.reader import Change, Confirmed, check_schema, one_by_one
-from penstock.shared.streams.changelog.states import unpack_many
+from penstock.shared.streams.changelog.state_decoding import unpack_many
 from penstock.shared.streams.task.stream_task import StreamTask
 from penstock.shared.streams.windows.keys import are_ascii
 from penstock.shared.streams.windows.window_store import WindowStore

@@ -1,8 +1,8 @@
 """Restores one partition's state into a task that does not run yet: from disk or a snapshot, then from the changelog.
 
-A new owner reads to the log's end and then to its own takeover record (`partition`). A standby continues to read
-(`standbys`). Both follow the reader's rule, so a standby's state is the one that a new owner would have restored. The
-owner continues with it from the standby's position.
+A new owner reads to the log's end and then to its own takeover record (`changelog_partition`). A standby continues to
+read (`standbys`). Both follow the reader's rule, so a standby's state is the one that a new owner would have restored.
+The owner continues with it from the standby's position.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from typing import Literal
 
 from penstock.shared.clients.admin import Admin
 from penstock.shared.clients.consumer import Consumer, ConsumerSettings
-from penstock.shared.common import lake
 from penstock.shared.common.clock import Clock
 from penstock.shared.common.errors import (
     ChangelogHole,
@@ -25,9 +24,11 @@ from penstock.shared.common.errors import (
     OffsetOutOfRange,
     SchemaMismatch,
 )
+from penstock.shared.common.lake import delta_tables
 from penstock.shared.common.log import get_logger
 from penstock.shared.common.records import Columns, TopicPartition
 from penstock.shared.common.settings import KafkaSettings
+from penstock.shared.streams.changelog.changelog_reader import ChangelogReader, CorruptEntry, check_schema
 from penstock.shared.streams.changelog.format import (
     PROGRESS,
     WAYS_OUT,
@@ -37,7 +38,6 @@ from penstock.shared.streams.changelog.format import (
     decode_progress,
     is_foreign,
 )
-from penstock.shared.streams.changelog.reader import ChangelogReader, CorruptEntry, check_schema
 from penstock.shared.streams.changelog.restore import restore_changes, restore_progress, restore_windows
 from penstock.shared.streams.changelog.restore_progress import RestoreProgress
 from penstock.shared.streams.settings import StreamsSettings
@@ -316,13 +316,13 @@ class Restoring:
         self.report.local_windows = sum(map(len, task.stores.values()))
         return found
 
-    async def _newest_snapshot(self) -> tuple[int, lake.PartitionSnapshot] | None:
+    async def _newest_snapshot(self) -> tuple[int, delta_tables.PartitionSnapshot] | None:
         """Return the table's version and this partition's coverage in it; None if no snapshot covers it."""
         settings, own = self._settings, self.at.partition
         if settings.lake is None:
             return None
         where = settings.lake, settings.application_id, [own], settings.lake_options or None
-        found = await asyncio.to_thread(lake.read_snapshot, *where)
+        found = await asyncio.to_thread(delta_tables.read_snapshot, *where)
         return None if found is None or own not in found.partitions else (found.version, found.partitions[own])
 
     async def _load_snapshot(self) -> int | None:
@@ -336,7 +336,7 @@ class Restoring:
             raise ChangelogHole(
                 f"the snapshot was made from topic {self.at.topic} with id {snapshot.topic_id}, but its id is "
                 f"{self.topic_id}: it was deleted and created again. To start afresh, move the application's tables "
-                f"({lake.table_uri(settings.lake, settings.application_id)}) to another place"
+                f"({delta_tables.table_uri(settings.lake, settings.application_id)}) to another place"
             )
         progress, report = decode_progress(snapshot.progress), self.report
         restore_progress(self.task, progress)
@@ -364,7 +364,7 @@ class Restoring:
         assert settings.lake is not None
         columns = [column.name for column in schema.state_columns()]
         where = settings.lake, settings.application_id, self.at.partition, schema.name, version, columns
-        slices = lake.read_windows(*where, settings.lake_options or None)
+        slices = delta_tables.read_windows(*where, settings.lake_options or None)
         reading = asyncio.create_task(asyncio.to_thread(next, slices, None))
         try:
             while (read := await reading) is not None:

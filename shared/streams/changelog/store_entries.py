@@ -25,8 +25,8 @@ from penstock.shared.streams.changelog.format import (
 from penstock.shared.streams.state.persistent_stores import PersistentWindowStore
 from penstock.shared.streams.state.store import Changes, LiveRow, StateStore
 from penstock.shared.streams.topology import StoreBuilder
+from penstock.shared.streams.windows.changed_windows import Windows
 from penstock.shared.streams.windows.object_states import ChangelogColumn
-from penstock.shared.streams.windows.window_columns import Windows
 from penstock.shared.streams.windows.window_limits import name_window
 from penstock.shared.streams.windows.window_store import WindowStore
 

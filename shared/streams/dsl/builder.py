@@ -39,7 +39,7 @@ from penstock.shared.streams.aggregations.aggregation import Aggregation, Count
 from penstock.shared.streams.aggregations.latest import LATEST, Latest
 from penstock.shared.streams.changelog.format import AggregationSchema, StoreSchema
 from penstock.shared.streams.dsl.node import Flow, deserializer_of, is_type, type_name
-from penstock.shared.streams.dsl.validation import (
+from penstock.shared.streams.dsl.topology_validation import (
     require_aggregation,
     require_groupable,
     require_key_type,

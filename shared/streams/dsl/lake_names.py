@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from penstock.shared.common.errors import ConfigError
-from penstock.shared.common.lake_columns import CLOSED_COLUMNS, LATE_COLUMNS, STATE_COLUMNS
+from penstock.shared.common.lake.column_names import CLOSED_COLUMNS, LATE_COLUMNS, STATE_COLUMNS
 from penstock.shared.streams.changelog.format import StoreSchema
 
 _FORBIDDEN = frozenset(" ,;{}()\n\t=/\\")

@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 from penstock.shared.common.errors import ChangelogHole, SchemaMismatch, SourceOffsetsMissing, SourceTopicChanged
 from penstock.shared.common.records import OffsetAndMetadata, TopicPartition
 from penstock.shared.common.topic_names import REPARTITION_SUFFIX, is_repartition_topic
-from penstock.shared.streams.changelog.reader import RENAMED
+from penstock.shared.streams.changelog.changelog_reader import RENAMED
 
 OnMissing = Literal["fail", "skip"]
 START_AFRESH = (

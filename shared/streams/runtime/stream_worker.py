@@ -21,7 +21,6 @@ from prometheus_client import CollectorRegistry
 from penstock.shared.clients.consumer import Consumer, RebalanceListener
 from penstock.shared.common.backoff import ExponentialBackoff
 from penstock.shared.common.clock import SYSTEM_CLOCK, Clock
-from penstock.shared.common.compilation import loaded
 from penstock.shared.common.errors import (
     ConfigError,
     DataError,
@@ -32,12 +31,13 @@ from penstock.shared.common.errors import (
     ProducerFenced,
     RetriableError,
 )
+from penstock.shared.common.kernel_loading import loaded
 from penstock.shared.common.log import get_logger
 from penstock.shared.common.records import Columns, TopicPartition
 from penstock.shared.common.settings import KafkaSettings
-from penstock.shared.streams.changelog.partition import ChangelogPartition
+from penstock.shared.streams.changelog.changelog_partition import ChangelogPartition
 from penstock.shared.streams.changelog.restore import require_whole_input
-from penstock.shared.streams.runtime.commits import Ended, Failure, TaskCommits
+from penstock.shared.streams.runtime.application_topics import Prepared, prepare_topics
 from penstock.shared.streams.runtime.fetched import (
     advance,
     advance_all_idle,
@@ -47,23 +47,23 @@ from penstock.shared.streams.runtime.fetched import (
     punctuate_all,
 )
 from penstock.shared.streams.runtime.foreign_members import foreign_members_error
+from penstock.shared.streams.runtime.global_state_maintainer import GlobalTables
 from penstock.shared.streams.runtime.global_table import GlobalTableRows
-from penstock.shared.streams.runtime.global_tables import GlobalTables
 from penstock.shared.streams.runtime.owned_task import OwnedTask
 from penstock.shared.streams.runtime.repartition_purge import RepartitionPurge
 from penstock.shared.streams.runtime.source_offsets import GroupAhead
 from penstock.shared.streams.runtime.source_positions import SourcePositions
 from penstock.shared.streams.runtime.standby_assignor import STRATEGIES
 from penstock.shared.streams.runtime.standbys import Standbys
+from penstock.shared.streams.runtime.task_commits import Ended, Failure, TaskCommits
 from penstock.shared.streams.runtime.task_factory import TaskMaker
 from penstock.shared.streams.runtime.time_slices import TurnTime
-from penstock.shared.streams.runtime.topics import Prepared, prepare_topics
 from penstock.shared.streams.runtime.worker_tasks import WorkerTasks
 from penstock.shared.streams.settings import StreamsSettings
 from penstock.shared.streams.task.metrics import RestoreMetrics
 from penstock.shared.streams.task.stream_task import StreamTask
 from penstock.shared.streams.topology import Topology
-from penstock.shared.streams.windows.compilation import compile_kernels
+from penstock.shared.streams.windows.compile_kernels import compile_kernels
 
 log = get_logger(__name__)
 

@@ -17,7 +17,7 @@ from penstock.shared.streams.task.metrics import TaskMetrics
 from penstock.shared.streams.task.schedules import NOT_INITIALIZED
 from penstock.shared.streams.task.stream_task import StreamTask
 from penstock.shared.streams.topology import Topology
-from penstock.shared.streams.windows.late_entries import require_missed_windows_fit
+from penstock.shared.streams.windows.late_changelog_entries import require_missed_windows_fit
 from penstock.shared.streams.windows.window_limits import default_state_bytes_max
 
 if TYPE_CHECKING:

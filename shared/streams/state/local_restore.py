@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from penstock.shared.common.errors import CorruptRecord
 from penstock.shared.common.log import get_logger
+from penstock.shared.streams.changelog.changelog_reader import ChangelogReader, CorruptEntry
 from penstock.shared.streams.changelog.format import EPOCH_MAX, TAKEOVER, Entry, StoreSchema, decode, is_foreign
-from penstock.shared.streams.changelog.reader import ChangelogReader, CorruptEntry
 from penstock.shared.streams.state.checkpoint import Checkpoint, layout
 
 if TYPE_CHECKING:

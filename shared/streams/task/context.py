@@ -25,7 +25,7 @@ from penstock.shared.streams.task.operator_times import OperatorTimes
 from penstock.shared.streams.task.outputs import TaskOutputs
 from penstock.shared.streams.task.schedules import TaskSchedules
 from penstock.shared.streams.topology import SourceNode, Topology
-from penstock.shared.streams.windows.late_entries import LateRows
+from penstock.shared.streams.windows.late_changelog_entries import LateRows
 
 Guarantee = Literal["exactly_once", "at_least_once"]
 

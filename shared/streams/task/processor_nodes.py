@@ -36,7 +36,7 @@ from penstock.shared.streams.task.repartition_headers import origin_headers
 from penstock.shared.streams.task.result_encoders import encode_json, encode_key, encode_updates
 from penstock.shared.streams.task.user_functions import plain, require_done, require_plain_methods
 from penstock.shared.streams.topology import ProcessorNode, SinkNode, Topology
-from penstock.shared.streams.windows.late_entries import NO_OFFSET, LateRows
+from penstock.shared.streams.windows.late_changelog_entries import NO_OFFSET, LateRows
 from penstock.shared.streams.windows.late_records import send_late, send_late_columns
 from penstock.shared.streams.windows.window_limits import name_result
 from penstock.shared.streams.windows.window_results import WindowResults

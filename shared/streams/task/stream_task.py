@@ -41,7 +41,7 @@ from penstock.shared.common.errors import (
 from penstock.shared.common.records import Columns, ConsumerRecord, ProducerRecord
 from penstock.shared.common.serialization import string_deserializer
 from penstock.shared.streams.changelog.entries import Entries
-from penstock.shared.streams.changelog.format import BatchInput, StateCodec, encode_progress
+from penstock.shared.streams.changelog.format import BatchInput, Progress, StateCodec, encode_progress
 from penstock.shared.streams.changelog.store_entries import encode_stores
 from penstock.shared.streams.operators.tables import Lookup
 from penstock.shared.streams.punctuation import PunctuationType, Punctuator, Schedule, Start
@@ -59,18 +59,18 @@ from penstock.shared.streams.task.metrics import TaskMetrics
 from penstock.shared.streams.task.operator_times import OperatorTimes
 from penstock.shared.streams.task.outputs import TaskCommit, TaskOutputs
 from penstock.shared.streams.task.processor_nodes import NodeContext, ProcessorNodes
-from penstock.shared.streams.task.progress import progress_of
 from penstock.shared.streams.task.repartition_headers import original, without_origin
 from penstock.shared.streams.task.schedules import NOT_INITIALIZED, TaskSchedules
 from penstock.shared.streams.task.user_functions import plain
 from penstock.shared.streams.task.vectorized_executor import COLUMNS_MIN, VectorizedExecutor, vectorized_executors
 from penstock.shared.streams.topology import ProcessorNode, SourceNode, Topology
-from penstock.shared.streams.windows.late_entries import LateRows, encode_late_rows
+from penstock.shared.streams.windows.late_changelog_entries import LateRows, encode_late_rows
 from penstock.shared.streams.windows.timed_processor import NO_TIME, TimedProcessor
 from penstock.shared.streams.windows.window_limits import check_states, default_key_bytes_max, default_state_bytes_max
 
 if TYPE_CHECKING:
     from penstock.shared.streams.state.local_state import LocalState
+    from penstock.shared.streams.task.context import TaskContext
 
 ROW_STORES = (KeyValueStore, JoinStore, PersistentKeyValueStore, PersistentJoinStore)
 """The stores of rows; each row is measured before a store takes it."""
@@ -439,3 +439,21 @@ class StreamTask:
         self.metrics.skipped(reason, records)
         if self._source_record is not None:
             self.metrics.rejected_at["skipped"] = coordinates_of(self._source_record)
+
+
+def progress_of(task: TaskContext, now_ms: int) -> Progress:
+    """Return the progress record: the task's positions and all else that a restart needs besides its stores."""
+    return Progress(
+        application=task.application,
+        guarantee=task.guarantee,
+        sources=dict(task.sources),
+        stream_time_ms=task.stream_time_ms,
+        operator_times_ms=task.times.by_store(),
+        close_times_ms=task.times.close_times(),
+        grids_ms=task.schedules.grids_ms(),
+        stores=task.topology.schemas(),
+        wall_ms=now_ms,
+        source_ids=dict(task.source_ids),
+        idle_ms=task.idle_ms,
+        input=task.input,
+    )

@@ -22,7 +22,7 @@ from penstock.shared.streams.record import Record
 from penstock.shared.streams.windows.kernels import LATE_ACCEPTED
 from penstock.shared.streams.windows.keys import Int32Array
 from penstock.shared.streams.windows.kinds import Rule
-from penstock.shared.streams.windows.late_entries import LateRows, missed_windows
+from penstock.shared.streams.windows.late_changelog_entries import LateRows, missed_windows
 from penstock.shared.streams.windows.state_columns import StateColumns
 from penstock.shared.streams.windows.timed_processor import NO_TIME, Emit, TimedProcessor
 from penstock.shared.streams.windows.window_limits import check_key, check_states

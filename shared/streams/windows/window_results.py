@@ -23,8 +23,8 @@ from penstock.shared.streams.record import Record, WindowKey, WindowResult
 from penstock.shared.streams.state.detached import detached
 from penstock.shared.streams.task.json_rows import key_texts, objects, texts
 from penstock.shared.streams.windows.aggregate_store import key_in_row
+from penstock.shared.streams.windows.changed_windows import Windows
 from penstock.shared.streams.windows.state_columns import StateColumns
-from penstock.shared.streams.windows.window_columns import Windows
 
 BOUNDS = ("key", "start", "end")
 

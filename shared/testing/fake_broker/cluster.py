@@ -14,12 +14,12 @@ from typing import Self
 from penstock.shared.common.clock import SYSTEM_CLOCK
 from penstock.shared.common.records import ConsumerRecord, OffsetAndMetadata, TopicPartition
 from penstock.shared.common.topic_names import is_topic_name
-from penstock.shared.testing.fake_broker.batches import records
+from penstock.shared.testing.fake_broker.broker_batches import records
 from penstock.shared.testing.fake_broker.cluster_state import ClusterState, Node
 from penstock.shared.testing.fake_broker.configs import wrong_topic_config
 from penstock.shared.testing.fake_broker.control import Action, Control, Hook
+from penstock.shared.testing.fake_broker.node_server import NodeServer
 from penstock.shared.testing.fake_broker.protocol import Api
-from penstock.shared.testing.fake_broker.server import NodeServer
 from penstock.shared.testing.fake_broker.topics import NO_LEADER, Partition
 
 NODES_MAX = 100

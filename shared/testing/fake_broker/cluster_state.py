@@ -1,7 +1,8 @@
 """The state of the cluster behind all its nodes, without sockets: takes a request and the time, returns a response.
 
 There is one copy of everything. Nodes differ in what they lead and coordinate, and answer as Kafka's nodes do if
-another node is responsible. A handler is a function of the cluster and a request; `HANDLERS` in `handlers` lists them.
+another node is responsible. A handler is a function of the cluster and a request; `HANDLERS` in `kafka_apis` lists
+them.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from typing import Any
 from penstock.shared.common.records import TopicPartition
 from penstock.shared.testing.fake_broker.codec import Message
 from penstock.shared.testing.fake_broker.configs import BROKER_CONFIGS
-from penstock.shared.testing.fake_broker.groups import Groups
+from penstock.shared.testing.fake_broker.group_coordinator import Groups
 from penstock.shared.testing.fake_broker.protocol import Api, ErrorCode
 from penstock.shared.testing.fake_broker.timers import Later, Timers
 from penstock.shared.testing.fake_broker.topics import NO_LEADER, Partition, Topic
-from penstock.shared.testing.fake_broker.transactions import Transactions
+from penstock.shared.testing.fake_broker.transaction_coordinator import Transactions
 
 
 @dataclass

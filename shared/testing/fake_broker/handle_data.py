@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from penstock.shared.common.records import TopicPartition
-from penstock.shared.testing.fake_broker.batches import Batch, InvalidBatch, parse
+from penstock.shared.testing.fake_broker.broker_batches import Batch, InvalidBatch, parse
 from penstock.shared.testing.fake_broker.cluster_state import Answer, CloseConnection, ClusterState, Request
 from penstock.shared.testing.fake_broker.codec import Message
 from penstock.shared.testing.fake_broker.partition_log import TimedOffset

@@ -6,7 +6,7 @@ from penstock.shared.common.records import TopicPartition
 from penstock.shared.testing.fake_broker.cluster_state import Answer, ClusterState, Request
 from penstock.shared.testing.fake_broker.codec import Message
 from penstock.shared.testing.fake_broker.group import GroupState
-from penstock.shared.testing.fake_broker.groups import Committed
+from penstock.shared.testing.fake_broker.group_coordinator import Committed
 from penstock.shared.testing.fake_broker.handle_data import by_partition
 from penstock.shared.testing.fake_broker.protocol import ErrorCode
 

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from penstock.shared.common.records import TopicPartition
 from penstock.shared.testing.fake_broker.cluster_state import Answer, ClusterState, Request
 from penstock.shared.testing.fake_broker.codec import Message
-from penstock.shared.testing.fake_broker.groups import Committed
+from penstock.shared.testing.fake_broker.group_coordinator import Committed
 from penstock.shared.testing.fake_broker.handle_data import by_partition
 from penstock.shared.testing.fake_broker.handle_groups import commit_one
 from penstock.shared.testing.fake_broker.protocol import Api, ErrorCode
-from penstock.shared.testing.fake_broker.transactions import Transaction
+from penstock.shared.testing.fake_broker.transaction_coordinator import Transaction
 
 OPERATION_NOT_ATTEMPTED = 55
 FENCED_SAID_SINCE = {Api.INIT_PRODUCER_ID: 4, Api.ADD_PARTITIONS_TO_TXN: 2, Api.ADD_OFFSETS_TO_TXN: 2, Api.END_TXN: 2}

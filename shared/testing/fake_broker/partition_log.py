@@ -11,7 +11,7 @@ from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from penstock.shared.testing.fake_broker.batches import Batch, marker, place, records, stamp
+from penstock.shared.testing.fake_broker.broker_batches import Batch, marker, place, records, stamp
 from penstock.shared.testing.fake_broker.producer_states import Appended, ProducerStates
 from penstock.shared.testing.fake_broker.protocol import ErrorCode
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from penstock.shared.testing.fake_broker.batches import Batch, next_sequence
+from penstock.shared.testing.fake_broker.broker_batches import Batch, next_sequence
 from penstock.shared.testing.fake_broker.protocol import ErrorCode
 
 BATCHES_REMEMBERED = 5

@@ -6,9 +6,9 @@ import httpx
 import pytest
 from fastapi import FastAPI, Response
 
-from penstock.api.connect.body import Name
 from penstock.api.connect.errors import install, normalized, status_of
 from penstock.api.connect.forwarding import Forwarding
+from penstock.api.connect.request_parsing import Name
 from penstock.api.http.problem import json_response
 from penstock.shared.common import errors
 from penstock.shared.connect.errors import BadRequest, ConnectorNotFound

@@ -12,10 +12,10 @@ import msgspec
 import pytest
 from aiokafka import AIOKafkaProducer
 
-from penstock.services.local.kafka import EmbeddedKafka
-from penstock.services.spark.audit.inputs import NotAuditable
+from penstock.services.local.embedded_kafka import EmbeddedKafka
+from penstock.services.spark.audit.audit import AuditReport, run_audit
+from penstock.services.spark.audit.audit_inputs import NotAuditable
 from penstock.services.spark.audit.report import as_object, print_report
-from penstock.services.spark.audit.run import AuditReport, run_audit
 from penstock.services.spark.audit.settings import AuditSettings
 from penstock.services.spark.main import AUDIT_DIFFERENCES, AUDIT_FAILED, AUDIT_OK, status_of
 from penstock.shared.common.settings import KafkaSettings

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from penstock import spark as lake
-from penstock.services.local.kafka import EmbeddedKafka
-from penstock.services.spark.audit.run import run_audit
+from penstock.services.local.embedded_kafka import EmbeddedKafka
+from penstock.services.spark.audit.audit import run_audit
 from penstock.services.spark.audit.settings import AuditSettings
 from penstock.services.spark.compaction.compact import Compaction
 from penstock.services.spark.compaction.settings import CompactSettings

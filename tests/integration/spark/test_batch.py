@@ -15,11 +15,11 @@ import pyarrow.parquet
 import pytest
 from deltalake import DeltaTable
 
-from penstock.services.local.kafka import EmbeddedKafka
-from penstock.services.spark.audit.inputs import NotAuditable
-from penstock.services.spark.audit.run import run_audit
+from penstock.services.local.embedded_kafka import EmbeddedKafka
+from penstock.services.spark.audit.audit import run_audit
+from penstock.services.spark.audit.audit_inputs import NotAuditable
 from penstock.services.spark.audit.settings import AuditSettings
-from penstock.services.spark.batch.run import Batch, BatchFenced, BatchRejected, BatchReport
+from penstock.services.spark.batch.batch import Batch, BatchFenced, BatchRejected, BatchReport
 from penstock.services.spark.batch.settings import BatchSettings
 from penstock.services.spark.compaction.compact import Compaction
 from penstock.services.spark.compaction.settings import CompactSettings
@@ -104,7 +104,7 @@ def slow(topic, mark, seconds="20"):
 def dying(topic, mark, point):
     """The same, and the process of the fourth commit ends, once: before it, within it, or after it."""
     from penstock.shared.clients.producer import Producer
-    from penstock.shared.streams.changelog.partition import ChangelogPartition
+    from penstock.shared.streams.changelog.changelog_partition import ChangelogPartition
 
     def die():
         try:

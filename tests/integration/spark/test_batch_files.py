@@ -13,7 +13,7 @@ import pyarrow.parquet
 import pytest
 from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
 
-from penstock.services.spark.batch.files import file_rows, fingerprint_of, partitioned_rows
+from penstock.services.spark.batch.file_rows import file_rows, fingerprint_of, partitioned_rows
 from penstock.services.spark.batch.settings import BatchSettings
 from penstock.shared.clients.producer.partitioner import for_key
 from penstock.shared.common.errors import ConfigError

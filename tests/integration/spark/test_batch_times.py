@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
 
-from penstock.services.spark.batch.files import times
+from penstock.services.spark.batch.file_rows import times
 from penstock.shared.common.points_in_time import TimeUnit
 
 MS = 1357002000000

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from penstock.services.spark import spark_session as spark
-from penstock.shared.common.jars import cache_root
+from penstock.shared.common.java.jars import cache_root
 
 JOB = """
 import sys

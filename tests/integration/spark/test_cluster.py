@@ -18,10 +18,10 @@ import msgspec
 import pytest
 
 from penstock.services.local import ports
-from penstock.services.local.kafka import EmbeddedKafka
+from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.services.spark.spark_session import use_java
-from penstock.shared.common import lake
-from penstock.shared.common.java import find_java
+from penstock.shared.common.java.installed_java import find_java
+from penstock.shared.common.lake import delta_tables
 
 START_SECONDS = 180
 WORKERS = 2
@@ -132,12 +132,12 @@ def test_compact_audit_and_batch_on_a_cluster(
     assert compacted["closed_rows"] == sum(len(task.closed) for task in simulation.tasks)
     for worker in range(WORKERS):
         assert any(executors(tmp_path, worker).glob("app-*/*/stderr")), f"worker {worker} had no executor"
-    told = lake.describe(str(tmp_path / "lake"), simulation.name)
+    told = delta_tables.describe(str(tmp_path / "lake"), simulation.name)
     assert told["live_rows"] == sum(len(task.written) for task in simulation.tasks)
     topology = ("--topology", "replayed:build", "--topology-options", json.dumps({"topic": simulation.name}))
     again = f"{simulation.name}-again"
     job("batch", *topology, application=again)
-    replayed = lake.describe(str(tmp_path / "lake"), again)
+    replayed = delta_tables.describe(str(tmp_path / "lake"), again)
     assert replayed["closed_rows"] == told["closed_rows"]
     assert replayed["live_rows"] == told["live_rows"]
     audit = job("audit", "--json", application=again)

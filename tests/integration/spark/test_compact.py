@@ -19,14 +19,14 @@ from prometheus_client import CollectorRegistry
 from penstock.services.aggregator.backlog import Backlog, BacklogWatch, measure
 from penstock.services.aggregator.compaction import CompactionSupervisor
 from penstock.services.aggregator.settings import AggregatorSettings
-from penstock.services.local.kafka import EmbeddedKafka
-from penstock.services.spark.compaction import delta
+from penstock.services.local.embedded_kafka import EmbeddedKafka
+from penstock.services.spark.compaction import delta_writer
 from penstock.services.spark.compaction.compact import Compaction
 from penstock.services.spark.compaction.settings import CompactSettings
 from penstock.services.spark.compaction.table_maintenance import AfterHookFailed
 from penstock.shared.clients.admin import Admin
-from penstock.shared.common import lake
 from penstock.shared.common.errors import ChangelogHole, SchemaMismatch
+from penstock.shared.common.lake import delta_tables
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.streams.changelog import format as log
 from penstock.shared.streams.settings import StreamsSettings
@@ -50,12 +50,14 @@ def job(spark: Any, kafka: EmbeddedKafka, tmp_path: Path) -> Callable[..., Any]:
 
 def live_in_lake(root: Path, simulation: Any) -> list[Any]:
     """What a restore loads: (partition, key, start, end, state columns), later changes in place of earlier ones."""
-    snapshot = lake.read_snapshot(str(root), simulation.name, [t.partition for t in simulation.tasks])
+    snapshot = delta_tables.read_snapshot(str(root), simulation.name, [t.partition for t in simulation.tasks])
     assert snapshot is not None
     found = dict[Any, Any]()
     for task in simulation.tasks:
         columns = [c.name for c in task.store.state_columns()]
-        for batch in lake.read_windows(str(root), simulation.name, task.partition, "banks", snapshot.version, columns):
+        for batch in delta_tables.read_windows(
+            str(root), simulation.name, task.partition, "banks", snapshot.version, columns
+        ):
             assert batch.schema.names == ["key", "start_ms", "end_ms", "live", *columns]
             for key, start, end, is_live, *state in (row.values() for row in batch.to_pylist()):
                 found.pop((task.partition, key, start), None)
@@ -140,7 +142,7 @@ def test_a_life_of_compactions(simulate: Any, topics: Any, job: Any, aggregation
     assert (again.entries, again.to_offsets, again.state_version) == (0, second.to_offsets, second.state_version)
     plan = job(simulation).plan()
     assert plan.offsets.earliest == second.from_offsets, "no further than the snapshot before"
-    told = lake.describe(str(tmp_path), simulation.name)
+    told = delta_tables.describe(str(tmp_path), simulation.name)
     assert told["live_rows"] == len(live_in_tasks(simulation))
     assert told["closed_rows"] == {"banks": first.closed_rows + second.closed_rows}
 
@@ -200,7 +202,7 @@ def test_of_two_jobs_with_the_same_plan_one_goes_through(simulate: Any, topics: 
             return getattr(self, name)(*given)
 
         setattr(Overtaken, at, step)
-        with pytest.raises(delta.CompactionConflict, match="another job"):
+        with pytest.raises(delta_writer.CompactionConflict, match="another job"):
             job(simulation, Overtaken).run()
         assert is_right(tmp_path, simulation)
 
@@ -268,7 +270,7 @@ def test_many_runs_leave_few_files(simulate: Any, topics: Any, job: Any, tmp_pat
         assert is_right(tmp_path, simulation)
     assert vacuumed == [False, False, False, True, False, False, False]
     assert min(optimized, rewritten) >= 2
-    (row,) = [rows[0] for rows in delta.progress_rows(DeltaTable(str(folder / "state"))).values()]
+    (row,) = [rows[0] for rows in delta_writer.progress_rows(DeltaTable(str(folder / "state"))).values()]
     assert row["added_files"] <= 2
 
 
@@ -402,7 +404,7 @@ def test_the_backlog_is_what_no_snapshot_covers(simulate: Any, topics: Any, job:
     assert before.bytes is not None
     assert after.bytes is not None
     assert before.bytes > 1_000 > after.bytes
-    assert after.snapshot_ms == lake.describe(str(tmp_path), simulation.name)["compacted_at_ms"]
+    assert after.snapshot_ms == delta_tables.describe(str(tmp_path), simulation.name)["compacted_at_ms"]
     assert after.snapshot_ms is not None
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from penstock.services.local.kafka import EmbeddedKafka
+from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.services.spark.compaction.compact import Compaction, CompactionReport
 from penstock.services.spark.compaction.settings import CompactSettings
 from penstock.shared.common.errors import CorruptRecord

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from deltalake import DeltaTable
 
-from penstock.services.local.kafka import EmbeddedKafka
-from penstock.services.spark.compaction import delta, table_maintenance
+from penstock.services.local.embedded_kafka import EmbeddedKafka
+from penstock.services.spark.compaction import delta_writer, table_maintenance
 from penstock.services.spark.compaction.compact import Compaction
 from penstock.services.spark.compaction.settings import CompactSettings
-from penstock.shared.common import lake
 from penstock.shared.common.errors import ChangelogHole
+from penstock.shared.common.lake import delta_tables
 from penstock.shared.common.settings import KafkaSettings
 from tests.integration.spark.test_compact import closed_in_lake, is_right
 
@@ -204,12 +204,12 @@ def test_windows_that_retention_deleted_are_not_missing(tables_of: Callable[[], 
         table_maintenance.expire(of.table(CLOSED), "window_end", before_ms)
         table_maintenance.optimize(of.table(CLOSED), "closed")
         table_maintenance.vacuum(of.table(CLOSED), 24)
-    assert lake.rows(of.table(CLOSED), "SELECT * FROM t") == []
-    before = delta.positions(of.table(CLOSED))
+    assert delta_tables.rows(of.table(CLOSED), "SELECT * FROM t") == []
+    before = delta_writer.positions(of.table(CLOSED))
     assert before is not None
     of.compact(delete_covered=True)
     assert not of.reads_positions
-    after = delta.positions(of.table(CLOSED))
+    after = delta_writer.positions(of.table(CLOSED))
     assert after is not None
     assert all(after["positions"][p] >= at for p, at in before["positions"].items())
 

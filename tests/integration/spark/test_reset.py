@@ -16,8 +16,8 @@ import pytest
 from penstock.services.aggregator.main import Aggregator
 from penstock.services.aggregator.reset import main as reset_main
 from penstock.services.aggregator.settings import AggregatorSettings
-from penstock.services.local.kafka import EmbeddedKafka
-from penstock.services.spark.audit.run import run_audit
+from penstock.services.local.embedded_kafka import EmbeddedKafka
+from penstock.services.spark.audit.audit import run_audit
 from penstock.services.spark.audit.settings import AuditSettings
 from penstock.services.spark.compaction.compact import Compaction, CompactionReport
 from penstock.services.spark.compaction.settings import CompactSettings

@@ -11,7 +11,7 @@ import pytest
 
 from examples.lake_duckdb import connect
 from penstock import spark as penstock_spark
-from penstock.services.local.kafka import EmbeddedKafka
+from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.services.spark.compaction.compact import Compaction
 from penstock.services.spark.compaction.settings import CompactSettings
 from penstock.shared.common.settings import KafkaSettings

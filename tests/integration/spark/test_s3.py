@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from penstock.services.local.kafka import EmbeddedKafka
+from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.shared.clients.admin import Admin, NewTopic
-from penstock.shared.common import lake
+from penstock.shared.common.lake import delta_tables
 from penstock.shared.common.settings import KafkaSettings
 from tests.integration.s3_server import MOTO, s3_server
 
@@ -90,17 +90,17 @@ def test_a_lake_on_s3(
         assert done.returncode == 0, done.stderr
     options = aws(endpoint)
     where = ("s3://lake/penstock", simulation.name)
-    snapshot = lake.read_snapshot(*where, [0], options)
+    snapshot = delta_tables.read_snapshot(*where, [0], options)
     assert snapshot is not None
     columns = [c.name for c in task.store.state_columns()]
     found = dict[Any, int]()
-    for batch in lake.read_windows(*where, 0, "banks", snapshot.version, columns, options):
+    for batch in delta_tables.read_windows(*where, 0, "banks", snapshot.version, columns, options):
         for row in batch.to_pylist():
             found.pop((row["key"], row["start_ms"]), None)
             if row["live"]:
                 found[row["key"], row["start_ms"]] = row["end_ms"]
     assert found == {window: end for window, (end, _) in task.written.items()}
-    assert lake.describe(*where, options)["closed_rows"] == {"banks": len(task.closed)}
+    assert delta_tables.describe(*where, options)["closed_rows"] == {"banks": len(task.closed)}
     audit = penstock("audit", *there)
     assert audit.returncode == 0, audit.stdout + audit.stderr
 
@@ -127,5 +127,5 @@ async def test_files_on_s3(
         done = await asyncio.to_thread(penstock, "batch", *there, *given, "--files", f"{scheme}://lake/files")
         assert done.returncode == 0, done.stderr
         options = aws(endpoint) if lake_.startswith("s3") else None
-        told = lake.describe(lake_, application, options)
+        told = delta_tables.describe(lake_, application, options)
         assert (told["closed_rows"], told["live_rows"]) == ({"s": 2}, 2)

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pytest
 
-from penstock.services.spark.compaction import delta
-from penstock.services.spark.compaction.delta import CompactionConflict, DataFile, Files
-from penstock.shared.common import lake
+from penstock.services.spark.compaction import delta_writer
+from penstock.services.spark.compaction.delta_writer import CompactionConflict, DataFile, Files
+from penstock.shared.common.lake import delta_tables
 from tests.integration.s3_server import MOTO, s3_server
 
 pytestmark = pytest.mark.skipif(MOTO is None, reason="needs moto_server on the PATH: pip install 'moto[server]'")
@@ -33,14 +33,14 @@ def written(options: dict[str, str], name: str, offset: int) -> DataFile:
 
 def test_the_second_of_two_commits_is_refused(options: dict[str, str]) -> None:
     """Both were planned with the same version: one counts whole, and nothing of the other does."""
-    table = delta.ensure_table(None, URI, options, SCHEMA, ["changelog_offset"], is_partitioned=False)
-    other = lake.open_table(URI, options)
+    table = delta_writer.ensure_table(None, URI, options, SCHEMA, ["changelog_offset"], is_partitioned=False)
+    other = delta_tables.open_table(URI, options)
     assert other is not None
-    assert delta.commit(table, [written(options, "one.parquet", 7)], [], {}) == 1
+    assert delta_writer.commit(table, [written(options, "one.parquet", 7)], [], {}) == 1
     with pytest.raises(CompactionConflict, match="version 1"):
-        delta.commit(other, [written(options, "two.parquet", 7)], [], {})
-    now = lake.open_table(URI, options)
+        delta_writer.commit(other, [written(options, "two.parquet", 7)], [], {})
+    now = delta_tables.open_table(URI, options)
     assert now is not None
-    assert lake.rows(now, "SELECT changelog_offset FROM t") == [{"changelog_offset": 7}]
+    assert delta_tables.rows(now, "SELECT changelog_offset FROM t") == [{"changelog_offset": 7}]
     with pytest.raises(CompactionConflict, match="at the same time"):
-        delta.ensure_table(None, URI, options, SCHEMA, ["changelog_offset"], is_partitioned=False)
+        delta_writer.ensure_table(None, URI, options, SCHEMA, ["changelog_offset"], is_partitioned=False)

@@ -15,7 +15,7 @@ from deltalake import DeltaTable, QueryBuilder
 
 from penstock.services.aggregator.sessions import Query
 from penstock.services.aggregator.settings import SessionsSettings
-from penstock.services.local.kafka import EmbeddedKafka
+from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.services.spark.compaction.compact import Compaction, CompactionReport
 from penstock.services.spark.compaction.rewrite import live_rows
 from penstock.services.spark.compaction.settings import CompactSettings

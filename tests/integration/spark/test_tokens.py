@@ -15,7 +15,7 @@ from anyio.from_thread import start_blocking_portal
 from deltalake import DeltaTable
 
 from penstock.services.local.broker_config import EmbeddedKafkaSettings
-from penstock.services.local.kafka import EmbeddedKafka
+from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.shared.clients.admin import Admin, NewTopic
 from penstock.shared.clients.producer import Producer
 from penstock.shared.common.settings import KafkaSettings

@@ -13,7 +13,7 @@ from penstock.services.aggregator.backlog import Backlog, BacklogWatch
 from penstock.services.aggregator.compaction import BEHIND_INTERVALS, CompactionSupervisor, command, environment
 from penstock.services.aggregator.settings import AggregatorSettings
 from penstock.services.spark.compaction.settings import CompactSettings
-from penstock.shared.common.lake import Compaction
+from penstock.shared.common.lake.delta_tables import Compaction
 from penstock.shared.testing.manual_clock import ManualClock
 
 SECRETS = {

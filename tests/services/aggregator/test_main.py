@@ -14,18 +14,19 @@ import pytest
 import structlog
 
 from penstock.api.http.health import CheckResult
+from penstock.services import daemon
 from penstock.services.aggregator.main import Aggregator, main
 from penstock.services.aggregator.settings import AggregatorSettings
 from penstock.shared.clients.admin import Admin
 from penstock.shared.clients.producer import Producer
-from penstock.shared.common import daemon, log
+from penstock.shared.common import log
 from penstock.shared.common.clock import SYSTEM_CLOCK
 from penstock.shared.common.errors import SchemaMismatch
 from penstock.shared.common.records import ProducerRecord, TopicPartition
 from penstock.shared.common.settings import KafkaSettings, LogSettings
 from penstock.shared.streams.changelog.restore_io import NEWEST_RECORDS
+from penstock.shared.streams.runtime.application_topics import Prepared
 from penstock.shared.streams.runtime.source_offsets import own_offset
-from penstock.shared.streams.runtime.topics import Prepared
 from penstock.shared.testing.fake_broker import FakeCluster
 
 WAIT_S = 30

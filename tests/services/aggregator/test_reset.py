@@ -12,7 +12,7 @@ from penstock.services.aggregator.reset import ResetPlan, lines_of, main
 from penstock.shared.clients.admin import Admin, NewTopic
 from penstock.shared.clients.consumer import Consumer, ConsumerSettings
 from penstock.shared.common.errors import LakeNotRemoved
-from penstock.shared.common.lake_files import TableFiles, remove_files
+from penstock.shared.common.lake.application_files import TableFiles, remove_files
 from penstock.shared.common.records import TopicPartition
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.testing.fake_broker import FakeCluster

@@ -24,6 +24,7 @@ from penstock.shared.common.key_range import KeyRange
 from penstock.shared.common.records import Columns, ProducerRecord, TopicPartition
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.streams.aggregations.aggregation import Count
+from penstock.shared.streams.changelog.changelog_reader import ChangelogReader, one_by_one
 from penstock.shared.streams.changelog.format import (
     AggregationSchema,
     Progress,
@@ -36,7 +37,6 @@ from penstock.shared.streams.changelog.format import (
     encode_progress,
     encode_takeover,
 )
-from penstock.shared.streams.changelog.reader import ChangelogReader, one_by_one
 from penstock.shared.testing.fake_broker import FakeCluster
 from tests import lake_tables
 

@@ -15,10 +15,11 @@ from penstock.services.aggregator.stored_windows import (
     merged,
     results,
 )
-from penstock.shared.common.lake import ClosedWindow
+from penstock.shared.common.lake.delta_tables import ClosedWindow
 from penstock.shared.streams.aggregations.aggregation import Count, CountDistinct, Mean, Min
 from penstock.shared.streams.aggregations.collect import CollectList
 from penstock.shared.streams.aggregations.latest import LATEST, Latest
+from penstock.shared.streams.changelog.changelog_reader import Change, ChangelogReader, one_by_one
 from penstock.shared.streams.changelog.format import (
     DELETED,
     FINAL,
@@ -32,7 +33,6 @@ from penstock.shared.streams.changelog.format import (
     encode_progress,
     encode_takeover,
 )
-from penstock.shared.streams.changelog.reader import Change, ChangelogReader, one_by_one
 
 AGGREGATIONS: dict[str, Any] = {"n": Count(), "mean": Mean("x"), "least": Min("x"), "ids": CountDistinct("id")}
 SCHEMAS = tuple(AggregationSchema.of(name, a) for name, a in AGGREGATIONS.items())

@@ -9,8 +9,8 @@ from penstock.services.aggregator.stored_windows import TailChanges
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.key_range import KeyRange
 from penstock.shared.streams.aggregations.aggregation import Count
+from penstock.shared.streams.changelog.changelog_reader import Change
 from penstock.shared.streams.changelog.format import DELETED, FINAL, LIVE, AggregationSchema, StateCodec, StoreSchema
-from penstock.shared.streams.changelog.reader import Change
 
 STORE = StoreSchema(
     *("s", "session", "string", 10, 5, "on_close", "in", None, None, None),

@@ -19,7 +19,7 @@ from penstock.services.local.broker_config import (
     server_command,
 )
 from penstock.shared.common.errors import ConfigError
-from penstock.shared.common.java import Java
+from penstock.shared.common.java.installed_java import Java
 
 PORTS = {"PLAINTEXT": 21001, "CONTROLLER": 21002}
 JAVA = Java(Path("/usr/bin/java"), 17, "PATH")

@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from penstock.services.local.broker_config import LOG_FOLDER
-from penstock.services.local.kafka import META_PROPERTIES, EmbeddedKafka
+from penstock.services.local.embedded_kafka import META_PROPERTIES, EmbeddedKafka
 from penstock.services.local.settings import UpSettings
 from penstock.services.local.up import Up, main, require_topics
 from penstock.shared.common.errors import ConfigError

@@ -12,7 +12,7 @@ import pytest
 from penstock.services.spark import class_archive
 from penstock.services.spark import spark_session as spark
 from penstock.services.spark.settings import SparkSettings
-from penstock.shared.common.java import Java
+from penstock.shared.common.java.installed_java import Java
 
 
 @pytest.fixture

@@ -15,9 +15,9 @@ from penstock.services.spark.batch.settings import BatchSettings
 from penstock.services.spark.compaction.settings import CompactSettings
 from penstock.services.spark.main import WRONG_SETTINGS, compact_main
 from penstock.services.spark.settings import SparkSettings
-from penstock.shared.common import java
 from penstock.shared.common.errors import ConfigError
-from penstock.shared.common.jars import JarSet, cache_root
+from penstock.shared.common.java import installed_java
+from penstock.shared.common.java.jars import JarSet, cache_root
 
 
 def cached(jars: JarSet) -> list[str]:
@@ -80,7 +80,7 @@ def test_a_java_that_spark_does_not_run_on_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Without Java, or with too new a Java, a job ends with status 2. Its one line names the command to install one."""
-    monkeypatch.setattr(java, "_LINUX_FOLDER", tmp_path / "jvm")
+    monkeypatch.setattr(installed_java, "_LINUX_FOLDER", tmp_path / "jvm")
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.chdir(tmp_path)
@@ -103,12 +103,12 @@ def test_spark_takes_the_java_that_was_found(tmp_path: Path, monkeypatch: pytest
     """Spark's launcher reads JAVA_HOME before PATH. A launcher outside a Java home leaves the environment unchanged."""
     monkeypatch.setenv("JAVA_HOME", "before")
     shim = tmp_path / "shims" / "java"
-    spark.use_java(java.Java(shim, 17, "PATH"))
+    spark.use_java(installed_java.Java(shim, 17, "PATH"))
     assert os.environ["JAVA_HOME"] == "before"
     home = tmp_path / "jvm" / "java-17"
     (home / "bin").mkdir(parents=True)
     (home / "bin" / "java").touch()
-    spark.use_java(java.Java(home / "bin" / "java", 17, "PATH"))
+    spark.use_java(installed_java.Java(home / "bin" / "java", 17, "PATH"))
     assert os.environ["JAVA_HOME"] == str(home)
 
 

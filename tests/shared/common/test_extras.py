@@ -139,7 +139,7 @@ def test_an_import_says_which_extra_it_lacks(code: str, module: str, said: str) 
         ("from penstock import Consumer, Admin", NOT_LOADED),
         ("import penstock.clients, penstock.connect, penstock.errors, penstock.testing", NOT_LOADED),
         ("import penstock.services.cli", (*NOT_LOADED, "aiokafka")),
-        ("import penstock.services.local.kafka, penstock.services.local.doctor.main", NOT_LOADED),
+        ("import penstock.services.local.embedded_kafka, penstock.services.local.doctor.main", NOT_LOADED),
         ("import penstock.services.connect.connectors, penstock.services.consumer.dlq", NOT_LOADED),
     ],
 )

@@ -70,7 +70,7 @@ class Others(PathFinder):
 sys.meta_path[:] = [Others if finder is PathFinder else finder for finder in sys.meta_path]
 assert importlib.util.find_spec("numba") is None
 
-from penstock.shared.common.compilation import IS_COMPILED
+from penstock.shared.common.kernel_loading import IS_COMPILED
 from penstock.shared.testing.oracle import main
 
 status = main(sys.argv[1:])

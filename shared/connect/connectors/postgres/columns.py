@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from decimal import Context, Decimal, InvalidOperation
 from typing import Any, NamedTuple
 
-from penstock.shared.connect.connectors.postgres.reader import aware
+from penstock.shared.connect.connectors.postgres.table_reader import aware
 from penstock.shared.connect.errors import ConnectError
 from penstock.shared.connect.schema import (
     Field,

@@ -14,7 +14,7 @@ from typing import Any
 
 from penstock.shared.common.log import get_logger
 from penstock.shared.connect.connectors.postgres import sql
-from penstock.shared.connect.connectors.postgres.bulk import BulkRead
+from penstock.shared.connect.connectors.postgres.bulk_read import BulkRead
 from penstock.shared.connect.connectors.postgres.changes import Changes, Incomplete, Progress
 from penstock.shared.connect.connectors.postgres.columns import TEXT_STYLES
 from penstock.shared.connect.connectors.postgres.pgoutput import lsn_of, lsn_text

@@ -16,11 +16,10 @@ from typing import Any
 from penstock.shared.common.log import get_logger
 from penstock.shared.connect.config_def import NO_DEFAULT, ConfigDef, Type, at_least, one_of
 from penstock.shared.connect.connector import ExactlyOnceSupport, Props, SourceConnector
-from penstock.shared.connect.connectors.postgres.bulk import BulkRead
+from penstock.shared.connect.connectors.postgres.bulk_read import BulkRead
 from penstock.shared.connect.connectors.postgres.changes import place_of
 from penstock.shared.connect.connectors.postgres.columns import schema_of, value_of
 from penstock.shared.connect.connectors.postgres.logical import SLOT_NAME, LogicalReader
-from penstock.shared.connect.connectors.postgres.reader import TableReader
 from penstock.shared.connect.connectors.postgres.settings import (
     HIGH,
     LOW,
@@ -29,6 +28,7 @@ from penstock.shared.connect.connectors.postgres.settings import (
     connection_config,
     translated,
 )
+from penstock.shared.connect.connectors.postgres.table_reader import TableReader
 from penstock.shared.connect.errors import ConfigError, ConnectError, RetriableError
 from penstock.shared.connect.record import SourceRecord
 from penstock.shared.connect.schema import Schema

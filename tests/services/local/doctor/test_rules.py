@@ -14,7 +14,7 @@ from penstock.services.local.doctor.rules import (
     topic_findings,
 )
 from penstock.shared.clients.admin import event_time_topic
-from penstock.shared.streams.runtime.topics import CHANGELOG_CONFIGS
+from penstock.shared.streams.runtime.application_topics import CHANGELOG_CONFIGS
 from penstock.shared.streams.settings import REFUSAL_BYTES_MAX
 
 WEEK = str(7 * 86_400_000)

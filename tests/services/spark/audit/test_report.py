@@ -9,8 +9,8 @@ import msgspec
 import pytest
 from rich.console import Console
 
+from penstock.services.spark.audit.audit import AuditReport, CheckResult
 from penstock.services.spark.audit.report import as_object, print_report
-from penstock.services.spark.audit.run import AuditReport, CheckResult
 from penstock.services.spark.main import AUDIT_DIFFERENCES, AUDIT_FAILED, AUDIT_OK, status_of
 
 

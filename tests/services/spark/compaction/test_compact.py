@@ -13,7 +13,7 @@ from deltalake import DeltaTable, write_deltalake
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.services.spark.compaction import delta
+from penstock.services.spark.compaction import delta_writer
 from penstock.services.spark.compaction.compact import Compaction, bounded_ranges, spread, stores_of
 from penstock.services.spark.compaction.fold import ChangelogRange, PartitionResult
 from penstock.services.spark.compaction.settings import CompactSettings
@@ -94,10 +94,10 @@ def test_positions_are_read_from_the_rows_if_no_commit_has_them(tmp_path: Path) 
     write_deltalake(uri, pa.Table.from_pylist(rows, schema))
     table = DeltaTable(uri)
     assert job()._positions(CLOSED, table, offsets(0, 9)) == {0: 7, 1: 9}
-    delta.commit(table, [], [], {"topic_id": "id-1", "positions": {"0": 12, "10": 3}})
+    delta_writer.commit(table, [], [], {"topic_id": "id-1", "positions": {"0": 12, "10": 3}})
     assert job()._positions(CLOSED, DeltaTable(uri), offsets(0, 9)) == {0: 12, 10: 3}
     for rejected in ({"topic_id": "id-0", "positions": {}}, {}):
-        delta.commit(DeltaTable(uri), [], [], rejected)
+        delta_writer.commit(DeltaTable(uri), [], [], rejected)
         write_deltalake(uri, pa.Table.from_pylist([{**rows[0], "topic_id": "id-0"}], schema), mode="append")
         with pytest.raises(ChangelogHole, match="closed/s was made from log with id id-0"):
             job()._positions(CLOSED, DeltaTable(uri), offsets(0, 9))

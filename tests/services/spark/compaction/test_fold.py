@@ -23,7 +23,7 @@ from penstock.services.spark.compaction.fold import (
     read_range,
     write_files,
 )
-from penstock.services.spark.tables import TIME_MS_MAX
+from penstock.services.spark.table_columns import TIME_MS_MAX
 from penstock.shared.clients.admin import Admin, NewTopic
 from penstock.shared.clients.producer import Producer
 from penstock.shared.common.errors import CorruptRecord, KafkaTimeout, SchemaMismatch

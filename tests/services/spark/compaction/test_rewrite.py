@@ -11,9 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from penstock.services.spark.compaction import rewrite as of_rewrite
-from penstock.services.spark.compaction.delta import DataFile
+from penstock.services.spark.compaction.delta_writer import DataFile
 from penstock.services.spark.compaction.rewrite import RewriteInput, live_rows, rewrite
-from penstock.services.spark.tables import PROGRESS, state_schema
+from penstock.services.spark.table_columns import PROGRESS, state_schema
 from penstock.shared.streams.aggregations.aggregation import Count
 from penstock.shared.streams.dsl.builder import StreamsBuilder
 

@@ -13,9 +13,9 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
-from penstock.services.spark.compaction import delta, table_maintenance
+from penstock.services.spark.compaction import delta_writer, table_maintenance
 from penstock.services.spark.compaction.compact import Compaction, CompactionReport, Plan
-from penstock.services.spark.compaction.delta import CompactionConflict
+from penstock.services.spark.compaction.delta_writer import CompactionConflict
 from penstock.services.spark.compaction.settings import CompactSettings
 from penstock.services.spark.compaction.table_maintenance import (
     TableMaintenance,
@@ -134,9 +134,9 @@ def append(uri: str, name: str, *hours: int, schema: pa.Schema = CLOSED_ROWS) ->
         "changelog_offset": pa.array(range(len(hours))),
     }
     rows = pa.table([columns.get(f.name, pa.nulls(len(hours), f.type)) for f in schema], schema=schema)
-    delta.ensure_table(opened(uri), uri, {}, schema, ["window_start"], is_partitioned=False)
-    file = delta.Files(uri, {}, ["window_start"]).write(name, rows.to_batches())
-    delta.commit(DeltaTable(uri), [file], [], {"kind": "compaction", **POSITIONS})
+    delta_writer.ensure_table(opened(uri), uri, {}, schema, ["window_start"], is_partitioned=False)
+    file = delta_writer.Files(uri, {}, ["window_start"]).write(name, rows.to_batches())
+    delta_writer.commit(DeltaTable(uri), [file], [], {"kind": "compaction", **POSITIONS})
 
 
 def opened(uri: str) -> DeltaTable | None:
@@ -156,8 +156,8 @@ def test_optimize_merges_small_files_ordered_by_time(tmp_path: Path) -> None:
     assert optimize(DeltaTable(uri), "closed") == 3
     assert list(hours_of(uri).values()) == [[1, 3, 5, 7, 9]]
     table = DeltaTable(uri)
-    assert delta.positions(table) == POSITIONS
-    assert not is_optimize_due(delta.history(table, 10), 0)
+    assert delta_writer.positions(table) == POSITIONS
+    assert not is_optimize_due(delta_writer.history(table, 10), 0)
     actions = [json.loads(line) for line in (tmp_path / f"closed/_delta_log/{table.version():020}.json").open()]
     changes = [action[kind]["dataChange"] for action in actions for kind in ("add", "remove") if kind in action]
     assert changes == [False] * 4

@@ -185,7 +185,7 @@ async def test_a_position_that_the_log_does_not_hold_is_said_and_counted(caplog:
 
 async def test_a_topic_that_is_gone_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Under `sync` its position cannot be committed any more; the polls after that go on with the other topic."""
-    monkeypatch.setattr("penstock.shared.clients.consumer.offset_commits.REJECTED_RETRY_MS", 20)
+    monkeypatch.setattr("penstock.shared.clients.consumer.commit_requests.REJECTED_RETRY_MS", 20)
     async with asyncio.timeout(20), running(1, 3) as cluster:
         cluster.create_topic("u")
         other = TopicPartition("u", 0)

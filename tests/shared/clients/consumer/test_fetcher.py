@@ -15,8 +15,7 @@ from penstock.shared.clients.connection import (
     new_batch_builder,
     seal_batch,
 )
-from penstock.shared.clients.consumer.fetch_state import Fetch, FetchLimits, Lookup, Work
-from penstock.shared.clients.consumer.fetcher import LEFT_OUT_WAIT_MS, Fetcher
+from penstock.shared.clients.consumer.fetcher import LEFT_OUT_WAIT_MS, Fetch, Fetcher, FetchLimits, Lookup, Work
 from penstock.shared.clients.consumer.reset_policy import ResetPolicy
 from penstock.shared.common.errors import (
     AuthorizationFailed,

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
+from penstock.shared.clients.consumer.commit_metadata import decode_finished
 from penstock.shared.clients.consumer.partition_progress import Lane, PartitionProgress, Work
-from penstock.shared.common.commit_metadata import decode_finished
 from penstock.shared.common.records import Columns, ConsumerRecord, OffsetAndMetadata
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.shared.clients.consumer.fetch_state import Move
+from penstock.shared.clients.consumer.fetcher import Move
 from penstock.shared.clients.consumer.positions import Positions
 from penstock.shared.clients.consumer.unread import Polled
 from penstock.shared.common.records import Columns, ConsumerRecord, OffsetAndMetadata, TopicPartition

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from prometheus_client import CollectorRegistry
 
 from penstock.shared.clients.connection import ProduceAnswer, read_batches, record_size
-from penstock.shared.clients.producer.batch import Batch, Callback
 from penstock.shared.clients.producer.batch_completion import BatchCompletion
 from penstock.shared.clients.producer.buffer_pool import BufferPool
 from penstock.shared.clients.producer.metrics import ProducerMetrics
+from penstock.shared.clients.producer.producer_batch import Batch, Callback
 from penstock.shared.clients.producer.record_accumulator import RecordAccumulator
 from penstock.shared.clients.producer.settings import ProducerSettings
 from penstock.shared.clients.producer.transaction_manager import SequenceLedger, Transaction, TxnState

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.shared.clients.producer.batch import BatchState
+from penstock.shared.clients.producer.producer_batch import BatchState
 from penstock.shared.common.errors import (
     AuthorizationFailed,
     CorruptRecord,

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock.shared.clients.connection import read_batches
-from penstock.shared.clients.producer.batch import Batch
+from penstock.shared.clients.producer.producer_batch import Batch
 from penstock.shared.clients.producer.transaction_manager import EPOCH_MAX
 from penstock.shared.common.errors import RecordTooLarge, SendCancelled
 from penstock.shared.common.records import RecordMetadata, TopicPartition

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from penstock.shared.clients.producer.batch import Batch
 from penstock.shared.clients.producer.buffer_pool import HeldUpShare
+from penstock.shared.clients.producer.producer_batch import Batch
 from penstock.shared.clients.producer.record_accumulator import HELD_UP_MS
 from penstock.shared.common.errors import BufferExhausted, IllegalState
 from penstock.shared.common.records import TopicPartition

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from penstock.shared.clients.producer import partitioner
-from penstock.shared.clients.producer.batch import Batch
 from penstock.shared.clients.producer.partitioner import (
     Partitioner,
     RoutedTopic,
@@ -20,6 +19,7 @@ from penstock.shared.clients.producer.partitioner import (
     for_key,
     murmur2,
 )
+from penstock.shared.clients.producer.producer_batch import Batch
 from penstock.shared.clients.producer.record_accumulator import RecordAccumulator
 from penstock.shared.clients.producer.settings import ProducerSettings
 from penstock.shared.common.records import ProducerRecord, TopicPartition

@@ -15,7 +15,7 @@ import pytest
 from penstock.shared.clients.connection.packed_headers import PackedHeaders
 from penstock.shared.clients.producer import Producer, ProducerInterceptor, ProducerSettings, column_slices
 from penstock.shared.clients.producer.partitioner import for_key
-from penstock.shared.common import compilation
+from penstock.shared.common import kernel_loading
 from penstock.shared.common.errors import (
     BufferExhausted,
     IllegalState,
@@ -40,7 +40,7 @@ def encoder(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     """What encodes the records; a slice of seven records shows what happens between slices."""
     name: str = request.param
     if name == "aiokafka":
-        monkeypatch.setattr(compilation, "IS_COMPILED", False)
+        monkeypatch.setattr(kernel_loading, "IS_COMPILED", False)
     monkeypatch.setattr(column_slices, "SLICE_RECORDS", 7)
     return name
 
@@ -104,7 +104,7 @@ async def test_each_record_is_where_its_result_says(form: str, compression: str)
         assert await deliveries.first_error() is None
         assert deliveries.done()
         assert producer.metrics()["record_send_total"] == 200
-        assert (producer._slices is None) == (not compilation.IS_COMPILED)
+        assert (producer._slices is None) == (not kernel_loading.IS_COMPILED)
 
 
 @pytest.mark.parametrize("partition", [0, 2])

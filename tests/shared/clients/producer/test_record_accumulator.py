@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from penstock.shared.clients.producer.batch import BatchState
+from penstock.shared.clients.producer.producer_batch import BatchState
 from penstock.shared.clients.producer.settings import ProducerSettings
 from penstock.shared.common.errors import SendCancelled
 from penstock.shared.common.records import TopicPartition

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.shared.clients.connection import COMPRESSION
-from penstock.shared.clients.producer.batch import Batch
+from penstock.shared.clients.producer.producer_batch import Batch
 from penstock.shared.clients.producer.record_locations import RecordLocations
 from penstock.shared.common.errors import BufferExhausted, RecordTooLarge
 from penstock.shared.common.records import TopicPartition

@@ -8,9 +8,9 @@ from collections.abc import Callable
 import pytest
 
 from penstock.shared.clients.producer import Delivery, ProducerSettings
-from penstock.shared.clients.producer.batch import Batch
 from penstock.shared.clients.producer.buffer_pool import BufferPool
 from penstock.shared.clients.producer.metrics import ProducerMetrics
+from penstock.shared.clients.producer.producer_batch import Batch
 from penstock.shared.clients.producer.record_accumulator import RecordAccumulator
 from penstock.shared.clients.producer.sender import Sender
 from penstock.shared.clients.producer.transaction_manager import EPOCH_MAX

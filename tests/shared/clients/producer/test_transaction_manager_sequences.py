@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.shared.clients.producer.batch import ProducerState
+from penstock.shared.clients.producer.producer_batch import ProducerState
 from penstock.shared.clients.producer.transaction_manager import EPOCH_MAX, SequenceLedger
 from penstock.shared.common.records import TopicPartition
 

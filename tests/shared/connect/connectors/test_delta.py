@@ -12,7 +12,7 @@ from deltalake import DeltaTable
 
 from penstock.shared.clients.producer import Producer
 from penstock.shared.common.errors import WriterFenced
-from penstock.shared.common.lake_append import append_once, table_versions
+from penstock.shared.common.lake.append_once import append_once, table_versions
 from penstock.shared.common.records import OffsetAndMetadata, TopicPartition
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.connect.connectors.delta import DeltaSinkConnector, DeltaSinkTask

@@ -21,7 +21,7 @@ from penstock.shared.connect.connectors.http import (
 )
 from penstock.shared.connect.errors import RetriableError
 from penstock.shared.connect.runtime.abstract_source_task import WorkerSourceTaskContext
-from penstock.shared.connect.runtime.source_offsets import StoredOffsetReader
+from penstock.shared.connect.runtime.offset_storage_reader import StoredOffsetReader
 from tests.shared.connect.connectors.http_server import Answer, Request, serving
 from tests.shared.connect.connectors.sink_context import A, B, Context, records
 from tests.shared.connect.harness import Running, Store, running

@@ -20,7 +20,7 @@ from penstock.shared.connect.converters.avro import (
     writing,
 )
 from penstock.shared.connect.converters.avro_schemas import AVRO_ENUM, AVRO_UNION, from_avro, to_avro
-from penstock.shared.connect.converters.registry import framed
+from penstock.shared.connect.converters.schema_registry_serde import framed
 from penstock.shared.connect.errors import ConfigError, DataError
 from penstock.shared.connect.schema import (
     BOOLEAN,

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from penstock.shared.connect.herder.distributed import PendingChanges
 from penstock.shared.connect.runtime.states import ConnectorTaskId
-from penstock.shared.connect.storage.config_records import LoggerLevel, RestartRequest, SessionKey
-from penstock.shared.connect.storage.config_state import (
+from penstock.shared.connect.storage.cluster_config_state import (
     ConnectorChanged,
     ConnectorRemoved,
     TargetStateChanged,
     TasksChanged,
 )
+from penstock.shared.connect.storage.config_records import LoggerLevel, RestartRequest, SessionKey
 
 TASK = ConnectorTaskId("c", 0)
 

@@ -12,12 +12,12 @@ from prometheus_client.parser import text_string_to_metric_families
 from penstock.shared.clients.producer import Producer
 from penstock.shared.common.metrics import render
 from penstock.shared.common.settings import KafkaSettings
-from penstock.shared.connect.connectors.file import FileStreamSinkConnector
+from penstock.shared.connect.connectors.file_stream import FileStreamSinkConnector
 from penstock.shared.connect.herder.metrics import ConnectMetrics
 from penstock.shared.connect.runtime.plugins import Plugins
 from penstock.shared.connect.runtime.states import TargetState
 from penstock.shared.connect.runtime.worker import Worker
-from penstock.shared.connect.storage.config_state import ConfigSnapshot
+from penstock.shared.connect.storage.cluster_config_state import ConfigSnapshot
 from tests.shared.connect.harness import Running, SayingSink, SayingSource, running
 
 

@@ -15,7 +15,7 @@ from penstock.shared.connect.herder.views import (
 )
 from penstock.shared.connect.runtime.plugins import Plugins
 from penstock.shared.connect.runtime.states import ConnectorTaskId, State
-from penstock.shared.connect.storage.config_state import ConfigSnapshot
+from penstock.shared.connect.storage.cluster_config_state import ConfigSnapshot
 from penstock.shared.connect.storage.status_cache import StatusCache
 from penstock.shared.connect.storage.status_records import ConnectorStatus, TaskStatus, TopicStatus
 

@@ -9,7 +9,7 @@ from typing import Any, cast
 from penstock.shared.connect.group.connect_protocol import Work
 from penstock.shared.connect.herder.work_runner import WorkRunner
 from penstock.shared.connect.runtime.states import ConnectorTaskId, State, TargetState
-from penstock.shared.connect.storage.config_state import ConfigSnapshot
+from penstock.shared.connect.storage.cluster_config_state import ConfigSnapshot
 
 
 class SlowToStop:

@@ -10,7 +10,7 @@ from typing import Any
 
 from penstock.shared.common.clock import SYSTEM_CLOCK
 from penstock.shared.common.records import TopicPartition
-from penstock.shared.connect.connectors.file import FileStreamSinkConnector
+from penstock.shared.connect.connectors.file_stream import FileStreamSinkConnector
 from penstock.shared.connect.herder.loggers import Loggers
 from penstock.shared.connect.isolation.child import Commands, Link
 from penstock.shared.connect.isolation.messages import Message, pack

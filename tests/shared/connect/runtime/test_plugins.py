@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from penstock.shared.connect.builtin import BUILTIN
-from penstock.shared.connect.connectors.file import FileStreamSinkConnector, FileStreamSourceConnector
+from penstock.shared.connect.connectors.file_stream import FileStreamSinkConnector, FileStreamSourceConnector
 from penstock.shared.connect.errors import ConfigError, ConnectorNotFound
 from penstock.shared.connect.runtime.plugins import KINDS, Plugins, class_name, connector_type
 from tests.documents import ROOT

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pytest
 import structlog
 
-from penstock.shared.connect.connectors.file import FileStreamSinkConnector
+from penstock.shared.connect.connectors.file_stream import FileStreamSinkConnector
 from penstock.shared.connect.errors import ConnectError
 from penstock.shared.connect.runtime.states import ConnectorTaskId, State, TargetState
 from penstock.shared.connect.runtime.worker_task import TaskSpec

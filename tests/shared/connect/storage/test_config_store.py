@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from penstock.shared.connect.runtime.states import ConnectorTaskId, TargetState
-from penstock.shared.connect.storage.config_records import LoggerLevel, RestartRequest, SessionKey
-from penstock.shared.connect.storage.config_state import (
+from penstock.shared.connect.storage.cluster_config_state import (
     ConfigChange,
     ConnectorChanged,
     ConnectorRemoved,
     TargetStateChanged,
     TasksChanged,
 )
+from penstock.shared.connect.storage.config_records import LoggerLevel, RestartRequest, SessionKey
 from penstock.shared.connect.storage.config_store import MemoryConfigStore
 
 

@@ -22,7 +22,7 @@ from penstock.shared.streams.changelog.format import (
     StoreSchema,
     Takeover,
 )
-from penstock.shared.streams.changelog.states import unpack_many
+from penstock.shared.streams.changelog.state_decoding import unpack_many
 
 int64 = st.integers(-(2**63), 2**63 - 1)
 epochs, stores, commits = st.integers(0, fmt.EPOCH_MAX), st.integers(0, 255), st.integers(0, 2**63 - 1)

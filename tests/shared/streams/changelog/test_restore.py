@@ -21,6 +21,7 @@ from penstock.shared.common.records import Columns, ConsumerRecord
 from penstock.shared.streams.aggregations.aggregation import Aggregate, Count, CountDistinct, Max
 from penstock.shared.streams.aggregations.collect import CollectList, Last
 from penstock.shared.streams.changelog import format as fmt
+from penstock.shared.streams.changelog.changelog_reader import Change, ChangelogReader, CorruptEntry, one_by_one
 from penstock.shared.streams.changelog.format import (
     DELETED,
     LIVE,
@@ -30,7 +31,6 @@ from penstock.shared.streams.changelog.format import (
     decode,
     decode_progress,
 )
-from penstock.shared.streams.changelog.reader import Change, ChangelogReader, CorruptEntry, one_by_one
 from penstock.shared.streams.changelog.restore import (
     require_whole_input,
     restore_change,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.shared.common.errors import ConfigError
-from penstock.shared.common.lake_columns import CLOSED_COLUMNS, LATE_COLUMNS, STATE_COLUMNS
+from penstock.shared.common.lake.column_names import CLOSED_COLUMNS, LATE_COLUMNS, STATE_COLUMNS
 from penstock.shared.streams.aggregations.aggregation import Count
 from penstock.shared.streams.changelog.format import StoreSchema
 from penstock.shared.streams.dsl.builder import RESERVED_RESULTS, StreamsBuilder

@@ -8,13 +8,13 @@ import msgspec
 import pytest
 
 from penstock.shared.streams.aggregations.aggregation import Count, Sum
+from penstock.shared.streams.changelog.changelog_reader import ChangelogReader, CorruptEntry, ignore
 from penstock.shared.streams.changelog.format import (
     EPOCH_MAX,
     Takeover,
     encode_deleted,
     encode_takeover,
 )
-from penstock.shared.streams.changelog.reader import ChangelogReader, CorruptEntry, ignore
 from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.streams.state.checkpoint import Checkpoint
 from penstock.shared.streams.state.local_restore import Overtaken, check_overtaken, mismatch, take_up

@@ -27,8 +27,7 @@ from penstock.shared.streams.processor import Processor, ProcessorContext
 from penstock.shared.streams.punctuation import PunctuationType
 from penstock.shared.streams.record import Record
 from penstock.shared.streams.task.error_handlers import ErrorHandlers
-from penstock.shared.streams.task.progress import progress_of
-from penstock.shared.streams.task.stream_task import StreamTask
+from penstock.shared.streams.task.stream_task import StreamTask, progress_of
 from penstock.shared.streams.topology import ProcessorNode, Topology
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 

@@ -17,7 +17,7 @@ from penstock.shared.common.errors import ConfigError, SchemaMismatch
 from penstock.shared.common.records import Columns, ConsumerRecord
 from penstock.shared.streams.aggregations.aggregation import Aggregate, Aggregation, Count, Max, Mean, Min, Sum
 from penstock.shared.streams.aggregations.collect import CollectList, Last
-from penstock.shared.streams.changelog.reader import check_schema
+from penstock.shared.streams.changelog.changelog_reader import check_schema
 from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.streams.processor import Processor, ProcessorContext
 from penstock.shared.streams.record import Record

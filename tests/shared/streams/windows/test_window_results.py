@@ -14,8 +14,8 @@ from penstock.shared.streams.aggregations.aggregation import Count, Mean
 from penstock.shared.streams.aggregations.latest import LATEST, Latest
 from penstock.shared.streams.record import Record, WindowKey
 from penstock.shared.streams.task.result_encoders import encode_json, encode_updates
+from penstock.shared.streams.windows.changed_windows import Windows
 from penstock.shared.streams.windows.state_columns import StateColumns
-from penstock.shared.streams.windows.window_columns import Windows
 from penstock.shared.streams.windows.window_results import WindowResults
 
 texts = st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=6), max_size=8)

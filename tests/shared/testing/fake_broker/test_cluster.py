@@ -18,7 +18,7 @@ from penstock.shared.common.records import OffsetAndMetadata, TopicPartition
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.testing.fake_broker import Action, Api, Drop, Fail, FakeCluster, Request
 from penstock.shared.testing.fake_broker.protocol import ErrorCode
-from tests.shared.testing.fake_broker.test_server import connected
+from tests.shared.testing.fake_broker.test_node_server import connected
 
 
 def settings(cluster: FakeCluster, **more: object) -> KafkaSettings:

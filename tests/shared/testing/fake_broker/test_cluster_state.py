@@ -9,10 +9,10 @@ import pytest
 from penstock.shared.common.records import TopicPartition
 from penstock.shared.testing.fake_broker.cluster_state import ClusterState, Node, Request
 from penstock.shared.testing.fake_broker.codec import Message
-from penstock.shared.testing.fake_broker.handlers import HANDLERS
+from penstock.shared.testing.fake_broker.kafka_apis import HANDLERS
 from penstock.shared.testing.fake_broker.protocol import SPOKEN, Api, ErrorCode
 from penstock.shared.testing.fake_broker.timers import Later
-from tests.shared.testing.fake_broker.test_batches import built
+from tests.shared.testing.fake_broker.test_broker_batches import built
 
 T0 = TopicPartition("t", 0)
 

@@ -6,11 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.shared.clients.connection import read_batches
-from penstock.shared.testing.fake_broker.batches import parse, records
+from penstock.shared.testing.fake_broker.broker_batches import parse, records
 from penstock.shared.testing.fake_broker.partition_log import PartitionLog
 from penstock.shared.testing.fake_broker.producer_states import Appended
 from penstock.shared.testing.fake_broker.protocol import ErrorCode
-from tests.shared.testing.fake_broker.test_batches import built
+from tests.shared.testing.fake_broker.test_broker_batches import built
 
 MANY = 1 << 20
 

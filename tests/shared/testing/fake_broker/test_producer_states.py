@@ -5,10 +5,10 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.shared.testing.fake_broker.batches import Batch, parse, place
+from penstock.shared.testing.fake_broker.broker_batches import Batch, parse, place
 from penstock.shared.testing.fake_broker.producer_states import Appended, ProducerStates
 from penstock.shared.testing.fake_broker.protocol import ErrorCode
-from tests.shared.testing.fake_broker.test_batches import built
+from tests.shared.testing.fake_broker.test_broker_batches import built
 
 
 def of(sequence: int, *, epoch: int = 0, count: int = 2) -> Batch:

@@ -1,0 +1,337 @@
+"""A child process that ends when this one does, for asyncio.
+
+A guard (child_guard.py) runs between this process and the command. It watches a pipe that only this process holds open.
+`pid`, `returncode` and `kill` refer to the real child, never to the guard. `subprocess.Popen` is used instead of
+asyncio's own: asyncio's transport sends SIGKILL to its process when a loop closes, and a killed guard cannot stop its
+child.
+
+The child's output goes to a log file, or to pipes that are read here, or to this process's own output.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Self
+
+from penstock.services import child_guard
+from penstock.shared.common.backoff import ExponentialBackoff
+from penstock.shared.common.errors import ConfigError, FatalError, IllegalState
+
+LOG_TAIL_LINES = 20
+LOG_TAIL_BYTES = 65_536  # enough for twenty long lines, and a bound on what one error reads
+LOG_MAX_BYTES = 10 * 1024 * 1024  # a longer log of earlier runs is moved aside (one is kept) when a child starts
+OUTPUT_BYTES_MAX = 256 * 1024  # of the end of each piped output that are kept
+KILL_WAIT_MS = 10_000  # SIGKILL takes effect at once unless the kernel holds the process in uninterruptible I/O
+RESTART_BACKOFF = ExponentialBackoff(1_000, 60_000)
+STEADY_MS = 60_000  # a child that ran this long had started well, so its end is the first failure in a row
+_READ_BYTES = 65_536
+_GUARD_COMMAND = (sys.executable, "-I", "-S", child_guard.__file__)
+
+
+class ChildDied(FatalError):
+    """A child process ended unexpectedly. The message has its status and last output."""
+
+
+class Restarts:
+    """Decides how long to wait before a child that ended is started again.
+
+    >>> restarts = Restarts()
+    >>> [restarts.wait_ms(ran_ms) for ran_ms in (100, 100, 100, 3_600_000, 100)]
+    [1000, 2000, 4000, 1000, 2000]
+    """
+
+    def __init__(self) -> None:
+        self._failures = 0
+
+    def __repr__(self) -> str:
+        return f"<Restarts {self._failures} failures in a row>"
+
+    def wait_ms(self, ran_ms: int) -> int:
+        """Return the wait after the end of a child that ran for that time."""
+        self._failures = 1 if ran_ms >= STEADY_MS else self._failures + 1
+        return int(RESTART_BACKOFF.wait_ms(self._failures))
+
+
+class ChildProcess:
+    """One command as a child. Create it with `start`, and use it only from the loop that started it."""
+
+    def __init__(self, name: str, guard: subprocess.Popen[bytes], report: IO[bytes], log_file: Path | None) -> None:
+        self.name = name
+        self.log_file = log_file
+        self.output = b""
+        """The end of the child's standard output, if `start` was given `on_line`; complete after `wait`."""
+        self.error_output = b""
+        """Likewise, of its standard error."""
+        self._log_start = log_file.stat().st_size if log_file is not None and log_file.exists() else 0
+        self._guard = guard
+        self._pid: int | None = None
+        self._returncode: int | None = None
+        self._not_started: int | None = None
+        self._outputs: list[_Output] = []
+        self._error_lines: _Lines | None = None
+        self._started = asyncio.Event()
+        self._ended = asyncio.Event()
+        self._read_report(report)
+
+    def __repr__(self) -> str:
+        state = "running" if self._returncode is None else f"ended, {describe_status(self._returncode)}"
+        return f"<ChildProcess {self.name} pid={self._pid} {state}>"
+
+    @classmethod
+    async def start(
+        cls,
+        command: Sequence[str | os.PathLike[str]],
+        *,
+        name: str | None = None,
+        log_file: Path | None = None,
+        on_line: Callable[[str], None] | None = None,
+        env: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+        orphan_limit_ms: int = child_guard.DEFAULT_LIMIT_MS,
+        pass_fds: Sequence[int] = (),
+    ) -> Self:
+        """Start `command`. Its output is appended to `log_file` if given.
+
+        With `on_line` its output is piped: `on_line` is called with each line of its standard error, as it arrives.
+        Otherwise it shares this process's output. `orphan_limit_ms` is how long the child may take to end after this
+        process has ended. The child inherits `pass_fds`. Raises ConfigError if the command cannot be started or the log
+        cannot be written.
+        """
+        words = [os.fspath(word) for word in command]
+        name = name or Path(words[0]).name
+        output = subprocess.PIPE if on_line is not None else None
+        read_end, write_end = os.pipe()
+        report = os.fdopen(read_end, "rb", buffering=0)
+        options = ["--limit-ms", str(orphan_limit_ms), "--report-fd", str(write_end)]
+        try:
+            if log_file is not None:
+                log_file = _absolute(log_file)
+                options += ["--log", str(log_file)]
+                _make_space(log_file)
+            guard = _popen([*_GUARD_COMMAND, *options, "--", *words], env, cwd, (*pass_fds, write_end), output)
+        except OSError as e:
+            report.close()
+            raise ConfigError(f"{name} cannot be started: {e.filename or log_file}: {e.strerror}") from None
+        finally:
+            os.close(write_end)
+        child = cls(name, guard, report, log_file)
+        if on_line is not None:
+            child._read_output(on_line)
+        try:
+            await child._started.wait()
+        except asyncio.CancelledError:
+            guard.terminate()  # it ends its child
+            await child.wait()
+            raise
+        if child._not_started is not None:
+            raise ConfigError(f"{name} cannot be started: {words[0]}: {os.strerror(child._not_started)}")
+        return child
+
+    @property
+    def pid(self) -> int:
+        """The real child's process id, which is also its process group. Raises IllegalState if it was not started."""
+        if self._pid is None:
+            raise IllegalState(f"{self.name} was not started")
+        return self._pid
+
+    @property
+    def returncode(self) -> int | None:
+        """None while it runs; then its exit status, or minus the number of the signal that ended it."""
+        return self._returncode
+
+    async def wait(self) -> int:
+        """Wait for the child's end. Returns `returncode`."""
+        await self._ended.wait()
+        assert self._returncode is not None
+        return self._returncode
+
+    async def terminate(self, timeout_ms: int) -> int:
+        """Send SIGTERM, and SIGKILL to the group after `timeout_ms`. Returns `returncode`. Safe to call twice."""
+        self.send_signal(signal.SIGTERM)
+        self.send_signal(signal.SIGCONT)  # a paused child would not see the SIGTERM
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                return await self.wait()
+        except TimeoutError:
+            self.kill()
+        async with asyncio.timeout(KILL_WAIT_MS / 1000):
+            return await self.wait()
+
+    def kill(self) -> None:
+        """Send SIGKILL to the child and its group, at once."""
+        self.send_signal(signal.SIGKILL, group=True)
+
+    def send_signal(self, number: int, *, group: bool = False) -> None:
+        """Send a signal to the child, or to its whole group. Does nothing if it has ended."""
+        if self._returncode is None and self._pid is not None:
+            with contextlib.suppress(ProcessLookupError):
+                (os.killpg if group else os.kill)(self._pid, number)
+
+    def log_tail(self, lines: int = LOG_TAIL_LINES) -> list[str]:
+        """Return the last lines that this run wrote to its log file."""
+        return [] if self.log_file is None else tail(self.log_file, lines, start=self._log_start)
+
+    def died(self) -> ChildDied:
+        """Return the error for an unexpected end."""
+        said = self.log_tail()
+        last = ": its last output was\n  " + "\n  ".join(said) if said else " without any output"
+        return ChildDied(f"{self.name} ended, {describe_status(self._returncode or 0)}{last}")
+
+    def _read_report(self, pipe: IO[bytes]) -> None:
+        lines = _Lines(self._on_report)
+
+        def on_readable() -> None:
+            if data := os.read(pipe.fileno(), _READ_BYTES):
+                lines.add(data)
+                return
+            asyncio.get_running_loop().remove_reader(pipe.fileno())
+            pipe.close()
+            self._on_guard_ended()
+
+        asyncio.get_running_loop().add_reader(pipe.fileno(), on_readable)
+
+    def _read_output(self, on_line: Callable[[str], None]) -> None:
+        assert self._guard.stdout is not None
+        assert self._guard.stderr is not None
+        lines = _Lines(lambda line: on_line(line.decode(errors="replace").rstrip()))
+
+        def on_output(data: bytes) -> None:
+            self.output = (self.output + data)[-OUTPUT_BYTES_MAX:]
+
+        def on_error_output(data: bytes) -> None:
+            self.error_output = (self.error_output + data)[-OUTPUT_BYTES_MAX:]
+            lines.add(data)
+
+        self._error_lines = lines
+        self._outputs = [_Output(self._guard.stdout, on_output), _Output(self._guard.stderr, on_error_output)]
+
+    def _on_guard_ended(self) -> None:
+        """The guard has ended, and so has the child, unless the guard was killed."""
+        assert self._guard.stdin is not None
+        self._guard.stdin.close()
+        status = self._guard.wait()
+        if self._returncode is None:
+            # The guard itself was killed: its child must not outlive it.
+            self.kill()
+            self._returncode = status
+        for output in self._outputs:
+            output.finish()
+        if self._error_lines is not None:
+            self._error_lines.finish()
+        self._started.set()
+        self._ended.set()
+
+    def _on_report(self, line: bytes) -> None:
+        word, value = line.decode().split()
+        if word == "started":
+            self._pid = int(value)
+            self._started.set()
+        elif word == "exited":
+            # `wait` ends a moment later, with the guard: until then it holds what the child had inherited.
+            self._returncode = int(value)
+        elif word == "failed":
+            self._not_started = int(value)
+            self._returncode = child_guard.NOT_STARTED
+
+
+class _Output:
+    """Gives what arrives in a pipe to `on_bytes`."""
+
+    def __init__(self, pipe: IO[bytes], on_bytes: Callable[[bytes], None]) -> None:
+        self._pipe = pipe
+        self._on_bytes = on_bytes
+        self._loop = asyncio.get_running_loop()
+        os.set_blocking(pipe.fileno(), False)
+        self._loop.add_reader(pipe.fileno(), self._read)
+
+    def finish(self) -> None:
+        """Read the rest and close. A process that left the child's group may hold the pipe, so its end may not come."""
+        while self._read():
+            pass
+        self._loop.remove_reader(self._pipe.fileno())
+        self._pipe.close()
+
+    def _read(self) -> bool:
+        try:
+            data = os.read(self._pipe.fileno(), _READ_BYTES)
+        except BlockingIOError:
+            return False
+        if data:
+            self._on_bytes(data)
+        else:
+            self._loop.remove_reader(self._pipe.fileno())
+        return bool(data)
+
+
+class _Lines:
+    """Splits what arrives into lines, without their ends."""
+
+    def __init__(self, on_line: Callable[[bytes], None]) -> None:
+        self._on_line = on_line
+        self._rest = b""
+
+    def add(self, data: bytes) -> None:
+        *lines, self._rest = (self._rest + data)[-OUTPUT_BYTES_MAX:].split(b"\n")
+        for line in lines:
+            self._on_line(line)
+
+    def finish(self) -> None:
+        """Give the last line, if it has no end."""
+        if self._rest:
+            self._on_line(self._rest)
+
+
+def describe_status(status: int) -> str:
+    """Return an exit status in words.
+
+    >>> describe_status(1), describe_status(-9)
+    ('exit status 1', 'killed by SIGKILL')
+    """
+    return f"exit status {status}" if status >= 0 else f"killed by {signal.Signals(-status).name}"
+
+
+def tail(file: Path, lines: int, *, start: int = 0) -> list[str]:
+    """Return the last `lines` lines of a file from byte `start` on; none if it cannot be read."""
+    try:
+        with file.open("rb") as f:
+            size = f.seek(0, os.SEEK_END)
+            f.seek(max(start if start <= size else 0, size - LOG_TAIL_BYTES))
+            return f.read(LOG_TAIL_BYTES).decode(errors="replace").splitlines()[-lines:]
+    except OSError:
+        return []
+
+
+def _popen(
+    command: list[str], env: Mapping[str, str] | None, cwd: Path | None, pass_fds: Sequence[int], output: int | None
+) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=output,
+        stderr=output,
+        bufsize=0,
+        env=env,
+        cwd=cwd,
+        pass_fds=pass_fds,
+        process_group=0,  # a terminal's Ctrl-C reaches only this process, which stops the child
+    )
+
+
+def _absolute(file: Path) -> Path:
+    # The guard may run in another folder than this process.
+    return file.absolute()
+
+
+def _make_space(log_file: Path) -> None:
+    log_file.parent.mkdir(parents=True, exist_ok=True)
+    if log_file.exists() and log_file.stat().st_size > LOG_MAX_BYTES:
+        log_file.replace(log_file.with_name(f"{log_file.name}.1"))
+    with log_file.open("ab"):
+        pass

@@ -1,0 +1,344 @@
+"""The embedded Kafka: a real single-node Apache Kafka as a child process, with its data in one folder.
+
+    async with EmbeddedKafka(Path(".penstock/kafka")) as kafka:
+        client = Producer(bootstrap_servers=kafka.bootstrap_servers)
+
+The folder is formatted the first time and used again afterwards, so topics survive. The broker inherits a lock of the
+folder and holds it while it lives, so two brokers never share a folder. The broker ends with this process, however it
+ends (see child_process.py). Records that a broker has acknowledged are in the page cache or on disk. So SIGKILL loses
+nothing; only a crash of the whole machine can. `python -m penstock.services.local.embedded_kafka [--data-dir D] [--port
+N]` runs one in the foreground.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import base64
+import contextlib
+import shutil
+import signal
+import sys
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import NoReturn, Self
+
+from penstock.services.child_process import ChildProcess, tail
+from penstock.services.local import broker_config as config
+from penstock.services.local import broker_probe, ports
+from penstock.services.local.broker_config import DEFAULT_DATA_DIR, EmbeddedKafkaSettings
+from penstock.services.local.diagnosis import Cause, explain, find_cause
+from penstock.services.local.folder_lock import FolderLock, refuse_if_kafka_runs_in
+from penstock.services.local.kafka_jars import KAFKA_JARS
+from penstock.shared.common.errors import ConfigError, FatalError, IllegalState, PenstockError
+from penstock.shared.common.java.installed_java import Java, find_java
+from penstock.shared.common.java.jars import fetch_jars
+from penstock.shared.common.log import configure, get_logger
+from penstock.shared.common.settings import LogSettings
+
+log = get_logger(__name__)
+
+DEFAULT_SETTINGS = EmbeddedKafkaSettings()
+PORT_ATTEMPTS = 5  # each attempt can lose a race against another process for a free port
+POLL_MS = 50
+PROBE_TIMEOUT_MS = 2_000
+LOG_LINES = 400
+# With less, a broker starts but fails at its first topics: index files alone map 20 MiB a partition.
+MIN_FREE_BYTES = 64 * 1024 * 1024
+WRONG_SETTING = 2
+PORT_MAX = 65_535
+META_PROPERTIES = "meta.properties"  # Kafka's formatting writes it last, so without it the folder is not formatted
+
+
+class KafkaDied(FatalError):
+    """The embedded broker did not start, or ended unexpectedly. The message has the reason and its last lines."""
+
+
+class EmbeddedKafka:
+    """One broker and its data folder. Use `async with`, or `start` and `stop`, from one event loop.
+
+    `java` and `jars` are found (and downloaded once) by default.
+    """
+
+    def __init__(
+        self,
+        data_dir: Path = DEFAULT_DATA_DIR,
+        settings: EmbeddedKafkaSettings = DEFAULT_SETTINGS,
+        *,
+        java: Java | None = None,
+        jars: Path | None = None,
+        environ: Mapping[str, str] | None = None,
+    ) -> None:
+        self.data_dir = data_dir.absolute()
+        self.settings = settings
+        self._environ = environ
+        self._java = java
+        self._jars = jars
+        self._ports: dict[str, int] = {}
+        self._child: ChildProcess | None = None
+        self._asked_to_end: ChildProcess | None = None
+        self._lock = FolderLock(self.data_dir)
+
+    def __repr__(self) -> str:
+        address = self.bootstrap_servers if self._ports else "not started"
+        return f"<EmbeddedKafka {address} {self.data_dir} {self._child!r}>"
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, error: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    def has_data(self) -> bool:
+        """Whether a broker has run in the folder before, so there may be topics."""
+        return (self.data_dir / config.LOG_FOLDER / META_PROPERTIES).exists()
+
+    @property
+    def bootstrap_servers(self) -> str:
+        """`host:port` of the plaintext listener. Raises IllegalState before the first start."""
+        return self.address(config.CLIENT_LISTENER)
+
+    def address(self, listener: str) -> str:
+        """Return `host:port` of a listener of the settings. Raises IllegalState before the first start."""
+        if listener not in self._ports:
+            raise IllegalState(f"{listener}: the broker was not started, or has no such listener")
+        return f"{self.settings.host}:{self._ports[listener]}"
+
+    @property
+    def child(self) -> ChildProcess:
+        """The broker's process. Raises IllegalState if there is none."""
+        if self._child is None:
+            raise IllegalState("the embedded Kafka is not running")
+        return self._child
+
+    async def start(self) -> None:
+        """Start the broker and return when it answers. A restarted broker keeps its ports.
+
+        Raises JavaNotFound, WrongJava, JarsUnavailable, FolderInUse, PortTaken or another ConfigError if the user must
+        change something, KafkaDied otherwise.
+        """
+        if self._child is not None:
+            raise IllegalState("the embedded Kafka is already running")
+        if self._java is None:
+            self._java = await asyncio.to_thread(find_java, self._environ)
+        if self._jars is None:
+            self._jars = await fetch_jars(KAFKA_JARS, self._environ)
+        await self._lock.acquire()
+        try:
+            refuse_if_kafka_runs_in(self.data_dir / config.LOG_FOLDER)
+            self._require_space()
+            await self._start_on_free_ports(self._java, self._jars)
+        except BaseException:
+            await self.stop()
+            raise
+        log.info("Kafka is up", bootstrap_servers=self.bootstrap_servers, data_dir=str(self.data_dir))
+
+    async def stop(self) -> None:
+        """Stop within `stop_timeout_ms`, then by SIGKILL. Does nothing if it is not running."""
+        self._asked_to_end = self._child
+        if self._child is not None:
+            await self._child.terminate(self.settings.stop_timeout_ms)
+            self._child = None
+        self._lock.release()
+
+    async def kill(self) -> None:
+        """Send SIGKILL, as in a crash. `start` or `restart` continues with the same ports and data."""
+        self.child.kill()
+        await self.stop()
+
+    async def restart(self) -> None:
+        """Stop if running, and start with the same ports and data."""
+        await self.stop()
+        await self.start()
+
+    def pause(self) -> None:
+        """Send SIGSTOP: connections stay open and nothing answers."""
+        self.child.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Send SIGCONT after `pause`."""
+        self.child.send_signal(signal.SIGCONT)
+
+    async def wait(self) -> None:
+        """Wait until `stop` or `kill` ends the broker. Raises KafkaDied if it ends unexpectedly."""
+        child = self.child
+        await child.wait()
+        if self._asked_to_end is not child:
+            raise KafkaDied(f"the embedded Kafka ended: {self._explain(child)}")
+
+    async def _start_on_free_ports(self, java: Java, jars: Path) -> None:
+        first_start = not self._ports
+        for attempts_left in reversed(range(PORT_ATTEMPTS)):
+            taken = self._choose_ports() if first_start else dict(self._ports)
+            for listener, port in taken.items():
+                if not first_start or (listener == config.CLIENT_LISTENER and self.settings.port):
+                    ports.require_free(self.settings.host, port)
+            self._write_files(taken)
+            if not self._is_formatted():
+                await self._format(java, jars)
+            child = await self._launch(config.server_command(java, jars, self.settings), config.CONSOLE_LOG)
+            self._child = child
+            if await self._answers(child, taken[config.CLIENT_LISTENER]):
+                self._ports = taken
+                return
+            self._child = None  # it has ended
+            if not (first_start and attempts_left and find_cause(self._said(child)) is Cause.PORT_TAKEN):
+                raise KafkaDied(f"the embedded Kafka did not start: {self._explain(child)}")
+            log.info("a port was taken by another process meanwhile; picking others")
+
+    def _choose_ports(self) -> dict[str, int]:
+        """Return a port for each listener. The client listener has the port of the settings, if they set one."""
+        listeners = [config.CLIENT_LISTENER, config.CONTROLLER_LISTENER, *self.settings.listeners]
+        chosen = dict(zip(listeners, ports.pick(self.settings.host, len(listeners)), strict=True))
+        if self.settings.port:
+            chosen[config.CLIENT_LISTENER] = self.settings.port
+        return chosen
+
+    def _write_files(self, taken: Mapping[str, int]) -> None:
+        properties = config.render_properties(config.broker_properties(self.settings, taken))
+        # Each run's log starts empty, so its lines are from this run.
+        broker_log = self.data_dir / config.BROKER_LOG
+        try:
+            (self.data_dir / config.PROPERTIES_FILE).write_text(properties, encoding="ascii")
+            (self.data_dir / config.LOG4J_FILE).write_text(config.log4j_config(), encoding="ascii")
+            if broker_log.exists():
+                broker_log.replace(self.data_dir / f"{config.BROKER_LOG}.before")
+        except OSError as e:
+            raise ConfigError(f"the data folder {self.data_dir} cannot be written: {e.strerror}") from None
+
+    def _is_formatted(self) -> bool:
+        """Return whether the storage is formatted. Raises ConfigError if it is not, but has topics."""
+        folder = self.data_dir / config.LOG_FOLDER
+        if self.has_data():
+            return True
+        if folder.is_dir() and any(entry.is_dir() for entry in folder.iterdir()):
+            raise ConfigError(
+                f"the data folder {self.data_dir} is damaged: {config.LOG_FOLDER}/{META_PROPERTIES} is missing. "
+                "Move the folder away to start with an empty one"
+            )
+        return False
+
+    async def _format(self, java: Java, jars: Path) -> None:
+        child = await self._launch(config.format_command(java, jars, new_cluster_id()), config.FORMAT_LOG)
+        try:
+            async with asyncio.timeout(self.settings.start_timeout_ms / 1000):
+                await child.wait()
+        except TimeoutError:
+            log.warning("formatting took longer than start_timeout_ms")
+        finally:
+            status = await child.terminate(0)
+        if status != 0:
+            raise KafkaDied(f"the storage of the embedded Kafka could not be formatted: {self._explain(child)}")
+
+    async def _launch(self, command: list[str], log_name: str) -> ChildProcess:
+        return await ChildProcess.start(
+            command,
+            name="the embedded Kafka",
+            log_file=self.data_dir / log_name,
+            env=self._environ,
+            cwd=self.data_dir,
+            orphan_limit_ms=self.settings.stop_timeout_ms,
+            pass_fds=(self._lock.fd,),
+        )
+
+    async def _answers(self, child: ChildProcess, port: int) -> bool:
+        """Return True once the broker answers, False if it ended. Raises KafkaDied if it logs nothing for too long."""
+        limit_s, logged = self.settings.start_timeout_ms / 1000, self._logged_bytes()
+        deadline = time.monotonic() + limit_s
+        while child.returncode is None:
+            if (now_logged := self._logged_bytes()) != logged:
+                logged, deadline = now_logged, time.monotonic() + limit_s
+            if await broker_probe.answers(self.settings.host, port, PROBE_TIMEOUT_MS):
+                # An answer on the port is this broker's only while its process lives.
+                return child.returncode is None
+            if time.monotonic() >= deadline:
+                raise KafkaDied(
+                    "the embedded Kafka does not answer and has logged nothing for "
+                    f"start_timeout_ms={self.settings.start_timeout_ms}: " + self._explain(child)
+                )
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(POLL_MS / 1000):
+                    await child.wait()
+        return False
+
+    def _logged_bytes(self) -> int:
+        """Return the size of the broker's logs. It grows while the broker makes progress, however slow the machine."""
+        logs = (self.data_dir / config.BROKER_LOG, self.data_dir / config.CONSOLE_LOG)
+        return sum(file.stat().st_size for file in logs if file.exists())
+
+    def _said(self, child: ChildProcess) -> list[str]:
+        return tail(self.data_dir / config.BROKER_LOG, LOG_LINES) + child.log_tail(LOG_LINES)
+
+    def _explain(self, child: ChildProcess) -> str:
+        return explain(self._said(child), str(self.data_dir), shutil.disk_usage(self.data_dir).free)
+
+    def _require_space(self) -> None:
+        free = shutil.disk_usage(self.data_dir).free
+        if free < MIN_FREE_BYTES:
+            raise ConfigError(
+                f"no space for Kafka: {free >> 20} MiB free on the disk of {self.data_dir}, "
+                f"{MIN_FREE_BYTES >> 20} MiB needed; free some, or name another data folder"
+            )
+
+
+def new_cluster_id() -> str:
+    """Return sixteen random bytes in Kafka's form: URL-safe base64 without padding, never starting with a dash."""
+    while True:
+        text = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+        if not text.startswith("-"):
+            return text
+
+
+async def run_in_foreground(data_dir: Path, settings: EmbeddedKafkaSettings) -> None:
+    """Run a broker until SIGINT or SIGTERM. Its address is the one line on standard output."""
+
+    async def serve() -> None:
+        async with EmbeddedKafka(data_dir, settings) as kafka:
+            print(kafka.bootstrap_servers, flush=True)
+            await kafka.wait()
+
+    work = asyncio.ensure_future(serve())
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, work.cancel)
+    with contextlib.suppress(asyncio.CancelledError):
+        await work
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """Print one line, without the usage before it, and exit."""
+        self.exit(WRONG_SETTING, f"{self.prog}: {message}\n")
+
+
+def _port(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and int(text) <= PORT_MAX):
+        raise argparse.ArgumentTypeError(f"must be a port from 0 to {PORT_MAX}, got {text!r}")
+    return int(text)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run `penstock kafka`. Returns the exit status. A failure is one message on standard error."""
+    parser = _Parser(prog="penstock kafka", description="Run a single-node Kafka.", allow_abbrev=False)
+    parser.add_argument("--data-dir", type=Path, default=DEFAULT_DATA_DIR, help="default: %(default)s")
+    parser.add_argument("--port", type=_port, default=0, help="port; 0: a free one, printed when the broker is up")
+    given = parser.parse_args(arguments)
+    configure(LogSettings(), "kafka")
+    try:
+        asyncio.run(run_in_foreground(given.data_dir, EmbeddedKafkaSettings(port=given.port)))
+    except ConfigError as e:
+        print(f"penstock kafka: {e}", file=sys.stderr)
+        return WRONG_SETTING
+    except PenstockError as e:
+        print(f"penstock kafka: {e}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

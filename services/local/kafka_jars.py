@@ -1,0 +1,72 @@
+"""Kafka's jars, and `penstock jars`, which downloads jars into the cache ahead of their first use.
+
+There is one copy for each user and Kafka version, in `~/.cache/penstock/kafka-4.1.1` (see shared/common/java/jars.py).
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from penstock.shared.common.extras import needs
+from penstock.shared.common.java.jars import JarSet, announcement, fetch_jars, read_jar_set
+from penstock.shared.common.log import configure
+from penstock.shared.common.settings import LogSettings
+
+KAFKA_VERSION = "4.1.1"
+KAFKA_JARS = read_jar_set(Path(__file__).with_name("kafka_jars.json"))
+SETS = {
+    "kafka": "the embedded Kafka",
+    "spark": "Spark's connectors for Kafka and Delta, for the jobs",
+    "s3": "Spark's connector for a lake or files on S3, half a gigabyte",
+}
+"""The sets of jars that the command downloads."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run `penstock jars`: print the folder of each requested set. A download is reported on standard error.
+
+    Returns the exit status: 1 if the class archive could not be made. Raises JarsUnavailable, JavaNotFound,
+    MissingExtra.
+    """
+    sets = "\n".join(f"  {name:<6} {what}" for name, what in SETS.items())
+    parser = argparse.ArgumentParser(
+        prog="penstock jars",
+        description=f"Download jars into the cache, ahead of their first use, and print their folders.\n\n{sets}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("sets", nargs="+", choices=tuple(SETS), metavar="SET", help=" or ".join(SETS))
+    parser.add_argument(
+        "--class-archive",
+        action="store_true",
+        help="with spark: also make the class archive, which shortens the start of jobs on one machine, and print it",
+    )
+    given = parser.parse_args(arguments)
+    if given.class_archive and "spark" not in given.sets:
+        parser.error("--class-archive is Spark's: penstock jars spark --class-archive")
+    configure(LogSettings(level="warning"), "jars")
+    for name in given.sets:
+        wanted = _jar_set(name)
+        if (message := announcement(wanted)) is not None:
+            print(f"penstock: {message}", file=sys.stderr, flush=True)
+        print(asyncio.run(fetch_jars(wanted)), flush=True)
+    if not given.class_archive:
+        return 0
+    from penstock.services.spark.spark_session import make_archive
+
+    archive = make_archive()
+    print(archive or "no class archive")
+    return 0 if archive is not None else 1
+
+
+def _jar_set(name: str) -> JarSet:
+    """Return the set of that name. Raises MissingExtra if the extra that uses it is not installed."""
+    if name == "kafka":
+        return KAFKA_JARS
+    with needs(f"penstock jars {name}", "spark"):
+        from penstock.services.spark.spark_session import S3_JARS, SPARK_JARS
+    return SPARK_JARS if name == "spark" else S3_JARS

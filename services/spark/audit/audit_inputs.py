@@ -1,0 +1,291 @@
+"""Reads the audit's inputs: the source topic, its dead letters and a store's tables, up to the covered offsets.
+
+The application may run during the audit. The newest progress rows of `state` have the source offsets that the tables
+cover. The audit compares the records before these offsets and counts the later ones as not covered yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+from pyspark.sql import Column as SparkColumn
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
+
+from penstock.services.spark.audit.measures import parsed, texts_alone, unchecked
+from penstock.services.spark.audit.settings import SAMPLE_PARTS, AuditSettings
+from penstock.services.spark.kafka_source import KAFKA_SOURCE_MS_MAX, read_topic
+from penstock.services.spark.reading import Tables, by_partition
+from penstock.services.spark.spark_sql import empty
+from penstock.services.spark.topic_offsets import (
+    TopicOffsets,
+    offsets_after_open_transactions,
+    offsets_at,
+    topic_offsets,
+)
+from penstock.shared.clients.consumer.dead_letters import NODE
+from penstock.shared.common.errors import FatalError
+from penstock.shared.streams.changelog.format import WINDOWED, BatchInput, StoreSchema
+
+KEY = ("partition", "key")
+WINDOW = (*KEY, "start_ms", "end_ms")
+COORDINATES = ["partition", "offset"]
+
+
+class NotAuditable(FatalError):
+    """Spark cannot know which records came to the window. The message has the reason. Nothing was compared."""
+
+
+class Inputs(NamedTuple):
+    """The inputs of the comparison, for one store.
+
+    - `records`: the source's covered records (partition, offset, timestamp_ms, key, and the fields of `parsed`).
+    - `late`: late records (partition, offset, key, timestamp_ms, missed: the starts in ms).
+    - `dead`: coordinates of dead letters, null if they cannot be read.
+    - `stream`: the store's windows (WINDOW, state, `closed`, `closed_ms`).
+    - `recomputes`: True if the audit compares when windows were closed, except in the partitions `idled`.
+    - `exactly_once`: True if a repeated dead letter is a difference.
+    - `deleted_until_ms`: by partition, the time up to which records may have been deleted from the topic.
+    """
+
+    records: DataFrame
+    late: DataFrame
+    dead: DataFrame
+    stream: DataFrame
+    store: StoreSchema
+    recomputes: bool = True
+    idled: tuple[int, ...] = ()
+    exactly_once: bool = True
+    sample: float = 1.0
+    deleted_until_ms: Mapping[int, int] = {}
+
+    def deleted_until(self) -> SparkColumn:
+        """Returns the time up to which records of a row's partition may have been deleted; below zero if none were."""
+        return F.coalesce(by_partition(self.deleted_until_ms, "bigint"), F.lit(-1).cast("bigint"))
+
+
+class Read(NamedTuple):
+    """The inputs, the number of the source's records, and the number of those that are not covered yet.
+
+    `not_compared` lists the parts that are left out of the comparison, with the reason. `assumed` lists assumptions
+    that cannot be verified.
+    """
+
+    inputs: Inputs
+    records: int
+    uncovered: int
+    not_compared: list[str]
+    assumed: list[str]
+
+
+def read_inputs(spark: SparkSession, settings: AuditSettings, log: Callable[[str], Any]) -> Read:
+    """Returns all inputs of the comparison. Raises ConfigError if the lake or store does not exist, NotAuditable."""
+    found = Tables(spark, settings.tables)
+    store = found.store(settings.store)
+    require_auditable(store)
+    require_no_files(found)
+    shape = f"gap {store.gap_ms} ms" if store.kind == "session" else f"{store.kind}, {store.size_ms} ms"
+    log(f"store {store.name}: {shape}, grace {store.grace_ms} ms, source {store.source}")
+    source = topic_offsets(settings.kafka, [store.source], settings.kafka_timeout_ms)[store.source]
+    require_readable(settings, source)
+    covered = covered_offsets(found, store, source)
+    end = {p: min(latest, covered[p]) for p, latest in source.latest.items()}
+    records = read_topic(spark, settings.kafka, store.source, source.earliest, end)
+    records = parsed(records, store, in_sample(settings.sample)).persist()
+    beyond = read_topic(spark, settings.kafka, store.source, _higher(source.earliest, covered), source.latest).count()
+    not_compared: list[str] = []
+    assumed = [f"the grace of {store.grace_ms} ms was in force for all records"]
+    late = late_records(found, store, source.earliest).persist()
+    changelog_id = next(iter(found.covered.values())).topic_id
+    dead = dead_letters(spark, settings, store, changelog_id, not_compared)
+    dead = dead.filter(F.coalesce(F.col("offset") < by_partition(covered, "bigint"), F.lit(True)))
+    dead = dead.filter(F.coalesce(F.col("offset") >= by_partition(source.earliest, "bigint"), F.lit(True))).persist()
+    stream = stream_windows(found, store).persist()
+    store = without_added(stream, store, not_compared)
+    store = texts_alone(records, store)
+    if names := unchecked(store):
+        not_compared.append(f"{', '.join(names)}: states that Spark cannot make from the records")
+    if not any(a.function == "count" for a in store.aggregations):
+        not_compared.append("the number of records in a window, which the store does not count")
+    known = deleted_until_ms_of(records, late, dead, store, source.earliest)
+    for partition, ms in known.items():
+        first = source.earliest[partition]
+        not_compared.append(
+            f"{store.source}-{partition}: records before offset {first} are gone; windows that begin at {ms} ms or "
+            "before may hold some of them"
+        )
+    recomputes = not settings.conservation_only
+    progress = [one.progress for one in found.covered.values()]
+    idled = tuple(sorted(p for p, one in found.covered.items() if one.progress.idle_ms))
+    if not recomputes:
+        not_compared.append("when windows were closed and which records were late (--conservation-only)")
+    elif idled:
+        recomputes = len(idled) < len(found.covered)
+        not_compared.append(
+            f"when windows of partitions {', '.join(map(str, idled))} were closed and which of their records were "
+            "late: time was moved on while they were idle, which the records do not show"
+        )
+    if store.kind == "sliding" and not recomputes:
+        raise NotAuditable(
+            f"store {store.name!r}: which sliding windows there are depends on when records came, and that is not "
+            f"compared: {not_compared[-1]}. Nothing was compared"
+        )
+    exactly_once = all(one.guarantee == "exactly_once" for one in progress)
+    inputs = Inputs(records, late, dead, stream, store, recomputes, idled, exactly_once, settings.sample, known)
+    return Read(inputs, records.count() + beyond, beyond, not_compared, assumed if recomputes else [])
+
+
+def in_sample(sample: float) -> SparkColumn:
+    """Returns whether a row's key is in the sample. It depends on the key alone, so all inputs have the same keys."""
+    if sample >= 1:
+        return F.lit(True)
+    hashed = F.pmod(F.xxhash64("key"), F.lit(SAMPLE_PARTS))
+    return F.col("key").isNotNull() & (hashed < F.lit(round(sample * SAMPLE_PARTS)))
+
+
+def require_auditable(store: StoreSchema) -> None:
+    """Raises NotAuditable if there are no windows, or if processor nodes are between the source topic and them."""
+    if store.kind not in WINDOWED:
+        raise NotAuditable(f"store {store.name!r} cannot be audited: it has no windows ({store.kind})")
+    if store.upstream:
+        raise NotAuditable(
+            f"store {store.name!r} cannot be audited: {', '.join(store.upstream)} stands before its window and may "
+            f"drop, change or add records, and Spark sees the topic {store.source} alone. Nothing was compared. "
+            "To audit it, write what the node forwards to a topic, and window that"
+        )
+
+
+def require_no_files(found: Tables) -> None:
+    """Raises NotAuditable if windows hold history from files, which no topic has."""
+    partitions = [str(p) for p, one in sorted(found.covered.items()) if isinstance(one.progress.input, BatchInput)]
+    if partitions:
+        raise NotAuditable(
+            f"partitions {', '.join(partitions)}: their history came from files (`penstock batch --files`), which the "
+            "source topic does not have. Nothing was compared"
+        )
+
+
+def covered_offsets(found: Tables, store: StoreSchema, source: TopicOffsets) -> dict[int, int]:
+    """Returns by partition of the source the offset that the tables cover; 0 if they cover no commit of it.
+
+    Raises NotAuditable if the tables were made from another topic than the one that has this name now.
+    """
+    covered = dict.fromkeys(source.latest, 0)
+    for partition, one in found.covered.items():
+        covered[partition] = one.progress.sources.get(store.source, 0)
+        known = one.progress.source_ids.get(store.source)
+        if known is not None and known != source.topic_id:
+            raise NotAuditable(
+                f"the topic {store.source} was deleted and created again: its id is {source.topic_id}, and the tables "
+                f"are about {known}. Nothing was compared"
+            )
+        if covered[partition] > source.latest.get(partition, 0):
+            raise NotAuditable(
+                f"{store.source}-{partition} ends at offset {source.latest.get(partition, 0)}, and the tables cover it "
+                f"up to {covered[partition]}: records were lost, or it is another topic. Nothing was compared"
+            )
+    return covered
+
+
+def late_records(found: Tables, store: StoreSchema, earliest: Mapping[int, int]) -> DataFrame:
+    """Returns the store's late records, except those whose source record is gone."""
+    key = F.col("key").cast("binary") if store.key == "string" else F.col("key_bytes")
+    missed = F.transform("missed", F.unix_millis)
+    rows = found.late(store).select(
+        "partition",
+        F.col("source_offset").alias("offset"),
+        key.alias("key"),
+        F.unix_millis("event_time").alias("timestamp_ms"),
+        missed.alias("missed"),
+    )
+    return rows.filter(F.coalesce(F.col("offset") >= by_partition(earliest, "bigint"), F.lit(True)))
+
+
+def stream_windows(found: Tables, store: StoreSchema) -> DataFrame:
+    """Returns the store's windows, closed and live."""
+    key = F.col("key").cast("binary") if store.key == "string" else F.col("key_bytes")
+    bounds = (F.unix_millis("window_start").alias("start_ms"), F.unix_millis("window_end").alias("end_ms"))
+    at = F.unix_millis("closed_at").alias("closed_ms")
+    closed = found.closed(store).select(
+        "partition", key.alias("key"), *bounds, "state", F.lit(True).alias("closed"), at
+    )
+    live = found.live(store).withColumn("closed_at", F.lit(None).cast("timestamp"))
+    live = live.select("partition", key.alias("key"), *bounds, "state", F.lit(False).alias("closed"), at)
+    return closed.unionByName(live)
+
+
+def without_added(stream: DataFrame, store: StoreSchema, not_compared: list[str]) -> StoreSchema:
+    """Returns the store without the aggregations that some windows lack because they were closed earlier."""
+    lacks = [F.max(F.col("state")[f"{a.name}_{a.state[0][0]}"].isNull()).alias(a.name) for a in store.aggregations]
+    found = stream.agg(*lacks).first() if lacks else None
+    added = [a.name for a in store.aggregations if found is not None and found[a.name]]
+    if added:
+        not_compared.append(f"{', '.join(added)}: appended to the store later than windows that are compared")
+    return msgspec.structs.replace(store, aggregations=tuple(a for a in store.aggregations if a.name not in added))
+
+
+def deleted_until_ms_of(
+    records: DataFrame, late: DataFrame, dead: DataFrame, store: StoreSchema, earliest: Mapping[int, int]
+) -> dict[int, int]:
+    """Returns, for each partition whose first records are gone, the highest time in ms that these may have.
+
+    The first record that a window accepted bounds it. That record was not late, so the stream time before it is at most
+    its own time plus the time that a window waits: its length and the grace, or for sessions twice the gap and the
+    grace.
+    """
+    partitions = [partition for partition, first in earliest.items() if first > 0]
+    if not partitions:
+        return {}
+    accepted = records.filter(F.col("partition").isin(partitions) & F.col("key").isNotNull())
+    for rejected in (late, dead):
+        accepted = accepted.join(rejected.select(*COORDINATES).dropna(), COORDINATES, "left_anti")
+    first = accepted.groupBy("partition").agg(F.min_by("timestamp_ms", "offset").alias("ms")).collect()
+    waits = store.grace_ms + (2 * store.gap_ms if store.kind == "session" else store.size_ms)
+    found = {row.partition: row.ms + waits for row in first}
+    return {partition: found.get(partition, 2**62) for partition in sorted(partitions)}
+
+
+def dead_letters(
+    spark: SparkSession, settings: AuditSettings, store: StoreSchema, changelog_id: str | None, not_compared: list[str]
+) -> DataFrame:
+    """Returns the source partition and offset in the headers of dead letters; null if they cannot be read.
+
+    Dead letters of other topics and groups are left out. So are those of nodes after a store, whose source record was
+    counted, and those from before a reset of the application, whose changelog had another id than `changelog_id`.
+    """
+
+    def header(name: str) -> SparkColumn:
+        found = F.filter("headers", lambda h: h["key"] == f"penstock.dlq.{name}")
+        return F.try_element_at(found, F.lit(-1))["value"].cast("string")
+
+    if store.dead_letters is None:
+        return empty(spark, "partition INT, offset BIGINT")
+    held = offsets_after_open_transactions(settings.kafka, store.dead_letters, settings.kafka_timeout_ms)
+    require_readable(settings, held)
+    if deleted := [f"{store.dead_letters}-{p} before offset {first}" for p, first in held.earliest.items() if first]:
+        not_compared.append(f"dead letters that are gone: {', '.join(deleted)}; their source records count as lost")
+    rows = read_topic(spark, settings.kafka, store.dead_letters, held.earliest, held.latest, headers=True)
+    rows = rows.filter(~F.coalesce(F.exists("headers", lambda h: h["key"] == NODE), F.lit(False)))
+    for name, own in (("topic", store.source), ("group", settings.application), ("changelog_id", changelog_id)):
+        rows = rows.filter(F.coalesce(header(name) == own, F.lit(True)))
+    return rows.select(
+        header("partition").try_cast("INT").alias("partition"), header("offset").try_cast("BIGINT").alias("offset")
+    )
+
+
+def require_readable(settings: AuditSettings, held: TopicOffsets) -> None:
+    """Raises NotAuditable if a record's time is later than Spark's Kafka source can read."""
+    topic = held.topic
+    found = offsets_at(settings.kafka, {topic: held}, KAFKA_SOURCE_MS_MAX + 1, settings.kafka_timeout_ms)[topic]
+    beyond = [(partition, offset) for partition, offset in sorted(found.items()) if offset < held.latest[partition]]
+    if coordinates := ", ".join(f"{topic}-{partition} at offset {offset}" for partition, offset in beyond):
+        raise NotAuditable(
+            f"{coordinates}: the first record whose timestamp Spark's Kafka source cannot read, since it lies after "
+            "the year 294246: were nanoseconds sent as milliseconds? Nothing was compared"
+        )
+
+
+def _higher(one: Mapping[int, int], other: Mapping[int, int]) -> dict[int, int]:
+    return {partition: max(offset, other.get(partition, 0)) for partition, offset in one.items()}

@@ -1,0 +1,360 @@
+"""`penstock batch`: processes the records that are there now with a topology, on Spark.
+
+Steps of a batch:
+
+1. Stop with BatchRejected if the group has members, because the members own the partitions.
+2. Compact, so that tasks restore from the lake and the tables have the progress of each partition.
+3. Create the topics as a starting worker does, and choose the end offset of each partition.
+4. Run one Spark task for each partition that has records to read (see `batch_task`).
+5. Compact the changelog records that the tasks committed, in the same Spark session.
+
+The next batch continues where the previous one ended, whether that succeeded or failed. A batch without records to read
+does nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
+from py4j.protocol import Py4JError
+from pyspark.errors.exceptions.base import PySparkException
+from pyspark.sql import SparkSession
+
+from penstock.services.spark.batch.batch_task import (
+    FileInput,
+    GroupHasMembers,
+    PartitionRange,
+    TaskOptions,
+    TaskResult,
+    begin_rows,
+    other_input,
+    require_no_members,
+    run_range,
+    run_rows,
+)
+from penstock.services.spark.batch.file_rows import fingerprint_of, partitioned_rows
+from penstock.services.spark.batch.settings import EXPLICIT_OFFSETS, BatchSettings
+from penstock.services.spark.compaction import compact, delta_writer
+from penstock.services.spark.compaction.compact import Compaction
+from penstock.services.spark.compaction.table_maintenance import TableMaintenance
+from penstock.services.spark.errors import translated
+from penstock.services.spark.table_columns import STATE
+from penstock.services.spark.topic_offsets import Offsets, TopicOffsets, offsets_at, run_with_timeout, topic_offsets
+from penstock.shared.clients.admin import Admin
+from penstock.shared.common.clock import SYSTEM_CLOCK
+from penstock.shared.common.errors import ConfigError, FatalError
+from penstock.shared.common.lake import delta_tables
+from penstock.shared.common.points_in_time import time_ms
+from penstock.shared.streams.changelog.format import BatchInput, Progress, decode_progress
+from penstock.shared.streams.dsl.lake_names import require_lake_names
+from penstock.shared.streams.runtime.application_topics import Prepared, prepare_topics
+from penstock.shared.streams.topology import Topology
+from penstock.shared.streams.topology_loading import load_topology
+
+Log = Callable[[str], object]
+T = TypeVar("T")
+Held = Mapping[str, TopicOffsets]
+"""The offsets of the source topics, by topic."""
+
+
+class BatchRejected(FatalError):
+    """A batch cannot run now. The message has the reason."""
+
+
+class BatchFenced(FatalError):
+    """A live instance started during the batch and owns the partitions now. Earlier commits of the batch are kept."""
+
+
+class BatchReport(NamedTuple):
+    """The result of a batch: the records read from `partitions` partitions, and the tasks' counts.
+
+    `to_offsets` has, by source topic and partition, the offset at which the next batch or a live instance continues.
+    After a batch over files it is the offset at which the live instance begins.
+    """
+
+    partitions: int
+    read: int
+    closed: int
+    late: int
+    dead_letters: int
+    skipped: int
+    commits: int
+    to_offsets: Offsets
+    seconds: float
+    compaction: dict[str, Any] | None = None
+
+
+class Batch:
+    """Runs batches of one application on a Spark session. `run()` may be called any number of times."""
+
+    def __init__(self, spark: SparkSession, settings: BatchSettings, log: Log) -> None:
+        """Raises ConfigError if a partition needs other topics' records, or if a name is invalid in the lake."""
+        self.spark, self.settings, self.log = spark, settings, log
+        self.streams = settings.streams()
+        self.maintenance = TableMaintenance(settings, log)
+        """The table maintenance of the last compaction."""
+        self.topology = load_topology(settings.topology, settings.topology_options).of_application(settings.application)
+        require_whole_partitions(self.topology)
+        require_lake_names(self.topology.schemas())
+
+    def run(self) -> BatchReport:
+        """Run one batch.
+
+        Raises BatchRejected if live instances run, BatchFenced if one starts during the batch, ConfigError, and the
+        errors of tasks and compactions. Commits before an error are kept.
+        """
+        started = time.monotonic()
+        prepared, held, known = self._begin()
+        try:
+            if self.settings.files is None:
+                require_no_files_left(self.settings.application, known)
+                ends = self._ends(held)
+                results = self._run_ranges(prepared, ranges_to_read(ends, held, known))
+            else:
+                ends = self._live_from(held, known)
+                results = self._run_files(prepared, held, known, ends)
+        except (Py4JError, PySparkException, ConnectionError) as e:
+            raise translated(e) from e
+        self._require_done(results)
+        compaction = self._compact(with_hook=True) if results or self.settings.after is not None else None
+        seconds = round(time.monotonic() - started, 3)
+        return batch_report(
+            results, next_offsets(results, known, ends), seconds, None if compaction is None else compaction._asdict()
+        )
+
+    # --- before ---
+
+    def _begin(self) -> tuple[Prepared, Held, dict[int, Progress]]:
+        settings = self.settings
+        self._wait_for(self._require_alone())
+        if settings.changelog_topic in self._wait_for(self._topics()):
+            self._compact(with_hook=False)
+            self._wait_for(self._require_alone())
+        prepared = asyncio.run(prepare_topics(settings.kafka, self.streams, self.topology, SYSTEM_CLOCK))
+        held = topic_offsets(settings.kafka, self.topology.source_topics(), settings.kafka_timeout_ms)
+        state = delta_tables.open_table(f"{settings.folder}/{STATE}", settings.storage_options)
+        rows = {} if state is None else delta_writer.progress_rows(state)
+        return prepared, held, {p: decode_progress(of[0]["progress"].encode()) for p, of in rows.items()}
+
+    async def _require_alone(self) -> None:
+        try:
+            await require_no_members(self.settings.kafka, self.settings.application)
+        except GroupHasMembers as e:
+            raise BatchRejected(f"{e}. Stop the live instances first: a batch takes their partitions over") from None
+
+    async def _topics(self) -> set[str]:
+        async with Admin(self.settings.kafka) as admin:
+            return set(await admin.list_topics())
+
+    def _wait_for(self, coroutine: Awaitable[T]) -> T:
+        return run_with_timeout(coroutine, self.settings.kafka, self.settings.kafka_timeout_ms)
+
+    def _compact(self, *, with_hook: bool) -> compact.CompactionReport:
+        """Compact until no records are left. Returns the report of the last compaction.
+
+        With `with_hook`, the after hook is called after each compaction.
+        """
+        settings = self.settings if with_hook else self.settings.model_copy(update={"after": None})
+        while True:
+            job = Compaction(self.spark, settings, self.log)
+            report, self.maintenance = job.run(), job.maintenance
+            if not report.remaining_records:
+                return report
+
+    # --- plan ---
+
+    def _ends(self, held: Held) -> Offsets:
+        if self.settings.until is None:
+            return {topic: of.latest for topic, of in held.items()}
+        return self._offsets_at(held, self.settings.until)
+
+    def _offsets_at(self, held: Held, time: str) -> Offsets:
+        return offsets_at(self.settings.kafka, held, time_ms(time), self.settings.kafka_timeout_ms)
+
+    def _live_from(self, held: Held, known: Mapping[int, Progress]) -> Offsets:
+        """Returns the offsets at which the live instance begins.
+
+        They come from an earlier attempt at these files if there was one, else from the settings.
+        """
+        for progress in known.values():
+            if isinstance(progress.input, BatchInput) and progress.input.live_from:
+                return progress.input.live_from
+        return {topic: self._start_offsets(of, self.settings.live_from or "") for topic, of in held.items()}
+
+    def _start_offsets(self, held: TopicOffsets, text: str) -> dict[int, int]:
+        """Returns `live_from` as an offset of each partition of a topic. Raises ConfigError if the topic lacks one."""
+        topic, earliest, latest = held.topic, held.earliest, held.latest
+        if text in ("earliest", "latest"):
+            return dict(earliest if text == "earliest" else latest)
+        if not EXPLICIT_OFFSETS.fullmatch(text):
+            return self._offsets_at({topic: held}, text)[topic]
+        return explicit_offsets(topic, text, earliest, latest)
+
+    # --- run ---
+
+    def _options(self, prepared: Prepared) -> TaskOptions:
+        settings = self.settings
+        return TaskOptions(
+            settings.kafka,
+            self.streams,
+            settings.log,
+            settings.topology,
+            settings.topology_options,
+            str(Path.cwd()),
+            prepared.rejected_bytes_max,
+            settings.commit_records,
+            settings.commit_bytes,
+        )
+
+    def _run_ranges(self, prepared: Prepared, ranges: list[PartitionRange]) -> list[TaskResult]:
+        if not ranges:
+            self.log("nothing new")
+            return []
+        self.log(f"reading {len(ranges)} of {prepared.partitions} partitions")
+        encoded = [msgspec.msgpack.encode(one) for one in ranges]
+        rdd = self.spark.sparkContext.parallelize(encoded, len(encoded)).flatMap(run_range(self._options(prepared)))
+        return [msgspec.msgpack.decode(one, type=TaskResult) for one in rdd.collect()]
+
+    def _run_files(
+        self, prepared: Prepared, held: Held, known: Mapping[int, Progress], live_from: Offsets
+    ) -> list[TaskResult]:
+        settings, sources = self.settings, self.topology.source_topics()
+        topic = settings.topic or (sources[0] if len(sources) == 1 else "")
+        if topic not in sources:
+            raise ConfigError(
+                f"topic: {topic or 'unset'}: the files stand for one of the topology's: {', '.join(sources)}"
+            )
+        fingerprint = fingerprint_of(self.spark, settings, topic, prepared.partitions)
+        done = partitions_done(settings.application, known, fingerprint)
+        if len(done) == prepared.partitions:
+            self.log("these files were read to their end already: the aggregator can be started")
+            return []
+        rows = partitioned_rows(self.spark, settings, prepared.partitions)
+        source = FileInput(fingerprint, topic, live_from, {t: of.topic_id for t, of in held.items()}, done)
+        # Until all files are read, each partition's progress must say so: otherwise a live instance, or a batch over a
+        # topic, would begin a partition that has no commit yet without its history.
+        if new := [p for p in range(prepared.partitions) if p not in known]:
+            begin = begin_rows(self._options(prepared), source)
+            begun = self.spark.sparkContext.parallelize(new, len(new)).flatMap(begin).collect()
+            self._require_done([msgspec.msgpack.decode(one, type=TaskResult) for one in begun])
+        found = rows.mapInArrow(run_rows(self._options(prepared), source), "outcome binary").collect()
+        results = [msgspec.msgpack.decode(bytes(row.outcome), type=TaskResult) for row in found]
+        return [one for one in results if one.partition not in done]
+
+    def _require_done(self, results: Sequence[TaskResult]) -> None:
+        """Raise the error of a task that failed, or BatchFenced if a task was fenced."""
+        failed = [one for one in results if one.failure is not None]
+        fenced = [one for one in results if one.fenced is not None]
+        if failed and failed[0].failure is not None:
+            raise failed[0].failure.to_error(f"partition {failed[0].partition}: ")
+        if fenced:
+            at = ", ".join(str(one.partition) for one in sorted(fenced, key=lambda one: one.partition))
+            raise BatchFenced(
+                f"a live instance has started, partitions {at} are its own now: {fenced[0].fenced}. What was committed "
+                "before counts, and the live instance goes on from there"
+            )
+
+
+def require_whole_partitions(topology: Topology) -> None:
+    """Raises ConfigError if a task needs records other than its partition of the source topics."""
+    beyond = [*topology.internal_topics(), *(table.topic for table in topology.global_tables.values())]
+    if beyond:
+        raise ConfigError(
+            f"topology: a batch runs each partition by itself, and this topology needs {', '.join(beyond)} as well: "
+            "a topic that it writes itself, or a global table"
+        )
+
+
+def require_no_files_left(application: str, known: Mapping[int, Progress]) -> None:
+    """Raises ConfigError if an earlier batch did not read its files to their end."""
+    for partition, progress in sorted(known.items()):
+        if isinstance(progress.input, BatchInput) and not progress.input.is_done:
+            raise ConfigError(
+                f"{application}, partition {partition}: a batch over files ended after {progress.input.rows} rows; run "
+                "it again as it was (files), or start afresh (`penstock streams reset`)"
+            )
+
+
+def partitions_done(application: str, known: Mapping[int, Progress], fingerprint: str) -> tuple[int, ...]:
+    """Returns the partitions whose files were read to their end. Raises ConfigError if the state has another input."""
+    done = []
+    for partition, progress in sorted(known.items()):
+        where = f"{application}, partition {partition}"
+        if not isinstance(progress.input, BatchInput):
+            raise ConfigError(
+                f"files: {where} has state already: history from files is an application's first batch. Give it "
+                "another id, or start it afresh (`penstock streams reset`)"
+            )
+        if progress.input.fingerprint != fingerprint:
+            raise ConfigError(other_input(where, progress.input, fingerprint))
+        if progress.input.is_done:
+            done.append(partition)
+    return tuple(done)
+
+
+def ranges_to_read(ends: Offsets, held: Held, known: Mapping[int, Progress]) -> list[PartitionRange]:
+    """Returns the partitions that have records to read, those with the most records first.
+
+    A partition with a position that its topic cannot have is included: its task reports the error.
+    """
+    left: dict[int, int] = {}
+    for topic, of in ends.items():
+        for partition, end in of.items():
+            progress = known.get(partition)
+            at = None if progress is None else progress.sources.get(topic)
+            available = held[topic]
+            start = available.earliest[partition] if at is None else at
+            is_other = progress is not None and progress.source_ids.get(topic, available.topic_id) != available.topic_id
+            records = 1 if is_other or start > available.latest[partition] else max(0, end - start)
+            left[partition] = left.get(partition, 0) + records
+    wanted = sorted((p for p, records in left.items() if records), key=lambda p: (-left[p], p))
+    return [PartitionRange(p, {topic: of[p] for topic, of in ends.items()}) for p in wanted]
+
+
+def next_offsets(results: Sequence[TaskResult], known: Mapping[int, Progress], ends: Offsets) -> Offsets:
+    """Returns the offsets at which the next batch or a live instance continues."""
+    at = {p: progress.sources for p, progress in known.items()} | {one.partition: one.sources for one in results}
+    return {topic: {p: at.get(p, {}).get(topic, end) for p, end in of.items()} for topic, of in ends.items()}
+
+
+def explicit_offsets(topic: str, text: str, earliest: Mapping[int, int], latest: Mapping[int, int]) -> dict[int, int]:
+    """Returns the offsets of a text `partition:offset,…`.
+
+    Raises ConfigError if they are not exactly one for each partition, or if the topic does not hold one of them.
+
+    >>> explicit_offsets("clicks", "0:5,1:7", {0: 0, 1: 0}, {0: 9, 1: 7})
+    {0: 5, 1: 7}
+    """
+    offsets = {int(p): int(at) for p, at in (one.split(":") for one in text.split(","))}
+    if wrong := sorted(offsets.keys() ^ latest.keys()):
+        rule = "an offset for each partition is needed, and no other"
+        raise ConfigError(f"live_from: {topic}: {text}: {rule} (partitions {wrong})")
+    for partition, offset in sorted(offsets.items()):
+        if not earliest[partition] <= offset <= latest[partition]:
+            held = f"the topic holds {earliest[partition]} to {latest[partition]}"
+            raise ConfigError(f"live_from: {topic}-{partition}: offset {offset}; {held}")
+    return offsets
+
+
+def batch_report(
+    results: Sequence[TaskResult], to_offsets: Offsets, seconds: float, compaction: dict[str, Any] | None
+) -> BatchReport:
+    """Returns the report of a batch: the sums of its tasks' results."""
+    totals = [one.totals for one in results]
+    return BatchReport(
+        len(results),
+        sum(one.read for one in results),
+        sum(one.closed for one in totals),
+        sum(one.late for one in totals),
+        sum(one.dead_letters for one in totals),
+        sum(one.skipped for one in totals),
+        sum(one.commits for one in results),
+        to_offsets,
+        seconds,
+        compaction,
+    )

@@ -1,0 +1,410 @@
+"""A batch's task: takes one partition over, reads it to its end offset and commits, in a Python worker of Spark.
+
+It processes a partition as a live worker does; only the loop differs. Its transactional id fences the previous owner.
+Its state comes from the lake and the changelog's tail. A commit is one transaction of results, late records, changelog
+and source offsets. Commits are large, so that a window that opens and closes within one is written once. A task that
+Spark retries restores the state of the last commit and continues from there.
+
+An error that Spark must not retry is returned as a result instead of raised:
+
+1. A live instance started. A task looks up the group's members before it takes its partition over and when it is
+   fenced. If there are members, they own the partition.
+2. A retry would raise the same error: state that does not fit, a record that cannot be handled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+from prometheus_client import CollectorRegistry
+from pyspark import TaskContext
+
+from penstock.services.spark.errors import TaskFailure
+from penstock.shared.clients.admin import Admin
+from penstock.shared.clients.consumer import Consumer, ConsumerSettings
+from penstock.shared.common.arrow_arrays import packed
+from penstock.shared.common.clock import SYSTEM_CLOCK
+from penstock.shared.common.errors import ConfigError, KafkaTimeout, PenstockError, ProducerFenced, RetriableError
+from penstock.shared.common.log import configure
+from penstock.shared.common.records import Columns, GroupMetadata, TopicPartition
+from penstock.shared.common.settings import KafkaSettings, LogSettings
+from penstock.shared.streams.changelog.changelog_partition import ChangelogPartition
+from penstock.shared.streams.changelog.format import BatchInput
+from penstock.shared.streams.changelog.restore import require_whole_input
+from penstock.shared.streams.changelog.restore_io import changelog_consumer
+from penstock.shared.streams.runtime.source_positions import SourcePositions
+from penstock.shared.streams.runtime.task_factory import TaskMaker
+from penstock.shared.streams.settings import StreamsSettings
+from penstock.shared.streams.task.inputs import TaskInputs, process_in_time
+from penstock.shared.streams.task.metrics import Totals
+from penstock.shared.streams.task.stream_task import StreamTask
+from penstock.shared.streams.topology_loading import load_topology
+
+POLL_MS = 500
+POLL_RECORDS = 50_000
+FETCH_BYTES = 8 * 1024 * 1024  # of one fetch response: a task reads one partition, and large fetches are fewer
+IDLE_MS_MAX = 60_000  # without a record and without progress for this long before the end offset, a task fails
+STABLE_POLL_S = 0.01
+STABLE_MS_MAX = 10_000  # for the markers of the last transaction, which are written after the commit's response
+
+
+class TaskOptions(NamedTuple):
+    """Options of all tasks of a batch. `folder` contains the topology's module."""
+
+    kafka: KafkaSettings
+    streams: StreamsSettings
+    log: LogSettings
+    topology: str
+    topology_options: Mapping[str, str]
+    folder: str
+    rejected_bytes_max: int
+    commit_records: int
+    commit_bytes: int
+
+
+class PartitionRange(msgspec.Struct, frozen=True):
+    """A partition to read, with its end offset by source topic."""
+
+    partition: int
+    ends: dict[str, int]
+
+
+class FileInput(msgspec.Struct, frozen=True):
+    """Files as the input of a batch, in place of the records of `topic`.
+
+    `live_from` has, by topic and partition, the offset at which the live instance begins. `done` are the partitions
+    whose files are read to their end.
+    """
+
+    fingerprint: str
+    topic: str
+    live_from: dict[str, dict[int, int]]
+    source_ids: dict[str, str]
+    done: tuple[int, ...]
+
+    def reached(self, rows: int, *, is_done: bool = False) -> BatchInput:
+        """Returns the input that a commit records after `rows` rows of its partition."""
+        return BatchInput(self.fingerprint, rows, is_done, self.live_from)
+
+
+class TaskResult(msgspec.Struct, frozen=True):
+    """The result of a task. `fenced` names the live instance that owns the partition now, if there is one."""
+
+    partition: int
+    read: int = 0
+    totals: Totals = Totals(0, 0, 0, 0, 0)
+    commits: int = 0
+    sources: dict[str, int] = {}
+    fenced: str | None = None
+    failure: TaskFailure | None = None
+
+
+class GroupHasMembers(PenstockError):
+    """Live instances run: their group has members. The message names them."""
+
+
+async def require_no_members(kafka: KafkaSettings, group: str) -> None:
+    """Raises GroupHasMembers, which names the members, if the group has any."""
+    async with Admin(kafka) as admin:
+        found = (await admin.describe_group(group)).members
+    if found:
+        names = ", ".join(sorted(f"{one.client_id} at {one.host.lstrip('/')}" for one in found))
+        raise GroupHasMembers(f"the group {group} has members: {names}")
+
+
+def run_range(options: TaskOptions) -> Callable[[bytes], Iterator[bytes]]:
+    """Returns the function of a task, from a PartitionRange to its TaskResult, both as msgpack."""
+
+    def run(encoded: bytes) -> Iterator[bytes]:
+        of = msgspec.msgpack.decode(encoded, type=PartitionRange)
+        yield msgspec.msgpack.encode(_run(options, of.partition, lambda batch: batch.read_topics(of.ends)))
+
+    return run
+
+
+def run_rows(options: TaskOptions, source: FileInput) -> Callable[[Iterator[Any]], Iterator[Any]]:
+    """Returns a function for mapInArrow, from a partition's ordered rows (timestamp_ms, key, value) to its outcome."""
+
+    def run(batches: Iterator[Any]) -> Iterator[Any]:
+        context = TaskContext.get()
+        assert context is not None
+        partition = context.partitionId()
+        if partition in source.done:
+            result = TaskResult(partition)
+        else:
+            result = _run(options, partition, lambda batch: batch.read_rows(source, batches))
+        yield pa.record_batch([pa.array([msgspec.msgpack.encode(result)], pa.binary())], names=["outcome"])
+
+    return run
+
+
+def begin_rows(options: TaskOptions, source: FileInput) -> Callable[[int], Iterator[bytes]]:
+    """Returns the function of a task that commits for a new partition that no rows of the files are read yet."""
+
+    def run(partition: int) -> Iterator[bytes]:
+        yield msgspec.msgpack.encode(_run(options, partition, lambda batch: batch.begin_rows(source)))
+
+    return run
+
+
+Work = Callable[["PartitionBatch"], Any]
+
+
+def _run(options: TaskOptions, partition: int, work: Work) -> TaskResult:
+    configure(options.log, "batch")
+    return asyncio.run(_result(options, partition, work))
+
+
+async def _result(options: TaskOptions, partition: int, work: Work) -> TaskResult:
+    group = options.streams.application_id
+    try:
+        await require_no_members(options.kafka, group)
+        async with PartitionBatch(options, partition).owned() as batch:
+            await work(batch)
+            return batch.result()
+    except GroupHasMembers as e:
+        return TaskResult(partition, fenced=str(e))
+    except ProducerFenced as e:
+        try:
+            await require_no_members(options.kafka, group)
+        except GroupHasMembers as members:
+            return TaskResult(partition, fenced=f"{members} ({e})")
+        raise  # another attempt has the partition, or the transaction timed out
+    except PenstockError as e:
+        if isinstance(e, RetriableError):
+            raise
+        return TaskResult(partition, failure=TaskFailure.of(e))
+
+
+class PartitionBatch:
+    """One partition's task from its takeover to its last commit."""
+
+    def __init__(self, options: TaskOptions, partition: int) -> None:
+        self._options, self._streams, self._partition = options, options.streams, partition
+        topology = load_topology(options.topology, options.topology_options, options.folder)
+        self._topology = topology.of_application(self._streams.application_id)
+        self._registry = CollectorRegistry()
+        self._maker = TaskMaker(self._streams, self._topology, SYSTEM_CLOCK, self._registry)
+        context = TaskContext.get()
+        attempt = 0 if context is None else context.attemptNumber()
+        instance = f"batch-{socket.gethostname()}-{os.getpid()}-{attempt}"
+        self._changelog = ChangelogPartition(
+            options.kafka, self._streams, partition, instance, SYSTEM_CLOCK, options.rejected_bytes_max
+        )
+        self._group = GroupMetadata(self._streams.application_id)
+        self._task: StreamTask
+        self._committed = -1
+        self._records = self._bytes = self._read = self._commits = 0
+
+    @asynccontextmanager
+    async def owned(self) -> AsyncIterator[PartitionBatch]:
+        """Take the partition over and restore its task. Work that is not committed at the end is discarded."""
+        try:
+            await self._changelog.open()
+            make = partial(self._maker.task, self._partition, None)
+            self._task, _ = await self._changelog.take_over(make)
+            self._task.max_future_ms = self._streams.max_future_ms
+            yield self
+            self._task.close()
+            await self._until_stable()
+        finally:
+            await self._changelog.close()
+
+    def result(self) -> TaskResult:
+        """Returns the task's result so far."""
+        return TaskResult(
+            self._partition,
+            self._read,
+            self._task.metrics.totals(),
+            self._commits,
+            dict(self._task.sources),
+        )
+
+    # --- topics ---
+
+    async def read_topics(self, ends: Mapping[str, int]) -> None:
+        """Process the records from the state's source offsets up to `ends` (exclusive), and commit."""
+        task = self._task
+        require_whole_input(task)
+        partitions = {topic: TopicPartition(topic, self._partition) for topic in self._topology.source_topics()}
+        reads = min(POLL_RECORDS, self._options.commit_records)
+        async with Consumer(self._options.kafka, _consumer_settings(self._streams.application_id)) as consumer:
+            consumer.assign(partitions.values())
+            positions = SourcePositions(self._options.kafka, self._streams, self._registry)
+            await positions.find(task, consumer, partitions.values())
+            for topic, at in partitions.items():
+                consumer.seek(at, task.sources[topic])
+            self._maker.start(task, {})
+            inputs = TaskInputs(task, self._topology, 0, self._streams.max_future_ms)
+            left = {topic: ends[topic] - task.sources[topic] for topic in partitions}
+            moved_ms = SYSTEM_CLOCK.monotonic_ms()
+            while any(lag > 0 for lag in left.values()):
+                _regulate(consumer, partitions, left, inputs)
+                for at, columns in (await consumer.poll(POLL_MS, reads)).items():
+                    before_end = columns[: int(np.searchsorted(columns.offsets, ends[at.topic]))]
+                    inputs.add(before_end)
+                    self._count(before_end)
+                before, now_ms = left, SYSTEM_CLOCK.monotonic_ms()
+                left = {topic: ends[topic] - _position(consumer, at, task) for topic, at in partitions.items()}
+                inputs.process(SYSTEM_CLOCK.now_ms(), {topic: max(0, lag) for topic, lag in left.items()})
+                if left != before:
+                    moved_ms = now_ms
+                elif now_ms - moved_ms > IDLE_MS_MAX:
+                    raise KafkaTimeout(f"partition {self._partition}: {left} records do not come")
+                await self._commit_if_due()
+            for topic in partitions:
+                task.advance(topic, ends[topic])
+            await self._commit()
+
+    # --- rows of files ---
+
+    async def read_rows(self, source: FileInput, batches: Iterator[Any]) -> None:
+        """Process rows, from the first that no commit has, and commit. The last commit has the offsets `live_from`."""
+        task, reached = self._task, rows_reached(self._task, source)
+        if reached is None:
+            return
+        self._maker.start(task, {})
+        task.sources = {source.topic: reached}
+        row = 0
+        for batch in batches:
+            columns = columns_of(batch, source.topic, self._partition, row)
+            row += len(columns)
+            columns = columns[max(0, reached - (row - len(columns))) :]
+            while len(columns):
+                part = columns[: max(1, self._options.commit_records - self._records)]
+                process_in_time(task, part, SYSTEM_CLOCK.now_ms())
+                columns = columns[len(part) :]
+                self._count(part)
+                if self._is_due():
+                    await self._commit_rows(source.reached(task.sources[source.topic]))
+        own = {topic: offsets[self._partition] for topic, offsets in source.live_from.items()}
+        task.source_ids = dict(source.source_ids)
+        await self._commit_rows(source.reached(row, is_done=True), own)
+
+    async def begin_rows(self, source: FileInput) -> None:
+        """Commit that no row is read yet, unless another attempt of this task has committed."""
+        if rows_reached(self._task, source) == 0 and not isinstance(self._task.input, BatchInput):
+            self._maker.start(self._task, {})
+            await self._commit_rows(source.reached(0))
+
+    async def _commit_rows(self, reached: BatchInput, live_from: Mapping[str, int] | None = None) -> None:
+        """Commit without source offsets, as rows have none, or with those at which the live instance begins."""
+        task, rows = self._task, self._task.sources
+        task.input, task.sources, task.needs_commit = reached, dict(live_from or {}), True
+        await self._commit()
+        if live_from is None:
+            task.sources = rows
+
+    # --- commits ---
+
+    def _count(self, columns: Columns) -> None:
+        self._records += len(columns)
+        self._read += len(columns)
+        self._bytes += int(columns.sizes().sum())
+
+    def _is_due(self) -> bool:
+        return self._records >= self._options.commit_records or self._bytes >= self._options.commit_bytes
+
+    async def _commit_if_due(self) -> None:
+        if self._is_due():
+            await self._commit()
+
+    async def _commit(self) -> None:
+        self._records = self._bytes = 0
+        if not self._task.needs_commit:
+            return
+        commit = self._task.prepare_commit(SYSTEM_CLOCK.now_ms())
+        committed = await self._changelog.commit(commit, self._group)
+        self._task.commit_succeeded(committed)
+        self._committed = committed.covered_offset
+        self._commits += 1
+
+    async def _until_stable(self) -> None:
+        """Wait until readers of the changelog see the last commit: its markers are written after the response."""
+        at, deadline_ms = self._changelog.topic_partition, SYSTEM_CLOCK.monotonic_ms() + STABLE_MS_MAX
+        if self._committed < 0:
+            return
+        async with changelog_consumer(self._options.kafka) as consumer:
+            consumer.assign([at])
+            while (await consumer.end_offsets([at]))[at] < self._committed:
+                if SYSTEM_CLOCK.monotonic_ms() > deadline_ms:
+                    raise KafkaTimeout(f"{at}: the last commit is not readable after {STABLE_MS_MAX} ms")
+                await asyncio.sleep(STABLE_POLL_S)
+
+
+def _consumer_settings(group: str) -> ConsumerSettings:
+    """Returns the settings of a consumer that reads assigned partitions. It never joins the group.
+
+    It has the group's id to look up the group's offsets.
+    """
+    return ConsumerSettings(
+        group_id=group,
+        auto_offset_reset="none",
+        isolation_level="read_committed",
+        commit_strategy="none",
+        max_poll_records=None,
+        max_partition_fetch_bytes=FETCH_BYTES,
+    )
+
+
+def _position(consumer: Consumer, at: TopicPartition, task: StreamTask) -> int:
+    known = consumer.known_position(at)
+    return task.sources[at.topic] if known is None else known
+
+
+def _regulate(
+    consumer: Consumer, partitions: Mapping[str, TopicPartition], left: Mapping[str, int], inputs: TaskInputs
+) -> None:
+    """Pause the topics that are read to their end or whose input is full, and resume the others."""
+    paused = consumer.paused()
+    for topic, at in partitions.items():
+        stops = left[topic] <= 0 or inputs.is_full(topic)
+        if stops and at not in paused:
+            consumer.pause(at)
+        elif not stops and at in paused:
+            consumer.resume(at)
+
+
+def rows_reached(task: StreamTask, source: FileInput) -> int | None:
+    """Returns the number of the first row that no commit has. Returns None if all rows are committed.
+
+    Raises ConfigError if the state was made from another input.
+    """
+    found, where = task.input, f"{task.application}, partition {task.partition}"
+    if not isinstance(found, BatchInput):
+        if task.sources:
+            raise ConfigError(f"files: {where} has state already: history from files is an application's first batch")
+        return 0
+    if found.fingerprint != source.fingerprint:
+        raise ConfigError(other_input(where, found, source.fingerprint))
+    return None if found.is_done else found.rows
+
+
+def other_input(where: str, found: BatchInput, fingerprint: str) -> str:
+    """Returns the error message for files that differ from the input of the state."""
+    state = "was made from" if found.is_done else f"holds {found.rows} rows of"
+    return (
+        f"files: the state of {where} {state} other files, or of files that were read otherwise (fingerprint "
+        f"{found.fingerprint}, now {fingerprint}): run the batch as it was, or start afresh (`penstock streams reset`)"
+    )
+
+
+def columns_of(batch: Any, topic: str, partition: int, first: int) -> Columns:
+    """Returns rows (timestamp_ms, key, value) as records. Their offsets are the rows' numbers, from `first` on."""
+    return Columns(
+        topic,
+        partition,
+        packed(batch.column("key")),
+        packed(batch.column("value")),
+        np.array(batch.column("timestamp_ms"), np.int64),
+        np.arange(first, first + batch.num_rows, dtype=np.int64),
+    )

@@ -1,0 +1,424 @@
+"""Converts rows of files to the records that a producer would have sent. Spark's type inference alters no value.
+
+A line of JSON is the record's value, unchanged. A column of CSV is numeric or boolean if JSON would write each value as
+the file does, except for zeros and exponents (`1.10` is 1.1). One value that JSON writes differently (`007`, `+5`,
+`TRUE`) makes the column text. Times and dates are always text. For a record's time and for the order of rows, a column
+has the type that Spark infers. Hive's partition folders (`carrier=UA`) are columns too, beside those of the lines.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from decimal import Decimal
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+from py4j.protocol import Py4JError
+from pyspark.errors.exceptions.base import PySparkException
+from pyspark.sql import Column as SparkColumn
+from pyspark.sql import DataFrame, DataFrameReader, Row, SparkSession
+from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
+from pyspark.sql.types import (
+    BinaryType,
+    BooleanType,
+    DataType,
+    DateType,
+    DecimalType,
+    FractionalType,
+    IntegralType,
+    NumericType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+)
+
+from penstock.services.spark.batch.settings import BatchSettings
+from penstock.services.spark.spark_session import jvm
+from penstock.services.spark.spark_sql import quoted
+from penstock.shared.clients.producer.partitioner import for_key
+from penstock.shared.common.errors import ConfigError
+from penstock.shared.common.points_in_time import TimeUnit
+
+DIGEST_CHARACTERS = 16
+DESTINATIONS_TRIED = 40  # numbers tried for each partition to find one that Spark puts there
+MS_OF = {"s": Decimal(1000), "ms": Decimal(1), "us": Decimal("0.001"), "ns": Decimal("0.000001")}
+TEMPORAL = (DateType, TimestampType, TimestampNTZType)
+DEFAULTS = {"csv": {"header": "true", "inferSchema": "true"}, "parquet": {"mergeSchema": "true"}}
+PLAIN = (NumericType, BooleanType)
+MICROSECONDS = {
+    "timestampFormat": f"yyyy-MM-dd'T'HH:mm:ss[.SSSSSS][{3 * 'X'}]",  # the zone: Z, or hours and minutes
+    "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss[.SSSSSS]",
+}
+"""The formats of times in a row's JSON. Spark's default format truncates times to ms."""
+NANOSECONDS_ARE_NUMBERS = "spark.sql.legacy.parquet.nanosAsLong"
+NANOSECONDS = "TIMESTAMP(NANOS"
+UNMERGED = "CANNOT_MERGE_SCHEMAS"
+TIME_OPTIONS = {"dateFormat", "timestampFormat", "timestampNTZFormat", "locale", "timeZone"}
+"""The reader options that define how a time is written."""
+JSON_NUMBER = r"^(NaN|-?(0|[1-9][0-9]*)([.][0-9]+)?([eE][-+]?[0-9]+)?)$"
+LONG_WHOLE = r"^-?[0-9]{16,}$"  # whole numbers that a double may not hold exactly
+LISTING_OPTIONS = {"pathGlobFilter", "recursiveFileLookup", "modifiedBefore", "modifiedAfter"}
+CHANGED_AT = "unix_micros(modificationTime) AS at"
+LINE, ROW, METADATA = "_penstock_line", "_penstock_row", "_metadata"
+SHOWN_MAX = 200  # characters of a line in an error message
+FOLDERS_ARE_TYPED = "spark.sql.sources.partitionColumnTypeInference.enabled"
+
+
+class FileRows(NamedTuple):
+    """The rows of the files, with `_metadata`.
+
+    `columns` are the columns that the settings can name. `whole` is a row's value if the settings name no value column.
+    `prefix` precedes the name of a column that is nested in `rows`; the `folders` are columns of `rows` themselves.
+    `found` has the types that Spark infers for a CSV file's columns, which may differ from those in `columns`.
+    """
+
+    rows: DataFrame
+    columns: StructType
+    prefix: str
+    whole: SparkColumn
+    found: StructType | None = None
+    time_options: tuple[tuple[str, str], ...] = ()
+    folders: frozenset[str] = frozenset()
+    written: Mapping[str, SparkColumn] = {}
+    """The text of a column in the file, for a record's key or value, by the name of a column that is not text."""
+
+    def column(self, name: str) -> SparkColumn:
+        """Returns one of `columns`."""
+        return F.col(quoted(name) if name in self.folders else f"{self.prefix}{quoted(name)}")
+
+    def typed(self, name: str) -> tuple[DataType, SparkColumn]:
+        """Returns a column's type and the column, to take a time or an order from it.
+
+        A text column in which Spark finds times or numbers is converted to these.
+        """
+        column, kind = self.column(name), self.columns[name].dataType
+        found = kind if self.found is None else self.found[name].dataType
+        if found == kind:
+            return kind, column
+        if isinstance(found, TEMPORAL):
+            # Use the reader's own parser, with a separator and a quote that no time contains (`Jan 31, 2013`).
+            options = {**dict(self.time_options), "sep": "\x01", "quote": ""}
+            return found, F.from_csv(column, f"v {found.simpleString()}", options)["v"]
+        return found, column.try_cast(found)
+
+    def as_bytes(self, name: str | None) -> SparkColumn:
+        """Returns a column as a record's key or value: bytes unchanged, other types as text. Null without a name."""
+        if name is None:
+            return F.lit(None).cast("binary")
+        column = self.written.get(name, self.column(name))
+        is_bytes = isinstance(self.columns[name].dataType, BinaryType)
+        return column if is_bytes else column.cast("string").cast("binary")
+
+
+def file_rows(spark: SparkSession, settings: BatchSettings) -> FileRows:
+    """Returns the rows of the configured files. Raises ConfigError if the files lack a configured column."""
+    found = _lines(spark, settings) if settings.format == "json" else _table(spark, settings)
+    named = (settings.key_column, settings.timestamp_column, settings.value_column)
+    if missing := [name for name in named if name is not None and name not in found.columns.fieldNames()]:
+        names = ", ".join(found.columns.fieldNames())
+        raise ConfigError(f"{settings.files} has no column {', '.join(missing)}; it has {names}")
+    return found
+
+
+def fingerprint_of(spark: SparkSession, settings: BatchSettings, topic: str, partitions: int) -> str:
+    """Returns a digest that identifies an input: the files as they are now, and how their rows become records.
+
+    It changes if a file is added, removed, extended or rewritten.
+    """
+    found = _listed(spark, settings, settings.reader_options).selectExpr("path", "length", CHANGED_AT).collect()
+    files = sorted((row.path, row.length, row.at) for row in found)
+    names = ("format", "reader_options", "key_column", "timestamp_column", "time_unit", "value_column", "live_from")
+    read = {name: getattr(settings, name) for name in names} | {"topic": topic, "partitions": partitions}
+    return hashlib.sha256(msgspec.json.encode([files, read], order="sorted")).hexdigest()[:DIGEST_CHARACTERS]
+
+
+def partitioned_rows(spark: SparkSession, settings: BatchSettings, partitions: int) -> DataFrame:
+    """Returns rows as (timestamp_ms, key, value), each in the partition that a producer would choose for its key.
+
+    A partition is ordered by time, and rows of the same time by their path and their position in the file. Rows without
+    a key are in partition 0. Raises ConfigError if the settings do not fit the files.
+    """
+    found = file_rows(spark, settings)
+    metadata = F.col(METADATA)
+    kind, at = found.typed(settings.timestamp_column)
+    at_ms = times(kind, at, settings.time_unit)
+    if at_ms is None:
+        column = f"{settings.timestamp_column!r} of {settings.files} is of type {kind.simpleString()}"
+        raise ConfigError(f"timestamp_column: {column}, which is neither a time nor a number nor text")
+    records = found.rows.select(
+        at_ms.alias("timestamp_ms"),
+        found.as_bytes(settings.key_column).alias("key"),
+        (found.whole if settings.value_column is None else found.as_bytes(settings.value_column)).alias("value"),
+        metadata["file_path"].alias("_path"),
+        metadata["file_block_start"].alias("_block"),
+        F.monotonically_increasing_id().alias("_row"),
+    )
+    schema = "timestamp_ms bigint, key binary, value binary, _path string, _block bigint, _row bigint, _to int"
+    chosen = records.mapInArrow(with_destination(destinations(spark, partitions)), schema)
+    ordered = chosen.repartition(partitions, "_to").sortWithinPartitions("timestamp_ms", "_path", "_block", "_row")
+    return ordered.select("timestamp_ms", "key", "value")
+
+
+def destinations(spark: SparkSession, partitions: int) -> list[int]:
+    """Returns, for each partition, a number that Spark's `repartition` puts into that partition."""
+    found: dict[int, int] = {}
+    tried = max(DESTINATIONS_TRIED * partitions, 1000)
+    at = F.pmod(F.hash(F.col("id").cast("int")), F.lit(partitions)).alias("at")
+    for row in spark.range(tried).select("id", at).groupBy("at").agg(F.min("id").alias("id")).collect():
+        found[row["at"]] = row["id"]
+    if missing := set(range(partitions)) - found.keys():
+        raise ConfigError(f"files: no way to fill partitions {sorted(missing)} of {partitions} was found")
+    return [found[p] for p in range(partitions)]
+
+
+def with_destination(numbers: Sequence[int]) -> Callable[[Iterator[Any]], Iterator[Any]]:
+    """Returns a function for mapInArrow that adds a column: the number by which `repartition` finds a row's partition.
+
+    A row's partition follows from its `key`; without a key it is partition 0. `numbers` are those of `destinations`.
+    """
+
+    def run(batches: Iterator[Any]) -> Iterator[Any]:
+        for batch in batches:
+            keys = batch.column("key").dictionary_encode()
+            of = np.array([for_key(key, len(numbers)) for key in keys.dictionary.to_pylist()] or [0], np.int32)
+            chosen = np.where(np.asarray(keys.is_valid()), of[np.asarray(keys.indices.fill_null(0))], 0)
+            yield batch.append_column("_to", pa.array(np.array(numbers, np.int32)[chosen]))
+
+    return run
+
+
+@contextmanager
+def _setting(spark: SparkSession, name: str, value: str) -> Iterator[None]:
+    """Set one of Spark's settings within the context."""
+    before = spark.conf.get(name)
+    spark.conf.set(name, value)
+    try:
+        yield
+    finally:
+        spark.conf.set(name, before)
+
+
+def _lines(spark: SparkSession, settings: BatchSettings) -> FileRows:
+    """Returns the rows of JSON files: one object for each line, unless the reader's options define another layout.
+
+    A column that comes from a folder's name is the unchanged text in that name, as no line has it.
+    """
+    options, files = settings.reader_options, settings.files_read
+    named = {settings.key_column, settings.value_column}
+    if options:
+        schema = spark.read.options(**options).json(files).schema
+        is_exact = {f.name for f in schema.fields if f.name in named and isinstance(f.dataType, PLAIN)}
+        read = StructType([StructField(f.name, StringType()) if f.name in is_exact else f for f in schema.fields])
+        return _whole_rows(spark.read.schema(read).options(**options).json(files), read, schema, keep_nulls=False)
+    with _setting(spark, FOLDERS_ARE_TYPED, "false"):
+        lines = spark.read.format("text").schema(f"{LINE} string").load(files).filter(F.trim(LINE) != "")
+        schema = spark.read.json(files).schema
+    folders = [name for name in lines.columns if name != LINE]
+    in_lines = StructType([field for field in schema.fields if field.name not in folders])
+    parsed = F.from_json(LINE, in_lines).alias(ROW)
+    rows = lines.select(LINE, parsed, METADATA, *map(quoted, folders))
+    texts = [StructField(f.name, StringType()) for f in in_lines if f.name in named and f.dataType != StringType()]
+    # If a column has one fraction, Spark reads its whole numbers as fractions (`5.0`), which a producer would not send.
+    written = {field.name: F.from_json(LINE, StructType([field]))[field.name] for field in texts}
+    return FileRows(rows, schema, f"{ROW}.", F.col(LINE).cast("binary"), folders=frozenset(folders), written=written)
+
+
+def _table(spark: SparkSession, settings: BatchSettings) -> FileRows:
+    options = DEFAULTS.get(settings.format, {}) | settings.reader_options
+    if settings.format == "csv" and options["header"].lower() == "true":
+        require_one_header(spark, settings, options)
+    reader = spark.read.format(settings.format).options(**options)
+    rows = _load(spark, settings, reader, options)
+    if settings.format == "csv" and "mode" not in map(str.lower, settings.reader_options):
+        require_all_fields(spark, settings, options, rows.schema)
+    found = _whole_rows(rows, StructType([f for f in rows.schema if f.name != METADATA]), keep_nulls=True)
+    if settings.format == "csv" and options["inferSchema"].lower() == "true":
+        written = as_written(spark, settings, options, rows.schema)
+        if written != rows.schema:
+            found = _whole_rows(reader.schema(written).load(settings.files_read), written, keep_nulls=True)
+            of_times = tuple((name, value) for name, value in options.items() if name in TIME_OPTIONS)
+            return found._replace(found=rows.schema, time_options=of_times)
+    return found
+
+
+def _load(spark: SparkSession, settings: BatchSettings, reader: DataFrameReader, options: dict[str, str]) -> DataFrame:
+    """Returns the rows. Parquet's nanosecond columns, which Spark does not read as times, become microseconds."""
+    try:
+        with _setting(spark, NANOSECONDS_ARE_NUMBERS, "false"):
+            return reader.load(settings.files_read)
+    except (PySparkException, Py4JError) as e:
+        if UNMERGED not in str(e) and NANOSECONDS not in str(e):
+            raise
+    spark.conf.set(NANOSECONDS_ARE_NUMBERS, "true")  # not reset: Spark evaluates it when the rows are read
+    try:
+        rows = reader.load(settings.files_read)
+    except (PySparkException, Py4JError) as e:
+        if UNMERGED not in str(e):
+            raise
+        raise ConfigError(f"{clash(spark, settings, options)}: write them with one type") from None
+    of_nanoseconds = nanoseconds(spark, settings, options)
+    columns = [_microseconds(name, of_nanoseconds.get(name)).alias(name) for name in rows.columns]
+    return rows.select(*columns, METADATA)
+
+
+def _microseconds(name: str, kind: str | None) -> SparkColumn:
+    column = quoted(name)
+    if kind is None:
+        return F.col(column)
+    return F.timestamp_micros(F.expr(f"({column} - pmod({column}, 1000L)) div 1000")).cast(kind)
+
+
+def nanoseconds(spark: SparkSession, settings: BatchSettings, options: Mapping[str, str]) -> dict[str, str]:
+    """Returns the columns of Parquet files that are times in nanoseconds, with Spark's type for such a time.
+
+    Raises ConfigError if a column has nanoseconds in one file and another type in another, or if it is nested in
+    another column.
+    """
+    remedy = "write them in microseconds (pandas: coerce_timestamps='us')"
+    java, conf = jvm(spark), spark._jsparkSession.sessionState().newHadoopConf()
+    seen: dict[str, tuple[str | None, str]] = {}
+    for path in sorted(row.path for row in _listed(spark, settings, options).select("path").collect()):
+        footer = java.org.apache.parquet.hadoop.ParquetFileReader.readFooter(conf, java.org.apache.hadoop.fs.Path(path))
+        for field in footer.getFileMetaData().getSchema().getFields():
+            name, is_nanoseconds = str(field.getName()), NANOSECONDS in str(field.toString())
+            if is_nanoseconds and not field.isPrimitive():
+                raise ConfigError(f"column {name} in {path} has times in nanoseconds within it: {remedy}")
+            is_utc = is_nanoseconds and field.getLogicalTypeAnnotation().isAdjustedToUTC()
+            kind = ("timestamp" if is_utc else "timestamp_ntz") if is_nanoseconds else None
+            before, where = seen.setdefault(name, (kind, path))
+            if before != kind:
+                raise ConfigError(f"column {name} has other times in {path} than in {where}, in nanoseconds: {remedy}")
+    return {name: kind for name, (kind, _) in seen.items() if kind is not None}
+
+
+def _listed(spark: SparkSession, settings: BatchSettings, options: Mapping[str, str]) -> DataFrame:
+    """Returns the list of the files: path, length and modificationTime. Their contents are not read."""
+    listing = {name: value for name, value in options.items() if name in LISTING_OPTIONS}
+    return spark.read.format("binaryFile").options(**listing).load(settings.files_read)
+
+
+def require_one_header(spark: SparkSession, settings: BatchSettings, options: dict[str, str]) -> None:
+    """Raises ConfigError if the headers of CSV files differ in their columns or in the columns' order."""
+    as_lines = {name: value for name, value in options.items() if name in {*LISTING_OPTIONS, "lineSep"}}
+    lines = spark.read.format("text").schema(f"{LINE} string").options(**as_lines).load(settings.files_read)
+    is_line = (F.trim(LINE) != "") & (F.col(METADATA)["file_block_start"] == 0)
+    if comment := options.get("comment"):
+        is_line &= ~F.startswith(LINE, F.lit(comment))
+    path = F.col(METADATA)["file_path"].alias("path")
+    numbered = lines.filter(is_line).select(path, LINE, F.monotonically_increasing_id().alias("number"))
+    heads = numbered.groupBy("path").agg(F.min_by(LINE, "number").alias("head"))
+    reader = spark.read.options(**options | {"inferSchema": "false"})
+    first: Row | None = None
+    for row in heads.groupBy("head").agg(F.min("path").alias("path")).orderBy("path").collect():
+        columns = reader.csv(spark.sparkContext.parallelize([row.head], 1)).columns
+        if first is None:
+            first, wanted = row, columns
+        elif columns != wanted:
+            raise ConfigError(
+                f"{first.path} has the columns {', '.join(wanted)} and {row.path} has {', '.join(columns)}: CSV files "
+                "are read by the places of their columns; write them with one header, or as JSON or Parquet"
+            )
+
+
+def require_all_fields(
+    spark: SparkSession, settings: BatchSettings, options: Mapping[str, str], columns: StructType
+) -> None:
+    """Raises ConfigError if a line of CSV has fewer fields than columns, or more, which Spark would drop."""
+    texts = [StructField(field.name, StringType()) for field in columns if field.name != METADATA]
+    read_options = {**options, "columnNameOfCorruptRecord": LINE, "mode": "PERMISSIVE"}
+    reader = (
+        spark.read.format("csv").options(**read_options).schema(StructType([*texts, StructField(LINE, StringType())]))
+    )
+    rows = reader.load(settings.files_read)
+    # Select all columns: with fewer, Spark does not check the number of fields.
+    wrong = rows.filter(F.col(LINE).isNotNull()).select("*", F.col(METADATA)["file_path"].alias("path")).first()
+    if wrong is not None:
+        raise ConfigError(
+            f"{wrong.path} has a line with more or fewer fields than there are columns: {wrong[LINE][:SHOWN_MAX]!r}; "
+            "quote a text that has a comma in it, or have Spark cut and fill such lines (reader option "
+            "mode=PERMISSIVE) or leave them out (mode=DROPMALFORMED)"
+        )
+
+
+def clash(spark: SparkSession, settings: BatchSettings, options: Mapping[str, str]) -> str:
+    """Returns a text that names a column of Parquet files with two types that cannot be merged, and the two files."""
+    seen: dict[str, tuple[DataType, str]] = {}
+    for path in sorted(row.path for row in _listed(spark, settings, options).select("path").collect()):
+        for field in spark.read.parquet(path).schema.fields:
+            kind, before = seen.setdefault(field.name, (field.dataType, path))
+            if kind != field.dataType:
+                types = kind.simpleString(), field.dataType.simpleString()
+                return f"column {field.name} is {types[0]} in {before} and {types[1]} in {path}"
+    return f"the columns of {settings.files} have types that cannot be merged"
+
+
+def _whole_rows(rows: DataFrame, columns: StructType, found: StructType | None = None, *, keep_nulls: bool) -> FileRows:
+    """Returns rows whose value is the JSON of their fields.
+
+    Rows of JSON files have nulls for missing fields; without `keep_nulls` these are left out. A column that has another
+    type in `found` than in `columns` has the type of `found` in the JSON.
+    """
+    fields = [
+        F.col(quoted(a.name)) if a.dataType == b.dataType else F.col(quoted(a.name)).try_cast(b.dataType).alias(a.name)
+        for a, b in zip(columns, found or columns, strict=True)
+    ]
+    options = {"ignoreNullFields": str(not keep_nulls).lower(), **MICROSECONDS}
+    return FileRows(rows, columns, "", F.to_json(F.struct(*fields), options).cast("binary"), found)
+
+
+def as_written(
+    spark: SparkSession, settings: BatchSettings, options: dict[str, str], inferred: StructType
+) -> StructType:
+    """Returns the inferred schema, with text for each column in which the inferred type would alter a value's text."""
+    text = {field.name for field in inferred.fields if isinstance(field.dataType, TEMPORAL)}
+    watched = [f for f in inferred.fields if f.name not in text and not isinstance(f.dataType, StringType)]
+    if watched:
+        texts = spark.read.format("csv").options(**options | {"inferSchema": "false"}).load(settings.files_read)
+        differs = (_differs(field, exactly=field.name == settings.key_column) for field in watched)
+        found = texts.agg(*(F.max(one) for one in differs)).first()
+        assert found is not None
+        text |= {field.name for field, differs in zip(watched, found, strict=True) if differs}
+    fields = [StructField(f.name, StringType()) if f.name in text else f for f in inferred.fields]
+    return StructType(fields)
+
+
+def _differs(field: StructField, *, exactly: bool) -> SparkColumn:
+    """Returns whether the field's type would alter the text of a value.
+
+    For fractions only the number has to be the same, unless `exactly` is set.
+    """
+    written, kind = F.col(quoted(field.name)).cast("string"), field.dataType
+    if exactly or not isinstance(kind, FractionalType) or isinstance(kind, DecimalType):
+        return ~written.eqNullSafe(written.try_cast(kind).cast("string"))
+    is_other = ~written.rlike(JSON_NUMBER) | written.rlike(LONG_WHOLE)
+    return is_other | F.abs(written.try_cast("double")).eqNullSafe(float("inf"))
+
+
+def times(kind: DataType, column: SparkColumn, unit: TimeUnit) -> SparkColumn | None:
+    """Returns a column as ms since the epoch, -1 for a value that is not a time. Returns None if its type has no times.
+
+    A number, whole or not and also as text, counts `unit`s since the epoch; fractions of a ms are cut off. Any other
+    text is a time as ISO 8601, in UTC if it names no time zone.
+    """
+    if isinstance(kind, IntegralType) and unit == "ms":
+        ms = column.cast("bigint")
+    elif isinstance(kind, NumericType):
+        ms = _from_number(column, unit)
+    elif isinstance(kind, StringType):
+        ms = F.coalesce(_from_number(F.trim(column), unit), F.unix_millis(F.try_to_timestamp(column)))
+    elif isinstance(kind, DateType | TimestampType | TimestampNTZType):
+        ms = F.unix_millis(column.cast("timestamp"))
+    else:
+        return None
+    # A row without a time becomes a record without a time, which is sent to the DLQ.
+    return F.coalesce(ms, F.lit(-1))
+
+
+def _from_number(column: SparkColumn, unit: TimeUnit) -> SparkColumn:
+    return F.floor(column.try_cast("decimal(29,9)") * F.lit(MS_OF[unit])).try_cast("bigint")

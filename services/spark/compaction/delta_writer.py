@@ -1,0 +1,246 @@
+"""Writes Delta tables as a compaction does: files first, then one commit that adds them to the table.
+
+A commit creates the version after the one that the job planned with, or fails with `CompactionConflict`. If two jobs
+plan with the same version, only one of them commits. Any other write since the plan also stops a job. Files that no
+commit names belong to no table version; VACUUM removes them.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.fs as pafs
+import pyarrow.parquet as pq
+from deltalake import CommitProperties, DeltaTable, Schema, write_deltalake
+from deltalake.exceptions import CommitFailedError, TableNotFoundError
+from deltalake.fs import DeltaStorageHandler
+from deltalake.transaction import AddAction, RemoveAction
+
+from penstock.services.spark.table_columns import PROGRESS
+from penstock.shared.common.errors import LakeUnavailable, PenstockError, SchemaMismatch
+from penstock.shared.common.lake import delta_tables
+from penstock.shared.common.lake.delta_tables import DELTA_ERRORS, one_line
+
+ROW_GROUP_ROWS = 100_000
+COMPRESSION = "zstd"
+VERSIONS_MAX = 200  # versions of a table's log that are searched for its positions
+HARMLESS = frozenset(("OPTIMIZE", "VACUUM START", "VACUUM END", "SET TBLPROPERTIES", "DELETE", "UPDATE"))
+"""Operations that do not change a table's positions: table maintenance, and deletions and updates by its owner."""
+Options = Mapping[str, str]
+
+
+class CompactionConflict(PenstockError):
+    """Another job compacted the same application at the same time and committed first. This job commits nothing."""
+
+
+class DataFile(NamedTuple):
+    """A file that was written below a table's folder, with the fields that a commit records."""
+
+    path: str
+    size: int
+    partition: int | None
+    rows: int
+    stats: str
+
+
+class Files:
+    """Writes Parquet files below one table's folder."""
+
+    def __init__(self, uri: str, options: Options, indexed: Sequence[str]) -> None:
+        if "://" not in uri:
+            Path(uri).mkdir(parents=True, exist_ok=True)
+        self._files = pafs.PyFileSystem(DeltaStorageHandler(uri, dict(options)))
+        self._uri, self._indexed = uri, indexed
+
+    def write(self, name: str, batches: Sequence[pa.RecordBatch], partition: int | None = None) -> DataFile:
+        """Write one file. `partition` is the value of the column `partition` if the table is partitioned by it.
+
+        Raises LakeUnavailable if the file cannot be written.
+        """
+        table = pa.Table.from_batches(batches)
+        if partition is not None:
+            table = table.drop_columns(["partition"])
+        path = name if partition is None else f"partition={partition}/{name}"
+        try:
+            with self._files.open_output_stream(path) as out:
+                pq.write_table(table, out, row_group_size=ROW_GROUP_ROWS, compression=COMPRESSION)
+                size = out.tell()
+        except DELTA_ERRORS as e:
+            raise LakeUnavailable(f"{self._uri}: {path} cannot be written: {one_line(e)}") from e
+        return DataFile(path, size, partition, len(table), stats_of(table, self._indexed))
+
+    def read(self, path: str) -> pa.Table:
+        """Returns a file's rows. Raises LakeUnavailable if it is gone or cannot be read."""
+        try:
+            with self._files.open_input_file(path) as source:
+                return pq.read_table(source)
+        except DELTA_ERRORS as e:
+            raise LakeUnavailable(f"{self._uri}: {path} cannot be read: {one_line(e)}") from e
+
+
+def stats_of(table: pa.Table, indexed: Iterable[str]) -> str:
+    """Returns Delta's statistics of a file as JSON: its number of rows, and bounds and nulls of the `indexed` columns.
+
+    >>> stats_of(pa.table({"a": [2, 1], "b": ["x", "y"]}), ["a"])
+    '{"numRecords": 2, "minValues": {"a": 1}, "maxValues": {"a": 2}, "nullCount": {"a": 0}}'
+    """
+    least, most, nulls = dict[str, Any](), dict[str, Any](), dict[str, int]()
+    for name in indexed:
+        if name not in table.column_names:
+            continue
+        column = table.column(name)
+        nulls[name] = column.null_count
+        bounds = pc.min_max(column).as_py()
+        if bounds["min"] is not None:
+            least[name], most[name] = _stat(bounds["min"]), _stat(bounds["max"])
+    return json.dumps({"numRecords": len(table), "minValues": least, "maxValues": most, "nullCount": nulls})
+
+
+def _stat(value: Any) -> Any:
+    """Returns a bound as JSON has it. Delta rounds timestamps to ms, which is exact: here they are whole ms."""
+    return value.isoformat(timespec="milliseconds").replace("+00:00", "Z") if hasattr(value, "isoformat") else value
+
+
+def ensure_table(
+    table: DeltaTable | None,
+    uri: str,
+    options: Options,
+    schema: pa.Schema,
+    indexed: Sequence[str],
+    *,
+    is_partitioned: bool,
+) -> DeltaTable:
+    """Returns the table with all columns of `schema`. Creates it if it is None, and adds the columns that it lacks.
+
+    Raises CompactionConflict if another job changed the table first, or LakeUnavailable.
+    """
+    by = ["partition"] if is_partitioned else None
+    try:
+        if table is None:
+            return DeltaTable.create(
+                uri,
+                Schema.from_arrow(schema),
+                partition_by=by,
+                configuration={"delta.dataSkippingStatsColumns": ",".join(indexed)},
+                storage_options=dict(options) or None,
+            )
+        if _lacks(pa.schema(table.schema().to_arrow()), schema):
+            once = CommitProperties(custom_metadata=metadata_of(positions(table)), max_commit_retries=0)
+            wider = schema.empty_table()
+            write_deltalake(table, wider, mode="append", schema_mode="merge", partition_by=by, commit_properties=once)
+    except CommitFailedError as e:
+        raise CompactionConflict(f"another job changed {uri} at the same time: {one_line(e)}") from e
+    except DELTA_ERRORS as e:
+        if table is None and "already exists" in str(e):
+            raise CompactionConflict(f"another job made {uri} at the same time") from e
+        raise LakeUnavailable(f"{uri} cannot be made or widened: {one_line(e)}") from e
+    return table
+
+
+def folders(uri: str, options: Options) -> list[str]:
+    """Returns the sorted names of the folders in a folder; empty if it does not exist. Raises LakeUnavailable."""
+    try:
+        files = pafs.PyFileSystem(DeltaStorageHandler(uri, dict(options)))
+        found = files.get_file_info(pafs.FileSelector("", allow_not_found=True))
+    except TableNotFoundError:  # deltalake raises it for a local folder that does not exist
+        return []
+    except DELTA_ERRORS as e:
+        raise LakeUnavailable(f"{uri} cannot be read: {one_line(e)}") from e
+    return sorted(info.base_name for info in found if info.type == pafs.FileType.Directory)
+
+
+def _lacks(existing: pa.Schema, wanted: pa.Schema) -> bool:
+    for field in wanted:
+        if field.name not in existing.names:
+            return True
+        known = existing.field(field.name).type
+        if pa.types.is_struct(field.type) and {f.name for f in field.type} - {f.name for f in known}:
+            return True
+    return False
+
+
+def commit(
+    table: DeltaTable, added: Iterable[DataFile], removed: Sequence[RemoveAction], metadata: Mapping[str, Any]
+) -> int:
+    """Add files to a table and remove others, as the version after the one it was opened at. Returns that version.
+
+    If files are removed, the added ones hold the same rows in another arrangement. The commit says so (`dataChange`),
+    and a reader that follows the table does not read them again. `table` stays at its version, so it can commit once.
+    Raises CompactionConflict if that version exists already, or LakeUnavailable.
+    """
+    now_ms = int(time.time() * 1000)
+    actions: list[AddAction | RemoveAction] = list(removed)
+    for one in added:
+        values = {} if one.partition is None else {"partition": str(one.partition)}
+        actions.append(AddAction(one.path, one.size, values, now_ms, not removed, one.stats))
+    version = table.version()
+    by = table.metadata().partition_columns or None
+    properties = CommitProperties(custom_metadata=metadata_of(metadata), max_commit_retries=0)
+    try:
+        table.create_write_transaction(actions, "append", table.schema(), partition_by=by, commit_properties=properties)
+    except CommitFailedError as e:
+        raise CompactionConflict(
+            f"another job has written to {table.table_uri} meanwhile, as version {version + 1}; this one stops"
+        ) from e
+    except DELTA_ERRORS as e:
+        raise LakeUnavailable(f"{table.table_uri} cannot be written: {one_line(e)}") from e
+    return int(version) + 1
+
+
+def history(table: DeltaTable, limit: int) -> list[dict[str, Any]]:
+    """Returns the newest commits, newest first: version, timestamp, operation, and the metadata of a compaction."""
+    try:
+        found = table.history(limit)
+    except DELTA_ERRORS as e:
+        raise LakeUnavailable(f"{table.table_uri} cannot be read: {one_line(e)}") from e
+    return [{**commit, **_decoded_metadata(commit.get("userMetadata"))} for commit in found]
+
+
+def _decoded_metadata(text: str | None) -> dict[str, Any]:
+    try:
+        found = json.loads(text or "{}")
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def positions(table: DeltaTable) -> dict[str, Any] | None:
+    """Returns `topic_id` and `positions` from the newest commit that has them.
+
+    Returns None if another writer has committed since. The commits of table maintenance repeat the positions, so that
+    any number of them hides nothing.
+    """
+    for limit in (5, VERSIONS_MAX):
+        for commit in history(table, limit):
+            if "positions" in commit:
+                return {name: commit[name] for name in ("topic_id", "positions")}
+            if commit["operation"] not in HARMLESS:
+                return None
+    return None
+
+
+def metadata_of(metadata: Mapping[str, Any] | None) -> dict[str, str] | None:
+    """Returns a commit's metadata in the form in which Delta stores it."""
+    return None if metadata is None else {"userMetadata": json.dumps(metadata)}
+
+
+def progress_rows(state: DeltaTable) -> dict[int, list[dict[str, Any]]]:
+    """Returns the progress rows by partition, newest first. Raises SchemaMismatch if the table is not Penstock's."""
+    names = PROGRESS.names
+    if missing := set(names) - {field.name for field in state.schema().fields}:
+        raise SchemaMismatch(
+            f"{state.table_uri} has no column {', '.join(sorted(missing))}: it is not Penstock's; lake and "
+            "application must be the aggregator's"
+        )
+    found: dict[int, list[dict[str, Any]]] = {}
+    columns = ", ".join(f'"{name}"' for name in names)
+    rows = delta_tables.rows(state, f"SELECT {columns} FROM t WHERE row = 'progress'")  # noqa: S608 - names of our own
+    for row in sorted(rows, key=lambda row: (row["partition"], -row["changelog_offset"])):
+        found.setdefault(row["partition"], []).append(row)
+    return found

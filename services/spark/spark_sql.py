@@ -1,0 +1,108 @@
+"""Names, types and tables in Spark SQL, and the results of windows computed from their states.
+
+Compactions write results with Arrow (`table_columns.result_columns`). The expressions here are for merged windows and
+for live windows, which only have a state. Tests compare both ways.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import Column as SparkColumn
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
+
+from penstock.services.spark.spark_session import jvm
+from penstock.services.spark.table_columns import TIMESTAMP
+from penstock.shared.common.arrow_arrays import ARROW_TYPES
+from penstock.shared.common.errors import SchemaMismatch
+from penstock.shared.streams.aggregations.latest import shown
+from penstock.shared.streams.changelog.format import AggregationSchema, StoreSchema
+
+SQL_NAMES = {
+    pa.bool_(): "BOOLEAN",
+    pa.int32(): "INT",
+    pa.int64(): "BIGINT",
+    pa.float64(): "DOUBLE",
+    pa.string(): "STRING",
+    pa.binary(): "BINARY",
+    TIMESTAMP: "TIMESTAMP",
+}
+SQL_TYPES = {name: SQL_NAMES[type_] for name, type_ in ARROW_TYPES.items()}
+"""Spark SQL's type by the type of a state's column."""
+
+
+def quoted(name: str) -> str:
+    """Returns a name quoted for Spark SQL, which then accepts any character in it."""
+    return "`" + name.replace("`", "``") + "`"
+
+
+def empty(spark: SparkSession, schema: str) -> DataFrame:
+    """Returns a DataFrame without rows from a schema in SQL. `createDataFrame` would start Python workers for it."""
+    return spark.range(0).select(F.from_json(F.lit("{}"), schema).alias("row")).select("row.*")
+
+
+def snapshot(spark: SparkSession, path: str) -> DataFrame | None:
+    """Returns a table fixed at its newest version. Returns None if there is no table.
+
+    All reads of the result see this version, even if the table is written meanwhile. Without a fixed version, Delta
+    would read the newest one again for every action.
+    """
+    java: Any = jvm(spark)
+    if not java.io.delta.tables.DeltaTable.isDeltaTable(spark._jsparkSession, path):
+        return None
+    none = java.scala.Option.empty()
+    log = java.org.apache.spark.sql.delta.DeltaLog.forTable(spark._jsparkSession, path)
+    return spark.read.format("delta").option("versionAsOf", log.update(False, none, none).version()).load(path)
+
+
+def sql_type(type_: pa.DataType) -> str:
+    """Returns the Spark SQL type of an Arrow type.
+
+    >>> sql_type(pa.struct([("n", pa.int64()), ("at", pa.list_(TIMESTAMP))]))
+    'STRUCT<`n`: BIGINT, `at`: ARRAY<TIMESTAMP>>'
+    """
+    if pa.types.is_list(type_):
+        return f"ARRAY<{sql_type(type_.value_type)}>"
+    if pa.types.is_struct(type_):
+        return f"STRUCT<{', '.join(f'{quoted(field.name)}: {sql_type(field.type)}' for field in type_)}>"
+    return SQL_NAMES[type_]
+
+
+def sql_columns(schema: pa.Schema) -> str:
+    """Returns the columns of an Arrow schema in Spark SQL.
+
+    >>> sql_columns(pa.schema([("key", pa.string()), ("partition", pa.int32())]))
+    '`key` STRING, `partition` INT'
+    """
+    return ", ".join(f"{quoted(field.name)} {sql_type(field.type)}" for field in schema)
+
+
+def results(store: StoreSchema) -> dict[str, SparkColumn]:
+    """Returns the typed results by aggregation, as expressions over the column `state`."""
+    return {a.name: F.expr(_result(a)).alias(a.name) for a in shown(store)}
+
+
+def _result(aggregation: AggregationSchema) -> str:
+    def column(name: str) -> str:
+        return f"state.{quoted(f'{aggregation.name}_{name}')}"
+
+    match aggregation.function:
+        case "count":
+            return column("n")
+        case "sum" | "min" | "max" as function:
+            return f"IF({column('n')} > 0, {column(function)}, NULL)"
+        case "mean":
+            return f"IF({column('n')} > 0, CAST({column('sum')} AS DOUBLE) / {column('n')}, NULL)"
+        case "count_distinct":
+            return f"hll_sketch_estimate({column('hll')})"
+        case "aggregate" | "collect_list" | "collect_set" | "quantiles":
+            return f"CAST({column('json')} AS STRING)"
+        case "first" | "last" if aggregation.result != "json":
+            return f"IF({column('at_ms')} >= 0, {column('value')}, NULL)"
+        case "first" | "last":
+            return f"NULLIF(CAST({column('json')} AS STRING), '')"
+    raise SchemaMismatch(
+        f"aggregation {aggregation.name!r}: this release does not know the function {aggregation.function!r}"
+    )

@@ -1,0 +1,146 @@
+"""The columns of an application's Delta tables: `state`, `closed/<store>` and `late/<store>`.
+
+All tables are only appended to. `state` is a log-structured snapshot: a window (partition, store, key and start) may
+have several rows, and the row with the highest changelog offset is valid. `live` is false if the window is gone. Each
+compaction also appends one progress row for each partition, so that live windows and progress change in one commit.
+
+The columns are defined here as Arrow schemas; Spark SQL's columns are derived from them (`spark_sql.sql_columns`). The
+second half converts times, states and typed results to Arrow arrays, without a Python object for each value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import datasketches
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.shared.common.arrow_arrays import ARROW_TYPES, binary_array
+from penstock.shared.common.errors import SchemaMismatch
+from penstock.shared.common.packed_bytes import PackedBytes
+from penstock.shared.streams.aggregations.latest import shown
+from penstock.shared.streams.changelog.format import AggregationSchema, StateCodec, StoreSchema
+from penstock.shared.streams.changelog.state_decoding import packed_columns
+
+TIMESTAMP = pa.timestamp("us", "UTC")
+DAY_MS = 86_400_000
+TIME_MS_MAX = 253_402_300_799_999  # the end of year 9999: the last time that timestamps of all engines can hold
+MICROSECONDS = 1_000  # in a millisecond
+RESULT_TYPES = {"int64": pa.int64(), "float64": pa.float64(), "json": pa.string()}
+
+STATE, CLOSED, LATE = "state", "closed", "late"
+INDEXED = {
+    STATE: ("start_ms", "changelog_offset"),
+    CLOSED: ("window_start", "window_end", "partition", "changelog_offset"),
+    LATE: ("event_time", "partition", "changelog_offset"),
+}
+"""The columns whose bounds are kept for each file. Readers use them to skip files."""
+PROGRESS = pa.schema(
+    [
+        *(("row", pa.string()), ("partition", pa.int32()), ("changelog_offset", pa.int64()), ("epoch", pa.int32())),
+        *(("progress", pa.string()), ("topic_id", pa.string()), ("previous_offset", pa.int64())),
+        *(("appended", pa.string()), ("rewritten_rows", pa.int64()), ("added_rows", pa.int64())),
+        *(("added_files", pa.int32()), ("expired_ms", pa.int64())),
+    ]
+)
+"""The columns of a progress row.
+
+- `changelog_offset`: the covered offset, which is the next offset to read.
+- `previous_offset`: the covered offset of the previous compaction.
+- `appended`: JSON, by table its last changelog offset of this partition.
+- `rewritten_rows`: the number of rows that the partition had when it was last rewritten.
+- `added_rows`, `added_files`: the number of rows and files added since then.
+- `expired_ms`: closed windows that end before the highest value of all partitions are deleted, or will be soon.
+"""
+
+
+def state_type(store: StoreSchema) -> pa.DataType:
+    """Returns the struct of a store's state columns."""
+    return pa.struct([(column.name, ARROW_TYPES[column.type]) for column in store.state_columns()])
+
+
+def state_schema(stores: Iterable[StoreSchema]) -> pa.Schema:
+    """Returns the columns of `state`."""
+    head = [("row", pa.string()), ("partition", pa.int32()), ("store", pa.string()), ("key", pa.binary())]
+    head += [("start_ms", pa.int64()), ("end_ms", pa.int64())]
+    own = [(store.name, state_type(store)) for store in stores]
+    tail = [("live", pa.bool_()), *((f.name, f.type) for f in PROGRESS if f.name not in ("row", "partition"))]
+    return pa.schema([*head, *own, *tail])
+
+
+def rows_schema(kind: str, store: StoreSchema) -> pa.Schema:
+    """Returns the columns of `closed/<store>` or `late/<store>`."""
+    key = ("key", pa.string()) if store.key == "string" else ("key_bytes", pa.binary())
+    own = [(a.name, RESULT_TYPES[a.result]) for a in shown(store)]
+    tail = [("partition", pa.int32()), ("changelog_offset", pa.int64()), ("topic_id", pa.string())]
+    state = ("state", state_type(store))
+    if kind == CLOSED:
+        times = [("window_start", TIMESTAMP), ("window_end", TIMESTAMP)]
+        return pa.schema([key, *times, *own, ("closed_at", TIMESTAMP), state, *tail])
+    times = [("event_time", TIMESTAMP), ("missed", pa.list_(TIMESTAMP))]
+    return pa.schema([key, *times, *own, state, ("source_offset", pa.int64()), *tail])
+
+
+# --- Arrow arrays ---
+
+
+def time_array(times_ms: Any) -> pa.Array:
+    """Returns times in ms as timestamps; null for negative times and for times from the year 10000 on.
+
+    >>> [str(time) for time in time_array(np.array([0, 10**18]))]
+    ['1970-01-01 00:00:00+00:00', 'None']
+    """
+    beyond = (times_ms < 0) | (times_ms > TIME_MS_MAX)
+    micros = np.where(beyond, 0, times_ms) * MICROSECONDS
+    return pa.array(micros, pa.int64(), mask=beyond if beyond.any() else None).cast(TIMESTAMP)
+
+
+def state_array(codec: StateCodec, states: PackedBytes) -> pa.StructArray:
+    """Returns encoded states as structs of their columns. Raises CorruptRecord, which names the first invalid state."""
+    columns = [
+        binary_array(column) if isinstance(column, PackedBytes) else pa.array(column)
+        for column in packed_columns(codec, states)
+    ]
+    return pa.StructArray.from_arrays(columns, names=[column.name for column in codec.columns])
+
+
+def result_columns(store: StoreSchema, states: pa.StructArray) -> dict[str, pa.Array]:
+    """Returns the typed results by aggregation; null for a null state and for a state without the aggregation."""
+    found = {}
+    for aggregation in shown(store):
+        columns = {name: pc.struct_field(states, f"{aggregation.name}_{name}") for name, _ in aggregation.state}
+        found[aggregation.name] = _result(aggregation, columns).cast(RESULT_TYPES[aggregation.result])
+    return found
+
+
+def _result(aggregation: AggregationSchema, state: dict[str, Any]) -> Any:
+    match aggregation.function:
+        case "count":
+            return state["n"]
+        case "sum" | "min" | "max" as function:
+            return _only_if(pc.greater(state["n"], 0), state[function])
+        case "mean":
+            some = pc.greater(state["n"], 0)
+            total, n = (state[name].cast(pa.float64(), safe=False) for name in ("sum", "n"))
+            return _only_if(some, pc.divide(total, pc.if_else(some, n, 1.0)))
+        case "first" | "last" if aggregation.result != "json":
+            return _only_if(pc.greater_equal(state["at_ms"], 0), state["value"])
+        case "count_distinct":
+            return pa.array([_estimate(sketch) for sketch in state["hll"].to_pylist()], pa.int64())
+        case "aggregate" | "collect_list" | "collect_set" | "quantiles" | "first" | "last":
+            text = state["json"].cast(pa.string())
+            return _only_if(pc.greater(pc.binary_length(text), 0), text)
+    raise SchemaMismatch(
+        f"aggregation {aggregation.name!r}: this release does not know the function {aggregation.function!r}"
+    )
+
+
+def _only_if(condition: Any, values: Any) -> Any:
+    return pc.if_else(condition, values, pa.scalar(None, values.type))
+
+
+def _estimate(sketch: bytes | None) -> int | None:
+    return None if not sketch else round(datasketches.hll_sketch.deserialize(sketch).get_estimate())

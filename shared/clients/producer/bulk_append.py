@@ -1,0 +1,230 @@
+"""The part of `send_many` that needs no await: one loop that appends many records to batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import repeat
+from typing import Any, Protocol
+
+import numpy as np
+
+from penstock.shared.clients.producer.delivery import Deliveries, Delivery, size_of
+from penstock.shared.clients.producer.producer_batch import Batch
+from penstock.shared.clients.producer.record_accumulator import PartitionQueue
+from penstock.shared.clients.producer.record_locations import RecordLocations, Run, Span
+from penstock.shared.common.errors import BufferExhausted, PenstockError, TransactionAborted, UnknownTopicOrPartition
+from penstock.shared.common.records import AnyHeaders, ProducerRecord, RecordColumns
+
+NO_HEADERS: list[tuple[str, bytes | None]] = []
+
+
+class Topic(Protocol):
+    """The queues for a topic's records without headers."""
+
+    queues: dict[int, PartitionQueue]
+    by_key: dict[bytes, PartitionQueue]
+    sticky_queue: PartitionQueue | None
+
+    def for_key(self, key: bytes) -> PartitionQueue: ...
+
+
+class Bulk:
+    """Takes `records` in order; `timestamp` (ms) is used for records without one."""
+
+    def __init__(self, records: Sequence[ProducerRecord], timestamp: int) -> None:
+        self.records = records
+        self.timestamp = timestamp
+        self._rest = iter(() if isinstance(records, RecordColumns) else records)
+        self._locations = RecordLocations()
+        self._sizes: dict[int, tuple[int, int]] = {}
+        self._ended: PenstockError | None = None
+        self._unknown: dict[tuple[str, int | None], PenstockError] = {}
+        self.stop = len(records)
+        """The index of the record before which `fill` ends."""
+        self.impatient: set[str] = set()
+        """Topics that were waited for once without success; their other unknown partitions are not waited for again."""
+        self.rejections = 0
+        self.first_rejection: Exception | None = None
+
+    def __repr__(self) -> str:
+        return f"<Bulk {len(self._locations)} of {len(self.records)} records added>"
+
+    def __len__(self) -> int:
+        return len(self._locations)
+
+    def fill(self, topics: Mapping[str, Topic]) -> ProducerRecord | None:
+        """Append to open batches, up to the first record that needs more (a new batch, headers, a partition, metadata).
+
+        Returns that record, or None at the end.
+        """
+        run = self._locations.begin()
+        try:
+            return self._fill(topics, run)
+        finally:
+            self._locations.end()
+
+    def _fill(self, topics: Mapping[str, Topic], run: Run) -> ProducerRecord | None:
+        """The loop is flat: one more call, property or object here lowers the throughput."""
+        append, now_ms = self._locations.of.append, self.timestamp
+        name: str | None = None
+        by_key: dict[bytes, PartitionQueue] = {}
+        topic: Topic | None = None
+        record: ProducerRecord | None = None
+        try:
+            for record in self._rest:
+                if record.topic is not name:
+                    name = record.topic
+                    topic = topics.get(name)
+                    by_key = {} if topic is None else topic.by_key
+                key = record.key
+                if topic is None:
+                    return record
+                queue = topic.sticky_queue if key is None else by_key.get(key) or topic.for_key(key)
+                if queue is None or (batch := queue.open) is None or record.partition is not None or record.headers:
+                    return record
+                timestamp = record.timestamp
+                if timestamp is None:
+                    timestamp = now_ms
+                elif type(timestamp) is not int or timestamp < 0:
+                    return record
+                index = batch.count
+                if batch.append(index, timestamp, key, record.value, NO_HEADERS) is None:
+                    return record
+                batch.count = index + 1
+                if batch.run is not run:
+                    batch.run, run[batch] = run, index
+                append(batch)
+        except (TypeError, OverflowError, AttributeError):
+            return record  # not bytes, or no record at all: `_take_one` raises the error that fits
+        return None
+
+    def rejected(self, record: ProducerRecord) -> PenstockError | None:
+        """Return the error of an earlier record that this one will also have, so that it need not wait.
+
+        Returns None if there is no such error.
+        """
+        topic, partition = record.topic, record.partition
+        known = self._unknown.get((topic, None))
+        if known is None and partition is not None:
+            known = self._unknown.get((topic, partition))
+        return known or self._ended
+
+    def failed(self, record: ProducerRecord, error: Exception, *, whole_topic: bool = False) -> None:
+        """Note that the next record was rejected. With `whole_topic`, so is every later record of its topic."""
+        self.rejections += 1
+        self.first_rejection = self.first_rejection or error
+        if isinstance(error, BufferExhausted | TransactionAborted):
+            self._ended = error
+        elif isinstance(error, UnknownTopicOrPartition):
+            self.impatient.add(record.topic)
+            if whole_topic:
+                self._unknown[record.topic, None] = error
+            elif record.partition is not None:  # a partitioner may choose another partition for the next record
+                self._unknown[record.topic, record.partition] = error
+        self._locations.add(error, -1)
+
+    def add_delivery(self, delivery: Delivery) -> None:
+        """Note that the next record was sent alone, with this delivery."""
+        at = len(self._locations)
+        record = self.records[at]
+        sizes = delivery._key_size, delivery._value_size
+        if sizes != (size_of(record.key), size_of(record.value)):
+            self._sizes[at] = sizes
+        self._locations.add(delivery._batch, delivery._index)
+
+    def deliveries(self) -> Deliveries:
+        """Return the deliveries of all records."""
+        return Deliveries(self._locations, self.records, self.timestamp, self._sizes, all_accepted=not self.rejections)
+
+
+class ColumnBulk(Bulk):
+    """As `Bulk`, for records in columns. A record that goes straight into an open batch needs no object of its own.
+
+    The records are taken in steps: a slice by kernels, or one by one up to `stop`.
+    """
+
+    def __init__(self, records: RecordColumns, timestamp: int) -> None:
+        super().__init__(records, timestamp)
+        self.columns = records
+        self.stop = 0
+        self._fields: Iterator[tuple[Any, Any, Any, Any]] = iter(())
+
+    def one_by_one(self, stop: int) -> None:
+        """Let `fill` take the records up to `stop` one by one."""
+        self.stop = min(stop, len(self.columns))
+        part = self.columns[len(self) : self.stop]
+        timestamps: Iterable[int] = repeat(self.timestamp)
+        if part.timestamps is not None:
+            timestamps = part.timestamps.tolist() if isinstance(part.timestamps, np.ndarray) else part.timestamps
+        headers: Iterable[AnyHeaders] = repeat(()) if part.headers is None else part.headers
+        self._fields = zip(part.keys, part.values, timestamps, headers, strict=False)
+
+    def sliced(self, count: int, spans: list[Span]) -> None:
+        """Note that the next `count` records went into batches, or failed, as in `spans`."""
+        self._locations.add_slice(count, spans)
+        self.stop = len(self)
+
+    def slice_failed(self, error: Exception, records: int) -> None:
+        """Note that `records` records of a slice failed."""
+        self.rejections += records
+        self.first_rejection = self.first_rejection or error
+        self._ended = error if isinstance(error, BufferExhausted | TransactionAborted) else self._ended
+
+    def _fill(self, topics: Mapping[str, Topic], run: Run) -> ProducerRecord | None:
+        columns = self.columns
+        topic = topics.get(columns.topic)
+        try:
+            if topic is None:
+                next(self._fields, None)
+            elif columns.partition is None:
+                self._fill_by_key(topic, run)
+            else:
+                queue = topic.queues.get(columns.partition)
+                self._fill_batch(None if queue is None else queue.open, run)
+        except (TypeError, OverflowError):
+            pass  # not bytes: `_take_one` raises the error that fits
+        at = len(self._locations)  # the position of the one record that was read and not taken
+        return columns[at] if at < self.stop else None
+
+    def _fill_by_key(self, topic: Topic, run: Run) -> None:
+        append, by_key = self._locations.of.append, topic.by_key
+        for key, value, timestamp, headers in self._fields:
+            queue = topic.sticky_queue if key is None else by_key.get(key) or topic.for_key(key)
+            if queue is None or (batch := queue.open) is None or type(timestamp) is not int or timestamp < 0 or headers:
+                return
+            index = batch.count
+            if batch.append(index, timestamp, key, value, NO_HEADERS) is None:
+                return
+            batch.count = index + 1
+            if batch.run is not run:
+                batch.run, run[batch] = run, index
+            append(batch)
+
+    def _fill_batch(self, batch: Batch | None, run: Run) -> None:
+        if batch is None:
+            next(self._fields, None)
+            return
+        first = index = batch.count
+        append = batch.append
+        try:
+            for key, value, timestamp, headers in self._fields:
+                if (
+                    type(timestamp) is not int
+                    or timestamp < 0
+                    or headers
+                    or append(index, timestamp, key, value, NO_HEADERS) is None
+                ):
+                    return
+                index += 1
+        finally:
+            batch.count = index
+            if index > first:
+                run[batch] = first
+                self._locations.of.extend([batch] * (index - first))
+
+
+def bulk_of(records: Iterable[ProducerRecord[Any, Any]], timestamp: int) -> Bulk:
+    """Return a ColumnBulk for records in columns, a Bulk for all others."""
+    if isinstance(records, RecordColumns):
+        return ColumnBulk(records, timestamp)
+    return Bulk(records if isinstance(records, list) else list(records), timestamp)

@@ -1,0 +1,323 @@
+"""Jars that no Python package contains, downloaded once per user from a Maven repository.
+
+A jar set is a lock file (JSON) beside the code that uses it. It lists jars, each with its path in a Maven repository,
+its size and its SHA-256. Nothing is resolved at run time; `scripts/lock_jars.py` makes the locks. A set has one folder
+in `~/.cache/penstock` (or `$XDG_CACHE_HOME/penstock`). A download is checked by size and SHA-256 before it is renamed
+to the jar's name, so a jar with its final name is complete. A broken download leaves a file that ends in `.part`, and
+the next one continues it. One process downloads at a time; the others wait for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import hashlib
+import os
+import shutil
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, BinaryIO
+
+import msgspec
+
+from penstock.shared.common.backoff import ExponentialBackoff
+from penstock.shared.common.errors import JarsUnavailable
+from penstock.shared.common.file_lock import FileLock
+from penstock.shared.common.java.maven import REPOSITORY_VARIABLE, Repository, find_repository, home_folder
+from penstock.shared.common.log import get_logger
+
+if TYPE_CHECKING:
+    import httpx
+
+log = get_logger(__name__)
+
+LOCK_FILE = "download.lock"
+LOCK_TIMEOUT_MS = 900_000  # another process may download tens of megabytes: a slow connection needs minutes
+LOCK_POLL_MS = 50
+DOWNLOADS_MAX = 6  # in parallel: most jars are small, and a request's latency dominates
+ATTEMPTS_MAX = 4  # for one jar; each continues where the one before it ended
+RETRY_BACKOFF = ExponentialBackoff(200, 5_000)
+CONNECT_TIMEOUT_S = 30.0
+SILENCE_TIMEOUT_S = 60.0  # without a byte: a slow connection needs minutes for a jar, a dead one must end
+SPARE_BYTES = 16 * 1024 * 1024  # free space that a download leaves on the disk
+_CHUNK_BYTES = 1 << 20
+_RETRIED = (408, 425, 429, 500, 502, 503, 504)  # statuses that another attempt may avoid
+
+
+class Jar(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One file of a Maven repository: `path` is relative to the repository, `size` in bytes, `sha256` in hex."""
+
+    path: Annotated[str, msgspec.Meta(pattern=r"^(?:[\w+-][\w.+-]*/){3,}[\w+-][\w.+-]*\.jar$")]
+    size: Annotated[int, msgspec.Meta(gt=0)]
+    sha256: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
+
+    @property
+    def name(self) -> str:
+        """The file's name."""
+        return self.path.rpartition("/")[2]
+
+
+class JarSet(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A lock file: `jars` are the jars of `roots` (`group:artifact:version`) and of all their runtime dependencies.
+
+    Jars of `excluded` (`group:artifact`, or `group:*`) are left out because they are already present. `title` is for
+    messages. `folder` is the set's name in the cache; another version has another folder.
+    """
+
+    title: str
+    folder: Annotated[str, msgspec.Meta(pattern=r"^[\w-][\w.-]*$")]
+    roots: tuple[str, ...]
+    jars: Annotated[tuple[Jar, ...], msgspec.Meta(min_length=1)]
+    excluded: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if len({jar.name for jar in self.jars}) < len(self.jars):
+            raise ValueError("two jars have one name, and they share a folder")
+
+
+def read_jar_set(path: Path) -> JarSet:
+    """The lock file at `path`. Raises ValueError with the path if the file is not a lock."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=JarSet)
+    except (msgspec.DecodeError, UnicodeDecodeError) as e:
+        raise ValueError(f"{path}: {e}") from None
+
+
+def cache_root(environ: Mapping[str, str] | None = None) -> Path:
+    """The folder of this user's downloads: `$XDG_CACHE_HOME/penstock`, or `~/.cache/penstock`."""
+    environ = os.environ if environ is None else environ
+    base = environ.get("XDG_CACHE_HOME", "")
+    # The XDG specification: a relative path is invalid and is ignored.
+    root = Path(base) if base.startswith("/") else home_folder(environ) / ".cache"
+    return root / "penstock"
+
+
+def missing_jars(wanted: JarSet, environ: Mapping[str, str] | None = None) -> list[Jar]:
+    """The jars of a set that are not in the cache, or have another size there."""
+    folder = cache_root(environ) / wanted.folder
+
+    def is_there(jar: Jar) -> bool:
+        try:
+            return (folder / jar.name).stat().st_size == jar.size
+        except OSError:
+            return False
+
+    return [jar for jar in wanted.jars if not is_there(jar)]
+
+
+def announcement(wanted: JarSet, environ: Mapping[str, str] | None = None) -> str | None:
+    """A line on what `fetch_jars` will download, with source and target; None if the jars are in the cache."""
+    environ = os.environ if environ is None else environ
+    if not missing_jars(wanted, environ):
+        return None
+    folder = cache_root(environ) / wanted.folder
+    return f"downloading {wanted.title} from {find_repository(environ).name} into {folder}"
+
+
+async def fetch_jars(wanted: JarSet, environ: Mapping[str, str] | None = None) -> Path:
+    """Download the jars that are not in the cache, and return the folder that holds all of them.
+
+    The first time takes from seconds to minutes. Cancelling it ends the download. Raises JarsUnavailable.
+    """
+    environ = os.environ if environ is None else environ
+    root = cache_root(environ)
+    folder = root / wanted.folder
+    missing = missing_jars(wanted, environ)
+    if not missing:
+        return folder
+    try:
+        _check_space(root, sum(jar.size for jar in missing))
+        repository = find_repository(environ)
+        async with _only_downloader(root):
+            if missing := missing_jars(wanted, environ):  # another process may have downloaded them meanwhile
+                log.info("downloading", what=wanted.title, repository=repository.name, folder=str(folder))
+                folder.mkdir(exist_ok=True)
+                try:
+                    await _download(wanted, missing, repository, folder)
+                finally:
+                    with contextlib.suppress(OSError):
+                        folder.rmdir()  # if it is empty
+    except OSError as e:
+        raise JarsUnavailable(_explain_os_error(e, root, wanted)) from None
+    return folder
+
+
+def _check_space(root: Path, needed: int) -> None:
+    root.mkdir(parents=True, exist_ok=True)
+    free = shutil.disk_usage(root).free
+    if free < needed + SPARE_BYTES:
+        raise OSError(errno.ENOSPC, f"{free >> 20} MiB free, {needed + SPARE_BYTES >> 20} MiB needed", str(root))
+
+
+@contextlib.asynccontextmanager
+async def _only_downloader(root: Path) -> AsyncIterator[None]:
+    deadline = time.monotonic() + LOCK_TIMEOUT_MS / 1000
+    lock = FileLock(root / LOCK_FILE)
+    try:
+        while not lock.try_acquire():
+            if time.monotonic() >= deadline:
+                raise JarsUnavailable(
+                    f"another process has been downloading jars into {root} for {LOCK_TIMEOUT_MS // 1000} s"
+                )
+            await asyncio.sleep(LOCK_POLL_MS / 1000)
+        yield
+    finally:
+        lock.release()
+
+
+async def _download(wanted: JarSet, jars: Sequence[Jar], repository: Repository, folder: Path) -> None:
+    """Fetch all, the largest first. Raises the error of the first that failed: JarsUnavailable or OSError."""
+    import httpx  # the import takes a tenth of a second, which a start with cached jars saves
+
+    auth = None if repository.username is None else (repository.username, repository.password or "")
+    timeout = httpx.Timeout(SILENCE_TIMEOUT_S, connect=CONNECT_TIMEOUT_S, pool=None)
+    headers = {"accept-encoding": "identity", "user-agent": "penstock"}
+    turns = asyncio.Semaphore(DOWNLOADS_MAX)
+    async with httpx.AsyncClient(auth=auth, timeout=timeout, headers=headers, follow_redirects=True) as client:
+
+        async def fetch(jar: Jar) -> None:
+            async with turns:
+                await _fetch_jar(client, jar, _PartFile(folder, jar), wanted, repository)
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                for jar in sorted(jars, key=lambda jar: -jar.size):
+                    group.create_task(fetch(jar))
+        except BaseExceptionGroup as failures:
+            raise failures.exceptions[0] from None
+
+
+class _AttemptFailed(Exception):
+    """A failure that another attempt may avoid."""
+
+
+class _WrongContent(Exception):
+    """The received bytes are not the locked jar."""
+
+
+async def _fetch_jar(
+    client: httpx.AsyncClient, jar: Jar, part: _PartFile, wanted: JarSet, repository: Repository
+) -> None:
+    """Download one jar to its path, in at most ATTEMPTS_MAX requests. Raises JarsUnavailable."""
+    why = ""
+    for attempt in range(ATTEMPTS_MAX):
+        if attempt:
+            await asyncio.sleep(RETRY_BACKOFF.wait_ms(attempt) / 1000)
+        was_resumed = part.begin() > 0
+        try:
+            await _attempt(client, repository.url + jar.path, part)
+            part.finish()
+            return
+        except _AttemptFailed as e:
+            why = str(e)
+        except _WrongContent as e:
+            part.delete()
+            why = str(e)
+            if not was_resumed:  # else the bytes that were there before may be wrong
+                break
+        finally:
+            part.close()
+    raise JarsUnavailable(
+        f"{wanted.title} must be downloaded once, and {jar.path} could not be had from {repository.name}: {why}. "
+        f"Name another repository by {REPOSITORY_VARIABLE}"
+    )
+
+
+async def _attempt(client: httpx.AsyncClient, url: str, part: _PartFile) -> None:
+    """Request the bytes that the part file lacks. Raises _AttemptFailed, _WrongContent."""
+    import httpx
+
+    headers = {"range": f"bytes={part.size}-"} if part.size else {}
+    try:
+        async with client.stream("GET", url, headers=headers) as answer:
+            status = f"{answer.status_code} {answer.reason_phrase}"
+            # There are three cases:
+            # 1. Another attempt may get another answer. A range that the server rejects (416) fails only this attempt.
+            if answer.status_code == 416:
+                part.delete()
+            if answer.status_code in (*_RETRIED, 416):
+                raise _AttemptFailed(f"it answers {status}")
+            # 2. The repository does not have the jar, or does not allow access.
+            if answer.status_code not in (200, 206):
+                hint = {401: ", so it wants other credentials", 403: ", so it wants other credentials"}
+                raise _WrongContent(f"it answers {status}{hint.get(answer.status_code, '')}")
+            # 3. The jar, or the rest of it. A repository that does not support ranges sends all of it.
+            if answer.status_code == 200:
+                part.restart()
+            async for chunk in answer.aiter_bytes():
+                part.write(chunk)
+    except (httpx.TransportError, httpx.TooManyRedirects) as e:
+        raise _AttemptFailed(f"it cannot be reached ({e or type(e).__name__})") from None
+
+
+class _PartFile:
+    """The beginning of a jar, in its own file, with the SHA-256 of its bytes."""
+
+    def __init__(self, folder: Path, jar: Jar) -> None:
+        self._jar = jar
+        self._target = folder / jar.name
+        self._path = folder / f"{jar.name}.part"
+        self._file: BinaryIO | None = None
+        self._digest = hashlib.sha256()
+        self.size = 0
+
+    def begin(self) -> int:
+        """Open the file and read it. Returns the number of bytes that need no download."""
+        self._file = self._path.open("a+b")
+        self._digest, self.size = hashlib.sha256(), 0
+        self._file.seek(0)
+        while chunk := self._file.read(_CHUNK_BYTES):
+            self._digest.update(chunk)
+            self.size += len(chunk)
+        if self.size >= self._jar.size:
+            self.restart()
+        return self.size
+
+    def restart(self) -> None:
+        """Drop the file's bytes."""
+        assert self._file is not None
+        self._file.truncate(0)
+        self._digest, self.size = hashlib.sha256(), 0
+
+    def write(self, chunk: bytes) -> None:
+        """Append bytes. Raises _WrongContent if there are more than the jar has."""
+        assert self._file is not None
+        self.size += len(chunk)
+        if self.size > self._jar.size:
+            raise _WrongContent(f"it sends more than the {self._jar.size} bytes that are locked")
+        self._digest.update(chunk)
+        self._file.write(chunk)
+
+    def finish(self) -> None:
+        """Rename the file to the jar's path. Raises _WrongContent if it is not the jar."""
+        assert self._file is not None
+        if self.size < self._jar.size:
+            raise _WrongContent(f"it sends {self.size} of the {self._jar.size} bytes that are locked")
+        if self._digest.hexdigest() != self._jar.sha256:
+            raise _WrongContent(f"its SHA-256 is {self._digest.hexdigest()}, and {self._jar.sha256} is locked")
+        self._file.flush()
+        os.fsync(self._file.fileno())  # else a crash of the machine can leave the name without the bytes
+        self._path.replace(self._target)
+
+    def delete(self) -> None:
+        """Remove the file."""
+        self._path.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Close the file; an empty file is removed."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+            if self.size == 0:
+                self.delete()
+
+
+def _explain_os_error(e: OSError, root: Path, wanted: JarSet) -> str:
+    place = e.filename or root
+    if e.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"no space for the jars of {wanted.title}: {place}: {e.strerror}"
+    if e.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ENOENT):
+        return f"the cache folder {root} cannot be written ({place}: {e.strerror}); set XDG_CACHE_HOME to one that can"
+    return f"the jars of {wanted.title}: {place}: {e.strerror}"

@@ -1,0 +1,143 @@
+"""Appends to a Delta table that count once: each commit records the offsets that it brings the table to (an edge).
+
+An offset is stored as an application's version in the table's log. If an append finds another version than its writer
+left, another writer has taken over. The append then changes nothing.
+
+A column keeps its first type. A number is converted to another number type if its value stays the same. Any other
+difference of type is an error, since Delta's own cast would cut 1.5 to 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pyarrow as pa
+from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
+from deltalake.exceptions import CommitFailedError, DeltaError, SchemaMismatchError, TableNotFoundError
+
+from penstock.shared.common.errors import DataError, RetriableError, WriterFenced
+from penstock.shared.common.lake.delta_tables import one_line
+
+NO_VERSION = -1
+"""The version of an application that starts again: a table cannot delete one."""
+
+
+def table_versions(uri: str, applications: list[str], options: Mapping[str, str]) -> dict[str, int]:
+    """The version of each application that the table knows; empty if there is no table. Raises RetriableError."""
+    table = _table(uri, options)
+    found = {} if table is None else {name: table.transaction_version(name) for name in applications}
+    return {name: version for name, version in found.items() if version is not None and version != NO_VERSION}
+
+
+def set_versions(uri: str, versions: Mapping[str, int | None], options: Mapping[str, str]) -> None:
+    """Set versions by hand, None to remove one. Does nothing if there is no table. Raises RetriableError."""
+    table = _table(uri, options)
+    if table is not None:
+        transactions = [Transaction(name, NO_VERSION if at is None else at) for name, at in versions.items()]
+        _write(uri, _schema(table).empty_table(), transactions, options, None)
+
+
+def _table(uri: str, options: Mapping[str, str]) -> DeltaTable | None:
+    try:
+        return DeltaTable(uri, storage_options=dict(options))
+    except TableNotFoundError:
+        return None
+    except (DeltaError, OSError) as e:
+        raise RetriableError(f"{uri}: {one_line(e)}") from e
+
+
+def _schema(table: DeltaTable) -> Any:
+    return pa.schema(table.schema().to_arrow())
+
+
+def append_once(
+    uri: str,
+    data: Any,
+    versions: Mapping[str, tuple[int | None, int]],
+    options: Mapping[str, str],
+    partition_by: list[str] | None = None,
+) -> None:
+    """Append an Arrow table and bring each application from one version to the next, all in one commit.
+
+    New columns are added to the table. Raises WriterFenced if the table has another version of an application (None: no
+    version), DataError if a column does not fit the table's type, and RetriableError if the store cannot be reached or
+    another commit came first.
+    """
+    known = table_versions(uri, list(versions), options)
+    for application, (before, _) in versions.items():
+        if known.get(application) != before:
+            raise WriterFenced(f"{uri}: {application} is at {known.get(application)}, and was left at {before}")
+    table = _table(uri, options)
+    if table is not None:
+        data = fitted(data, _schema(table))
+    _write(uri, data, [Transaction(name, after) for name, (_, after) in versions.items()], options, partition_by)
+
+
+def _write(
+    uri: str, data: Any, transactions: list[Transaction], options: Mapping[str, str], partition_by: list[str] | None
+) -> None:
+    try:
+        write_deltalake(
+            uri,
+            data,
+            mode="append",
+            schema_mode="merge",
+            partition_by=partition_by,
+            storage_options=dict(options),
+            commit_properties=CommitProperties(app_transactions=transactions),
+        )
+    except SchemaMismatchError as e:
+        raise DataError(f"{uri}: {one_line(e)}") from e
+    except (CommitFailedError, DeltaError, OSError) as e:
+        raise RetriableError(f"{uri}: {one_line(e)}") from e
+
+
+def fitted(data: Any, schema: Any) -> Any:
+    """The Arrow table with the column types of a table's schema. DataError names a column that cannot be converted.
+
+    >>> fitted(pa.table({"n": [1.0], "new": ["x"]}), pa.schema([("n", pa.int64())])).schema.types
+    [DataType(int64), DataType(string)]
+    """
+    for at, field in enumerate(data.schema):
+        kept = schema.field(field.name).type if field.name in schema.names else field.type
+        if _is_number(field.type) and _is_number(kept) and field.type != kept:
+            try:
+                data = data.set_column(at, field.name, data.column(at).cast(kept))
+            except pa.ArrowInvalid as e:
+                raise DataError(f"column {field.name} is {kept}: {e}") from None
+        elif not _is_alike(field.type, kept):
+            raise DataError(f"column {field.name} is {kept}, and cannot have {field.type}")
+    return data
+
+
+def _is_number(kind: Any) -> bool:
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind))
+
+
+def _is_alike(kind: Any, kept: Any) -> bool:
+    """Whether two types are the same in any encoding. A struct may have other fields besides."""
+    types = pa.types
+    if types.is_struct(kind) and types.is_struct(kept):
+        both = {field.name for field in kind} & {field.name for field in kept}
+        return all(_is_alike(kind.field(name).type, kept.field(name).type) for name in both)
+    if types.is_map(kind) and types.is_map(kept):
+        return _is_alike(kind.key_type, kept.key_type) and _is_alike(kind.item_type, kept.item_type)
+    if _is_list(kind) and _is_list(kept):
+        return _is_alike(kind.value_type, kept.value_type)
+    for same in (_is_text, _is_bytes, types.is_timestamp):
+        if same(kind) and same(kept):
+            return True
+    return bool(kind == kept)
+
+
+def _is_list(kind: Any) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
+
+
+def _is_text(kind: Any) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
+
+
+def _is_bytes(kind: Any) -> bool:
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind))

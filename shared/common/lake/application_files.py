@@ -1,0 +1,155 @@
+"""The files of an application's tables, in a local folder or an object store: counting and removing them (an edge).
+
+deltalake reaches object stores for this with the same options as for the tables. So a process that can restore from a
+lake can also remove it. An object store knows only names: each object that begins with `<lake>/<application>/` is
+removed one by one, and a removal that fails can be tried again. Everything here blocks: call it with
+`asyncio.to_thread`.
+
+Hadoop's S3 connector leaves empty objects in place of folders (`state/`). They hold nothing and stay, because an object
+store's API has no name for them.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
+
+from deltalake.fs import DeltaStorageHandler
+from pyarrow.fs import FileSelector, FileType
+
+from penstock.shared.common.errors import ConfigError, LakeNotRemoved
+from penstock.shared.common.lake.delta_tables import DELTA_ERRORS, one_line, table_uri
+
+DELETIONS_AT_ONCE = 16  # an object store answers each within some ms to tens of ms
+CLOSED = "closed"
+
+
+class TableFiles(NamedTuple):
+    """A table's files: data and log, including files that no version refers to any more."""
+
+    files: int
+    size_bytes: int
+
+
+class ApplicationFiles(NamedTuple):
+    """The content of an application's folder (a path or a URI). Tables are named `state`, `closed/visits` and so on."""
+
+    root: str
+    tables: dict[str, TableFiles]
+
+
+def find_files(
+    lake: str, application: str, storage_options: Mapping[str, str] | None = None
+) -> ApplicationFiles | None:
+    """The lake's files of an application; None if it holds none. Raises ConfigError or LakeNotRemoved."""
+    root = table_uri(lake, application)
+    folder = local_folder(root)
+    if folder is None:
+        sizes = _objects(root, storage_options)
+        return ApplicationFiles(root, by_table(sizes.items())) if sizes else None
+    if folder.is_symlink():
+        raise ConfigError(f"{folder} is a symbolic link: remove what it leads to, and the link")
+    if not folder.is_dir():
+        return None
+    return ApplicationFiles(str(folder), by_table(_files(folder)))
+
+
+def remove_files(lake: str, application: str, storage_options: Mapping[str, str] | None = None) -> None:
+    """Remove all files that `find_files` finds now, and nothing else. Raises ConfigError or LakeNotRemoved."""
+    root = table_uri(lake, application)
+    folder = local_folder(root)
+    if folder is None:
+        objects = list(_objects(root, storage_options))
+        delete_all(root, objects, _opened(root, storage_options).delete_file)
+    else:
+        remove_folder(folder)
+
+
+def remove_folder(folder: Path) -> None:
+    """Remove a folder with its content; nothing if there is no folder. Raises LakeNotRemoved."""
+    try:
+        shutil.rmtree(folder)
+    except OSError as e:
+        if folder.exists():
+            raise LakeNotRemoved(f"{folder} is not removed, or not all of it: {e}; run it again") from e
+
+
+def local_folder(root: str) -> Path | None:
+    """The folder that a path or a `file:` URI names; None for any other URI.
+
+    >>> str(local_folder("file:///lake/my%20app")), local_folder("s3://lake/app")
+    ('/lake/my app', None)
+    """
+    if "://" not in root:
+        return Path(root)
+    parts = urlsplit(root)
+    if parts.scheme != "file":
+        return None
+    if parts.netloc not in ("", "localhost"):
+        raise ConfigError(f"lake {root!r}: a file URI begins with file:///, and {parts.netloc!r} stands for a machine")
+    return Path(url2pathname(parts.path))
+
+
+def by_table(sizes: Iterable[tuple[str, int]]) -> dict[str, TableFiles]:
+    """The count and total size of files by table; each file is given by its path below the application's folder.
+
+    >>> by_table([("state/_delta_log/0.json", 70), ("state/partition=0/x.parquet", 30), ("closed/visits/y.parquet", 5)])
+    {'closed/visits': TableFiles(files=1, size_bytes=5), 'state': TableFiles(files=2, size_bytes=100)}
+    """
+    tables: dict[str, TableFiles] = {}
+    for path, size_bytes in sizes:
+        first, *rest = path.split("/")
+        table = f"{first}/{rest[0]}" if first == CLOSED and len(rest) > 1 else first
+        before = tables.get(table, TableFiles(0, 0))
+        tables[table] = TableFiles(before.files + 1, before.size_bytes + size_bytes)
+    return dict(sorted(tables.items()))
+
+
+def delete_all(root: str, paths: Iterable[str], delete: Callable[[str], None]) -> None:
+    """Delete each, several in parallel. LakeNotRemoved names the first that failed, and how many are left."""
+    left = list(paths)
+    with ThreadPoolExecutor(DELETIONS_AT_ONCE) as pool:
+        deletions = {path: pool.submit(delete, path) for path in left}
+        for done, (path, deletion) in enumerate(deletions.items()):
+            try:
+                deletion.result()
+            except DELTA_ERRORS as e:
+                pool.shutdown(cancel_futures=True)
+                raise LakeNotRemoved(
+                    f"{root}/{path} is not removed: {one_line(e)}; {done} of {len(left)} files are: run it again"
+                ) from e
+
+
+def _opened(root: str, storage_options: Mapping[str, str] | None) -> DeltaStorageHandler:
+    try:
+        return DeltaStorageHandler(root, dict(storage_options) if storage_options else None)
+    except DELTA_ERRORS as e:
+        raise ConfigError(f"lake {root!r}: {one_line(e)}") from e
+
+
+def _objects(root: str, storage_options: Mapping[str, str] | None) -> dict[str, int]:
+    """The objects below a URI by their relative path, with their sizes in bytes."""
+    store = _opened(root, storage_options)
+    try:
+        found = store.get_file_info_selector(FileSelector("", allow_not_found=True, recursive=True))
+    except DELTA_ERRORS as e:
+        raise LakeNotRemoved(f"{root} cannot be listed: {one_line(e)}") from e
+    # An object that stands for a folder is listed under the folder's own name; to delete that would hit another object.
+    folders = {"", *(one.path for one in found if one.type == FileType.Directory)}
+    return {one.path: one.size or 0 for one in found if one.type == FileType.File and one.path not in folders}
+
+
+def _files(folder: Path) -> Iterator[tuple[str, int]]:
+    for at, _, names in os.walk(folder):
+        for name in names:
+            path = Path(at, name)
+            try:
+                yield path.relative_to(folder).as_posix(), path.lstat().st_size
+            except FileNotFoundError:
+                continue

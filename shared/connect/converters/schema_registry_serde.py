@@ -1,0 +1,175 @@
+"""The common code of converters with a schema registry: the wire format, subjects, and known schemas by id.
+
+A value in Kafka is a zero byte, the id of its schema (4 bytes, big-endian), and the encoded value. Ids come from the
+registry and never change their meaning, so each is requested once. A schema to write is registered once under its
+subject. If a schema or id is not yet known, `MoreNeeded` is raised, and `RegistryClient` fetches it.
+
+>>> framed(7, b"value"), unframed(framed(7, b"value"))
+(b'\\x00\\x00\\x00\\x00\\x07value', (7, b'value'))
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.shared.connect.config_def import NO_DEFAULT, ConfigDef, Importance, Type, at_least, non_empty, one_of
+from penstock.shared.connect.converters.schema_registry_client import Access, RegistryClient, RegistrySchema
+from penstock.shared.connect.errors import ConfigError, DataError, MoreNeeded
+
+MAGIC = b"\x00"
+HEAD_BYTES = 5
+STRATEGIES = ("TopicNameStrategy", "RecordNameStrategy", "TopicRecordNameStrategy")
+STRATEGY_PACKAGE = "io.confluent.kafka.serializers.subject."
+
+
+def framed(id: int, encoded: bytes) -> bytes:
+    """An encoded value after its schema's id."""
+    return MAGIC + id.to_bytes(4, "big") + encoded
+
+
+def unframed(data: bytes) -> tuple[int, bytes]:
+    """A schema's id and the encoded value. Raises DataError if the bytes do not have this form."""
+    if len(data) < HEAD_BYTES or data[:1] != MAGIC:
+        raise DataError("Unknown magic byte!")
+    return int.from_bytes(data[1:HEAD_BYTES], "big"), data[HEAD_BYTES:]
+
+
+def registry_config() -> ConfigDef:
+    """The settings of every converter with a registry, with Confluent's names."""
+    strategies = one_of(*STRATEGIES, *(STRATEGY_PACKAGE + name for name in STRATEGIES))
+    return (
+        ConfigDef()
+        .define("schema.registry.url", Type.LIST, NO_DEFAULT, Importance.HIGH,
+                "The registry's addresses; each is tried in turn.", non_empty)
+        .define("basic.auth.credentials.source", Type.STRING, "URL", Importance.MEDIUM,
+                "Where user and password are: in the URL, or in basic.auth.user.info.",
+                one_of("URL", "USER_INFO", ignore_case=True))
+        .define("basic.auth.user.info", Type.PASSWORD, "", Importance.MEDIUM, "user:password")
+        .define("bearer.auth.token", Type.PASSWORD, "", Importance.MEDIUM, "Sent as a bearer token where it is set.")
+        .define("auto.register.schemas", Type.BOOLEAN, True, Importance.MEDIUM,
+                "Whether a schema that is written is registered; else it must be in its subject.")
+        .define("use.latest.version", Type.BOOLEAN, False, Importance.LOW,
+                "Write under the subject's latest schema (auto.register.schemas must be false then).")
+        .define("normalize.schemas", Type.BOOLEAN, False, Importance.LOW, "Have the registry normalize schemas.")
+        .define("key.subject.name.strategy", Type.STRING, "TopicNameStrategy", Importance.MEDIUM,
+                "What a key's subject is called.", strategies)
+        .define("value.subject.name.strategy", Type.STRING, "TopicNameStrategy", Importance.MEDIUM,
+                "What a value's subject is called.", strategies)
+        .define("schemas.cache.size", Type.INT, 1000, Importance.LOW, "Schemas kept.", at_least(1))
+        .define("schema.registry.request.timeout.ms", Type.INT, 30_000, Importance.LOW,
+                "How long the registry may take to answer.", at_least(1))
+    )  # fmt: skip
+
+
+def subject_of(strategy: str, topic: str, record_name: str | None, *, is_key: bool) -> str:
+    """The subject of a schema. Raises DataError if the strategy needs a record's name and there is none.
+
+    >>> subject_of("TopicNameStrategy", "clicks", None, is_key=False)
+    'clicks-value'
+    >>> subject_of("TopicRecordNameStrategy", "clicks", "a.Click", is_key=True)
+    'clicks-a.Click'
+    """
+    strategy = strategy.removeprefix(STRATEGY_PACKAGE)
+    if strategy == "TopicNameStrategy":
+        return f"{topic}-{'key' if is_key else 'value'}"
+    if not record_name:
+        raise DataError(f"{strategy} needs a schema with a name, in a record of topic {topic}")
+    return record_name if strategy == "RecordNameStrategy" else f"{topic}-{record_name}"
+
+
+@dataclass
+class Registry:
+    """One converter's registry: the known schemas and ids, and the requests for unknown ones."""
+
+    client: RegistryClient
+    kind: str
+    """The registry's name for the type of its schemas: AVRO or JSON."""
+    is_key: bool
+    strategy: str
+    register: bool
+    use_latest: bool
+    cache_size: int
+
+    def __post_init__(self) -> None:
+        self._by_id: dict[int, RegistrySchema] = {}
+        self._ids: dict[tuple[str, str], int] = {}
+        self._latest: dict[str, tuple[int, RegistrySchema]] = {}
+
+    @classmethod
+    def of(cls, configs: Mapping[str, Any], kind: str, *, is_key: bool) -> Registry:
+        """The registry of a converter's settings. ConfigError names the setting that is wrong."""
+        values = registry_config().parse({key: configs[key] for key in configs if key in registry_config().names()})
+        user = values["basic.auth.user.info"].value
+        by_user_info = values["basic.auth.credentials.source"].upper() == "USER_INFO"
+        if by_user_info and ":" not in user:
+            raise ConfigError("basic.auth.user.info must be user:password")
+        if values["use.latest.version"] and values["auto.register.schemas"]:
+            raise ConfigError("use.latest.version needs auto.register.schemas=false")
+        access = Access(
+            tuple(url.rstrip("/") for url in values["schema.registry.url"]),
+            user=user if by_user_info else "",
+            token=values["bearer.auth.token"].value,
+            timeout_ms=values["schema.registry.request.timeout.ms"],
+            normalize=values["normalize.schemas"],
+        )
+        return cls(
+            RegistryClient(access),
+            kind,
+            is_key,
+            values[f"{'key' if is_key else 'value'}.subject.name.strategy"],
+            register=values["auto.register.schemas"],
+            use_latest=values["use.latest.version"],
+            cache_size=values["schemas.cache.size"],
+        )
+
+    def schema(self, id: int) -> RegistrySchema:
+        """The schema with that id. MoreNeeded if it must be fetched first, DataError if it has another type."""
+        found = self._by_id.get(id)
+        if found is None:
+
+            async def fetch() -> None:
+                self._keep(id, await self.client.by_id(id))
+
+            raise MoreNeeded(f"schema {id}", fetch)
+        if found.kind != self.kind:
+            raise DataError(f"schema {id} is of type {found.kind}, not {self.kind}")
+        return found
+
+    def to_write(self, topic: str, text: str, record_name: str | None) -> tuple[int, RegistrySchema | None]:
+        """The id to write a schema under, and the subject's latest schema if that is used; MoreNeeded if unknown."""
+        subject = subject_of(self.strategy, topic, record_name, is_key=self.is_key)
+        if self.use_latest:
+            if subject not in self._latest:
+
+                async def latest() -> None:
+                    self._latest[subject] = await self.client.latest(subject)
+
+                raise MoreNeeded(f"the latest schema of {subject}", latest)
+            return self._latest[subject]
+        id = self._ids.get((subject, text))
+        if id is None:
+
+            async def fetch() -> None:
+                if len(self._ids) >= self.cache_size:
+                    self._ids.pop(next(iter(self._ids)))
+                ask = self.client.register if self.register else self.client.lookup
+                self._ids[subject, text] = await ask(subject, self.kind, text)
+
+            raise MoreNeeded(f"the id of a schema of {subject}", fetch)
+        return id, None
+
+    def _keep(self, id: int, schema: RegistrySchema) -> None:
+        if len(self._by_id) >= self.cache_size:
+            self._by_id.pop(next(iter(self._by_id)))
+        self._by_id[id] = schema
+
+
+def parsed(schema: RegistrySchema) -> Any:
+    """A schema's text as JSON. Raises DataError if it is not JSON."""
+    try:
+        return json.loads(schema.text)
+    except ValueError as e:
+        raise DataError(f"the registry's schema is no JSON: {e}") from None

@@ -1,0 +1,459 @@
+"""The only reader of a changelog partition: it decides which entries count, and applies them to the stores.
+
+Feed it every record from the covered offset on, in batches of columns. Changes that a progress record confirms are
+applied, others are dropped. `format` has the rule, and defines foreign records, which are counted and skipped. A commit
+may span batches; its entries are held until it is confirmed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.shared.common.errors import CorruptRecord, SchemaMismatch
+from penstock.shared.common.packed_bytes import PackedBytes
+from penstock.shared.common.records import Int64Array
+from penstock.shared.common.topic_names import REPARTITION_SUFFIX
+from penstock.shared.streams.aggregations.aggregation import Column
+from penstock.shared.streams.changelog import format as fmt
+from penstock.shared.streams.changelog import reader_kernels as k
+from penstock.shared.streams.changelog.format import Progress, StoreSchema
+from penstock.shared.streams.changelog.state_decoding import unpack_many
+
+NO_EPOCH = 0
+"""The epoch before the first takeover record. No takeover record has it, and entries with it never count."""
+
+ROWS = frozenset(("table", "join"))
+"""The kinds of stores whose rows are values of the user instead of aggregations."""
+
+
+class Change(NamedTuple):
+    """One confirmed change of a store: `operation` is LIVE, DELETED or FINAL; DELETED has no `end` and no `state`.
+
+    `written_as` is the store's schema when the change was written.
+    """
+
+    operation: bytes
+    store: str
+    key: bytes
+    start: int
+    end: int
+    state: bytes
+    written_as: StoreSchema
+
+
+class Commit(NamedTuple):
+    """A commit that counts: the offset of its progress record, its epoch, and its progress.
+
+    `changes` is the number of changes of the same `Confirmed` that belong to it and to the commits before it there.
+    """
+
+    offset: int
+    epoch: int
+    progress: Progress
+    changes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Confirmed:
+    """Confirmed changes as columns, in log order, all written under the same `stores`.
+
+    `operations` are bytes as numbers, `numbers` those of the stores, `starts`, `ends` and `closed_at` times in ms. An
+    operation that lacks one has 0 there, and one that lacks a state has an empty one. A late record is no change of a
+    window: `starts` has its timestamp, `ends` the source offset (-1: none), `closed_at` the number of windows it missed
+    (`missed` has their starts), and its state may be null. `offsets` are those of the entries. `commits` are those that
+    end here, in order: a commit that was read in several batches comes in several parts, and the last part has it.
+    """
+
+    operations: Int64Array
+    numbers: Int64Array
+    keys: PackedBytes
+    starts: Int64Array
+    ends: Int64Array
+    closed_at: Int64Array
+    states: PackedBytes
+    offsets: Int64Array
+    stores: tuple[StoreSchema, ...]
+    commits: tuple[Commit, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+    def at(self, indexes: NDArray[np.int64] | NDArray[np.bool_]) -> Confirmed:
+        """Return the changes at these indexes, without the commits."""
+        return Confirmed(
+            self.operations[indexes],
+            self.numbers[indexes],
+            self.keys.at(indexes),
+            self.starts[indexes],
+            self.ends[indexes],
+            self.closed_at[indexes],
+            self.states.at(indexes),
+            self.offsets[indexes],
+            self.stores,
+        )
+
+    @property
+    def missed(self) -> PackedBytes:
+        """Return the starts of the windows that late records missed, each a big-endian int64; of these rows only."""
+        sizes = self.closed_at * fmt.START.size
+        return PackedBytes(self.states.data, self.states.offsets - 1 - sizes, sizes)
+
+    def of_windows(self) -> Confirmed:
+        """Return the changes of windows: all but late records."""
+        is_late = self.operations == k.LATE
+        return self.at(~is_late) if is_late.any() else self
+
+    def changes(self) -> Iterator[tuple[int, Change]]:
+        """Yield the changes of windows one by one, each with its offset."""
+        if (self.operations == k.LATE).any():
+            yield from self.of_windows().changes()
+            return
+        columns = (self.operations, self.numbers, self.starts, self.ends, self.offsets)
+        rows = zip(*(column.tolist() for column in columns), self.keys, self.states, strict=True)
+        for operation, number, start, end, offset, key, state in rows:
+            store = self.stores[number]
+            yield offset, Change(bytes((operation,)), store.name, key or b"", start, end, state or b"", store)
+
+
+Apply = Callable[[Confirmed], None]
+
+
+def one_by_one(apply: Callable[[Change], None]) -> Apply:
+    """Return a function that applies changes one by one; a CorruptRecord becomes the CorruptEntry of its record."""
+
+    def apply_all(confirmed: Confirmed) -> None:
+        for offset, change in confirmed.changes():
+            try:
+                apply(change)
+            except CorruptRecord as e:
+                raise CorruptEntry(offset, str(e)) from None
+
+    return apply_all
+
+
+def ignore(confirmed: Confirmed) -> None:
+    """Do nothing with changes; for a reader of progress alone."""
+
+
+class CorruptEntry(CorruptRecord):
+    """The record at `offset` has an entry's mark and cannot be decoded; `reason` says why."""
+
+    def __init__(self, offset: int, reason: str) -> None:
+        super().__init__(f"offset {offset}: {reason}")
+        self.offset = offset
+        self.reason = reason
+
+
+class _Batch:
+    """Parsed records, up to the first that cannot be decoded (`error` at index `count`)."""
+
+    def __init__(self, offsets: Int64Array, keys: PackedBytes, values: PackedBytes) -> None:
+        self.offsets = offsets
+        self.keys = keys
+        self.values = values
+        self.numbers = np.zeros((len(offsets), k.NUMBERS), np.int64)
+        packed = (values.data, values.offsets, values.lengths)
+        self.count = int(k.parse(*packed, keys.lengths, self.numbers))
+        self.progress: dict[int, Progress] = {}
+        self.error: CorruptEntry | None = None
+        if self.count < len(offsets):
+            self.error = CorruptEntry(int(offsets[self.count]), self._reason(self.count))
+        for index in np.flatnonzero(self.numbers[: self.count, k.OPERATION] == k.PROGRESS).tolist():
+            try:  # decoded whether it counts or not, as every other record is
+                self.progress[index] = fmt.decode_progress(self.body(index))
+            except CorruptRecord as e:
+                self.count, self.error = index, CorruptEntry(int(offsets[index]), str(e))
+                break
+
+    def body(self, index: int) -> bytes:
+        """Return the bytes after the envelope."""
+        return (self.values[index] or b"")[fmt.ENVELOPE.size :]
+
+    def confirmed(self, rows: Int64Array, stores: tuple[StoreSchema, ...], commits: tuple[Commit, ...]) -> Confirmed:
+        """Return the entries at these indexes."""
+        n = self.numbers[rows].T.copy()
+        return Confirmed(
+            n[k.OPERATION],
+            n[k.STORE],
+            self.keys.at(rows),
+            n[k.START],
+            n[k.END],
+            n[k.CLOSED_AT],
+            PackedBytes(self.values.data, n[k.STATE], n[k.STATE_BYTES]),
+            self.offsets[rows],
+            stores,
+            commits,
+        )
+
+    def of_epoch(self, epoch: int, first: int) -> tuple[Int64Array, Int64Array]:
+        """Return the indexes of the epoch's entries from `first` on, and their commit numbers."""
+        own = self.numbers[first : self.count]
+        is_entry = np.isin(own[:, k.OPERATION], (k.LIVE, k.DELETED, k.FINAL, k.LATE))
+        rows = np.flatnonzero(is_entry & (own[:, k.EPOCH] == epoch))
+        return rows + first, own[rows, k.COMMIT]
+
+    def _reason(self, index: int) -> str:
+        try:
+            entry = fmt.decode(self.values[index])
+        except CorruptRecord as e:
+            return str(e)
+        return f"an entry {entry.operation!r} for store {entry.store} without a key"
+
+
+class ChangelogReader:
+    """Reads one partition; `apply` is called with confirmed changes in log order.
+
+    `stores` are the stores of the reader's own topology. With them, a commit that was written under another raises
+    SchemaMismatch before any of its changes is applied. If two owners declare the same epoch, it belongs to the one
+    whose record is at `takeover_offset`. Records below `covered_offset` are finally applied or ignored.
+    """
+
+    def __init__(
+        self,
+        apply: Apply,
+        *,
+        epoch: int = NO_EPOCH,
+        progress: Progress | None = None,
+        stores: tuple[StoreSchema, ...] | None = None,
+    ) -> None:
+        self._apply = apply
+        self._stores = stores
+        self.epoch = epoch
+        self.takeover_offset: int | None = None
+        self.progress = progress
+        self.next_offset: int | None = None
+        self.covered_offset: int | None = None
+        self.entries_applied = self.entries_ignored = self.foreign_records = 0
+        self.first_foreign_offset: int | None = None
+        self._pending: list[tuple[Confirmed, Int64Array]] = []
+        """Entries of the epoch in force that no commit has confirmed yet, with their commit numbers, by batch."""
+
+    def __repr__(self) -> str:
+        pending = sum(len(entries) for entries, _ in self._pending)
+        done = f"{self.entries_applied} applied, {self.entries_ignored} ignored, {pending} pending"
+        return f"ChangelogReader(epoch {self.epoch}, next {self.next_offset}, {done})"
+
+    @property
+    def next_epoch(self) -> int:
+        """Return the epoch of the next owner.
+
+        Raises CorruptRecord if there is none above the current one; CorruptEntry if the record with it is known.
+        """
+        if self.epoch < fmt.EPOCH_MAX:
+            return self.epoch + 1
+        offset, reason = self.takeover_offset, f"a changelog record of epoch {self.epoch}: no owner can go above it"
+        raise CorruptRecord(f"what came before has {reason}") if offset is None else CorruptEntry(offset, reason)
+
+    def feed_record(self, offset: int, key: bytes | None, value: bytes | None) -> None:
+        """As `feed`, for one record."""
+        self.feed(np.array([offset]), [key], [value])
+
+    def feed(self, offsets: Int64Array, keys: Sequence[bytes | None], values: Sequence[bytes | None]) -> None:
+        """Take the next records. CorruptEntry names an invalid one; changes confirmed before it are applied.
+
+        Steps:
+        1. Read the envelopes, up to an invalid record.
+        2. Settle the entries that count, from one takeover to the next. A takeover ends the wait of all entries before
+           it, those of earlier batches included.
+        3. Apply the confirmed entries. The first commit may also confirm entries that were held from earlier batches.
+        4. Hold the entries that no commit has confirmed yet.
+        5. Raise the error of the first invalid record. All confirmed entries before it are applied.
+        """
+        if not len(offsets):
+            return
+        batch = _Batch(offsets, PackedBytes.of(keys), PackedBytes.of(values))
+        confirmed, ends = np.empty(batch.count, np.int64), np.empty((len(batch.progress), 2), np.int64)
+        counters = np.zeros(k.COUNTERS, np.int64)
+        counters[k.FORCE] = self.epoch
+        held, self._pending = self._pending, []
+        error: Exception | None = batch.error
+        while (stop_reason := k.settle(batch.numbers, batch.count, confirmed, ends, counters)) != k.DONE:
+            index = int(counters[k.AT])
+            epoch = int(batch.numbers[index, k.EPOCH])
+            if stop_reason == k.LOST:
+                reason = _missing_takeover(epoch, self.epoch)
+                batch.count, error = index, CorruptEntry(int(offsets[index]), reason)
+                break
+            self.epoch, self.takeover_offset = epoch, int(offsets[index])
+            counters[k.FORCE], counters[k.AT] = epoch, index + 1
+            counters[k.IGNORED] += counters[k.PENDING]
+            counters[k.PENDING] = 0
+            # If the batch had a commit before the takeover, step 3 decides about the held entries.
+            if not counters[k.COMMITS]:
+                self.entries_ignored += sum(len(entries) for entries, _ in held)
+                held = []
+        self._count(batch, counters)
+        if counters[k.COMMITS]:
+            self._hand_out(batch, confirmed, ends[: counters[k.COMMITS]], held)
+            held = []
+        self._hold(batch, counters, held)
+        if error is not None:
+            raise error
+
+    def _count(self, batch: _Batch, counters: Int64Array) -> None:
+        self.entries_ignored += int(counters[k.IGNORED])
+        if counters[k.FOREIGN_RECORDS]:
+            self.foreign_records += int(counters[k.FOREIGN_RECORDS])
+            if self.first_foreign_offset is None:
+                first = np.flatnonzero(batch.numbers[: batch.count, k.OPERATION] == k.FOREIGN)[0]
+                self.first_foreign_offset = int(batch.offsets[first])
+
+    def _hand_out(
+        self, batch: _Batch, confirmed: Int64Array, ends: Int64Array, held: list[tuple[Confirmed, Int64Array]]
+    ) -> None:
+        """Apply the commits that end in the batch; consecutive ones under the same stores are applied at once."""
+        first, commits = 0, list[Commit]()
+        for number, (index, end) in enumerate(ends.tolist()):
+            progress, epoch = batch.progress[index], int(batch.numbers[index, k.EPOCH])
+            if commits and progress.stores != commits[-1].progress.stores:
+                self._apply_commits(batch, confirmed[first : first + commits[-1].changes], commits)
+                first, commits = first + commits[-1].changes, []
+            if not commits and self._stores is not None:
+                check_schema(progress.stores, self._stores)
+            # Held entries precede the batch, so they can only be of its first commit.
+            if number == 0 and held:
+                parts = self._of_commit(held, int(batch.numbers[index, k.COMMIT]), progress.stores)
+                _require_stores(
+                    batch.numbers[confirmed[:end], k.STORE], batch.offsets[confirmed[:end]], progress.stores
+                )
+                for part in parts:
+                    self._apply_all(part)
+            commits.append(Commit(int(batch.offsets[index]), epoch, progress, end - first))
+        self._apply_commits(batch, confirmed[first : first + commits[-1].changes], commits)
+
+    def _of_commit(
+        self, held: list[tuple[Confirmed, Int64Array]], commit: int, stores: tuple[StoreSchema, ...]
+    ) -> list[Confirmed]:
+        """Return the held entries of this commit, as they were written; the other held entries never count."""
+        parts = []
+        for entries, numbers in held:
+            own = entries.at(np.flatnonzero(numbers == commit))
+            self.entries_ignored += len(entries) - len(own)
+            _require_stores(own.numbers, own.offsets, stores)
+            if len(own):
+                parts.append(replace(own, stores=stores))
+        return parts
+
+    def _apply_commits(self, batch: _Batch, rows: Int64Array, commits: list[Commit]) -> None:
+        """Apply the commits before the first that has an entry of an unknown store; that one is an error."""
+        stores = commits[0].progress.stores
+        unknown = np.flatnonzero(batch.numbers[rows, k.STORE] >= len(stores))
+        if not len(unknown):
+            self._apply_all(batch.confirmed(rows, stores, tuple(commits)))
+            return
+        if sound := [commit for commit in commits if commit.changes <= unknown[0]]:
+            self._apply_all(batch.confirmed(rows[: sound[-1].changes], stores, tuple(sound)))
+        _require_stores(batch.numbers[rows, k.STORE], batch.offsets[rows], stores)
+
+    def _apply_all(self, confirmed: Confirmed) -> None:
+        self._apply(confirmed)
+        self.entries_applied += len(confirmed)
+        if confirmed.commits:
+            self.progress = confirmed.commits[-1].progress
+
+    def _hold(self, batch: _Batch, counters: Int64Array, held: list[tuple[Confirmed, Int64Array]]) -> None:
+        if batch.count:
+            self.next_offset = int(batch.offsets[batch.count - 1]) + 1
+        waiting, first = int(counters[k.PENDING]), int(counters[k.FIRST_PENDING])
+        if not held and batch.count:
+            if not waiting:
+                self.covered_offset = self.next_offset
+            elif first:
+                self.covered_offset = int(batch.offsets[first - 1]) + 1
+        if waiting:
+            rows, numbers = batch.of_epoch(self.epoch, first)
+            held.append((batch.confirmed(rows, (), ()), numbers))
+        self._pending = held
+
+
+def _missing_takeover(epoch: int, in_force: int) -> str:
+    """Return the reason to reject a commit of an epoch above the one in force (0: none is)."""
+    return (
+        f"a commit of epoch {epoch}, and no takeover record of it (in force is {in_force or 'none'}): the record was "
+        "damaged or lost, and no commit of its owner would count"
+    )
+
+
+def _require_stores(numbers: Int64Array, offsets: Int64Array, stores: tuple[StoreSchema, ...]) -> None:
+    """Raise CorruptEntry for the first entry with a store number that the commit's stores do not have."""
+    for index in np.flatnonzero(numbers >= len(stores))[:1]:
+        raise CorruptEntry(int(offsets[index]), f"an entry for store {numbers[index]}; there are {len(stores)} stores")
+
+
+def compile_kernels() -> None:
+    """Compile the kernels that read a changelog, or load them from numba's cache."""
+    nothing = PackedBytes.of([None])
+    ChangelogReader(ignore).feed(np.array([0]), nothing, nothing)
+    unpack_many(fmt.StateCodec([Column("n", "int64")]), nothing[:0])
+
+
+RENAMED = (
+    "give it the name that it had, and its topic stays the same. Otherwise run the topology as it was until everything "
+    "is read, or delete everything with `penstock streams reset`."
+)
+
+
+SCHEMA_REMEDY = (
+    "Run the topology as it was; or give this one an application_id of its own, which reads the sources from their "
+    "beginning; or stop all instances, delete everything with `penstock streams reset`, and start again, after "
+    "`penstock batch` if the sources no longer have the whole history."
+)
+STORES_STAY = (
+    "An application's stores cannot change: a new one would lack every record that was read before, and a removed "
+    f"one could not be restored. {SCHEMA_REMEDY}"
+)
+WINDOWS_STAY = f"The definition of a store's windows cannot change: existing windows were made with it. {SCHEMA_REMEDY}"
+
+
+AGGREGATIONS_STAY = (
+    "A window may get further aggregations, but those that it has cannot change (docs/changelog-format.md, Versions). "
+    "Run the topology as it was, or give this one an application_id of its own"
+)
+
+
+def check_schema(stored: tuple[StoreSchema, ...], own: tuple[StoreSchema, ...]) -> None:
+    """Raise SchemaMismatch, naming the difference, if state written under `stored` cannot be read under `own`.
+
+    The grace, the emission and the output topics may change, because they only affect later records. Windows may get
+    further aggregations. The stores' order, names, keys and source topics, the windows' kind, gap, size and advance,
+    and the aggregations' names, functions and columns may not change.
+    """
+    if len(stored) != len(own):
+        raise SchemaMismatch(f"{_other_stores(stored, own)}. {STORES_STAY}")
+    for number, (old, new) in enumerate(zip(stored, own, strict=True)):
+        for field in ("name", "kind", "key", "source", "gap_ms", "size_ms", "advance_ms"):
+            if getattr(old, field) != getattr(new, field):
+                difference = f"store {number}: {field} was {getattr(old, field)!r}, is now {getattr(new, field)!r}"
+                is_renamed = field == "source" and old.source.endswith(REPARTITION_SUFFIX)
+                raise SchemaMismatch(
+                    f"{difference}. {f'If a key_by has no name: {RENAMED}' if is_renamed else WINDOWS_STAY}"
+                )
+        if changed := changed_aggregations(old, new):
+            raise SchemaMismatch(
+                f"store {old.name!r}: the aggregations changed: {', '.join(changed)}. {AGGREGATIONS_STAY}"
+            )
+
+
+def _other_stores(stored: tuple[StoreSchema, ...], own: tuple[StoreSchema, ...]) -> str:
+    was, now = [one.name for one in stored], [one.name for one in own]
+    changes = [f"{name!r} is new" for name in now if name not in was]
+    changes += [f"{name!r} is gone" for name in was if name not in now]
+    held, has = (", ".join(map(repr, names)) or "none" for names in (was, now))
+    return f"the state has the stores {held}, the topology has {has}: {', '.join(changes)}"
+
+
+def changed_aggregations(old: StoreSchema, new: StoreSchema) -> list[str]:
+    """Return the changes that keep states of `old` from being read as those of `new`; empty if there are none.
+
+    A window may get further aggregations. One that is gone, or has changed under its name, is named.
+    """
+    was = {a.name: (a.function, a.field, a.state) for a in old.aggregations}
+    now = {a.name: (a.function, a.field, a.state) for a in new.aggregations}
+    if any(now.get(name) != shape for name, shape in was.items()) or (new.kind in ROWS and was != now):
+        return sorted(n for n in was.keys() | now.keys() if was.get(n) != now.get(n))
+    return [] if [name for name in now if name in was] == list(was) else ["their order"]

@@ -1,0 +1,35 @@
+"""Decodes states of many windows into columns, from the bytes of their changelog entries."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from penstock.shared.common.packed_bytes import PackedBytes
+from penstock.shared.streams.changelog import reader_kernels as k
+from penstock.shared.streams.changelog.format import StateCodec
+
+
+def packed_columns(codec: StateCodec, states: PackedBytes) -> list[Any]:
+    """Return the columns of states in declared order: arrays of numbers, and PackedBytes over the states' own buffer.
+
+    Raises CorruptRecord with the error of the first invalid state.
+    """
+    count, fixed, binary = len(states), codec.fixed, codec.binary
+    cells = np.empty((len(fixed), count), np.int64)
+    begins, sizes = np.empty((2, len(binary), count), np.int64)
+    bad = k.read_states(*states.arrays, len(fixed), len(binary), cells, begins, sizes)
+    if bad < count:
+        codec.unpack(states[bad] or b"")
+    columns: list[Any] = [None] * len(codec.columns)
+    for row, i in enumerate(fixed):
+        columns[i] = cells[row] if codec.columns[i].type == "int64" else cells[row].view(np.float64)
+    for row, i in enumerate(binary):
+        columns[i] = PackedBytes(states.data, begins[row], sizes[row])
+    return columns
+
+
+def unpack_many(codec: StateCodec, states: PackedBytes) -> list[Any]:
+    """As `packed_columns`, with lists of bytes."""
+    return [column.tolist() if isinstance(column, PackedBytes) else column for column in packed_columns(codec, states)]

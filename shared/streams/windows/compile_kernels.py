@@ -1,0 +1,50 @@
+"""Compiles the kernels before they are needed.
+
+`python -m penstock.shared.streams.windows.compile_kernels` compiles all kernels, the clients' as well, for an
+installation or an image.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from penstock.shared.clients.connection import compile_decoding, packed_headers
+from penstock.shared.clients.producer import column_slices
+from penstock.shared.common import string_copies
+from penstock.shared.common.packed_bytes import PackedBytes
+from penstock.shared.streams.aggregations.aggregation import Count
+from penstock.shared.streams.changelog import changelog_reader
+from penstock.shared.streams.task import json_fields, json_rows
+from penstock.shared.streams.windows import keys
+from penstock.shared.streams.windows.kinds import Rule
+from penstock.shared.streams.windows.state_columns import StateColumns
+from penstock.shared.streams.windows.window_store import WindowStore
+
+
+def compile_kernels() -> None:
+    """Compile every kernel, or load it from numba's cache."""
+    compile_decoding()
+    column_slices.compile_kernels()
+    changelog_reader.compile_kernels()
+    times = np.array([1, 100], np.int64)
+    for rule in (Rule("session", 10), Rule("tumbling", 10, 0, 10), Rule("sliding", 10), Rule("table")):
+        store = WindowStore("compiled", rule, StateColumns([Count()]), text_keys=True)
+        store.take(times, store.index.codes_of([b"a", b"b"]), *store.columns.take(None, times))
+        store.load("c", 5, 15, [1])
+        key, starts = PackedBytes.of([b"c"]).at(times[:1] - 1), times[:1]
+        store.replay(key, starts + 4, starts + 14, np.zeros(1, np.bool_), lambda indexes: [indexes])
+        store.unload("c", 5)
+        store.advance(1_000)
+        list(store.rows_of("a"))
+        keys.are_ascii(store.finals().keys)
+        store.table.sweep()
+        store.index.release(np.zeros(1, np.int64), np.zeros(store.index.capacity, np.bool_))
+    keys.compile_kernels()
+    string_copies.compile_kernels()
+    packed_headers.compile_kernels()
+    json_rows.compile_kernels()
+    json_fields.compile_kernels()
+
+
+if __name__ == "__main__":
+    compile_kernels()

@@ -1,0 +1,276 @@
+"""One node's port: frames in, frames out, one request of a connection at a time.
+
+Requests of a connection are processed in order, as Kafka does it: a request that waits blocks the requests behind it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import struct
+from collections.abc import Callable, Mapping
+from inspect import isawaitable
+
+from penstock.shared.testing.fake_broker.cluster_state import Answer, CloseConnection, ClusterState, Node, Request
+from penstock.shared.testing.fake_broker.codec import MalformedMessage, Message
+from penstock.shared.testing.fake_broker.control import (
+    Action,
+    Close,
+    Control,
+    Delay,
+    Drop,
+    Fail,
+    Respond,
+    failed,
+    merged,
+    without,
+)
+from penstock.shared.testing.fake_broker.kafka_apis import HANDLERS, versions_spoken
+from penstock.shared.testing.fake_broker.protocol import SPOKEN, Api, ErrorCode, Header, decode_header, encode_response
+from penstock.shared.testing.fake_broker.timers import Later
+
+FRAME_BYTES_MAX = 100 * 1024 * 1024
+"""Kafka's `socket.request.max.bytes`: a longer request closes the connection."""
+
+READ_AHEAD_BYTES = 4 * 1024 * 1024
+"""Buffered bytes of a connection at which the sender has to wait."""
+
+SASL_MECHANISMS = ["PLAIN"]
+BEFORE_SASL = (Api.API_VERSIONS, Api.SASL_HANDSHAKE, Api.SASL_AUTHENTICATE)
+
+_SIZE = struct.Struct(">i")
+
+
+class Silence(Exception):
+    """Keep the connection open, but never answer again."""
+
+
+class HangUp(Exception):
+    """Close the connection."""
+
+
+class NodeServer:
+    """The socket of one node."""
+
+    def __init__(
+        self,
+        node: Node,
+        state: ClusterState,
+        controls: list[Control],
+        clock: Callable[[], int],
+        after: Callable[[BaseException | None], None],
+        users: Mapping[str, str] | None,
+        ssl_context: ssl.SSLContext | None,
+    ) -> None:
+        self.node = node
+        self._state = state
+        self._controls = controls
+        self._clock = clock
+        self._after = after
+        self._users = users
+        self._ssl_context = ssl_context
+        self._server: asyncio.Server | None = None
+        self._connections: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
+        self._running = asyncio.Event()
+        self._running.set()
+
+    def __repr__(self) -> str:
+        word = "stopped" if self._server is None else "running" if self._running.is_set() else "paused"
+        return f"<node {self.node.node_id} at {self.node.host}:{self.node.port}, {word}>"
+
+    async def start(self) -> None:
+        """Listen, after a stop on the same port."""
+        self._server = await asyncio.start_server(
+            self._serve, self.node.host, self.node.port, limit=READ_AHEAD_BYTES, ssl=self._ssl_context
+        )
+        self.node.port = self._server.sockets[0].getsockname()[1]
+
+    async def stop(self) -> None:
+        """Close the port and every connection, without another answer."""
+        server, self._server = self._server, None
+        if server is not None:
+            server.close()
+            await self.close_connections()
+            await server.wait_closed()
+
+    async def close_connections(self) -> None:
+        """Close every connection. Clients may connect again."""
+        for writer in self._connections.values():
+            writer.transport.abort()
+        # A hook that calls this runs in the task of its own connection, which ends when the hook has returned.
+        tasks = [task for task in self._connections if task is not asyncio.current_task()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def pause(self) -> None:
+        """Accept connections and requests, but answer none."""
+        self._running.clear()
+
+    def resume(self) -> None:
+        """Answer the requests that have arrived meanwhile."""
+        self._running.set()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None, "a connection is served by a task of its own"
+        self._connections[task] = writer
+        try:
+            await _Connection(self, reader, writer).run()
+        except (asyncio.IncompleteReadError, ConnectionError, HangUp, MalformedMessage):
+            pass
+        except asyncio.CancelledError:
+            pass  # cancelled only by close_connections; asyncio's streams would report it as an error
+        except Exception as e:  # an error of a test's hook or of the broker: the cluster raises it when it is closed
+            self._after(e)
+        finally:
+            del self._connections[task]
+            writer.close()
+
+    async def running(self) -> None:
+        """Wait until the node is not paused."""
+        await self._running.wait()
+
+    async def decide(self, request: Request) -> Action | None:
+        """The action of the hooks for a request; None if no hook acts."""
+        for control in tuple(self._controls):
+            if not control.is_for(request):
+                continue
+            action = control.hook(request)
+            if isawaitable(action):
+                action = await action
+            if action is not None and control.is_on:  # a concurrent request may have used up the hook meanwhile
+                control.count()
+                return action
+        return None
+
+    async def answer(self, request: Request, action: Action | None) -> Message | None:
+        """The response to a request after a hook's action; None if the client expects none."""
+        while isinstance(action, Delay):
+            await asyncio.sleep(action.ms / 1000)
+            action = action.then
+            request.now_ms = self._clock()
+        if isinstance(action, Respond):
+            return action.body
+        if isinstance(action, Fail):
+            return await self._fail(request, action)
+        if action is None or action.handled:
+            answer = await self._handle(request)
+        if isinstance(action, Drop):
+            raise Silence
+        if isinstance(action, Close):
+            raise HangUp
+        return answer
+
+    async def _fail(self, request: Request, action: Fail) -> Message | None:
+        failures = failed(request, action.code, action.partitions)
+        if action.partitions is None and not action.handled:
+            answer = None
+        else:
+            asked = request if action.handled else without(request, action.partitions or ())
+            answer = await self._handle(asked)
+        if request.api is Api.PRODUCE and request.body.acks == 0:
+            if action.partitions is None:
+                raise HangUp
+            return None
+        return failures if answer is None or not hasattr(answer, "topics") else merged(answer, failures)
+
+    async def _handle(self, request: Request) -> Message | None:
+        answer: Answer = HANDLERS[request.api](self._state, request)
+        self._after(None)
+        if isinstance(answer, Later):
+            waiting: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+            answer.then(lambda body: None if waiting.done() else waiting.set_result(body))
+            answer = await waiting
+        if isinstance(answer, CloseConnection):
+            raise HangUp
+        return answer
+
+    def request(self, header: Header, body: Message, client_host: str) -> Request:
+        """A request in the form for handlers and hooks."""
+        return Request(
+            Api(header.api_key),
+            header.version,
+            self.node.node_id,
+            header.client_id or "",
+            client_host,
+            body,
+            self._clock(),
+        )
+
+    def sasl_error(self, auth_bytes: bytes) -> ErrorCode:
+        """NONE if PLAIN's bytes contain a user's name and the right password."""
+        parts = auth_bytes.decode(errors="replace").split("\0")
+        if len(parts) == 3 and (self._users or {}).get(parts[1]) == parts[2]:
+            return ErrorCode.NONE
+        return ErrorCode.SASL_AUTHENTICATION_FAILED
+
+    @property
+    def wants_sasl(self) -> bool:
+        return self._users is not None
+
+
+class _Connection:
+    """One client's connection."""
+
+    def __init__(self, server: NodeServer, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._server = server
+        self._reader = reader
+        self._writer = writer
+        self._is_known = not server.wants_sasl
+        self._client_host = f"/{writer.get_extra_info('peername')[0]}"
+
+    async def run(self) -> None:
+        """Answer requests until the client disconnects."""
+        while True:
+            size = _SIZE.unpack(await self._reader.readexactly(_SIZE.size))[0]
+            if not 0 < size <= FRAME_BYTES_MAX:
+                raise HangUp
+            frame = await self._reader.readexactly(size)
+            await self._server.running()
+            header = decode_header(frame)
+            try:
+                answer = await self._answer(frame, header)
+            except Silence:
+                await self._until_gone()
+            await self._server.running()
+            if answer is not None:
+                self._writer.write(_SIZE.pack(len(answer)) + answer)
+                await self._writer.drain()
+
+    async def _until_gone(self) -> None:
+        while await self._reader.read(READ_AHEAD_BYTES):
+            pass
+        raise HangUp
+
+    async def _answer(self, frame: bytes, header: Header) -> bytes | None:
+        spoken = header.spoken
+        if spoken is None:
+            if header.api_key != Api.API_VERSIONS:
+                raise HangUp
+            body = versions_spoken(ErrorCode.UNSUPPORTED_VERSION)
+            return encode_response(SPOKEN[Api.API_VERSIONS], 0, header.correlation_id, body)
+        if not self._is_known and spoken.api not in BEFORE_SASL:
+            raise HangUp
+        decoded, _ = spoken.request.decode(frame, header.version, header.body_at)
+        request = self._server.request(header, decoded, self._client_host)
+        action = await self._server.decide(request)
+        if self._writer.is_closing():
+            raise HangUp
+        if spoken.api in (Api.SASL_HANDSHAKE, Api.SASL_AUTHENTICATE) and action is None:
+            answer: Message | None = self._sasl(request)
+        else:
+            answer = await self._server.answer(request, action)
+        if answer is None:
+            return None
+        return encode_response(spoken, header.version, header.correlation_id, answer)
+
+    def _sasl(self, request: Request) -> Message:
+        if request.api is Api.SASL_HANDSHAKE:
+            known = request.body.mechanism in SASL_MECHANISMS
+            code = ErrorCode.NONE if known else ErrorCode.UNSUPPORTED_SASL_MECHANISM
+            return Message(error_code=code, mechanisms=SASL_MECHANISMS)
+        code = self._server.sasl_error(request.body.auth_bytes)
+        self._is_known = self._is_known or code is ErrorCode.NONE
+        message = None if code is ErrorCode.NONE else "Authentication failed: Invalid username or password"
+        return Message(error_code=code, error_message=message)

@@ -1,0 +1,96 @@
+"""What requests to Kafka Connect's REST say."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from fastapi import Request
+from starlette.exceptions import HTTPException
+
+from penstock.api.connect.request_parsing import config_of, create_request, json_body, json_list, patch_of
+from penstock.shared.connect.errors import BadRequest
+from penstock.shared.connect.properties import text_map
+from penstock.shared.connect.runtime.states import TargetState
+
+
+def test_a_create_request_has_name_config_and_state() -> None:
+    """The name comes into the config; the state is what the connector is to do first."""
+    assert create_request({"name": " a ", "config": {"x": 1}}) == ("a", {"x": "1", "name": "a"}, None)
+    for word, target in (
+        ("STOPPED", TargetState.STOPPED),
+        ("paused", TargetState.PAUSED),
+        ("RUNNING", TargetState.STARTED),
+    ):
+        assert create_request({"name": "a", "config": {}, "initial_state": word})[2] is target
+    assert create_request({"config": {}})[0] == ""
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        [],
+        {},
+        {"name": "a"},
+        {"name": 3, "config": {}},
+        {"name": "a", "config": []},
+        {"name": "a", "config": {"x": {}}},
+        {"name": "a", "config": {}, "surprise": 1},
+        {"name": "a", "config": {}, "initial_state": "SLEEPING"},
+        {"name": "a", "config": {"name": "b"}},
+    ],
+)
+def test_malformed_create_requests_are_named(body: Any) -> None:
+    """Each is the request's fault, and said."""
+    with pytest.raises(BadRequest):
+        create_request(body)
+
+
+def test_values_are_texts() -> None:
+    """Numbers and truth values as they are written in JSON; null is none."""
+    assert text_map({"a": 1, "b": 2.5, "c": False, "d": "x", "e": None}, "config") == {
+        "a": "1",
+        "b": "2.5",
+        "c": "false",
+        "d": "x",
+    }
+    assert config_of({"name": "n"}, "n") == {"name": "n"}
+
+
+def test_a_patch_takes_settings_away() -> None:
+    """Null means without; another name is refused."""
+    assert patch_of({"a": 1, "b": None}, "n") == {"a": "1", "b": None}
+    with pytest.raises(BadRequest):
+        patch_of({"name": "m"}, "n")
+    with pytest.raises(BadRequest):
+        patch_of([], "n")
+
+
+def test_task_configs_are_an_array() -> None:
+    """Anything else is refused."""
+    assert json_list(b"[{}]") == [{}]
+    for body in (b"{}", b"", b"\xff"):
+        with pytest.raises(BadRequest):
+            json_list(body)
+
+
+def _request(content_type: str, body: bytes) -> Request:
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": body}
+
+    headers = [(b"content-type", content_type.encode())] if content_type else []
+    return Request({"type": "http", "method": "POST", "path": "/connectors", "headers": headers}, receive)
+
+
+@pytest.mark.parametrize("content_type", ["", "application/json", "application/vnd.x+json", "text/json"])
+async def test_a_body_of_any_other_type_is_json(content_type: str) -> None:
+    """Kafka's clients say application/json; some say nothing."""
+    assert await json_body(_request(content_type, b'{"a":1}')) == {"a": 1}
+
+
+async def test_a_body_that_any_web_page_could_send_is_refused() -> None:
+    """415 for the browser's simple types; without a body there is nothing to refuse."""
+    with pytest.raises(HTTPException) as refused:
+        await json_body(_request("text/plain", b'{"a":1}'))
+    assert refused.value.status_code == 415
+    assert await json_body(_request("text/plain", b"")) == {}

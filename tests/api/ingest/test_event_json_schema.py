@@ -1,0 +1,30 @@
+"""Validation against a JSON Schema."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from penstock.api.ingest.event import load_schema
+from penstock.shared.common.errors import ConfigError
+
+
+def test_an_error_has_the_pointer_to_the_invalid_value(tmp_path: Path) -> None:
+    """With what was expected."""
+    path = tmp_path / "s.json"
+    path.write_text(json.dumps({"properties": {"a": {"items": {"type": "string"}}}}))
+    validate = load_schema(path)
+    assert validate({"a": ["x"]}) is None
+    assert validate({"a": ["x", 2]}) == '/a/1: 2 is not of type "string"'
+
+
+@pytest.mark.parametrize("text", ["{", '{"type": 7}'])
+def test_an_invalid_schema_is_rejected_at_start_up(tmp_path: Path, text: str) -> None:
+    """ConfigError names the setting and the file, also of a missing file."""
+    path = tmp_path / "s.json"
+    path.write_text(text)
+    for name in (path, tmp_path / "none.json"):
+        with pytest.raises(ConfigError, match=r"json_schema: .*json"):
+            load_schema(name)

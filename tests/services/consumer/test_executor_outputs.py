@@ -1,0 +1,39 @@
+"""The records that a handler may return."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from penstock.services.consumer.executor import check_output
+from penstock.shared.common.errors import DataError
+from penstock.shared.common.records import ProducerRecord
+
+
+def test_records_of_kafka_pass() -> None:
+    """Records are valid with and without key, value, headers, partition and timestamp."""
+    check_output([ProducerRecord("out", None), ProducerRecord("out", b"v", bytearray(b"k"), (("h", b"1"),), 3, 17)])
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"value": 5},
+        {"value": "text"},
+        {"key": {"a": 1}},
+        {"topic": None},
+        {"topic": "no good"},
+        {"headers": {"a": "b"}},
+        {"headers": (("a", 5),)},
+        {"headers": 7},
+        {"partition": -1},
+        {"partition": "x"},
+        {"timestamp": 1.5},
+        {"timestamp": True},
+    ],
+)
+def test_what_no_topic_can_take_is_refused(fields: dict[str, Any]) -> None:
+    """An invalid record is rejected with an error that is not retried."""
+    with pytest.raises(DataError):
+        check_output([ProducerRecord("out", b"good"), ProducerRecord(**{"topic": "out", "value": b"v", **fields})])

@@ -1,0 +1,65 @@
+"""The probe, against servers that answer rightly, wrongly and not at all."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from penstock.services.local.broker_probe import MAX_RESPONSE_BYTES, answers, request
+
+GOOD = struct.pack(">ihi", 1, 0, 0)
+LIMIT_MS = 10_000
+
+
+@asynccontextmanager
+async def server(reply: bytes | None, received: list[bytes]) -> AsyncIterator[int]:
+    """Takes one request, sends `reply` and closes; None: takes it and stays silent."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        received.append(await reader.readexactly(len(request())))
+        if reply is None:
+            await reader.read()
+        else:
+            writer.write(reply)
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as listening:
+        yield listening.sockets[0].getsockname()[1]
+
+
+@pytest.mark.parametrize(
+    ("reply", "expected"),
+    [
+        (struct.pack(">i", len(GOOD)) + GOOD, True),
+        (struct.pack(">i", len(GOOD)) + struct.pack(">ihi", 1, 35, 0), False),
+        (struct.pack(">i", len(GOOD)) + struct.pack(">ihi", 2, 0, 0), False),
+        (struct.pack(">i", MAX_RESPONSE_BYTES + 1) + GOOD, False),
+        (struct.pack(">i", -1), False),
+        (struct.pack(">i", 2) + b"ab", False),
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", False),
+        (b"", False),
+    ],
+)
+async def test_only_an_answer_without_error_counts(reply: bytes, expected: bool) -> None:
+    """Another correlation id, an error code, another protocol or a cut-off answer is no broker that answers."""
+    received: list[bytes] = []
+    async with server(reply, received) as port:
+        assert await answers("127.0.0.1", port, LIMIT_MS) is expected
+    assert received == [bytes.fromhex("0000000a 0012 0000 00000001 ffff")]
+
+
+async def test_silence_ends_at_the_limit() -> None:
+    """A server that takes the request and says nothing is given up after the time allowed."""
+    async with server(None, []) as port:
+        assert not await answers("127.0.0.1", port, 20)
+
+
+async def test_closed_port_does_not_answer() -> None:
+    """A refused connection is an answer of no."""
+    async with server(b"", []) as port:
+        pass
+    assert not await answers("127.0.0.1", port, LIMIT_MS)

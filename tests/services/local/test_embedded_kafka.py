@@ -1,0 +1,70 @@
+"""What EmbeddedKafka says without a broker. (With one: tests/integration/test_embedded_kafka.py.)"""
+
+from __future__ import annotations
+
+import base64
+from pathlib import Path
+
+import pytest
+
+from penstock.services.local.embedded_kafka import EmbeddedKafka, main, new_cluster_id
+from penstock.shared.common.errors import IllegalState, JarsUnavailable
+from penstock.shared.common.java import installed_java
+
+
+def test_address_before_the_start_is_refused(tmp_path: Path) -> None:
+    """There is no address yet, and no process."""
+    kafka = EmbeddedKafka(tmp_path)
+    with pytest.raises(IllegalState):
+        _ = kafka.bootstrap_servers
+    with pytest.raises(IllegalState):
+        kafka.pause()
+    assert "not started" in repr(kafka)
+
+
+async def test_stop_without_start_does_nothing(tmp_path: Path) -> None:
+    """A stop is always safe."""
+    kafka = EmbeddedKafka(tmp_path / "kafka")
+    await kafka.stop()
+    assert not (tmp_path / "kafka").exists()
+
+
+async def test_no_java_is_found_out_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without Java the data folder is not even made."""
+    monkeypatch.setattr(installed_java, "_LINUX_FOLDER", tmp_path / "jvm")
+    with pytest.raises(installed_java.JavaNotFound):
+        await EmbeddedKafka(tmp_path / "kafka", environ={"PATH": ""}).start()
+    assert not (tmp_path / "kafka").exists()
+
+
+async def test_no_jars_are_found_out_before_anything_is_written(tmp_path: Path) -> None:
+    """Without a cache that can be written the data folder is not even made."""
+    (tmp_path / "java").write_text("#!/bin/sh\necho 'openjdk version \"17.0.1\"' >&2\n")
+    (tmp_path / "java").chmod(0o755)
+    environ = {"PATH": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "java")}
+    with pytest.raises(JarsUnavailable, match="cannot be written"):
+        await EmbeddedKafka(tmp_path / "kafka", environ=environ).start()
+    assert not (tmp_path / "kafka").exists()
+
+
+def test_cluster_ids_are_kafkas_uuids() -> None:
+    """Sixteen bytes in 22 characters of URL-safe base64, usable as a command-line argument."""
+    ids = {new_cluster_id() for _ in range(300)}
+    assert len(ids) == 300
+    assert all(len(i) == 22 and not i.startswith("-") and len(base64.urlsafe_b64decode(i + "==")) == 16 for i in ids)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--port", "99999"], "penstock kafka: argument --port: must be a port from 0 to 65535, got '99999'"),
+        (["--port=-1"], "penstock kafka: argument --port: must be a port from 0 to 65535, got '-1'"),
+        (["--prot", "1"], "penstock kafka: unrecognized arguments: --prot 1"),
+    ],
+)
+def test_a_wrong_flag_is_one_line(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its name, its value and the range; exit status 2."""
+    with pytest.raises(SystemExit) as left:
+        main(arguments)
+    assert left.value.code == 2
+    assert capsys.readouterr().err == f"{said}\n"

@@ -1,0 +1,77 @@
+"""Kafka's jars, and `penstock jars`.
+
+What downloads is tested in tests/shared/common/java/test_jars.py and tests/integration/test_kafka_jars.py.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from penstock.services.cli import app
+from penstock.services.local.kafka_jars import KAFKA_JARS, KAFKA_VERSION
+from penstock.services.spark.spark_session import S3_JARS, SPARK_JARS
+from penstock.shared.common.java.jars import cache_root
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache that has every jar, by name and size."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for jars in (KAFKA_JARS, SPARK_JARS, S3_JARS):
+        folder = cache_root() / jars.folder
+        folder.mkdir(parents=True)
+        for jar in jars.jars:
+            (folder / jar.name).touch()
+            os.truncate(folder / jar.name, jar.size)  # takes no room on the disk
+    return cache_root()
+
+
+def test_the_command_prints_the_folders(cache: Path) -> None:
+    """One for each set, in the order in which they are asked for."""
+    ran = CliRunner().invoke(app, ["jars", "s3", "kafka", "spark"])
+    assert (ran.exit_code, ran.stdout.split()) == (
+        0,
+        [str(cache / j.folder) for j in (S3_JARS, KAFKA_JARS, SPARK_JARS)],
+    )
+
+
+def test_the_command_downloads_into_a_cache_that_can_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is missing is announced by its title and folder; a cache that cannot be written is an error of one line."""
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    ran = CliRunner().invoke(app, ["jars", "s3"])
+    announced, failed = ran.stderr.splitlines()
+    assert (ran.exit_code, ran.stdout) == (1, "")
+    assert S3_JARS.title in announced
+    assert failed.startswith("penstock jars: the cache folder")
+
+
+@pytest.mark.parametrize("arguments", [[], ["hadoop"], ["kafka", "--class-archive"]])
+def test_wrong_arguments_are_named(arguments: list[str]) -> None:
+    """A set that there is not, none at all, and an archive of something else than Spark have exit status 2."""
+    ran = CliRunner().invoke(app, ["jars", *arguments])
+    assert (ran.exit_code, ran.stdout) == (2, "")
+    assert "penstock jars" in ran.stderr
+
+
+def test_the_lock_is_of_the_version() -> None:
+    """Another version of Kafka is another folder, so that an upgrade fetches it, and its own jars are all of it."""
+    assert KAFKA_JARS.folder == f"kafka-{KAFKA_VERSION}"
+    assert f"org.apache.kafka:kafka_2.13:{KAFKA_VERSION}" in KAFKA_JARS.roots
+    own = [jar.path.split("/") for jar in KAFKA_JARS.jars if jar.path.startswith("org/apache/kafka/")]
+    assert {version for *_, version, _ in own} == {KAFKA_VERSION}
+    assert {"kafka_2.13", "kafka-clients", "kafka-server"} <= {name for *_, name, _, _ in own}
+
+
+def test_logging_has_one_binding() -> None:
+    """Kafka's jars ask for slf4j 1.7, and exactly one binding for it is among them."""
+    names = [jar.name for jar in KAFKA_JARS.jars]
+    assert [name for name in names if name.startswith("slf4j-api-")] == ["slf4j-api-1.7.36.jar"]
+    assert sum("slf4j" in name for name in names) == 2
+    assert any(name.startswith("log4j-slf4j-impl-") for name in names)

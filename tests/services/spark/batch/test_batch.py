@@ -1,0 +1,119 @@
+"""The plan of a batch, and the inputs that it rejects before Spark does anything."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from penstock.services.spark.batch.batch import (
+    batch_report,
+    explicit_offsets,
+    next_offsets,
+    partitions_done,
+    ranges_to_read,
+    require_no_files_left,
+    require_whole_partitions,
+)
+from penstock.services.spark.batch.batch_task import PartitionRange, TaskResult
+from penstock.services.spark.topic_offsets import TopicOffsets
+from penstock.shared.common.errors import ConfigError
+from penstock.shared.streams.aggregations.aggregation import Count
+from penstock.shared.streams.changelog.format import BatchInput, Progress
+from penstock.shared.streams.dsl.builder import StreamsBuilder
+from penstock.shared.streams.task.metrics import Totals
+
+
+def progress(**given: Any) -> Progress:
+    return Progress("app", "exactly_once", given.pop("sources", {}), -1, {}, {}, (), 0, **given)
+
+
+def held(latest: dict[str, dict[int, int]]) -> dict[str, TopicOffsets]:
+    return {topic: TopicOffsets(topic, "id", dict.fromkeys(of, 2), of) for topic, of in latest.items()}
+
+
+def test_a_topology_that_needs_more_than_its_partition_is_refused() -> None:
+    """If keys change before a window, records pass an internal topic, which the error names."""
+    builder = StreamsBuilder()
+    rekeyed = builder.stream("in").group_by(str)
+    rekeyed.session_window(10).aggregate("s", n=Count()).on_close().to("out")
+    with pytest.raises(ConfigError, match=r"this topology needs \S*repartition"):
+        require_whole_partitions(builder.build())
+    builder = StreamsBuilder()
+    builder.stream("in").group_by_key().session_window(10).aggregate("s", n=Count()).on_close().to("out")
+    require_whole_partitions(builder.build())
+
+
+def test_partitions_with_something_to_read_are_planned() -> None:
+    """They are read from the tables' offsets, else from the first offset.
+
+    Partitions with the most records come first.
+    """
+    ends = {"a": {0: 10, 1: 10, 2: 10, 3: 2}, "b": {0: 5, 1: 5, 2: 5, 3: 2}}
+    known = {0: progress(sources={"a": 10, "b": 5}), 1: progress(sources={"a": 9}), 2: progress(sources={"a": 99})}
+    assert ranges_to_read(ends, held(ends), known) == [
+        PartitionRange(1, {"a": 10, "b": 5}),
+        PartitionRange(2, {"a": 10, "b": 5}),
+    ]
+    assert [part.partition for part in ranges_to_read(ends, held(ends), {})] == [0, 1, 2]
+
+
+def test_a_topic_that_was_made_again_is_left_to_the_task() -> None:
+    """The task rejects it by name. Otherwise a different topic would be reported as having nothing to read."""
+    ends = {"a": {0: 10, 1: 10, 2: 10}}
+    known = {
+        0: progress(sources={"a": 11}),
+        1: progress(sources={"a": 10}, source_ids={"a": "other"}),
+        2: progress(sources={"a": 10}, source_ids={"a": "id"}),
+    }
+    assert [part.partition for part in ranges_to_read(ends, held(ends), known)] == [0, 1]
+
+
+def test_where_the_next_one_goes_on() -> None:
+    """It continues after the tasks' offsets, else the tables' offsets, else the planned ends."""
+    ends = {"a": {0: 10, 1: 10, 2: 10}}
+    outcomes = [TaskResult(0, 10, sources={"a": 9})]
+    assert next_offsets(outcomes, {0: progress(sources={"a": 3}), 1: progress(sources={"a": 12})}, ends) == {
+        "a": {0: 9, 1: 12, 2: 10}
+    }
+
+
+def test_files_that_were_read_are_known_by_their_fingerprint() -> None:
+    """Finished partitions are left out. A state of other files, or of none, is rejected by its partition."""
+    done, begun = BatchInput("aa", 7, is_done=True), BatchInput("aa", 3, is_done=False)
+    assert partitions_done("app", {}, "aa") == ()
+    assert partitions_done("app", {0: progress(input=done), 1: progress(input=begun)}, "aa") == (0,)
+    with pytest.raises(ConfigError, match=r"app, partition 0 was made from other files.*fingerprint aa, now bb"):
+        partitions_done("app", {0: progress(input=done)}, "bb")
+    with pytest.raises(ConfigError, match="app, partition 0 holds 3 rows of other files"):
+        partitions_done("app", {0: progress(input=begun)}, "bb")
+    with pytest.raises(ConfigError, match="app, partition 4 has state already"):
+        partitions_done("app", {4: progress(sources={"a": 1})}, "aa")
+
+
+def test_topics_wait_for_files() -> None:
+    """A batch over topics continues only if files were read to their end."""
+    require_no_files_left("app", {0: progress(), 1: progress(input=BatchInput("aa", 7, is_done=True))})
+    with pytest.raises(ConfigError, match="app, partition 1: a batch over files ended after 3 rows"):
+        require_no_files_left("app", {1: progress(input=BatchInput("aa", 3, is_done=False))})
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("0:1", r"an offset for each partition is needed, and no other \(partitions \[1\]\)"),
+        ("0:1,1:1,2:1", r"no other \(partitions \[2\]\)"),
+        ("0:1,1:9", "clicks-1: offset 9; the topic holds 0 to 8"),
+    ],
+)
+def test_offsets_that_a_topic_does_not_have(text: str, said: str) -> None:
+    """There must be one offset for each partition, within the topic's offsets."""
+    with pytest.raises(ConfigError, match=f"live_from: .*{said}"):
+        explicit_offsets("clicks", text, {0: 0, 1: 0}, {0: 8, 1: 8})
+
+
+def test_a_summary_adds_up() -> None:
+    """Counts are summed over the tasks. The end offsets are the plan's."""
+    outcomes = [TaskResult(p, 10, Totals(10, 4, 1, 2, 3), 2) for p in (0, 1)]
+    found = batch_report(outcomes, {"a": {0: 10, 1: 10}}, 3.0, None)
+    assert found[:7] == (2, 20, 8, 2, 4, 6, 4)

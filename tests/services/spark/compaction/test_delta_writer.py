@@ -1,0 +1,220 @@
+"""Commits to Delta tables on disk: each is one version, and only one of two concurrent commits succeeds."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable, write_deltalake
+from deltalake.transaction import RemoveAction
+
+from penstock.services.spark.compaction import delta_writer
+from penstock.services.spark.compaction.delta_writer import CompactionConflict, DataFile, Files
+from penstock.services.spark.table_columns import STATE, state_schema
+from penstock.shared.common.errors import LakeUnavailable, SchemaMismatch
+from penstock.shared.common.lake import delta_tables
+
+SCHEMA = pa.schema({"partition": pa.int32(), "at": pa.int64(), "s": pa.struct({"n": pa.int64()})})
+
+
+def made(uri: str, schema: pa.Schema = SCHEMA, table: DeltaTable | None = None) -> DeltaTable:
+    return delta_writer.ensure_table(table, uri, {}, schema, ["at"], is_partitioned=True)
+
+
+def file_of(uri: str, name: str, *at: int, partition: int = 1) -> DataFile:
+    rows = [{"partition": partition, "at": one, "s": {"n": one}} for one in at]
+    return Files(uri, {}, ["at"]).write(name, [pa.RecordBatch.from_pylist(rows, SCHEMA)], partition)
+
+
+def newest(uri: str) -> DeltaTable:
+    table = delta_tables.open_table(uri)
+    assert table is not None
+    return table
+
+
+def test_a_commit_is_the_version_after(tmp_path: Path) -> None:
+    """From the commit on, the table has the files with their bounds and the job's metadata."""
+    uri = str(tmp_path / "t")
+    table = made(uri)
+    one = file_of(uri, "one.parquet", 7, 3)
+    assert delta_tables.rows(newest(uri), "SELECT * FROM t") == []
+    before_ms = time.time() * 1_000 - 1
+    assert delta_writer.commit(table, [one], [], {"kind": "compaction"}) == 1
+    assert {(row["at"], row["partition"]) for row in delta_tables.rows(newest(uri), "SELECT * FROM t")} == {
+        (3, 1),
+        (7, 1),
+    }
+    (action,) = pa.table(newest(uri).get_add_actions(flatten=True)).to_pylist()
+    bounds = (action["num_records"], action["min.at"], action["max.at"], action["partition.partition"])
+    assert bounds == (2, 3, 7, 1)
+    assert pq.ParquetFile(Path(uri) / one.path).schema_arrow.names == ["at", "s"]  # the folder says the partition
+    assert table.metadata().configuration["delta.dataSkippingStatsColumns"] == "at"
+    assert before_ms <= action["modification_time"] <= time.time() * 1_000
+    (last, *_) = delta_writer.history(newest(uri), 5)
+    assert (last["version"], last["operation"], last["kind"]) == (1, "WRITE", "compaction")
+
+
+def test_files_are_taken_out_in_the_same_commit(tmp_path: Path) -> None:
+    """A reader sees a rewrite completely or not at all."""
+    uri = str(tmp_path / "t")
+    old = file_of(uri, "old.parquet", 1, 2)
+    delta_writer.commit(made(uri), [old], [], {})
+    removed = RemoveAction(old.path, True, 0, old.size, {"partition": "1"})
+    assert delta_writer.commit(newest(uri), [file_of(uri, "new.parquet", 2)], [removed], {}) == 2
+    assert [row["at"] for row in delta_tables.rows(newest(uri), "SELECT * FROM t")] == [2]
+
+
+def test_whoever_commits_second_is_refused(tmp_path: Path) -> None:
+    """The second commit is rejected, also after another writer's append, which Delta itself would accept."""
+    uri = str(tmp_path / "t")
+    table, other = made(uri), newest(uri)
+    delta_writer.commit(table, [file_of(uri, "one.parquet", 1)], [], {})
+    with pytest.raises(CompactionConflict, match="as version 1"):
+        delta_writer.commit(other, [file_of(uri, "two.parquet", 2)], [], {})
+    late = newest(uri)
+    write_deltalake(uri, pa.Table.from_pylist([{"partition": 1, "at": 9}], SCHEMA), mode="append")
+    with pytest.raises(CompactionConflict, match="as version 2"):
+        delta_writer.commit(late, [file_of(uri, "three.parquet", 3)], [], {})
+    assert {row["at"] for row in delta_tables.rows(newest(uri), "SELECT * FROM t")} == {1, 9}
+
+
+def test_a_table_is_made_once_and_widened(tmp_path: Path) -> None:
+    """Only one of two jobs creates it. New columns and new fields of a struct are added, and existing rows stay."""
+    uri = str(tmp_path / "t")
+    table = made(uri)
+    with pytest.raises(CompactionConflict, match="made"):
+        made(uri)
+    same = made(uri, table=table)
+    assert same.version() == 0
+    wider = pa.schema([*SCHEMA.remove(2), ("s", pa.struct({"n": pa.int64(), "m": pa.int64()})), ("t", pa.int64())])
+    delta_writer.commit(table, [file_of(uri, "one.parquet", 4)], [], {})
+    wide = made(uri, wider, newest(uri))
+    assert (wide.version(), {field.name for field in wide.schema().fields}) == (2, {"partition", "at", "s", "t"})
+    (row,) = delta_tables.rows(newest(uri), "SELECT * FROM t")
+    assert (row["at"], row["s"], row["t"]) == (4, {"n": 4, "m": None}, None)
+    with pytest.raises(CompactionConflict, match="changed"):
+        made(uri, pa.schema([*wider, ("u", pa.int64())]), _at(uri, 1))
+    more = pa.schema([*wider, ("u", pa.int64())])
+    assert {field.name for field in made(uri, more, wide).schema().fields} == {"partition", "at", "s", "t", "u"}
+
+
+def test_a_table_is_not_widened_beside_an_append(tmp_path: Path) -> None:
+    """Delta itself would accept both, but the compaction was planned without the appended rows."""
+    uri = str(tmp_path / "t")
+    table = made(uri)
+    write_deltalake(uri, pa.Table.from_pylist([{"partition": 1, "at": 9}], SCHEMA), mode="append")
+    with pytest.raises(CompactionConflict, match="changed"):
+        made(uri, pa.schema([*SCHEMA, ("t", pa.int64())]), table)
+
+
+def _at(uri: str, version: int) -> DeltaTable:
+    table = delta_tables.open_table(uri, version=version)
+    assert table is not None
+    return table
+
+
+def test_progress_rows_by_partition_newest_first(tmp_path: Path) -> None:
+    """All progress rows of a table are returned. A table without their columns is rejected."""
+    uri = str(tmp_path / STATE)
+    schema = state_schema(())
+    rows = [{"row": "progress", "partition": p, "changelog_offset": at} for p, at in ((0, 4), (1, 5), (0, 9))]
+    rows.append({"row": "window", "partition": 0, "changelog_offset": 99})
+    write_deltalake(uri, pa.Table.from_pylist(rows, schema), partition_by="partition")
+    found = delta_writer.progress_rows(newest(uri))
+    assert {p: [row["changelog_offset"] for row in of] for p, of in found.items()} == {0: [9, 4], 1: [5]}
+    write_deltalake(str(tmp_path / "x"), pa.table({"row": ["progress"]}))
+    with pytest.raises(SchemaMismatch, match="has no column"):
+        delta_writer.progress_rows(newest(str(tmp_path / "x")))
+
+
+def write_version(uri: str, operation: str, said: str = "{}") -> None:
+    """Commit nothing, as another writer."""
+    path = Path(uri) / "_delta_log" / f"{newest(uri).version() + 1:020}.json"
+    path.write_text(json.dumps({"commitInfo": {"timestamp": 1, "operation": operation, "userMetadata": said}}))
+
+
+def test_positions_are_those_of_the_newest_compaction(tmp_path: Path) -> None:
+    """Any number of commits of maintenance may follow it. After another writer's append there are none."""
+    uri = str(tmp_path / "t")
+    table = made(uri)
+    assert delta_writer.positions(table) is None
+    for at in (4, 9):
+        said = {"kind": "compaction", "topic_id": "id", "positions": {"0": at}}
+        delta_writer.commit(newest(uri), [file_of(uri, f"{at}.parquet", at)], [], said)
+    found = {"topic_id": "id", "positions": {"0": 9}}
+    for operation in ("OPTIMIZE", "VACUUM START", "VACUUM END", "SET TBLPROPERTIES", "DELETE", "UPDATE"):
+        assert delta_writer.positions(newest(uri)) == found
+        write_version(uri, operation)
+    assert delta_writer.positions(newest(uri)) == found
+    write_version(uri, "WRITE")
+    assert delta_writer.positions(newest(uri)) is None
+    write_version(uri, "OPTIMIZE")
+    assert delta_writer.positions(newest(uri)) is None
+
+
+def test_widening_keeps_the_positions(tmp_path: Path) -> None:
+    """It is a commit of its own, which says again what the compaction before it said."""
+    uri = str(tmp_path / "t")
+    said = {"topic_id": "id", "positions": {"0": 9}}
+    delta_writer.commit(made(uri), [file_of(uri, "one.parquet", 4)], [], said)
+    wide = made(uri, pa.schema([*SCHEMA, ("t", pa.int64())]), newest(uri))
+    assert (wide.version(), delta_writer.positions(newest(uri))) == (2, said)
+
+
+def test_what_a_commit_says(tmp_path: Path) -> None:
+    """A commit of another writer has no metadata, or other metadata."""
+    uri = str(tmp_path / "t")
+    assert delta_writer.history(made(uri), 1)[0].get("kind") is None
+    for said in ('{"kind": "x"}', "[1]", "no JSON"):
+        write_version(uri, "WRITE", said)
+    kinds = [commit.get("kind") for commit in delta_writer.history(newest(uri), 3)]
+    assert kinds == [None, None, "x"]
+
+
+def test_folders_and_files_that_are_not_there(tmp_path: Path) -> None:
+    """A missing folder is no error. A missing file and a folder that cannot be written are named."""
+    assert delta_writer.folders(str(tmp_path / "closed"), {}) == []
+    for name in ("b", "a"):
+        (tmp_path / "closed" / name).mkdir(parents=True)
+    (tmp_path / "closed" / "file").touch()
+    assert delta_writer.folders(str(tmp_path / "closed"), {}) == ["a", "b"]
+    with pytest.raises(LakeUnavailable, match=r"gone\.parquet cannot be read"):
+        Files(str(tmp_path), {}, []).read("gone.parquet")
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    (broken / "x").touch()
+    rows: Any = pa.RecordBatch.from_pylist([{"a": 1}])
+    with pytest.raises(LakeUnavailable, match="cannot be written"):
+        Files(str(broken), {}, []).write("x/y.parquet", [rows])
+
+
+def test_a_lake_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+    """No other job has to do with it, so that it is no conflict."""
+    (tmp_path / "file").touch()
+    with pytest.raises(LakeUnavailable, match="file/t cannot be made"):
+        made(str(tmp_path / "file" / "t"))
+    uri = str(tmp_path / "a" / "b")
+    one = file_of(uri, "one.parquet", 1)
+    table = made(uri)
+    shutil.rmtree(tmp_path / "a" / "b" / "_delta_log")
+    (tmp_path / "a" / "b" / "_delta_log").touch()
+    with pytest.raises(LakeUnavailable, match="cannot be written"):
+        delta_writer.commit(table, [one], [], {})
+
+
+def test_bounds_of_a_file() -> None:
+    """Bounds are exact to the millisecond, so that no row is outside them. A column of nulls has none."""
+    times = pa.array([1_234_000, None, 7_000], pa.timestamp("us", "UTC"))
+    table = pa.table({"at": times, "none": pa.array([None] * 3, pa.int64()), "other": [1, 2, 3]})
+    assert json.loads(delta_writer.stats_of(table, ["at", "none", "absent"])) == {
+        "numRecords": 3,
+        "minValues": {"at": "1970-01-01T00:00:00.007Z"},
+        "maxValues": {"at": "1970-01-01T00:00:01.234Z"},
+        "nullCount": {"at": 1, "none": 3},
+    }

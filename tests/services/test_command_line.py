@@ -1,0 +1,45 @@
+"""Exit statuses and lines of commands with subcommands."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.services.command_line import run_app
+from penstock.shared.common.errors import ConfigError, KafkaTimeout
+
+
+@pytest.mark.parametrize(
+    ("raised", "status", "line"),
+    [
+        (None, 0, ""),
+        (SystemExit(2), 2, ""),
+        (SystemExit(), 0, ""),
+        (ConfigError("topics: empty"), 2, "topics: empty\n"),
+        (KafkaTimeout("no answer"), 1, "penstock dlq: KafkaTimeout: no answer\n"),
+    ],
+    ids=repr,
+)
+def test_an_error_is_a_line_and_a_status(
+    raised: BaseException | None, status: int, line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What the application raises is said once, on standard error, with the program's name."""
+    called: list[tuple[list[str], str]] = []
+
+    def app(args: list[str], prog_name: str) -> None:
+        called.append((args, prog_name))
+        if raised is not None:
+            raise raised
+
+    assert run_app(app, ["list", "clicks"], "penstock dlq") == status
+    assert called == [(["list", "clicks"], "penstock dlq")]
+    assert capsys.readouterr().err == line
+
+
+def test_an_unknown_error_is_not_swallowed() -> None:
+    """A mistake of the program's own is not made a line."""
+
+    def app(args: list[str], prog_name: str) -> None:
+        raise KeyError("no such field")
+
+    with pytest.raises(KeyError):
+        run_app(app, [], "penstock")

@@ -1,0 +1,201 @@
+"""The life of a service, without signals: those need a process of their own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from penstock.services import daemon
+from penstock.shared.common import log
+from penstock.shared.common.errors import BrokerNotAvailable, ConfigError
+from penstock.shared.common.settings import DaemonSettings, LogSettings
+
+LIMIT_MS = 50
+
+Step = Callable[[], Awaitable[None]]
+
+
+async def _nothing() -> None:
+    pass
+
+
+async def _for_ever() -> None:
+    await asyncio.Event().wait()
+
+
+async def _refused() -> None:
+    raise BrokerNotAvailable("no broker at localhost:1")
+
+
+async def _broken() -> None:
+    raise ZeroDivisionError
+
+
+async def _timed_out() -> None:
+    raise TimeoutError("its own")
+
+
+async def _stubborn() -> None:
+    """Goes on when it is cancelled, once."""
+    try:
+        await asyncio.Event().wait()
+    except asyncio.CancelledError:
+        await asyncio.Event().wait()
+
+
+class Service:
+    """Notes what was called; each step can be replaced."""
+
+    def __init__(self, startup: Step = _nothing, main_loop: Step = _nothing, shutdown: Step = _nothing) -> None:
+        self._startup, self._main_loop, self._shutdown = startup, main_loop, shutdown
+        self.called: list[str] = []
+
+    async def startup(self) -> None:
+        self.called.append("startup")
+        await self._startup()
+
+    async def main_loop(self) -> None:
+        self.called.append("main_loop")
+        await self._main_loop()
+
+    async def shutdown(self) -> None:
+        self.called.append("shutdown")
+        await self._shutdown()
+
+
+def run(service: Service) -> int:
+    return asyncio.run(daemon.run(service, LIMIT_MS))
+
+
+async def _odd() -> None:
+    raise BaseExceptionGroup("of a library", [GeneratorExit()])
+
+
+@pytest.mark.parametrize(
+    ("step", "said"),
+    [
+        (_refused, "BrokerNotAvailable: no broker at localhost:1"),
+        (_broken, "ZeroDivisionError: "),
+        (_nothing, "IllegalState: the background task 'beside' has ended"),
+        (_odd, "IllegalState: the background task 'beside' has ended"),
+    ],
+)
+async def test_a_background_task_that_ended_is_seen(step: Step, said: str) -> None:
+    """However a task beside the main loop ends by itself, the loop raises it; while all run, nothing is raised."""
+    other = asyncio.create_task(_for_ever(), name="other")
+
+    async def beside() -> None:
+        await step()
+
+    task = asyncio.create_task(beside(), name="beside")
+    daemon.require_running([other, task])
+    await asyncio.wait({task})
+    with pytest.raises(Exception) as raised:
+        daemon.require_running([other, task])
+    other.cancel()
+    assert f"{type(raised.value).__name__}: {raised.value}".startswith(said)
+
+
+def test_work_that_is_done() -> None:
+    """A main loop that returns is a success; each step ran once, in order."""
+    service = Service()
+    assert run(service) == 0
+    assert service.called == ["startup", "main_loop", "shutdown"]
+
+
+@pytest.mark.parametrize("error", [_refused, _broken, _timed_out])
+def test_a_failed_startup(error: Step, capfd: pytest.CaptureFixture[str]) -> None:
+    """An error of start-up is status 1: no main loop, but the shutdown, and the error is said."""
+    log.configure(LogSettings(format="json"), "test")
+    service = Service(startup=error)
+    assert run(service) == 1
+    assert service.called == ["startup", "shutdown"]
+    said = {_refused: "no broker at localhost:1", _broken: "ZeroDivisionError", _timed_out: "its own"}[error]
+    assert said in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("error", [_refused, _broken])
+def test_a_failed_main_loop(error: Step) -> None:
+    """An error of the main loop is status 1, after one shutdown."""
+    service = Service(main_loop=error)
+    assert run(service) == 1
+    assert service.called == ["startup", "main_loop", "shutdown"]
+
+
+def test_a_failed_shutdown() -> None:
+    """An error of the shutdown is status 1."""
+    assert run(Service(shutdown=_broken)) == 1
+
+
+def test_a_shutdown_over_its_limit() -> None:
+    """A shutdown that does not end is cut off at the limit, with status 1."""
+    assert run(Service(shutdown=_for_ever)) == 1
+
+
+async def _port_is_taken() -> None:
+    raise ConfigError("http.port: port 1 is taken")
+
+
+async def _refused_in_a_group() -> None:
+    async with asyncio.TaskGroup() as outer:
+        outer.create_task(_for_ever())
+        async with asyncio.TaskGroup() as inner:
+            inner.create_task(_for_ever())
+            inner.create_task(_refused())
+
+
+def test_what_other_settings_mend_is_status_2(capfd: pytest.CaptureFixture[str]) -> None:
+    """A port that is taken or a file that is not there is a wrong setting, also when it shows only at start-up."""
+    log.configure(LogSettings(format="json"), "test")
+    assert run(Service(startup=_port_is_taken)) == 2
+    (line,) = capfd.readouterr().err.splitlines()
+    assert "http.port: port 1 is taken" in line
+
+
+def test_an_error_of_ours_in_a_group_of_tasks_is_one_line(capfd: pytest.CaptureFixture[str]) -> None:
+    """What a task beside others ended in is said as it is, without the group and its traceback."""
+    log.configure(LogSettings(format="json"), "test")
+    assert run(Service(main_loop=_refused_in_a_group)) == 1
+    (line,) = capfd.readouterr().err.splitlines()
+    assert "no broker at localhost:1" in line
+    assert "Traceback" not in line
+
+
+class Settings(DaemonSettings):
+    """Of a service for tests."""
+
+
+def _serve(make: Callable[[Settings], Service], *arguments: str) -> int:
+    return daemon.serve("penstock test", Settings, make, arguments)
+
+
+def test_serve_is_the_whole_of_a_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The settings of the arguments reach the service, which is driven to its end within an event loop."""
+    monkeypatch.chdir(tmp_path)
+    seen = []
+
+    def make(settings: Settings) -> Service:
+        asyncio.get_running_loop()
+        seen.append((settings.http.port, service := Service()))
+        return service
+
+    assert _serve(make, "--http.port=7") == 0
+    ((port, service),) = seen
+    assert port == 7
+    assert service.called == ["startup", "main_loop", "shutdown"]
+
+
+def test_serve_says_what_is_wrong_before_anything_is_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What the service's own making refuses is one line with the program's name, and status 2."""
+    monkeypatch.chdir(tmp_path)
+
+    def make(settings: Settings) -> Service:
+        raise ConfigError("handler: no module named app")
+
+    assert _serve(make) == 2
+    assert capsys.readouterr().err == "penstock test: handler: no module named app\n"

@@ -1,0 +1,15 @@
+"""The request for sizes on disk, on the wire."""
+
+from __future__ import annotations
+
+from io import BytesIO
+
+from penstock.shared.clients.connection.wire_admin import DESCRIBE_LOG_DIRS
+
+
+def test_round_trip() -> None:
+    """What is encoded is decoded again, to the last byte."""
+    struct = DESCRIBE_LOG_DIRS([("t", [0, 1])]).prepare({35: (0, 4)})
+    data = BytesIO(struct.encode())
+    assert type(struct).decode(data) == struct
+    assert data.read() == b""

@@ -1,0 +1,163 @@
+"""Many records at once: what goes straight into open batches, where it stops, and what is handed back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from penstock.shared.clients.producer.bulk_append import Bulk, ColumnBulk
+from penstock.shared.clients.producer.delivery import Delivery
+from penstock.shared.clients.producer.record_accumulator import PartitionQueue, RecordAccumulator
+from penstock.shared.clients.producer.settings import ProducerSettings
+from penstock.shared.common.errors import BufferExhausted, RecordTooLarge, TransactionAborted, UnknownTopicOrPartition
+from penstock.shared.common.records import ProducerRecord, RecordColumns, RecordMetadata, TopicPartition
+
+
+@dataclass
+class Topic:
+    """Every key goes to partition 0, what has none to 1."""
+
+    queues: list[PartitionQueue]
+    by_key: dict[bytes, PartitionQueue] = field(default_factory=dict)
+
+    @property
+    def sticky_queue(self) -> PartitionQueue | None:
+        return self.queues[1]
+
+    @sticky_queue.setter
+    def sticky_queue(self, _: PartitionQueue | None) -> None: ...
+
+    def for_key(self, key: bytes) -> PartitionQueue:
+        return self.by_key.setdefault(key, self.queues[0])
+
+
+def topic(batch_size: int = 1_000) -> Topic:
+    accumulator = RecordAccumulator(ProducerSettings(batch_size=batch_size))
+    queues = [accumulator.queue(TopicPartition("t", number)) for number in (0, 1)]
+    for queue in queues:
+        accumulator.open_batch(queue, 0, 0)
+    return Topic(queues)
+
+
+def records(*values: bytes, key: bytes | None = None) -> list[ProducerRecord]:
+    return [ProducerRecord("t", value, key) for value in values]
+
+
+async def test_all_at_once() -> None:
+    """With room in open batches everything is taken in order, without another step."""
+    known = topic()
+    bulk = Bulk([*records(b"a", b"b"), *records(b"c", key=b"k")], 77)
+    assert bulk.fill({"t": known}) is None
+    for queue in known.queues:
+        assert queue.open is not None
+        queue.open.complete(10, -1)
+    assert await bulk.deliveries() == [
+        RecordMetadata("t", 1, 10, 77, -1, 1),
+        RecordMetadata("t", 1, 11, 77, -1, 1),
+        RecordMetadata("t", 0, 10, 77, 1, 1),
+    ]
+
+
+async def test_it_stops_at_what_needs_more() -> None:
+    """A partition, headers, a full or missing batch, an odd timestamp, something that is not bytes, another topic."""
+    odd = [
+        ProducerRecord("t", b"v", partition=0),
+        ProducerRecord("t", b"v", headers=(("h", b"1"),)),
+        ProducerRecord("t", b"v" * 2_000),
+        ProducerRecord("t", b"v", timestamp=-5),
+        ProducerRecord("t", "text"),  # type: ignore[arg-type]
+        ProducerRecord("t", b"v", "text"),  # type: ignore[arg-type]
+        ProducerRecord("other", b"v"),
+    ]
+    for record in odd:
+        known = topic()
+        known.for_key(b"k")
+        bulk = Bulk([*records(b"a"), record, *records(b"z")], 77)
+        assert bulk.fill({"t": known}) is record
+        bulk.failed(record, RecordTooLarge("x"))
+        assert bulk.fill({"t": known}) is None
+        assert repr(bulk) == "<Bulk 3 of 3 records added>"
+    known = topic()
+    known.queues[1].open = None
+    bulk = Bulk(records(b"a"), 77)
+    assert bulk.fill({"t": known}) is bulk.records[0]
+
+
+async def test_a_record_that_went_its_own_way() -> None:
+    """Its place is in the results, with the sizes that serializers made of it."""
+    known, bulk = topic(), Bulk(records(b"a", b"b", b"c"), 77)
+    own = topic().queues[0].open
+    assert own is not None
+    own.append(0, 77, None, b"serialized", [])
+    own.count = 1
+    assert bulk.fill({}) is bulk.records[0]
+    bulk.add_delivery(Delivery(own, 0, 77, -1, 10))
+    assert bulk.fill({"t": known}) is None
+    own.complete(3, -1)
+    batch = known.queues[1].open
+    assert batch is not None
+    batch.complete(8, -1)
+    results = await bulk.deliveries()
+    assert results == [
+        RecordMetadata("t", 0, 3, 77, -1, 10),
+        RecordMetadata("t", 1, 8, 77, -1, 1),
+        RecordMetadata("t", 1, 9, 77, -1, 1),
+    ]
+
+
+async def test_what_ended_one_record_ends_the_next_without_another_wait() -> None:
+    """A full buffer ends all that follow, an unknown topic those of the topic, an unknown partition only itself."""
+    other = ProducerRecord("other", b"v")
+    for error, record, same, rest in (
+        (BufferExhausted("full"), records(b"a")[0], True, True),
+        (UnknownTopicOrPartition("t"), records(b"a")[0], True, False),
+        (UnknownTopicOrPartition("t-9"), ProducerRecord("t", b"a", partition=9), False, False),
+        (RecordTooLarge("big"), records(b"a")[0], False, False),
+        (TransactionAborted("abort first"), records(b"a")[0], True, True),
+    ):
+        bulk = Bulk([record, *records(b"b"), other], 77)
+        assert bulk.fill({}) is record
+        assert bulk.rejected(record) is None
+        bulk.failed(record, error, whole_topic=str(error) == "t")
+        assert (bulk.rejected(bulk.records[1]) is error) is same
+        assert (bulk.rejected(other) is error) is rest
+
+
+def test_an_unknown_partition_is_waited_for_once() -> None:
+    """Its next record ends in the same error, the topic's other unknown partitions get no wait of their own."""
+    ninth, tenth = (ProducerRecord("t", b"a", partition=number) for number in (9, 10))
+    bulk, error = Bulk([ninth, tenth, ninth], 77), UnknownTopicOrPartition("t-9")
+    assert bulk.fill({}) is ninth
+    assert "t" not in bulk.impatient
+    bulk.failed(ninth, error)
+    assert bulk.rejected(ninth) is error
+    assert bulk.rejected(tenth) is None
+    assert "t" in bulk.impatient
+    assert (bulk.rejections, bulk.first_rejection) == (1, error)
+
+
+def test_a_fraction_of_a_millisecond_is_no_timestamp() -> None:
+    """The compiled builder would cut it off; records and columns stop there, as where a batch is opened."""
+    odd = ProducerRecord("t", b"v", timestamp=1.5)  # type: ignore[arg-type]
+    assert Bulk([odd], 77).fill({"t": topic()}) is odd
+    for partition in (None, 0):
+        columns = RecordColumns("t", [None], [b"v"], [1.5], partition)  # type: ignore[list-item]
+        known: Any = topic()
+        known.queues = dict(enumerate(known.queues))
+        known.queues[1] = known.queues[0]
+        bulk = ColumnBulk(columns, 77)
+        bulk.one_by_one(1)
+        found = bulk.fill({"t": known})
+        assert found is not None
+        assert (found.timestamp, len(bulk)) == (1.5, 0)
+
+
+async def test_records_own_timestamps() -> None:
+    """Where a record has one it is kept."""
+    known, bulk = topic(), Bulk([ProducerRecord("t", b"a", timestamp=5), ProducerRecord("t", b"b")], 77)
+    assert bulk.fill({"t": known}) is None
+    batch = known.queues[1].open
+    assert batch is not None
+    batch.complete(0, -1)
+    assert [getattr(one, "timestamp", None) for one in await bulk.deliveries()] == [5, 77]
+    assert await Bulk([], 0).deliveries() == []

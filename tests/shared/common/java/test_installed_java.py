@@ -1,0 +1,151 @@
+"""Finding a Java, against launchers that say one version or another."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from penstock.shared.common.errors import JavaNotFound, WrongJava
+from penstock.shared.common.java import installed_java as finder
+from penstock.shared.common.java.installed_java import find_java, install_command, parse_version, read_version
+
+
+@pytest.fixture(autouse=True)
+def _own_folder_of_javas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What this machine has installed is not to be found."""
+    monkeypatch.setattr(finder, "_LINUX_FOLDER", tmp_path / "jvm")
+    monkeypatch.setattr(finder, "_BREW_PREFIXES", ())
+
+
+def launcher(folder: Path, version: str, status: int = 0) -> Path:
+    """A `java` that prints what a real one of that version prints, and nothing else."""
+    folder.mkdir(parents=True, exist_ok=True)
+    java = folder / "java"
+    java.write_text(f"#!/bin/sh\necho 'openjdk version \"{version}\" 2024-01-16' >&2\nexit {status}\n")
+    java.chmod(0o755)
+    return java
+
+
+@pytest.mark.parametrize(
+    ("said", "version"),
+    [
+        ('openjdk version "17.0.15" 2025-04-15', 17),
+        ('java version "1.8.0_402"', 8),
+        ('openjdk version "21" 2023-09-19', 21),
+        ('Picked up JAVA_TOOL_OPTIONS: -Xmx1g\nopenjdk version "11.0.2" 2019-01-15', 11),
+        ('openjdk version "25-ea" 2025-09-16', 25),
+        ("The operation couldn't be completed. Unable to locate a Java Runtime.", None),
+    ],
+)
+def test_version_is_read_from_what_java_prints(said: str, version: int | None) -> None:
+    """The major version is found in the old and the new numbering, and behind the JVM's own remarks."""
+    assert parse_version(said) == version
+
+
+def test_java_home_comes_before_path(tmp_path: Path) -> None:
+    """JAVA_HOME wins over PATH when both are new enough."""
+    java = launcher(tmp_path / "home" / "bin", "21.0.1")
+    launcher(tmp_path / "path", "17.0.1")
+    found = find_java({"JAVA_HOME": str(tmp_path / "home"), "PATH": str(tmp_path / "path")}, platform="linux")
+    assert (found.executable, found.version, found.found_by) == (java, 21, "JAVA_HOME")
+    assert found.home == tmp_path / "home"
+
+
+def test_an_old_java_home_is_passed_over(tmp_path: Path) -> None:
+    """An old JAVA_HOME does not hide a new enough Java on PATH."""
+    launcher(tmp_path / "home" / "bin", "11.0.2")
+    launcher(tmp_path / "path", "17.0.1")
+    found = find_java({"JAVA_HOME": str(tmp_path / "home"), "PATH": str(tmp_path / "path")}, platform="linux")
+    assert (found.version, found.found_by) == (17, "PATH")
+
+
+def test_printed_for_the_installer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """scripts/install is told the launcher alone, or on standard error what is wrong, without a command to run."""
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    java = launcher(tmp_path, "11.0.2")
+    assert finder.main() == 1
+    said = f"penstock: Java 17 to 22 is needed, but {java} (PATH) is Java 11.\n"
+    assert capsys.readouterr() == ("", said)
+    launcher(tmp_path, "17.0.15")
+    assert finder.main() == 0
+    assert capsys.readouterr() == (f"{java}\n", "")
+
+
+def test_homebrews_java_is_found_though_it_is_linked_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Homebrew's openjdk is in no folder of PATH, on macOS and on Linux."""
+    monkeypatch.setattr(finder, "_BREW_PREFIXES", (tmp_path / "brew",))
+    java = launcher(tmp_path / "brew" / "opt" / "openjdk@17" / "bin", "17.0.15")
+    found = find_java({"PATH": ""}, platform="linux")
+    assert (found.executable, found.found_by) == (java, "Homebrew")
+
+
+@pytest.mark.parametrize("version", ["17", "17.0.15", "21.0.7", "22.0.2"])
+def test_versions_that_do(tmp_path: Path, version: str) -> None:
+    """From the first that Kafka and Spark run on to the last that answers what Spark's Hadoop client asks."""
+    launcher(tmp_path, version)
+    assert find_java({"PATH": str(tmp_path)}, platform="linux").version == int(version.split(".")[0])
+
+
+@pytest.mark.parametrize("version", ["1.8.0_402", "16.0.2", "23.0.1", "24", "25.0.1"])
+def test_versions_that_do_not(tmp_path: Path, version: str) -> None:
+    """Too old and too new ones alike are refused with the range, the version that is there, and the command."""
+    java = launcher(tmp_path, version)
+    major = parse_version(f'version "{version}"')
+    with pytest.raises(WrongJava) as e:
+        find_java({"PATH": str(tmp_path)}, platform="linux")
+    assert str(e.value).startswith(f"Java 17 to 22 is needed, but {java} (PATH) is Java {major}. Install one: ")
+    assert "apt-get install -y openjdk-17-jre-headless" in str(e.value)
+
+
+def test_an_installed_java_is_found_behind_a_newer_one(tmp_path: Path) -> None:
+    """A distribution's own folder is looked through, since what is on PATH is the newest of several."""
+    launcher(tmp_path / "path", "25.0.1")
+    java = launcher(tmp_path / "jvm" / "java-21-openjdk" / "bin", "21.0.7")
+    found = find_java({"PATH": str(tmp_path / "path")}, platform="linux")
+    assert (found.executable, found.version) == (java, 21)
+
+
+def test_one_java_by_two_names_is_named_once(tmp_path: Path) -> None:
+    """JAVA_HOME and PATH often lead to the same launcher."""
+    launcher(tmp_path / "home" / "bin", "11.0.2")
+    with pytest.raises(WrongJava) as e:
+        find_java({"JAVA_HOME": str(tmp_path / "home"), "PATH": str(tmp_path / "home" / "bin")}, platform="linux")
+    assert str(e.value).count("is Java 11") == 1
+
+
+def test_wrong_java_names_version_place_and_command(tmp_path: Path) -> None:
+    """The error says which version is where, and how to install the right one."""
+    java = launcher(tmp_path, "11.0.2")
+    with pytest.raises(WrongJava) as e:
+        find_java({"PATH": str(tmp_path)}, platform="linux")
+    assert f"{java} (PATH) is Java 11" in str(e.value)
+    assert "apt-get install -y openjdk-17-jre-headless" in str(e.value)
+
+
+def test_no_java_says_how_to_install_one(tmp_path: Path) -> None:
+    """Without any Java the error has the command; an empty PATH is not the process's own PATH."""
+    with pytest.raises(JavaNotFound, match=r"none was found by JAVA_HOME or PATH.*openjdk-17-jre-headless"):
+        find_java({"PATH": str(tmp_path)}, platform="linux")
+    with pytest.raises(JavaNotFound):
+        find_java({}, platform="linux")
+
+
+def test_java_home_without_a_java_is_named(tmp_path: Path) -> None:
+    """A JAVA_HOME that points nowhere is shown, since it was meant to work."""
+    with pytest.raises(JavaNotFound, match=r"JAVA_HOME\) does not run"):
+        find_java({"JAVA_HOME": str(tmp_path), "PATH": ""}, platform="linux")
+
+
+def test_a_launcher_that_fails_has_no_version(tmp_path: Path) -> None:
+    """macOS ships a `java` that only says that there is none, with a status other than 0."""
+    assert read_version(launcher(tmp_path, "17.0.1", status=1)) is None
+
+
+def test_install_command_is_the_platforms() -> None:
+    """Homebrew on macOS, apt elsewhere."""
+    assert install_command("darwin") == "brew install openjdk@17"
+    assert "apt-get install -y openjdk-17-jre-headless" in install_command("linux")

@@ -1,0 +1,287 @@
+"""Locks of jars, and their download from a real HTTP server in this process."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from penstock.shared.common.backoff import ExponentialBackoff
+from penstock.shared.common.errors import JarsUnavailable
+from penstock.shared.common.java import jars
+from penstock.shared.common.java.jars import (
+    LOCK_FILE,
+    Jar,
+    JarSet,
+    announcement,
+    cache_root,
+    fetch_jars,
+    missing_jars,
+    read_jar_set,
+)
+
+A, B = b"a" * 300_000, b"b" * 1_000
+
+
+def locked(path: str, content: bytes) -> Jar:
+    return Jar(path, len(content), hashlib.sha256(content).hexdigest())
+
+
+JAR_A, JAR_B = locked("org/a/a/1/a-1.jar", A), locked("org/b/b_2.13/2/b_2.13-2.jar", B)
+WANTED = JarSet("Thing 1", "thing-1", ("org.a:a:1",), (JAR_A, JAR_B))
+
+
+@dataclass
+class Web:
+    """A repository: `files` by path below /maven/, `answers` that go before them, and what was asked for."""
+
+    url: str = ""
+    files: dict[str, bytes] = field(default_factory=lambda: {JAR_A.path: A, JAR_B.path: B})
+    answers: dict[str, list[int]] = field(default_factory=dict)
+    cut_after: dict[str, int] = field(default_factory=dict)
+    knows_ranges: bool = True
+    asked: list[tuple[str, str | None, str | None]] = field(default_factory=list)
+
+    def respond(self, handler: BaseHTTPRequestHandler) -> None:
+        name = handler.path.removeprefix("/maven/")
+        asked_range = handler.headers.get("range")
+        self.asked.append((name, asked_range, handler.headers.get("authorization")))
+        if self.answers.get(name):
+            handler.send_error(self.answers[name].pop(0))
+        elif name not in self.files:
+            handler.send_error(404)
+        else:
+            first = int(asked_range.removeprefix("bytes=").rstrip("-")) if asked_range and self.knows_ranges else 0
+            rest = self.files[name][first:]
+            handler.send_response(206 if first else 200)
+            handler.send_header("content-length", str(len(rest)))
+            handler.end_headers()
+            handler.wfile.write(rest[: self.cut_after.pop(name, len(rest))])
+            handler.close_connection = True
+
+
+@pytest.fixture
+def web() -> Iterator[Web]:
+    """A server, on a thread of its own."""
+    repository = Web()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            repository.respond(self)
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Nothing: a request a line would hide the test's own output."""
+
+    class Server(ThreadingHTTPServer):
+        def handle_error(self, request: object, client_address: object) -> None:
+            """Nothing: a client that fails hangs up on its other requests."""
+
+    with Server(("127.0.0.1", 0), Handler) as served:
+        repository.url = f"http://127.0.0.1:{served.server_port}/maven"
+        thread = threading.Thread(target=served.serve_forever)
+        thread.start()
+        try:
+            yield repository
+        finally:
+            served.shutdown()
+            thread.join()
+
+
+@pytest.fixture
+def environ(web: Web, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """A user with an empty cache, whose repository is the server."""
+    monkeypatch.setattr(jars, "RETRY_BACKOFF", ExponentialBackoff(0, 0))
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    return {"XDG_CACHE_HOME": str(tmp_path), "PENSTOCK_MAVEN_REPOSITORY": web.url}
+
+
+@pytest.mark.parametrize(
+    ("environ", "root"),
+    [
+        ({"XDG_CACHE_HOME": "/var/cache/me", "HOME": "/home/me"}, "/var/cache/me/penstock"),
+        ({"XDG_CACHE_HOME": "relative", "HOME": "/home/me"}, "/home/me/.cache/penstock"),
+        ({"XDG_CACHE_HOME": "", "HOME": "/home/me"}, "/home/me/.cache/penstock"),
+        ({"HOME": "/home/me"}, "/home/me/.cache/penstock"),
+    ],
+)
+def test_cache_is_where_the_xdg_specification_says(environ: dict[str, str], root: str) -> None:
+    """XDG_CACHE_HOME when it is absolute, else ~/.cache."""
+    assert cache_root(environ) == Path(root)
+
+
+def test_a_lock_is_read(tmp_path: Path) -> None:
+    """What is written as JSON comes back; the file's name is the last part of the path."""
+    (tmp_path / "x.json").write_bytes(msgspec.json.encode(WANTED))
+    assert read_jar_set(tmp_path / "x.json") == WANTED
+    assert [jar.name for jar in WANTED.jars] == ["a-1.jar", "b_2.13-2.jar"]
+
+
+def has(key: str, value: object) -> Callable[[dict[str, object]], None]:
+    return lambda jar: jar.update({key: value})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        has("path", "../../etc/x/x.jar"),
+        has("path", "org/a/../1/a-1.jar"),
+        has("path", "/org/a/1/a-1.jar"),
+        has("path", "https://host/org/a/1/a-1.jar"),
+        has("path", "org/a/1/a-1.pom"),
+        has("path", "org/b/b_2.13/2/b_2.13-2.jar"),
+        has("size", 0),
+        has("sha256", "0" * 40),
+        has("sha1", "0" * 40),
+        lambda jar: jar.pop("sha256"),
+    ],
+)
+def test_a_lock_that_is_none_is_named(tmp_path: Path, change: Callable[[dict[str, object]], None]) -> None:
+    """No path leaves the repository or the folder, and nothing is taken without its checksum."""
+    raw = msgspec.to_builtins(WANTED)
+    change(raw["jars"][0])
+    (tmp_path / "x.json").write_bytes(msgspec.json.encode(raw))
+    with pytest.raises(ValueError, match=r"x\.json: "):
+        read_jar_set(tmp_path / "x.json")
+
+
+async def test_missing_jars_are_downloaded(web: Web, environ: dict[str, str], tmp_path: Path) -> None:
+    """All of them the first time, none the second, and one that is lost or cut short alone."""
+    assert announcement(WANTED, environ) == (
+        f"downloading Thing 1 from {web.url}/ (PENSTOCK_MAVEN_REPOSITORY) into {tmp_path}/penstock/thing-1"
+    )
+    folder = await fetch_jars(WANTED, environ)
+    assert folder == tmp_path / "penstock" / "thing-1"
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == {"a-1.jar": A, "b_2.13-2.jar": B}
+    assert sorted(web.asked) == [(JAR_A.path, None, None), (JAR_B.path, None, None)]
+    assert announcement(WANTED, environ) is None
+    assert await fetch_jars(WANTED, {**environ, "PENSTOCK_MAVEN_REPOSITORY": "not asked"}) == folder
+    (folder / JAR_B.name).write_bytes(B[:-1])
+    assert missing_jars(WANTED, environ) == [JAR_B]
+    await fetch_jars(WANTED, environ)
+    assert web.asked[2:] == [(JAR_B.path, None, None)]
+    assert sorted(path.name for path in folder.parent.iterdir()) == [LOCK_FILE, "thing-1"]
+
+
+async def test_a_partial_file_is_continued(web: Web, environ: dict[str, str]) -> None:
+    """The rest alone is asked for, and the checksum is that of the whole."""
+    part = cache_root(environ) / "thing-1" / "a-1.jar.part"
+    part.parent.mkdir(parents=True)
+    part.write_bytes(A[:200_000])
+    folder = await fetch_jars(WANTED, environ)
+    assert (JAR_A.path, "bytes=200000-", None) in web.asked
+    assert (folder / JAR_A.name).read_bytes() == A
+    assert not part.exists()
+
+
+async def test_a_connection_that_breaks_is_continued(web: Web, environ: dict[str, str]) -> None:
+    """The next attempt goes on where the one before it ended."""
+    web.cut_after[JAR_A.path] = 250_000
+    folder = await fetch_jars(WANTED, environ)
+    assert [asked for name, asked, _ in web.asked if name == JAR_A.path] == [None, "bytes=250000-"]
+    assert (folder / JAR_A.name).read_bytes() == A
+
+
+@pytest.mark.parametrize("knows_ranges", [True, False])
+async def test_a_partial_file_of_something_else_is_started_over(
+    web: Web, environ: dict[str, str], knows_ranges: bool
+) -> None:
+    """Bytes that are not the jar's spoil one attempt at most; a repository without ranges sends all of it."""
+    web.knows_ranges = knows_ranges
+    part = cache_root(environ) / "thing-1" / "a-1.jar.part"
+    part.parent.mkdir(parents=True)
+    part.write_bytes(b"?" * 1_000)
+    folder = await fetch_jars(WANTED, environ)
+    asked = [asked for name, asked, _ in web.asked if name == JAR_A.path]
+    assert asked == (["bytes=1000-", None] if knows_ranges else ["bytes=1000-"])
+    assert (folder / JAR_A.name).read_bytes() == A
+
+
+@pytest.mark.parametrize("content", [b"x" * len(A), A + b"x", A[:-1]], ids=["other", "longer", "shorter"])
+async def test_a_wrong_jar_is_refused(web: Web, environ: dict[str, str], content: bytes) -> None:
+    """Jar, repository and the way out are named, and nothing of it stays behind."""
+    web.files[JAR_A.path] = content
+    with pytest.raises(JarsUnavailable, match=f"{JAR_A.path} could not be had from {web.url}/") as raised:
+        await fetch_jars(WANTED, environ)
+    assert "Name another repository by PENSTOCK_MAVEN_REPOSITORY" in str(raised.value)
+    assert not list(cache_root(environ).rglob("a-1.jar*"))
+    assert len([name for name, *_ in web.asked if name == JAR_A.path]) == 1
+    web.files[JAR_A.path] = A
+    assert (await fetch_jars(WANTED, environ) / JAR_A.name).read_bytes() == A
+
+
+@pytest.mark.parametrize(
+    ("status", "words"), [(404, "404 Not Found"), (401, "401 Unauthorized, so it wants other credentials")]
+)
+async def test_an_answer_that_stays_is_not_asked_for_again(
+    web: Web, environ: dict[str, str], status: int, words: str
+) -> None:
+    """What the repository answers is in the message; with no jar, no folder is left."""
+    web.answers = {jar.path: [status] for jar in WANTED.jars}
+    web.files.clear()
+    with pytest.raises(JarsUnavailable, match=rf"could not be had from .*: it answers {words}") as raised:
+        await fetch_jars(WANTED, environ)
+    assert "PENSTOCK_MAVEN_REPOSITORY" in str(raised.value)
+    assert len(web.asked) <= len(WANTED.jars)
+    assert [path.name for path in cache_root(environ).iterdir()] == [LOCK_FILE]
+
+
+async def test_a_passing_answer_is_asked_for_again(web: Web, environ: dict[str, str]) -> None:
+    """As often as the limit says."""
+    web.answers[JAR_B.path] = [503] * (jars.ATTEMPTS_MAX - 1)
+    await fetch_jars(WANTED, environ)
+    web.answers[JAR_B.path] = [503] * jars.ATTEMPTS_MAX
+    (cache_root(environ) / "thing-1" / JAR_B.name).unlink()
+    with pytest.raises(JarsUnavailable, match=r"b_2\.13-2\.jar could not be had .*: it answers 503"):
+        await fetch_jars(WANTED, environ)
+
+
+async def test_a_refused_connection_is_named(web: Web, environ: dict[str, str]) -> None:
+    """Jar and repository are in the message."""
+    environ["PENSTOCK_MAVEN_REPOSITORY"] = "http://127.0.0.1:1/maven/"
+    with pytest.raises(
+        JarsUnavailable, match=r"Thing 1 .*\.jar could not be had from http://127\.0\.0\.1:1/maven/ .*cannot be reached"
+    ):
+        await fetch_jars(WANTED, environ)
+    assert web.asked == []
+    assert [path.name for path in cache_root(environ).iterdir()] == [LOCK_FILE]
+
+
+async def test_credentials_of_the_variable_are_sent(web: Web, environ: dict[str, str]) -> None:
+    """Those in the URL, as basic authentication."""
+    environ["PENSTOCK_MAVEN_REPOSITORY"] = web.url.replace("//", "//ann:sec%2Fret@")
+    await fetch_jars(WANTED, environ)
+    assert {sent for *_, sent in web.asked} == {f"Basic {base64.b64encode(b'ann:sec/ret').decode()}"}
+
+
+async def test_credentials_of_the_settings_are_sent(web: Web, environ: dict[str, str], tmp_path: Path) -> None:
+    """Those of the server that has the mirror's id."""
+    del environ["PENSTOCK_MAVEN_REPOSITORY"]
+    environ["HOME"] = str(tmp_path / "home")
+    (tmp_path / "home" / ".m2").mkdir(parents=True)
+    (tmp_path / "home" / ".m2" / "settings.xml").write_text(
+        f"<settings><mirrors><mirror><id>m</id><mirrorOf>*</mirrorOf><url>{web.url}</url></mirror></mirrors>"
+        "<servers><server><id>m</id><username>ann</username><password>secret</password></server></servers></settings>"
+    )
+    await fetch_jars(WANTED, environ)
+    assert {sent for *_, sent in web.asked} == {f"Basic {base64.b64encode(b'ann:secret').decode()}"}
+
+
+async def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    """A file in the cache's place is an error with the folder and the setting that moves it."""
+    (tmp_path / "file").write_text("")
+    with pytest.raises(JarsUnavailable, match=r"file/penstock cannot be written .*set XDG_CACHE_HOME"):
+        await fetch_jars(WANTED, {"XDG_CACHE_HOME": str(tmp_path / "file")})
+
+
+async def test_a_full_disk_is_said_before_anything_is_fetched(tmp_path: Path) -> None:
+    """Where less than the jars need is free, the message says how much there is and how much it takes."""
+    huge = msgspec.structs.replace(WANTED, jars=(msgspec.structs.replace(JAR_A, size=1 << 60),))
+    with pytest.raises(JarsUnavailable, match=r"no space for the jars of Thing 1: .* free, 1099511627792 MiB needed"):
+        await fetch_jars(huge, {"XDG_CACHE_HOME": str(tmp_path)})

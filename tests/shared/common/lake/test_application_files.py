@@ -1,0 +1,90 @@
+"""The files of an application's tables: what is found, what is removed, and what is left alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from penstock.shared.common.errors import ConfigError, LakeNotRemoved
+from penstock.shared.common.lake.application_files import (
+    ApplicationFiles,
+    TableFiles,
+    delete_all,
+    find_files,
+    remove_files,
+    remove_folder,
+)
+
+
+def fill(lake: Path, application: str) -> None:
+    for name in ("state/_delta_log/0.json", "state/a.parquet", "closed/visits/b.parquet"):
+        path = lake / application / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(name)
+
+
+@pytest.mark.parametrize("as_uri", [False, True])
+def test_an_applications_folder_goes_alone(tmp_path: Path, as_uri: bool) -> None:
+    """What is found is said by table; it goes, at a path as at a file URI, and nothing beside it; twice is no error."""
+    root = tmp_path / "la ke"
+    lake = root.as_uri() if as_uri else str(root)
+    for application in ("app", "app-eu", "ap"):
+        fill(root, application)
+    tables = {"closed/visits": TableFiles(1, 23), "state": TableFiles(2, 23 + 15)}
+    assert find_files(lake, "app") == ApplicationFiles(str(root / "app"), tables)
+    remove_files(lake, "app")
+    assert sorted(path.name for path in root.iterdir()) == ["ap", "app-eu"]
+    assert find_files(lake, "app") is None
+    remove_files(lake, "app")
+
+
+def test_a_link_is_not_followed(tmp_path: Path) -> None:
+    """A folder that is a link leads elsewhere: it is refused; what links inside lead to stays."""
+    fill(tmp_path, "other")
+    (tmp_path / "app").symlink_to(tmp_path / "other")
+    with pytest.raises(ConfigError, match="/app is a symbolic link"):
+        find_files(str(tmp_path), "app")
+    with pytest.raises(LakeNotRemoved, match="/app is not removed"):
+        remove_files(str(tmp_path), "app")
+    (tmp_path / "app").unlink()
+    fill(tmp_path, "app")
+    (tmp_path / "app" / "link").symlink_to(tmp_path / "other")
+    remove_files(str(tmp_path), "app")
+    assert len([path for path in (tmp_path / "other").rglob("*") if path.is_file()]) == 3
+
+
+def test_a_folder_that_is_none(tmp_path: Path) -> None:
+    """A file in its place is no folder: not found, and not removed as one."""
+    (tmp_path / "app").write_text("")
+    assert find_files(str(tmp_path), "app") is None
+    with pytest.raises(LakeNotRemoved, match=r"/app is not removed, or not all of it: .*; run it again"):
+        remove_folder(tmp_path / "app")
+
+
+@pytest.mark.parametrize(
+    ("lake", "said"),
+    [
+        ("file://host/lake", "a file: URI names an absolute path of this machine"),
+        ("foo://lake", "^lake 'foo://lake/app': Unknown scheme: foo"),
+    ],
+)
+def test_a_lake_that_is_none(lake: str, said: str) -> None:
+    """A URI that nothing can be opened by is a wrong setting."""
+    with pytest.raises(ConfigError, match=said):
+        find_files(lake, "app")
+
+
+def test_a_deletion_that_fails_is_named() -> None:
+    """The first object that could not be deleted is said, with how many are; the rest is for the next time."""
+    gone: list[str] = []
+
+    def delete(path: str) -> None:
+        if path == "c":
+            raise OSError("Generic S3 error\n  \x1b[31m↳\x1b[0m 403 Forbidden")
+        gone.append(path)
+
+    said = "^s3://lake/app/c is not removed: Generic S3 error: 403 Forbidden; 2 of 4 files are: run it again$"
+    with pytest.raises(LakeNotRemoved, match=said):
+        delete_all("s3://lake/app", ["a", "b", "c", "d"], delete)
+    assert {"a", "b"} <= set(gone)

@@ -1,0 +1,386 @@
+"""What the lake's tables say, of tables that deltalake wrote; those that Spark writes are in the tests of its jobs."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pytest
+from deltalake import ColumnProperties, WriterProperties, write_deltalake
+
+from penstock.services.spark.table_columns import CLOSED, LATE, rows_schema, state_schema
+from penstock.shared.common.continuation import WindowPlace
+from penstock.shared.common.errors import ConfigError, LakeUnavailable, NotASnapshot
+from penstock.shared.common.key_range import KeyRange
+from penstock.shared.common.lake import delta_tables
+from penstock.shared.common.lake.column_names import CLOSED_COLUMNS, LATE_COLUMNS, STATE_COLUMNS
+from penstock.shared.streams.aggregations.aggregation import Count, CountDistinct, Sum
+from penstock.shared.streams.aggregations.collect import CollectList
+from penstock.shared.streams.changelog.format import AggregationSchema
+from tests.lake_tables import gone, live, progress, store_of, table_of, write_closed, write_state
+
+STORE = "ba\"n'ks"
+AGGREGATIONS = {"n": Count(), "it's": CountDistinct("id")}
+STORES = (store_of(STORE, AGGREGATIONS), store_of("other", {"x": Sum("x")}))
+COUNTED = store_of("s", {"n": Count()})
+Window = tuple[bytes, int]
+
+
+def write(root: Path, offset: int, windows: list[tuple[int, bytes]]) -> None:
+    """A run of two partitions that ends before `offset`."""
+    rows = [
+        live(partition, STORE, key, 5, 6, offset - 1 - i, {"n_n": partition, "it's_hll": key})
+        for i, (partition, key) in enumerate(windows)
+    ]
+    write_state(root, "app", STORES, [*rows, *(progress(p, offset) for p in (0, 1))])
+
+
+def replayed(root: Path, partition: int, version: int, store: str = STORE) -> dict[Window, tuple[int, int]]:
+    """What is live when all rows are replayed as they come: end and `n` of each key and start."""
+    found: dict[Window, tuple[int, int]] = {}
+    for batch in delta_tables.read_windows(str(root), "app", partition, store, version, ["n_n"]):
+        for row in batch.to_pylist():
+            window = row["key"], row["start_ms"]
+            if row["live"]:
+                found[window] = row["end_ms"], row["n_n"]
+            else:
+                found.pop(window, None)
+    return found
+
+
+def test_no_table_is_no_snapshot(tmp_path: Path) -> None:
+    """An application that was never compacted has no snapshot and nothing to describe."""
+    assert delta_tables.read_snapshot(str(tmp_path), "app", [0]) is None
+    assert delta_tables.describe(str(tmp_path), "app")["state_version"] == -1
+    assert delta_tables.compactions(str(tmp_path), "app", 5) == []
+    assert delta_tables.find_closed(str(tmp_path), "app", STORE, (None, None), (0, 9)) == []
+
+
+def test_tables_have_the_columns_that_the_lake_has() -> None:
+    """What compactions write is what names are kept free for."""
+    assert {*state_schema([]).names} == {*STATE_COLUMNS}
+    for kind, columns in ((CLOSED, CLOSED_COLUMNS), (LATE, LATE_COLUMNS)):
+        of_keys = (rows_schema(kind, store_of("s", {}, "string")), rows_schema(kind, store_of("s", {}, "bytes")))
+        assert {name for schema in of_keys for name in schema.names} == {*columns}
+
+
+def test_a_snapshot_stays_what_it_was(tmp_path: Path) -> None:
+    """Windows are read at the snapshot's version, whatever was committed since."""
+    write(tmp_path, 10, [(0, b"a"), (1, b"b")])
+    snapshot = delta_tables.read_snapshot(str(tmp_path), "app", [0, 7])
+    assert snapshot == delta_tables.Snapshot(0, {0: delta_tables.PartitionSnapshot(0, 10, 2, b"{}", "topic")})
+    write(tmp_path, 20, [(0, b"later")])
+    (batch,) = delta_tables.read_windows(str(tmp_path), "app", 0, STORE, snapshot.version, ["it's_hll", "n_n"])
+    assert batch.to_pylist() == [{"key": b"a", "start_ms": 5, "end_ms": 6, "live": True, "it's_hll": b"a", "n_n": 0}]
+    types = [pa.binary(), pa.int64(), pa.int64(), pa.bool_(), pa.binary(), pa.int64()]
+    assert [field.type for field in batch.schema] == types
+
+
+def test_the_newest_progress_counts(tmp_path: Path) -> None:
+    """Of each partition the row with the highest offset, whatever run wrote last, and wherever upkeep has put it."""
+    said = [progress(0, 30, '{"a": 3}', epoch=4, previous=20), progress(1, 7)]
+    write_state(tmp_path, "app", STORES, said)
+    write_state(tmp_path, "app", STORES, [progress(0, 20, '{"a": 2}'), progress(1, 8, topic_id=None)])
+    expected = {
+        0: delta_tables.PartitionSnapshot(0, 30, 4, b'{"a": 3}', "topic"),
+        1: delta_tables.PartitionSnapshot(1, 8, 2, b"{}", None),
+    }
+    assert delta_tables.read_snapshot(str(tmp_path), "app", [0, 1]) == delta_tables.Snapshot(1, expected)
+    write_state(tmp_path, "app", STORES, []).optimize.compact()
+    found = delta_tables.read_snapshot(str(tmp_path), "app", [1, 0, 5])
+    assert found is not None
+    assert found.partitions == expected
+
+
+@pytest.mark.parametrize("slice_rows", [3, 1_000])
+@pytest.mark.parametrize("statistics", ["CHUNK", "NONE"])
+@pytest.mark.parametrize("upkeep", [False, True])
+def test_the_newest_row_of_a_window_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slice_rows: int, statistics: Any, upkeep: bool
+) -> None:
+    """Superseded rows and tombstones, of several stores and partitions, in files as runs wrote them and as an OPTIMIZE
+    mixed them, with statistics and without: replayed, the rows are what is live."""
+    monkeypatch.setattr(delta_tables, "SLICE_ROWS", slice_rows)
+    random_ = random.Random(slice_rows)
+    of_columns = ColumnProperties(statistics_enabled=statistics)
+    properties = WriterProperties(max_row_group_size=4, default_column_properties=of_columns)
+    indexed = {"delta.dataSkippingNumIndexedCols": "0" if statistics == "NONE" else "32"}
+    expected: dict[int, dict[Window, tuple[int, int]]] = {0: {}, 1: {}}
+    offset = 0
+    for run in range(6):
+        rows = []
+        for _ in range(10):
+            offset += random_.randint(1, 3)
+            partition, key, start = random_.randint(0, 1), random_.choice([b"a", b"\xff", b""]), random_.randint(0, 2)
+            windows = expected[partition]
+            if random_.random() < 0.3 and (key, start) in windows:
+                del windows[key, start]
+                rows.append(gone(partition, STORE, key, start, offset))
+            else:
+                windows[key, start] = (start + offset, offset)
+                rows.append(
+                    live(partition, STORE, key, start, start + offset, offset, {"n_n": offset, "it's_hll": key})
+                )
+            offset += 1
+            rows.append(live(partition, "other", key, start, start, offset, {"x_sum": 1.5}))
+        random_.shuffle(rows)
+        rows += [progress(p, offset + 1) for p in (0, 1)]
+        table = write_state(tmp_path, "app", STORES, rows, configuration=indexed, writer_properties=properties)
+        if upkeep and run % 2:
+            table.optimize.compact(writer_properties=properties)
+    for partition, windows in expected.items():
+        assert replayed(tmp_path, partition, table.version()) == windows
+        rows_read = delta_tables.find_windows(
+            str(tmp_path), "app", STORE, table.version(), KeyRange.of(), (0, 10**6), 99
+        )
+        own = [row for row in rows_read if row["partition"] == partition]
+        assert {(r["key"], r["start_ms"]): (r["end_ms"], r["state"]["n_n"]) for r in own} == windows
+    assert delta_tables.describe(str(tmp_path), "app")["live_rows"] >= sum(map(len, expected.values()))
+
+
+def test_a_rewrite_changes_nothing(tmp_path: Path) -> None:
+    """One partition's rows are put anew, those of others stay, and a version from before it is read as it was."""
+    write(tmp_path, 10, [(0, b"a"), (1, b"b")])
+    more = [live(0, STORE, b"a", 5, 9, 12, {"n_n": 7, "it's_hll": b""}), gone(1, STORE, b"b", 5, 13)]
+    write_state(tmp_path, "app", STORES, [*more, progress(0, 20), progress(1, 20)])
+    rows = [more[0], progress(0, 20)]
+    table = write_state(tmp_path, "app", STORES, rows, kind="rewrite", partition=0)
+    assert replayed(tmp_path, 0, table.version()) == replayed(tmp_path, 0, 1) == {(b"a", 5): (9, 7)}
+    assert replayed(tmp_path, 1, table.version()) == {}
+    assert replayed(tmp_path, 1, 0) == {(b"b", 5): (6, 1)}
+
+
+def test_columns_that_came_later_are_null(tmp_path: Path) -> None:
+    """Of rows that were written before a store had an aggregation; a store that came later has no rows."""
+    write_state(tmp_path, "app", [COUNTED], [live(0, "s", b"k", 1, 2, 3, {"n_n": 4})])
+    wider = (store_of("s", {"n": Count(), "x": Sum("x")}), store_of("t", AGGREGATIONS))
+    table = write_state(tmp_path, "app", wider, [live(0, "s", b"l", 1, 2, 5, {"n_n": 6, "x_sum": 1.5})])
+    batches = delta_tables.read_windows(str(tmp_path), "app", 0, "s", table.version(), ["n_n", "x_sum"])
+    assert [(row["n_n"], row["x_sum"]) for batch in batches for row in batch.to_pylist()] == [(4, None), (6, 1.5)]
+    assert list(delta_tables.read_windows(str(tmp_path), "app", 0, "t", table.version(), ["n_n"])) == []
+
+
+def test_a_store_may_be_called_as_a_query_calls_its_columns(tmp_path: Path) -> None:
+    """No aggregation's column hides one of the table."""
+    named = [name.split("_") for name in ("start_ms", "end_ms", "changelog_offset")]
+    own = tuple(AggregationSchema(of, "own", None, ((column, "int64"),), "int64") for of, column in named)
+    store = msgspec.structs.replace(store_of("t", {}), aggregations=own)
+    state = {"start_ms": 4, "end_ms": 5}
+    table = write_state(tmp_path, "app", [store], [live(0, "t", b"k", 1, 2, 3, state)])
+    (batch,) = delta_tables.read_windows(str(tmp_path), "app", 0, "t", table.version(), [*state])
+    assert [column.to_pylist() for column in batch.columns] == [[b"k"], [1], [2], [True], [4], [5]]
+    (row,) = delta_tables.find_windows(str(tmp_path), "app", "t", 0, KeyRange.of(), (0, 9), 9)
+    assert row["state"] == {**state, "changelog_offset": None}
+
+
+def test_compactions_by_the_tables_history(tmp_path: Path) -> None:
+    """Those that a job noted, newest first; rewrites, upkeep and what others append are none."""
+    assert delta_tables.compactions(str(tmp_path), "app", 1) == []
+    told = {"started_at_ms": 5, "seconds": 1.5, "rows": 2, "entries": 3}
+    write_state(tmp_path, "app", STORES, [progress(0, 1)], job="one", told=told)
+    write_state(tmp_path, "app", STORES, [progress(0, 2)], job="two")
+    table = write_state(tmp_path, "app", STORES, [progress(0, 2)], kind="rewrite", partition=0)
+    write_deltalake(table, table_of([progress(1, 1)], state_schema(STORES)), mode="append")
+    write_deltalake(table, table_of([progress(1, 2)], state_schema(STORES)), mode="append")
+    assert table.optimize.compact()["numFilesRemoved"] > 0
+    second, first = delta_tables.compactions(str(tmp_path), "app", 5)
+    assert first == delta_tables.Compaction(0, first.ended_at_ms, "one", 5, 1.5, 2, 3)
+    assert second == delta_tables.Compaction(1, second.ended_at_ms, "two", None, None, None, None)
+    assert delta_tables.compactions(str(tmp_path), "app", 1) == [second]
+    assert second.ended_at_ms >= first.ended_at_ms
+    assert delta_tables.describe(str(tmp_path), "app")["compacted_at_ms"] == second.ended_at_ms
+
+
+def test_a_compaction_behind_many_rewrites_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many versions lie between."""
+    monkeypatch.setattr(delta_tables, "HISTORY_VERSIONS", (1, 2, 8))
+    write_state(tmp_path, "app", STORES, [progress(p, 1) for p in range(4)], job="one")
+    for partition in range(4):
+        write_state(tmp_path, "app", STORES, [progress(partition, 1)], kind="rewrite", partition=partition)
+    assert [one.job for one in delta_tables.compactions(str(tmp_path), "app", 1)] == ["one"]
+
+
+def test_what_the_snapshot_does_not_know(tmp_path: Path) -> None:
+    """An unknown store has no windows; an unknown column or a table of another kind is refused by name."""
+    write(tmp_path, 10, [(0, b"a")])
+    assert list(delta_tables.read_windows(str(tmp_path), "app", 0, "new", 0, ["n_n"])) == []
+    with pytest.raises(NotASnapshot, match="sum"):
+        list(delta_tables.read_windows(str(tmp_path), "app", 0, STORE, 0, ["n_n", "sum"]))
+    write_deltalake(str(tmp_path / "other" / "state"), pa.table({"x": [1]}))
+    with pytest.raises(NotASnapshot, match="no column row"):
+        delta_tables.read_snapshot(str(tmp_path), "other", [0])
+
+
+@pytest.mark.parametrize("odd", [{"progress": None}, {"progress": 5}, {"changelog_offset": None}, {"epoch": "two"}])
+def test_progress_that_is_none_is_refused(tmp_path: Path, odd: dict[str, Any]) -> None:
+    """A row whose progress is missing or of another type is named as it is, not stumbled over."""
+    row = {"row": "progress", "partition": 3, "changelog_offset": 1, "epoch": 1, "progress": "{}"}
+    table = pa.Table.from_pylist([row | {"topic_id": "id"} | odd])
+    null = pa.schema([pa.field(f.name, pa.string() if pa.types.is_null(f.type) else f.type) for f in table.schema])
+    write_deltalake(str(tmp_path / "app" / "state"), table.cast(null))
+    with pytest.raises(NotASnapshot, match="the progress of partition 3 is not readable"):
+        delta_tables.read_snapshot(str(tmp_path), "app", [3])
+
+
+def test_a_row_without_an_offset_is_refused(tmp_path: Path) -> None:
+    """Nobody knows which one of a window it would be."""
+    row: dict[str, Any] = {**live(0, STORE, b"a", 1, 2, 3, {"n_n": 1}), "changelog_offset": None}
+    write_state(tmp_path, "app", STORES, [row])
+    with pytest.raises(NotASnapshot, match="without a changelog offset"):
+        list(delta_tables.read_windows(str(tmp_path), "app", 0, STORE, 0, ["n_n"]))
+
+
+def test_a_store_that_is_none_is_refused(tmp_path: Path) -> None:
+    """A column of a store's name that holds something else is no store."""
+    write_deltalake(str(tmp_path / "app" / "state"), pa.table({"n": [1]}))
+    with pytest.raises(NotASnapshot, match="the column 'n' holds no states"):
+        list(delta_tables.read_windows(str(tmp_path), "app", 0, "n", 0, ["x"]))
+
+
+@pytest.mark.parametrize(("path", "said"), [("/lake\0", "null byte"), ("~nobody-of-that-name/lake", "home directory")])
+def test_a_path_that_is_none_is_a_wrong_setting(path: str, said: str) -> None:
+    """What cannot be a folder is refused as a setting, by its value."""
+    with pytest.raises(ConfigError, match=f"^lake .*{said}"):
+        delta_tables.read_snapshot(path, "app", [0])
+
+
+def ended(root: str, application: str) -> list[delta_tables.Compaction]:
+    return delta_tables.compactions(root, application, 1)
+
+
+def test_a_log_that_is_none_is_unavailable(tmp_path: Path) -> None:
+    """A table whose log was damaged cannot be read, by any of the ways in."""
+    write(tmp_path, 10, [(0, b"a")])
+    (log,) = (tmp_path / "app" / "state" / "_delta_log").glob("*.json")
+    for text in ("nonsense", "", log.read_text().replace('"minReaderVersion":1', '"minReaderVersion":99')):
+        log.write_text(text)
+        for read in (ended, delta_tables.describe, lambda root, app: delta_tables.read_snapshot(root, app, [0])):
+            with pytest.raises(LakeUnavailable, match="cannot be read"):
+                read(str(tmp_path), "app")
+
+
+def test_a_version_that_is_gone_can_be_tried_again(tmp_path: Path) -> None:
+    """A restore that loses the ground under it gets an error that says to read the newer snapshot."""
+    write(tmp_path, 10, [(0, b"a")])
+    with pytest.raises(LakeUnavailable, match="at version 9"):
+        list(delta_tables.read_windows(str(tmp_path), "app", 0, STORE, 9, ["n_n"]))
+    for file in (tmp_path / "app" / "state").rglob("*.parquet"):
+        file.unlink()
+    with pytest.raises(LakeUnavailable):
+        list(delta_tables.read_windows(str(tmp_path), "app", 0, STORE, 0, ["n_n"]))
+
+
+def test_live_windows_of_a_range_of_keys(tmp_path: Path) -> None:
+    """A snapshot's windows of one key or of several, with their keys, no more than asked for."""
+    write(tmp_path, 10, [(0, b"a"), (1, b"b"), (1, b"c")])
+
+    def found(keys: KeyRange, rows_max: int = 9, reach: tuple[int, int] = (0, 9)) -> list[bytes]:
+        rows = delta_tables.find_windows(str(tmp_path), "app", STORE, 0, keys, reach, rows_max)
+        assert all((row["start_ms"], row["state"]["it's_hll"]) == (5, row["key"]) for row in rows)
+        return sorted(row["key"] for row in rows)
+
+    assert found(KeyRange.of("b")) == [b"b"]
+    assert found(KeyRange.of(low=b"b")) == [b"b", b"c"]
+    assert (found(KeyRange.of(high="b")), len(found(KeyRange.of(), 2))) == ([b"a", b"b"], 2)
+    assert found(KeyRange.of(), reach=(7, 9)) == []
+
+
+def test_live_windows_by_what_they_are_now(tmp_path: Path) -> None:
+    """A window that has grown into the time that is asked for is found as it is, one that is gone is not."""
+    rows = [live(0, STORE, key, 5, 6, at, {"n_n": 1, "it's_hll": b""}) for at, key in enumerate((b"a", b"b"))]
+    write_state(tmp_path, "app", STORES, rows)
+    rows = [live(0, STORE, b"a", 5, 50, 7, {"n_n": 2, "it's_hll": b""}), gone(0, STORE, b"b", 5, 8)]
+    write_state(tmp_path, "app", STORES, rows)
+    for reach in ((0, 9), (20, 90)):
+        (row,) = delta_tables.find_windows(str(tmp_path), "app", STORE, 1, KeyRange.of(), reach, 9)
+        assert (row["key"], row["end_ms"], row["state"]["n_n"]) == (b"a", 50, 2)
+
+
+def test_live_windows_after_a_place(tmp_path: Path) -> None:
+    """Those that begin, end and lie later, in their order."""
+    write(tmp_path, 10, [(0, b"a"), (0, b"\xff"), (1, b"b"), (1, b"c")])
+    seen, after = [], None
+    while rows := delta_tables.find_windows(str(tmp_path), "app", STORE, 0, KeyRange.of(), (0, 9), 1, None, after):
+        after = delta_tables.window_place(rows[0])
+        seen.append(rows[0]["key"])
+    assert seen == [b"a", b"\xff", b"b", b"c"]
+
+
+def close(root: Path, windows: list[tuple[Any, int]], key: Any = "string") -> None:
+    """Each as long as a second, and each aggregated to its number."""
+    rows = [
+        {"key": own, "window_start": start, "window_end": start + 1_000, "n": number, "changelog_offset": number}
+        for number, (own, start) in enumerate(windows)
+    ]
+    write_closed(root, "app", store_of("s", {"n": Count()}, key), rows)
+
+
+def test_closed_windows_of_a_range_of_keys(tmp_path: Path) -> None:
+    """Keys between two bounds and windows that touch a time, those that begin first, with their results."""
+    close(tmp_path, [("a", 30), ("b", 20), ("c", 10), ("b", 5), ("b", 9_000)])
+
+    def found(first: str | None, last: str | None, rows_max: int, reach: tuple[int, int] = (0, 100)) -> list[int]:
+        rows = delta_tables.find_closed(str(tmp_path), "app", "s", (first, last), reach, rows_max)
+        return [row.start_ms for row in rows]
+
+    assert found("b", "c", 9) == [5, 10, 20]
+    assert found(None, "b", 9) == [5, 20, 30]
+    assert found(None, None, 3) == [5, 10, 20]
+    assert found("b", "b", 1) == [5]
+    assert found("b", "b", 9, (1_006, 8_999)) == [20]
+    assert found("b", "b", 9, (-(2**62), 2**62)) == [5, 20, 9_000]
+    (row,) = delta_tables.find_closed(str(tmp_path), "app", "s", ("c", "c"), (0, 100))
+    assert row == delta_tables.ClosedWindow(0, 10, 1_010, "c", 2, "topic", {"n": 2})
+
+
+@pytest.mark.parametrize("as_bytes", [False, True])
+def test_closed_windows_after_a_place(tmp_path: Path, as_bytes: bool) -> None:
+    """Page after page has each window once, of many that begin at once too."""
+    day = 86_400_000
+    windows = [(key, start) for start in (5, day, 3 * day) for key in ("it's", "b", "c")]
+    keyed = [(key.encode() if as_bytes else key, start) for key, start in windows]
+    close(tmp_path, keyed, "bytes" if as_bytes else "string")
+    for rows_max in (1, 2, 99):
+        seen: list[tuple[Any, int]] = []
+        after = None
+        while rows := delta_tables.find_closed(
+            str(tmp_path), "app", "s", (None, None), (0, 9 * day), rows_max, None, after
+        ):
+            seen += [(row.key, row.start_ms) for row in rows]
+            after = delta_tables.window_place(rows[-1])
+        assert seen == sorted(keyed, key=lambda one: (one[1], one[0]))
+
+
+def test_windows_beyond_the_years_of_python_are_found(tmp_path: Path) -> None:
+    """A window in a year of five digits is read as any other."""
+    far_ms = 1_700_000_000_000_000
+    row = {"key": "k", "window_start": far_ms, "window_end": far_ms, "n": 1, "closed_at": None}
+    write_closed(tmp_path, "app", COUNTED, [row])
+    (found,) = delta_tables.find_closed(str(tmp_path), "app", "s", ("k", "k"), (0, far_ms))
+    assert (found.end_ms, found.results) == (far_ms, {"n": 1})
+    before = WindowPlace(far_ms - 1, far_ms - 1, 0, b"k")
+    for after, count in ((before, 1), (delta_tables.window_place(found), 0)):
+        rows = delta_tables.find_closed(str(tmp_path), "app", "s", (None, None), (0, 2 * far_ms), 9, None, after)
+        assert len(rows) == count
+
+
+def test_results_may_be_called_as_other_tables_columns(tmp_path: Path) -> None:
+    """What `state` has columns for is free in `closed`."""
+    row = {"key": "k", "window_start": 1, "window_end": 2, "start_ms": 3, "live": json.dumps([1])}
+    write_closed(tmp_path, "app", store_of("s", {"start_ms": Count(), "live": CollectList("x")}), [row])
+    (found,) = delta_tables.find_closed(str(tmp_path), "app", "s", ("k", "k"), (0, 9))
+    assert (found.start_ms, found.results) == (1, {"start_ms": 3, "live": "[1]"})
+
+
+def test_what_a_dashboard_shows(tmp_path: Path) -> None:
+    """Windows that are live, not rows; closed ones by store."""
+    write(tmp_path, 10, [(0, b"a"), (1, b"b")])
+    write_state(tmp_path, "app", STORES, [gone(1, STORE, b"b", 5, 12), live(0, STORE, b"a", 5, 7, 13, {"n_n": 1})])
+    write_closed(tmp_path, "app", STORES[1], [{"key": "k", "window_start": 1, "window_end": 2}])
+    told = delta_tables.describe(str(tmp_path), "app")
+    assert (told["live_rows"], told["closed_rows"]) == (1, {STORE: 0, "other": 1})
+    assert (told["state_version"], told["closed_versions"]) == (1, {STORE: -1, "other": 0})

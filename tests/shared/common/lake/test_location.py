@@ -1,0 +1,35 @@
+"""One place for all that read or write a lake."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from penstock.services.aggregator.settings import AggregatorSettings
+from penstock.services.spark.compaction.settings import CompactSettings
+from penstock.shared.common.errors import ConfigError
+from penstock.shared.common.lake.delta_tables import table_uri
+from penstock.shared.common.lake.location import lake_root
+
+
+def test_a_folder_is_the_same_by_its_path_and_its_uri(tmp_path: Path) -> None:
+    """Spark's jobs and deltalake's readers go to one folder, however it is written."""
+    folder = tmp_path / "with space-ü#1"
+    for lake in (str(folder), f"{folder}/", folder.as_uri(), f"file://{folder}", f"FILE://localhost{folder}"):
+        assert lake_root(lake) == str(folder)
+        job = CompactSettings.load(["--application", "a", "--lake", lake], environ={})
+        assert job.tables == table_uri(lake, "a") == f"{folder}/a"
+    assert lake_root("file:/srv/lake") == "/srv/lake"
+    assert lake_root("abfss://c@account.dfs/x/") == "abfss://c@account.dfs/x"
+
+
+@pytest.mark.parametrize(
+    "lake", ["s3://bucket/a%20b", "/srv/100%25", "file:///srv/100%2525", "file://host/srv", "a\0b"]
+)
+def test_a_place_that_is_read_in_two_ways_is_refused(lake: str) -> None:
+    """At start-up, by the setting's name, by jobs and by the aggregator."""
+    with pytest.raises(ConfigError, match=r"penstock: lake: [^l]"):
+        CompactSettings.load(["--application", "a", "--lake", lake], environ={})
+    with pytest.raises(ConfigError, match=r"streams\.lake: "):
+        AggregatorSettings.load(["--topology=a:b", "--streams.lake", lake], environ={})

@@ -1,0 +1,56 @@
+"""A schema registry's REST over a real socket: users, failures, refusals."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.shared.common.backoff import ExponentialBackoff
+from penstock.shared.connect.converters import schema_registry_client
+from penstock.shared.connect.converters.schema_registry_client import Access, RegistryClient
+from penstock.shared.connect.errors import DataError, RetriableError
+from tests.shared.connect.converters.registry_server import schema_registry
+
+DOWN = (503, {}, b"busy")
+
+
+@pytest.fixture(autouse=True)
+def no_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schema_registry_client, "BACKOFF", ExponentialBackoff(0, 0))
+
+
+async def test_a_user_is_let_in() -> None:
+    """User and password go with each request, from the settings or the URL; without them the registry says no."""
+    async with schema_registry("ann:s3cret") as server:
+        with_user = RegistryClient(Access((server.url,), user="ann:s3cret"))
+        assert await with_user.register("a/b", "AVRO", '"int"') == 1
+        assert server.asked == ["POST /subjects/a%2Fb/versions"]
+        in_url = RegistryClient(Access((server.url.replace("//", "//ann:s3cret@"),)))
+        assert (await in_url.by_id(1)).text == '"int"'
+        with pytest.raises(DataError, match="Unauthorized"):
+            await RegistryClient(Access((server.url,))).by_id(1)
+        assert "s3cret" not in repr(Access((), user="ann:s3cret"))
+
+
+async def test_a_failure_in_passing_is_tried_again() -> None:
+    """Other addresses are asked as well; what lasts is for the record's own retries."""
+    async with schema_registry() as server:
+        id = server.add("t-value", "int")
+        client = RegistryClient(Access(("http://127.0.0.1:9", server.url)))
+        server.failing += [DOWN]
+        assert (await client.by_id(id)).text == '"int"'
+        server.failing += [DOWN] * 3
+        with pytest.raises(RetriableError, match="503: busy"):
+            await client.by_id(id)
+    with pytest.raises(RetriableError, match="ConnectError"):
+        await client.by_id(id)
+
+
+async def test_a_refusal_is_in_the_registrys_words() -> None:
+    """It is not asked again."""
+    async with schema_registry() as server:
+        with pytest.raises(DataError, match="Invalid schema; error code: 42201"):
+            await RegistryClient(Access((server.url,))).register("t", "AVRO", '{"type": "nonsense"}')
+        assert len(server.asked) == 1
+        server.failing.append((404, {}, b"<html>"))
+        with pytest.raises(DataError, match="404 <html>"):
+            await RegistryClient(Access((server.url,))).by_id(1)

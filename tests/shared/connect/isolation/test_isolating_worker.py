@@ -1,0 +1,363 @@
+"""Connectors in processes of their own: a worker here, and the fake broker as Kafka of both."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.shared.common.records import TopicPartition
+from penstock.shared.connect.connectors.file_stream import FileStreamSourceConnector
+from penstock.shared.connect.errors import ConfigError, ConnectError, ConnectorNotFound, FailedThere
+from penstock.shared.connect.herder.settings import DistributedConfig
+from penstock.shared.connect.isolation.isolating_worker import IsolatingWorker
+from penstock.shared.connect.runtime.plugins import Plugins
+from penstock.shared.connect.runtime.states import ConnectorTaskId, State, TargetState
+from penstock.shared.connect.runtime.task_factory import TaskFactory
+from penstock.shared.connect.runtime.worker_config import ISOLATION
+from penstock.shared.connect.runtime.worker_task import TaskSpec
+from penstock.shared.testing.fake_broker import FakeCluster
+from tests.shared.connect.harness import STRING, Remembering, Running, Store
+from tests.shared.connect.isolation.blocking import AwkwardSource, BlockingSource, HangingSource
+
+FIRST, SECOND = ConnectorTaskId("c", 0), ConnectorTaskId("c", 1)
+
+
+class Isolating(Running):
+    """A worker whose connectors have processes."""
+
+    worker: IsolatingWorker
+
+    def __init__(self, cluster: FakeCluster, worker: IsolatingWorker) -> None:
+        super().__init__(cluster, worker, Remembering(), Store())
+        self.reconfigured: list[str] = []
+
+    def pid(self, name: str = "c") -> int:
+        pid = self.worker._isolated[name].pid
+        assert pid is not None
+        return pid
+
+    async def start(self, props: dict[str, str], target: TargetState = TargetState.STARTED) -> State:
+        return await self.worker.start_connector(props["name"], props, target, self.listener, self.reconfigured.append)
+
+    async def start_task(self, props: dict[str, str], id: ConnectorTaskId = FIRST) -> None:
+        await self.worker.start_task(TaskSpec(id, props, props, tasks=2), TargetState.STARTED, self.listener)
+
+    async def is_running(self, *ids: ConnectorTaskId | str) -> None:
+        await self.until(lambda: all(self.worker.state(id) is State.RUNNING for id in ids))
+
+    def offsets(self) -> list[bytes | None]:
+        """The values in the offset topic, which the first task makes."""
+        with contextlib.suppress(KeyError):
+            return [record.value for record in self.cluster.records("offsets")]
+        return []
+
+
+@asynccontextmanager
+async def isolating(**settings: str) -> AsyncIterator[Isolating]:
+    """A worker; worker settings with underscores for dots."""
+    async with FakeCluster() as cluster:
+        cluster.create_topic("t")
+        props = {
+            "bootstrap.servers": cluster.bootstrap_servers,
+            "group.id": "g",
+            **{f"{store}.storage.topic": f"{store}s" for store in ("config", "offset", "status")},
+            "offset.storage.partitions": "2",
+            "offset.storage.replication.factor": "1",
+            "key.converter": STRING,
+            "value.converter": STRING,
+            "offset.flush.interval.ms": "50",
+            "task.restart.backoff.ms": "10",
+            "task.shutdown.graceful.timeout.ms": "60000",
+            "connect.files.allowed": "/",
+            ISOLATION: "process",
+            **{name.replace("_", "."): value for name, value in settings.items()},
+        }
+        plugins, store = Plugins.installed(), Store()
+        config = DistributedConfig(props)
+        worker = IsolatingWorker(config, plugins, store, TaskFactory(config, plugins, store))
+        await worker.startup()
+        try:
+            yield Isolating(cluster, worker)
+        finally:
+            await worker.shutdown()
+
+
+def config(plugin: type, file: Path | None = None, name: str = "c", **more: str) -> dict[str, str]:
+    return {
+        "name": name,
+        "connector.class": f"{plugin.__module__}.{plugin.__name__}",
+        "tasks.max": "2",
+        "topic": "t",
+        "file": str(file),
+        **{name.replace("_", "."): value for name, value in more.items()},
+    }
+
+
+def is_gone(pid: int) -> bool:
+    return not Path(f"/proc/{pid}").exists()
+
+
+async def test_a_connector_and_its_tasks_live_in_one_process(tmp_path: Path) -> None:
+    """Records and offsets reach Kafka from there, states and metrics the worker; they pause, go on and stop in order;
+    the process ends with the last of them, and the next one goes on where it stopped."""
+    (tmp_path / "in").write_text("a\nb\n")
+    props = config(FileStreamSourceConnector, tmp_path / "in")
+    async with isolating() as run:
+        assert await run.start(props) is State.RUNNING
+        made = await run.worker.connector_task_configs("c", props)
+        assert [task["task.class"].rpartition(".")[2] for task in made] == ["FileStreamSourceTask"]
+        await run.start_task(props)
+        await run.until(lambda: run.offsets() == [b'{"position":4}'])
+        await run.until(lambda: run.worker.task_metrics()[0][2].get("source_record_write_total") == 2)
+        assert run.listener.topics == {"t"}
+        await run.worker.set_target_state("c", TargetState.PAUSED)
+        await run.until(lambda: run.worker.state(FIRST) is State.PAUSED)
+        assert run.worker.state("c") is State.PAUSED
+        await run.worker.set_target_state("c", TargetState.STARTED)
+        await run.is_running("c", FIRST)
+        pid = run.pid()
+        await run.worker.stop_tasks([FIRST])
+        assert (run.pid(), run.worker.task_ids()) == (pid, frozenset())
+        await run.worker.stop_connector("c")
+        assert is_gone(pid)
+        assert run.worker.connector_names() == frozenset()
+        for id in ("c", FIRST):
+            assert run.listener.of(id) == ["startup", "paused", "running", "shutdown"]
+        (tmp_path / "in").write_text("a\nb\nc\n")
+        await run.start_task(props)
+        await run.until(lambda: [record.value for record in run.cluster.records("t")] == [b"a", b"b", b"c"])
+
+
+async def test_what_a_process_ran_is_started_again_when_it_has_ended(tmp_path: Path) -> None:
+    """All of it has failed, with the reason; after the backoff it runs in another process, and its tasks are
+    configured again."""
+    props = config(BlockingSource, tmp_path / "none")
+    async with isolating() as run:
+        await run.start(props)
+        await run.start_task(props)
+        await run.start_task(props, SECOND)
+        await run.is_running(FIRST, SECOND)
+        first = run.pid()
+        os.kill(first, signal.SIGKILL)
+        await run.until(lambda: run.listener.traces)
+        await run.is_running("c", FIRST, SECOND)
+        assert run.pid() != first
+        for id in ("c", FIRST, SECOND):
+            assert run.listener.of(id) == ["startup", "failure", "restart", "startup"]
+        assert all(f"of connector c (pid {first}) was killed by SIGKILL" in trace for trace in run.listener.traces)
+        assert run.reconfigured == ["c"]
+
+
+async def test_a_part_that_is_started_brings_the_others_back(tmp_path: Path) -> None:
+    """Without a wait for the backoff, or if failed tasks are not restarted by themselves."""
+    props = config(BlockingSource, tmp_path / "none")
+    async with isolating(task_restart_enable="false") as run:
+        await run.start(props)
+        await run.start_task(props)
+        await run.is_running(FIRST)
+        os.kill(run.pid(), signal.SIGKILL)
+        await run.until(lambda: len(run.listener.traces) == 2)
+        await run.worker.stop_tasks([FIRST])
+        await run.start_task(props)
+        await run.is_running("c", FIRST)
+        assert run.listener.of("c") == ["startup", "failure", "restart", "startup"]
+        assert run.listener.of(FIRST) == ["startup", "failure", "startup"]
+
+
+@pytest.mark.parametrize("plugin", [BlockingSource, HangingSource])
+async def test_a_process_that_does_not_stop_its_work_is_killed(tmp_path: Path, plugin: type) -> None:
+    """The worker sees how long a task holds up the process; another connector runs meanwhile; of the one that is killed
+    what was not stopped is started again."""
+    props = config(plugin, tmp_path / "block")
+    other = config(AwkwardSource, name="d")
+    async with isolating(task_shutdown_graceful_timeout_ms="2000", task_stall_timeout_ms="1000") as run:
+        await run.start(props)
+        await run.start_task(props)
+        await run.is_running("c", FIRST)
+        first = run.pid()
+        (tmp_path / "block").touch()
+        await run.until(lambda: run.worker.stalled_ms(FIRST) > 1_500)
+        assert run.worker.task_metrics()[0][2]["stalled"] == 1
+        assert await run.start(other) is State.RUNNING
+        await run.worker.stop_tasks([FIRST])
+        assert is_gone(first)
+        (tmp_path / "block").unlink()
+        assert run.listener.of(FIRST) == ["startup"]
+        await run.until(lambda: run.listener.of("c") == ["startup", "failure", "restart", "startup"])
+        assert run.listener.of("d") == ["startup"]
+
+
+async def test_a_shutdown_ends_what_a_cancelled_stop_has_left(tmp_path: Path) -> None:
+    """A stop is cancelled if the worker is to end meanwhile."""
+    props = config(BlockingSource, tmp_path / "block")
+    async with isolating() as run:
+        await run.start_task(props)
+        await run.is_running(FIRST)
+        pid = run.pid()
+        (tmp_path / "block").touch()
+        await run.until(lambda: run.worker.stalled_ms(FIRST) > 1_500)
+        stopping = asyncio.ensure_future(run.worker.stop_tasks([FIRST]))
+        await run.until(lambda: not run.worker.task_ids())
+        stopping.cancel()
+        await asyncio.wait([stopping])
+        assert not is_gone(pid)
+        await run.worker.shutdown()
+        assert is_gone(pid)
+
+
+async def test_a_start_that_blocks_ends_with_a_stop(tmp_path: Path) -> None:
+    """Other connectors start meanwhile. The stop kills the process, and who waits for the start hears of it."""
+    props = config(AwkwardSource, tmp_path / "never", start_does="block")
+    async with isolating(task_shutdown_graceful_timeout_ms="300") as run:
+        blocked = asyncio.ensure_future(run.start(props))
+        assert await run.start(config(AwkwardSource, name="d")) is State.RUNNING
+        assert not blocked.done()
+        pid = run.pid()
+        await run.worker.stop_connector("c")
+        assert is_gone(pid)
+        assert await blocked is State.FAILED
+        assert run.listener.of("c") == []
+
+
+async def test_a_start_that_ends_the_process_is_tried_again(tmp_path: Path) -> None:
+    """Its state is FAILED with the exit status; once it starts, its tasks are configured."""
+    (tmp_path / "exit").touch()
+    props = config(AwkwardSource, tmp_path / "exit", start_does="exit while")
+    async with isolating() as run:
+        assert await run.start(props) is State.FAILED
+        assert "ended with status 3" in run.listener.traces[0]
+        (tmp_path / "exit").unlink()
+        await run.is_running("c")
+        assert run.listener.of("c")[-1] == "startup"
+        assert run.reconfigured == ["c"]
+
+
+async def test_code_that_leaves_the_interpreter_ends_its_process() -> None:
+    """SystemExit ends no task, but the process."""
+    async with isolating(task_restart_enable="false") as run:
+        assert await run.start(config(AwkwardSource, start_does="leave")) is State.FAILED
+        assert "ended with status 1" in run.listener.traces[0]
+
+
+async def test_the_end_of_a_process_that_has_forked_is_seen(tmp_path: Path) -> None:
+    """The one that it has forked has its end of the link, too."""
+    async with isolating(task_restart_enable="false") as run:
+        try:
+            assert await run.start(config(AwkwardSource, tmp_path / "go", start_does="fork")) is State.RUNNING
+            os.kill(run.pid(), signal.SIGKILL)
+            await run.until(lambda: run.worker.state("c") is State.FAILED)
+            assert "SIGKILL" in run.listener.traces[0]
+        finally:
+            (tmp_path / "go").touch()
+
+
+async def test_questions_end_with_the_process(tmp_path: Path) -> None:
+    """Who waits for task configs hears that the connector is not there any more, also while it is stopped."""
+    props = config(AwkwardSource, tmp_path / "never", configs_does="block")
+    async with isolating(task_shutdown_graceful_timeout_ms="300") as run:
+        await run.start(props)
+        waiting = asyncio.ensure_future(run.worker.connector_task_configs("c", props))
+        await asyncio.sleep(0)
+        await run.worker.stop_connector("c")
+        with pytest.raises(ConnectorNotFound):
+            await waiting
+        with pytest.raises(ConnectorNotFound):
+            await run.worker.connector_task_configs("c", props)
+
+
+async def test_what_the_connector_requests_and_raises_reaches_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reconfiguration; a failure with its trace, without the secrets that it was given."""
+    monkeypatch.setenv("PENSTOCK_TEST_SECRET", "s3cret-value")
+    async with isolating(config_providers="env") as run:
+        await run.start(config(AwkwardSource, start_does="ask", name="a"))
+        await run.until(lambda: run.reconfigured == ["a"])
+        secret = "${env:PENSTOCK_TEST_SECRET}"
+        assert await run.start(config(AwkwardSource, start_does="fail", secret=secret)) is State.FAILED
+        assert f"ValueError: start with {secret}" in run.listener.traces[0]
+        assert "blocking.py" in run.listener.traces[0]
+        await run.start(config(AwkwardSource, start_does="raise", name="b"))
+        await run.until(lambda: run.worker.state("b") is State.FAILED)
+        assert run.listener.traces[1] == "ValueError: by itself"
+
+
+async def test_a_variable_that_cannot_be_resolved_is_a_failure(tmp_path: Path) -> None:
+    """Of the connector and of its task, also in the setting that decides on a process."""
+    props = config(BlockingSource, penstock_task_isolation=f"${{file:{tmp_path / 'missing'}:x}}")
+    async with isolating(config_providers="file") as run:
+        assert await run.start(props) is State.FAILED
+        await run.start_task(props)
+        assert [trace.count("missing") for trace in run.listener.traces] == [1, 1]
+
+
+async def test_a_task_that_fails_is_restarted_in_its_process(tmp_path: Path) -> None:
+    """As every worker does."""
+    props = config(BlockingSource, tmp_path / "none", fails="as it was told")
+    async with isolating() as run:
+        await run.start_task(props)
+        await run.until(lambda: run.listener.of(FIRST)[:3] == ["failure", "restart", "failure"])
+        assert "ValueError: as it was told" in run.listener.traces[0]
+
+
+async def test_log_lines_and_levels_are_the_workers(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """What a process logs stands among the worker's lines; a level is set in it, and in later ones."""
+    props = config(BlockingSource, tmp_path / "none")
+    async with isolating() as run:
+        said = ""
+
+        def heard(text: str) -> bool:
+            nonlocal said
+            said += capfd.readouterr().err
+            return text in said
+
+        await run.start(props)
+        await run.start_task(props)
+        await run.until(lambda: heard("the task's own line"))
+        run.worker.set_level("tests.shared.connect", "ERROR")
+        for ids in ([FIRST], [FIRST, "c"]):  # in the same process, and in another
+            await run.worker.stop_tasks([FIRST])
+            if "c" in ids:
+                await run.worker.stop_connector("c")
+            said = ""
+            await run.start_task(props)
+            await run.is_running(FIRST)
+            assert not heard("the task's own line")
+
+
+async def test_what_is_only_asked_is_asked_in_a_process_too() -> None:
+    """A config to validate, offsets to check: what it raises, or ends with, is the asker's error alone."""
+    async with isolating() as run:
+        infos = await run.worker.validate(config(AwkwardSource))
+        [own] = [row["value"] for row in infos.configs if row["value"]["name"] == "file"]
+        assert own["errors"][0].startswith("seen by process ")
+        assert own["errors"] != [f"seen by process {os.getpid()}"]
+        rows: list[Any] = [({"a": 1}, None)]
+        assert await run.worker.alter_offsets(config(AwkwardSource), rows)
+        with pytest.raises(FailedThere, match="alter with None"):
+            await run.worker.alter_offsets(config(AwkwardSource, alter_does="fail"), rows)
+        with pytest.raises(ConnectError, match="ended with status 3"):
+            await run.worker.alter_offsets(config(AwkwardSource, alter_does="exit"), rows)
+        with pytest.raises(ConfigError, match="Missing"):
+            await run.worker.validate({**config(AwkwardSource), "connector.class": "Missing"})
+        sink = {**config(AwkwardSource), "connector.class": "FileStreamSink"}
+        assert await run.worker.alter_offsets(sink, {TopicPartition("t", 0): 7})
+        assert run.listener.events == []
+
+
+async def test_a_connectors_setting_goes_before_the_workers(tmp_path: Path) -> None:
+    """One that wants no process has none."""
+    async with isolating() as run:
+        props = config(BlockingSource, tmp_path / "none", penstock_task_isolation="asyncio")
+        assert await run.start(props) is State.RUNNING
+        await run.start_task(props)
+        await run.is_running(FIRST)
+        assert run.worker._isolated == {}
+        assert (run.worker.connector_names(), run.worker.task_ids()) == ({"c"}, {FIRST})
+        await run.worker.stop_tasks([FIRST])

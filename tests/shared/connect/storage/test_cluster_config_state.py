@@ -1,0 +1,171 @@
+"""The reader of the config topic: task sets that are whole, and what changes."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.shared.connect.runtime.states import ConnectorTaskId, TargetState
+from penstock.shared.connect.storage.cluster_config_state import (
+    ConfigChange,
+    ConfigState,
+    ConnectorChanged,
+    ConnectorRemoved,
+    TargetStateChanged,
+    TasksChanged,
+)
+from penstock.shared.connect.storage.config_records import (
+    ConnectorRecord,
+    LoggerLevel,
+    RestartRequest,
+    SessionKey,
+    TargetStateRecord,
+    TaskCommitRecord,
+    TaskCountRecord,
+    TaskRecord,
+    decode,
+)
+
+RECORDING = Path(__file__).parents[3] / "data" / "kafka_connect_topics.jsonl.gz"
+
+
+def task(number: int, connector: str = "c") -> ConnectorTaskId:
+    return ConnectorTaskId(connector, number)
+
+
+def read(*records: object) -> tuple[ConfigState, list[ConfigChange | None]]:
+    state = ConfigState()
+    return state, [state.apply(record, offset) for offset, record in enumerate(records)]  # type: ignore[arg-type]
+
+
+def test_the_recording_ends_without_connectors() -> None:
+    """Read to its end, the recorded topic holds no connector, and on the way the tasks that REST showed."""
+    state, counts = ConfigState(), []
+    with gzip.open(RECORDING, "rt", encoding="utf-8") as lines:
+        rows = [row for row in map(json.loads, lines) if row["topic"] == "connect-configs"]
+    for offset, row in enumerate(rows):
+        record = (
+            None if row["key"] == "session-key" else decode(row["key"].encode(), row["value"] and row["value"].encode())
+        )
+        if record is None:
+            state.passed(offset)
+        else:
+            state.apply(record, offset)
+        counts.append(len(state.snapshot().tasks("snk")))
+    assert state.snapshot().connectors() == []
+    assert state.snapshot().offset == len(rows) - 1
+    assert [n for before, n in zip([0, *counts], counts, strict=False) if n != before] == [2, 1, 2, 0, 2, 0]
+
+
+def test_tasks_count_only_with_their_commit() -> None:
+    """A task's config is nobody's before the commit that says how many there are."""
+    state, changes = read(ConnectorRecord("c", {"v": "1"}), TaskRecord(task(0), {"t": "0"}), TaskRecord(task(1), {}))
+    assert state.snapshot().tasks("c") == ()
+    assert state.apply(TaskCommitRecord("c", 2), 3) == TasksChanged("c", (task(0), task(1)))
+    snapshot = state.snapshot()
+    assert snapshot.tasks("c") == (task(0), task(1))
+    assert snapshot.all_task_configs("c") == [{"t": "0"}, {}]
+    assert snapshot.applied_configs["c"] == {"v": "1"}
+    assert changes == [ConnectorChanged("c"), None, None]
+
+
+def test_a_task_set_with_a_hole_makes_the_connector_inconsistent() -> None:
+    """Compaction or a crash left some of a set: the connector has no tasks until a whole set is written."""
+    state, changes = read(ConnectorRecord("c", {}), TaskRecord(task(1), {}), TaskCommitRecord("c", 2))
+    assert changes[-1] is None
+    assert state.snapshot().inconsistent == {"c"}
+    assert state.snapshot().tasks("c") == ()
+    for offset, record in enumerate((TaskRecord(task(0), {}), TaskRecord(task(1), {}), TaskCommitRecord("c", 2)), 3):
+        state.apply(record, offset)
+    assert state.snapshot().inconsistent == frozenset()
+    assert len(state.snapshot().tasks("c")) == 2
+
+
+def test_an_older_set_does_not_fill_a_hole() -> None:
+    """Configs that an earlier commit took do not make a later set whole."""
+    state, _ = read(
+        ConnectorRecord("c", {}), TaskRecord(task(0), {}), TaskCommitRecord("c", 1), TaskCommitRecord("c", 1)
+    )
+    assert state.snapshot().inconsistent == {"c"}
+
+
+def test_removal_forgets_everything() -> None:
+    """After a tombstone neither config nor tasks are left, and a commit that comes late is nobody's."""
+    state, _ = read(ConnectorRecord("c", {}), TaskRecord(task(0), {}), TaskCommitRecord("c", 1))
+    assert state.apply(ConnectorRecord("c", None), 3) == ConnectorRemoved("c")
+    state.apply(TaskRecord(task(0), {}), 4)
+    assert state.apply(TaskCommitRecord("c", 1), 5) is None
+    snapshot = state.snapshot()
+    assert (snapshot.configs, snapshot.task_configs, snapshot.task_counts) == ({}, {}, {})
+
+
+def test_target_states_are_told_where_they_change() -> None:
+    """A target state is news when it is another one, of a connector that there is."""
+    state, changes = read(
+        TargetStateRecord("c", TargetState.STOPPED),
+        ConnectorRecord("c", {}),
+        TargetStateRecord("c", TargetState.STOPPED),
+        TargetStateRecord("c", TargetState.STARTED),
+        TargetStateRecord("c", None),
+    )
+    assert changes == [None, ConnectorChanged("c"), None, TargetStateChanged("c"), None]
+    assert state.snapshot().target_state("c") is TargetState.STARTED
+
+
+def test_a_connector_made_stopped_stays_so() -> None:
+    """The target state that comes before the config is not overwritten by it."""
+    state, _ = read(TargetStateRecord("c", TargetState.STOPPED), ConnectorRecord("c", {}))
+    assert state.snapshot().target_state("c") is TargetState.STOPPED
+
+
+def test_fencing_is_pending_from_commit_to_count() -> None:
+    """A new set of tasks waits for the old producers to be fenced, which the count record says."""
+    state, _ = read(ConnectorRecord("c", {}), TaskRecord(task(0), {}), TaskCommitRecord("c", 1))
+    assert state.snapshot().pending_fencing == {"c"}
+    state.apply(TaskCountRecord("c", 1), 3)
+    assert state.snapshot().pending_fencing == frozenset()
+    assert state.snapshot().task_count_records == {"c": 1}
+    state.apply(TaskCountRecord("c", None), 4)
+    assert state.snapshot().task_count_records == {}
+
+
+def test_requests_and_keys_are_passed_on() -> None:
+    """Restart requests, keys and levels are changes themselves; of keys the newest is in the snapshot."""
+    key, request, level = SessionKey(b"k", "a", 1), RestartRequest("c", True, True), LoggerLevel("root", "INFO")
+    state, changes = read(key, request, level)
+    assert changes == [key, request, level]
+    assert state.snapshot().session_key == key
+
+
+def test_snapshots_are_values() -> None:
+    """A snapshot does not change with the topic; without news it is the same one."""
+    state, _ = read(ConnectorRecord("c", {}))
+    before = state.snapshot()
+    assert state.snapshot() is before
+    state.apply(ConnectorRecord("d", {}), 1)
+    assert before.connectors() == ["c"]
+    assert state.snapshot().connectors() == ["c", "d"]
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.builds(TaskRecord, st.integers(0, 3).map(task), st.just({})),
+            st.builds(TaskCommitRecord, st.just("c"), st.integers(0, 4)),
+        )
+    )
+)
+def test_tasks_are_always_whole(records: list[TaskRecord | TaskCommitRecord]) -> None:
+    """Whatever survives in the topic, a connector's tasks are 0 to n - 1, each with a config, or none at all."""
+    state = ConfigState()
+    state.apply(ConnectorRecord("c", {}), 0)
+    for offset, record in enumerate(records, 1):
+        state.apply(record, offset)
+        snapshot = state.snapshot()
+        tasks = snapshot.tasks("c")
+        assert [t.task for t in tasks] == list(range(len(tasks)))
+        assert all(t in snapshot.task_configs for t in tasks)

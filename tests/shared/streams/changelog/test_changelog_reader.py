@@ -1,0 +1,486 @@
+"""The reader's rule: the changelog entries that are valid."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.shared.common.errors import CorruptRecord, SchemaMismatch
+from penstock.shared.streams.aggregations.aggregation import Count, Max, Sum
+from penstock.shared.streams.changelog import format as fmt
+from penstock.shared.streams.changelog.changelog_reader import (
+    Change,
+    ChangelogReader,
+    Confirmed,
+    CorruptEntry,
+    check_schema,
+    ignore,
+    one_by_one,
+)
+from penstock.shared.streams.changelog.format import AggregationSchema, Progress, StoreSchema, Takeover
+
+Written = tuple[bytes | None, bytes | None]
+
+STORE = StoreSchema(
+    name="s",
+    kind="session",
+    key="bytes",
+    gap_ms=1,
+    grace_ms=0,
+    emit="on_close",
+    source="in",
+    results="out",
+    late="in-late",
+    dead_letters="in-dlq",
+    aggregations=(AggregationSchema.of("n", Count()), AggregationSchema.of("top", Max("x"))),
+)
+
+
+def takeover(epoch: int) -> Written:
+    return None, fmt.encode_takeover(epoch, Takeover("app", "host", 0))
+
+
+def live(epoch: int, commit: int, key: bytes, start: int = 0, end: int = 0, store: int = 0) -> Written:
+    return key, fmt.encode_live(store, epoch, commit, start, end, b"%d/%d" % (epoch, commit))
+
+
+def deleted(epoch: int, commit: int, key: bytes, start: int = 0) -> Written:
+    return key, fmt.encode_deleted(0, epoch, commit, start)
+
+
+def final(epoch: int, commit: int, key: bytes, start: int = 0, end: int = 0) -> Written:
+    return key, fmt.encode_final(0, epoch, commit, start, end, end + 1, b"")
+
+
+def progress(epoch: int, commit: int, at: int = 0, stores: tuple[StoreSchema, ...] = (STORE,)) -> Written:
+    return None, fmt.encode_progress(
+        epoch, commit, Progress("app", "exactly_once", {"in": at}, 0, {"s": 0}, {}, stores, 0)
+    )
+
+
+@dataclass
+class Read:
+    """A reader with what it applied, and the state that this makes."""
+
+    reader: ChangelogReader = field(init=False)
+    changes: list[Change] = field(default_factory=list)
+    state: dict[tuple[bytes, int], bytes] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.reader = ChangelogReader(one_by_one(self._apply))
+
+    def _apply(self, change: Change) -> None:
+        self.changes.append(change)
+        if change.operation == fmt.LIVE:
+            self.state[change.key, change.start] = change.state
+        else:
+            self.state.pop((change.key, change.start), None)
+
+    @property
+    def at(self) -> int | None:
+        return None if self.reader.progress is None else self.reader.progress.sources["in"]
+
+
+def read(*log: Written) -> Read:
+    out = Read()
+    for offset, (key, value) in enumerate(log):
+        out.reader.feed_record(offset, key, value)
+    return out
+
+
+def test_two_commits() -> None:
+    """Confirmed commits are applied in log order, and the last progress record is kept."""
+    got = read(
+        takeover(1),
+        live(1, 1, b"a", 5, 9),
+        live(1, 1, b"b"),
+        progress(1, 1, at=3),
+        final(1, 2, b"a", 5, 9),
+        deleted(1, 2, b"b"),
+        live(1, 2, b"a", 5, 20),
+        progress(1, 2, at=4),
+    )
+    assert got.changes == [
+        Change(fmt.LIVE, "s", b"a", 5, 9, b"1/1", STORE),
+        Change(fmt.LIVE, "s", b"b", 0, 0, b"1/1", STORE),
+        Change(fmt.FINAL, "s", b"a", 5, 9, b"", STORE),
+        Change(fmt.DELETED, "s", b"b", 0, 0, b"", STORE),
+        Change(fmt.LIVE, "s", b"a", 5, 20, b"1/2", STORE),
+    ]
+    assert (got.at, got.state) == (4, {(b"a", 5): b"1/2"})
+    assert (got.reader.next_offset, got.reader.entries_applied, got.reader.entries_ignored) == (8, 5, 0)
+
+
+def test_commits_under_different_stores_in_one_batch() -> None:
+    """Commits in a row under the same stores are applied together; each has the number of changes up to it."""
+    other = msgspec.structs.replace(STORE, name="t")
+    log = [
+        takeover(1),
+        *(live(1, 1, b"a"), live(1, 1, b"b"), progress(1, 1, at=1)),
+        *(live(1, 2, b"c"), progress(1, 2, at=2)),
+        *(live(1, 3, b"d", store=1), live(1, 3, b"e"), progress(1, 3, at=3, stores=(STORE, other))),
+        *(live(1, 4, b"f"), progress(1, 4, at=4)),
+        *(progress(1, 5, at=5, stores=(STORE, other)), live(1, 6, b"g")),
+    ]
+    found: list[Confirmed] = []
+    reader = ChangelogReader(found.append)
+    reader.feed(np.arange(20, 20 + len(log)), *zip(*log, strict=True))
+    assert [(list(one.keys), [store.name for store in one.stores]) for one in found] == [
+        ([b"a", b"b", b"c"], ["s"]),
+        ([b"d", b"e"], ["s", "t"]),
+        ([b"f"], ["s"]),
+        ([], ["s", "t"]),
+    ]
+    commits = [[(c.offset, c.epoch, c.changes, c.progress.sources["in"]) for c in one.commits] for one in found]
+    assert commits == [[(23, 1, 2, 1), (25, 1, 3, 2)], [(28, 1, 2, 3)], [(30, 1, 1, 4)], [(31, 1, 0, 5)]]
+    assert [one.offsets.tolist() for one in found] == [[21, 22, 24], [26, 27], [29], []]
+    assert (reader.next_offset, reader.covered_offset, reader.entries_applied) == (33, 32, 6)
+    rest = [progress(1, 6, at=6), progress(1, 7, at=7)]
+    reader.feed(np.arange(33, 35), *zip(*rest, strict=True))
+    assert [(list(one.keys), len(one.commits)) for one in found[4:]] == [([b"g"], 0), ([], 2)]
+    assert reader.progress is not None
+    assert (reader.progress.sources["in"], reader.covered_offset) == (7, 35)
+
+
+def test_late_records_are_no_changes_of_windows() -> None:
+    """They have the starts of the windows that they missed; the changes around them are found without them."""
+    late = [((), b""), ((5,), None), ((1, 2, 3), b"xyz"), ((7,), b"")]
+    entries = [(b"k", fmt.encode_late(0, 1, 1, 10 + i, i, missed, state)) for i, (missed, state) in enumerate(late)]
+    found: list[Confirmed] = []
+    log = [takeover(1), live(1, 1, b"a", 3, 4), *entries, live(1, 1, b"b", 5, 6), progress(1, 1)]
+    ChangelogReader(found.append).feed(np.arange(len(log)), *zip(*log, strict=True))
+    (confirmed,) = found
+    records = confirmed.at(confirmed.operations == fmt.LATE[0])
+    assert list(records.missed) == [b"".join(map(fmt.START.pack, missed)) for missed, _ in late]
+    assert records.missed.offsets.dtype == np.int64
+    assert list(records.states) == [state for _, state in late]
+    assert (records.starts.tolist(), records.ends.tolist()) == ([10, 11, 12, 13], [0, 1, 2, 3])
+    assert [(offset, change.key, change.start, change.end) for offset, change in confirmed.changes()] == [
+        (1, b"a", 3, 4),
+        (6, b"b", 5, 6),
+    ]
+    assert list(confirmed.of_windows().keys) == [b"a", b"b"]
+
+
+def test_a_torn_commit_leaves_no_trace() -> None:
+    """Entries without a following progress record are not applied, not even when the next owner commits."""
+    torn = (takeover(1), live(1, 1, b"a"), progress(1, 1, at=1), live(1, 2, b"a", end=9), deleted(1, 2, b"b"))
+    assert read(*torn).state == {(b"a", 0): b"1/1"}
+    got = read(*torn, takeover(2), live(2, 1, b"c"), progress(2, 1, at=2))
+    assert got.state == {(b"a", 0): b"1/1", (b"c", 0): b"2/1"}
+    assert (got.at, got.reader.entries_ignored) == (2, 2)
+
+
+def test_a_zombies_entries_after_a_takeover() -> None:
+    """What an old owner still writes is ignored, progress records too, wherever it falls in the new one's commit."""
+    got = read(
+        takeover(1),
+        live(1, 1, b"a"),
+        progress(1, 1, at=1),
+        takeover(2),
+        live(1, 2, b"a", end=50),
+        live(2, 1, b"b"),
+        progress(1, 2, at=50),
+        live(2, 1, b"c"),
+        progress(2, 1, at=2),
+        live(1, 3, b"d"),
+        progress(1, 3, at=60),
+    )
+    assert got.state == {(b"a", 0): b"1/1", (b"b", 0): b"2/1", (b"c", 0): b"2/1"}
+    assert (got.at, got.reader.epoch) == (2, 2)
+
+
+def test_takeover_in_mid_commit() -> None:
+    """A commit whose progress record follows the takeover was not confirmed in time. It is a zombie's commit."""
+    got = read(takeover(1), live(1, 1, b"a"), takeover(2), progress(1, 1, at=9))
+    assert (got.changes, got.at, got.reader.entries_ignored) == ([], None, 2)
+
+
+def test_an_aborted_commit_number_is_skipped() -> None:
+    """A progress record confirms only the entries of its own number. Entries of an earlier number are discarded."""
+    got = read(takeover(1), live(1, 1, b"a"), live(1, 2, b"b"), progress(1, 2), progress(1, 1, at=5))
+    assert got.state == {(b"b", 0): b"1/2"}
+    assert got.reader.entries_ignored == 1
+
+
+@pytest.mark.parametrize("epoch", [1, 2])
+def test_an_older_or_equal_takeover_changes_nothing(epoch: int) -> None:
+    """A takeover is valid only with a higher epoch. Of two with the same epoch, the first is valid."""
+    got = read(takeover(2), live(2, 1, b"a"), takeover(epoch), progress(2, 1))
+    assert got.state == {(b"a", 0): b"2/1"}
+    assert (got.reader.epoch, got.reader.takeover_offset) == (2, 0)
+
+
+def test_the_winner_of_an_epoch_is_known_by_its_offset() -> None:
+    """If two owners declare the same epoch at once, each can tell from the log which of them owns it."""
+    reader = read(takeover(1), takeover(2), takeover(2)).reader
+    assert (reader.epoch, reader.takeover_offset) == (2, 1)
+
+
+FOREIGN_TAKEOVER = (None, b"\x00" + fmt.encode_takeover(2, Takeover("app", "host", 0))[1:])
+
+
+def test_commits_without_a_takeover_are_refused() -> None:
+    """An epoch is lost with its takeover, wherever that went; nobody would know what its commits were."""
+    log = [takeover(1), FOREIGN_TAKEOVER, live(2, 1, b"b"), progress(2, 1, at=2), takeover(3), progress(3, 1, at=4)]
+    said = r"offset 3: a commit of epoch 2, and no takeover record of it \(in force is 1\)"
+    with pytest.raises(CorruptEntry, match=said):
+        read(*log)
+    with pytest.raises(CorruptEntry, match=r"offset 0: .* \(in force is none\)"):
+        read(progress(1, 1))
+
+
+def test_what_says_to_be_of_no_epoch_never_counts() -> None:
+    """Epoch 0 is in force before the first takeover, and for nobody; no takeover declares it."""
+    for log in ([], [takeover(0)], [takeover(1)]):
+        got = read(*log, live(0, 1, b"a"), progress(0, 1, at=1))
+        assert (got.state, got.at, got.reader.entries_ignored) == ({}, None, 2)
+
+
+def test_no_owner_goes_above_the_highest_epoch() -> None:
+    """It would write what no reader takes: the record that has the epoch is named before that."""
+    assert read(takeover(1), deleted(fmt.EPOCH_MAX, 1, b"a")).reader.next_epoch == 2
+    assert read(takeover(fmt.EPOCH_MAX - 1)).reader.next_epoch == fmt.EPOCH_MAX
+    reader = read(takeover(1), takeover(fmt.EPOCH_MAX), deleted(1, 1, b"a")).reader
+    with pytest.raises(CorruptEntry) as refused:
+        _ = reader.next_epoch
+    assert refused.value.offset == 1
+    with pytest.raises(CorruptRecord, match="2147483646"):
+        _ = ChangelogReader(ignore, epoch=fmt.EPOCH_MAX).next_epoch
+
+
+def test_an_epoch_from_a_snapshot() -> None:
+    """A reader that continues from a snapshot accepts entries of the snapshot's epoch without its takeover record."""
+    got = Read()
+    got.reader = ChangelogReader(one_by_one(got._apply), epoch=3)
+    for offset, (key, value) in enumerate([live(2, 9, b"z"), live(3, 7, b"a"), progress(3, 7, at=1)], 100):
+        got.reader.feed_record(offset, key, value)
+    assert (got.state, got.at, got.reader.next_offset) == ({(b"a", 0): b"3/7"}, 1, 103)
+    assert got.reader.takeover_offset is None
+
+
+def test_a_commit_without_changes_moves_progress() -> None:
+    """A progress record without entries is a commit."""
+    assert read(takeover(1), progress(1, 1, at=8)).at == 8
+
+
+def test_repr_counts() -> None:
+    """The reader prints where it is and what it took."""
+    got = read(takeover(1), live(1, 1, b"a"), progress(1, 1), live(1, 2, b"b"), live(0, 1, b"c"))
+    assert repr(got.reader) == "ChangelogReader(epoch 1, next 5, 1 applied, 1 ignored, 1 pending)"
+
+
+@pytest.mark.parametrize(
+    ("entries", "said"),
+    [
+        ([(b"a", b"\x01L")], "offset 1: .* no envelope"),
+        ([(b"a", b"\x02L of a layout to come")], "offset 1: changelog format version 2; this release reads version 1"),
+        ([(b"a", b"\x01Y" + bytes(20))], "offset 1: unknown changelog operation b'Y'"),
+        ([(b"a", fmt.encode_live(0, -1, 1, 0, 0, b""))], "offset 1: .* epoch -1, commit 1"),
+        ([takeover(fmt.EPOCH_MAX + 1)], "offset 1: .* epoch 2147483647; 2147483646 is the highest that an owner takes"),
+        ([live(1, 1, b"a", store=1), progress(1, 1)], "offset 1: an entry for store 1; there are 1 stores"),
+        ([(None, live(1, 1, b"a")[1]), progress(1, 1)], "offset 1: an entry b'L' for store 0 without a key"),
+        ([(b"a", fmt.encode_deleted(0, 1, 1, 0)[:-1])], "offset 1: .* 7 bytes of body, 8 were expected"),
+        ([(b"a", fmt.encode_deleted(0, 1, 1, 0) + b"x")], "offset 1: .* 9 bytes of body, 8 were expected"),
+        ([(b"a", fmt.encode_live(0, 1, 1, 0, 0, b"")[:-1])], "offset 1: .* 15 bytes of body, 16 were expected"),
+        ([(b"a", fmt.encode_final(0, 9, 1, 0, 0, 0, b"")[:-1])], "offset 1: .* 23 bytes of body, 24 were expected"),
+        ([(None, fmt.ENVELOPE.pack(1, fmt.PROGRESS, 0, 1, 1) + b"{")], "offset 1: a progress record cannot be read"),
+        ([(None, fmt.ENVELOPE.pack(1, fmt.PROGRESS, 0, 0, 1) + b"{")], "offset 1: a progress record cannot be read"),
+    ],
+)
+def test_corruption_names_the_offset(entries: Sequence[Written], said: str) -> None:
+    """An entry that cannot be decoded is rejected with its own offset, whether or not it is confirmed."""
+    with pytest.raises(CorruptEntry, match=said) as refused:
+        read(takeover(1), *entries)
+    assert refused.value.offset == 1
+
+
+FOREIGN: list[bytes | None] = [None, b"", b"\x01", b'{"id":1}', b"hello", bytes(20), b"\x08L" + bytes(20), b"\x01l"]
+
+
+@pytest.mark.parametrize("value", FOREIGN)
+@pytest.mark.parametrize("key", [None, b"a"])
+def test_a_foreign_record_changes_nothing(key: bytes | None, value: bytes | None) -> None:
+    """A record without the mark of an entry, wherever it stands, is counted with its offset and says nothing."""
+    got = read(takeover(1), live(1, 1, b"a"), (key, value), progress(1, 1, at=1), (key, value))
+    assert (got.state, got.at) == ({(b"a", 0): b"1/1"}, 1)
+    assert (got.reader.foreign_records, got.reader.first_foreign_offset) == (2, 2)
+    assert (got.reader.entries_applied, got.reader.entries_ignored, got.reader.next_offset) == (1, 0, 5)
+
+
+def test_a_state_that_cannot_be_read_is_named_by_its_own_offset() -> None:
+    """If applying an entry fails, the error names the entry, not the progress record that confirms it."""
+
+    def refuse(change: Change) -> None:
+        raise CorruptRecord(f"no such key as {change.key!r}")
+
+    reader = ChangelogReader(one_by_one(refuse))
+    reader.feed_record(7, *takeover(1))
+    reader.feed_record(8, *live(1, 1, b"a"))
+    with pytest.raises(CorruptEntry, match="offset 8: no such key as b'a'"):
+        reader.feed_record(9, *progress(1, 1))
+
+
+# --- schemas ---
+
+
+def changed(**fields: Any) -> StoreSchema:
+    return msgspec.structs.replace(STORE, **fields)
+
+
+N, TOP = STORE.aggregations
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        changed(),
+        changed(grace_ms=5),
+        changed(emit="on_update"),
+        changed(results=None, late="x", dead_letters="y"),
+    ],
+)
+def test_what_may_change(own: StoreSchema) -> None:
+    """Grace, emission and the topics written to say what happens from now on: they may change."""
+    check_schema((STORE,), (own,))
+
+
+def test_windows_may_get_aggregations() -> None:
+    """A new aggregation does not change written entries. Older entries come with the store's older schema."""
+    more = AggregationSchema.of("more", Count())
+    for grown in ((N, TOP, more), (more, N, TOP)):
+        check_schema((STORE,), (changed(aggregations=grown),))
+    for stores in ((changed(aggregations=(N, TOP, more)),), (STORE,), None):
+        got = Read()
+        got.reader = ChangelogReader(one_by_one(got._apply), stores=stores)
+        for offset, record in enumerate((takeover(1), live(1, 1, b"a"), progress(1, 1))):
+            got.reader.feed_record(offset, *record)
+        assert [change.written_as for change in got.changes] == [STORE]
+
+
+def test_a_source_that_another_name_was_made_for_is_told_with_the_remedy() -> None:
+    """Where the source was a repartition topic, the message says that a name keeps it, and how to forget its state."""
+    stored = changed(source="app-key_by-2-repartition")
+    with pytest.raises(SchemaMismatch, match=r"give it the name that it had, .* or .* with `penstock streams reset`"):
+        check_schema((stored,), (changed(source="app-key_by-3-repartition"),))
+
+
+@pytest.mark.parametrize("what", ["name", "key", "gap_ms", "size_ms"])
+def test_a_change_beside_a_repartition_topic_is_no_rename(what: str) -> None:
+    """The remedy of a name would change nothing."""
+    stored = changed(source="app-key_by-2-repartition")
+    with pytest.raises(SchemaMismatch, match=what) as refused:
+        check_schema((stored,), (msgspec.structs.replace(stored, **{what: 7}),))
+    assert "give it the name" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("own", "said"),
+    [
+        (changed(name="t"), "store 0: name was 's', is now 't'"),
+        (changed(key="string"), "store 0: key was 'bytes', is now 'string'"),
+        (changed(source="other"), "store 0: source was 'in', is now 'other'"),
+        (changed(aggregations=(N,)), "store 's': the aggregations changed: top"),
+        (changed(aggregations=(TOP, N)), "store 's': the aggregations changed: their order"),
+        (changed(aggregations=(N, AggregationSchema.of("top", Max("y")))), "changed: top"),
+        (changed(aggregations=(N, AggregationSchema.of("top", Sum("x")))), "changed: top"),
+        (changed(aggregations=(N, msgspec.structs.replace(TOP, state=(("max", "int64"), ("n", "int64"))))), "top"),
+        (changed(aggregations=(AggregationSchema.of("m", Count()), TOP)), "changed: m, n"),
+    ],
+)
+def test_what_may_not_change(own: StoreSchema, said: str) -> None:
+    """A store's name, key and source, and its aggregations' names, functions, fields and columns, are named."""
+    with pytest.raises(SchemaMismatch, match=said):
+        check_schema((STORE,), (own,))
+
+
+@pytest.mark.parametrize(
+    ("stored", "own", "said"),
+    [
+        ("s", "", "the state has the stores 's', the topology has none: 's' is gone"),
+        ("s", "st", "the state has the stores 's', the topology has 's', 't': 't' is new"),
+        ("s", "ts", "the state has the stores 's', the topology has 't', 's': 't' is new"),
+        ("s", "tu", "the state has the stores 's', the topology has 't', 'u': 't' is new, 'u' is new, 's' is gone"),
+        ("", "s", "the state has the stores none, the topology has 's': 's' is new"),
+    ],
+)
+def test_a_store_more_or_less_is_refused_by_name(stored: str, own: str, said: str) -> None:
+    """The error has the names of all stores and the possible remedies."""
+    with pytest.raises(SchemaMismatch) as refused:
+        check_schema(tuple(changed(name=name) for name in stored), tuple(changed(name=name) for name in own))
+    assert str(refused.value).startswith(f"{said}. ")
+    for remedy in ("Run the topology as it was", "application_id", "`penstock streams reset`", "`penstock batch`"):
+        assert remedy in str(refused.value)
+
+
+def test_a_reader_that_knows_its_stores_refuses_others() -> None:
+    """State of another topology is refused before anything of the commit is applied, with the difference."""
+    got = Read()
+    got.reader = ChangelogReader(one_by_one(got._apply), stores=(changed(aggregations=(N,)),))
+    got.reader.feed_record(0, *takeover(1))
+    got.reader.feed_record(1, *live(1, 1, b"a"))
+    with pytest.raises(SchemaMismatch, match="'s': the aggregations changed: top"):
+        got.reader.feed_record(2, *progress(1, 1))
+    assert got.changes == []
+
+
+# --- two owners at once ---
+
+
+@dataclass
+class Owner:
+    """Writes commits of its epoch and knows which of them count."""
+
+    epoch: int
+    commit: int = 0
+
+    def script(self, plan: list[list[tuple[str, bytes, int]]]) -> list[Written]:
+        out = [takeover(self.epoch)]
+        for entries in plan:
+            self.commit += 1
+            for kind, key, start in entries:
+                make = {"live": live, "deleted": deleted, "final": final}[kind]
+                out.append(make(self.epoch, self.commit, key, start))
+            out.append(progress(self.epoch, self.commit, at=100 * self.epoch + self.commit))
+        return out
+
+
+entries = st.tuples(st.sampled_from(["live", "live", "deleted", "final"]), st.sampled_from([b"a", b"b"]), st.just(0))
+plans = st.lists(st.lists(entries, max_size=3), max_size=4)
+
+
+@given(plans, plans, st.integers(0, 20), st.data())
+def test_a_zombie_leaves_no_trace(
+    old_plan: list[list[tuple[str, bytes, int]]],
+    new_plan: list[list[tuple[str, bytes, int]]],
+    before: int,
+    data: st.DataObject,
+) -> None:
+    """Whatever an old owner writes among a new owner's commits, only the valid commits define the state."""
+    old, new = Owner(1).script(old_plan), Owner(2).script(new_plan)
+    before = max(1, min(before, len(old)))
+    log, zombie, rest = old[:before], old[before:], list(new)
+    legitimate = log + new
+    log = [*log, rest.pop(0)]
+    while zombie or rest:
+        take_zombie = bool(zombie) and (not rest or data.draw(st.booleans()))
+        log.append(zombie.pop(0) if take_zombie else rest.pop(0))
+    got, expected = read(*log), read(*legitimate)
+    assert (got.state, got.at, got.changes) == (expected.state, expected.at, expected.changes)
+    # And `expected` is what applying whole commits in order gives, without the rule:
+    state: dict[tuple[bytes, int], bytes] = {}
+    confirmed_old = sum(1 for _, value in old[:before] if value is not None and value[1:2] == fmt.PROGRESS)
+    for epoch, plan in ((1, old_plan[:confirmed_old]), (2, new_plan)):
+        for commit, changes in enumerate(plan, 1):
+            for kind, key, start in changes:
+                state.pop((key, start), None)
+                if kind == "live":
+                    state[key, start] = b"%d/%d" % (epoch, commit)
+    assert got.state == state

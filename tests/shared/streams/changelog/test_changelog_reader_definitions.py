@@ -1,0 +1,96 @@
+"""What a store was defined as is held against what it is now, field by field."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from penstock.shared.common.errors import SchemaMismatch
+from penstock.shared.streams.aggregations.aggregation import Count
+from penstock.shared.streams.changelog import format as fmt
+from penstock.shared.streams.changelog.changelog_reader import ChangelogReader, Confirmed, check_schema
+from penstock.shared.streams.changelog.format import AggregationSchema, Progress, StoreSchema, Takeover
+
+STORES = {
+    "session": StoreSchema(
+        name="s",
+        kind="session",
+        key="bytes",
+        gap_ms=10,
+        grace_ms=5,
+        emit="on_close",
+        source="in",
+        results="out",
+        late="in-late",
+        dead_letters="in-dlq",
+        aggregations=(AggregationSchema.of("n", Count()),),
+    )
+}
+STORES["tumbling"] = msgspec.structs.replace(STORES["session"], kind="tumbling", gap_ms=0, size_ms=20, advance_ms=20)
+STORES["hopping"] = msgspec.structs.replace(STORES["tumbling"], kind="hopping", advance_ms=4)
+STORES["sliding"] = msgspec.structs.replace(STORES["tumbling"], kind="sliding", advance_ms=0)
+
+STAYS = [
+    ("session", "gap_ms", 11),
+    ("session", "gap_ms", 9),
+    ("tumbling", "size_ms", 21),
+    ("hopping", "size_ms", 16),
+    ("hopping", "advance_ms", 5),
+    ("sliding", "size_ms", 19),
+    ("session", "source", "other"),
+    ("session", "kind", "sliding"),
+    ("tumbling", "kind", "hopping"),
+    ("hopping", "name", "t"),
+    ("sliding", "key", "string"),
+]
+MAY_CHANGE = {
+    "grace_ms": 6,
+    "emit": "on_update",
+    "results": None,
+    "late": "elsewhere",
+    "dead_letters": None,
+    "upstream": ("filter",),
+}
+
+
+@pytest.mark.parametrize(("kind", "what", "now"), STAYS)
+def test_what_windows_are_made_by_stays(kind: str, what: str, now: Any) -> None:
+    """The message has the store's number, the field, what it was and what it is, and both ways out."""
+    was = STORES[kind]
+    other = msgspec.structs.replace(was, name="beside")
+    with pytest.raises(SchemaMismatch) as refused:
+        check_schema((other, was), (other, msgspec.structs.replace(was, **{what: now})))
+    said = str(refused.value)
+    assert said.startswith(f"store 1: {what} was {getattr(was, what)!r}, is now {now!r}. ")
+    for way_out in ("Run the topology as it was", "an application_id of its own", "`penstock streams reset`"):
+        assert way_out in said
+
+
+def test_every_field_of_a_store_is_listed_here() -> None:
+    """A field that is added to stores is either compared or may change, and is put into one of the lists."""
+    fields = {what for _, what, _ in STAYS} | MAY_CHANGE.keys() | {"aggregations"}
+    assert fields == set(StoreSchema.__struct_fields__)
+
+
+@pytest.mark.parametrize("kind", STORES)
+@pytest.mark.parametrize("what", MAY_CHANGE)
+def test_what_happens_from_now_on_may_change(kind: str, what: str) -> None:
+    """The grace, the emission, the topics that are written to and the functions before a window."""
+    changed = msgspec.structs.replace(STORES[kind], **{what: MAY_CHANGE[what]})
+    check_schema((STORES[kind],), (changed,))
+    check_schema((changed,), (STORES[kind],))
+
+
+@pytest.mark.parametrize(("kind", "what", "now"), STAYS)
+def test_a_reader_applies_nothing_of_other_windows(kind: str, what: str, now: Any) -> None:
+    """A commit that was written by other windows is refused as a whole."""
+    was, changes = STORES[kind], list[Confirmed]()
+    reader = ChangelogReader(changes.append, stores=(msgspec.structs.replace(was, **{what: now}),))
+    reader.feed_record(0, None, fmt.encode_takeover(1, Takeover("app", "host", 0)))
+    reader.feed_record(1, b"a", fmt.encode_live(0, 1, 1, 0, 0, b"state"))
+    progress = Progress("app", "exactly_once", {"in": 7}, 0, {"s": 0}, {}, (was,), 0)
+    with pytest.raises(SchemaMismatch, match=what):
+        reader.feed_record(2, None, fmt.encode_progress(1, 1, progress))
+    assert (changes, reader.progress) == ([], None)

@@ -1,0 +1,132 @@
+"""What is asked of topics that are there already."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.shared.clients.admin import NewTopic
+from penstock.shared.clients.consumer.assignors import ASSIGNORS, GroupMember
+from penstock.shared.clients.consumer.group_protocol import Subscription
+from penstock.shared.common import log
+from penstock.shared.common.errors import ConfigError
+from penstock.shared.common.settings import LogSettings
+from penstock.shared.streams.runtime.application_topics import (
+    CHANGELOG_CONFIGS,
+    loses_old_times,
+    require_changelog,
+    require_one_assignment,
+    require_same_partitions,
+    warn_of_retention,
+)
+
+WANTED = NewTopic("app-changelog", 4, -1, CHANGELOG_CONFIGS)
+ALTER = "kafka-configs.sh --bootstrap-server host:1 --alter --entity-type topics --entity-name app-changelog"
+
+
+def changed(**given: str) -> dict[str, str | None]:
+    return {**CHANGELOG_CONFIGS, **{name.replace("_", "."): value for name, value in given.items()}}
+
+
+@pytest.mark.parametrize("configs", [changed(), changed(message_timestamp_type="CreateTime", segment_ms="1000")])
+def test_a_changelog_that_keeps_everything_is_taken(configs: dict[str, str | None]) -> None:
+    """Settings that lose nothing are the topic's owner's to choose."""
+    require_changelog(WANTED, 4, configs, "host:1")
+
+
+@pytest.mark.parametrize(
+    ("given", "has", "mended"),
+    [
+        ({"cleanup_policy": "compact"}, "cleanup.policy=compact", "cleanup.policy=delete"),
+        ({"cleanup_policy": "compact,delete"}, "cleanup.policy=compact,delete", "cleanup.policy=delete"),
+        ({"retention_ms": "604800000"}, "retention.ms=604800000", "retention.ms=-1"),
+        ({"retention_bytes": "1024"}, "retention.bytes=1024", "retention.bytes=-1"),
+        (
+            {"retention_ms": "1", "retention_bytes": "2"},
+            "retention.ms=1, retention.bytes=2",
+            "retention.ms=-1,retention.bytes=-1",
+        ),
+    ],
+)
+def test_a_changelog_that_would_lose_state_is_refused(given: dict[str, str], has: str, mended: str) -> None:
+    """Each setting that deletes state is named as it is, with the one command that corrects them all."""
+    with pytest.raises(ConfigError) as refused:
+        require_changelog(WANTED, 4, changed(**given), "host:1")
+    said = str(refused.value)
+    assert said.startswith(f"the changelog topic app-changelog has {has}: Kafka would delete state")
+    assert said.endswith(f"{ALTER} --add-config {mended}")
+
+
+def test_source_topics_must_have_as_many_partitions_each() -> None:
+    """Different numbers are refused with every topic's own; equal ones, and a single topic's, are taken."""
+    assert require_same_partitions({"in": 3}) == 3
+    assert require_same_partitions({"a": 4, "b": 4}) == 4
+    with pytest.raises(ConfigError, match=r"different numbers of partitions \(a: 4, b: 2, c: 4\)"):
+        require_same_partitions({"c": 4, "a": 4, "b": 2})
+
+
+def test_several_topics_need_the_range_assignor() -> None:
+    """Any other one may give a number to one member from one topic and to another from the next."""
+    require_one_assignment("range", ["a", "b"])
+    require_one_assignment("cooperative-sticky", ["a"])
+    with pytest.raises(ConfigError, match=r"streams\.partition_assignment_strategy=cooperative-sticky.*a, b"):
+        require_one_assignment("cooperative-sticky", ["a", "b"])
+
+
+@given(members=st.integers(1, 5), partitions=st.integers(1, 9), static=st.sets(st.integers(0, 4)))
+def test_the_assignor_gives_equal_numbers_to_one_instance(members: int, partitions: int, static: set[int]) -> None:
+    """Of topics with as many partitions each, a number goes to the same member from all, whoever is in the group."""
+    topics = ("ta", "tb", "tc")
+    group = {f"m{i}": GroupMember(Subscription(topics), f"i{i}" if i in static else None) for i in range(members)}
+    owners: dict[int, set[str]] = {}
+    for member, assigned in ASSIGNORS["range"].assign(dict.fromkeys(topics, partitions), group).items():
+        for at in assigned:
+            owners.setdefault(at.partition, set()).add(member)
+    assert {number: len(who) for number, who in owners.items()} == dict.fromkeys(range(partitions), 1)
+
+
+def test_a_changelog_with_too_few_partitions_is_refused() -> None:
+    """A source that got more partitions is said with both numbers, what it means, and the command."""
+    with pytest.raises(ConfigError, match="has 2 partitions, the source topics have 4") as refused:
+        require_changelog(WANTED, 2, changed(), "host:1")
+    assert "kafka-topics.sh --bootstrap-server host:1 --alter --topic app-changelog --partitions 4" in str(
+        refused.value
+    )
+
+
+def test_a_changelog_with_too_many_partitions_is_refused() -> None:
+    """Partitions cannot be taken away: the changelog belongs to other source topics."""
+    with pytest.raises(ConfigError, match="has 5 partitions, the source topics have 4: its state is that of other"):
+        require_changelog(WANTED, 5, changed(), "host:1")
+
+
+@pytest.mark.parametrize(
+    ("configs", "found"),
+    [
+        ({"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}, []),
+        (
+            {"cleanup.policy": "delete", "retention.ms": "604800000", "retention.bytes": "-1"},
+            ["retention.ms=604800000"],
+        ),
+        ({"cleanup.policy": "compact,delete", "retention.bytes": "9"}, ["retention.bytes=9"]),
+        ({"cleanup.policy": "compact", "retention.ms": "604800000"}, []),
+    ],
+)
+def test_a_retention_is_found(configs: dict[str, str | None], found: list[str]) -> None:
+    """A retention deletes records only under the policy `delete`."""
+    assert loses_old_times(configs) == found
+
+
+def test_a_retention_is_warned_of(capsys: pytest.CaptureFixture[str]) -> None:
+    """A topic of event times with a retention is named with it; one without is not spoken of."""
+    log.configure(LogSettings(format="json"), "test")
+    warn_of_retention("kept", {"retention.ms": "-1"})
+    warn_of_retention("flights-late", {"cleanup.policy": "delete", "retention.ms": "1000"})
+    said: list[Any] = [msgspec.json.decode(line) for line in capsys.readouterr().err.splitlines()]
+    assert [(line["level"], line["topic"], line["configs"]) for line in said] == [
+        ("warning", "flights-late", "retention.ms=1000")
+    ]

@@ -1,0 +1,57 @@
+"""What is said of records that were left out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from penstock.shared.streams.runtime.owned_task import LOG_INTERVAL_MS, RejectionLog
+from penstock.shared.streams.task.metrics import TaskMetrics
+
+
+@pytest.fixture
+def said() -> Iterator[list[Any]]:
+    with capture_logs() as lines:
+        yield lines
+
+
+def metrics() -> TaskMetrics:
+    return TaskMetrics(None, 3)
+
+
+def test_nothing_is_said_of_nothing(said: list[Any]) -> None:
+    """Without a refusal there is no line, at the end neither."""
+    log = RejectionLog(3)
+    assert not log.report(metrics(), 0)
+    assert not log.report(metrics(), 0, at_once=True)
+    assert said == []
+
+
+def test_a_burst_is_two_lines_and_none_is_kept_back(said: list[Any]) -> None:
+    """The first is said at once, the rest of its burst when the interval is over, with the place of the last."""
+    log, task = RejectionLog(3), metrics()
+    task.skipped("null key")
+    task.rejected_at["skipped"] = "in-3@0"
+    assert log.report(task, 1_000)
+    for offset in range(1, 5):
+        task.late("in", 1)
+        task.rejected_at["late"] = f"in-3@{offset}"
+        assert not log.report(task, 1_000 + LOG_INTERVAL_MS - offset)
+    assert log.report(task, 1_000 + LOG_INTERVAL_MS)
+    assert not log.report(task, 1_000 + 2 * LOG_INTERVAL_MS)
+    first, second = ({k: v for k, v in line.items() if k not in ("event", "log_level")} for line in said)
+    assert first == {"partition": 3, "late": 0, "dead_letters": 0, "skipped": 1, "last_skipped": "in-3@0"}
+    assert second == {"partition": 3, "late": 4, "dead_letters": 0, "skipped": 0, "last_late": "in-3@4"}
+
+
+def test_the_end_waits_for_no_interval(said: list[Any]) -> None:
+    """What is not said yet when the task ends is said then."""
+    log, task = RejectionLog(3), metrics()
+    task.dead_letter("in", "process")
+    assert log.report(task, 0)
+    task.dead_letter("in", "process")
+    assert log.report(task, 1, at_once=True)
+    assert [line["dead_letters"] for line in said] == [1, 1]

@@ -1,0 +1,101 @@
+"""Commits of one instance's tasks, as far as no broker is needed to see what they do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from penstock.shared.common.clock import SYSTEM_CLOCK
+from penstock.shared.common.errors import IllegalState, PenstockError, UnknownMember
+from penstock.shared.common.records import Columns, ConsumerRecord, GroupMetadata, OffsetAndMetadata, TopicPartition
+from penstock.shared.streams.aggregations.aggregation import Count
+from penstock.shared.streams.dsl.builder import StreamsBuilder
+from penstock.shared.streams.runtime.owned_task import OwnedTask
+from penstock.shared.streams.runtime.task_commits import TaskCommits
+from penstock.shared.streams.settings import StreamsSettings
+from penstock.shared.streams.state.checkpoint import CommitPosition, LogReplaced
+from penstock.shared.streams.state.state_directory import StateDirectory
+from penstock.shared.streams.task.stream_task import StreamTask
+
+
+class Member:
+    """A group's member as a commit sees it: takes offsets, or refuses them, and keeps what it could not commit."""
+
+    def __init__(self, refuses: PenstockError | None = None, *, is_closed: bool = False) -> None:
+        self._refuses, self._is_closed = refuses, is_closed
+        self.pending: dict[TopicPartition, OffsetAndMetadata] = {}
+        self.committed: dict[TopicPartition, OffsetAndMetadata] = {}
+
+    def group_metadata(self) -> GroupMetadata:
+        return GroupMetadata("app")
+
+    async def commit(self, offsets: dict[TopicPartition, OffsetAndMetadata]) -> None:
+        if self._refuses is not None:
+            self.pending |= offsets
+            raise self._refuses
+        self.committed |= offsets
+
+    def forget_commits(self) -> None:
+        if self._is_closed:
+            raise IllegalState("closed")
+        self.pending.clear()
+
+
+async def group_offsets(member: Any) -> None:
+    """Commit what two tasks' commits hold, at least once."""
+    commits = TaskCommits(StreamsSettings(processing_guarantee="at_least_once"), SYSTEM_CLOCK, CollectorRegistry())
+    held: Any = [(SimpleNamespace(partition=p), SimpleNamespace(sources={"in": 10 + p})) for p in range(2)]
+    await commits._commit_group_offsets(held, member)
+
+
+async def test_group_offsets_follow_the_progress_records() -> None:
+    """Without transactions each task's position is committed after its commit holds."""
+    member = Member()
+    await group_offsets(member)
+    assert {at.partition: to.offset for at, to in member.committed.items()} == {0: 10, 1: 11}
+
+
+@pytest.mark.parametrize("is_closed", [False, True])
+async def test_group_offsets_that_were_refused_are_not_sent_later(is_closed: bool) -> None:
+    """In a later generation they would tell of commits that a new owner has overtaken: it could not restore."""
+    member = Member(UnknownMember("gone"), is_closed=is_closed)
+    await group_offsets(member)
+    assert (member.committed, bool(member.pending)) == ({}, is_closed)
+
+
+class Elsewhere:
+    """A hold on a changelog that has another in its place."""
+
+    topic_partition = TopicPartition("app-changelog", 0)
+
+    async def commit(self, commit: object, group: GroupMetadata) -> CommitPosition:
+        raise LogReplaced("made again")
+
+    async def close(self, timeout_ms: float | None = None) -> None:
+        pass
+
+
+async def test_what_is_on_disk_goes_with_its_log(tmp_path: Path) -> None:
+    """Where a log has lost its end the offsets on disk are those of other records."""
+    state = StateDirectory(str(tmp_path), "app", memory_bytes_max=4 * 1024 * 1024, cache_bytes_max=0)
+    builder, elsewhere, member = StreamsBuilder(), Elsewhere(), Member()
+    builder.stream("in").group_by_key().session_window(10).aggregate("s", n=Count()).on_close().to("out")
+    owned = OwnedTask(elsewhere)  # type: ignore[arg-type]
+    owned.local = state.state_of(0)
+    owned.task = task = StreamTask(builder.build(), 0, application="app", local=owned.local)
+    task.initialize(0)
+    task.process(Columns.of([ConsumerRecord("in", 0, 0, 5, b"a", b"{}")]), 0)
+    task.prepare_commit(0)
+    task.commit_succeeded(CommitPosition("id", 7, 7))
+    commits = TaskCommits(StreamsSettings(), SYSTEM_CLOCK, CollectorRegistry())
+    with pytest.raises(LogReplaced):
+        await commits._write(owned, task, task.prepare_commit(0), member)  # type: ignore[arg-type]
+    assert owned.local.checkpoint is not None
+    await owned.close()
+    again = state.state_of(0)
+    assert again.checkpoint is None
+    again.close()

@@ -1,0 +1,110 @@
+"""Record batches as a broker reads and marks them."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.shared.clients.connection import COMPRESSION, new_batch_builder, read_batches, seal_batch
+from penstock.shared.testing.fake_broker.broker_batches import (
+    InvalidBatch,
+    marker,
+    next_sequence,
+    parse,
+    place,
+    records,
+    stamp,
+)
+from penstock.shared.testing.fake_broker.protocol import ErrorCode
+
+
+def built(
+    *values: bytes, producer: tuple[int, int, int] = (-1, -1, -1), codec: str = "none", transactional: bool = False
+) -> bytes:
+    builder = new_batch_builder(1 << 20, transactional)
+    for index, value in enumerate(values):
+        builder.append(index, 1_000 + index, b"k", value, [("h", b"x")])
+    return seal_batch(builder, producer, COMPRESSION[codec])
+
+
+def test_a_header_is_read() -> None:
+    """Everything a broker needs is in the header."""
+    batch = parse(built(b"a", b"b", producer=(7, 2, 40), transactional=True))
+    assert (batch.producer_id, batch.producer_epoch, batch.base_sequence, batch.last_sequence) == (7, 2, 40, 41)
+    assert (batch.count, batch.base_timestamp, batch.max_timestamp) == (2, 1_000, 1_001)
+    assert batch.is_transactional
+    assert not batch.is_control
+
+
+@pytest.mark.parametrize("codec", ["none", "gzip", "snappy", "lz4", "zstd"])
+def test_a_placed_batch_keeps_its_records(codec: str) -> None:
+    """A batch in the log has its offset and epoch, and its checksum still holds."""
+    batch = place(parse(built(b"a" * 100, b"b" * 100, codec=codec)), 50, 3)
+    assert (batch.base_offset, batch.last_offset) == (50, 51)
+    (unpacked,) = read_batches(batch.data)
+    assert unpacked.validate_crc()
+    found = [(r.offset, r.timestamp, r.key, r.value, r.headers) for r in records(batch, "t", 1)]
+    assert found == [(50, 1_000, b"k", b"a" * 100, (("h", b"x"),)), (51, 1_001, b"k", b"b" * 100, (("h", b"x"),))]
+
+
+def test_a_stamped_batch_has_the_brokers_time() -> None:
+    """Under LogAppendTime every record has the broker's time, and the checksum is right again."""
+    batch = place(stamp(parse(built(b"a", b"b")), 77_000), 0, 0)
+    (unpacked,) = read_batches(batch.data)
+    assert unpacked.validate_crc()
+    assert [record.timestamp for record in records(batch, "t", 0)] == [77_000, 77_000]
+
+
+@pytest.mark.parametrize("committed", [True, False])
+def test_markers_are_kafkas(committed: bool) -> None:
+    """A marker is a control batch that a client's reader understands."""
+    batch = place(marker(7, 2, committed=committed, now_ms=5), 9, 0)
+    (unpacked,) = read_batches(batch.data)
+    assert unpacked.validate_crc()
+    assert unpacked.is_control_batch
+    assert unpacked.is_transactional
+    assert (unpacked.producer_id, unpacked.base_offset) == (7, 9)
+    assert [record.key for record in unpacked] == [b"\0\0\0\1" if committed else b"\0\0\0\0"]
+
+
+@given(st.integers(0, 200), st.integers(0, 255))
+def test_one_wrong_byte_is_found(at: int, value: int) -> None:
+    """A batch with one other byte behind its checksum is refused."""
+    data = bytearray(built(b"v" * 200))
+    at = 21 + at % (len(data) - 21)
+    if data[at] == value:
+        return
+    data[at] = value
+    with pytest.raises(InvalidBatch) as refused:
+        parse(bytes(data))
+    assert refused.value.code is ErrorCode.CORRUPT_MESSAGE
+
+
+@pytest.mark.parametrize(
+    ("data", "code"),
+    [
+        (None, ErrorCode.CORRUPT_MESSAGE),
+        (b"", ErrorCode.CORRUPT_MESSAGE),
+        (built(b"a")[:-1], ErrorCode.CORRUPT_MESSAGE),
+        (built(b"a") * 2, ErrorCode.INVALID_RECORD),
+        (built(b"a")[:16] + b"\1" + built(b"a")[17:], ErrorCode.INVALID_RECORD),
+        (marker(1, 0, committed=True, now_ms=0).data, ErrorCode.INVALID_RECORD),
+        (built(b"a", producer=(1, 0, -1)), ErrorCode.INVALID_RECORD),
+    ],
+    ids=["none", "empty", "cut off", "two", "old format", "marker", "no sequence"],
+)
+def test_what_is_not_appended(data: bytes | None, code: ErrorCode) -> None:
+    """Bytes that no broker appends are refused with Kafka's code."""
+    with pytest.raises(InvalidBatch) as refused:
+        parse(data)
+    assert refused.value.code is code
+
+
+@given(st.integers(0, 2**31 - 1), st.integers(1, 1_000))
+def test_sequences_count_on(sequence: int, step: int) -> None:
+    """Counting on by steps of one or at once comes to the same, round the end as well."""
+    by_one = sequence
+    for _ in range(step):
+        by_one = next_sequence(by_one)
+    assert next_sequence(sequence, step) == by_one < 2**31
