@@ -69,8 +69,8 @@ async def test_reset_to_a_negative_time_is_rejected(cluster: FakeCluster, to: An
 
 
 @pytest.mark.parametrize("offset", [-5, True, "x", None, OffsetAndMetadata(2, "x" * 5_000)], ids=repr)
-async def test_a_negative_offset_is_not_committed(cluster: FakeCluster, offset: Any) -> None:
-    """A negative offset is rejected with an error that names the partition. A broker would accept -5 silently as "no
+async def test_an_invalid_offset_is_not_committed(cluster: FakeCluster, offset: Any) -> None:
+    """An invalid offset is rejected with an error that names the partition. A broker would accept -5 silently as "no
     offset"."""
     async with Admin(KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)) as admin:
         with pytest.raises((ValueError, TypeError), match="t-0"):

@@ -90,7 +90,7 @@ async def test_attributes_of_a_client() -> None:
 
 
 def test_a_connection_notes_when_it_was_answered() -> None:
-    """`_last_action` is set when a response arrives, in seconds of the monotonic clock. A request does not change it."""
+    """A response sets `_last_action`, in seconds of the monotonic clock. A request does not change it."""
     assert "self._last_action = time.monotonic()" in inspect.getsource(AIOKafkaConnection._handle_frame)
     assert "_last_action" not in inspect.getsource(AIOKafkaConnection.send)
 

@@ -142,8 +142,9 @@ def test_a_token_provider_that_cannot_be_imported(path: str, reason: str) -> Non
         Producer(settings)
 
 
-async def test_oauthbearer_is_seen_through() -> None:
-    """A broker that answers with a reason is asked for its error; one that answers with nothing has let us in."""
+async def test_an_oauthbearer_error_is_acknowledged() -> None:
+    """If the broker sends an error status, the client responds with one byte to get the error. An empty challenge means
+    success."""
     provider = TokenProvider(f"{HERE}:blocking")
     accepted = SeenThrough(sasl_oauth_token_provider=provider)
     assert await accepted.step(None) == (f"n,,\x01auth=Bearer {SECRET}\x01\x01".encode(), True)

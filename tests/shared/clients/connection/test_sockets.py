@@ -186,7 +186,7 @@ async def test_all_addresses_of_a_host_are_tried(monkeypatch: pytest.MonkeyPatch
 
 
 async def test_canonical_names_of_the_bootstrap_servers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each address of each server is asked by its own name; a server that is not known is passed over."""
+    """Each address of each bootstrap server is contacted by its canonical name. An unknown server is skipped."""
 
     async def names(host: str, port: int) -> list[str]:
         if host == "gone":
@@ -265,8 +265,9 @@ async def test_a_broker_that_is_not_known() -> None:
     await client.close()
 
 
-async def test_who_is_kept_out() -> None:
-    """A refused login is kept until the node lets the client in, or is no longer there; another failure is not one."""
+async def test_authentication_error_of_a_node_is_kept() -> None:
+    """An authentication error is kept until the node is removed from the metadata. Other errors are not authentication
+    errors."""
     client = Client(settings(1), "c")
     knowing(client, 1, 2)
     client._node_errors = {0: BrokerNotAvailable("gone"), 1: AuthenticationFailed("wrong")}
@@ -314,8 +315,8 @@ async def test_metadata_is_bootstrapped_again_if_all_brokers_moved(more: dict[st
         await client.close()
 
 
-async def test_bootstrap_servers_that_are_gone_as_well() -> None:
-    """Nothing is known then, and what was known is kept."""
+async def test_metadata_is_kept_if_bootstrapping_again_fails() -> None:
+    """If the bootstrap servers are unreachable too, the update fails and the old metadata is kept."""
     async with serving(closing, closing) as [(_, one), (_, other)]:
         client = Client(settings(one, metadata_recovery_rebootstrap_trigger_ms=0), "c")
         knowing(client, other)

@@ -228,8 +228,8 @@ STEPS = ["process", "process", "send", "answer", "refuse", "time out, lost", "ti
 @settings(max_examples=300)
 @given(st.lists(st.sampled_from(STEPS), max_size=60), st.integers(0, 2**32))
 def test_committed_offsets_never_go_backwards_or_ahead(steps: list[str], seed: int) -> None:
-    """Whatever fails, is delayed or lands late: no commit that succeeds is below one before it, or above what
-    was processed, and in the end the newest is committed."""
+    """Under any failures and delays, no successful commit is below an earlier one or beyond processed records. In the
+    end the newest offset is committed."""
     rng = random.Random(seed)
     sequence, coordinator = CommitSequence(), Coordinator()
     processed = {A: 0, B: 0}

@@ -1,4 +1,4 @@
-"""A consumer leaves the event loop its turns, however fast records are at hand, and is one task's at a time."""
+"""The consumer yields to the event loop even if records are always available, and only one task may use it at a time."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def cluster() -> AsyncIterator[FakeCluster]:
 
 
 def work(seconds: float) -> None:
-    """As code does that never awaits."""
+    """Blocks without awaiting, as CPU-bound code does."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         pass
