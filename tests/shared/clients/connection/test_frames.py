@@ -86,7 +86,7 @@ def feed(frames: Frames, data: bytes, sizes: list[int]) -> None:
     sizes=st.lists(st.integers(1, 30), min_size=1, max_size=5),
 )
 def test_frames_are_reassembled_from_any_chunks(bodies: list[tuple[bool, bytes]], sizes: list[int]) -> None:
-    """For any chunks, each request gets its own response. Responses without an in-place decoder are passed to aiokafka."""
+    """For any chunks, each request gets its own response. Responses without an in-place decoder go to aiokafka."""
     connection = Recording(*((i, FetchLike() if ours else Other()) for i, (ours, _) in enumerate(bodies)))
     feed(Frames(connection, None), b"".join(framed(i, body) for i, (_, body) in enumerate(bodies)), sizes)
     whole = [framed(i, body)[4:] for i, (_, body) in enumerate(bodies)]

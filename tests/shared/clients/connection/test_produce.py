@@ -43,7 +43,7 @@ def test_a_request_round_trips(
 
 
 def test_a_request_by_hand() -> None:
-    """The bytes match Kafka's protocol guide: compact strings and arrays, tagged fields after every struct."""
+    """The bytes match Kafka's protocol guide, with compact strings and arrays, and tagged fields after every struct."""
     made = produce_request("tx", -1, 1_500, [("ab", [(3, b"\x01\x02"), (4, bytearray(b"\x05"))])]).prepare({0: (0, 9)})
     assert made.encode() == bytes.fromhex(
         "03 7478"  # transactional id

@@ -1,4 +1,5 @@
-"""Record batches encoded from columns equal those of aiokafka's builder byte for byte, and are full at the same record."""
+"""Record batches encoded from columns equal those of aiokafka's builder byte for byte, and fill up at the same
+record."""
 
 from __future__ import annotations
 

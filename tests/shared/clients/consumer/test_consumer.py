@@ -87,7 +87,7 @@ def commits(cluster: FakeCluster) -> list[Request]:
 
 
 async def told(consumer: Consumer, offsets: dict[TopicPartition, int]) -> Exception | None:
-    """Commits asynchronously and returns the result passed to the callback."""
+    """Commits asynchronously and returns the error that the callback gets, if any."""
     future: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
     consumer.commit_async(offsets, lambda _, error: future.set_result(error))
     return await asyncio.wait_for(future, 5)
