@@ -99,7 +99,7 @@ async def test_an_unresponsive_bootstrap_server_is_skipped() -> None:
 
 
 async def test_bootstrap_names_each_server_and_its_reason() -> None:
-    """If no bootstrap server responds, the error lists each server with its reason, within `request_timeout_ms`."""
+    """If no bootstrap server responds, the error lists each one with its reason, within `request_timeout_ms`."""
     async with serving(silent, closing) as [(_, first), (_, second)]:
         started = time.monotonic()
         with pytest.raises(BrokerNotAvailable, match=f"{first},127.0.0.1:{second}: no broker reached") as caught:

@@ -124,7 +124,7 @@ def test_commits_never_go_backwards_nor_ahead(strategy: str, steps: list[str]) -
 
 @pytest.mark.parametrize("way", ["close", "rebalance", "killed"])
 async def test_a_position_found_at_the_end_is_committed_before_any_record_came(way: str) -> None:
-    """A position reset to the end is committed before any record arrives, so the next member reads records sent in
+    """A position reset to the end is committed before any record arrives. The next member reads records sent in
     between."""
     async with asyncio.timeout(20), running(1, 0) as cluster:
         interval_ms = 10 if way == "close" else 60_000
@@ -186,8 +186,7 @@ async def test_a_position_outside_of_the_log_is_logged_and_counted(caplog: pytes
 
 
 async def test_a_deleted_topic_is_reported_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the strategy `sync`, the failed commit of a deleted topic is raised once. Later polls continue with the
-    other topic."""
+    """With `sync`, the failed commit of a deleted topic is raised once. Later polls continue with the other topic."""
     monkeypatch.setattr("penstock.shared.clients.consumer.offset_commits.REJECTED_RETRY_MS", 20)
     async with asyncio.timeout(20), running(1, 3) as cluster:
         cluster.create_topic("u")

@@ -303,8 +303,8 @@ def test_a_top_level_error_or_a_missing_partition() -> None:
     assert (scene.fetches(), scene.take()) == ({}, {})
 
 
-def test_a_permanent_error_is_raised_once() -> None:
-    """A permanent error is raised once, after all buffered records are returned. Then the fetch is retried."""
+def test_an_authorization_error_is_raised_once() -> None:
+    """An authorization error is raised once, after all buffered records are returned. Then the fetch is retried."""
     scene = Scene().at(a0=0, a1=0)
     scene.give(a0=UNAUTHORIZED, a1=batch(0, 1))
     assert scene.take() == {A1: [0]}
@@ -537,7 +537,7 @@ def diverged(at: int) -> FetchedPartition:
     return FetchedPartition(0, 100, 90, diverged_at=at)
 
 
-def test_a_truncation_ahead_of_the_position_is_nobodys_concern() -> None:
+def test_a_truncation_ahead_of_the_position() -> None:
     """Buffered records beyond the truncation are dropped and fetched again from the current log."""
     scene = Scene("none").at(a0=0)
     scene.give(a0=batch(0, 10, epoch=4))
