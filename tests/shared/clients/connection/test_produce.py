@@ -43,7 +43,7 @@ def test_a_request_round_trips(
 
 
 def test_a_request_by_hand() -> None:
-    """The bytes match Kafka's protocol guide: compact strings and arrays, and tagged fields after structs."""
+    """The bytes match Kafka's protocol guide: compact strings and arrays, tagged fields after structs."""
     made = produce_request("tx", -1, 1_500, [("ab", [(3, b"\x01\x02"), (4, bytearray(b"\x05"))])]).prepare({0: (0, 9)})
     assert made.encode() == bytes.fromhex(
         "03 7478"  # transactional id
@@ -56,7 +56,7 @@ def test_a_request_by_hand() -> None:
 
 
 def test_a_long_batch() -> None:
-    """A length above 127 is encoded in more than one byte."""
+    """A length above 127 is encoded in several bytes."""
     data = bytes(range(256)) * 70
     body, _ = REQUEST.decode(produce_request(None, 1, 1, [("t", [(0, data)])]).prepare({0: (0, 10)}).encode(), 10)
     assert body.topics[0].partitions[0].records == data
@@ -72,7 +72,7 @@ def test_the_newest_version_both_speak(spoken: tuple[int, int], version: int) ->
 
 @pytest.mark.parametrize("spoken", [{0: (0, 8)}, {0: (11, 13)}, {1: (0, 13)}])
 def test_no_version_in_common(spoken: dict[int, tuple[int, int]]) -> None:
-    """If there is no common version, the error lists the broker's versions, or that it does not support Produce."""
+    """Without a common version the error lists the broker's versions, or that it does not support Produce."""
     with pytest.raises(UnsupportedVersion, match="Produce: v9 to v10 wanted"):
         produce_request(None, 1, 1, []).prepare(spoken)
 

@@ -99,7 +99,7 @@ async def test_an_unresponsive_bootstrap_server_is_skipped() -> None:
 
 
 async def test_bootstrap_names_each_server_and_its_reason() -> None:
-    """If no bootstrap server responds, the error lists each one with its reason, within `request_timeout_ms`."""
+    """If no bootstrap server responds, the error lists each with its reason, within `request_timeout_ms`."""
     async with serving(silent, closing) as [(_, first), (_, second)]:
         started = time.monotonic()
         with pytest.raises(BrokerNotAvailable, match=f"{first},127.0.0.1:{second}: no broker reached") as caught:
@@ -110,8 +110,7 @@ async def test_bootstrap_names_each_server_and_its_reason() -> None:
 
 
 async def test_unreachable_brokers_are_logged_before_the_deadline(capsys: pytest.CaptureFixture[str]) -> None:
-    """Unreachable brokers are logged once for all clients of the process, with addresses and reason, unless one is
-    reached in time."""
+    """Unreachable brokers are logged once for all clients of the process, unless one is reached in time."""
     log.configure(LogSettings(format="json"), "test")
     async with serving(closing, answering) as [(_, hangs_up), (_, answers)]:
         kafka_settings = settings(hangs_up, request_timeout_ms=400)

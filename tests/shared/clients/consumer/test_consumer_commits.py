@@ -124,8 +124,7 @@ def test_commits_never_go_backwards_nor_ahead(strategy: str, steps: list[str]) -
 
 @pytest.mark.parametrize("way", ["close", "rebalance", "killed"])
 async def test_a_position_found_at_the_end_is_committed_before_any_record_came(way: str) -> None:
-    """A position reset to the end is committed before any record arrives. The next member reads records sent in
-    between."""
+    """A position reset to the end is committed before any record arrives, so later records are not skipped."""
     async with asyncio.timeout(20), running(1, 0) as cluster:
         interval_ms = 10 if way == "close" else 60_000
         given = {"commit_strategy": "auto", "auto_offset_reset": "latest", "auto_commit_interval_ms": interval_ms}
@@ -166,7 +165,7 @@ async def test_commits_skip_transaction_markers() -> None:
 
 
 async def test_a_position_outside_of_the_log_is_logged_and_counted(caplog: pytest.LogCaptureFixture) -> None:
-    """Offsets that were deleted before they were read are skipped, logged and counted. The new position is committed."""
+    """Deleted offsets that were not read are skipped, logged and counted. The new position is committed."""
     registry = CollectorRegistry()
     async with asyncio.timeout(20), running(1, 10) as cluster:
         async with Admin(kafka_of(cluster)) as admin:
