@@ -49,8 +49,8 @@ class Table:
         return asyncio.ensure_future(self.share.wait(self.core.accumulator.queue(tp), BATCH, timeout_ms))
 
 
-def test_what_gets_on_may_have_all() -> None:
-    """A full buffer says nothing against a partition whose batches come and go."""
+def test_a_partition_with_progress_may_use_the_whole_buffer() -> None:
+    """A partition whose batches are acknowledged may fill the buffer."""
     table = Table()
     table.fill(A, 2)
     table.core.answer(table.core.turn()[0])
@@ -214,8 +214,8 @@ async def test_served_in_order_as_room_comes() -> None:
     third.cancel()
 
 
-async def test_what_gets_on_again_is_not_held_up_by_the_others() -> None:
-    """The wait of a partition ends with its trouble, whoever else waits before it."""
+async def test_a_partition_with_progress_again_stops_waiting() -> None:
+    """A partition stops waiting once it makes progress, whatever other waiters precede it."""
     table = Table()
     table.refuse(A, LIMIT)
     table.refuse(B, 2)
