@@ -78,7 +78,7 @@ def test_no_version_in_common(spoken: dict[int, tuple[int, int]]) -> None:
 
 
 def test_headers() -> None:
-    """The flexible request header has the correlation id and the client id. The response header is consumed completely."""
+    """The flexible request header has correlation id and client id. The response header is consumed completely."""
     made = produce_request(None, 1, 1, []).prepare({0: (0, 9)})
     header = made.build_request_header(correlation_id=7, client_id="me")
     assert header.encode() == bytes.fromhex("0000 0009 00000007 0002 6d65 00")

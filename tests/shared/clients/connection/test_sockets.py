@@ -138,7 +138,7 @@ async def test_the_backoff_between_attempts_is_bounded() -> None:
 
 
 async def test_the_setup_timeout_bounds_a_connection() -> None:
-    """A broker that accepts the connection without responding is given up after `socket_connection_setup_timeout_ms`."""
+    """A broker that accepts without responding is given up after `socket_connection_setup_timeout_ms`."""
     async with serving(silent) as [(_, port)]:
         client = Client(settings(port, socket_connection_setup_timeout_ms=100), "c")
         knowing(client, port)

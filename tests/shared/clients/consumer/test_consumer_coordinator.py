@@ -286,7 +286,7 @@ async def test_group_errors_are_raised_by_poll(cluster: FakeCluster, code: Error
 
 
 async def test_a_fenced_member(cluster: FakeCluster) -> None:
-    """If two members have one instance id, the older one loses its partitions, and each of its polls raises the error."""
+    """If two members have one instance id, the older one loses its partitions. Each of its polls raises the error."""
     heard = Heard()
     async with member(cluster, ["t"], heard, group_instance_id="i") as first:
         await poll_until(lambda: first.assignment() == ALL, first)

@@ -241,7 +241,7 @@ async def test_ignored_keys() -> None:
 
 
 async def test_records_with_a_key_do_not_move_the_sticky_choice() -> None:
-    """They fill batches of their own partitions."""
+    """Records with a key fill batches of their own partitions."""
     table = Table(batch_size=2_000)
     know(table.connection, {"t": dict.fromkeys(range(6), 1)})
     first = table.put()
