@@ -43,7 +43,7 @@ async def test_example_handlers_are_valid(tmp_path: Path, monkeypatch: Any) -> N
     assert await many.function([record]) == [ProducerRecord("brewed", b"tea", b"ann")]
 
 
-def test_what_it_names_is_there() -> None:
+def test_names_in_the_document_exist() -> None:
     """Errors, settings, strategies, orderings and headers have the names that the document uses."""
     errors = set(re.findall(r"`([A-Z][a-z]\w+[A-Z]\w+)`", TEXT)) - {
         "RebalanceListener",

@@ -91,7 +91,7 @@ def test_round_trips(topics: list[str], owned: list[TopicPartition], data: bytes
 
 
 @given(st.binary(max_size=60), st.integers(0, 40))
-def test_bytes_that_are_none(noise: bytes, cut: int) -> None:
+def test_invalid_bytes_are_a_serialization_error(noise: bytes, cut: int) -> None:
     """Invalid bytes raise a SerializationError that names the expected type."""
     cut_off = bytes.fromhex(JAVA[3])[: min(cut, 40)]
     with pytest.raises(SerializationError, match="subscription: "):

@@ -33,7 +33,7 @@ async def test_the_document_runs() -> None:
         assert cluster.committed("brewers")[tp].offset == 4
 
 
-def test_what_it_names_is_there() -> None:
+def test_names_in_the_document_exist() -> None:
     """Errors and methods have the names that the document uses."""
     text = DOCUMENT.read_text(encoding="utf-8")
     others = {"KafkaSettings", "ProducerRecord", "RecordMetadata", "Columns"}
