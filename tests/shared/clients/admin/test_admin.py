@@ -1,4 +1,4 @@
-"""The admin's calls: all that a call waits for shares one deadline."""
+"""The admin client: all requests of one call share one deadline."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.testing.fake_broker import Api, Delay, Drop, FakeCluster
 
 
-async def test_leaders_are_waited_for_in_the_callers_time() -> None:
-    """A broker that makes the topic and then does not answer: the call ends after its `timeout_ms`."""
+async def test_waiting_for_leaders_counts_against_the_timeout() -> None:
+    """If the broker creates the topic and then stops answering, the call ends after its `timeout_ms`."""
     async with FakeCluster() as cluster:
         kafka = KafkaSettings(bootstrap_servers=cluster.bootstrap_servers, request_timeout_ms=5_000)
         async with Admin(kafka) as admin:
@@ -44,8 +44,8 @@ async def cluster() -> AsyncIterator[FakeCluster]:
 
 
 @pytest.mark.parametrize("call", ["group_lag", "reset_group_offsets"])
-async def test_a_call_that_asks_several_things_keeps_its_time(cluster: FakeCluster, call: str) -> None:
-    """Each answer comes within the limit, all of them together do not: the call ends when its own time is over."""
+async def test_requests_of_one_call_share_its_timeout(cluster: FakeCluster, call: str) -> None:
+    """A call ends at its own timeout, even if each of its responses arrives within the limit."""
     async with Admin(KafkaSettings(bootstrap_servers=cluster.bootstrap_servers, request_timeout_ms=5_000)) as admin:
         await admin.group_lag("g")
         for api in (Api.OFFSET_FETCH, Api.DESCRIBE_GROUPS, Api.LIST_OFFSETS, Api.OFFSET_COMMIT):
@@ -59,8 +59,8 @@ async def test_a_call_that_asks_several_things_keeps_its_time(cluster: FakeClust
 
 
 @pytest.mark.parametrize("to", [-1, -2, -7, True, 1.5, "earlist", "", None, {A: -5}, {A: "x"}, ShiftBy(True)], ids=repr)
-async def test_a_reset_to_nowhere_is_refused_before_it_is_sent(cluster: FakeCluster, to: Any) -> None:
-    """To a broker a time below 0 is a place of its own: nothing is moved there by a slip."""
+async def test_reset_to_a_negative_time_is_rejected(cluster: FakeCluster, to: Any) -> None:
+    """A negative time is rejected before it is sent, because brokers give negative times special meanings."""
     async with Admin(KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)) as admin:
         for dry_run in (False, True):
             with pytest.raises((ValueError, TypeError)):
@@ -69,8 +69,9 @@ async def test_a_reset_to_nowhere_is_refused_before_it_is_sent(cluster: FakeClus
 
 
 @pytest.mark.parametrize("offset", [-5, True, "x", None, OffsetAndMetadata(2, "x" * 5_000)], ids=repr)
-async def test_what_is_no_offset_is_not_committed(cluster: FakeCluster, offset: Any) -> None:
-    """The partition is named; a broker would take -5 for "none" without a word."""
+async def test_an_invalid_offset_is_not_committed(cluster: FakeCluster, offset: Any) -> None:
+    """An invalid offset is rejected with an error that names the partition. A broker would accept -5 silently as "no
+    offset"."""
     async with Admin(KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)) as admin:
         with pytest.raises((ValueError, TypeError), match="t-0"):
             await admin.alter_group_offsets("g", {A: offset})

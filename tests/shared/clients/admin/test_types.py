@@ -1,4 +1,4 @@
-"""What the admin takes and gives: topics for event-time data, offsets to reset to."""
+"""The types of the admin client: topics for event-time data, and targets of an offset reset."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from penstock.shared.clients.admin.types import MemberDescription, event_time_to
 
 
 def test_event_time_topic() -> None:
-    """Event-time topics never expire and take any time; the caller's own configs win."""
+    """Event-time topics never expire and accept any timestamp. The caller's own configs take precedence."""
     topic = event_time_topic("t", 4, cleanup_policy="compact", segment_ms="5")
     assert topic.configs == {
         "retention.ms": "-1",
@@ -17,6 +17,6 @@ def test_event_time_topic() -> None:
     assert (topic.partitions, topic.replication_factor) == (4, -1)
 
 
-def test_a_member_is_named_by_all_it_is_known_by() -> None:
+def test_text_of_a_member_has_id_client_id_and_host() -> None:
     """A member's text has its id, client id and host."""
     assert str(MemberDescription("m", "c", "/10.0.0.1", None, frozenset())) == "m (client c, host /10.0.0.1)"

@@ -1,4 +1,4 @@
-"""The addresses of a host, in turn."""
+"""Connection attempts over the addresses of a host."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ HERE, NOBODY, BLACK_HOLE = ("127.0.0.1", 0), ("127.0.0.1", 1), ("192.0.2.1", 909
 
 
 class Network:
-    """Addresses under one name; those that do not answer are waited for until the attempt is given up."""
+    """A fake network with several addresses under one name. An address that does not respond consumes the attempt's
+    time."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, silent: set[object]) -> None:
         self.found: Found = []
@@ -35,7 +36,7 @@ class Network:
 
 
 async def attempt(known: Addresses) -> tuple[str, int] | None:
-    """Whom a connection was made to; None where the attempt took too long."""
+    """Returns the address that was connected to, or None if the attempt timed out."""
     try:
         async with asyncio.timeout(0.02):
             with await known.connected_socket("kafka", 9092) as connected:
@@ -46,7 +47,8 @@ async def attempt(known: Addresses) -> tuple[str, int] | None:
 
 
 async def test_each_address_has_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What refuses is passed over at once; what is silent costs its attempt, and the next one begins after it."""
+    """After a refused connection the next address is tried at once. An unresponsive address uses up its attempt, and
+    the next attempt starts after it."""
     server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
     here = server.sockets[0].getsockname()
     network = Network(monkeypatch, {BLACK_HOLE})
@@ -60,8 +62,8 @@ async def test_each_address_has_its_turn(monkeypatch: pytest.MonkeyPatch) -> Non
     server.close()
 
 
-async def test_where_all_refuse_the_last_one_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And a name without any address is refused as well."""
+async def test_if_all_addresses_refuse_the_last_error_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If all addresses refuse the connection, the last error is raised. A name without addresses is an error too."""
     network = Network(monkeypatch, set())
     network.found = [(socket.AF_INET, NOBODY)]
     with pytest.raises(ConnectionRefusedError):
@@ -72,7 +74,8 @@ async def test_where_all_refuse_the_last_one_says_why(monkeypatch: pytest.Monkey
 
 
 async def test_names_and_addresses() -> None:
-    """A name is looked up, an address is itself, and the canonical names are those that the addresses have."""
+    """A name is resolved, an address is used unchanged, and canonical names come from the reverse lookup of the
+    addresses."""
     assert await addresses._resolve("127.0.0.1", 5) == [(socket.AF_INET, ("127.0.0.1", 5))]
     assert await addresses._resolve("::1", 5) == [(socket.AF_INET6, ("::1", 5))]
     assert (socket.AF_INET, ("127.0.0.1", 5)) in await addresses._resolve("localhost", 5)

@@ -1,4 +1,4 @@
-"""What is used of aiokafka beyond its documentation: this fails when a release changes it."""
+"""The undocumented parts of aiokafka that the clients use. These tests fail if a release changes them."""
 
 from __future__ import annotations
 
@@ -39,26 +39,26 @@ SIGNATURES: list[tuple[Any, list[str]]] = [
 ]
 
 
-def test_the_version_is_the_one_that_was_read() -> None:
-    """The parts below were checked against 0.14; another version is to be read before it is used."""
+def test_the_checked_version_of_aiokafka_is_installed() -> None:
+    """The parts below were checked against aiokafka 0.14. Another version must be reviewed before it is used."""
     assert aiokafka.__version__.split(".")[:2] == ["0", "14"]
 
 
 @pytest.mark.parametrize(("function", "parameters"), SIGNATURES, ids=lambda f: getattr(f, "__qualname__", ""))
 def test_signatures(function: Any, parameters: list[str]) -> None:
-    """Every function that is called takes the parameters it is called with."""
+    """Every function that the clients call accepts the parameters they pass."""
     assert list(inspect.signature(function).parameters) == parameters
 
 
 def test_options_of_a_connection() -> None:
-    """A connection can be made with what `aiokafka_options` gives, and an idle limit."""
+    """A connection accepts the options from `aiokafka_options` and an idle limit."""
     wanted = {"client_id", "request_timeout_ms", "security_protocol", "ssl_context", "max_idle_ms", "on_close"}
     wanted |= {"sasl_mechanism", "sasl_plain_username", "sasl_plain_password", "sasl_oauth_token_provider"}
     assert wanted <= set(inspect.signature(AIOKafkaConnection).parameters)
 
 
-def test_every_connection_goes_through_what_is_overridden() -> None:
-    """Sockets are made in `bootstrap` and `_get_conn` alone, and a request is logged as its last argument."""
+def test_sockets_are_created_only_in_overridden_methods() -> None:
+    """Sockets are created only in `bootstrap` and `_get_conn`. A request is logged as the last argument."""
     client = inspect.getsource(AIOKafkaClient)
     assert client.count("create_conn(") == 2
     for method in (AIOKafkaClient.bootstrap, AIOKafkaClient._get_conn):
@@ -69,15 +69,15 @@ def test_every_connection_goes_through_what_is_overridden() -> None:
     assert AIOKafkaConnection.send.__globals__["log"].name == "aiokafka.conn"
 
 
-def test_a_request_is_asked_to_prepare_itself() -> None:
-    """A connection calls `prepare` with the broker's versions and nothing else of a request."""
+def test_a_connection_calls_only_prepare_of_a_request() -> None:
+    """A connection calls only `prepare` of a request, with the broker's versions."""
     source = inspect.getsource(AIOKafkaConnection.send)
     assert "request.prepare(self._versions)" in source
     assert source.count("request.") == 1
 
 
 async def test_attributes_of_a_client() -> None:
-    """The client's metadata and its tracked topics are where they are looked for."""
+    """The client has its metadata and its tracked topics in the expected attributes."""
     client = AIOKafkaClient(bootstrap_servers=["127.0.0.1:1"], client_id="contract")
     assert client._client_id == "contract"
     assert [(host, port) for host, port, _ in client.hosts] == [("127.0.0.1", 1)]
@@ -90,20 +90,20 @@ async def test_attributes_of_a_client() -> None:
 
 
 def test_a_connection_notes_when_it_was_answered() -> None:
-    """`_last_action` is set in seconds of the monotonic clock when a response has come, and never by a request."""
+    """A response sets `_last_action`, in seconds of the monotonic clock. A request does not change it."""
     assert "self._last_action = time.monotonic()" in inspect.getsource(AIOKafkaConnection._handle_frame)
     assert "_last_action" not in inspect.getsource(AIOKafkaConnection.send)
 
 
 async def test_requests_that_wait_for_others() -> None:
-    """A third group of connections can be had, and a connection's deadline for answers can be set."""
+    """A third group of connections is available, and the request timeout of a connection can be set."""
     assert 2 not in list(ConnectionGroup)
     assert "conn_id = (node_id, group)" in inspect.getsource(AIOKafkaClient._get_conn)
     assert "wait_for(fut, self._request_timeout)" in inspect.getsource(AIOKafkaConnection.send)
 
 
-def test_metadata_is_told() -> None:
-    """Every update of the metadata is told to listeners, and no topic means every topic."""
+def test_metadata_updates_reach_listeners() -> None:
+    """Every metadata update is passed to listeners. An empty set of topics means all topics."""
     cluster, told = ClusterMetadata(), []
     cluster.add_listener(told.append)
     assert "for listener in self._listeners" in inspect.getsource(ClusterMetadata.update_metadata)
@@ -112,7 +112,7 @@ def test_metadata_is_told() -> None:
 
 
 def test_a_batch() -> None:
-    """A batch is read out of a memoryview, and tells its checksum, its producer and its records."""
+    """A batch is decoded from a memoryview, with its checksum, producer id and records."""
     builder = DefaultRecordBatchBuilder(2, 0, 0, -1, -1, -1, 1_000)
     assert builder.append(0, 5, b"k", b"v", []) is not None
     batch = DefaultRecordBatch(memoryview(b"...." + bytes(builder.build()))[4:])
@@ -122,7 +122,7 @@ def test_a_batch() -> None:
 
 
 def test_a_legacy_batch() -> None:
-    """So is one of the formats before, which knows its magic from whoever reads it."""
+    """A batch of a legacy format is decoded from a memoryview if its magic is given."""
     builder = LegacyRecordBatchBuilder(1, 0, 1_000)
     assert builder.append(0, 5, b"k", b"v") is not None
     batch = LegacyRecordBatch(memoryview(bytes(builder.build())), 1)
@@ -130,8 +130,8 @@ def test_a_legacy_batch() -> None:
     assert [(r.offset, r.timestamp, r.key, r.value) for r in batch] == [(0, 5, b"k", b"v")]
 
 
-def test_what_reading_in_place_stands_on() -> None:
-    """A connection's open requests, its stream and its protocol are where they are looked for."""
+def test_attributes_for_in_place_decoding_exist() -> None:
+    """A connection has its open requests, stream and protocol in the expected attributes."""
     source = inspect.getsource(AIOKafkaConnection)
     for used in (
         "correlation_id, request, fut = self._requests[0]",

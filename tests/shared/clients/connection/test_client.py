@@ -1,4 +1,4 @@
-"""One client's connections: ids, deadlines, retries, and secrets that stay hidden."""
+"""The connections of one client: client ids, deadlines, retries and redaction of secrets."""
 
 from __future__ import annotations
 
@@ -35,22 +35,23 @@ def sasl() -> KafkaSettings:
 
 
 def test_client_ids_tell_instances_apart() -> None:
-    """Every client has an id of its own, or the one that was set."""
+    """Every client has a unique id, unless one is configured."""
     assert default_client_id() != default_client_id()
     assert Connection(KafkaSettings()).client_id.startswith("penstock-")
     assert Connection(KafkaSettings(client_id="mine")).client_id == "mine"
 
 
 async def test_secrets_are_in_no_error() -> None:
-    """An error of a client that cannot connect does not tell the password."""
+    """A connection error does not contain the password."""
     settings = sasl().model_copy(update={"bootstrap_servers": "127.0.0.1:1", "request_timeout_ms": 100})
     with pytest.raises(BrokerNotAvailable) as caught:
         await Connection(settings).open()
     assert SECRET not in repr(caught.getrepr(showlocals=False)) + str(caught.value)
 
 
-async def test_a_leader_that_is_in_no_metadata_yet() -> None:
-    """It is believed with the address that came along, until the next metadata; without one it is not."""
+async def test_an_advertised_leader_is_used_until_the_next_metadata() -> None:
+    """A new leader from a response is used until the next metadata update if the response has its address, and ignored
+    otherwise."""
     connection, tp = clusters.connection(), TopicPartition("t", 0)
     clusters.know(connection, {"t": {0: 1}})
     connection.leader_moved(tp, 7)
@@ -66,7 +67,8 @@ async def test_a_leader_that_is_in_no_metadata_yet() -> None:
 
 
 async def test_silence_is_the_time_since_the_last_answer_of_any_socket() -> None:
-    """None before it is open; then what the youngest answer says, also when its socket is gone."""
+    """The time since the last response is None before the client is open. Afterwards it counts from the newest
+    response, even if its socket is closed."""
     connection = Connection(KafkaSettings())
     assert connection.silent_ms() is None
     client = AIOKafkaClient(bootstrap_servers=["127.0.0.1:1"])
@@ -83,7 +85,8 @@ async def test_silence_is_the_time_since_the_last_answer_of_any_socket() -> None
 
 
 async def test_retrying() -> None:
-    """Passing errors are tried again until the deadline, which names the last one; others are raised at once."""
+    """Retriable errors are retried until the deadline, and the timeout names the last one. Other errors are raised at
+    once."""
     connection = Connection(KafkaSettings(retry_backoff_ms=1))
     calls: list[int] = []
 
@@ -102,15 +105,15 @@ async def test_retrying() -> None:
 
 
 async def test_a_closed_connection_says_so() -> None:
-    """A request over a connection that is closed is BrokerNotAvailable with the place."""
+    """A request over a closed connection fails with BrokerNotAvailable and the address."""
     with pytest.raises(BrokerNotAvailable, match="topic t: the connection is closed"):
         await Connection(KafkaSettings()).send(1, object(), "topic t")
     with pytest.raises(BrokerNotAvailable, match="group g: the connection is closed"):
         await Connection(KafkaSettings()).coordinator("group", "g")
 
 
-async def test_topics_that_are_watched_no_more() -> None:
-    """One that somebody waits for stays, as does the last, and every one where all are watched."""
+async def test_which_topics_are_removed_from_metadata() -> None:
+    """A topic stays in the metadata while a call waits for it, if it is the last one, or if all topics are tracked."""
     connection = Connection(KafkaSettings(bootstrap_servers="127.0.0.1:1"))
     connection.adopt(AIOKafkaClient(bootstrap_servers=["127.0.0.1:1"]))
     for topic in ("a", "b", "c"):

@@ -1,4 +1,4 @@
-"""Fetched bytes as columns: slices, holes, control and aborted batches, and bytes that cannot be read."""
+"""Decoding fetched bytes into columns: slices, gaps, control batches, aborted batches and corrupt bytes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def batch(
 
 
 def rewritten(sealed: bytes, offset: int, attributes: int = 0, delta: int | None = None) -> bytes:
-    """A batch at another offset, with more attributes, and another last offset delta; the checksum is right again."""
+    """A batch with another base offset, more attributes or another last offset delta, and a valid checksum."""
     data = bytearray(sealed)
     data[0:8] = offset.to_bytes(8, "big")
     data[22] |= attributes
@@ -54,7 +54,7 @@ reader = False
 
 @pytest.fixture(params=READERS, autouse=True)
 def each_reader(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Every test here runs with each reader of records: the two are held to one contract."""
+    """Runs every test with both decoders, which share one contract."""
     global reader
     reader = READERS[request.param]
     yield
@@ -70,7 +70,7 @@ def rows(columns: Columns | None) -> list[tuple[int, bytes | None]]:
 
 
 def test_columns() -> None:
-    """Batches become one set of columns; headers are left out where no record has any."""
+    """Batches are decoded into one set of columns. The headers are None if no record has any."""
     fetched = completed_fetch(batch(b"a", None), batch(b"c", offset=7))
     assert (fetched.position, fetched.end_offset) == (0, 8)
     columns = fetched.read(None)
@@ -84,7 +84,7 @@ def test_columns() -> None:
 
 @pytest.mark.parametrize("compression", ["gzip", "snappy", "lz4", "zstd"])
 def test_compressed(compression: str) -> None:
-    """Every compression is undone."""
+    """Batches of every compression codec are decoded."""
     assert rows(completed_fetch(batch(b"a" * 100, b"b" * 100, compression=compression)).read(None)) == [
         (0, b"a" * 100),
         (1, b"b" * 100),
@@ -92,7 +92,7 @@ def test_compressed(compression: str) -> None:
 
 
 def test_headers() -> None:
-    """Where one record has headers, each has its own, those before it none."""
+    """If one record has headers, every record has a list of headers, which may be empty."""
     columns = completed_fetch(
         batch(b"a"), batch(b"b", offset=1, headers=[("h", b"1"), ("n", None)]), batch(b"c", offset=2)
     ).read(None)
@@ -101,14 +101,14 @@ def test_headers() -> None:
 
 
 def test_records_before_the_start_are_left_out() -> None:
-    """A batch that was fetched from its middle gives only what was asked for; one before it, nothing."""
+    """Records before the fetch offset are left out, in a batch that contains the offset and in batches before it."""
     fetched = completed_fetch(batch(b"x"), batch(b"a", b"b", b"c", offset=1), start=3)
     assert rows(fetched.read(None)) == [(3, b"c")]
     assert fetched.position == 4
 
 
 def test_a_compacted_batch() -> None:
-    """Records that a cleaner took leave holes; the batch still ends where it ended before."""
+    """A batch with records removed by compaction has gaps and keeps its last offset."""
     holes = rewritten(batch(b"a", b"b"), 10, delta=9)
     fetched = completed_fetch(holes, batch(b"c", offset=20))
     assert rows(fetched.read(None)) == [(10, b"a"), (11, b"b"), (20, b"c")]
@@ -117,7 +117,7 @@ def test_a_compacted_batch() -> None:
 
 
 def test_slices() -> None:
-    """A limit cuts columns; the position is always after the last record that was given."""
+    """A limit cuts columns. The position is always after the last returned record."""
     fetched = completed_fetch(batch(*[b"%d" % i for i in range(10)]), marker(COMMIT, 10, 5))
     seen = []
     for expected in (4, 8, 11):
@@ -133,8 +133,8 @@ def test_slices() -> None:
     limits=st.lists(st.integers(1, 60), min_size=1, max_size=5),
     start=st.integers(0, 30),
 )
-def test_no_way_of_cutting_loses_a_record(sizes: list[int], limits: list[int], start: int) -> None:
-    """Whatever the batches and the limits, every record from the start on comes once and in order."""
+def test_any_slicing_returns_every_record_once(sizes: list[int], limits: list[int], start: int) -> None:
+    """For any batches and limits, every record from the start offset on is returned once and in order."""
     batches, end = [], 0
     for size in sizes:
         batches.append(batch(*[b"%d" % i for i in range(end, end + size)], offset=end))
@@ -152,7 +152,7 @@ def test_no_way_of_cutting_loses_a_record(sizes: list[int], limits: list[int], s
 
 
 def test_a_short_read_does_not_decode_everything() -> None:
-    """Batches that were not asked for are not looked at: a broken one behind them does not harm."""
+    """Batches beyond the limit are not decoded, so a corrupt batch after them raises no error."""
     many = batch(*[b"x"] * DECODED_RECORDS)
     broken = bytearray(batch(b"value", offset=DECODED_RECORDS))
     broken[-3] ^= 0xFF
@@ -161,7 +161,8 @@ def test_a_short_read_does_not_decode_everything() -> None:
 
 
 def test_aborted_transactions() -> None:
-    """Under read_committed an aborted producer's batches are left out up to its marker, a later transaction is not."""
+    """With read_committed, batches of an aborted transaction are left out up to its marker. A later transaction is
+    returned."""
     batches = (
         batch(b"a", producer_id=5),
         batch(b"b", offset=1, producer_id=6),
@@ -181,13 +182,14 @@ def test_aborted_transactions() -> None:
 
 
 def test_nothing_but_an_aborted_transaction() -> None:
-    """A completed fetch may hold no record to be seen; its position is past it all the same."""
+    """A completed fetch may contain no visible record. Its position still moves past the aborted transaction."""
     fetched = completed_fetch(batch(b"a", producer_id=5), marker(ABORT, 1, 5), aborted=[(5, 0)])
     assert (fetched.read(None), fetched.position, fetched.is_done) == (None, 2, True)
 
 
 def test_a_corrupt_batch() -> None:
-    """What is before it is given, then it is named by topic, partition and offset, every time; nothing comes after."""
+    """Records before a corrupt batch are returned. Then every call raises an error with topic, partition and offset,
+    and no later record is returned."""
     broken = bytearray(batch(b"value", offset=2))
     broken[-3] ^= 0xFF
     fetched = completed_fetch(batch(b"a", b"b"), bytes(broken), batch(b"c", offset=3))
@@ -208,8 +210,8 @@ def test_a_corrupt_batch() -> None:
         (rewritten(batch(b"a", b"b"), 0, attributes=5), "Unknown compression codec"),
     ],
 )
-def test_bytes_that_are_no_batch(data: bytes, why: str) -> None:
-    """Whatever is wrong with a batch, half of it is never given, and the error has its place."""
+def test_a_malformed_batch_is_never_returned_in_part(data: bytes, why: str) -> None:
+    """A malformed batch is never returned in part. The error has its topic, partition and offset."""
     with pytest.raises(Exception, match=f"t-0 at offset 0: .*{why}"):
         completed_fetch(data).read(None)
 
@@ -217,7 +219,7 @@ def test_bytes_that_are_no_batch(data: bytes, why: str) -> None:
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.binary(max_size=200), at=st.integers(0, 90), noise=st.binary(min_size=1, max_size=40))
 def test_noise(data: bytes, at: int, noise: bytes) -> None:
-    """Any bytes end as columns, as nothing, or as CorruptRecord."""
+    """Arbitrary bytes decode to columns, to nothing, or raise CorruptRecord."""
     whole = batch(b"abc", b"def", headers=[("h", b"v")])
     for bytes_ in (data, whole[:at] + noise + whole[at + len(noise) :]):
         fetched = completed_fetch(bytes_)
@@ -229,13 +231,13 @@ def test_noise(data: bytes, at: int, noise: bytes) -> None:
 
 
 def test_a_cut_off_batch_at_the_end() -> None:
-    """A last batch of which only a part has come is left for the next fetch."""
+    """A truncated last batch is left for the next fetch."""
     fetched = completed_fetch(batch(b"a"), batch(b"b", offset=1)[:-5])
     assert (rows(fetched.read(None)), fetched.end_offset, fetched.is_done) == ([(0, b"a")], 1, True)
 
 
 def test_the_oldest_formats() -> None:
-    """Message formats 0 and 1, which an old log may hold, are read as well."""
+    """Message formats 0 and 1 of old logs are decoded too."""
     for magic in (0, 1):
         builder = LegacyRecordBatchBuilder(magic, 0, 1_000)
         for i in range(2):
@@ -246,12 +248,12 @@ def test_the_oldest_formats() -> None:
 
 
 def test_its_repr_says_where_it_is() -> None:
-    """Topic, partition, bytes and offsets."""
+    """The repr has topic, partition, bytes and offsets."""
     assert repr(completed_fetch(batch(b"a"))) == f"<CompletedFetch t-0, {len(batch(b'a'))} bytes from 0 to 1>"
 
 
 def test_a_later_abort_does_not_hide_a_batch_that_cannot_be_read() -> None:
-    """A batch of a committed transaction is damaged under a right checksum; its producer aborts the next one."""
+    """A corrupt batch of a committed transaction raises an error, even if its producer aborts its next transaction."""
     damaged = bytearray(transaction(b"value", 2, 5))
     damaged[damaged.index(b"value") - 1] = 0xFF  # the length of the value goes on without end
     mend(damaged)
@@ -271,7 +273,7 @@ def transaction(value: bytes, offset: int, producer_id: int) -> bytes:
 
 
 def outcome(data: bytes, start: int, aborted: Any, limit: int | None, *, packed: bool) -> list[Any]:
-    """All that is read, and the error at the end."""
+    """Returns all decoded records and the final error."""
     fetched, seen = completed_fetch(data, start=start, aborted=aborted, packed=packed), []
     try:
         while not fetched.is_done:
@@ -295,7 +297,7 @@ RECORDS = st.lists(
 
 @st.composite
 def logs(draw: st.DrawFn) -> bytes:
-    """Batches as brokers keep them: some compressed, some transactional, some with holes or the broker's time."""
+    """Generates batches as brokers store them: compressed, transactional, with gaps, or with log append time."""
     data, offset = [], draw(st.integers(0, 50))
     for _ in range(draw(st.integers(1, 5))):
         records = draw(RECORDS)
@@ -316,7 +318,7 @@ def logs(draw: st.DrawFn) -> bytes:
 def with_deltas(
     deltas: list[int], offset: int, spread: int, compression: str = "none", attributes: int = 0
 ) -> tuple[bytes, int]:
-    """A batch whose records say these offset deltas, and that ends so many offsets after them; its last delta."""
+    """Returns a batch with the given offset deltas of its records and the given last offset delta."""
     builder = new_batch_builder(1 << 20, False)
     for i, delta in enumerate(deltas):
         builder.append(delta, 1_000 + i, b"k%d" % i, b"v%d" % i, [])
@@ -329,7 +331,8 @@ def with_deltas(
 @pytest.mark.parametrize("start", [0, 1, 3])
 @pytest.mark.parametrize("deltas", [[0, 0], [1, 0], [0, 1, 1, 2], [0, 2, 1], [3, 2, 1, 0], [0, -1], [-1, 0], [2, 2, 2]])
 def test_offsets_that_do_not_rise_are_read_as_by_aiokafka(deltas: list[int], start: int) -> None:
-    """A broker never writes such a batch; where there is one with a valid checksum, neither reader knows better."""
+    """A batch with non-increasing offsets and a valid checksum is decoded as by aiokafka, although no broker writes
+    one."""
     data = with_deltas(deltas, 0, 1)[0] + batch(b"after", offset=10)
     for limit in (None, 1, 2):
         assert outcome(data, start, None, limit, packed=True) == outcome(data, start, None, limit, packed=False)
@@ -353,7 +356,7 @@ def test_offsets_that_do_not_rise_are_read_as_by_aiokafka(deltas: list[int], sta
 def test_any_offset_deltas_are_read_as_by_aiokafka(
     batches: list[tuple[list[int], int, str, int]], start: int, limit: int | None
 ) -> None:
-    """Falling, repeated, before the batch or behind its last offset."""
+    """Decreasing, repeated, negative and too large offset deltas are decoded as by aiokafka."""
     data, offset = b"", 0
     for deltas, spread, compression, attributes in batches:
         made, last = with_deltas(deltas, offset, spread, compression, attributes)
@@ -373,7 +376,7 @@ def test_any_offset_deltas_are_read_as_by_aiokafka(
 def test_both_readers_accept_and_refuse_the_same(
     data: bytes, start: int, aborted: Any, limit: int | None, noise: list[tuple[int, bytes]], mends: bool
 ) -> None:
-    """Whatever bytes come, damaged or not, records and errors are those of aiokafka's reader."""
+    """For any bytes, valid or damaged, records and errors equal those of aiokafka's decoder."""
     broken = bytearray(data)
     for at, bytes_ in noise:
         broken[at % len(data) : at % len(data) + len(bytes_)] = bytes_
@@ -384,7 +387,7 @@ def test_both_readers_accept_and_refuse_the_same(
 
 
 def mend(data: bytearray) -> None:
-    """Set the checksums right."""
+    """Recomputes the checksums."""
     at = 0
     while len(data) - at >= 61:
         stop = at + 12 + int.from_bytes(data[at + 8 : at + 12], "big", signed=True)

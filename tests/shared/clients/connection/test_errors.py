@@ -1,4 +1,4 @@
-"""The table from the broker's errors to ours: every one is named, and says whether to try again."""
+"""The mapping from broker errors to error classes, each with a name and a retriable flag."""
 
 from __future__ import annotations
 
@@ -11,20 +11,21 @@ from penstock.shared.common import errors as e
 
 @pytest.mark.parametrize("code", sorted(CODES))
 def test_every_code_has_its_class_and_its_place(code: int) -> None:
-    """A broker's code becomes its class, with the place, Kafka's name and the broker's words in the message."""
+    """A broker's error code maps to its class. The message has the coordinates, Kafka's name of the error and the
+    broker's message."""
     name, kind = CODES[code]
     error = error_for_code(code, "clicks-3", "the broker's words")
     assert type(error) is kind
     assert str(error) == f"clicks-3: {name}: the broker's words"
 
 
-def test_a_code_nobody_knows() -> None:
-    """A code that is not in the table is still an error with its place."""
+def test_an_unknown_code_is_an_error() -> None:
+    """An error code that is not in the table maps to an error with its coordinates."""
     assert isinstance(error_for_code(9999, "clicks-3"), e.BrokerError)
 
 
 def test_aiokafkas_errors_with_a_code() -> None:
-    """An aiokafka error that stands for a broker's code is translated by the code."""
+    """An aiokafka error with a broker's error code is translated by that code."""
     for kind in kafka.kafka_errors.values():
         if kind.errno in CODES and kind.errno > 0:
             assert type(translate(kind(), "here")) is CODES[kind.errno][1], kind
@@ -34,14 +35,14 @@ def test_aiokafkas_errors_with_a_code() -> None:
 
 
 @pytest.mark.parametrize(("theirs", "ours"), CLASSES, ids=lambda c: c.__name__)
-def test_every_other_class_has_its_own(theirs: type[Exception], ours: type[e.PenstockError]) -> None:
-    """An aiokafka error without a code is translated by its class; the place comes first."""
+def test_aiokafka_errors_without_a_code_map_by_class(theirs: type[Exception], ours: type[e.PenstockError]) -> None:
+    """An aiokafka error without a code is translated by its class. The message starts with the coordinates."""
     error = translate(theirs("why"), "group g")
     assert isinstance(error, ours)
     assert str(error).startswith("group g: ")
 
 
-def test_ours_are_left_alone() -> None:
-    """An error of ours is handed through as it is."""
+def test_own_errors_are_not_translated() -> None:
+    """The project's own errors pass through unchanged."""
     error = e.ProducerFenced("x")
     assert translate(error, "here") is error

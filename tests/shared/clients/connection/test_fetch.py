@@ -1,4 +1,4 @@
-"""Fetch on the wire: written as the fake broker reads it, read as it writes it."""
+"""The Fetch request and response on the wire, checked against the fake broker's codec."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def frame(body: bytes) -> bytearray:
 
 
 def both_ways(body: bytes) -> FetchResponse:
-    """The response, which must be the same from a stream (past its header) and from a frame."""
+    """Decodes the response from a stream (after its header) and from a frame, and requires equal results."""
     stream = BytesIO(b"\0\0\0\x07" + b"\0" + body)
     stream.seek(5)
     one, other = FetchResponse.decode(stream), FetchResponse.decode_frame(frame(body))
@@ -30,7 +30,7 @@ def both_ways(body: bytes) -> FetchResponse:
 
 
 def test_a_request() -> None:
-    """Every field is where Kafka looks for it; no session is opened."""
+    """Every field is encoded at the position that Kafka's protocol defines. No fetch session is opened."""
     topics = [("a", [(0, 7, -1, 100), (1, 1 << 40, 5, 200)]), ("ü", [(2, 0, -1, 300)])]
     made = FetchRequest(500, 2, 1 << 20, True, topics).prepare({1: (4, 17)})
     assert (made.API_KEY, made.API_VERSION) == (1, VERSION)
@@ -51,13 +51,14 @@ def test_a_request() -> None:
 
 @pytest.mark.parametrize("versions", [{}, {1: (0, 11)}, {1: (13, 17)}])
 def test_a_broker_without_the_version(versions: dict[int, tuple[int, int]]) -> None:
-    """What the broker speaks is in the error."""
+    """The error lists the versions that the broker supports."""
     with pytest.raises(UnsupportedVersion, match="Fetch v12: the broker speaks"):
         FetchRequest(500, 1, 1, True, []).prepare(versions)
 
 
 def test_a_response() -> None:
-    """Records, ends, aborted transactions, errors, a new leader and a truncation, from either kind of input."""
+    """Records, end offsets, aborted transactions, errors, a new leader and a truncation are decoded from both kinds of
+    input."""
     large = b"r" * 1_000
     rows: list[Any] = [
         Message(
@@ -90,8 +91,9 @@ def test_a_response() -> None:
     assert repr(response) == "<FetchResponse 4 partitions, 1005 bytes, error 0>"
 
 
-def test_what_is_small_keeps_nothing_large_alive() -> None:
-    """Records that are most of a response stay in it; those that are a small part are copied out."""
+def test_small_record_sets_are_copied_out_of_a_response() -> None:
+    """Records that fill most of a response are a view of it. A small part is copied, so that it does not keep the
+    response in memory."""
     rows = [Message(partition=i, error_code=0, records=b"r" * size) for i, size in enumerate((1_000, 10))]
     body = SPOKEN[Api.FETCH].response.encode(Message(topics=[Message(name="t", partitions=rows)]), VERSION)
     answers = FetchResponse.decode_frame(frame(body)).answers
@@ -99,7 +101,7 @@ def test_what_is_small_keeps_nothing_large_alive() -> None:
 
 
 def test_a_response_that_ends_early() -> None:
-    """Bytes that promise more than they have are no response."""
+    """A response that is shorter than its length fields require is an error."""
     rows = [Message(partition=0, error_code=0, records=b"r" * 100)]
     body = SPOKEN[Api.FETCH].response.encode(Message(topics=[Message(name="t", partitions=rows)]), VERSION)
     for end in range(0, len(body) - 1, 7):

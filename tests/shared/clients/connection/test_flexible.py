@@ -1,4 +1,4 @@
-"""Kafka's flexible encoding, written and read by hand, against another reading of it and against bytes."""
+"""Kafka's flexible encoding, checked against a second implementation and against literal bytes."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ words ?string 0+ tag 5
 
 
 @given(st.integers(0, 2**40))
-def test_varints_come_back(value: int) -> None:
-    """What was written is read, to the last byte and not further."""
+def test_varints_round_trip(value: int) -> None:
+    """A varint is decoded to the value that was encoded, and exactly its bytes are consumed."""
     reader = Reader(memoryview(uvarint(value) + b"\xff"))
     assert reader.uvarint() == value
     assert reader.take(struct.Struct("B")) == (0xFF,)
@@ -35,13 +35,13 @@ def test_varints_come_back(value: int) -> None:
     ("value", "data"), [(0, "00"), (127, "7f"), (128, "8001"), (300, "ac02"), (2**32, "8080808010")]
 )
 def test_varints_by_hand(value: int, data: str) -> None:
-    """Seven bits a byte, the lowest first, the eighth says that more follow."""
+    """A varint has seven bits a byte, the lowest first. The eighth bit marks that more bytes follow."""
     assert uvarint(value) == bytes.fromhex(data)
 
 
 @given(st.none() | st.text(max_size=300))
-def test_texts_come_back(value: str | None) -> None:
-    """None, the empty text and one whose length takes two bytes are all different."""
+def test_strings_round_trip(value: str | None) -> None:
+    """None, the empty string and a string with a two-byte length are distinct."""
     reader = Reader(memoryview(text(value)))
     assert reader.text() == value
     with pytest.raises(IndexError):
@@ -49,7 +49,7 @@ def test_texts_come_back(value: str | None) -> None:
 
 
 def test_data_is_not_copied() -> None:
-    """What is given is a view of the response; none and nothing are both empty."""
+    """Decoded bytes are a view of the response. Null and empty bytes both decode to empty."""
     response = bytearray(b"\x03ab\x01\x00")
     reader = Reader(memoryview(response))
     data = reader.data()
@@ -61,21 +61,21 @@ def test_data_is_not_copied() -> None:
 
 @pytest.mark.parametrize("data", [b"", b"\x80", b"\x05abc", b"\x01\x00\x09a"])
 def test_a_response_that_ends_too_early(data: bytes) -> None:
-    """A length that points past the end is an error, never less data than was promised."""
+    """A length that points past the end is an error. Shorter data is never returned."""
     reader = Reader(memoryview(data))
     with pytest.raises(IndexError):
         reader.tags() if data[:1] == b"\x01" else reader.data()
 
 
 def test_a_shape_that_ends_too_early() -> None:
-    """So is a field of a fixed shape."""
+    """A struct of fixed size that is cut off is an error."""
     with pytest.raises(struct.error):
         Reader(memoryview(b"\x00\x01\x02")).take(struct.Struct(">i"))
 
 
 @given(st.integers(-1, 2**31 - 1), st.integers(-1, 2**31 - 1), st.none() | st.text(max_size=200))
 def test_the_leader_among_other_tags(node: int, epoch: int, words: str | None) -> None:
-    """The leader is found wherever another writer puts it; a node below zero is none."""
+    """The leader is found at any position among the tagged fields. A negative node id means no leader."""
     pair = (node << 32) + (epoch & 0xFFFF_FFFF)
     message = Message(number=1, leader=Message(pair=pair), words=words)
     reader = Reader(memoryview(TAGGED.encode(message, 0)), 1)
@@ -85,5 +85,5 @@ def test_the_leader_among_other_tags(node: int, epoch: int, words: str | None) -
 
 
 def test_no_tags() -> None:
-    """Nearly every struct ends so."""
+    """A struct without tagged fields ends with a zero byte."""
     assert Reader(memoryview(NO_TAGS)).tags() == {}

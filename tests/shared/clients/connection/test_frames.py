@@ -1,4 +1,4 @@
-"""Responses read in place, cut out of whatever pieces the socket gives."""
+"""Responses decoded in place from any chunks that the socket delivers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from penstock.shared.testing.fake_broker import FakeCluster
 
 
 class Whole:
-    """A response that is its bytes."""
+    """A response that consists of its raw bytes."""
 
     @staticmethod
     def decode_frame(frame: bytearray) -> bytes:
@@ -35,7 +35,7 @@ class Other:
 
 
 class Answer:
-    """A future that keeps what it is given."""
+    """A future that records its result."""
 
     def __init__(self) -> None:
         self.result: bytes | None = None
@@ -48,7 +48,7 @@ class Answer:
 
 
 class Recording:
-    """The parts of aiokafka's connection that are used, keeping what they are called with."""
+    """Records calls of the parts of aiokafka's connection that are used."""
 
     def __init__(self, *requests: tuple[int, Any]) -> None:
         self.answers = [Answer() for _ in requests]
@@ -85,8 +85,8 @@ def feed(frames: Frames, data: bytes, sizes: list[int]) -> None:
     bodies=st.lists(st.tuples(st.booleans(), st.binary(max_size=50)), min_size=1, max_size=6),
     sizes=st.lists(st.integers(1, 30), min_size=1, max_size=5),
 )
-def test_frames_come_whole(bodies: list[tuple[bool, bytes]], sizes: list[int]) -> None:
-    """However the bytes come, each response gets its own; what has no reader in place goes the old way."""
+def test_frames_are_reassembled_from_any_chunks(bodies: list[tuple[bool, bytes]], sizes: list[int]) -> None:
+    """For any chunks, each request gets its own response. Responses without an in-place decoder go to aiokafka."""
     connection = Recording(*((i, FetchLike() if ours else Other()) for i, (ours, _) in enumerate(bodies)))
     feed(Frames(connection, None), b"".join(framed(i, body) for i, (_, body) in enumerate(bodies)), sizes)
     whole = [framed(i, body)[4:] for i, (_, body) in enumerate(bodies)]
@@ -98,15 +98,16 @@ def test_frames_come_whole(bodies: list[tuple[bool, bytes]], sizes: list[int]) -
         assert not connection._requests
 
 
-def test_a_response_to_something_else_goes_the_old_way() -> None:
-    """aiokafka decides what to do about a correlation id that was not expected."""
+def test_an_unexpected_correlation_id_is_passed_to_aiokafka() -> None:
+    """A response with an unexpected correlation id is passed to aiokafka."""
     connection = Recording((1, FetchLike()))
     feed(Frames(connection, None), framed(2, b"x"), [100])
     assert (connection.handed_on, connection.answers[0].result) == ([framed(2, b"x")[4:]], None)
 
 
 def test_a_response_that_cannot_be_read_closes_the_connection() -> None:
-    """The request's future is then aiokafka's to fail; a size that cannot be closes it as well."""
+    """A response that cannot be decoded, or with an invalid size, closes the connection. aiokafka fails the request's
+    future."""
     connection = Recording((1, FetchLike()))
     feed(Frames(connection, None), framed(1, b"broken"), [100])
     assert [str(e) for e in connection.closed] == ["broken"]
@@ -117,7 +118,7 @@ def test_a_response_that_cannot_be_read_closes_the_connection() -> None:
 
 
 async def test_a_connection_of_aiokafka() -> None:
-    """An open connection is changed once, between two responses, and serves every kind of request afterwards."""
+    """An open connection is upgraded once, between two responses, and serves every kind of request afterwards."""
     async with FakeCluster() as cluster:
         cluster.create_topic("t")
         connection = Connection(KafkaSettings(bootstrap_servers=cluster.bootstrap_servers))

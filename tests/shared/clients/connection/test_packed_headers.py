@@ -1,4 +1,4 @@
-"""Headers in one buffer: read as they were put in, and followed by others."""
+"""Headers packed in one buffer: access, and appending of further headers."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ headers = st.lists(st.tuples(st.text(max_size=9), strings), max_size=3).map(tupl
 
 
 @given(st.lists(headers, max_size=9), st.data())
-def test_they_are_followed_by_others(rows: list[Headers], data: st.DataObject) -> None:
-    """Constants and columns with nulls, behind the headers of each record, however many it has."""
+def test_headers_can_be_appended(rows: list[Headers], data: st.DataObject) -> None:
+    """Constants and nullable columns are appended to the headers of each record, however many it has."""
     packed = PackedHeaders.of(rows)
     assert packed == rows
     assert (packed.blocks.lengths > 0).tolist() == [len(row) > 0 for row in rows]
@@ -33,8 +33,8 @@ def test_they_are_followed_by_others(rows: list[Headers], data: st.DataObject) -
         assert own == (*given_, *others)
 
 
-def test_some_of_them() -> None:
-    """Slices and places; equal to any sequence of the same headers."""
+def test_slices_and_indexing() -> None:
+    """Slices and indexing work, and the result equals any sequence of the same headers."""
     rows: list[Any] = [(("a", b"1"),), (), (("é", None), ("", b""))]
     packed = PackedHeaders.of(rows)
     assert PackedHeaders.of(packed) is packed

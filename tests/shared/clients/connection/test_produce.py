@@ -1,4 +1,4 @@
-"""Produce on the wire, against another reading of the protocol and against bytes written by hand."""
+"""The Produce request and response on the wire, checked against a second implementation and against literal bytes."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ topics = st.lists(
 
 
 @given(st.none() | st.text(max_size=200), st.sampled_from((-1, 0, 1)), st.integers(0, 2**31 - 1), topics)
-def test_a_request_is_read_as_it_was_meant(
+def test_a_request_round_trips(
     transactional_id: str | None, acks: int, timeout_ms: int, sent: list[tuple[str, list[tuple[int, bytes]]]]
 ) -> None:
-    """Transactional id, acks, timeout and every batch arrive, to the last byte, in both versions."""
+    """Transactional id, acks, timeout and every batch are decoded to the last byte, in both versions."""
     for version in (9, 10):
         request = produce_request(transactional_id, acks, timeout_ms, [(name, list(rows)) for name, rows in sent])
         made = request.prepare({0: (3, version)})
@@ -43,7 +43,7 @@ def test_a_request_is_read_as_it_was_meant(
 
 
 def test_a_request_by_hand() -> None:
-    """The bytes as Kafka's protocol guide has them: compact strings and arrays, tags after every struct."""
+    """The bytes match Kafka's protocol guide: compact strings and arrays, tagged fields after structs."""
     made = produce_request("tx", -1, 1_500, [("ab", [(3, b"\x01\x02"), (4, bytearray(b"\x05"))])]).prepare({0: (0, 9)})
     assert made.encode() == bytes.fromhex(
         "03 7478"  # transactional id
@@ -56,7 +56,7 @@ def test_a_request_by_hand() -> None:
 
 
 def test_a_long_batch() -> None:
-    """A length above 127 takes more than one byte."""
+    """A length above 127 is encoded in several bytes."""
     data = bytes(range(256)) * 70
     body, _ = REQUEST.decode(produce_request(None, 1, 1, [("t", [(0, data)])]).prepare({0: (0, 10)}).encode(), 10)
     assert body.topics[0].partitions[0].records == data
@@ -66,19 +66,19 @@ def test_a_long_batch() -> None:
     ("spoken", "version"), [((3, 9), 9), ((0, 10), 10), ((3, 13), 10), ((9, 11), 9 + 1), ((10, 10), 10)]
 )
 def test_the_newest_version_both_speak(spoken: tuple[int, int], version: int) -> None:
-    """Version 10 where the broker has it, else 9."""
+    """Version 10 is used if the broker supports it, else version 9."""
     assert version == produce_request(None, 1, 1, []).prepare({0: spoken}).API_VERSION
 
 
 @pytest.mark.parametrize("spoken", [{0: (0, 8)}, {0: (11, 13)}, {1: (0, 13)}])
 def test_no_version_in_common(spoken: dict[int, tuple[int, int]]) -> None:
-    """A broker that is too old, too new, or does not produce at all is named with what it speaks."""
+    """Without a common version the error lists the broker's versions, or that it does not support Produce."""
     with pytest.raises(UnsupportedVersion, match="Produce: v9 to v10 wanted"):
         produce_request(None, 1, 1, []).prepare(spoken)
 
 
 def test_headers() -> None:
-    """The flexible request header carries correlation and client id; the answer's is read to its end."""
+    """The flexible request header has correlation id and client id. The response header is consumed completely."""
     made = produce_request(None, 1, 1, []).prepare({0: (0, 9)})
     header = made.build_request_header(correlation_id=7, client_id="me")
     assert header.encode() == bytes.fromhex("0000 0009 00000007 0002 6d65 00")
@@ -92,7 +92,7 @@ def decoded(body: Message, version: int) -> ProduceResponse:
 
 
 def test_a_response() -> None:
-    """Each partition's answer is found under its name, with offset, time and log start; so is the throttle time."""
+    """Each partition's result has its offset, timestamp and log start offset. The response has the throttle time."""
     rows = [
         Message(partition=3, error_code=0, base_offset=70, log_append_time_ms=900, log_start_offset=5),
         Message(partition=4, error_code=19),
@@ -106,7 +106,8 @@ def test_a_response() -> None:
 
 
 def test_the_new_leader() -> None:
-    """Read from the tagged fields of a refusal; there is none without an error, in version 9, or where it is -1."""
+    """The current leader is decoded from the tagged fields of an error. There is none without an error, in version 9,
+    or if it is -1."""
 
     def leader(version: int, code: int, node: int) -> int | None:
         row = Message(partition=0, error_code=code, current_leader=Message(leader_id=node, leader_epoch=8))
@@ -121,8 +122,8 @@ def test_the_new_leader() -> None:
     assert leader(9, 6, 2) is None
 
 
-def test_where_the_new_leader_is() -> None:
-    """Every broker that the response names, with a rack or without; none in version 9."""
+def test_addresses_of_new_leaders() -> None:
+    """The response lists the brokers' addresses, with or without a rack. Version 9 has none."""
     row = Message(partition=0, error_code=6, current_leader=Message(leader_id=3, leader_epoch=8))
     endpoints = [Message(node_id=3, host="h", port=9, rack=None), Message(node_id=4, host="i", port=10, rack="r")]
     body = Message(topics=[Message(name="a", partitions=[row])], node_endpoints=endpoints, throttle_time_ms=7)
@@ -131,8 +132,8 @@ def test_where_the_new_leader_is() -> None:
     assert list(decoded(body, 9).endpoints) == []
 
 
-def test_what_the_broker_says_of_records() -> None:
-    """Message and single records of the batch come together in the detail."""
+def test_error_messages_of_the_batch_and_its_records() -> None:
+    """The batch's error message and the messages of single records are joined in the detail."""
     errors = [
         Message(batch_index=1, batch_index_error_message="no key"),
         Message(batch_index=4, batch_index_error_message=None),
@@ -144,7 +145,7 @@ def test_what_the_broker_says_of_records() -> None:
 
 
 def test_a_response_by_hand() -> None:
-    """With tags nobody knows, before and after the leader's, and after the body."""
+    """Unknown tagged fields before and after the leader's, and after the body, are skipped."""
     data = bytes.fromhex(
         "02"  # one topic
         "02 61"
@@ -162,7 +163,7 @@ def test_a_response_by_hand() -> None:
 
 
 def test_cut_off() -> None:
-    """A response that ends early is not taken for a shorter one."""
+    """A truncated response is an error, not a shorter response."""
     row = Message(partition=0, error_code=0, base_offset=1, error_message="ok")
     data = RESPONSE.encode(Message(topics=[Message(name="abc", partitions=[row])]), 9)
     for end in range(len(data) - 1):

@@ -1,4 +1,4 @@
-"""Batches are compressed at the level that was asked for, where that is of use."""
+"""Batches are compressed at the configured level, unless compression does not shrink them."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def sealed(values: list[bytes], compression: Compression) -> bytearray:
 
 
 @pytest.mark.parametrize("name", list(COMPRESSION))
-def test_what_was_compressed_is_read_back(name: str) -> None:
-    """Records, codec, length and checksum are right, whatever the compression."""
+def test_compressed_batches_round_trip(name: str) -> None:
+    """Records, codec, length and checksum are correct for every compression."""
     data = sealed(TEXT, COMPRESSION[name])
     assert [value for _, _, value, _ in batch_records(data)] == TEXT
     assert data[ATTRIBUTES_AT + 1] & 7 == COMPRESSION[name].codec
@@ -43,8 +43,8 @@ def test_what_was_compressed_is_read_back(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["gzip", "snappy", "lz4", "zstd"])
-def test_what_would_grow_stays_as_it_is(name: str) -> None:
-    """The codec is none then, so that readers do not look for a compression."""
+def test_a_batch_that_would_grow_is_not_compressed(name: str) -> None:
+    """A batch that compression would enlarge is written with codec `none`."""
     assert sealed(NOISE, COMPRESSION[name]) == sealed(NOISE, COMPRESSION["none"])
 
 

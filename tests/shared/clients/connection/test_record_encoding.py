@@ -1,4 +1,5 @@
-"""Record batches from columns: byte for byte what aiokafka's builder writes, and full at the same record."""
+"""Record batches encoded from columns equal those of aiokafka's builder byte for byte, and fill up at the same
+record."""
 
 from __future__ import annotations
 
@@ -69,14 +70,14 @@ def agree(records: list[Row], batch_size: int, transactional: bool, state: tuple
 def test_it_writes_what_aiokafka_writes(
     records: list[Row], batch_size: int, transactional: bool, state: tuple[int, int, int]
 ) -> None:
-    """Nulls, empty and large strings, headers, times that go back: the same bytes; a first record may be larger than a
-    batch."""
+    """Nulls, empty and large strings, headers and decreasing timestamps are encoded to the same bytes. The first record
+    may exceed the batch size."""
     agree(records, batch_size, transactional, state)
 
 
 @given(rows, st.lists(st.integers(0, 40), max_size=4), st.integers(61, 2_000))
 def test_a_batch_is_filled_in_parts(records: list[Row], cuts: list[int], batch_size: int) -> None:
-    """Several calls give the batch that one call gives, and one that is full takes no more."""
+    """Several calls write the same batch as one call. A full batch accepts no more records."""
     columns, order = columns_of(records), np.arange(len(records))
     at_once, in_parts = (ColumnBatchBuilder(batch_size + ROOM, batch_size, transactional=False) for _ in range(2))
     taken = at_once.extend(columns, order, 0, len(records))
@@ -88,8 +89,8 @@ def test_a_batch_is_filled_in_parts(records: list[Row], cuts: list[int], batch_s
     assert (at, bytes(in_parts.build())) == (taken, bytes(at_once.build()))
 
 
-def test_rows_are_taken_in_their_order() -> None:
-    """The rows of one partition, wherever they stand in the columns."""
+def test_rows_are_encoded_in_their_order() -> None:
+    """The rows of one partition are encoded in order, wherever they are in the columns."""
     records: list[Row] = [(i, b"k%d" % i, b"v%d" % i, []) for i in range(10)]
     builder = ColumnBatchBuilder(1_000, 1_000, transactional=False)
     assert builder.extend(columns_of(records), np.array([9, 7, 5, 3, 1]), 1, 4) == 4
@@ -97,7 +98,7 @@ def test_rows_are_taken_in_their_order() -> None:
 
 
 def test_a_record_that_the_buffer_has_no_room_for_is_not_written() -> None:
-    """Nothing is written beyond the buffer, though a first record is not measured against the batch size."""
+    """Nothing is written beyond the buffer, although the batch size does not limit the first record."""
     records: list[Row] = [(5, None, b"x" * 500, [])]
     builder = ColumnBatchBuilder(200, 100, transactional=False)
     assert builder.extend(columns_of(records), np.arange(1), 0, 1) == 0
@@ -105,8 +106,8 @@ def test_a_record_that_the_buffer_has_no_room_for_is_not_written() -> None:
 
 
 @given(strings, strings, headers)
-def test_the_bound_of_a_record_is_aiokafkas_or_more(key: bytes | None, value: bytes | None, own: Own) -> None:
-    """What passes the quick check passes the exact one; headers count to the byte."""
+def test_the_size_bound_of_a_record_is_at_least_aiokafkas(key: bytes | None, value: bytes | None, own: Own) -> None:
+    """A record that passes the quick size check passes the exact one. Headers are counted exactly."""
     block = header_block(own) or b"\0"
     assert record_size(key, value, own) == record_size(key, value, []) + len(block) - 1
     assert record_size(key, value, own) <= RECORD_BYTES_MAX + len(key or b"") + len(value or b"") + len(block) - 1
@@ -114,7 +115,7 @@ def test_the_bound_of_a_record_is_aiokafkas_or_more(key: bytes | None, value: by
 
 @pytest.mark.parametrize("name", COMPRESSION)
 def test_it_is_compressed_when_it_is_sealed(name: str) -> None:
-    """As a batch of aiokafka's builder: the records are read back, and so is the codec."""
+    """A sealed batch is compressed like a batch of aiokafka's builder: its records and codec are read back."""
     records: list[Row] = [(i, None, b"the same again" * 10, [("again", b"%d" % i)]) for i in range(20)]
     builder = ColumnBatchBuilder(10_000, 10_000, transactional=False)
     builder.extend(columns_of(records), np.arange(20), 0, 20)
@@ -126,13 +127,13 @@ def test_it_is_compressed_when_it_is_sealed(name: str) -> None:
     assert batch_records(sealed) == records
 
 
-def test_single_records_are_not_taken() -> None:
-    """They open a batch of aiokafka's builder."""
+def test_single_records_are_not_encoded_by_the_kernel() -> None:
+    """Single records are encoded by aiokafka's builder."""
     assert ColumnBatchBuilder(100, 100, transactional=False).append(0, 5, None, b"v", []) is None
 
 
-def test_any_array_is_taken_by_the_one_compiled_kernel() -> None:
-    """Buffers that can be written, slices with a step and arrays of another order need no kernel of their own."""
+def test_one_compiled_kernel_accepts_any_array() -> None:
+    """Writable buffers, slices with a step and arrays of another memory order use the same compiled kernel."""
     records: list[Row] = [(i, b"k%d" % i, b"v%d" % i, []) for i in range(10)]
     keys, values = (PackedBytes.of([record[column] for record in records]) for column in (1, 2))  # type: ignore[misc]
     written = PackedBytes(keys.data.copy(), keys.offsets.copy(), keys.lengths.copy())
@@ -147,7 +148,7 @@ def test_any_array_is_taken_by_the_one_compiled_kernel() -> None:
 
 
 def odd_and_many() -> None:
-    """Records of every width of length and delta."""
+    """Records whose lengths and deltas have every varint width."""
     records: list[Row] = [(2**62, None, b"", []), (0, b"", None, []), (2**63 - 1, b"k" * 8_192, b"v" * 64, [])]
     own: Own = [("é" * 40, None), ("", b"x" * 200)]
     records += [(i * 50, b"%d" % i, b"v" * i, own[: i % 3] * (i % 2)) for i in range(200)]
@@ -155,7 +156,7 @@ def odd_and_many() -> None:
 
 
 def test_the_functions_run_without_a_compiler() -> None:
-    """With NUMBA_DISABLE_JIT=1 they write the same bytes, and warn of no overflow."""
+    """With NUMBA_DISABLE_JIT=1 the functions write the same bytes and emit no overflow warning."""
     odd_and_many()
     environment = {**os.environ, "NUMBA_DISABLE_JIT": "1"}
     code = f"import {__name__} as these; these.odd_and_many()"

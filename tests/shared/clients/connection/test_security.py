@@ -1,4 +1,4 @@
-"""How a socket is secured from settings, and that no secret leaves it."""
+"""Sockets are secured as the settings define, and no secret is exposed."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ NOT_A_FUNCTION = 5
 
 @pytest.fixture(autouse=True)
 def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """This file under a name that a setting can have."""
+    """Makes this file importable under a name that a setting can contain."""
 
     asked_in.clear()
     monkeypatch.setitem(sys.modules, HERE, sys.modules[__name__])
@@ -68,29 +68,29 @@ def sasl(mechanism: str = "SCRAM-SHA-256") -> KafkaSettings:
 
 
 def test_secrets_reach_the_socket_and_nothing_else() -> None:
-    """The password is in what the socket is set up with, and in no repr of settings, connection or producer."""
+    """The password is in the socket's options, and in no repr of the settings, the connection or the producer."""
     assert aiokafka_options(sasl(), "c")["sasl_plain_password"] == SECRET
     shown = [f"{it!r} {it!s}" for it in (sasl(), Connection(sasl()), Producer(sasl()), sasl().model_dump())]
     assert SECRET not in "".join(shown)
 
 
-def test_secrets_in_settings_that_are_refused() -> None:
-    """What is refused is named without the values beside it."""
+def test_rejected_settings_do_not_show_secrets() -> None:
+    """A validation error names the rejected setting without showing any values."""
     with pytest.raises(ConfigError, match="sasl_mechanism, sasl_username") as caught:
         KafkaSettings(security_protocol="SASL_SSL", sasl_password=SECRET)
     assert SECRET not in str(caught.value) + repr(caught.value)
 
 
 @pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"])
-def test_each_mechanism_has_what_it_needs(mechanism: str) -> None:
-    """A user without a password is refused by name, before anything is connected."""
+def test_each_mechanism_requires_its_credentials(mechanism: str) -> None:
+    """A user without a password is rejected with the setting's name before any connection is made."""
     with pytest.raises(ConfigError, match="security_protocol=SASL_SSL also needs sasl_password"):
         KafkaSettings(security_protocol="SASL_SSL", sasl_mechanism=mechanism, sasl_username="ali")
     assert aiokafka_options(sasl(mechanism), "c")["sasl_mechanism"] == mechanism
 
 
 def test_oauthbearer_needs_a_token_provider_alone() -> None:
-    """OAUTHBEARER takes no user and no password, but a function that gives tokens."""
+    """OAUTHBEARER takes a token provider, and no user or password."""
     with pytest.raises(ConfigError, match="security_protocol=SASL_SSL also needs sasl_oauth_token_provider"):
         KafkaSettings(security_protocol="SASL_SSL", sasl_mechanism="OAUTHBEARER")
     with pytest.raises(ConfigError, match="sasl_oauth_token_provider"):
@@ -108,16 +108,16 @@ def oauth(function: str) -> KafkaSettings:
     )
 
 
-async def test_a_token_that_is_waited_for() -> None:
-    """A coroutine function runs on the loop, another one in a thread; both give the token."""
+async def test_token_providers_may_be_sync_or_async() -> None:
+    """A coroutine function runs on the event loop, and a plain function in a thread."""
     assert await TokenProvider(f"{HERE}:awaiting").token() == SECRET
     assert asked_in == [threading.get_ident()]
     assert await TokenProvider(f"{HERE}:blocking").token() == SECRET
     assert asked_in[1] != threading.get_ident()
 
 
-async def test_a_provider_without_a_token() -> None:
-    """A provider that raises may do better later; one that gives something else than a token will not."""
+async def test_a_token_provider_that_fails() -> None:
+    """An exception of the token provider is retriable. A return value that is not a token is a permanent error."""
     with pytest.raises(BrokerNotAvailable, match=f"{HERE}:failing: no token: RuntimeError") as caught:
         await TokenProvider(f"{HERE}:failing").token()
     assert SECRET not in str(caught.value)
@@ -135,15 +135,16 @@ async def test_a_provider_without_a_token() -> None:
         (f"{HERE}:NOT_A_FUNCTION", "has no function 'NOT_A_FUNCTION'"),
     ],
 )
-def test_a_provider_that_is_not_there(path: str, reason: str) -> None:
-    """A client cannot be made with a token provider that is not there; the error names it."""
+def test_a_token_provider_that_cannot_be_imported(path: str, reason: str) -> None:
+    """A client cannot be created with a token provider that cannot be imported. The error names the provider."""
     settings = KafkaSettings(security_protocol="SASL_SSL", sasl_mechanism="OAUTHBEARER", sasl_oauth_token_provider=path)
     with pytest.raises(ConfigError, match=rf"kafka\.sasl_oauth_token_provider: .*{reason}"):
         Producer(settings)
 
 
-async def test_oauthbearer_is_seen_through() -> None:
-    """A broker that answers with a reason is asked for its error; one that answers with nothing has let us in."""
+async def test_an_oauthbearer_error_is_acknowledged() -> None:
+    """If the broker sends an error status, the client responds with one byte to get the error. An empty challenge means
+    success."""
     provider = TokenProvider(f"{HERE}:blocking")
     accepted = SeenThrough(sasl_oauth_token_provider=provider)
     assert await accepted.step(None) == (f"n,,\x01auth=Bearer {SECRET}\x01\x01".encode(), True)
@@ -154,7 +155,7 @@ async def test_oauthbearer_is_seen_through() -> None:
 
 
 def test_sasl_exchanges_are_logged_without_their_bytes(caplog: pytest.LogCaptureFixture) -> None:
-    """aiokafka's log of requests shows that there was an exchange, not what was in it."""
+    """aiokafka's request log shows that a SASL exchange happened, but not its bytes."""
     with caplog.at_level(logging.DEBUG, "aiokafka"):
         request = SaslAuthenticateRequest_v0(f"\0ali\0{SECRET}".encode())
         logging.getLogger("aiokafka.conn").debug("Request to %s:%d %d: %s", "h", 1, 2, request)
@@ -163,7 +164,7 @@ def test_sasl_exchanges_are_logged_without_their_bytes(caplog: pytest.LogCapture
 
 
 def test_ssl(tmp_path: Path) -> None:
-    """TLS is verified against the given authorities; a file that cannot be used is named."""
+    """TLS certificates are verified against the configured authorities. An error names a file that cannot be used."""
     assert ssl_context(KafkaSettings()) is None
     context = ssl_context(KafkaSettings(security_protocol="SSL"))
     assert context is not None

@@ -1,4 +1,4 @@
-"""How connections are made: within their time, one attempt for all, none in the way of another."""
+"""Connection setup: timeouts, one shared attempt for each broker, and no broker blocking another."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Any]
 
 
 class Server:
-    """Takes connections and hands each to `handler`; `taken` counts them."""
+    """Accepts connections and passes each to `handler`. `taken` counts them."""
 
     def __init__(self, handler: Handler) -> None:
         self._handler = handler
@@ -45,18 +45,18 @@ class Server:
 
 
 async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Reads what comes, and says nothing."""
+    """Reads requests and never responds."""
     while await reader.read(1_000):
         pass
 
 
 async def closing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Hangs up at the first word."""
+    """Closes the connection at the first bytes."""
     await reader.read(1)
 
 
 async def answering(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Speaks the oldest ApiVersions and Metadata: one broker, itself."""
+    """Responds to the oldest ApiVersions and Metadata requests as a cluster of one broker."""
     port = writer.get_extra_info("sockname")[1]
     responses = {
         18: ApiVersionResponse_v0(0, [(18, 0, 0), (3, 0, 0)]),
@@ -70,7 +70,7 @@ async def answering(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) 
 
 @asynccontextmanager
 async def serving(*handlers: Handler) -> AsyncIterator[list[tuple[Server, int]]]:
-    """A server for each handler, with its port."""
+    """Starts a server for each handler and returns the ports."""
     servers = [Server(handler) for handler in handlers]
     listening = [await asyncio.start_server(server, "127.0.0.1", 0) for server in servers]
     try:
@@ -85,12 +85,12 @@ def settings(*ports: int, **more: Any) -> KafkaSettings:
 
 
 def knowing(client: Client, *ports: int) -> None:
-    """Give a client the metadata of brokers 0, 1, … at ports."""
+    """Sets a client's metadata to brokers 0, 1, … at the given ports."""
     client.cluster.update_metadata(MetadataResponse_v0([(i, "127.0.0.1", port) for i, port in enumerate(ports)], []))
 
 
-async def test_a_bootstrap_server_that_says_nothing_is_passed_over() -> None:
-    """Each bootstrap server gets its share of the time; one that answers is enough."""
+async def test_an_unresponsive_bootstrap_server_is_skipped() -> None:
+    """Each bootstrap server gets its share of the timeout. One that responds is enough."""
     async with serving(silent, silent, answering) as [(_, first), (_, second), (_, third)]:
         connection = Connection(settings(first, second, third, request_timeout_ms=1_500))
         await connection.open()
@@ -99,7 +99,7 @@ async def test_a_bootstrap_server_that_says_nothing_is_passed_over() -> None:
 
 
 async def test_bootstrap_names_each_server_and_its_reason() -> None:
-    """Where none answers, the error says of each what happened, within `request_timeout_ms`."""
+    """If no bootstrap server responds, the error lists each with its reason, within `request_timeout_ms`."""
     async with serving(silent, closing) as [(_, first), (_, second)]:
         started = time.monotonic()
         with pytest.raises(BrokerNotAvailable, match=f"{first},127.0.0.1:{second}: no broker reached") as caught:
@@ -109,8 +109,8 @@ async def test_bootstrap_names_each_server_and_its_reason() -> None:
         assert f"127.0.0.1:{second}: the broker closed the connection" in str(caught.value)
 
 
-async def test_brokers_that_are_not_reached_are_logged_before_the_deadline(capsys: pytest.CaptureFixture[str]) -> None:
-    """Once for all clients of the process, with the addresses and the reason; not where one is reached in time."""
+async def test_unreachable_brokers_are_logged_before_the_deadline(capsys: pytest.CaptureFixture[str]) -> None:
+    """Unreachable brokers are logged once for all clients of the process, unless one is reached in time."""
     log.configure(LogSettings(format="json"), "test")
     async with serving(closing, answering) as [(_, hangs_up), (_, answers)]:
         kafka_settings = settings(hangs_up, request_timeout_ms=400)
@@ -129,7 +129,7 @@ async def test_brokers_that_are_not_reached_are_logged_before_the_deadline(capsy
 
 
 async def test_the_backoff_between_attempts_is_bounded() -> None:
-    """Attempts come at most `reconnect_backoff_max_ms` apart, where doubling alone would leave a few."""
+    """Attempts are at most `reconnect_backoff_max_ms` apart."""
     async with serving(closing) as [(server, port)]:
         more = {"reconnect_backoff_ms": 1, "reconnect_backoff_max_ms": 4, "request_timeout_ms": 1_000}
         with pytest.raises(BrokerNotAvailable):
@@ -138,7 +138,7 @@ async def test_the_backoff_between_attempts_is_bounded() -> None:
 
 
 async def test_the_setup_timeout_bounds_a_connection() -> None:
-    """A broker that takes the connection and says nothing is given up after `socket_connection_setup_timeout_ms`."""
+    """A broker that accepts without responding is given up after `socket_connection_setup_timeout_ms`."""
     async with serving(silent) as [(_, port)]:
         client = Client(settings(port, socket_connection_setup_timeout_ms=100), "c")
         knowing(client, port)
@@ -152,7 +152,7 @@ async def test_the_setup_timeout_bounds_a_connection() -> None:
 
 
 async def test_the_setup_timeout_grows_with_the_failures() -> None:
-    """It is doubled with each failure in a row, up to `socket_connection_setup_timeout_max_ms`."""
+    """The setup timeout doubles with each consecutive failure, up to `socket_connection_setup_timeout_max_ms`."""
     async with serving(silent) as [(_, port)]:
         limits = {"socket_connection_setup_timeout_ms": 20, "socket_connection_setup_timeout_max_ms": 50}
         client = Client(settings(port, reconnect_backoff_ms=1, reconnect_backoff_max_ms=1, **limits), "c")
@@ -168,7 +168,8 @@ async def test_the_setup_timeout_grows_with_the_failures() -> None:
 
 
 async def test_all_addresses_of_a_host_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that refuses is followed by the next at once, and one that does not answer by the next attempt."""
+    """After a refused connection the next address is tried at once. An unresponsive address is skipped by the next
+    attempt."""
     async with serving(answering) as [(server, port)]:
         found = [(2, ("127.0.0.2", 1)), (2, ("127.0.0.1", port))]
 
@@ -184,7 +185,7 @@ async def test_all_addresses_of_a_host_are_tried(monkeypatch: pytest.MonkeyPatch
 
 
 async def test_canonical_names_of_the_bootstrap_servers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each address of each server is asked by its own name; a server that is not known is passed over."""
+    """Each address of each bootstrap server is contacted by its canonical name. An unknown server is skipped."""
 
     async def names(host: str, port: int) -> list[str]:
         if host == "gone":
@@ -201,8 +202,8 @@ async def test_canonical_names_of_the_bootstrap_servers(monkeypatch: pytest.Monk
     await client.close()
 
 
-async def test_one_attempt_serves_all_and_is_in_nobodys_way() -> None:
-    """Who waits for a silent broker shares one attempt; another broker is connected to meanwhile."""
+async def test_callers_share_one_attempt_to_a_broker() -> None:
+    """Callers that wait for an unresponsive broker share one attempt. Other brokers can be connected to meanwhile."""
     async with serving(silent, answering) as [(mute, first), (_, second)]:
         client = Client(settings(first, socket_connection_setup_timeout_ms=5_000), "c")
         knowing(client, first, second)
@@ -220,7 +221,7 @@ async def test_one_attempt_serves_all_and_is_in_nobodys_way() -> None:
 
 
 async def test_an_idle_connection_is_closed_and_made_again() -> None:
-    """A connection is closed after `connections_max_idle_ms`, and the next request makes another."""
+    """A connection is closed after `connections_max_idle_ms`, and the next request opens another."""
     async with serving(answering) as [(server, port)]:
         connection = Connection(settings(port, connections_max_idle_ms=50))
         await connection.open()
@@ -236,8 +237,9 @@ async def test_an_idle_connection_is_closed_and_made_again() -> None:
         await connection.close()
 
 
-async def test_a_node_that_refuses_is_left_alone() -> None:
-    """After a failed attempt the next ones wait, longer each time up to a bound; the reason stays known meanwhile."""
+async def test_failed_attempts_are_backed_off() -> None:
+    """After a failed attempt the next ones are delayed, with a growing, limited backoff. The reason stays available
+    meanwhile."""
     async with serving(closing) as [(server, port)]:
         client = Client(settings(port, reconnect_backoff_ms=20, reconnect_backoff_max_ms=80), "c")
         knowing(client, port)
@@ -255,15 +257,16 @@ async def test_a_node_that_refuses_is_left_alone() -> None:
 
 
 async def test_a_broker_that_is_not_known() -> None:
-    """A node without an address is not reached, and it is said which."""
+    """A request to a node without an address fails with an error that names the node."""
     client = Client(settings(1), "c")
     assert not await client.ready(7)
     assert str(client.connection_error(7, "produce")) == "produce: broker 7 is not in the metadata"
     await client.close()
 
 
-async def test_who_is_kept_out() -> None:
-    """A refused login is kept until the node lets the client in, or is no longer there; another failure is not one."""
+async def test_authentication_error_of_a_node_is_kept() -> None:
+    """An authentication error is kept until the node is removed from the metadata. Other errors are not authentication
+    errors."""
     client = Client(settings(1), "c")
     knowing(client, 1, 2)
     client._node_errors = {0: BrokerNotAvailable("gone"), 1: AuthenticationFailed("wrong")}
@@ -273,8 +276,8 @@ async def test_who_is_kept_out() -> None:
     await client.close()
 
 
-async def test_what_a_failed_connection_means() -> None:
-    """TLS alerts and a wrong SASL exchange are AuthenticationFailed, a closed socket is not."""
+async def test_errors_of_failed_connections() -> None:
+    """TLS alerts and failed SASL exchanges are AuthenticationFailed. A closed socket is not."""
     client = Client(settings(1), "c")
     alert = kafka.KafkaConnectionError("closed")
     alert.__cause__ = ssl.SSLError(1, "[SSL: TLSV13_ALERT_CERTIFICATE_REQUIRED] tlsv13 alert certificate required")
@@ -298,8 +301,9 @@ async def test_what_a_failed_connection_means() -> None:
         ({"metadata_recovery_rebootstrap_trigger_ms": 0, "metadata_recovery_strategy": "none"}, False),
     ],
 )
-async def test_brokers_that_have_all_moved(more: dict[str, Any], found: bool) -> None:
-    """Where no known broker gives metadata for long, the bootstrap servers do, unless that is switched off."""
+async def test_metadata_is_bootstrapped_again_if_all_brokers_moved(more: dict[str, Any], found: bool) -> None:
+    """If no known broker returns metadata for too long, the bootstrap servers are used again, unless this is switched
+    off."""
     async with serving(answering, closing) as [(_, new), (_, old)]:
         client = Client(settings(new, **more), "c")
         knowing(client, old)
@@ -310,8 +314,8 @@ async def test_brokers_that_have_all_moved(more: dict[str, Any], found: bool) ->
         await client.close()
 
 
-async def test_bootstrap_servers_that_are_gone_as_well() -> None:
-    """Nothing is known then, and what was known is kept."""
+async def test_metadata_is_kept_if_bootstrapping_again_fails() -> None:
+    """If the bootstrap servers are unreachable too, the update fails and the old metadata is kept."""
     async with serving(closing, closing) as [(_, one), (_, other)]:
         client = Client(settings(one, metadata_recovery_rebootstrap_trigger_ms=0), "c")
         knowing(client, other)
@@ -321,7 +325,7 @@ async def test_bootstrap_servers_that_are_gone_as_well() -> None:
 
 
 async def test_buffers_of_the_sockets_have_the_size_that_is_set() -> None:
-    """By default they are the system's, as Kafka's -1 says."""
+    """The socket buffers have the configured size. The default is the system's, like Kafka's -1."""
     sizes, kinds = {}, dict[str, Any]
     async with serving(answering) as [(_, port)]:
         for name, more in (("system", kinds()), ("set", {"send_buffer_bytes": 20_000, "receive_buffer_bytes": 30_000})):
@@ -335,8 +339,9 @@ async def test_buffers_of_the_sockets_have_the_size_that_is_set() -> None:
     assert sizes["system"] != sizes["set"]
 
 
-async def test_aiokafka_says_nothing_of_our_clients(caplog: pytest.LogCaptureFixture) -> None:
-    """Its lines would repeat ours; those of a client that a user made with aiokafka itself are heard."""
+async def test_aiokafka_logs_of_own_clients_are_suppressed(caplog: pytest.LogCaptureFixture) -> None:
+    """aiokafka's log lines of Penstock's clients are suppressed. Those of a client that the user created with aiokafka
+    are logged."""
     logging.getLogger("aiokafka").setLevel(logging.NOTSET)
     with caplog.at_level(logging.DEBUG):
         async with serving(closing) as [(_, port)]:
@@ -352,7 +357,8 @@ async def test_aiokafka_says_nothing_of_our_clients(caplog: pytest.LogCaptureFix
 
 
 async def test_requests_and_errors_name_their_client(caplog: pytest.LogCaptureFixture) -> None:
-    """A debug line of each request has its correlation id; an error has a note, which tracebacks show."""
+    """The debug line of a request has its correlation id. An error has a note with the client id, which tracebacks
+    show."""
     async with serving(answering) as [(_, port)]:
         with caplog.at_level(logging.DEBUG, sockets.__name__):
             connection = Connection(settings(port, client_id="shop-1"))

@@ -1,4 +1,4 @@
-"""Requests and responses on the wire: each struct round-trips in the one version it is pinned to."""
+"""Requests and responses on the wire: each struct round-trips in its pinned version."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ APIS = {name: api for name, api in vars(wire).items() if isinstance(api, Api)}
 
 
 def test_every_request_is_listed_here() -> None:
-    """No API is added without a round trip below."""
+    """Every API has a round trip below."""
     assert REQUESTS.keys() == APIS.keys()
 
 
 @pytest.mark.parametrize("name", sorted(APIS))
 def test_round_trip(name: str) -> None:
-    """What is encoded is decoded again, field by field, to the last byte."""
+    """An encoded message decodes to equal fields and is consumed to the last byte."""
     api = APIS[name]
     struct = api(*REQUESTS[name]).prepare({api.key: (0, 99)})
     data = BytesIO(struct.encode())
@@ -54,7 +54,7 @@ def test_round_trip(name: str) -> None:
 
 
 def test_a_broker_that_is_too_old() -> None:
-    """A version the broker does not speak is refused with what it does."""
+    """A version that the broker does not support is rejected with the versions that it supports."""
     request = wire.END_TXN("tx", 7, 0, True)
     with pytest.raises(UnsupportedVersion, match="EndTxn v2: the broker speaks v0 to v1"):
         request.prepare({26: (0, 1)})
@@ -63,13 +63,13 @@ def test_a_broker_that_is_too_old() -> None:
 
 
 def test_uuid() -> None:
-    """A uuid is its sixteen bytes."""
+    """A UUID is encoded as its sixteen bytes."""
     value = uuid.uuid4()
     assert Uuid.decode(BytesIO(Uuid.encode(value))) == value
 
 
 def test_assignment() -> None:
-    """A member's assignment is decoded to partitions; a member without one has none."""
+    """A member's assignment decodes to partitions. A member without an assignment has none."""
     data = ConsumerProtocolMemberAssignment(0, [("t", [0, 2])], b"").encode()
     assert decode_assignment(data) == {TopicPartition("t", 0), TopicPartition("t", 2)}
     assert decode_assignment(b"") == decode_assignment(None) == frozenset()

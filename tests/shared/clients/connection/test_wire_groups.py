@@ -1,4 +1,4 @@
-"""The requests of a group's members on the wire: each round-trips in the one version it is pinned to."""
+"""The requests of group members on the wire: each round-trips in its pinned version."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ APIS = {name: api for name, api in vars(wire_groups).items() if isinstance(api, 
 
 
 def test_every_request_is_listed_here() -> None:
-    """No API is added without a round trip below."""
+    """Every API has a round trip below."""
     assert requests(None).keys() == APIS.keys()
 
 
 @pytest.mark.parametrize("instance", INSTANCES)
 @pytest.mark.parametrize("name", sorted(APIS))
 def test_round_trip(name: str, instance: str | None) -> None:
-    """What is encoded is decoded again, to the last byte, with and without an instance id."""
+    """An encoded message decodes to the same value, to the last byte, with and without an instance id."""
     api = APIS[name]
     struct = api(*requests(instance)[name]).prepare({api.key: (0, 99)})
     data = BytesIO(struct.encode())

@@ -1,4 +1,4 @@
-"""A fake cluster with records in topic `t`, and a consumer of it that is quick to notice what happens."""
+"""A fake cluster with records in topic `t`, and a consumer that reacts quickly."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from penstock.shared.testing.fake_broker import FakeCluster
 
 @asynccontextmanager
 async def filled(records: int, partitions: int = 1) -> AsyncIterator[FakeCluster]:
-    """So many records in each partition, of which each has its number as value."""
+    """Writes the given number of records to each partition. Each record's value is its number."""
     async with FakeCluster(configs={"group.min.session.timeout.ms": "10"}) as cluster:
         cluster.create_topic("t", partitions=partitions)
         async with Producer(KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)) as producer:
@@ -26,7 +26,7 @@ async def filled(records: int, partitions: int = 1) -> AsyncIterator[FakeCluster
 
 @asynccontextmanager
 async def opened(cluster: FakeCluster, **given: object) -> AsyncIterator[Consumer]:
-    """In group `g`, with these settings beside its own; open for 20 seconds at most."""
+    """Opens a consumer in group `g` with the given settings, for at most 20 seconds."""
     bootstrap = cluster.bootstrap_servers
     kafka = KafkaSettings(bootstrap_servers=bootstrap, retry_backoff_ms=5)
     settings = {"group_id": "g", "auto_offset_reset": "earliest", "heartbeat_interval_ms": 20, "fetch_max_wait_ms": 20}

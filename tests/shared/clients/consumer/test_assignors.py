@@ -1,4 +1,4 @@
-"""Who gets which partitions: examples of Kafka's own documentation, and what holds for any group."""
+"""Partition assignors: examples from Kafka's documentation, and properties that hold for any group."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def group(
     generation: int = 1,
     instances: Mapping[str, str] | None = None,
 ) -> dict[str, GroupMember]:
-    """Members with their topics, and what they hold, written as the assignor has them write it."""
+    """Members with their topics and owned partitions, encoded as the assignor encodes them."""
     members = {}
     for name, wanted in topics.items():
         owned = (held or {}).get(name, [])
@@ -40,7 +40,7 @@ def group(
 
 
 def test_range() -> None:
-    """Each topic is cut into ranges, and the first members get what does not come out even."""
+    """Each topic is divided into ranges, and the first members get the remainder."""
     members = group(ASSIGNORS["range"], {"x": ("a", "b"), "y": ("a", "b"), "z": ("b",)})
     assert ASSIGNORS["range"].assign({"a": 3, "b": 4}, members) == {
         "x": tps("a0 a1 b0 b1"),
@@ -50,7 +50,7 @@ def test_range() -> None:
 
 
 def test_round_robin() -> None:
-    """Partitions go round; a member that has not subscribed to a topic is passed over."""
+    """Partitions are assigned in turn. A member that is not subscribed to the topic is skipped."""
     members = group(ASSIGNORS["roundrobin"], {"c0": ("a",), "c1": ("a", "b"), "c2": ("a", "b", "c")})
     assert ASSIGNORS["roundrobin"].assign({"a": 1, "b": 2, "c": 3}, members) == {
         "c0": tps("a0"),
@@ -61,14 +61,15 @@ def test_round_robin() -> None:
 
 @pytest.mark.parametrize("name", ["range", "roundrobin"])
 def test_static_members_come_first_by_instance(name: str) -> None:
-    """The order follows instance ids, so that a static member with a new member id gets the same again."""
+    """Members are ordered by instance id, so a static member with a new member id gets the same partitions again."""
     assignor, topics = ASSIGNORS[name], {"x": ("a",), "y": ("a",), "z": ("a",)}
     assigned = assignor.assign({"a": 3}, group(assignor, topics, instances={"z": "i1", "y": "i2"}))
     assert (assigned["z"], assigned["y"], assigned["x"]) == (tps("a0"), tps("a1"), tps("a2"))
 
 
 def test_sticky_as_documented() -> None:
-    """The second example of Kafka's StickyAssignor: more balanced than round robin, and three partitions stay."""
+    """The second example of Kafka's StickyAssignor: the result is more balanced than round robin, and three partitions
+    stay."""
     topics = {"c0": ("a",), "c1": ("a", "b"), "c2": ("a", "b", "c")}
     first = STICKY.assign({"a": 1, "b": 2, "c": 3}, group(STICKY, topics))
     assert first == {"c0": tps("a0"), "c1": tps("b0 b1"), "c2": tps("c0 c1 c2")}
@@ -80,8 +81,9 @@ def test_sticky_as_documented() -> None:
     }
 
 
-def test_sticky_gives_what_is_left_to_the_others_alone() -> None:
-    """The first example: when a member goes, nothing changes hands between those that stay."""
+def test_sticky_moves_only_the_partitions_of_a_leaver() -> None:
+    """The first example of Kafka's StickyAssignor: when a member leaves, no partition moves between the remaining
+    members."""
     topics = {"c0": tuple("abcd"), "c2": tuple("abcd")}
     held = {"c0": tps("a0 b1 d0"), "c2": tps("b0 c1")}
     after = STICKY.assign(dict.fromkeys("abcd", 2), group(STICKY, topics, held))
@@ -90,20 +92,20 @@ def test_sticky_gives_what_is_left_to_the_others_alone() -> None:
 
 
 def test_the_newest_claim_counts() -> None:
-    """Of two that claim a partition, the one whose claim is of the newer generation keeps it."""
+    """If two members claim a partition, the claim of the newer generation wins."""
     members = group(STICKY, {"x": ("a",)}, {"x": tps("a0 a1")}, generation=2)
     members |= group(STICKY, {"y": ("a",)}, {"y": tps("a0 a1 a2 a3")}, generation=3)
     assert set(STICKY.assign({"a": 8}, members)["y"]) == set(tps("a0 a1 a2 a3"))
 
 
 def test_a_tie_of_claims() -> None:
-    """Where two claims are as new as each other neither counts, not even for partitions that both could keep."""
+    """If two claims have the same generation, neither counts, not even for partitions that both could keep."""
     members = group(STICKY, {"x": ("a",), "y": ("a",)}, {"x": tps("a2 a3"), "y": tps("a2 a3")})
     assert STICKY.assign({"a": 4}, members) == {"x": tps("a0 a2"), "y": tps("a1 a3")}
 
 
 def test_cooperative_takes_two_rounds() -> None:
-    """A partition that is to move is given to nobody until its owner has let go of it."""
+    """A partition that moves is not assigned until its owner has revoked it."""
     topics, held = {"x": ("a",), "y": ("a",)}, {"x": tps("a0 a1 a2 a3")}
     first = COOPERATIVE.assign({"a": 4}, group(COOPERATIVE, topics, held))
     assert (len(first["x"]), first["y"]) == (2, [])
@@ -113,13 +115,13 @@ def test_cooperative_takes_two_rounds() -> None:
 
 
 def test_an_owned_partition_of_an_unsubscribed_topic() -> None:
-    """What a member still holds of a topic that it does not read any more is not given on before it has let go."""
+    """An owned partition of an unsubscribed topic is not reassigned before its owner has revoked it."""
     members = group(COOPERATIVE, {"x": ("b",), "y": ("a",)}, {"x": tps("a0")})
     assert COOPERATIVE.assign({"a": 2, "b": 1}, members) == {"x": tps("b0"), "y": tps("a1")}
 
 
 def test_a_topic_that_does_not_exist() -> None:
-    """Members of topics that do not exist (yet) get nothing of them."""
+    """No partitions are assigned for topics that do not exist."""
     for assignor in ASSIGNORS.values():
         assert assignor.assign({}, group(assignor, {"x": ("a",), "y": ("a",)})) == {"x": [], "y": []}
 
@@ -150,7 +152,7 @@ def check_balanced(assigned: Mapping[str, list[TopicPartition]], topics: Mapping
 @given(topics=groups, counts=counts_of)
 @pytest.mark.parametrize("name", ASSIGNORS)
 def test_every_partition_once(name: str, topics: dict[str, tuple[str, ...]], counts: dict[str, int]) -> None:
-    """Every partition of a topic somebody reads goes to exactly one member, which has subscribed to it."""
+    """Every partition of a subscribed topic is assigned to exactly one member that is subscribed to it."""
     assignor = ASSIGNORS[name]
     assigned = assignor.assign(counts, group(assignor, topics))
     check_once(assigned, topics, counts)
@@ -163,7 +165,8 @@ def test_every_partition_once(name: str, topics: dict[str, tuple[str, ...]], cou
 def test_sticky_stays(
     before: dict[str, tuple[str, ...]], after: dict[str, tuple[str, ...]], counts: dict[str, int], grown: dict[str, int]
 ) -> None:
-    """After any change of members, topics and partitions it is balanced again; without a change nothing moves."""
+    """The assignment is balanced after any change of members, topics and partitions. Without a change no partition
+    moves."""
     held = STICKY.assign(counts, group(STICKY, before))
     assert STICKY.assign(counts, group(STICKY, before, held)) == held
     more = {topic: counts[topic] + grown[topic] for topic in counts}
@@ -177,7 +180,7 @@ def test_sticky_stays(
     fresh=st.integers(0, 9),
 )
 def test_with_equal_subscriptions_no_more_moves_than_needed(held: list[int], fresh: int) -> None:
-    """Where all read the same, members keep as much as an even share allows."""
+    """With equal subscriptions, members keep as many partitions as a balanced assignment allows."""
     names, claims, at = [f"m{i}" for i in range(len(held))], {}, 0
     for name, load in zip(names, held, strict=True):
         claims[name] = [TopicPartition("a", p) for p in range(at, at + load)]
@@ -193,7 +196,7 @@ def test_with_equal_subscriptions_no_more_moves_than_needed(held: list[int], fre
 @settings(max_examples=200)
 @given(data=st.data(), counts=counts_of)
 def test_cooperative_never_hands_over_what_is_still_owned(data: st.DataObject, counts: dict[str, int]) -> None:
-    """Whatever comes and goes, no two members hold one partition; a quiet group settles on a balanced whole."""
+    """Through any joins and leaves, no partition has two owners. A stable group converges to a balanced assignment."""
     held: dict[str, list[TopicPartition]] = {}
     for generation in range(1, 4):
         topics = data.draw(groups)

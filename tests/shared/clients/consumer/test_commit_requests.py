@@ -49,7 +49,7 @@ def at(offset: int) -> OffsetAndMetadata:
 
 
 class Coordinator:
-    """A group's coordinator in place of the connection to it; `fates` says what becomes of the next commits."""
+    """A fake group coordinator. `fates` scripts the outcomes of the next commits."""
 
     def __init__(self, generation: int = 1) -> None:
         self.settings = SimpleNamespace(retry_backoff_ms=0, request_timeout_ms=1_000)
@@ -129,7 +129,7 @@ class Coordinator:
             self.overlaid |= below
 
     def land(self, rng: random.Random) -> None:
-        """Some of what is late, in any order."""
+        """Applies some of the late commits, in any order."""
         rng.shuffle(self.late)
         for _ in range(rng.randint(0, len(self.late))):
             self.apply_late()
@@ -143,7 +143,7 @@ class Coordinator:
 
 
 class Member:
-    """A committer as a consumer has it, in a generation of its own."""
+    """A committer as the consumer creates it, with its own generation."""
 
     def __init__(self, coordinator: Coordinator, **settings: Any) -> None:
         self.coordinator, self.generation, self.clock = coordinator, coordinator.generation, ManualClock()
@@ -171,7 +171,8 @@ def scripted(*fates: str) -> Callable[[], str]:
 
 
 async def test_one_at_a_time_and_the_newest_wins() -> None:
-    """While one is out the next wait; of several for a partition only the newest is sent, all callbacks are told."""
+    """While a commit is in flight the next ones wait. Only the newest for a partition is sent, and all callbacks are
+    called."""
     member = Member(coordinator := Coordinator())
     coordinator.gate = asyncio.Event()
     member.later(1)
@@ -187,8 +188,9 @@ async def test_one_at_a_time_and_the_newest_wins() -> None:
 
 
 @pytest.mark.parametrize("fate", [str(LOADING), str(UNAVAILABLE), str(MOVED), "closed", "timeout", "half"])
-async def test_passing_failures_are_retried(fate: str) -> None:
-    """A coordinator that loads, moved, hangs up or does not answer is asked again; a sync commit waits for it."""
+async def test_retriable_failures_are_retried(fate: str) -> None:
+    """If the coordinator loads, moves, disconnects or does not respond, the commit is retried. A sync commit waits for
+    it."""
     member = Member(coordinator := Coordinator())
     coordinator.fates = scripted(fate, fate)
     await member.commits.commit({A: at(5), B: at(6)}, 5_000)
@@ -201,8 +203,9 @@ async def test_passing_failures_are_retried(fate: str) -> None:
     assert failures == failed
 
 
-async def test_a_partition_that_is_no_more_holds_no_other_up() -> None:
-    """Those stored are done and told; the one that is unknown is tried for a while, then named, and later once."""
+async def test_an_unknown_partition_does_not_block_others() -> None:
+    """Stored partitions are done. An unknown one is retried for a while, then named in the error, and afterwards tried
+    once."""
     member = Member(coordinator := Coordinator())
     member.clock.advance(1_000_000)
     coordinator.fates = lambda: f"without t-1: {GONE}"
@@ -232,8 +235,8 @@ async def test_a_partition_that_is_no_more_holds_no_other_up() -> None:
     assert coordinator.committed == {A: at(6), B: at(6)}
 
 
-async def test_a_partition_that_was_known_again_is_retried_anew() -> None:
-    """The time for which it is retried begins when it is unknown first, since it was committed last."""
+async def test_the_retry_time_of_a_partition_restarts() -> None:
+    """The retry time of an unknown partition starts at its first failure since its last successful commit."""
     member = Member(coordinator := Coordinator())
     unknown = f"without t-1: {GONE}"
     coordinator.fates = scripted(unknown)
@@ -245,7 +248,7 @@ async def test_a_partition_that_was_known_again_is_retried_anew() -> None:
 
 
 async def test_a_partition_is_not_retried_beyond_its_time() -> None:
-    """Also if nobody looked at the very moment."""
+    """A partition is not retried after its retry time, even if no check ran at that moment."""
     member = Member(coordinator := Coordinator())
     coordinator.fates = lambda: f"without t-1: {GONE}"
     member.later(1, B)
@@ -256,8 +259,8 @@ async def test_a_partition_is_not_retried_beyond_its_time() -> None:
     assert member.told == [(1, "UnknownTopicOrPartition")]
 
 
-async def test_all_that_wait_for_a_refused_partition_are_told() -> None:
-    """Also those whose offsets were covered by newer ones; the others wait for their own partitions."""
+async def test_all_callbacks_of_a_rejected_partition_are_called() -> None:
+    """Callbacks whose offsets were superseded are called too. Callbacks of other partitions wait for their own."""
     member = Member(coordinator := Coordinator())
     coordinator.fates = lambda: f"without t-1: {TOO_LONG}"
     member.later(1, B)
@@ -268,7 +271,8 @@ async def test_all_that_wait_for_a_refused_partition_are_told() -> None:
 
 
 async def test_a_member_without_an_assignment_commits_nothing() -> None:
-    """The broker would take it as a commit from outside the group. Outside a group that is right."""
+    """A member without an assignment commits nothing, because a broker would accept it as a commit from outside the
+    group."""
     for managed, generation, expected in ((True, -1, {}), (False, -1, {A: at(5)}), (True, 0, {A: at(5)})):
         member = Member(coordinator := Coordinator(generation), is_managed=lambda managed=managed: managed)
         member.later(5)
@@ -278,7 +282,7 @@ async def test_a_member_without_an_assignment_commits_nothing() -> None:
 
 
 async def test_the_latency_of_a_commit_is_measured() -> None:
-    """From the request to its answer."""
+    """Latency is measured from the request to its response."""
     member = Member(coordinator := Coordinator())
     member.clock.advance(1_000)
     coordinator.gate = asyncio.Event()
@@ -297,7 +301,7 @@ async def test_the_latency_of_a_commit_is_measured() -> None:
 
 
 def test_the_backoff_grows_until_a_commit_succeeds() -> None:
-    """Each wait is twice the one before, up to a second; after a success it begins again."""
+    """Each wait is twice the previous one, up to one second. A success resets it."""
 
     async def waits() -> list[int]:
         member = Member(coordinator := Coordinator(), clock=virtual_time.LoopClock())
@@ -321,7 +325,7 @@ def test_the_backoff_grows_until_a_commit_succeeds() -> None:
 
 
 def test_a_drain_and_a_commit_end_in_time() -> None:
-    """Each at its own deadline, and at once if it has passed; what is answered before is waited for."""
+    """A drain and a commit end at their own deadlines, at once if it has passed. Earlier responses are waited for."""
 
     async def measured() -> list[int]:
         member = Member(coordinator := Coordinator(), clock=virtual_time.LoopClock())
@@ -349,7 +353,7 @@ def test_a_drain_and_a_commit_end_in_time() -> None:
 
 
 def test_a_late_commit_is_covered_by_a_timer() -> None:
-    """The offsets are read back LATE_MS after the commit without an answer, and committed again."""
+    """LATE_MS after an unanswered commit the offsets are read back and committed again."""
 
     async def committed() -> list[tuple[int, dict[TopicPartition, OffsetAndMetadata]]]:
         member = Member(coordinator := Coordinator(), clock=virtual_time.LoopClock())
@@ -369,8 +373,8 @@ def test_a_late_commit_is_covered_by_a_timer() -> None:
     assert virtual_time.run(committed()) == [(2, {A: at(5)}), (3, {A: at(9)})]
 
 
-async def test_a_text_that_is_too_long_is_said_of_its_partition_at_once() -> None:
-    """The other partitions of the commit are stored, and the sequence goes on."""
+async def test_oversized_metadata_fails_its_partition_at_once() -> None:
+    """The other partitions of the commit are stored, and later commits continue."""
     member = Member(coordinator := Coordinator())
     coordinator.fates = lambda: f"without t-1: {TOO_LONG}"
     with pytest.raises(InvalidRequest, match="t-1"):
@@ -390,8 +394,9 @@ async def test_a_text_that_is_too_long_is_said_of_its_partition_at_once() -> Non
         (FENCED, FencedInstanceId),
     ],
 )
-async def test_what_only_a_rebalance_can_mend_is_raised_at_once(code: int, error: type[PenstockError]) -> None:
-    """Sync raises it, async tells its callback; the message names client, group, generation, member and request."""
+async def test_errors_that_need_a_rebalance_are_raised_at_once(code: int, error: type[PenstockError]) -> None:
+    """Sync commits raise the error and async commits pass it on. It names client, group, generation, member and
+    request."""
     member = Member(coordinator := Coordinator())
     coordinator.fates = lambda: str(code)
     with pytest.raises(error) as raised:
@@ -403,8 +408,9 @@ async def test_what_only_a_rebalance_can_mend_is_raised_at_once(code: int, error
     await member.commits.close()
 
 
-async def test_callbacks_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """While the coordinator is away the oldest are told by an error that passes; the newest offsets are committed."""
+async def test_pending_callbacks_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the coordinator is unavailable the oldest callbacks get a retriable error. The newest offsets are
+    committed."""
     monkeypatch.setattr("penstock.shared.clients.consumer.commit_requests.WAITING_MAX", 3)
     member = Member(coordinator := Coordinator())
     coordinator.gate = asyncio.Event()
@@ -419,7 +425,7 @@ async def test_callbacks_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) 
 
 
 async def test_callbacks_are_called_before_a_sync_commit_returns() -> None:
-    """A sync commit completes what was pending before it, and its callbacks know."""
+    """A sync commit completes the pending commits before it, and their callbacks are called first."""
     member = Member(coordinator := Coordinator())
     coordinator.fates = scripted(str(LOADING), "delay5")
     member.later(3)
@@ -429,8 +435,8 @@ async def test_callbacks_are_called_before_a_sync_commit_returns() -> None:
     assert coordinator.committed == {A: at(5), B: at(7)}
 
 
-async def test_a_commit_of_nothing_waits_for_what_is_pending() -> None:
-    """It has nothing of its own to wait for, and what was committed before it is done all the same."""
+async def test_an_empty_commit_waits_for_pending_commits() -> None:
+    """An empty commit returns when all earlier commits are done."""
     member = Member(coordinator := Coordinator())
     await member.commits.commit({}, 5_000)
     coordinator.gate = asyncio.Event()
@@ -449,8 +455,8 @@ async def test_a_commit_of_nothing_waits_for_what_is_pending() -> None:
 
 
 @pytest.mark.parametrize("code", [UNKNOWN, GENERATION, REBALANCE])
-async def test_a_revocation_goes_on_without_what_cannot_be_committed(code: int) -> None:
-    """Its drain ends at once where no answer can mend it, and in time where there is none."""
+async def test_a_revocation_continues_if_a_commit_cannot_succeed(code: int) -> None:
+    """The drain of a revocation ends at once on a permanent error, and at its deadline without a response."""
     member = Member(coordinator := Coordinator())
     coordinator.fates = lambda: str(code)
     member.later(1)
@@ -463,8 +469,8 @@ async def test_a_revocation_goes_on_without_what_cannot_be_committed(code: int) 
     await member.commits.close()
 
 
-async def test_a_callback_that_raises_harms_nobody() -> None:
-    """What a callback raises is logged; the others are told, and commits go on."""
+async def test_a_callback_that_raises_affects_nothing_else() -> None:
+    """The exception of a callback is logged. Other callbacks are called, and commits continue."""
     member = Member(coordinator := Coordinator())
 
     def broken(*_: object) -> None:
@@ -477,9 +483,9 @@ async def test_a_callback_that_raises_harms_nobody() -> None:
     assert coordinator.committed == {A: at(2)}
 
 
-async def test_failed_offsets_go_on_in_the_new_generation() -> None:
-    """Refused for a rebalance, a kept partition's offset is committed once the member has the new generation; that of
-    one that went elsewhere is dropped, and its callback is told."""
+async def test_failed_offsets_are_committed_in_the_new_generation() -> None:
+    """After a rejection due to a rebalance, a kept partition is committed in the new generation. The offset of a
+    revoked one is dropped, and its callback is called."""
     member = Member(coordinator := Coordinator())
     coordinator.generation = 2
     member.later(5)
@@ -492,8 +498,8 @@ async def test_failed_offsets_go_on_in_the_new_generation() -> None:
     assert coordinator.committed == {A: at(5)}
 
 
-async def test_a_commit_whose_partitions_go_is_not_waited_for() -> None:
-    """A sync commit that has not been answered when its partitions are lost ends at once."""
+async def test_a_commit_of_lost_partitions_ends_at_once() -> None:
+    """A sync commit without a response ends at once when its partitions are lost."""
     member = Member(coordinator := Coordinator())
     coordinator.gate = asyncio.Event()
     waiting = asyncio.ensure_future(member.commits.commit({A: at(5)}, 60_000))
@@ -504,8 +510,8 @@ async def test_a_commit_whose_partitions_go_is_not_waited_for() -> None:
     await member.commits.close()
 
 
-async def test_an_error_of_the_generation_before_is_not_the_new_ones() -> None:
-    """A commit under way in a rebalance is refused; a sync commit made since goes on under the new generation."""
+async def test_an_error_of_the_old_generation_is_ignored() -> None:
+    """A commit in flight during a rebalance is rejected. A sync commit made since continues in the new generation."""
     member = Member(coordinator := Coordinator())
     coordinator.gate = asyncio.Event()
     member.later(5)
@@ -520,8 +526,8 @@ async def test_an_error_of_the_generation_before_is_not_the_new_ones() -> None:
     assert member.told == [(5, "NoneType")]
 
 
-async def test_a_commit_of_the_generation_before_is_sent_again_by_itself() -> None:
-    """It was under way in the rebalance, and nothing else is committed since."""
+async def test_a_commit_of_the_old_generation_is_retried() -> None:
+    """A commit in flight during a rebalance is sent again, even if no other commit follows."""
     member = Member(coordinator := Coordinator())
     coordinator.gate = asyncio.Event()
     member.later(5)
@@ -534,7 +540,7 @@ async def test_a_commit_of_the_generation_before_is_sent_again_by_itself() -> No
 
 
 async def test_a_sync_commit_has_a_deadline() -> None:
-    """After it KafkaTimeout names the last failure."""
+    """At its deadline a sync commit raises KafkaTimeout with the last failure."""
     member = Member(coordinator := Coordinator())
     coordinator.fates = lambda: str(LOADING)
     with pytest.raises(KafkaTimeout, match=r"not committed within 20 ms: .*COORDINATOR_LOAD_IN_PROGRESS"):
@@ -543,7 +549,8 @@ async def test_a_sync_commit_has_a_deadline() -> None:
 
 
 async def test_a_late_commit_is_covered_when_it_cannot_land_any_more() -> None:
-    """One without an answer lands after a newer one was read back: after LATE_MS the newest is committed again."""
+    """If an unanswered commit is applied after a newer one was read back, the newest is committed again after
+    LATE_MS."""
     member = Member(coordinator := Coordinator())
     coordinator.fates = scripted("timeout, late")
     member.later(5)
@@ -568,8 +575,8 @@ STEPS = ["process"] * 5 + ["async"] * 4 + ["sync", "turns", "turns", "land", "re
 @settings(max_examples=300, deadline=None)
 @given(st.lists(st.sampled_from(STEPS), max_size=50), st.integers(0, 2**32))
 async def test_committed_offsets_never_go_backwards_or_ahead(steps: list[str], seed: int) -> None:
-    """Whatever fails, is late or lands late, through rebalances: nothing beyond what was processed is sent; no commit
-    that is acknowledged, and no offset that the next owner finds, is below one before; in the end it is the newest."""
+    """Under any failures, delays and rebalances, no commit exceeds the processed records. Neither acknowledged commits
+    nor the offsets that the next owner finds go backwards. In the end the newest offset is committed."""
     rng = random.Random(seed)
     member = Member(coordinator := Coordinator())
     processed = {A: 0, B: 0}

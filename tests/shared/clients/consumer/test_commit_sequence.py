@@ -1,4 +1,4 @@
-"""The sequence guard: committed offsets never go backwards and never ahead of what was processed."""
+"""The commit sequence: committed offsets never go backwards and never beyond processed records."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def next_of(sequence: CommitSequence, generation: int = 1) -> Commit:
 
 
 def test_a_failure_is_repeated_only_while_it_is_the_newest() -> None:
-    """A failed offset that a newer one covers is not sent again."""
+    """A failed offset is not sent again if a newer one replaces it."""
     sequence = CommitSequence()
     sequence.register({A: at(5)})
     commit = next_of(sequence)
@@ -33,8 +33,8 @@ def test_a_failure_is_repeated_only_while_it_is_the_newest() -> None:
     assert next_of(sequence).offsets == {A: at(9)}
 
 
-def test_partitions_have_numbers_of_their_own() -> None:
-    """A newer commit for one partition does not drop another's failed offset: both go with the next."""
+def test_partitions_have_their_own_sequence() -> None:
+    """A newer commit for one partition does not drop the failed offset of another. The next commit has both."""
     sequence = CommitSequence()
     sequence.register({A: at(5)})
     failed = next_of(sequence)
@@ -44,7 +44,7 @@ def test_partitions_have_numbers_of_their_own() -> None:
 
 
 def test_done_means_these_or_newer() -> None:
-    """A registered offset counts as done once it, or a newer one of its partition, was committed."""
+    """A registered offset is done once it, or a newer one of its partition, has been committed."""
     sequence = CommitSequence()
     old = sequence.register({A: at(5)})
     new = sequence.register({A: at(9)})
@@ -57,8 +57,8 @@ def test_done_means_these_or_newer() -> None:
     assert sequence.is_drained
 
 
-def test_what_was_registered_meanwhile_stays_wanted() -> None:
-    """A success of an older offset leaves the newer one wanted."""
+def test_an_offset_registered_during_a_commit_stays_pending() -> None:
+    """A successful commit of an older offset leaves the newer one pending."""
     sequence = CommitSequence()
     sequence.register({A: at(5)})
     commit = next_of(sequence)
@@ -68,8 +68,9 @@ def test_what_was_registered_meanwhile_stays_wanted() -> None:
     assert next_of(sequence).offsets == {A: at(9)}
 
 
-def test_an_unknown_fate_is_read_back() -> None:
-    """After a commit of unknown fate the next success is read back, and committed again where the old one has won."""
+def test_a_commit_of_unknown_outcome_is_read_back() -> None:
+    """After a commit of unknown outcome, the next success is read back. It is committed again if the older commit was
+    applied last."""
     sequence = CommitSequence()
     sequence.register({A: at(5)})
     sequence.on_failure(next_of(sequence), unknown_at_ms=0)
@@ -80,8 +81,8 @@ def test_an_unknown_fate_is_read_back() -> None:
     assert next_of(sequence).offsets == {A: at(9)}
 
 
-def test_a_read_back_leaves_a_newer_offset_wanted() -> None:
-    """An offset that was registered meanwhile is the next to commit, whichever of the older ones has won."""
+def test_a_read_back_leaves_a_newer_offset_pending() -> None:
+    """An offset registered meanwhile is committed next, whichever of the older commits was applied last."""
     sequence = CommitSequence()
     sequence.register({A: at(5)})
     sequence.on_failure(next_of(sequence), unknown_at_ms=0)
@@ -92,8 +93,8 @@ def test_a_read_back_leaves_a_newer_offset_wanted() -> None:
     assert next_of(sequence).offsets == {A: at(12)}
 
 
-def test_an_unknown_fate_is_looked_at_until_it_cannot_land_any_more() -> None:
-    """Every success within LATE_MS is read back, and once more when that is over; then all is known."""
+def test_read_backs_continue_until_late_ms_has_passed() -> None:
+    """Every success within LATE_MS is read back, and once more after LATE_MS. Then the committed offset is certain."""
     sequence = CommitSequence()
     sequence.register({A: at(5)})
     sequence.on_failure(next_of(sequence), unknown_at_ms=100)
@@ -109,7 +110,7 @@ def test_an_unknown_fate_is_looked_at_until_it_cannot_land_any_more() -> None:
 
 
 def test_only_the_commits_own_partitions_are_read_back() -> None:
-    """A commit of unknown fate puts no other partition in doubt, and none that was dropped meanwhile."""
+    """A commit of unknown outcome affects only its own partitions, and none that was dropped meanwhile."""
     sequence = CommitSequence()
     sequence.register({A: at(5)})
     first = next_of(sequence)
@@ -126,7 +127,7 @@ def test_only_the_commits_own_partitions_are_read_back() -> None:
 
 
 def test_a_rejected_commit_is_not_read_back() -> None:
-    """Its fate is known: it changed nothing."""
+    """A rejected commit is not read back, because it changed nothing."""
     sequence = CommitSequence()
     sequence.register({A: at(5)})
     sequence.on_failure(next_of(sequence))
@@ -134,8 +135,8 @@ def test_a_rejected_commit_is_not_read_back() -> None:
     assert sequence.on_success(next_of(sequence)) == frozenset()
 
 
-def test_a_read_back_of_what_this_member_did_not_commit_changes_nothing() -> None:
-    """Neither for a partition that was dropped meanwhile, nor for one without a commit that succeeded."""
+def test_a_read_back_of_other_partitions_changes_nothing() -> None:
+    """A read-back changes nothing for a partition that was dropped meanwhile, or that has no successful commit."""
     sequence = CommitSequence()
     sequence.register({A: at(5)})
     sequence.on_failure(commit := next_of(sequence), unknown_at_ms=0)
@@ -145,7 +146,7 @@ def test_a_read_back_of_what_this_member_did_not_commit_changes_nothing() -> Non
 
 
 def test_a_late_commit_of_a_higher_offset_is_covered_too() -> None:
-    """The user went back: the lower offset is the newest. A read-back after the last moment is the last one."""
+    """After a seek back, the lower offset is the newest one. A read-back after LATE_MS is the last one."""
     sequence = CommitSequence()
     sequence.register({A: at(5), B: at(9)})
     sequence.on_failure(next_of(sequence), unknown_at_ms=0)
@@ -158,8 +159,8 @@ def test_a_late_commit_of_a_higher_offset_is_covered_too() -> None:
     assert next_of(sequence).offsets == {A: at(6), B: at(3)}
 
 
-def test_a_refused_partition_stays_wanted_alone() -> None:
-    """The other partitions of the commit are done, whatever their order."""
+def test_only_the_rejected_partition_stays_pending() -> None:
+    """If one partition of a commit is rejected, the others are done, in any order."""
     sequence = CommitSequence()
     numbers = sequence.register({A: at(5), B: at(6)})
     sequence.on_success(next_of(sequence), rejected=[A])
@@ -169,8 +170,9 @@ def test_a_refused_partition_stays_wanted_alone() -> None:
     assert next_of(sequence).offsets == {A: at(5)}
 
 
-def test_kept_partitions_go_on_under_the_new_generation() -> None:
-    """After a rebalance a kept partition's failed offset is sent with the new generation, another's is dropped."""
+def test_kept_partitions_are_committed_in_the_new_generation() -> None:
+    """After a rebalance the failed offset of a kept partition is sent with the new generation. That of a revoked
+    partition is dropped."""
     sequence = CommitSequence()
     sequence.register({A: at(5), B: at(6)})
     sequence.on_failure(next_of(sequence))
@@ -179,8 +181,8 @@ def test_kept_partitions_go_on_under_the_new_generation() -> None:
     assert (commit.offsets, commit.generation) == ({A: at(5)}, 2)
 
 
-def test_what_was_dropped_is_never_done() -> None:
-    """Also where the partition comes back later, and is committed anew."""
+def test_a_dropped_offset_is_never_done() -> None:
+    """A dropped offset is never done, even if its partition is assigned and committed again."""
     sequence = CommitSequence()
     old = sequence.register({A: at(5)})
     sequence.keep(())
@@ -192,8 +194,8 @@ def test_what_was_dropped_is_never_done() -> None:
     assert sequence.is_done(new)
 
 
-def test_given_up() -> None:
-    """What was given up is not sent again, unless it was registered anew in between."""
+def test_an_abandoned_offset_is_not_sent_again() -> None:
+    """An abandoned offset is not sent again, unless it was registered again in between."""
     sequence = CommitSequence()
     sequence.register({A: at(5), B: at(6)})
     commit = next_of(sequence)
@@ -204,7 +206,7 @@ def test_given_up() -> None:
 
 
 class Coordinator:
-    """Applies commits as it is told to: at once, never, or later than the client believes."""
+    """A fake coordinator that applies commits at once, never, or late, as scripted."""
 
     def __init__(self) -> None:
         self.committed: dict[TopicPartition, OffsetAndMetadata] = {}
@@ -214,7 +216,7 @@ class Coordinator:
         self.committed.update(commit.offsets)
 
     def land(self, rng: random.Random) -> None:
-        """Some of what is late, in any order."""
+        """Applies some of the late commits, in any order."""
         rng.shuffle(self.late)
         for _ in range(rng.randint(0, len(self.late))):
             self.apply(self.late.pop())
@@ -226,8 +228,8 @@ STEPS = ["process", "process", "send", "answer", "refuse", "time out, lost", "ti
 @settings(max_examples=300)
 @given(st.lists(st.sampled_from(STEPS), max_size=60), st.integers(0, 2**32))
 def test_committed_offsets_never_go_backwards_or_ahead(steps: list[str], seed: int) -> None:
-    """Whatever fails, is delayed or lands late: no commit that succeeds is below one before it, or above what
-    was processed, and in the end the newest is committed."""
+    """Under any failures and delays, no successful commit is below an earlier one or beyond processed records. In the
+    end the newest offset is committed."""
     rng = random.Random(seed)
     sequence, coordinator = CommitSequence(), Coordinator()
     processed = {A: 0, B: 0}

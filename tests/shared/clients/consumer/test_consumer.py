@@ -1,4 +1,4 @@
-"""The consumer's commits and positions against a fake broker that loses, refuses and delays what it is asked."""
+"""The consumer's commits and positions against a fake broker that loses, rejects and delays requests."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ async def cluster() -> AsyncIterator[FakeCluster]:
 
 
 def kafka_of(cluster: FakeCluster, request_timeout_ms: int = 10_000) -> KafkaSettings:
-    """The timeout bounds the start too, which a busy machine may hold up for long."""
+    """Returns settings whose timeout also bounds the start, which may be slow on a busy machine."""
     return KafkaSettings(
         bootstrap_servers=cluster.bootstrap_servers, request_timeout_ms=request_timeout_ms, retry_backoff_ms=5,
         reconnect_backoff_ms=5,
@@ -67,7 +67,7 @@ async def opened(cluster: FakeCluster, *, request_timeout_ms: int = 10_000, **gi
 
 
 async def read(consumer: Consumer, records: int) -> None:
-    """Poll until so many records have come in all."""
+    """Polls until the given number of records has arrived."""
     async with asyncio.timeout(10):
         while records > 0:
             records -= sum(map(len, (await consumer.poll(20, records)).values()))
@@ -80,21 +80,22 @@ async def until(consumer: Consumer, true: Callable[[], object]) -> None:
 
 
 def commits(cluster: FakeCluster) -> list[Request]:
-    """The commits from now on, as they come."""
+    """Collects the commits from now on."""
     seen: list[Request] = []
     cluster.control(Api.OFFSET_COMMIT, seen.append)
     return seen
 
 
 async def told(consumer: Consumer, offsets: dict[TopicPartition, int]) -> Exception | None:
-    """Commit beside the caller; what the callback was told."""
+    """Commits asynchronously and returns the error that the callback gets, if any."""
     future: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
     consumer.commit_async(offsets, lambda _, error: future.set_result(error))
     return await asyncio.wait_for(future, 5)
 
 
-async def test_offsets_are_committed_with_their_text(cluster: FakeCluster) -> None:
-    """By hand-assigned partitions, sync and async: the broker has what was given, and gives it back."""
+async def test_offsets_are_committed_with_their_metadata(cluster: FakeCluster) -> None:
+    """For manually assigned partitions, sync and async commits store the offset and its metadata, and `committed`
+    returns them."""
     async with opened(cluster) as consumer:
         consumer.assign([A, B])
         await consumer.commit({A: OffsetAndMetadata(3, "hello")})
@@ -104,7 +105,8 @@ async def test_offsets_are_committed_with_their_text(cluster: FakeCluster) -> No
 
 
 async def test_committed_takes_several_partitions(cluster: FakeCluster) -> None:
-    """One request gives the commit of each, None where there is none; a single partition gives its own."""
+    """`committed` fetches several partitions in one request, with None for a partition without a commit. A single
+    partition returns its own commit."""
     async with opened(cluster) as consumer:
         consumer.assign([A, B])
         await consumer.commit({A: 3})
@@ -120,7 +122,8 @@ async def test_committed_takes_several_partitions(cluster: FakeCluster) -> None:
 
 @pytest.mark.parametrize("is_managed", [True, False])
 async def test_auto_commits_wait_for_their_interval(cluster: FakeCluster, is_managed: bool) -> None:
-    """Nothing before the interval is over, then what earlier polls returned; nothing new while one is out."""
+    """Auto-commit sends nothing before its interval ends, then the positions of earlier polls. While a commit is in
+    flight no other is sent."""
     seen = commits(cluster)
     async with opened(cluster, commit_strategy="auto", auto_commit_interval_ms=150) as consumer:
         if is_managed:
@@ -136,8 +139,8 @@ async def test_auto_commits_wait_for_their_interval(cluster: FakeCluster, is_man
     assert sum(at.offset for at in cluster.committed("g").values()) <= 2 * RECORDS
 
 
-async def test_nothing_is_committed_that_nobody_asked_for(cluster: FakeCluster) -> None:
-    """Without a commit strategy neither a rebalance nor the close commits what was read."""
+async def test_without_a_commit_strategy_nothing_is_committed(cluster: FakeCluster) -> None:
+    """Without a commit strategy, neither a rebalance nor `close` commits positions."""
     seen = commits(cluster)
     async with opened(cluster) as consumer:
         consumer.subscribe(["t"])
@@ -148,8 +151,8 @@ async def test_nothing_is_committed_that_nobody_asked_for(cluster: FakeCluster) 
     assert seen == []
 
 
-async def test_an_auto_commit_outlives_its_coordinator(cluster: FakeCluster) -> None:
-    """Refused and unanswered in turn, it is made again, with back-off, until it is there."""
+async def test_an_auto_commit_is_retried(cluster: FakeCluster) -> None:
+    """A failed or unanswered auto-commit is retried with backoff until it succeeds."""
     faults: list[Action] = [Fail(ErrorCode.NOT_COORDINATOR), Close(), Fail(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)]
     cluster.control(Api.OFFSET_COMMIT, lambda _: faults.pop(0) if faults else None)
     async with opened(cluster, commit_strategy="auto", auto_commit_interval_ms=10) as consumer:
@@ -160,7 +163,7 @@ async def test_an_auto_commit_outlives_its_coordinator(cluster: FakeCluster) -> 
 
 
 async def test_nothing_is_committed_before_the_group_has_assigned(cluster: FakeCluster) -> None:
-    """Before the first assignment there is nothing to commit, and a commit by hand is refused."""
+    """Before the first assignment nothing is auto-committed, and an explicit commit is rejected."""
     seen = commits(cluster)
     cluster.control(Api.JOIN_GROUP, Fail(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS))
     async with opened(cluster, commit_strategy="auto", auto_commit_interval_ms=1) as consumer:
@@ -183,10 +186,10 @@ async def test_nothing_is_committed_before_the_group_has_assigned(cluster: FakeC
         (ErrorCode.FENCED_INSTANCE_ID, FencedInstanceId),
     ],
 )
-async def test_what_no_retry_mends_is_said_at_once(
+async def test_permanent_commit_errors_are_reported_at_once(
     cluster: FakeCluster, code: ErrorCode, error: type[PenstockError]
 ) -> None:
-    """By sync commits and by callbacks alike."""
+    """Sync commits raise a permanent error at once, and async commits pass it to their callbacks."""
     control = cluster.control(Api.OFFSET_COMMIT, Fail(code))
     async with opened(cluster, group_instance_id="i") as consumer:
         consumer.assign([A])
@@ -196,8 +199,8 @@ async def test_what_no_retry_mends_is_said_at_once(
         control.remove()
 
 
-async def test_a_commit_by_hand_is_no_static_members(cluster: FakeCluster) -> None:
-    """Of partitions that no group has assigned it names neither a member nor its instance id."""
+async def test_a_manual_assignment_commits_without_member_ids(cluster: FakeCluster) -> None:
+    """A commit of manually assigned partitions has neither a member id nor an instance id."""
     seen = commits(cluster)
     async with opened(cluster, group_instance_id="i") as consumer:
         consumer.assign([A])
@@ -218,8 +221,8 @@ async def test_a_commit_by_hand_is_no_static_members(cluster: FakeCluster) -> No
     ],
     ids=repr,
 )
-async def test_what_passes_is_tried_again(cluster: FakeCluster, fault: Action) -> None:
-    """Sync and async commits find the coordinator anew and are there in the end."""
+async def test_retriable_commit_errors_are_retried(cluster: FakeCluster, fault: Action) -> None:
+    """Sync and async commits look up the coordinator again and succeed in the end."""
     control = cluster.control(Api.OFFSET_COMMIT, fault, times=2)
     async with opened(cluster, request_timeout_ms=1_500) as consumer:
         consumer.assign([A])
@@ -230,8 +233,8 @@ async def test_what_passes_is_tried_again(cluster: FakeCluster, fault: Action) -
     assert cluster.committed("g") == {A: OffsetAndMetadata(2)}
 
 
-async def test_a_commit_without_time_is_not_waited_for(cluster: FakeCluster) -> None:
-    """With a timeout of 0 it ends in KafkaTimeout, and may still be made."""
+async def test_a_commit_with_timeout_0_does_not_wait(cluster: FakeCluster) -> None:
+    """A commit with a timeout of 0 raises KafkaTimeout. It may still be applied."""
     async with opened(cluster) as consumer:
         consumer.assign([A])
         with pytest.raises(KafkaTimeout, match="not committed within 0 ms"):
@@ -248,8 +251,8 @@ async def test_a_commit_without_time_is_not_waited_for(cluster: FakeCluster) -> 
     ],
     ids=repr,
 )
-async def test_the_committed_offset_is_asked_for_until_it_is_known(cluster: FakeCluster, fault: Action) -> None:
-    """Reading starts at the group's offset, however often the coordinator does not tell it."""
+async def test_the_fetch_of_committed_offsets_is_retried(cluster: FakeCluster, fault: Action) -> None:
+    """Reading starts at the committed offset, even if the coordinator fails to return it several times."""
     async with opened(cluster) as consumer:
         consumer.assign([A])
         await consumer.commit({A: 7})
@@ -260,8 +263,8 @@ async def test_the_committed_offset_is_asked_for_until_it_is_known(cluster: Fake
     assert control.acted == 2
 
 
-async def test_who_may_not_read_the_offsets_is_told(cluster: FakeCluster) -> None:
-    """AuthorizationFailed is raised by poll and by `committed`."""
+async def test_missing_permission_to_fetch_offsets_is_raised(cluster: FakeCluster) -> None:
+    """AuthorizationFailed is raised by `poll` and by `committed`."""
     cluster.control(Api.OFFSET_FETCH, Fail(ErrorCode.GROUP_AUTHORIZATION_FAILED))
     async with opened(cluster) as consumer:
         consumer.assign([A])
@@ -272,7 +275,8 @@ async def test_who_may_not_read_the_offsets_is_told(cluster: FakeCluster) -> Non
 
 
 async def test_known_positions_need_no_coordinator(cluster: FakeCluster) -> None:
-    """Who seeks asks no coordinator for an offset; who has none and may reset none is told so."""
+    """After a seek, no committed offset is fetched. A partition without an offset and without a reset policy is an
+    error."""
     asked: list[Request] = []
     cluster.control(Api.OFFSET_FETCH, asked.append)
     async with opened(cluster) as consumer:
@@ -295,7 +299,7 @@ async def close_in_ms(consumer: Consumer, timeout_ms: float | None) -> float:
 
 @pytest.mark.parametrize("is_managed", [True, False])
 async def test_close_commits_what_was_polled(cluster: FakeCluster, is_managed: bool) -> None:
-    """The last poll counts as processed; a manual assignment leaves no group."""
+    """At `close` the records of the last poll count as processed. A manual assignment sends no LeaveGroup."""
     left: list[Request] = []
     cluster.control(Api.LEAVE_GROUP, left.append)
     async with opened(cluster, commit_strategy="auto") as consumer:
@@ -311,7 +315,7 @@ async def test_close_commits_what_was_polled(cluster: FakeCluster, is_managed: b
 @pytest.mark.parametrize("api", [Api.OFFSET_COMMIT, Api.LEAVE_GROUP], ids=lambda api: api.name)
 @pytest.mark.parametrize("fault", [Drop(), Fail(ErrorCode.COORDINATOR_NOT_AVAILABLE)], ids=repr)
 async def test_close_keeps_its_time(cluster: FakeCluster, api: Api, fault: Action) -> None:
-    """Whatever has no answer, close does not wait for it, with a timeout of 0 either."""
+    """`close` ends by its timeout if requests are not answered, with a timeout of 0 too."""
     kafka = kafka_of(cluster)
     for timeout_ms in (0, 200):
         consumer = Consumer(
@@ -329,7 +333,7 @@ async def test_close_keeps_its_time(cluster: FakeCluster, api: Api, fault: Actio
 
 
 async def test_sync_raises_in_poll(cluster: FakeCluster) -> None:
-    """Under `sync` a poll raises what its commit ends in; the positions are not lost by it."""
+    """With the strategy `sync`, `poll` raises the error of its commit. The positions are kept."""
     async with opened(cluster, commit_strategy="sync", commit_timeout_ms=50) as consumer:
         consumer.assign([A])
         fault = cluster.control(Api.OFFSET_COMMIT, Fail(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS))
@@ -341,7 +345,7 @@ async def test_sync_raises_in_poll(cluster: FakeCluster) -> None:
 
 
 async def test_offsets_of_an_open_transaction_are_waited_for(cluster: FakeCluster) -> None:
-    """A member that takes over reads from what the open transaction ends in, not from before it."""
+    """A new owner waits for pending transactional offsets and reads from their final value."""
     kafka = kafka_of(cluster)
     async with Producer(kafka, ProducerSettings(transactional_id="x")) as producer:
         await producer.init_transactions()
@@ -355,7 +359,8 @@ async def test_offsets_of_an_open_transaction_are_waited_for(cluster: FakeCluste
 
 
 async def test_deserializers_and_what_they_cannot_read(cluster: FakeCluster) -> None:
-    """Columns hold what they give; a record that cannot be decoded is raised by place until there is a seek past it."""
+    """Columns contain the deserialized values. A record that cannot be decoded raises an error with its coordinates
+    until a seek past it."""
     async with Producer(kafka_of(cluster)) as producer:
         for value in (b"x", b"11"):
             await (await producer.send("t", value, key=b"k", partition=0))
@@ -381,7 +386,7 @@ async def test_deserializers_and_what_they_cannot_read(cluster: FakeCluster) -> 
 
 
 async def test_lookups_do_not_wait_for_a_fetch(cluster: FakeCluster) -> None:
-    """While the broker holds a fetch that has nothing to give, offsets are told at once."""
+    """Offsets are looked up at once, even while the broker holds an empty fetch."""
     settings = ConsumerSettings(auto_offset_reset="latest", fetch_max_wait_ms=3_000)
     async with Consumer(kafka_of(cluster), settings) as consumer:
         consumer.assign([A])
@@ -394,7 +399,7 @@ async def test_lookups_do_not_wait_for_a_fetch(cluster: FakeCluster) -> None:
 
 
 async def test_rebalances_are_counted_and_timed(cluster: FakeCluster) -> None:
-    """From the join to the listener having been told."""
+    """Rebalances are counted, and timed from the join to the return of the listener."""
     registry = CollectorRegistry()
     cluster.control(Api.JOIN_GROUP, Delay(30))
     async with Consumer(kafka_of(cluster), ConsumerSettings(group_id="g"), registry=registry) as consumer:
@@ -407,8 +412,9 @@ async def test_rebalances_are_counted_and_timed(cluster: FakeCluster) -> None:
     assert 0.05 < length < 5
 
 
-async def test_who_does_not_poll_is_told_why_its_commits_fail(cluster: FakeCluster) -> None:
-    """After max_poll_interval_ms the member leaves; a commit of what it had says why. The next poll brings it back."""
+async def test_commits_after_max_poll_interval_explain_their_failure(cluster: FakeCluster) -> None:
+    """After `max_poll_interval_ms` the member leaves, and a commit of its old partitions states the reason. The next
+    poll joins again."""
     left: asyncio.Event = asyncio.Event()
     cluster.control(Api.LEAVE_GROUP, lambda _: left.set())
     async with opened(cluster, max_poll_interval_ms=60) as consumer:
@@ -422,8 +428,9 @@ async def test_who_does_not_poll_is_told_why_its_commits_fail(cluster: FakeClust
         await consumer.commit({A: 2})
 
 
-async def test_code_that_holds_up_the_loop_is_told_so(cluster: FakeCluster) -> None:
-    """No heartbeat can be sent meanwhile, and the group gives the member up: the error says whose doing that is."""
+async def test_a_blocked_event_loop_is_named_as_the_cause(cluster: FakeCluster) -> None:
+    """While code blocks the event loop no heartbeat is sent, and the group removes the member. The error names that
+    cause."""
     lost: list[frozenset[TopicPartition]] = []
 
     class Listener(RebalanceListener):
@@ -444,7 +451,7 @@ async def test_code_that_holds_up_the_loop_is_told_so(cluster: FakeCluster) -> N
 
 
 async def test_a_log_that_was_truncated_before_the_next_start(cluster: FakeCluster) -> None:
-    """A commit carries the leader epoch of what was read, so that whoever goes on from there hears of the loss."""
+    """A commit has the leader epoch of the records, so the next owner detects that the log was truncated."""
     cluster.move_leader(A, 1)
     async with Producer(kafka_of(cluster)) as producer:
         await (await producer.send("t", b"of epoch 1", partition=0))
@@ -470,8 +477,8 @@ async def test_a_log_that_was_truncated_before_the_next_start(cluster: FakeClust
         await until(consumer, lambda: consumer.known_position(A) == lost_from + 1)
 
 
-async def test_a_log_that_is_whole_is_read_on(cluster: FakeCluster) -> None:
-    """Under a later leader epoch too, and without the group's epoch being that of the position itself."""
+async def test_an_intact_log_is_read_on(cluster: FakeCluster) -> None:
+    """An intact log is read on under a later leader epoch too, even if the position itself has no leader epoch."""
     async with opened(cluster) as consumer:
         consumer.assign([A])
         await read(consumer, RECORDS)
@@ -484,7 +491,7 @@ async def test_a_log_that_is_whole_is_read_on(cluster: FakeCluster) -> None:
 
 
 async def test_bootstrap_servers_are_settings_enough(cluster: FakeCluster) -> None:
-    """Each client takes them as text in the place of KafkaSettings."""
+    """Each client accepts the bootstrap servers as text instead of KafkaSettings."""
     servers = cluster.bootstrap_servers
     async with Producer(servers) as producer, Consumer(servers) as consumer, Admin(servers) as admin:
         assert await producer.partitions_for("t") == [0, 1]
@@ -494,7 +501,7 @@ async def test_bootstrap_servers_are_settings_enough(cluster: FakeCluster) -> No
 
 @pytest.mark.parametrize("client", [Producer, Consumer, Admin])
 @pytest.mark.parametrize("odd", ["host", {"bootstrap_servers": "host:9092"}, ["host:9092"]])
-def test_what_says_no_place_of_brokers(client: Any, odd: object) -> None:
-    """A text that is not host:port, and anything that is neither text nor KafkaSettings, is a ConfigError."""
+def test_invalid_bootstrap_servers_are_a_config_error(client: Any, odd: object) -> None:
+    """A text that is not host:port, or a value that is neither text nor KafkaSettings, is a ConfigError."""
     with pytest.raises(ConfigError, match="host"):
         client(odd)

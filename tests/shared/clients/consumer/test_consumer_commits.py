@@ -1,4 +1,4 @@
-"""What is committed by request and by itself, together: against a fake broker that sees every commit."""
+"""Explicit commits and auto-commits together, against a fake broker that records every commit."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def offsets_of(cluster: FakeCluster) -> dict[TopicPartition, int]:
 
 
 class Watch:
-    """Sees every commit, and what was handed out."""
+    """Records every commit and all returned records."""
 
     def __init__(self, cluster: FakeCluster) -> None:
         self._cluster = cluster
@@ -116,14 +116,15 @@ async def take_step(consumer: Consumer, step: str, watch: Watch) -> None:
 @example("auto", ["poll 3", "poll 3", "poll 3", "poll 3", "commit", "rebalance"])
 @example("async", ["poll 3", "poll 3", "commit_given", "rebalance"])
 def test_commits_never_go_backwards_nor_ahead(strategy: str, steps: list[str]) -> None:
-    """Whatever is polled, iterated, committed by request or by itself and rebalanced, up to the close."""
+    """Through any polls, iterations, explicit commits, auto-commits and rebalances, up to `close`, commits never go
+    backwards or beyond processed records."""
     faults = asyncio.run(take_steps(strategy, steps))
     assert not faults, (strategy, steps, faults)
 
 
 @pytest.mark.parametrize("way", ["close", "rebalance", "killed"])
 async def test_a_position_found_at_the_end_is_committed_before_any_record_came(way: str) -> None:
-    """What is sent while nobody is there is read by the next member, as the group has a commit since it began."""
+    """A position reset to the end is committed before any record arrives, so later records are not skipped."""
     async with asyncio.timeout(20), running(1, 0) as cluster:
         interval_ms = 10 if way == "close" else 60_000
         given = {"commit_strategy": "auto", "auto_offset_reset": "latest", "auto_commit_interval_ms": interval_ms}
@@ -147,7 +148,7 @@ async def test_a_position_found_at_the_end_is_committed_before_any_record_came(w
                 records += sum(map(len, (await later.poll(50)).values()))
 
 
-async def test_markers_of_transactions_are_passed_over_by_commits() -> None:
+async def test_commits_skip_transaction_markers() -> None:
     """A group that has read all of a transactional topic has no lag."""
     async with asyncio.timeout(20), running(1, 0) as cluster:
         async with Producer(kafka_of(cluster), ProducerSettings(transactional_id="x")) as producer:
@@ -163,8 +164,8 @@ async def test_markers_of_transactions_are_passed_over_by_commits() -> None:
             assert [each.lag for each in await admin.group_lag("g")] == [0]
 
 
-async def test_a_position_that_the_log_does_not_hold_is_said_and_counted(caplog: pytest.LogCaptureFixture) -> None:
-    """Offsets that were deleted before they were read are skipped, but not silently; the new place is committed."""
+async def test_a_position_outside_of_the_log_is_logged_and_counted(caplog: pytest.LogCaptureFixture) -> None:
+    """Deleted offsets that were not read are skipped, logged and counted. The new position is committed."""
     registry = CollectorRegistry()
     async with asyncio.timeout(20), running(1, 10) as cluster:
         async with Admin(kafka_of(cluster)) as admin:
@@ -183,8 +184,8 @@ async def test_a_position_that_the_log_does_not_hold_is_said_and_counted(caplog:
     assert "left=2 to=10" in caplog.text
 
 
-async def test_a_topic_that_is_gone_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Under `sync` its position cannot be committed any more; the polls after that go on with the other topic."""
+async def test_a_deleted_topic_is_reported_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With `sync`, the failed commit of a deleted topic is raised once. Later polls continue with the other topic."""
     monkeypatch.setattr("penstock.shared.clients.consumer.commit_requests.REJECTED_RETRY_MS", 20)
     async with asyncio.timeout(20), running(1, 3) as cluster:
         cluster.create_topic("u")

@@ -1,4 +1,4 @@
-"""A consumer's place in its group against a fake broker that loses, refuses and delays what it is asked."""
+"""A consumer's group membership against a fake broker that loses, rejects and delays requests."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ALL = frozenset(T)
 
 
 class Heard(RebalanceListener):
-    """Keeps what it is told, as (what, the partitions' numbers)."""
+    """A listener that records its calls as (event, partition numbers)."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, list[int]]] = []
@@ -69,7 +69,7 @@ async def member(
 
 
 async def poll_until(until: Callable[[], object], *consumers: Consumer) -> list[tuple[int, int]]:
-    """Poll in turns until a condition holds; partitions and offsets of what came."""
+    """Polls until a condition holds, and returns partitions and offsets of the records."""
     found: list[tuple[int, int]] = []
     async with asyncio.timeout(20):
         while not until():
@@ -87,7 +87,7 @@ async def fill(cluster: FakeCluster, each: int) -> None:
 
 
 def spy(cluster: FakeCluster) -> list[Request]:
-    """Every request that comes in."""
+    """Collects every incoming request."""
     seen: list[Request] = []
     cluster.control(None, seen.append)
     return seen
@@ -106,7 +106,7 @@ def names(heard: Heard) -> list[str]:
 
 
 async def test_a_dynamic_member_leaves(cluster: FakeCluster) -> None:
-    """It joins with the id it was given, and tells the group when it goes."""
+    """A dynamic member joins with the member id that it got, and sends LeaveGroup when it closes."""
     seen = spy(cluster)
     async with member(cluster, ["t"]) as consumer:
         await poll_until(lambda: consumer.assignment() == ALL, consumer)
@@ -117,8 +117,8 @@ async def test_a_dynamic_member_leaves(cluster: FakeCluster) -> None:
     assert [row.member_id for row in left] == [member_id]
 
 
-async def test_a_member_that_goes_while_it_joins_leaves_no_place_behind(cluster: FakeCluster) -> None:
-    """It waits for the id that its first join is given, and leaves with that: the next member need not wait."""
+async def test_a_member_that_closes_while_joining_leaves_the_group(cluster: FakeCluster) -> None:
+    """A member that closes while it joins waits for its member id and leaves with it. The next member need not wait."""
     seen = spy(cluster)
     with cluster.control(Api.JOIN_GROUP, Delay(100), times=1):
         async with member(cluster, ["t"]) as consumer:
@@ -132,7 +132,8 @@ async def test_a_member_that_goes_while_it_joins_leaves_no_place_behind(cluster:
 
 
 async def test_a_static_member_stays(cluster: FakeCluster) -> None:
-    """Its instance id is in every group request; it does not leave, and comes back without a new generation."""
+    """A static member sends its instance id in every group request. It does not leave, and a restart causes no new
+    generation."""
     seen, generations = spy(cluster), []
     for _ in range(2):
         async with member(cluster, ["t"], group_instance_id="i") as consumer:
@@ -160,8 +161,8 @@ async def test_a_static_member_stays(cluster: FakeCluster) -> None:
     ],
     ids=repr,
 )
-async def test_faults_on_the_way_in(cluster: FakeCluster, api: Api, fault: Action) -> None:
-    """Whatever happens to a join or a sync in passing, the member gets its partitions in the end, and once."""
+async def test_faults_while_joining(cluster: FakeCluster, api: Api, fault: Action) -> None:
+    """After transient failures of JoinGroup or SyncGroup the member gets its partitions, exactly once."""
     control = cluster.control(api, fault, times=2)
     heard = Heard()
     # A join whose answer was lost leaves a member behind that nobody plays: the group waits until its session is over.
@@ -176,8 +177,8 @@ async def test_faults_on_the_way_in(cluster: FakeCluster, api: Api, fault: Actio
 @pytest.mark.parametrize(
     "code", [ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.ILLEGAL_GENERATION], ids=lambda code: code.name
 )
-async def test_a_member_that_the_group_forgot(cluster: FakeCluster, code: ErrorCode, assignor: str) -> None:
-    """A heartbeat's answer says so: the partitions are lost, and it joins again."""
+async def test_a_member_unknown_to_the_group_joins_again(cluster: FakeCluster, code: ErrorCode, assignor: str) -> None:
+    """If a heartbeat returns that the member is unknown, its partitions are lost and it joins again."""
     heard = Heard()
     # Where it is to be a new member, the group waits for the one that it was until that one's session is over.
     quick = {"session_timeout_ms": 300, "max_poll_interval_ms": 300}
@@ -190,8 +191,8 @@ async def test_a_member_that_the_group_forgot(cluster: FakeCluster, code: ErrorC
     ]  # fmt: skip
 
 
-async def test_a_commit_of_before_is_refused(cluster: FakeCluster) -> None:
-    """While the partitions are lost, the member has the identity under which it had them, and the group refuses it."""
+async def test_a_commit_of_the_old_generation_is_rejected(cluster: FakeCluster) -> None:
+    """While its partitions are lost the member commits with its old identity, and the group rejects it."""
     heard = Heard()
     async with member(cluster, ["t"], heard) as consumer:
         await poll_until(lambda: consumer.assignment() == ALL, consumer)
@@ -215,8 +216,8 @@ async def test_a_commit_of_before_is_refused(cluster: FakeCluster) -> None:
     ],
     ids=repr,
 )
-async def test_heartbeats_that_get_no_answer(cluster: FakeCluster, fault: Action) -> None:
-    """A coordinator that moves, loads or hangs up is asked again; no partition is given back for it."""
+async def test_heartbeats_without_a_response(cluster: FakeCluster, fault: Action) -> None:
+    """If the coordinator moves, loads or closes the connection, heartbeats are retried and no partition is revoked."""
     heard = Heard()
     async with member(cluster, ["t"], heard) as consumer:
         await poll_until(lambda: consumer.assignment() == ALL, consumer)
@@ -236,7 +237,7 @@ async def test_heartbeats_that_get_no_answer(cluster: FakeCluster, fault: Action
 async def test_a_broker_that_is_away_is_logged_once_and_when_it_is_back(
     cluster: FakeCluster, capsys: pytest.CaptureFixture[str], api: Api, lost: str, again: str
 ) -> None:
-    """However often a member asks meanwhile: ten heartbeats a second and more are no ten lines a second."""
+    """An unavailable broker is logged once, and once more when it is back, however often the member retries."""
     log.configure(LogSettings(format="json"), "test")
     times = 15
     gone = cluster.control(api, Close(), times=times)
@@ -255,7 +256,7 @@ async def test_a_broker_that_is_away_is_logged_once_and_when_it_is_back(
 
 
 async def test_the_coordinator_moves_to_another_node() -> None:
-    """When the node that coordinates the group goes away, the next one is found, and commits reach it."""
+    """When the coordinator's node stops, the new coordinator is found and gets the commits."""
     async with FakeCluster(3) as cluster:
         cluster.create_topic("t", partitions=4)
         async with member(cluster, ["t"]) as consumer:
@@ -274,8 +275,8 @@ async def test_the_coordinator_moves_to_another_node() -> None:
     ],
     ids=lambda one: one.__name__ if isinstance(one, type) else "",
 )
-async def test_what_poll_raises(cluster: FakeCluster, code: ErrorCode, kind: type[Exception]) -> None:
-    """A group that does not let the member in is said by poll, with client, group and member."""
+async def test_group_errors_are_raised_by_poll(cluster: FakeCluster, code: ErrorCode, kind: type[Exception]) -> None:
+    """If the group rejects the member, `poll` raises an error with client, group and member."""
     cluster.control(Api.JOIN_GROUP, Fail(code), times=1)
     async with member(cluster, ["t"]) as consumer:
         with pytest.raises(kind, match=r"JoinGroup of client .*, group g, generation -1, member .*: " + code.name):
@@ -285,7 +286,7 @@ async def test_what_poll_raises(cluster: FakeCluster, code: ErrorCode, kind: typ
 
 
 async def test_a_fenced_member(cluster: FakeCluster) -> None:
-    """Of two with one instance id the older has lost its partitions, and every poll says why."""
+    """If two members have one instance id, the older one loses its partitions. Each of its polls raises the error."""
     heard = Heard()
     async with member(cluster, ["t"], heard, group_instance_id="i") as first:
         await poll_until(lambda: first.assignment() == ALL, first)
@@ -299,8 +300,8 @@ async def test_a_fenced_member(cluster: FakeCluster) -> None:
     assert names(heard) == ["assigned", "lost"]
 
 
-async def test_cooperative_members_hand_over_what_moves_alone(cluster: FakeCluster) -> None:
-    """Only partitions that move are revoked; of the others nothing is read twice."""
+async def test_cooperative_rebalance_revokes_only_moved_partitions(cluster: FakeCluster) -> None:
+    """Only partitions that move are revoked. No record of the other partitions is read twice."""
     await fill(cluster, 50)
     one, two = Heard(), Heard()
     settings = {"partition_assignment_strategy": "cooperative-sticky"}
@@ -326,8 +327,8 @@ async def test_cooperative_members_hand_over_what_moves_alone(cluster: FakeClust
     assert sorted(read) == [(tp.partition, offset) for tp in sorted(kept) for offset in range(50)]
 
 
-async def test_what_went_to_another_is_committed_no_more(cluster: FakeCluster) -> None:
-    """What polls had returned of a partition is committed as it is given back, and by none of the polls after it."""
+async def test_a_revoked_partition_is_not_committed_again(cluster: FakeCluster) -> None:
+    """The position of a partition is committed when it is revoked, and by no later poll."""
     await fill(cluster, 5)
     settings = {"partition_assignment_strategy": "cooperative-sticky", "commit_strategy": "async"}
     async with member(cluster, ["t"], **settings) as first:
@@ -345,7 +346,7 @@ async def test_what_went_to_another_is_committed_no_more(cluster: FakeCluster) -
 
 
 async def test_a_commit_does_not_wait_for_a_rebalance(cluster: FakeCluster) -> None:
-    """While a cooperative member waits for the others to join, what it keeps is read and committed."""
+    """While a cooperative member waits for the others to join, its kept partitions are read and committed."""
     gate = asyncio.Event()
 
     async def hold(_: Request) -> Action | None:
@@ -369,8 +370,8 @@ async def test_a_commit_does_not_wait_for_a_rebalance(cluster: FakeCluster) -> N
     assert {tp: committed.offset for tp, committed in cluster.committed("g").items()} == dict.fromkeys(T, 1)
 
 
-async def test_an_eager_member_gives_everything_back(cluster: FakeCluster) -> None:
-    """An enforced rebalance revokes and assigns all, under the next generation."""
+async def test_an_eager_rebalance_revokes_everything(cluster: FakeCluster) -> None:
+    """An enforced rebalance revokes and assigns all partitions, in the next generation."""
     heard = Heard()
     async with member(cluster, ["t"], heard) as consumer:
         await poll_until(lambda: consumer.assignment() == ALL, consumer)
@@ -380,8 +381,8 @@ async def test_an_eager_member_gives_everything_back(cluster: FakeCluster) -> No
 
 
 @pytest.mark.parametrize("assignor", ["range", "roundrobin", "sticky", "cooperative-sticky"])
-async def test_new_partitions_are_shared_out(cluster: FakeCluster, assignor: str) -> None:
-    """The leader has the group assign anew when a topic that a pattern matches comes up."""
+async def test_a_new_topic_triggers_a_rebalance(cluster: FakeCluster, assignor: str) -> None:
+    """The leader triggers a rebalance when a topic appears that its pattern matches."""
     async with (
         member(cluster, re.compile("t.*"), partition_assignment_strategy=assignor) as first,
         member(cluster, re.compile("t.*"), partition_assignment_strategy=assignor) as second,
@@ -400,8 +401,8 @@ async def test_new_partitions_are_shared_out(cluster: FakeCluster, assignor: str
         assert not first.assignment() & second.assignment()
 
 
-async def test_a_static_leader_that_came_back(cluster: FakeCluster) -> None:
-    """It is not told that it leads; it has the group assign anew all the same when a topic comes up."""
+async def test_a_restarted_static_leader_triggers_rebalances(cluster: FakeCluster) -> None:
+    """A restarted static leader is not told that it leads, but still triggers a rebalance when a topic appears."""
     for _ in range(2):
         async with member(cluster, ["t", "later"], group_instance_id="i") as consumer:
             await poll_until(lambda: consumer.assignment() == ALL, consumer)
@@ -413,7 +414,7 @@ async def test_a_static_leader_that_came_back(cluster: FakeCluster) -> None:
 
 
 async def test_close_while_the_group_does_not_answer(cluster: FakeCluster) -> None:
-    """A close with a deadline ends in time, whatever the member waits for."""
+    """A `close` with a timeout ends in time, whatever request the member waits for."""
     cluster.control(Api.SYNC_GROUP, Drop())
     kafka = KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)
     consumer = Consumer(kafka, ConsumerSettings(group_id="g"))

@@ -1,4 +1,4 @@
-"""What docs/consumer.md says of the consumer, its handlers and dead letters is true."""
+"""The examples and statements about the consumer, handlers and dead letters in docs/consumer.md are correct."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TEXT = DOCUMENT.read_text(encoding="utf-8")
 
 
 async def test_the_clients_code_runs() -> None:
-    """Each function that it shows does what it says, and commits what it has read."""
+    """Each function in the document works as described, and commits the records it read."""
     shown = names_of(DOCUMENT)
     async with FakeCluster() as cluster:
         cluster.create_topic("orders")
@@ -32,8 +32,8 @@ async def test_the_clients_code_runs() -> None:
             assert cluster.committed(group)[TopicPartition("orders", 0)].offset == 3
 
 
-async def test_its_handlers_are_handlers(tmp_path: Path, monkeypatch: Any) -> None:
-    """One takes a record, the other a batch; both return what is to be produced."""
+async def test_example_handlers_are_valid(tmp_path: Path, monkeypatch: Any) -> None:
+    """One example handler takes a record, the other a batch. Both return the records to produce."""
     (tmp_path / "shown_handlers.py").write_text(block(DOCUMENT, "python", "def handle("))
     monkeypatch.syspath_prepend(tmp_path)
     one, many = (load_handler(f"shown_handlers:{name}") for name in ("handle", "handle_batch"))
@@ -43,8 +43,8 @@ async def test_its_handlers_are_handlers(tmp_path: Path, monkeypatch: Any) -> No
     assert await many.function([record]) == [ProducerRecord("brewed", b"tea", b"ann")]
 
 
-def test_what_it_names_is_there() -> None:
-    """Errors, settings, strategies, orderings and headers are called what it calls them."""
+def test_names_in_the_document_exist() -> None:
+    """Errors, settings, strategies, orderings and headers have the names that the document uses."""
     errors = set(re.findall(r"`([A-Z][a-z]\w+[A-Z]\w+)`", TEXT)) - {
         "RebalanceListener",
         "ConsumerInterceptor",

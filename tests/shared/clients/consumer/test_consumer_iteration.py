@@ -1,4 +1,4 @@
-"""`async for` over a consumer: what counts as processed, and what a seek, a pause or a rebalance takes back."""
+"""`async for` over a consumer: which records count as processed, and the effects of seek, pause and rebalance."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ async def cluster() -> AsyncIterator[FakeCluster]:
 
 
 async def offsets_of(consumer: Consumer, count: int) -> list[int]:
-    """Of the next so many records."""
+    """Returns the offsets of the next n records."""
     found: list[int] = []
     async for record in consumer:
         found.append(record.offset)
@@ -38,8 +38,9 @@ def committed(cluster: FakeCluster) -> int:
 
 
 @pytest.mark.parametrize("ends_by", ["break", "exception", "close"])
-async def test_what_commits_by_itself_leaves_the_bodys_record_out(cluster: FakeCluster, ends_by: str) -> None:
-    """Only the records before it are committed, however the loop ends, and none of the batch that were not seen."""
+async def test_auto_commit_leaves_out_the_record_in_the_body(cluster: FakeCluster, ends_by: str) -> None:
+    """However the loop ends, auto-commit covers only the records before the current one, and no unseen record of the
+    batch."""
     try:
         async with opened(cluster, commit_strategy="auto") as consumer:
             consumer.assign([A])
@@ -55,8 +56,9 @@ async def test_what_commits_by_itself_leaves_the_bodys_record_out(cluster: FakeC
     assert committed(cluster) == 3
 
 
-async def test_a_commit_in_the_body_takes_its_record(cluster: FakeCluster) -> None:
-    """Up to and including the record at hand, and no more of its batch; its position is that of the next."""
+async def test_an_explicit_commit_includes_the_current_record(cluster: FakeCluster) -> None:
+    """An explicit commit covers the current record and no later one of its batch. The position is that of the next
+    record."""
     async with opened(cluster) as consumer:
         consumer.assign([A])
         async for record in consumer:
@@ -68,8 +70,8 @@ async def test_a_commit_in_the_body_takes_its_record(cluster: FakeCluster) -> No
         assert await offsets_of(consumer, 1) == [3]
 
 
-async def test_a_later_loop_or_poll_goes_on_after_the_last_record(cluster: FakeCluster) -> None:
-    """Nothing of a batch is lost or given twice, and a poll counts everything before as processed."""
+async def test_a_later_loop_or_poll_continues_after_the_last_record(cluster: FakeCluster) -> None:
+    """No record of a batch is lost or returned twice. A poll marks all earlier records as processed."""
     async with opened(cluster, commit_strategy="sync") as consumer:
         consumer.assign([A])
         assert await offsets_of(consumer, 2) == [0, 1]
@@ -80,7 +82,7 @@ async def test_a_later_loop_or_poll_goes_on_after_the_last_record(cluster: FakeC
 
 
 async def test_a_seek_in_the_body_holds_for_the_next_record(cluster: FakeCluster) -> None:
-    """The rest of the batch is dropped, also by a seek to the beginning."""
+    """A seek, also to the beginning, drops the rest of the batch."""
     async with opened(cluster) as consumer:
         consumer.assign([A])
         assert await offsets_of(consumer, 2) == [0, 1]
@@ -93,7 +95,7 @@ async def test_a_seek_in_the_body_holds_for_the_next_record(cluster: FakeCluster
 
 
 async def test_a_pause_in_the_body_holds_for_the_next_record(cluster: FakeCluster) -> None:
-    """The rest of the paused partition comes after `resume`, in order."""
+    """After `resume` the rest of the paused partition is returned in order."""
     async with opened(cluster) as consumer:
         consumer.assign([A, B])
         found: list[tuple[TopicPartition, int]] = []
@@ -110,7 +112,7 @@ async def test_a_pause_in_the_body_holds_for_the_next_record(cluster: FakeCluste
 
 
 async def test_a_rebalance_in_the_body_gives_each_record_once(cluster: FakeCluster) -> None:
-    """The next record waits for the rebalance; every record is given, none twice."""
+    """The next record waits for the rebalance. Every record is returned exactly once."""
     async with opened(cluster, commit_strategy="auto", max_poll_records=None) as consumer:
         consumer.subscribe(["t"])
         found, generations = [], []
@@ -128,7 +130,7 @@ async def test_a_rebalance_in_the_body_gives_each_record_once(cluster: FakeClust
 
 
 async def test_a_close_beside_an_iteration_ends_it(cluster: FakeCluster) -> None:
-    """A close that begins while the next record is asked for comes before it."""
+    """A concurrent `close` ends the iteration while it waits for the next record."""
     async with opened(cluster, commit_strategy="auto") as consumer:
         consumer.assign([A])
         assert await offsets_of(consumer, 2) == [0, 1]
@@ -140,8 +142,8 @@ async def test_a_close_beside_an_iteration_ends_it(cluster: FakeCluster) -> None
     assert committed(cluster) == 1
 
 
-async def test_a_loop_goes_on_after_an_error(cluster: FakeCluster) -> None:
-    """What a poll raised ends one loop; the next reads on, until the consumer is closed."""
+async def test_an_iteration_can_be_started_again_after_an_error(cluster: FakeCluster) -> None:
+    """An error of a poll ends one loop. The next loop reads on, until the consumer is closed."""
 
     class Fails(RebalanceListener):
         async def on_partitions_assigned(self, partitions: frozenset[TopicPartition]) -> None:

@@ -1,4 +1,4 @@
-"""What can be asked and said about offsets: what is none is refused, and what is not known is not waited for."""
+"""Calls that take or return offsets: invalid arguments are rejected, and unknown offsets are not waited for."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ async def cluster() -> AsyncIterator[FakeCluster]:
         ({A: OffsetAndMetadata(3, 5)}, TypeError, "t-0: the metadata is not a text"),  # type: ignore[arg-type]
     ],
 )
-async def test_what_cannot_be_committed_is_refused(
+async def test_invalid_commits_are_rejected(
     cluster: FakeCluster, offsets: dict[TopicPartition, int], error: type[Exception], says: str
 ) -> None:
-    """At once and by name, before it is sent, and nothing is left of it that later commits would stumble over."""
+    """An invalid commit is rejected with its partition before it is sent, and does not affect later commits."""
     async with opened(cluster) as consumer:
         consumer.assign([A])
         await consumer.commit({A: 4})
@@ -50,7 +50,7 @@ async def test_what_cannot_be_committed_is_refused(
 
 
 async def test_wrong_positions_and_limits_are_refused(cluster: FakeCluster) -> None:
-    """A seek to what is no offset, a poll for no records."""
+    """A seek to an invalid offset and a poll for zero records are rejected."""
     async with opened(cluster) as consumer:
         consumer.assign([A])
         with pytest.raises(TypeError, match=r"t-0: 1\.5 is not an offset"):
@@ -63,8 +63,8 @@ async def test_wrong_positions_and_limits_are_refused(cluster: FakeCluster) -> N
         assert len((await consumer.poll(1_000))[A]) == RECORDS
 
 
-async def test_a_position_that_nothing_gives_is_not_waited_for(cluster: FakeCluster) -> None:
-    """Without a commit under `auto_offset_reset=none` position and lag say so at once, and poll says it too."""
+async def test_an_undefined_position_is_not_waited_for(cluster: FakeCluster) -> None:
+    """With `auto_offset_reset=none` and no commit, `position`, lag and `poll` raise an error at once."""
     async with opened(cluster, auto_offset_reset="none") as consumer:
         consumer.assign([A])
         started = time.monotonic()
@@ -77,8 +77,8 @@ async def test_a_position_that_nothing_gives_is_not_waited_for(cluster: FakeClus
             await consumer.poll(1_000)
 
 
-async def test_what_a_fetch_ends_in_names_who_asked(cluster: FakeCluster) -> None:
-    """Client, group and generation stand before the partition and the broker's reason."""
+async def test_fetch_errors_name_client_and_group(cluster: FakeCluster) -> None:
+    """Client, group and generation precede the partition and the broker's reason in the error."""
     cluster.control(Api.FETCH, Fail(ErrorCode.TOPIC_AUTHORIZATION_FAILED))
     async with opened(cluster) as consumer:
         consumer.assign([A])

@@ -1,4 +1,4 @@
-"""A consumer leaves the event loop its turns, however fast records are at hand, and is one task's at a time."""
+"""The consumer yields to the event loop even if records are always available, and allows only one task at a time."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def cluster() -> AsyncIterator[FakeCluster]:
 
 
 def work(seconds: float) -> None:
-    """As code does that never awaits."""
+    """Blocks without awaiting, as CPU-bound code does."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         pass
@@ -63,15 +63,16 @@ async def test_heartbeats_go_out_while_records_are_at_hand(cluster: FakeCluster,
 
 
 async def test_polls_without_time_join_the_group(cluster: FakeCluster) -> None:
-    """Who polls with a timeout of 0 in a loop gets records as well."""
+    """A consumer that only polls with a timeout of 0 joins the group and gets records."""
     async with opened(cluster) as consumer:
         consumer.subscribe(["t"])
         while not await consumer.poll(0):
             pass
 
 
-async def test_a_poll_beside_another_is_refused(cluster: FakeCluster) -> None:
-    """The second would count as processed what the first is about to return; the first goes on."""
+async def test_a_concurrent_poll_is_rejected(cluster: FakeCluster) -> None:
+    """A concurrent poll is rejected, because it would mark the records of the first poll as processed. The first poll
+    continues."""
     async with opened(cluster) as consumer:
         consumer.subscribe(["t"])
         first = asyncio.create_task(consumer.poll(10_000))
@@ -84,8 +85,8 @@ async def test_a_poll_beside_another_is_refused(cluster: FakeCluster) -> None:
         assert await consumer.poll(1_000)
 
 
-async def test_iterations_of_two_tasks_are_refused(cluster: FakeCluster) -> None:
-    """The record that one task works on would count as processed when the other asks for the next."""
+async def test_concurrent_iterations_are_rejected(cluster: FakeCluster) -> None:
+    """A concurrent iteration is rejected, because it would mark the other task's current record as processed."""
     async with opened(cluster) as consumer:
         consumer.subscribe(["t"])
         busy = asyncio.Event()
@@ -106,8 +107,8 @@ async def test_iterations_of_two_tasks_are_refused(cluster: FakeCluster) -> None
             task.cancel()
 
 
-async def test_an_iteration_may_go_on_in_another_task(cluster: FakeCluster) -> None:
-    """Where the one before has ended its loop, or is over: also one task for each record."""
+async def test_an_iteration_may_continue_in_another_task(cluster: FakeCluster) -> None:
+    """Another task may continue after the first has left its loop or ended. Each record may have its own task."""
     async with opened(cluster) as consumer:
         consumer.subscribe(["t"])
         offsets = []
@@ -127,8 +128,8 @@ async def test_an_iteration_may_go_on_in_another_task(cluster: FakeCluster) -> N
 
 
 @pytest.mark.parametrize("topics", [["a b"], [""], ["t", "x" * 300], [7]], ids=str)
-async def test_a_name_that_no_topic_can_have_is_refused_at_once(cluster: FakeCluster, topics: list[str]) -> None:
-    """Before and after the start, rather than waited for."""
+async def test_an_invalid_topic_name_is_rejected_at_once(cluster: FakeCluster, topics: list[str]) -> None:
+    """An invalid topic name is rejected at once, before and after the start."""
     async with opened(cluster) as consumer:
         with pytest.raises(InvalidTopic):
             consumer.subscribe(topics)
@@ -138,7 +139,7 @@ async def test_a_name_that_no_topic_can_have_is_refused_at_once(cluster: FakeClu
 
 
 async def test_a_pattern_matches_whole_names(cluster: FakeCluster) -> None:
-    """As Java's do: a part of the name is not enough."""
+    """A pattern must match the whole topic name, as in Java."""
     cluster.create_topic("other-t")
     cluster.create_topic("t-other")
     async with opened(cluster) as consumer:
@@ -149,8 +150,8 @@ async def test_a_pattern_matches_whole_names(cluster: FakeCluster) -> None:
 
 
 @pytest.mark.parametrize("time_ms", [-1, -2, -5, True, "x"])
-async def test_a_time_below_the_epoch_is_none(cluster: FakeCluster, time_ms: int) -> None:
-    """To a broker it is the end, the start, or nothing it knows."""
+async def test_a_negative_time_is_rejected(cluster: FakeCluster, time_ms: int) -> None:
+    """A negative timestamp is rejected. A broker would read it as a special offset or an unknown value."""
     async with opened(cluster) as consumer:
         consumer.assign([A])
         with pytest.raises((ValueError, TypeError), match="t-0"):
@@ -158,7 +159,7 @@ async def test_a_time_below_the_epoch_is_none(cluster: FakeCluster, time_ms: int
 
 
 async def test_wakeup_ends_the_poll_under_way(cluster: FakeCluster) -> None:
-    """It raises Wakeup at once and takes nothing; the polls after it give every record."""
+    """A poll in progress raises Wakeup at once and consumes nothing. Later polls return every record."""
     async with opened(cluster) as consumer:
         consumer.assign([A])
         await consumer.seek_to_end(A)
@@ -174,7 +175,7 @@ async def test_wakeup_ends_the_poll_under_way(cluster: FakeCluster) -> None:
 
 @pytest.mark.parametrize("way", ["poll", "async for"])
 async def test_wakeup_ends_the_next_poll_where_none_is_under_way(cluster: FakeCluster, way: str) -> None:
-    """Once, however often it was called; what was fetched stays to be given."""
+    """Without a poll in progress, any number of wakeups ends the next poll once. Fetched records are kept."""
     async with opened(cluster) as consumer:
         consumer.assign([A])
         consumer.wakeup()
@@ -184,10 +185,8 @@ async def test_wakeup_ends_the_next_poll_where_none_is_under_way(cluster: FakeCl
         assert (await anext(consumer)).offset == 0
 
 
-async def test_a_library_user_reads_no_lines_of_aiokafka(
-    cluster: FakeCluster, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Whatever the process logs, and however often a member reconnects and its group rebalances."""
+async def test_aiokafka_logs_nothing_for_a_consumer(cluster: FakeCluster, caplog: pytest.LogCaptureFixture) -> None:
+    """aiokafka logs nothing, however often a member reconnects and its group rebalances."""
     caplog.set_level(logging.DEBUG)
     (node,) = cluster.nodes
     async with opened(cluster) as consumer:

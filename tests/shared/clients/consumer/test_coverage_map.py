@@ -1,4 +1,4 @@
-"""COVERAGE.md names tests that exist, and each of Kafka's once."""
+"""COVERAGE.md names existing tests, and lists each Kafka test once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROWS = [
 
 
 def test_every_test_named_exists() -> None:
-    """A test that is renamed or removed is missed here."""
+    """Every test that COVERAGE.md names exists."""
     files = chain(HERE.glob("test_*.py"), (TESTS / "integration").glob("test_*.py"), HERE.parent.rglob("test_*.py"))
     functions = {name for file in files for name in re.findall(r"def (test_\w+)\(", file.read_text())}
     named = {name for _, ours in ROWS for name in re.findall(r"`(test_\w+)`", ours)}
@@ -25,7 +25,7 @@ def test_every_test_named_exists() -> None:
 
 
 def test_each_of_theirs_is_listed_once() -> None:
-    """In one row, with a test or a reason."""
+    """Each Kafka test has one row, with a test or a reason."""
     theirs = [name for names, _ in ROWS for name in re.findall(r"`((?:test|should)\w+)`", names)]
     twice = sorted({name for name in theirs if theirs.count(name) > 1})
     assert twice == []
@@ -33,7 +33,7 @@ def test_each_of_theirs_is_listed_once() -> None:
 
 
 def test_every_test_of_theirs_is_listed() -> None:
-    """The names of `ConsumerCoordinatorTest`, as read from Kafka's sources, are all there."""
+    """COVERAGE.md lists every test of Kafka's `ConsumerCoordinatorTest`."""
     theirs = (HERE / "data" / "reference_tests.txt").read_text().split()
     listed = {name for names, _ in ROWS for name in re.findall(r"`((?:test|should)\w+)`", names)}
     assert set(theirs) == listed

@@ -1,4 +1,4 @@
-"""Dead letters as records, and back."""
+"""Dead letters encoded as records, and decoded again."""
 
 from __future__ import annotations
 
@@ -47,14 +47,15 @@ def stored(record: ProducerRecord) -> ConsumerRecord:
 
 
 @given(letters, st.none() | st.text("abc", max_size=3))
-def test_a_dead_letter_is_read_back_as_it_was(letter: DeadLetter, life: str | None) -> None:
-    """Place, bytes, original headers (even ones named like ours) and reason survive the topic, with a life or not."""
+def test_a_dead_letter_round_trips(letter: DeadLetter, life: str | None) -> None:
+    """Coordinates, bytes, original headers (even with our names) and reason round-trip, with or without an
+    incarnation."""
     assert parse_dead_letter(stored(dead_letter_record("any-dlq", letter, life))) == letter
 
 
 @given(letters)
 def test_original_headers_come_first(letter: DeadLetter) -> None:
-    """Ours are appended, in their fixed order, and numbers are decimal text."""
+    """Our headers are appended after the original ones in a fixed order. Numbers are decimal text."""
     written = dead_letter_record("any-dlq", letter).headers
     count = len(letter.record.headers)
     assert written[:count] == letter.record.headers
@@ -64,7 +65,7 @@ def test_original_headers_come_first(letter: DeadLetter) -> None:
 
 @given(letters)
 def test_a_replay_is_the_record_that_was(letter: DeadLetter) -> None:
-    """Replay gives the source topic the same key, value, headers and timestamp."""
+    """A replay produces the original key, value, headers and timestamp to the source topic."""
     again = replay_record(letter, 3)
     source = letter.record
     assert (again.topic, again.key, again.value, again.headers) == (
@@ -78,7 +79,7 @@ def test_a_replay_is_the_record_that_was(letter: DeadLetter) -> None:
 
 
 def test_an_exception_is_named_in_full() -> None:
-    """The class is named with its module, a builtin without."""
+    """An exception class is named with its module, a builtin without."""
     record = ConsumerRecord("t", 0, 0, 0, None, None)
     assert DeadLetter.of(record, "process", DataError("no"), 1, "g").exception == "penstock.errors.DataError"
     assert DeadLetter.of(record, "process", KeyError("no"), 1, "g").exception == "KeyError"
@@ -86,7 +87,7 @@ def test_an_exception_is_named_in_full() -> None:
 
 @pytest.mark.parametrize("message", ["é" * MESSAGE_BYTES_MAX, "\ud800", ""])
 def test_any_message_can_be_written(message: str) -> None:
-    """Long and unencodable messages become bounded UTF-8."""
+    """Long and unencodable error messages become bounded UTF-8."""
     letter = DeadLetter(ConsumerRecord("t", 0, 0, 0, None, None), "process", "E", message, 1, "g")
     text = dict(dead_letter_record("t-dlq", letter).headers)["penstock.dlq.message"]
     assert text is not None
@@ -103,14 +104,14 @@ def without(name: str, instead: Headers = ()) -> ConsumerRecord:
 
 @pytest.mark.parametrize("name", HEADERS)
 def test_a_missing_header_is_named(name: str) -> None:
-    """A record that is no dead letter says which header it lacks."""
+    """A record that is not a dead letter is rejected, and the error names the missing header."""
     with pytest.raises(DataError, match=f"t-dlq-0@5 is no dead letter: without {name}"):
         parse_dead_letter(without(name))
 
 
 @pytest.mark.parametrize("value", [b"", b"one", None, b"\xff"])
-def test_a_number_that_is_none_is_refused(value: bytes | None) -> None:
-    """A number header must hold a number."""
+def test_an_invalid_number_header_is_rejected(value: bytes | None) -> None:
+    """A number header that is not a number is rejected."""
     with pytest.raises(DataError, match=f"{ATTEMPTS} is .*, not a number"):
         parse_dead_letter(without(ATTEMPTS, ((ATTEMPTS, value),)))
 
@@ -124,8 +125,9 @@ def size_of(record: ProducerRecord) -> int:
     return len(record.key or b"") + len(record.value or b"") + headers
 
 
-def test_what_does_not_fit_is_cut_and_says_so() -> None:
-    """The value's end first, with its size before; key, original headers and place stay."""
+def test_an_oversized_dead_letter_is_truncated_and_marked() -> None:
+    """The end of the value is truncated first, and its original size is recorded. Key, original headers and coordinates
+    are kept."""
     source = ConsumerRecord("t", 2, 17, 5, b"ann", b"v" * 3_000_000, (("trace", b"1"),))
     first = shortened(letter_of(source))
     assert first is not None
@@ -144,8 +146,8 @@ def test_what_does_not_fit_is_cut_and_says_so() -> None:
     assert shortened(second) is None
 
 
-def test_headers_and_keys_are_cut_where_they_take_the_room() -> None:
-    """So that every dead letter can be made to fit."""
+def test_headers_and_keys_are_truncated_if_too_large() -> None:
+    """Headers and keys are truncated if they take up the room, so that every dead letter fits."""
     source = ConsumerRecord("t", 2, 17, 5, b"k" * 900_000, None, (("trace", b"1" * 900_000),))
     first = shortened(letter_of(source))
     assert first is not None
@@ -154,14 +156,14 @@ def test_headers_and_keys_are_cut_where_they_take_the_room() -> None:
     assert size_of(first) < SHORTENED_BYTES[0]
 
 
-def test_what_is_no_dead_letter_is_not_cut() -> None:
-    """A handler's own output is refused as it is."""
+def test_other_records_are_not_truncated() -> None:
+    """A handler's oversized output is rejected, not truncated."""
     assert shortened(ProducerRecord("out", b"v" * 3_000_000)) is None
     assert shortened(ProducerRecord("out", b"v" * 3_000_000, None, (("a", b"1"),) * 20)) is None
 
 
-def test_a_dead_letter_of_one_that_was_cut_is_whole() -> None:
-    """What the inner one has lost is its own matter."""
+def test_a_dead_letter_of_a_truncated_one_is_complete() -> None:
+    """A dead letter of a truncated dead letter is not marked as truncated itself."""
     inner = shortened(letter_of(ConsumerRecord("t", 0, 1, 5, b"ann", b"v" * 900_000)))
     assert inner is not None
     outer = parse_dead_letter(stored(letter_of(stored(inner))))

@@ -1,4 +1,4 @@
-"""Deserializers over columns."""
+"""Deserializers applied to columns."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def columns(*records: tuple[bytes | None, bytes | None]) -> Columns:
 
 
 def test_both_columns_are_decoded() -> None:
-    """Keys, values and tombstones; offsets, timestamps and headers stay with their records."""
+    """Keys, values and tombstones are deserialized. Offsets, timestamps and headers stay with their records."""
     decoded, error = Decoding(string_deserializer, json_deserializer).decode(columns((b"a", b"1"), (None, None)))
     assert error is None
     assert decoded is not None
@@ -36,10 +36,10 @@ def test_both_columns_are_decoded() -> None:
         ([(b"a", b"{")], 0, 10, "value"),
     ],
 )
-def test_the_first_that_cannot_be_decoded(
+def test_a_record_that_cannot_be_deserialized(
     records: list[tuple[bytes, bytes]], good: int, offset: int, what: str
 ) -> None:
-    """What is before it is given; it is named by topic, partition, offset and part."""
+    """Records before the failure are returned. The error names topic, partition, offset, and key or value."""
     decoded, wrong = Decoding(string_deserializer, json_deserializer).decode(columns(*records))
     assert (0 if decoded is None else len(decoded)) == good
     assert wrong is not None
@@ -47,8 +47,8 @@ def test_the_first_that_cannot_be_decoded(
     assert str(wrong.error).startswith(f"t-0 at offset {offset}: {what}: t: not ")
 
 
-def test_whatever_a_deserializer_raises() -> None:
-    """User code may raise anything; that is the cause."""
+def test_any_exception_of_a_deserializer_is_wrapped() -> None:
+    """Any exception of a deserializer becomes the cause of the error."""
 
     def broken(topic: str, data: bytes | None) -> object:
         raise ZeroDivisionError("in user code")
@@ -59,7 +59,7 @@ def test_whatever_a_deserializer_raises() -> None:
 
 
 def test_plain_bytes() -> None:
-    """Without deserializers the columns are what they were."""
+    """Without deserializers the columns are unchanged."""
     plain = columns((b"a", b"1"))
     decoded, _ = Decoding().decode(plain)
     assert Decoding().is_plain
@@ -69,15 +69,15 @@ def test_plain_bytes() -> None:
 
 
 @pytest.mark.parametrize("which", ["key", "value"])
-def test_what_is_no_function_is_refused(which: str) -> None:
-    """A deserializer that is None would fail at the first record: it is said at once, and by its name."""
+def test_a_deserializer_that_is_not_callable_is_rejected(which: str) -> None:
+    """A deserializer that is not callable is rejected at once, with its setting's name."""
     with pytest.raises(ConfigError, match=f"{which}_deserializer"):
         Decoding(**{which: None})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("wrong", ["", 0, ()])
-def test_a_consumer_takes_nothing_empty_for_no_deserializer(wrong: Any) -> None:
-    """Only None is that."""
+def test_only_none_means_no_deserializer(wrong: Any) -> None:
+    """Only None means "no deserializer". Other falsy values are rejected."""
     for name in ("key_deserializer", "value_deserializer"):
         with pytest.raises(ConfigError, match=f"{name} must be a function"):
             Consumer("localhost:9092", **{name: wrong})

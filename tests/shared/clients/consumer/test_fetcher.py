@@ -1,4 +1,4 @@
-"""The fetcher without a broker: what it asks, what it makes of answers, and what it hands out."""
+"""The fetcher without a broker: its requests, its handling of responses, and the records it returns."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def batch(first: int, count: int, size: int = 1, epoch: int = -1) -> bytes:
 
 
 class Scene:
-    """A fetcher, its leaders and its clock."""
+    """A fetcher with leaders and a clock."""
 
     def __init__(self, policy: str = "earliest", *, has_group: bool = False, committed: bool = False, **limits: int):
         limits = {"max_partition_fetch_bytes": SIZE, "fetch_buffer_bytes": 100 * SIZE, **limits}
@@ -57,7 +57,7 @@ class Scene:
         self.now = 0.0
 
     def at(self, **offsets: int) -> Scene:
-        """Assigned, and placed at these offsets (a0=7)."""
+        """Assigns partitions and sets their positions (a0=7)."""
         tps = {TopicPartition(name[0], int(name[1])): offset for name, offset in offsets.items()}
         self.fetcher.assign(tps)
         for tp, offset in tps.items():
@@ -71,7 +71,8 @@ class Scene:
         return {fetch.node: fetch for fetch in self.work().fetches}
 
     def answer(self, fetch: Fetch, **answers: Any) -> None:
-        """Per partition (a0=...) bytes, an error code, or a whole answer; the others are empty."""
+        """Responds with bytes, an error code or a whole response for each partition (a0=...). Other partitions are
+        empty."""
         made = {}
         for tp in fetch.wanted:
             got = answers.get(f"{tp.topic}{tp.partition}", b"")
@@ -83,7 +84,7 @@ class Scene:
         self.fetcher.received(fetch, FetchResponse(made), self.now)
 
     def give(self, **answers: Any) -> None:
-        """Answer what is asked now."""
+        """Responds to the current requests."""
         for fetch in self.work().fetches:
             self.answer(fetch, **answers)
 
@@ -92,7 +93,7 @@ class Scene:
 
 
 def test_one_request_a_node() -> None:
-    """All partitions of a node go into one request, with their offsets; until it is answered there is no other."""
+    """All partitions of a node share one request with their offsets. The next one is sent after its response."""
     scene = Scene().at(a0=5, a1=0, b0=7)
     asked = scene.fetches()
     assert {node: fetch.wanted for node, fetch in asked.items()} == {1: {A0: 5, A1: 0}, 2: {B0: 7}}
@@ -102,8 +103,8 @@ def test_one_request_a_node() -> None:
     assert list(scene.fetches()) == [1]
 
 
-def test_records_are_handed_out_and_the_next_are_under_way() -> None:
-    """The position moves with what is handed out, the offset asked for with what has come."""
+def test_the_next_records_are_fetched_ahead() -> None:
+    """The position follows the returned records, and the fetch offset follows the received ones."""
     scene = Scene().at(a0=0)
     scene.give(a0=batch(0, 10))
     assert scene.fetcher.position(A0) == 0
@@ -115,7 +116,7 @@ def test_records_are_handed_out_and_the_next_are_under_way() -> None:
 
 
 def test_the_lag_under_read_committed() -> None:
-    """It is counted to the last stable offset; unknown before the first answer."""
+    """Under read_committed, lag is measured to the last stable offset. It is unknown before the first response."""
     scene = Scene(committed=True).at(a0=0)
     assert scene.fetcher.lag(A0) is None
     scene.give()
@@ -123,7 +124,7 @@ def test_the_lag_under_read_committed() -> None:
 
 
 def test_partitions_take_turns() -> None:
-    """What was served last comes last: in a limited poll and in the next request."""
+    """The partition served last comes last in the next limited poll and in the next request."""
     scene = Scene().at(a0=0, a1=0)
     scene.give(a0=batch(0, 6), a1=batch(0, 6))
     assert [list(scene.take(2)) for _ in range(4)] == [[A0], [A1], [A0], [A1]]
@@ -133,14 +134,14 @@ def test_partitions_take_turns() -> None:
 
 
 def test_a_poll_is_filled_from_several_partitions() -> None:
-    """A limit is for the poll as a whole."""
+    """A limit applies to the poll, not to each partition."""
     scene = Scene().at(a0=0, a1=0)
     scene.give(a0=batch(0, 3), a1=batch(0, 6))
     assert scene.take(5) == {A0: [0, 1, 2], A1: [0, 1]}
 
 
-def test_a_partition_with_enough_is_left_out() -> None:
-    """No more is asked for than twice the partition's limit; the others of its node do not wait for long meanwhile."""
+def test_a_partition_with_enough_buffered_is_not_fetched() -> None:
+    """At most twice the partition's limit is fetched. Other partitions of the node wait only briefly meanwhile."""
     scene = Scene().at(a0=0, a1=0)
     scene.give(a0=batch(0, 1, 1_100))
     fetch = scene.fetches()[1]
@@ -154,7 +155,7 @@ def test_a_partition_with_enough_is_left_out() -> None:
 
 
 def test_a_batch_larger_than_every_limit_is_delivered() -> None:
-    """A broker gives one batch at least; however large, it is handed out."""
+    """A broker returns at least one batch. It is delivered, whatever its size."""
     scene = Scene(fetch_buffer_bytes=SIZE, fetch_max_bytes=SIZE).at(a0=0, a1=0)
     scene.give(a0=batch(0, 2, 5 * SIZE))
     assert scene.fetches() == {}
@@ -163,7 +164,7 @@ def test_a_batch_larger_than_every_limit_is_delivered() -> None:
 
 
 def test_back_pressure() -> None:
-    """What is buffered and what may come stay within the limit, shared among the nodes; room is used as it comes."""
+    """Buffered and requested bytes stay within the limit, which nodes share. Freed room is used at once."""
     scene = Scene(fetch_buffer_bytes=6 * SIZE).at(a0=0, b0=0)
     asked = scene.fetches()
     assert [fetch.max_bytes for fetch in asked.values()] == [2 * SIZE, 2 * SIZE]
@@ -175,8 +176,8 @@ def test_back_pressure() -> None:
     assert [fetch.max_bytes for fetch in scene.fetches().values()] == [2 * SIZE]
 
 
-def test_a_node_that_hangs_leaves_room() -> None:
-    """Its request reserves no more than its share, so that one more node could always be asked."""
+def test_an_unresponsive_node_leaves_room_for_others() -> None:
+    """A request to an unresponsive node reserves only its share, so another node can be fetched from."""
     scene = Scene(fetch_buffer_bytes=4 * SIZE).at(a0=0, a1=0)
     assert scene.fetches()[1].max_bytes == 2 * SIZE
     scene.fetcher.seek(A1, 0)
@@ -185,7 +186,7 @@ def test_a_node_that_hangs_leaves_room() -> None:
 
 
 def test_a_paused_partition() -> None:
-    """It keeps what is buffered, is not asked for, and keeps nobody from being served."""
+    """A paused partition keeps its buffer, is not fetched, and does not block others."""
     scene = Scene().at(a0=0, a1=0)
     scene.give(a0=batch(0, 3))
     scene.fetcher.pause(A0)
@@ -195,8 +196,8 @@ def test_a_paused_partition() -> None:
     assert scene.take() == {A0: [0, 1, 2]}
 
 
-def test_paused_buffers_give_way() -> None:
-    """Where others have nothing and there is no room, what a paused partition holds is fetched again later."""
+def test_buffers_of_paused_partitions_are_released() -> None:
+    """If other partitions need room, the buffer of a paused partition is dropped and fetched again later."""
     scene = Scene(fetch_buffer_bytes=2 * SIZE).at(a0=0, a1=0)
     scene.give(a0=batch(0, 2, 900))
     assert scene.take(1) == {A0: [0]}
@@ -209,8 +210,8 @@ def test_paused_buffers_give_way() -> None:
     assert scene.fetches()[3].wanted == {A0: 1}
 
 
-def test_a_seek_throws_away_what_was_asked_before() -> None:
-    """Neither what is buffered nor what is under way is handed out; an answer to the new question is."""
+def test_a_seek_discards_earlier_fetches() -> None:
+    """After a seek neither buffered records nor the response in flight is returned. The response to a new fetch is."""
     scene = Scene().at(a0=0)
     scene.give(a0=batch(0, 3))
     old = scene.fetches()[1]
@@ -223,8 +224,8 @@ def test_a_seek_throws_away_what_was_asked_before() -> None:
     assert scene.take() == {A0: [50]}
 
 
-def test_a_late_answer_does_not_open_the_door_twice() -> None:
-    """After a seek and a new leader, the old node's answer changes nothing about the request to the new one."""
+def test_a_stale_response_leaves_a_newer_request_in_flight() -> None:
+    """After a seek and a leader change, the old node's response does not affect the request to the new leader."""
     scene = Scene().at(a0=0)
     old = scene.fetches()[1]
     scene.fetcher.seek(A0, 0)
@@ -237,7 +238,7 @@ def test_a_late_answer_does_not_open_the_door_twice() -> None:
 
 
 def test_an_assignment_forgets_or_keeps() -> None:
-    """A new assignment begins anew; what it is told to keep stays as it was, buffer, pause and request."""
+    """A new assignment starts fresh. Kept partitions keep their buffer, pause and request."""
     scene = Scene().at(a0=0, a1=0)
     scene.give(a0=batch(0, 3), a1=batch(0, 3))
     under_way = scene.fetches()[1]
@@ -255,7 +256,8 @@ def test_an_assignment_forgets_or_keeps() -> None:
 
 
 def test_a_leader_that_moved() -> None:
-    """The metadata is asked for, the partition waits longer each time, and the new leader is asked for the same."""
+    """Metadata is refreshed, the partition backs off longer each time, and the same offset is fetched from the new
+    leader."""
     scene = Scene().at(a0=5)
     waits = []
     for _ in range(6):
@@ -271,15 +273,15 @@ def test_a_leader_that_moved() -> None:
 
 
 def test_no_leader() -> None:
-    """Without a leader a partition is not asked for, and the metadata is."""
+    """A partition without a leader is not fetched, and a metadata refresh is requested."""
     scene = Scene().at(a0=5, b0=0)
     scene.leaders[A0] = None
     work = scene.work()
     assert ([fetch.node for fetch in work.fetches], work.stale_metadata) == ([2], True)
 
 
-def test_a_broker_that_does_not_answer() -> None:
-    """Its partitions wait, the metadata is asked for, and nothing is raised."""
+def test_a_broker_that_does_not_respond() -> None:
+    """Its partitions back off and a metadata refresh is requested. No error is raised."""
     scene = Scene().at(a0=5, b0=0)
     asked = scene.fetches()
     scene.fetcher.failed(asked[1], BrokerNotAvailable("gone"), scene.now)
@@ -290,8 +292,8 @@ def test_a_broker_that_does_not_answer() -> None:
     assert scene.fetches()[1].wanted == {A0: 5}
 
 
-def test_an_error_of_the_whole_response_or_a_missing_answer() -> None:
-    """Both are tried again later."""
+def test_a_top_level_error_or_a_missing_partition() -> None:
+    """A response with a top-level error, or without a requested partition, is retried later."""
     scene = Scene().at(a0=5)
     scene.fetcher.received(scene.fetches()[1], FetchResponse({}, error_code=UNKNOWN), scene.now)
     assert scene.fetches() == {}
@@ -300,8 +302,8 @@ def test_an_error_of_the_whole_response_or_a_missing_answer() -> None:
     assert (scene.fetches(), scene.take()) == ({}, {})
 
 
-def test_an_error_that_a_person_must_know() -> None:
-    """It is raised once there is nothing else to give, once, and asked again."""
+def test_an_authorization_error_is_raised_once() -> None:
+    """An authorization error is raised once, after all buffered records are returned. Then the fetch is retried."""
     scene = Scene().at(a0=0, a1=0)
     scene.give(a0=UNAUTHORIZED, a1=batch(0, 1))
     assert scene.take() == {A1: [0]}
@@ -317,7 +319,7 @@ def corrupted(data: bytes) -> bytes:
 
 
 def test_a_corrupt_batch() -> None:
-    """Others go on; its own partition gives nothing more, whatever has come, until a seek."""
+    """Other partitions continue. The corrupt partition returns nothing more until a seek, whatever was received."""
     scene = Scene().at(a0=0, a1=0)
     scene.give(a0=batch(0, 2) + corrupted(batch(2, 2)))
     scene.give(a0=batch(4, 2))
@@ -336,7 +338,7 @@ def test_a_corrupt_batch() -> None:
 
 
 def test_the_broker_cannot_read_a_batch() -> None:
-    """Its CORRUPT_MESSAGE is named by topic, partition and offset as well."""
+    """The broker's CORRUPT_MESSAGE error names topic, partition and offset too."""
     scene = Scene().at(a0=3)
     scene.give(a0=CORRUPT)
     with pytest.raises(CorruptRecord, match="a-0 at offset 3: the broker cannot read a batch"):
@@ -345,7 +347,7 @@ def test_the_broker_cannot_read_a_batch() -> None:
 
 @pytest.mark.parametrize(("policy", "first"), [("earliest", 4), ("latest", 9), ("by_duration:1h", 6)])
 def test_out_of_range(policy: str, first: int) -> None:
-    """What is buffered is given first; then the policy says where reading goes on."""
+    """Buffered records are returned first, then the reset policy sets the position."""
     scene = Scene(policy).at(a0=0)
     scene.give(a0=batch(0, 1))
     scene.give(a0=OUT_OF_RANGE)
@@ -360,7 +362,7 @@ def test_out_of_range(policy: str, first: int) -> None:
 
 
 def test_out_of_range_without_a_policy() -> None:
-    """Under none it is an error with the offset, each time it is asked; a seek ends it."""
+    """With policy `none` every poll raises an error with the offset, until a seek."""
     scene = Scene("none").at(a0=7)
     for _ in range(2):
         scene.give(a0=OUT_OF_RANGE)
@@ -372,7 +374,7 @@ def test_out_of_range_without_a_policy() -> None:
 
 
 def test_positions_come_from_the_group_then_from_the_policy() -> None:
-    """A committed offset is the position; without one the policy decides, by time where there is one so late."""
+    """The committed offset is the position. Without one the policy decides, by timestamp if a later record exists."""
     scene = Scene("by_duration:1h", has_group=True)
     scene.fetcher.assign([A0, A1, B0])
     (lookup,) = scene.work().lookups
@@ -389,7 +391,7 @@ def test_positions_come_from_the_group_then_from_the_policy() -> None:
 
 
 def test_without_a_group_the_policy_decides_at_once() -> None:
-    """And under none it is an error, until someone seeks."""
+    """Without a group the policy applies at once. With `none` an error is raised until a seek."""
     scene = Scene("latest")
     scene.fetcher.assign([A0])
     (lookup,) = scene.work().lookups
@@ -403,8 +405,8 @@ def test_without_a_group_the_policy_decides_at_once() -> None:
     assert scene.fetches()[1].wanted == {A0: 0}
 
 
-def test_a_position_found_too_late() -> None:
-    """A seek during a lookup wins."""
+def test_a_seek_during_a_lookup_wins() -> None:
+    """The result of an offset lookup is ignored after a seek."""
     scene = Scene("earliest")
     scene.fetcher.assign([A0])
     (lookup,) = scene.work().lookups
@@ -415,7 +417,7 @@ def test_a_position_found_too_late() -> None:
 
 @pytest.mark.parametrize(("error", "raises"), [(BrokerNotAvailable("x"), False), (AuthorizationFailed("x"), True)])
 def test_a_lookup_that_fails(error: PenstockError, raises: bool) -> None:
-    """It is made again after a while; what is not passing is raised."""
+    """A failed lookup is retried after a backoff. A permanent error is raised."""
     scene = Scene("earliest")
     scene.fetcher.assign([A0])
     (lookup,) = scene.work().lookups
@@ -428,8 +430,8 @@ def test_a_lookup_that_fails(error: PenstockError, raises: bool) -> None:
     assert [list(one.wanted) for one in scene.work().lookups] == [[A0]]
 
 
-def test_no_leader_to_be_looked_up_at() -> None:
-    """A partition without a leader keeps no other one from being placed."""
+def test_a_lookup_without_a_leader() -> None:
+    """A partition without a leader does not block the lookups of others."""
     scene = Scene("earliest")
     scene.leaders[A0] = None
     scene.fetcher.assign([A0, A1])
@@ -442,7 +444,8 @@ FAULTS = st.sampled_from(["ok", "ok", "ok", "empty", "not leader", "lost", "move
 
 @given(steps=st.lists(st.tuples(FAULTS, st.sampled_from([A0, A1, B0]), st.integers(1, 30)), max_size=60))
 def test_whatever_happens_records_come_once_and_in_order(steps: list[tuple[str, TopicPartition, int]]) -> None:
-    """Under failures, moves, pauses, seeks and answers out of order, each partition gives offset after offset."""
+    """Under failures, leader changes, pauses, seeks and reordered responses, each partition returns consecutive
+    offsets."""
     scene = Scene(fetch_buffer_bytes=3 * SIZE).at(a0=0, a1=0, b0=0)
     expected = dict.fromkeys([A0, A1, B0], 0)
     open_fetches: list[Fetch] = []
@@ -491,7 +494,7 @@ def test_whatever_happens_records_come_once_and_in_order(steps: list[tuple[str, 
 
 
 def test_its_repr_tells_the_state() -> None:
-    """Each partition with where it is and what it has."""
+    """The repr has each partition's position and buffer."""
     scene = Scene("earliest").at(a0=5)
     assert "at 5, 0 completed fetches, 0 bytes to 5" in repr(scene.fetcher)
     scene.fetcher.seek(A0, ResetPolicy("latest"))
@@ -504,7 +507,7 @@ def hint(code: int, leader: int) -> FetchedPartition:
 
 
 def test_a_leader_that_is_named_is_asked_at_once() -> None:
-    """The one named in the answer is asked without back-off the first time, and with it afterwards."""
+    """A leader named in a response is fetched from at once the first time, and with backoff afterwards."""
     scene = Scene().at(a0=5, a1=5)
     (fetch,) = scene.work().fetches
     made = {A0: hint(NOT_LEADER, 3), A1: FetchedPartition(NOT_LEADER)}
@@ -516,8 +519,8 @@ def test_a_leader_that_is_named_is_asked_at_once() -> None:
     assert scene.work().fetches == []
 
 
-def test_a_fetch_says_what_was_read_before() -> None:
-    """The epoch of the last batch goes with the next fetch; after a seek there is none."""
+def test_a_fetch_has_the_last_fetched_epoch() -> None:
+    """A fetch has the leader epoch of the last batch. After a seek it has none."""
     scene = Scene().at(a0=0)
     assert scene.fetches()[1].epochs == {A0: -1}
     scene = Scene().at(a0=0)
@@ -533,8 +536,8 @@ def diverged(at: int) -> FetchedPartition:
     return FetchedPartition(0, 100, 90, diverged_at=at)
 
 
-def test_a_truncation_ahead_of_the_position_is_nobodys_concern() -> None:
-    """What was fetched and not handed out is dropped and fetched again from the log as it is now."""
+def test_a_truncation_ahead_of_the_position() -> None:
+    """Buffered records beyond the truncation are dropped and fetched again from the current log."""
     scene = Scene("none").at(a0=0)
     scene.give(a0=batch(0, 10, epoch=4))
     assert scene.take(3) == {A0: [0, 1, 2]}
@@ -544,8 +547,8 @@ def test_a_truncation_ahead_of_the_position_is_nobodys_concern() -> None:
     assert scene.take() == {}
 
 
-def test_a_truncation_of_what_was_handed_out() -> None:
-    """With a reset policy reading goes on where the log ended; without one it is an error until a seek."""
+def test_a_truncation_below_the_position() -> None:
+    """With a reset policy, reading continues at the truncation offset. Without one an error is raised until a seek."""
     scene = Scene("earliest").at(a0=0)
     scene.give(a0=batch(0, 10, epoch=4))
     scene.take()
@@ -568,7 +571,7 @@ def test_a_truncation_of_what_was_handed_out() -> None:
 
 
 def test_a_commit_with_its_leader_epoch() -> None:
-    """The first fetch asks whether the log is still the one that was read; what is dropped keeps the epoch."""
+    """The first fetch has the committed leader epoch to detect truncation. Dropping the buffer keeps the epoch."""
     scene = Scene("none", has_group=True)
     scene.fetcher.assign([A0])
     (lookup,) = scene.work().lookups
@@ -581,8 +584,8 @@ def test_a_commit_with_its_leader_epoch() -> None:
     assert scene.work().fetches[0].epochs == {A0: 3}
 
 
-def test_columns_say_under_which_leader_they_were_written() -> None:
-    """That of the last batch looked at, which is of their epoch or of a later one."""
+def test_columns_have_a_leader_epoch() -> None:
+    """Columns have the leader epoch of the last decoded batch, which is that of their records or a later one."""
     scene = Scene().at(a0=0)
     scene.give(a0=batch(0, 3, epoch=4) + batch(3, 2, epoch=6))
     (columns,) = scene.fetcher.take(2).values()

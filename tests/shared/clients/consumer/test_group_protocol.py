@@ -1,4 +1,4 @@
-"""The bytes that a group's members write to each other, against those of the Java consumer."""
+"""The bytes that group members exchange equal those of the Java consumer."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ partitions = st.lists(st.builds(TopicPartition, names, st.integers(0, 2**31 - 1)
 
 @pytest.mark.parametrize("version", JAVA)
 def test_subscriptions_are_java_s(version: int) -> None:
-    """Every version of a subscription is byte for byte what the Java consumer writes, and is read back."""
+    """Every version of a subscription equals the Java consumer's bytes, and round-trips."""
     data = bytes.fromhex(JAVA[version])
     assert encode_subscription(SUBSCRIPTION, version) == data
     read = decode_subscription(data)
@@ -49,14 +49,14 @@ def test_subscriptions_are_java_s(version: int) -> None:
     assert read.rack_id == ("r1" if version >= 3 else None)
 
 
-def test_the_least_is_java_s() -> None:
-    """What a member with nothing to say writes is Java's too."""
+def test_an_empty_subscription_is_java_s() -> None:
+    """An empty subscription equals the Java consumer's bytes."""
     assert encode_subscription(Subscription(("t",))).hex() == "000300000001000174ffffffff00000000ffffffffffff"
     assert encode_assignment(Assignment(())).hex() == "000300000000ffffffff"
 
 
 def test_assignments_are_java_s() -> None:
-    """An assignment keeps the order of its partitions within a topic; an empty one is nothing."""
+    """An assignment keeps the order of partitions within a topic. Empty bytes decode to an empty assignment."""
     data = bytes.fromhex(JAVA_ASSIGNMENT)
     assert encode_assignment(Assignment((T2_1, T1_3, T1_0), b"\x09")) == data
     assert decode_assignment(data) == Assignment((T2_1, T1_3, T1_0), b"\x09")
@@ -64,7 +64,7 @@ def test_assignments_are_java_s() -> None:
 
 
 def test_user_data_is_java_s() -> None:
-    """The sticky assignors' user data is Java's; sticky's first schema, without a generation, is read too."""
+    """The sticky assignors' user data equals Java's. The first schema, without a generation, is decoded too."""
     data = bytes.fromhex(JAVA_STICKY)
     assert encode_sticky((T1_0, T1_3, T2_1), 7) == data
     assert decode_sticky(data) == ((T1_0, T1_3, T2_1), 7)
@@ -75,7 +75,7 @@ def test_user_data_is_java_s() -> None:
 
 
 def test_a_newer_version_is_read_as_the_newest_known() -> None:
-    """Newer versions only add fields at the end."""
+    """A newer version is decoded as the newest known one, because versions only add fields at the end."""
     data = encode_subscription(SUBSCRIPTION)
     assert decode_subscription(b"\0\x09" + data[2:] + b"more") == decode_subscription(data)
 
@@ -84,15 +84,15 @@ def test_a_newer_version_is_read_as_the_newest_known() -> None:
     topics=st.lists(names, unique=True), owned=partitions, data=st.none() | st.binary(), generation=st.integers(-1, 9)
 )
 def test_round_trips(topics: list[str], owned: list[TopicPartition], data: bytes | None, generation: int) -> None:
-    """What is written is read again, in order."""
+    """Encoded values decode to equal values in the same order."""
     read = decode_subscription(encode_subscription(Subscription(tuple(topics), data, tuple(owned), generation)))
     assert read == Subscription(tuple(sorted(topics)), data, tuple(sorted(owned)), generation)
     assert set(decode_assignment(encode_assignment(Assignment(tuple(owned), data))).partitions) == set(owned)
 
 
 @given(st.binary(max_size=60), st.integers(0, 40))
-def test_bytes_that_are_none(noise: bytes, cut: int) -> None:
-    """Anything that cannot be read is a SerializationError that says what it should have been."""
+def test_invalid_bytes_are_a_serialization_error(noise: bytes, cut: int) -> None:
+    """Invalid bytes raise a SerializationError that names the expected type."""
     cut_off = bytes.fromhex(JAVA[3])[: min(cut, 40)]
     with pytest.raises(SerializationError, match="subscription: "):
         decode_subscription(cut_off)

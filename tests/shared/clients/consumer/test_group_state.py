@@ -1,4 +1,4 @@
-"""A member's way through its group: what it does next, and what it makes of every answer."""
+"""The state machine of a group member: its next action, and its transitions for every response."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ EAGER, COOPERATIVE = "range", "cooperative-sticky"
 
 
 class Member:
-    """A state machine and the answers that it gets; `now` is the time in ms."""
+    """A state machine with scripted responses. `now` is the time in ms."""
 
     def __init__(
         self, assignor: str = EAGER, instance_id: str | None = None, topics: frozenset[str] = frozenset("a")
@@ -50,7 +50,7 @@ class Member:
         return self.state.next_step(self.now, idle_ms)
 
     def join(self, generation: int = 1, leader: str = "other", **more: object) -> None:
-        """Through JoinGroup, as a follower."""
+        """Completes JoinGroup as a follower."""
         assert isinstance(self.step(), Join)
         name = self.state.assignor.name
         self.state.on_join(JoinAnswer(0, generation, name, leader, "m", **more), self.now)  # type: ignore[arg-type]
@@ -67,7 +67,7 @@ class Member:
         return step
 
     def stable(self, *partitions: TopicPartition, generation: int = 1) -> Member:
-        """In the group, with these partitions."""
+        """Brings the member to the stable state with these partitions."""
         self.join(generation)
         self.sync(*partitions)
         self.complete()
@@ -83,14 +83,14 @@ def sent(step: Step) -> Subscription:
     return decode_subscription(step.protocols[0][1])
 
 
-def test_the_table_knows_every_state() -> None:
-    """Every state has its row, and every state can be reached."""
+def test_the_transition_table_covers_every_state() -> None:
+    """Every state has a row, and every state is reachable."""
     assert set(TRANSITIONS) == set(MemberState)
     assert set().union(*TRANSITIONS.values()) == set(MemberState)
 
 
 def test_a_member_that_follows() -> None:
-    """Join, sync, the listener, stable; then nothing until something changes."""
+    """A follower joins, syncs, calls the listener and is stable, and then waits for changes."""
     member = Member()
     member.join(generation=4)
     assert member.step() == Sync(4, "m", {})
@@ -102,7 +102,7 @@ def test_a_member_that_follows() -> None:
 
 
 def test_a_member_that_leads() -> None:
-    """The leader finds out the partitions of all the members' topics and assigns them."""
+    """The leader fetches the partitions of all members' topics and assigns them."""
     member = Member(topics=frozenset("a"))
     others = (
         ("m", None, encode_subscription(Subscription(("a",)))),
@@ -120,7 +120,7 @@ def test_a_member_that_leads() -> None:
 
 
 class Telling(RangeAssignor):
-    """Tells each member its name, and remembers what it was told."""
+    """An assignor that sends each member its name, and records what it receives."""
 
     heard: bytes | None = None
 
@@ -131,8 +131,8 @@ class Telling(RangeAssignor):
         self.heard = told
 
 
-def test_what_the_leader_tells_beside_partitions() -> None:
-    """An assignor's word to each member travels with its assignment, and reaches that member's assignor."""
+def test_assignor_user_data_reaches_each_member() -> None:
+    """The assignor's user data is sent with each member's assignment and passed to that member's assignor."""
     member = Member()
     member.state.assignor = Telling()
     member.join(leader="m", members=(("m", None, encode_subscription(Subscription(("a",)))),))
@@ -146,7 +146,7 @@ def test_what_the_leader_tells_beside_partitions() -> None:
 
 
 def test_nothing_is_joined_without_topics() -> None:
-    """A member without a subscription keeps out of the group."""
+    """A member without a subscription does not join the group."""
     member = Member(topics=frozenset())
     assert member.step() == Wait(None)
     member.state.subscribe(frozenset("a"))
@@ -154,7 +154,7 @@ def test_nothing_is_joined_without_topics() -> None:
 
 
 def test_member_id_required() -> None:
-    """The first join gets an id alone; the second, at once, uses it."""
+    """The first join only gets a member id. The second one uses it at once."""
     member = Member()
     assert isinstance(first := member.step(), Join)
     assert first.member_id == ""
@@ -163,8 +163,8 @@ def test_member_id_required() -> None:
     assert second.member_id == "m-1"
 
 
-def test_eager_gives_everything_back_before_it_joins() -> None:
-    """A rebalance revokes all, under the old generation, and joins with nothing owned."""
+def test_eager_revokes_everything_before_it_joins() -> None:
+    """A rebalance revokes all partitions in the old generation, and the member joins without owned partitions."""
     member = Member().stable(A0, A1, generation=3)
     member.beat(REBALANCING)
     assert member.step() == Revoke(frozenset({A0, A1}))
@@ -180,8 +180,8 @@ def test_eager_gives_everything_back_before_it_joins() -> None:
     assert member.state.heartbeat_wait_ms(member.now) is None
 
 
-def test_cooperative_keeps_everything_and_gives_back_what_it_lacks() -> None:
-    """A cooperative member joins with what it owns, then lets go of what is missing, and joins again for that."""
+def test_cooperative_revokes_after_the_assignment() -> None:
+    """A cooperative member joins with its owned partitions, revokes the missing ones, and then joins again."""
     member = Member(COOPERATIVE).stable(A0, A1, generation=3)
     member.beat(REBALANCING)
     subscription = sent(member.step())
@@ -197,15 +197,15 @@ def test_cooperative_keeps_everything_and_gives_back_what_it_lacks() -> None:
 
 
 def test_cooperative_without_a_change_does_not_join_again() -> None:
-    """Where nothing is to be given back, one round is enough."""
+    """If nothing is revoked, one round is enough."""
     member = Member(COOPERATIVE).stable(A0)
     member.state.rejoin("asked")
     member.stable(A0, A1, generation=2)
     assert isinstance(member.step(), Wait)
 
 
-def test_cooperative_gives_back_topics_that_it_does_not_read_any_more() -> None:
-    """After another subscription the partitions of other topics are revoked before the group is joined."""
+def test_cooperative_revokes_unsubscribed_topics_first() -> None:
+    """After a subscription change, partitions of unsubscribed topics are revoked before the join."""
     member = Member(COOPERATIVE, topics=frozenset("ab")).stable(A0, B0)
     member.state.subscribe(frozenset("a"))
     assert member.step() == Revoke(frozenset({B0}))
@@ -215,8 +215,8 @@ def test_cooperative_gives_back_topics_that_it_does_not_read_any_more() -> None:
 
 @pytest.mark.parametrize("assignor", [EAGER, COOPERATIVE])
 @pytest.mark.parametrize(("code", "member_id"), [(UNKNOWN_MEMBER, ""), (ILLEGAL_GENERATION, "m")])
-def test_forgotten_by_the_group(assignor: str, code: int, member_id: str) -> None:
-    """A member the group does not know (in this generation) has lost its partitions, and joins as a new one."""
+def test_unknown_member_or_generation(assignor: str, code: int, member_id: str) -> None:
+    """A member whose id or generation the group does not know loses its partitions and joins as a new member."""
     member = Member(assignor).stable(A0, A1)
     member.beat(code)
     assert member.step() == Lose(frozenset({A0, A1}))
@@ -227,8 +227,8 @@ def test_forgotten_by_the_group(assignor: str, code: int, member_id: str) -> Non
 
 
 @pytest.mark.parametrize("code", [UNKNOWN_MEMBER, ILLEGAL_GENERATION])
-def test_forgotten_while_it_joins(code: int) -> None:
-    """A cooperative member whose join or sync shows that it was forgotten loses what it still had."""
+def test_unknown_member_while_joining(code: int) -> None:
+    """A cooperative member whose join or sync fails with an unknown member id loses its partitions."""
     for api in ("join", "sync"):
         member = Member(COOPERATIVE).stable(A0)
         member.state.rejoin("asked")
@@ -241,8 +241,8 @@ def test_forgotten_while_it_joins(code: int) -> None:
         assert member.step() == Lose(frozenset({A0})), api
 
 
-def test_forgotten_while_the_listener_gives_back() -> None:
-    """What a cooperative member kept is lost when the group forgets it while something is given back."""
+def test_unknown_member_during_a_revocation() -> None:
+    """If the group forgets a cooperative member during a revocation, its kept partitions are lost too."""
     member = Member(COOPERATIVE).stable(A0, A1)
     member.state.rejoin("asked")
     member.join(2)
@@ -255,8 +255,8 @@ def test_forgotten_while_the_listener_gives_back() -> None:
     assert isinstance(member.step(), Join)
 
 
-def test_forgotten_while_the_listener_is_told_of_an_assignment() -> None:
-    """An assignment that is lost again while the listener hears of it is lost right after."""
+def test_unknown_member_during_on_assigned() -> None:
+    """If an assignment is lost during the listener's call for it, the loss is reported directly afterwards."""
     member = Member()
     member.join()
     member.sync(A0)
@@ -268,7 +268,7 @@ def test_forgotten_while_the_listener_is_told_of_an_assignment() -> None:
 
 
 def test_a_rebalance_before_the_assignment_came() -> None:
-    """REBALANCE_IN_PROGRESS in answer to a sync: the member joins again at once, with its id and what it owns."""
+    """After REBALANCE_IN_PROGRESS in a sync the member joins again at once, with its id and owned partitions."""
     member = Member(COOPERATIVE).stable(A0)
     member.state.rejoin("asked")
     member.join(2)
@@ -278,8 +278,8 @@ def test_a_rebalance_before_the_assignment_came() -> None:
 
 
 @pytest.mark.parametrize("code", [NOT_AVAILABLE, NOT_COORDINATOR, LOADING])
-def test_a_coordinator_that_moves_or_loads(code: int) -> None:
-    """Join and sync are tried again after a while, at the new coordinator; nothing is lost."""
+def test_join_and_sync_are_retried_on_coordinator_errors(code: int) -> None:
+    """Join and sync are retried with backoff at the new coordinator. No partition is lost."""
     member = Member(COOPERATIVE).stable(A0)
     member.state.rejoin("asked")
     member.step()
@@ -295,7 +295,7 @@ def test_a_coordinator_that_moves_or_loads(code: int) -> None:
 
 
 def test_back_off_has_an_end() -> None:
-    """However many attempts fail, the next one is at most a second away; a success starts anew."""
+    """The backoff is at most one second. A success resets it."""
     member = Member()
     for _ in range(20):
         member.step()
@@ -325,8 +325,8 @@ def test_back_off_has_an_end() -> None:
         (-1, BrokerError),
     ],
 )
-def test_what_keeps_a_member_out(code: int, kind: type[PenstockError]) -> None:
-    """Other errors are for the user, with client, group, generation and member; fatal ones stay."""
+def test_permanent_errors_are_reported(code: int, kind: type[PenstockError]) -> None:
+    """Other errors are reported with client, group, generation and member. Fatal ones are permanent."""
     member = Member(instance_id="i")
     member.step()
     member.state.on_join(JoinAnswer(code), member.now)
@@ -342,8 +342,8 @@ def test_what_keeps_a_member_out(code: int, kind: type[PenstockError]) -> None:
         assert isinstance(member.step(), Join)
 
 
-def test_an_assignment_that_the_assignor_refuses() -> None:
-    """The member is out of the group and told why, but keeps its id: the group has it until it leaves."""
+def test_an_assignment_that_the_assignor_rejects() -> None:
+    """The member drops out with an error, but keeps its id, since it is in the group until it leaves."""
 
     class Own(RangeAssignor):
         def on_assignment(self, told: bytes | None) -> None:
@@ -360,7 +360,7 @@ def test_an_assignment_that_the_assignor_refuses() -> None:
 
 
 def test_fenced_while_stable() -> None:
-    """A heartbeat that says another has the instance id: the partitions are lost, the error stays."""
+    """If a heartbeat returns FENCED_INSTANCE_ID, the partitions are lost and the error is permanent."""
     member = Member(COOPERATIVE, instance_id="i").stable(A0, generation=7)
     member.beat(FENCED)
     assert member.step() == Lose(frozenset({A0}))
@@ -371,8 +371,8 @@ def test_fenced_while_stable() -> None:
     )
 
 
-def test_fenced_while_the_listener_is_told() -> None:
-    """An error that comes during a listener's call does not make the member stable."""
+def test_fenced_during_a_listener_call() -> None:
+    """A member that fails during a listener's call does not become stable."""
     member = Member(instance_id="i")
     member.join()
     member.sync(A0)
@@ -384,7 +384,7 @@ def test_fenced_while_the_listener_is_told() -> None:
 
 
 def test_heartbeats_have_their_interval() -> None:
-    """One is due an interval after the coordinator was heard of last; none outside of a generation."""
+    """A heartbeat is due one interval after the last response. None is due outside a generation."""
     member = Member()
     assert member.state.heartbeat_wait_ms(member.now) is None
     member.stable(A0)
@@ -397,7 +397,7 @@ def test_heartbeats_have_their_interval() -> None:
 
 @pytest.mark.parametrize("code", [NOT_AVAILABLE, NOT_COORDINATOR, LOADING])
 def test_heartbeats_of_a_coordinator_that_moves(code: int) -> None:
-    """A coordinator that is elsewhere or loads is asked again soon; the member keeps its place."""
+    """If the coordinator moves or loads, the heartbeat is retried soon. The member keeps its partitions."""
     member = Member().stable(A0)
     member.beat(code)
     assert member.state.forget_coordinator == (code != LOADING)
@@ -405,8 +405,8 @@ def test_heartbeats_of_a_coordinator_that_moves(code: int) -> None:
     assert isinstance(member.step(), Wait)
 
 
-def test_a_silent_coordinator() -> None:
-    """Once a session timeout has gone by without an answer, the coordinator is looked up again."""
+def test_an_unresponsive_coordinator() -> None:
+    """After a session timeout without a response the coordinator is looked up again."""
     member = Member().stable(A0)
     member.now += 44_999
     member.state.on_heartbeat_lost(member.now)
@@ -416,8 +416,8 @@ def test_a_silent_coordinator() -> None:
     assert member.state.forget_coordinator
 
 
-def test_an_answer_to_an_old_heartbeat() -> None:
-    """What the group says of a generation that is over says nothing of the present one."""
+def test_a_heartbeat_response_of_an_old_generation() -> None:
+    """A heartbeat response of an old generation is ignored."""
     member = Member(COOPERATIVE).stable(A0)
     sent_as = member.state.on_heartbeat_sent(member.now)
     member.state.rejoin("asked")
@@ -432,11 +432,9 @@ def test_an_answer_to_an_old_heartbeat() -> None:
 
 
 @pytest.mark.parametrize(("instance_id", "told"), [(None, True), ("i", False)])
-def test_nobody_polls(instance_id: str | None, told: bool) -> None:
-    """After max_poll_interval_ms without a poll the member leaves and loses all; a static one leaves it to the session.
-
-    The next poll brings it back.
-    """
+def test_max_poll_interval_exceeded(instance_id: str | None, told: bool) -> None:
+    """After max_poll_interval_ms without a poll the member loses its partitions and leaves, unless it is static. The
+    next poll joins again."""
     member = Member(instance_id=instance_id).stable(A0)
     assert member.step(idle_ms=299_999) == Wait(1)
     assert member.step(idle_ms=300_000) == Leave("m" if told else "")
@@ -449,22 +447,22 @@ def test_nobody_polls(instance_id: str | None, told: bool) -> None:
     assert step.member_id == ""
 
 
-def test_who_leaves_for_good() -> None:
-    """A dynamic member tells the group that it goes; a static one does not, and keeps its place for its next start."""
+def test_leaving_the_group() -> None:
+    """A dynamic member sends LeaveGroup. A static one does not, and keeps its partitions for its restart."""
     assert Member().stable(A0).state.leave() == "m"
     assert Member(instance_id="i").stable(A0).state.leave() == ""
 
 
 def test_a_pending_member_leaves() -> None:
-    """One that has got its id and has not joined with it yet would be waited for: it leaves too."""
+    """A member that has an id but has not joined with it leaves too, so that the group does not wait for it."""
     member = Member()
     member.step()
     member.state.on_join(JoinAnswer(MEMBER_ID_REQUIRED, member_id="m-1"), member.now)
     assert member.state.leave() == "m-1"
 
 
-def test_partitions_that_come_later() -> None:
-    """The leader has the group assign anew when a topic of any member gets partitions, appears or goes."""
+def test_changed_partitions_trigger_a_rebalance() -> None:
+    """The leader triggers a rebalance when a topic of any member gets partitions, appears or is deleted."""
     member = Member()
     member.join(leader="m", members=(("m", None, encode_subscription(Subscription(("a", "b")))),))
     member.step()
@@ -478,16 +476,17 @@ def test_partitions_that_come_later() -> None:
     assert isinstance(member.step(), Revoke)
 
 
-def test_a_follower_leaves_partitions_to_the_leader() -> None:
-    """Partitions that come later are none of a follower's business."""
+def test_a_follower_ignores_changed_partitions() -> None:
+    """A follower does not react to changed partitions."""
     member = Member().stable(A0)
     member.state.metadata({"a": 1})
     member.state.metadata({"a": 2})
     assert isinstance(member.step(), Wait)
 
 
-def test_a_static_member_that_came_back() -> None:
-    """It may be the leader without being told: it watches its topics, from what they have at its return."""
+def test_a_restarted_static_member_watches_its_topics() -> None:
+    """A restarted static member may lead without being told. It watches its topics from their partitions at the
+    restart."""
     member = Member(instance_id="i").stable(A0)
     member.state.metadata({"a": 1})
     assert isinstance(member.step(), Wait)
@@ -496,7 +495,7 @@ def test_a_static_member_that_came_back() -> None:
 
 
 def test_another_subscription_while_it_joins() -> None:
-    """Topics that change on the way: an assignment of the old ones is not taken, the group is joined with the new."""
+    """If the subscription changes during a join, the assignment is dropped and the member joins again."""
     member = Member()
     member.join()
     member.state.subscribe(frozenset("b"))
@@ -513,7 +512,7 @@ def test_another_subscription_while_it_joins() -> None:
 
 
 def test_bytes_that_are_none() -> None:
-    """A member's subscription or an assignment that cannot be read is an error that names the member."""
+    """A subscription or an assignment that cannot be decoded is an error that names the member."""
     member = Member()
     member.join(leader="m", members=(("n", None, b"\x00"),))
     assert isinstance(error := member.state.take_error(), SerializationError)
@@ -525,7 +524,7 @@ def test_bytes_that_are_none() -> None:
 
 
 def test_sticky_remembers_its_last_assignment() -> None:
-    """The eager sticky assignor is told what the member had last, and in which generation."""
+    """The eager sticky assignor gets the member's last assignment and its generation."""
     member = Member("sticky").stable(A0, A2, generation=5)
     member.state.rejoin("asked")
     member.step()

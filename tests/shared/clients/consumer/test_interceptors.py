@@ -1,4 +1,4 @@
-"""Interceptors of the consumer: each record once, each commit once, their errors kept from both."""
+"""Consumer interceptors see each record and each commit once. Their errors affect neither."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TP = TopicPartition("t", 0)
 
 
 class Notes(ConsumerInterceptor):
-    """Puts a letter behind each value and notes what it saw; or fails."""
+    """Appends a letter to each value and records what it saw, or fails, or drops a record."""
 
     def __init__(self, letter: str = "", *, fails: bool = False, drops: bool = False) -> None:
         self._letter, self._fails, self._drops = letter, fails, drops
@@ -53,7 +53,8 @@ async def kafka() -> AsyncIterator[KafkaSettings]:
 
 
 async def test_each_record_is_seen_once_before_it_is_handed_out(kafka: KafkaSettings) -> None:
-    """In an iteration and in the poll that takes what it left; each interceptor gets what the one before gave."""
+    """Iterations and polls pass each record through the interceptors once. Each interceptor gets the result of the
+    previous one."""
     chain = [Notes("x"), Notes(fails=True), Notes(drops=True), Notes("y")]
     settings = ConsumerSettings(group_id="g", auto_offset_reset="earliest")
     async with Consumer(kafka, settings, value_deserializer=string_deserializer, interceptors=chain) as consumer:
@@ -68,7 +69,7 @@ async def test_each_record_is_seen_once_before_it_is_handed_out(kafka: KafkaSett
 
 
 def test_the_base_changes_nothing() -> None:
-    """An interceptor that overrides nothing hands out what it was given."""
+    """An interceptor that overrides nothing returns the records unchanged."""
     records = Columns("t", 0, [b"k"], [b"v"], np.array([1]), np.array([5]))
     chain = ConsumerInterceptors([ConsumerInterceptor()])
     assert chain.on_consume(TP, records) is records

@@ -1,4 +1,4 @@
-"""The scheduler: order, nothing lost, what may be committed."""
+"""The key scheduler: processing order, completeness, and committable offsets."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def finish(scheduler: KeyScheduler, *executions: Execution) -> None:
 
 
 def test_one_key_runs_one_at_a_time() -> None:
-    """The second record of a key starts when the first is finished, while other keys run."""
+    """The second record of a key starts after the first has finished. Other keys run concurrently."""
     scheduler = scheduler_of([0, 1, 2], [b"a", b"a", b"b"])
     running = take_all(scheduler)
     assert sorted(running) == [0, 2]
@@ -56,23 +56,23 @@ def test_one_key_runs_one_at_a_time() -> None:
     assert sorted(take_all(scheduler)) == [1]
 
 
-def test_partition_ordering_runs_a_partition_in_line() -> None:
-    """Under `partition` nothing overtakes, whatever the keys."""
+def test_partition_ordering_is_sequential_in_a_partition() -> None:
+    """With ordering `partition` records of a partition run one after another, whatever their keys."""
     assert sorted(take_all(scheduler_of([0, 1, 2], ordering="partition"))) == [0]
 
 
-def test_unordered_runs_a_key_side_by_side() -> None:
-    """Under `unordered` even records of one key run at once."""
+def test_unordered_runs_records_of_a_key_concurrently() -> None:
+    """With ordering `unordered` even records of one key run concurrently."""
     assert sorted(take_all(scheduler_of([0, 1, 2], [b"a"] * 3, ordering="unordered"))) == [0, 1, 2]
 
 
 def test_records_without_a_key_have_no_order() -> None:
-    """A record without a key belongs to no lane: it waits for nothing."""
+    """A record without a key waits for no other record."""
     assert sorted(take_all(scheduler_of([0, 1, 2], [None, None, b"a"]))) == [0, 1, 2]
 
 
 def test_concurrency_is_bounded() -> None:
-    """No more executions than `max_concurrency` are in flight; a settled one makes room."""
+    """At most `max_concurrency` executions are in flight. A settled one makes room."""
     scheduler = scheduler_of(range(10), max_concurrency=3)
     running = take_all(scheduler)
     assert len(running) == scheduler.in_flight == 3
@@ -81,7 +81,7 @@ def test_concurrency_is_bounded() -> None:
 
 
 def test_partitions_take_turns() -> None:
-    """A partition with much to do does not keep another one waiting."""
+    """A partition with many records does not block another one."""
     scheduler = scheduler_of(range(100), max_concurrency=4)
     scheduler.assign(OTHER, None)
     scheduler.deliver(columns(range(2), tp=OTHER))
@@ -90,7 +90,7 @@ def test_partitions_take_turns() -> None:
 
 
 def test_a_retrying_record_blocks_its_key_alone() -> None:
-    """While a record waits for its retry its key waits too, every other key goes on."""
+    """While a record waits for its retry, its key waits too and other keys continue."""
     scheduler = scheduler_of([0, 1, 2], [b"a", b"a", b"b"])
     running = take_all(scheduler)
     scheduler.settle(running[0], retry=running[0].works, due_ms=500)
@@ -103,7 +103,7 @@ def test_a_retrying_record_blocks_its_key_alone() -> None:
 
 
 def test_a_batch_keeps_each_key_in_order_and_a_retry_runs_alone() -> None:
-    """A batch may hold several records of a key, in order; one marked alone shares no batch."""
+    """A batch may hold several records of a key, in order. A record marked to run alone shares no batch."""
     scheduler = scheduler_of([0, 1, 2, 3], [b"a", b"a", b"b", b"a"], batch_records_max=3)
     batch = scheduler.take(0)
     assert batch is not None
@@ -116,7 +116,7 @@ def test_a_batch_keeps_each_key_in_order_and_a_retry_runs_alone() -> None:
 
 
 def test_the_committable_offset_is_contiguous_over_delivered_records() -> None:
-    """Holes in the offsets do not hold a commit back; an unfinished record does."""
+    """Gaps in the offsets do not hold a commit back. An unfinished record does."""
     scheduler = scheduler_of([3, 7, 20, 21])
     running = take_all(scheduler)
     finish(scheduler, running[7], running[21])
@@ -127,8 +127,8 @@ def test_the_committable_offset_is_contiguous_over_delivered_records() -> None:
     assert scheduler.committable() == {TP: OffsetAndMetadata(22)}
 
 
-def test_what_is_committed_is_not_offered_again() -> None:
-    """Only a changed position is worth a commit."""
+def test_a_committed_position_is_not_returned_again() -> None:
+    """Only a changed position is committable."""
     scheduler = scheduler_of([0])
     finish(scheduler, *take_all(scheduler).values())
     offsets = scheduler.committable()
@@ -138,7 +138,7 @@ def test_what_is_committed_is_not_offered_again() -> None:
 
 
 def test_a_restart_keeps_what_it_has_not_seen_again() -> None:
-    """A commit soon after a restart still carries the finished offsets that were not delivered again yet."""
+    """A commit soon after a restart keeps the finished offsets of the old commit that were not delivered yet."""
     scheduler = KeyScheduler()
     scheduler.assign(TP, OffsetAndMetadata(10, encode_finished(10, [(11, 20), (30, 31)])))
     assert scheduler.deliver(columns([10, 11, 12])) == 1
@@ -151,7 +151,7 @@ def test_a_restart_keeps_what_it_has_not_seen_again() -> None:
 
 
 def test_damaged_metadata_is_refused_and_can_be_left_out() -> None:
-    """A damaged text names itself; the partition can then be assigned without it."""
+    """Corrupt commit metadata raises an error. The partition can then be assigned without it."""
     scheduler = KeyScheduler()
     with pytest.raises(DataError):
         scheduler.assign(TP, OffsetAndMetadata(10, "p1r:!"))
@@ -159,8 +159,9 @@ def test_damaged_metadata_is_refused_and_can_be_left_out() -> None:
     assert scheduler.partitions == {TP}
 
 
-def test_a_partition_pauses_where_the_metadata_would_not_fit() -> None:
-    """With one record stuck and every other pattern worst, the partition says `metadata` and starts no more beyond."""
+def test_a_partition_pauses_if_metadata_would_not_fit() -> None:
+    """If one record is stuck and the finished ranges would exceed the metadata limit, the partition pauses with reason
+    `metadata`."""
     offsets = range(0, 90_000, 3)  # with holes, so that a bitmap is no way out
     keys = [b"stuck" if index % 2 == 0 else None for index in range(len(offsets))]
     scheduler = scheduler_of(offsets, keys, buffered_records_max=100_000)
@@ -181,12 +182,12 @@ def test_a_partition_pauses_where_the_metadata_would_not_fit() -> None:
 
 
 def test_the_span_that_always_fits_does() -> None:
-    """Within it no pattern is longer than a commit may carry."""
+    """Within the safe span, every pattern of finished offsets fits into a commit's metadata."""
     assert encoded_bytes_max(SPAN_ALWAYS_FITS, SPAN_ALWAYS_FITS) <= METADATA_BYTES_MAX
 
 
 def test_a_full_buffer_pauses_until_half_of_it_is_done() -> None:
-    """Back-pressure has two thresholds, so that a partition does not flutter."""
+    """A full buffer pauses a partition until half of it is done, so that the partition does not alternate."""
     scheduler = scheduler_of(range(10), buffered_records_max=10)
     assert scheduler.paused() == {TP: "buffer"}
     for count, execution in enumerate(take_all(scheduler).values(), 1):
@@ -194,8 +195,9 @@ def test_a_full_buffer_pauses_until_half_of_it_is_done() -> None:
         assert (TP in scheduler.paused()) == (count <= 5)
 
 
-def test_a_paused_partition_is_wanted_again() -> None:
-    """Once half of the buffer is done, or the partition is not there any more; not while the metadata is full."""
+def test_when_a_paused_partition_is_resumed() -> None:
+    """A partition resumes once half of its buffer is done or it is no longer assigned, but not while the metadata is
+    full."""
     scheduler = scheduler_of(range(10), buffered_records_max=10)
     assert not scheduler.is_wanted(TP)
     executions = list(take_all(scheduler).values())
@@ -207,7 +209,7 @@ def test_a_paused_partition_is_wanted_again() -> None:
 
 
 def test_revocation_drains_and_starts_nothing_more() -> None:
-    """After revoke only what is in flight ends, it counts, and new records are left to the next owner."""
+    """After a revocation only executions in flight finish, and they count. New records are left to the next owner."""
     scheduler = scheduler_of(range(6), max_concurrency=2)
     running = take_all(scheduler)
     draining = scheduler.revoke([TP, OTHER])
@@ -223,7 +225,7 @@ def test_revocation_drains_and_starts_nothing_more() -> None:
 
 
 def test_results_after_a_loss_are_ignored_and_counted() -> None:
-    """A lost partition that comes back starts anew: results of the former ownership change nothing in it."""
+    """A lost partition that is assigned again starts fresh. Results of the former ownership are ignored and counted."""
     scheduler = scheduler_of([0, 1])
     before = take_all(scheduler)
     assert len(scheduler.lost([TP])) == 2
@@ -235,14 +237,14 @@ def test_results_after_a_loss_are_ignored_and_counted() -> None:
     assert sorted(take_all(scheduler)) == [0, 1]
 
 
-def test_records_of_a_partition_that_is_not_owned_are_refused() -> None:
-    """Taking them would leave a hole in what counts as contiguous."""
+def test_records_of_an_unassigned_partition_are_rejected() -> None:
+    """Records of an unassigned partition are rejected, because they would break contiguity."""
     with pytest.raises(IllegalState, match="clicks-0"):
         KeyScheduler().deliver(columns([0]))
 
 
-def test_delivery_that_goes_back_is_handled_again_in_order() -> None:
-    """After a seek back, records run again, a key still waits for its execution of before, whose result is ignored."""
+def test_redelivered_records_are_processed_again_in_order() -> None:
+    """After a seek back, records run again. A key still waits for its earlier execution, whose result is ignored."""
     scheduler = scheduler_of([5, 6], [b"a", b"b"])
     before = take_all(scheduler)
     scheduler.deliver(columns([4, 5], [b"c", b"a"]))
@@ -255,7 +257,7 @@ def test_delivery_that_goes_back_is_handled_again_in_order() -> None:
 
 
 class Drive:
-    """Random turns of deliver, take, finish and retry on one scheduler; every turn checks what must always hold."""
+    """Runs random deliveries, takes, results and retries on a scheduler, and checks invariants after each."""
 
     def __init__(self, scheduler: KeyScheduler, key_of: dict[int, bytes | None], finished: set[int]) -> None:
         self.scheduler, self.key_of, self.finished = scheduler, key_of, set(finished)
@@ -320,10 +322,10 @@ class Drive:
     steps=st.integers(0, 300),
     seed=st.integers(0, 2**32),
 )
-def test_a_restart_after_any_prefix_redoes_only_the_unfinished(
+def test_a_restart_processes_only_unfinished_records(
     holes: list[int], keys: int, ordering: Ordering, batch: int, steps: int, seed: int
 ) -> None:
-    """Order holds, nothing is lost, and the next owner runs exactly what the last commit did not cover."""
+    """Order holds, nothing is lost, and the next owner runs exactly the records that the last commit did not cover."""
     rng = random.Random(seed)
     offsets = [sum(holes[: i + 1]) for i in range(len(holes))]
     key_of = {offset: rng.choice([None, *(b"%d" % key for key in range(keys))]) for offset in offsets}
@@ -341,8 +343,8 @@ def test_a_restart_after_any_prefix_redoes_only_the_unfinished(
     assert last == OffsetAndMetadata(offsets[-1] + 1)
 
 
-def test_what_is_committed_has_a_leader_epoch() -> None:
-    """That of the last delivery, or of the commit that is gone on from; not after a step back."""
+def test_a_commit_has_a_leader_epoch() -> None:
+    """A commit has the leader epoch of the last delivery, or of the initial commit. After a step back it has none."""
     scheduler = KeyScheduler()
     scheduler.assign(TP, OffsetAndMetadata(0, "", 2))
     scheduler.deliver(columns([0, 1]))
@@ -355,8 +357,9 @@ def test_what_is_committed_has_a_leader_epoch() -> None:
     assert scheduler.committable()[TP].leader_epoch == -1
 
 
-def test_what_holds_no_record_is_committable() -> None:
-    """A position that a reset found, or that went over markers; not one behind what is unfinished or given up."""
+def test_positions_without_a_record_are_committable() -> None:
+    """A position from a reset or after markers is committable, unless it is after unfinished records or the partition
+    was revoked."""
     scheduler = KeyScheduler()
     scheduler.assign(TP, None)
     assert scheduler.committable() == {}
@@ -375,16 +378,16 @@ def test_what_holds_no_record_is_committable() -> None:
     assert scheduler.committable() == {TP: OffsetAndMetadata(10)}
 
 
-def test_a_group_that_has_committed_is_not_new() -> None:
-    """Its next commit is not urgent."""
+def test_a_committed_partition_has_no_urgent_commit() -> None:
+    """The next commit of a partition with a committed offset is not urgent."""
     scheduler = KeyScheduler()
     scheduler.assign(TP, OffsetAndMetadata(5))
     assert not scheduler.pass_over(TP, 5)
     assert scheduler.committable() == {}
 
 
-def test_nothing_is_committable_of_what_was_let_go() -> None:
-    """It is another's."""
+def test_a_lost_partition_has_nothing_to_commit() -> None:
+    """A lost partition has no committable position."""
     scheduler = KeyScheduler()
     scheduler.assign(TP, None)
     scheduler.deliver(columns([1]))

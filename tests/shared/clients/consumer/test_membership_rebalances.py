@@ -1,4 +1,4 @@
-"""Commits and listeners while the group rebalances, polls that come too late, and the time a close has."""
+"""Commits and listeners during rebalances, late polls, and the deadline of `close`."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ async def opened(cluster: FakeCluster, **given: object) -> AsyncIterator[Consume
 
 
 async def until(consumer: Consumer, true: Callable[[], object]) -> int:
-    """Poll until it is true; how many records came."""
+    """Polls until a condition holds, and returns the number of records."""
     records = 0
     while not true():
         records += sum(map(len, (await consumer.poll(10)).values()))
@@ -63,8 +63,9 @@ async def until(consumer: Consumer, true: Callable[[], object]) -> int:
 
 
 @pytest.mark.parametrize("strategy", ["range", "cooperative-sticky"])
-async def test_members_that_come_and_go_do_not_end_a_plain_loop(cluster: FakeCluster, strategy: str) -> None:
-    """Under `sync` no poll raises for an ordinary rebalance, no committed offset goes backwards, and all are read."""
+async def test_a_plain_loop_survives_ordinary_rebalances(cluster: FakeCluster, strategy: str) -> None:
+    """With `sync` no poll raises for an ordinary rebalance, no committed offset goes backwards, and all records are
+    read."""
     cluster.control(Api.SYNC_GROUP, Delay(20))
     committed: dict[TopicPartition, int] = defaultdict(int)
     seen: set[tuple[int, int]] = set()
@@ -102,8 +103,8 @@ async def test_members_that_come_and_go_do_not_end_a_plain_loop(cluster: FakeClu
     assert {tp: at.offset for tp, at in cluster.committed("g").items()} == {A: RECORDS, B: RECORDS}
 
 
-async def test_a_listener_that_lets_a_cancellation_through_is_told_by_poll(cluster: FakeCluster) -> None:
-    """It is an error like any other: poll raises it once, and the member reads on."""
+async def test_a_listener_that_raises_cancelled_error(cluster: FakeCluster) -> None:
+    """A CancelledError from a listener is an error like any other: `poll` raises it once, and the member reads on."""
 
     class Cancels(RebalanceListener):
         async def on_partitions_revoked(self, partitions: Partitions) -> None:
@@ -134,15 +135,15 @@ async def test_a_listener_that_lets_a_cancellation_through_is_told_by_poll(clust
 
 
 def hold_up(seconds: float) -> None:
-    """As code does that never awaits."""
+    """Blocks without awaiting, as CPU-bound code does."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         pass
 
 
 @pytest.mark.parametrize("then", ["poll", "commit", "poll without commits"])
-async def test_a_poll_that_comes_too_late_is_noticed_whatever_blocked(cluster: FakeCluster, then: str) -> None:
-    """The member has left by then: what it had is lost, its commit fails and says why, and it joins anew."""
+async def test_a_late_poll_is_detected_whatever_blocked(cluster: FakeCluster, then: str) -> None:
+    """The member has left: its partitions are lost, its commit fails with the reason, and it joins again."""
     lost: list[Partitions] = []
 
     class Listener(RebalanceListener):
@@ -171,8 +172,8 @@ async def test_a_poll_that_comes_too_late_is_noticed_whatever_blocked(cluster: F
     assert len(lost) == 1
 
 
-async def test_a_static_member_that_polls_too_late_is_told_why(cluster: FakeCluster) -> None:
-    """The group is told nothing, since its place is kept; its commit says what it was that came too late."""
+async def test_a_late_static_member_gets_the_reason(cluster: FakeCluster) -> None:
+    """A static member sends no LeaveGroup and keeps its assignment. Its commit states which call came too late."""
     async with opened(cluster, max_poll_interval_ms=150, group_instance_id="i") as consumer:
         consumer.subscribe(["t"])
         while not await consumer.poll(50):
@@ -182,8 +183,8 @@ async def test_a_static_member_that_polls_too_late_is_told_why(cluster: FakeClus
             await consumer.commit()
 
 
-async def test_a_close_has_one_deadline_and_the_group_is_told(cluster: FakeCluster) -> None:
-    """Listener, commit and leave share it; however long the listener hangs, LeaveGroup is sent."""
+async def test_a_close_has_one_deadline_and_sends_leave_group(cluster: FakeCluster) -> None:
+    """Listener, commit and LeaveGroup share one deadline. LeaveGroup is sent, however long the listener hangs."""
 
     class Hangs(RebalanceListener):
         async def on_partitions_revoked(self, partitions: Partitions) -> None:
@@ -209,7 +210,7 @@ async def test_a_close_has_one_deadline_and_the_group_is_told(cluster: FakeClust
 async def test_a_revocation_stays_within_the_listener_timeout(
     cluster: FakeCluster, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Listener and commit together have one limit: nothing of it is left for the commit of one that hangs."""
+    """Listener and commit share one limit. If the listener hangs, no time is left for the commit."""
 
     class Hangs(RebalanceListener):
         async def on_partitions_revoked(self, partitions: Partitions) -> None:
@@ -239,7 +240,7 @@ async def test_a_revocation_stays_within_the_listener_timeout(
 
 
 class Commits(RebalanceListener):
-    """The recipe of Kafka's documentation: commit in `on_partitions_revoked`."""
+    """The pattern of Kafka's documentation: commit in `on_partitions_revoked`."""
 
     def __init__(self, consumer: Consumer) -> None:
         self.consumer = consumer
@@ -254,7 +255,7 @@ class Commits(RebalanceListener):
 
 
 async def handed_out(consumer: Consumer, count: int) -> dict[TopicPartition, int]:
-    """Poll until so many records came; the position after the last of each partition."""
+    """Polls until the given number of records has arrived, and returns the position of each partition."""
     positions: dict[TopicPartition, int] = {}
     records = 0
     while records < count:
@@ -269,7 +270,7 @@ def offsets_of(cluster: FakeCluster) -> dict[TopicPartition, int]:
 
 
 async def heartbeats(cluster: FakeCluster, client_id: str, count: int) -> None:
-    """Until the member has sent so many more."""
+    """Waits until the member has sent the given number of further heartbeats."""
     sent = [0]
 
     def note(request: Request) -> None:
@@ -285,8 +286,8 @@ STRATEGIES = pytest.mark.parametrize("strategy", ["range", "cooperative-sticky"]
 
 @STRATEGIES
 async def test_a_listener_waits_for_the_poll(cluster: FakeCluster, strategy: str) -> None:
-    """While records are processed the listener is not called and nothing is committed; the next poll calls it, which
-    says that they were processed."""
+    """During processing the listener is not called and nothing is committed. The next poll marks the records as
+    processed and calls it."""
     async with opened(cluster, partition_assignment_strategy=strategy, client_id="one") as first:
         listener = Commits(first)
         first.subscribe(["t"], listener)
@@ -308,7 +309,8 @@ async def test_a_listener_waits_for_the_poll(cluster: FakeCluster, strategy: str
 
 @STRATEGIES
 async def test_a_crash_in_the_middle_of_a_batch_loses_no_record(cluster: FakeCluster, strategy: str) -> None:
-    """The listener that commits was not called, so the next member reads what the first had not processed."""
+    """The listener that commits was not called, so the next member reads the records that the first had not
+    processed."""
     given = {"partition_assignment_strategy": strategy, "session_timeout_ms": 300}
     crashed = member(cluster, client_id="one", **given)
     await crashed.start()
@@ -328,7 +330,8 @@ async def test_a_crash_in_the_middle_of_a_batch_loses_no_record(cluster: FakeClu
 
 @STRATEGIES
 async def test_an_iteration_calls_the_listener_before_the_next_record(cluster: FakeCluster, strategy: str) -> None:
-    """Also where records are unread; what a listener commits there has the record before, and none of the unread."""
+    """The listener is called before the next record, also with unread records. Its commit includes the last record and
+    no unread one."""
     async with opened(cluster, partition_assignment_strategy=strategy, max_poll_records=None, client_id="one") as first:
         listener = Commits(first)
         first.subscribe(["t"], listener)
@@ -351,8 +354,8 @@ async def test_an_iteration_calls_the_listener_before_the_next_record(cluster: F
             await asyncio.wait([joining])
 
 
-async def test_a_revocation_waits_for_a_poll_until_its_interval_is_over(cluster: FakeCluster) -> None:
-    """The group waits `max_poll_interval_ms` for a member that processes; then its partitions are lost."""
+async def test_a_revocation_waits_for_max_poll_interval(cluster: FakeCluster) -> None:
+    """The group waits `max_poll_interval_ms` for a member that processes. Then its partitions are lost."""
     async with opened(cluster, max_poll_interval_ms=400, client_id="one") as first:
         listener = Commits(first)
         first.subscribe(["t"], listener)
@@ -367,7 +370,7 @@ async def test_a_revocation_waits_for_a_poll_until_its_interval_is_over(cluster:
             assert listener.calls == [("lost", frozenset({A, B}))]
 
 
-async def test_the_group_is_told_how_long_a_member_may_take(cluster: FakeCluster) -> None:
+async def test_rebalance_timeout_is_max_poll_interval(cluster: FakeCluster) -> None:
     """JoinGroup's rebalance timeout is `max_poll_interval_ms`."""
     told: list[int] = []
     cluster.control(Api.JOIN_GROUP, lambda request: told.append(request.body.rebalance_timeout_ms))
@@ -378,7 +381,7 @@ async def test_the_group_is_told_how_long_a_member_may_take(cluster: FakeCluster
 
 
 async def test_a_listener_may_take_longer_than_a_session(cluster: FakeCluster) -> None:
-    """Heartbeats go on while it is awaited, so the group keeps the member."""
+    """Heartbeats continue while the listener is awaited, so the group keeps the member."""
 
     class Slow(RebalanceListener):
         calls: ClassVar[list[str]] = []
@@ -399,8 +402,8 @@ async def test_a_listener_may_take_longer_than_a_session(cluster: FakeCluster) -
         assert Slow.calls == ["revoked"]
 
 
-async def test_a_poll_that_is_cancelled_leaves_the_listener_to_its_end(cluster: FakeCluster) -> None:
-    """The call goes on, is not made again, and the next poll gives no records before it has ended."""
+async def test_a_cancelled_poll_does_not_cancel_the_listener(cluster: FakeCluster) -> None:
+    """The call continues and is not repeated. The next poll returns no records before it ends."""
     began, go_on = asyncio.Event(), asyncio.Event()
     calls: list[str] = []
 
@@ -435,7 +438,8 @@ async def test_a_poll_that_is_cancelled_leaves_the_listener_to_its_end(cluster: 
 async def test_a_commit_after_max_poll_interval_fails_once(
     cluster: FakeCluster, strategy: str, what: str, is_blocked: bool
 ) -> None:
-    """The commit (under a strategy the poll) says that nothing was committed, however the time went; all goes on."""
+    """The commit, or the poll under a commit strategy, raises once that nothing was committed. Reading then
+    continues."""
     left = asyncio.Event()
     cluster.control(Api.LEAVE_GROUP, lambda _: left.set())
     errors: list[Exception | None] = []
@@ -476,8 +480,8 @@ async def test_a_commit_after_max_poll_interval_fails_once(
 
 @STRATEGIES
 @pytest.mark.parametrize("call", ["commit", "commit_async"])
-async def test_a_commit_while_the_group_rebalances_holds(cluster: FakeCluster, strategy: str, call: str) -> None:
-    """A member that is still at work on its batch owns it: what it commits then is committed, and not read again."""
+async def test_a_commit_during_a_rebalance_succeeds(cluster: FakeCluster, strategy: str, call: str) -> None:
+    """A member that still processes its batch owns it. Its commit succeeds, and the records are not read again."""
     async with opened(cluster, partition_assignment_strategy=strategy, client_id="one") as first:
         first.subscribe(["t"])
         at = await handed_out(first, 9)
@@ -501,8 +505,9 @@ async def test_a_commit_while_the_group_rebalances_holds(cluster: FakeCluster, s
 
 
 @STRATEGIES
-async def test_what_was_given_back_uncommitted_is_said_once(cluster: FakeCluster, strategy: str) -> None:
-    """Without a listener and a strategy nobody commits in a revocation: the next commit that covers it says so."""
+async def test_an_uncommitted_revocation_is_reported_once(cluster: FakeCluster, strategy: str) -> None:
+    """Without a listener and a strategy, a revocation commits nothing. The next commit that covers the records raises
+    an error."""
     async with opened(cluster, partition_assignment_strategy=strategy) as first:
         first.subscribe(["t"])
         at = await handed_out(first, 40)
@@ -523,8 +528,8 @@ async def test_what_was_given_back_uncommitted_is_said_once(cluster: FakeCluster
             assert offsets_of(cluster).get(gone, 0) == 0
 
 
-async def test_a_commit_that_catches_up_has_nothing_to_say(cluster: FakeCluster) -> None:
-    """Records that came again and were committed then are not lost: neither commit nor callback says they were."""
+async def test_a_commit_of_redelivered_records_reports_no_loss(cluster: FakeCluster) -> None:
+    """Records that were redelivered and then committed are not lost, so neither commit nor callback reports a loss."""
     async with opened(cluster) as consumer:
         consumer.subscribe(["t"])
         at = await handed_out(consumer, 9)
@@ -541,8 +546,9 @@ async def test_a_commit_that_catches_up_has_nothing_to_say(cluster: FakeCluster)
 @pytest.mark.parametrize(
     "fault", [Fail(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS), Fail(ErrorCode.REBALANCE_IN_PROGRESS), Close()], ids=repr
 )
-async def test_an_async_commit_that_a_newer_one_superseded_has_succeeded(cluster: FakeCluster, fault: Action) -> None:
-    """One that failed is not sent again once there is a newer one; its callback is told when that is stored."""
+async def test_a_superseded_async_commit_succeeds(cluster: FakeCluster, fault: Action) -> None:
+    """A failed async commit is not retried if a newer one exists. Its callback is called when the newer one is
+    stored."""
     sent: list[int] = []
     told: list[tuple[int, Exception | None]] = []
     over = asyncio.Event()
@@ -575,10 +581,10 @@ async def test_an_async_commit_that_a_newer_one_superseded_has_succeeded(cluster
 
 @pytest.mark.parametrize("strategy", ["auto", "async"])
 @pytest.mark.parametrize("fault", [Drop(), Fail(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)], ids=repr)
-async def test_a_commit_by_itself_that_fails_in_a_revocation_is_not_reported(
+async def test_a_failed_auto_commit_in_a_revocation_is_silent(
     cluster: FakeCluster, strategy: str, fault: Action
 ) -> None:
-    """The next owner reads the records again; neither a poll of an ordinary rebalance nor a later commit raises."""
+    """The next owner reads the records again. Neither a poll during the rebalance nor a later commit raises."""
     given = {"commit_strategy": strategy, "auto_commit_interval_ms": 60_000, "listener_timeout_ms": 50}
     async with opened(cluster, **given) as consumer:
         consumer.subscribe(["t"])
@@ -592,8 +598,8 @@ async def test_a_commit_by_itself_that_fails_in_a_revocation_is_not_reported(
         await consumer.commit()
 
 
-async def test_a_member_that_has_left_rests_until_the_next_poll(cluster: FakeCluster) -> None:
-    """The loss waits for a poll to tell the listener; until then the group's task takes no step."""
+async def test_a_member_that_has_left_is_idle_until_the_next_poll(cluster: FakeCluster) -> None:
+    """The next poll reports the loss to the listener. Until then the group's task does nothing."""
     left = asyncio.Event()
     cluster.control(Api.LEAVE_GROUP, lambda _: left.set())
     async with opened(cluster, max_poll_interval_ms=60) as consumer:
@@ -614,8 +620,8 @@ async def test_a_member_that_has_left_rests_until_the_next_poll(cluster: FakeClu
         assert steps[0] < 10
 
 
-async def test_a_poll_does_not_wait_for_the_answer_to_a_leave(cluster: FakeCluster) -> None:
-    """A member that polls too late hears of the loss at once, however long the coordinator takes."""
+async def test_a_poll_does_not_wait_for_the_leave_response(cluster: FakeCluster) -> None:
+    """A member that polls too late gets the loss at once, however long the coordinator takes."""
     async with opened(cluster, max_poll_interval_ms=100, request_timeout_ms=60_000) as consumer:
         listener = Commits(consumer)
         consumer.subscribe(["t"], listener)
@@ -627,8 +633,9 @@ async def test_a_poll_does_not_wait_for_the_answer_to_a_leave(cluster: FakeClust
             await consumer.close(0)
 
 
-async def test_a_close_right_after_a_commit_that_came_too_late_tells_the_group(cluster: FakeCluster) -> None:
-    """Code that blocked kept the member from leaving: its partitions must not wait for the session to end."""
+async def test_a_close_after_a_late_commit_sends_leave_group(cluster: FakeCluster) -> None:
+    """If blocking code kept the member from leaving, `close` sends LeaveGroup, so that its partitions are not held for
+    the session timeout."""
     left: list[Request] = []
     cluster.control(Api.LEAVE_GROUP, left.append)
     async with opened(cluster, max_poll_interval_ms=100) as consumer:
@@ -641,10 +648,8 @@ async def test_a_close_right_after_a_commit_that_came_too_late_tells_the_group(c
 
 
 @pytest.mark.parametrize("way", ["poll", "next", "break"])
-async def test_a_listener_that_commits_in_close_leaves_out_what_was_not_processed(
-    cluster: FakeCluster, way: str
-) -> None:
-    """Where the block fails, or ends within an iteration, what was handed out last is read again."""
+async def test_a_commit_in_close_excludes_unprocessed_records(cluster: FakeCluster, way: str) -> None:
+    """If the block fails, or ends within an iteration, the last returned records are read again."""
     with contextlib.suppress(ZeroDivisionError):
         async with opened(cluster) as consumer:
             consumer.subscribe(["t"], Commits(consumer))
@@ -658,8 +663,8 @@ async def test_a_listener_that_commits_in_close_leaves_out_what_was_not_processe
     assert sum(offsets_of(cluster).values()) == (0 if way == "poll" else 1)
 
 
-async def test_a_listener_that_commits_in_close_does_not_go_below_what_was_committed(cluster: FakeCluster) -> None:
-    """Although the block fails, what the user has committed stays committed."""
+async def test_a_commit_in_close_does_not_go_below_user_commits(cluster: FakeCluster) -> None:
+    """Although the block fails, the user's commits stay."""
     with contextlib.suppress(ZeroDivisionError):
         async with opened(cluster) as consumer:
             consumer.subscribe(["t"], Commits(consumer))
@@ -669,8 +674,8 @@ async def test_a_listener_that_commits_in_close_does_not_go_below_what_was_commi
     assert offsets_of(cluster).items() >= at.items()
 
 
-async def test_a_close_that_comes_too_late_has_lost_its_partitions(cluster: FakeCluster) -> None:
-    """Whatever blocked: the listener hears of a loss, as in a poll, and the group of the leave."""
+async def test_a_late_close_reports_lost_partitions(cluster: FakeCluster) -> None:
+    """As in a late poll, the listener gets a loss and the group gets a LeaveGroup, whatever blocked."""
     left: list[Request] = []
     cluster.control(Api.LEAVE_GROUP, left.append)
     async with opened(cluster, max_poll_interval_ms=100) as consumer:
@@ -685,7 +690,8 @@ async def test_a_close_that_comes_too_late_has_lost_its_partitions(cluster: Fake
 @pytest.mark.parametrize("way", ["poll", "cancelled poll", "close"])
 @pytest.mark.parametrize("what", ["poll", "next", "close"])
 async def test_a_listener_can_neither_poll_nor_close(cluster: FakeCluster, what: str, way: str) -> None:
-    """It would wait for its own end: it is told so at once, and the member goes on."""
+    """A listener that polls or closes would wait for its own end. The call is rejected at once, and the member
+    continues."""
     outcomes: asyncio.Queue[object] = asyncio.Queue()
     go_on = asyncio.Event()
 
@@ -729,8 +735,8 @@ async def test_a_listener_can_neither_poll_nor_close(cluster: FakeCluster, what:
             await handed_out(consumer, 3)
 
 
-async def test_a_poll_beside_a_close_gives_nothing_that_its_listener_commits(cluster: FakeCluster) -> None:
-    """It ends with an error once the close has begun, and another close does not call the listener again."""
+async def test_a_poll_concurrent_with_close_returns_no_records(cluster: FakeCluster) -> None:
+    """A poll ends with an error once `close` has begun. Another `close` does not call the listener again."""
     calls: list[str] = []
 
     class Fills(RebalanceListener):
@@ -756,8 +762,8 @@ async def test_a_poll_beside_a_close_gives_nothing_that_its_listener_commits(clu
     assert calls == ["revoked"]
 
 
-async def test_a_close_does_not_make_a_call_again_that_it_gave_up(cluster: FakeCluster) -> None:
-    """A listener that a cancelled poll left behind is cancelled, and the close says so."""
+async def test_a_close_does_not_repeat_an_abandoned_listener_call(cluster: FakeCluster) -> None:
+    """A listener call that a cancelled poll left behind is cancelled, and `close` reports it."""
     calls: list[str] = []
     began = asyncio.Event()
 
@@ -780,7 +786,7 @@ async def test_a_close_does_not_make_a_call_again_that_it_gave_up(cluster: FakeC
 
 
 async def test_a_pattern_that_matches_nothing_any_more_revokes(cluster: FakeCluster) -> None:
-    """The listener is called for partitions of a topic that was deleted, although no topic is subscribed to."""
+    """The listener is called for partitions of a deleted topic, although no topic is subscribed any more."""
     revoked: list[Partitions] = []
 
     class Listener(RebalanceListener):
@@ -798,8 +804,9 @@ async def test_a_pattern_that_matches_nothing_any_more_revokes(cluster: FakeClus
 
 
 @pytest.mark.parametrize("what", ["commit", "commit_async", "sync"])
-async def test_a_commit_that_a_rebalance_holds_up_waits(cluster: FakeCluster, what: str) -> None:
-    """The group takes none while it assigns; that is no failure, also where the answer comes when all is over."""
+async def test_a_commit_waits_for_a_rebalance(cluster: FakeCluster, what: str) -> None:
+    """The group rejects commits while it assigns. The commit waits and does not fail, even if the response comes after
+    the rebalance."""
     strategy = "sync" if what == "sync" else "none"
     given = {"partition_assignment_strategy": "cooperative-sticky", "commit_strategy": strategy}
     async with opened(cluster, **given) as consumer:
@@ -826,10 +833,10 @@ async def test_a_commit_that_a_rebalance_holds_up_waits(cluster: FakeCluster, wh
 
 @pytest.mark.parametrize("strategy", ["none", "sync"])
 @pytest.mark.parametrize("code", [ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.ILLEGAL_GENERATION])
-async def test_a_loss_that_a_commit_hears_of_first_is_reported_once(
+async def test_a_loss_detected_by_a_commit_is_reported_once(
     cluster: FakeCluster, strategy: str, code: ErrorCode
 ) -> None:
-    """The next poll calls the listener, without waiting for a heartbeat, and gives nothing that is another's."""
+    """The next poll calls the listener without waiting for a heartbeat, and returns no record of a lost partition."""
     async with opened(cluster, commit_strategy=strategy, heartbeat_interval_ms=2_000) as consumer:
         listener = Commits(consumer)
         consumer.subscribe(["t"], listener)
@@ -842,8 +849,8 @@ async def test_a_loss_that_a_commit_hears_of_first_is_reported_once(
         await consumer.commit()
 
 
-async def test_a_loss_is_reported_once_where_a_pending_commit_reports_it(cluster: FakeCluster) -> None:
-    """The call fails for an asynchronous commit before it, and covers what was handed out since."""
+async def test_a_loss_in_a_pending_commit_is_reported_once(cluster: FakeCluster) -> None:
+    """The error of an earlier asynchronous commit covers the records returned since."""
     async with opened(cluster, session_timeout_ms=300) as consumer:
         consumer.subscribe(["t"])
         await handed_out(consumer, 9)

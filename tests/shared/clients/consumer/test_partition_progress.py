@@ -1,4 +1,4 @@
-"""A partition's books: what is committable, and when the first commit of it is due."""
+"""The progress of a partition: its committable position, and when its first commit is due."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def work_at(offset: int) -> Work:
 
 
 def test_the_first_commit_is_due_once() -> None:
-    """Of a partition without one, as soon as its position is known, whether by a record or by a reset."""
+    """The first commit of a partition is due once its position is known, from a record or a reset."""
     for committed, is_due in ((None, True), (OffsetAndMetadata(0), False)):
         progress = PartitionProgress(committed, ())
         progress.deliver(work_at(4))
@@ -28,7 +28,7 @@ def test_the_first_commit_is_due_once() -> None:
 
 
 def test_a_position_never_goes_back_without_records() -> None:
-    """One behind it says nothing."""
+    """A position below the current one is ignored."""
     progress = PartitionProgress(OffsetAndMetadata(7), ())
     progress.pass_over(5)
     assert progress.committable() == OffsetAndMetadata(7)
@@ -41,8 +41,9 @@ def ranges_of(progress: PartitionProgress) -> tuple[int, list[tuple[int, int]]]:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_finished_records_are_kept_in_runs(seed: int) -> None:
-    """In whatever order they finish. A run ends at the next unfinished record, whatever offsets have no record."""
+def test_finished_records_are_kept_as_ranges(seed: int) -> None:
+    """Records may finish in any order. A range ends at the next unfinished record, regardless of gaps in the
+    offsets."""
     chance = random.Random(seed)
     progress = PartitionProgress(None, ())
     works = [work_at(offset) for offset in sorted(chance.sample(range(60), 25))]
@@ -68,7 +69,7 @@ def test_finished_records_are_kept_in_runs(seed: int) -> None:
 
 
 def test_records_that_an_earlier_owner_finished_are_known() -> None:
-    """They are not handled again, and stay finished in the commits of this one."""
+    """Records that an earlier owner finished are not processed again, and stay finished in later commits."""
     progress = PartitionProgress(OffsetAndMetadata(5, "", 3), ((7, 8), (12, 12), (20, 20)))
     assert (progress.highest, progress.leader_epoch, progress.is_new) == (20, 3, False)
     assert ranges_of(progress) == (5, [(7, 8), (12, 12), (20, 20)])
@@ -85,8 +86,8 @@ def test_records_that_an_earlier_owner_finished_are_known() -> None:
     assert progress.runs == 2
 
 
-def test_a_delivery_that_goes_back_forgets_the_progress() -> None:
-    """After a seek or in a truncated log the same offsets are other records."""
+def test_a_redelivery_resets_the_progress() -> None:
+    """After a seek or a truncation the same offsets are different records."""
     progress = PartitionProgress(OffsetAndMetadata(5, "", 3), ((7, 8),))
     works = [work_at(offset) for offset in (5, 6)]
     for work in works:
@@ -99,7 +100,7 @@ def test_a_delivery_that_goes_back_forgets_the_progress() -> None:
 
 
 def test_a_partition_at_the_log_start() -> None:
-    """Offset 0 is a position like any other."""
+    """Offset 0 is a valid position."""
     progress = PartitionProgress(None, ())
     assert (progress.committable(), progress.leader_epoch) == (None, -1)
     assert progress.pass_over(0)
@@ -107,15 +108,16 @@ def test_a_partition_at_the_log_start() -> None:
     assert work_at(0).attempts == 0
 
 
-def test_what_is_passed_over_is_not_said_again() -> None:
-    """Ranges below the position are part of it, and one that it is in begins there."""
+def test_skipped_ranges_are_not_committed_again() -> None:
+    """Finished ranges below the position are dropped. A range that contains the position starts there."""
     progress = PartitionProgress(OffsetAndMetadata(5), ((7, 8), (20, 22)))
     progress.pass_over(21)
     assert ranges_of(progress) == (21, [(21, 22)])
 
 
 def test_the_first_unfinished_record_may_always_start() -> None:
-    """However many runs there are after it. Another one must wait if they no longer fit into a commit's metadata."""
+    """The first unfinished record may start, whatever the number of finished ranges. Others wait if the ranges exceed
+    the metadata limit."""
     for runs, fits in ((10, True), (20_000, False)):
         progress = PartitionProgress(OffsetAndMetadata(0), tuple((3 * run, 3 * run) for run in range(1, runs)))
         head, other = work_at(0), work_at(1)

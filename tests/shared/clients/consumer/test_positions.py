@@ -1,4 +1,4 @@
-"""Which positions may be committed, by themselves and on request."""
+"""The positions that auto-commit and explicit commits may use."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def records(tp: TopicPartition, *offsets: int) -> Polled:
     return Polled(columns, offsets[-1] + 1)
 
 
-def test_what_the_current_poll_returned_is_not_processed_yet() -> None:
-    """A position may be committed by itself only after the next poll; a commit on request takes it at once."""
+def test_records_of_the_current_poll_are_not_yet_processed() -> None:
+    """Auto-commit includes a position only after the next poll. An explicit commit includes it at once."""
     positions = Positions()
     positions.returned({A: 5})
     assert positions.uncommitted() == {}
@@ -26,8 +26,8 @@ def test_what_the_current_poll_returned_is_not_processed_yet() -> None:
     assert positions.uncommitted() == {A: OffsetAndMetadata(5)}
 
 
-def test_a_position_is_handed_over_once() -> None:
-    """What the committer has is not handed to it again until it changes."""
+def test_a_position_is_passed_to_the_committer_once() -> None:
+    """A position is not passed to the committer again until it changes."""
     positions = Positions()
     positions.returned({A: 5, B: 2})
     positions.processed()
@@ -39,7 +39,7 @@ def test_a_position_is_handed_over_once() -> None:
 
 
 def test_a_seek_replaces_what_was_read() -> None:
-    """After a seek the position that was asked for counts, even below one that was processed."""
+    """After a seek its target is the position, even below a processed one."""
     positions = Positions()
     positions.returned({A: 5})
     positions.sought(A, 1)
@@ -47,8 +47,8 @@ def test_a_seek_replaces_what_was_read() -> None:
     assert positions.polled() == {A: OffsetAndMetadata(1)}
 
 
-def test_partitions_that_are_gone_are_forgotten() -> None:
-    """Positions of partitions that are not read any more are not committed."""
+def test_unassigned_partitions_are_forgotten() -> None:
+    """Positions of partitions that are no longer read are not committed."""
     positions = Positions()
     positions.returned({A: 5, B: 2})
     positions.processed()
@@ -56,8 +56,8 @@ def test_partitions_that_are_gone_are_forgotten() -> None:
     assert positions.uncommitted() == {B: OffsetAndMetadata(2)}
 
 
-def test_a_report_says_nothing_of_a_later_loss() -> None:
-    """A partition that comes back, or is read again after a seek, has its records handed out once more."""
+def test_a_reported_loss_does_not_hide_a_later_one() -> None:
+    """A partition that is assigned again, or read again after a seek, can lose its records again."""
     positions = Positions()
     positions.returned({A: 9, B: 9})
     positions.forget_except([B])
@@ -69,7 +69,7 @@ def test_a_report_says_nothing_of_a_later_loss() -> None:
 
 
 def test_leader_epochs_go_with_the_positions() -> None:
-    """Until a seek, after which it is not known under which leader the record before was written."""
+    """A position has a leader epoch until a seek, after which the epoch is unknown."""
     positions = Positions()
     positions.returned({A: 5, B: 2}, {A: 7})
     assert {tp: at.leader_epoch for tp, at in positions.polled().items()} == {A: 7, B: -1}
@@ -79,8 +79,8 @@ def test_leader_epochs_go_with_the_positions() -> None:
     assert positions.uncommitted()[A].leader_epoch == -1
 
 
-def test_nothing_goes_by_itself_below_what_the_user_committed() -> None:
-    """What was processed before is behind it; what is read after it is committed by itself again."""
+def test_auto_commit_never_goes_below_a_user_commit() -> None:
+    """Records processed before a user's higher commit are not auto-committed. Later positions are."""
     positions = Positions()
     positions.returned({A: 3})
     positions.processed()
@@ -95,7 +95,7 @@ def test_nothing_goes_by_itself_below_what_the_user_committed() -> None:
 
 
 def test_a_seek_back_is_committed_also_below_a_commit() -> None:
-    """The user wants it so."""
+    """An explicit seek back is committed even below an earlier commit."""
     positions = Positions()
     positions.returned({A: 6})
     positions.processed()
@@ -104,8 +104,8 @@ def test_a_seek_back_is_committed_also_below_a_commit() -> None:
     assert positions.uncommitted() == {A: OffsetAndMetadata(2)}
 
 
-def test_a_position_that_a_reset_found_counts_as_processed() -> None:
-    """Also below what was committed: that is not in the log. It is to be committed soon."""
+def test_a_reset_position_counts_as_processed() -> None:
+    """A reset position is committed soon, even below the committed offset, which is no longer in the log."""
     positions = Positions()
     positions.moved(A, Move(7, drifts=True))
     assert positions.uncommitted() == positions.polled() == {A: OffsetAndMetadata(7)}
@@ -116,8 +116,8 @@ def test_a_position_that_a_reset_found_counts_as_processed() -> None:
     assert positions.uncommitted() == {A: OffsetAndMetadata(4)}
 
 
-def test_a_move_behind_records_in_hand_counts_with_them() -> None:
-    """It is processed when they are; and one behind what is unread is none yet."""
+def test_a_move_after_returned_records_counts_with_them() -> None:
+    """A position after returned records is processed when they are. A position after unread records is not used."""
     positions = Positions()
     positions.returned({A: 3})
     positions.moved(A, Move(5))
@@ -130,7 +130,7 @@ def test_a_move_behind_records_in_hand_counts_with_them() -> None:
 
 
 def test_a_move_below_a_commit_counts_only_if_it_replaces_a_position() -> None:
-    """A reset leaves an offset that is not in the log. Without one, what the user committed still counts."""
+    """A reset counts if the old offset is not in the log. Otherwise the user's commit stays."""
     for left, expected in ((None, {}), (9, {A: OffsetAndMetadata(0)})):
         positions = Positions()
         positions.registered({A: OffsetAndMetadata(9)})
@@ -139,7 +139,7 @@ def test_a_move_below_a_commit_counts_only_if_it_replaces_a_position() -> None:
 
 
 def test_the_log_start_is_a_position_to_commit() -> None:
-    """Offset 0 is above no commit at all. One position that drifts is enough, whatever follows."""
+    """Offset 0 is committed if there is no commit. One drifting position sets `has_drifting`."""
     positions = Positions()
     assert not positions.has_drifting
     for tp, drifts in ((A, True), (A, True), (B, False)):
@@ -149,7 +149,7 @@ def test_the_log_start_is_a_position_to_commit() -> None:
 
 
 def test_records_one_by_one() -> None:
-    """Each counts once the next is asked for. A batch after them is no single record."""
+    """A single record counts as processed once the next is requested. A batch ends the one-by-one mode."""
     positions = Positions()
     assert not positions.is_one_by_one
     positions.polled_batches({A: records(A, 3, 4)})
@@ -164,8 +164,8 @@ def test_records_one_by_one() -> None:
     assert repr(positions) == f"<Positions returned { {A: (5, -1)} }, processed { {A: (4, 7)} }, registered {{}}>"
 
 
-def test_a_batch_from_further_down_is_committed_one_by_one() -> None:
-    """Its first record decides whether the log was cut below what was committed."""
+def test_a_batch_of_lower_offsets_in_one_by_one_mode() -> None:
+    """The first record of a batch decides whether the log was truncated below the committed offset."""
     for offset, expected in ((9, {}), (8, {A: OffsetAndMetadata(9, "", 0)})):
         positions = Positions()
         positions.returned({A: 10})
@@ -178,7 +178,7 @@ def test_a_batch_from_further_down_is_committed_one_by_one() -> None:
 
 
 def test_records_that_may_be_unprocessed_are_not_committed() -> None:
-    """Only what was processed and not handed over yet remains, also for a commit on request."""
+    """Only processed positions that were not passed to the committer remain, also for an explicit commit."""
     positions = Positions()
     positions.returned({A: 5, B: 2})
     positions.processed()
@@ -190,8 +190,8 @@ def test_records_that_may_be_unprocessed_are_not_committed() -> None:
     assert positions.polled() == {B: OffsetAndMetadata(2)}
 
 
-def test_records_handed_out_are_those_above_the_commit() -> None:
-    """Of the given partitions alone."""
+def test_returned_records_above_the_commit() -> None:
+    """The result contains the given partitions whose returned records are above their commit."""
     positions = Positions()
     positions.returned({A: 1, B: 9})
     assert positions.handed_out({A}, {}) == {A: 1}
@@ -200,7 +200,7 @@ def test_records_handed_out_are_those_above_the_commit() -> None:
 
 
 def test_a_forfeited_position_is_reported_until_it_is_committed() -> None:
-    """A commit up to it ends it, a commit below does not, and taking it reports it."""
+    """A forfeited position stays until a commit reaches it. A lower commit does not end it. Taking it reports it."""
     positions = Positions()
     positions.returned({A: 9, B: 1})
     positions.forfeit({A, B}, {A: 8})
@@ -215,7 +215,7 @@ def test_a_forfeited_position_is_reported_until_it_is_committed() -> None:
 
 
 def test_the_furthest_forfeited_position_counts() -> None:
-    """A partition that came back and was read again from further down forfeits no less than before."""
+    """A partition that was assigned again and read from a lower offset still forfeits its highest position."""
     positions = Positions()
     positions.returned({A: 9})
     positions.forfeit({A}, {})
@@ -226,7 +226,7 @@ def test_the_furthest_forfeited_position_counts() -> None:
 
 
 def test_records_are_reported_once() -> None:
-    """A later report of less takes nothing back; records that are handed out after it are forfeited again."""
+    """A later report of a lower position takes nothing back. Records returned after it can be forfeited again."""
     positions = Positions()
     positions.returned({A: 9, B: 1})
     positions.reported({A: 9, B: 0})
@@ -239,8 +239,8 @@ def test_records_are_reported_once() -> None:
     assert positions.take_forfeited() == {}
 
 
-def test_a_partition_that_comes_back_begins_anew() -> None:
-    """Neither its commits nor its records of before count, read or unread."""
+def test_a_partition_assigned_again_starts_fresh() -> None:
+    """Neither earlier commits nor earlier records of the partition count, read or unread."""
     positions = Positions()
     positions.returned({A: 9, B: 9})
     positions.registered(positions.polled())
@@ -254,7 +254,7 @@ def test_a_partition_that_comes_back_begins_anew() -> None:
 
 
 def test_a_seek_drops_the_unread_records() -> None:
-    """They lie at the position of before. Records that were handed out before it are not lost by it."""
+    """A seek drops the unread records. It does not forfeit records that were returned before."""
     positions = Positions()
     positions.returned({A: 3})
     positions.polled_batches({A: records(A, 3, 4)})
@@ -263,8 +263,8 @@ def test_a_seek_drops_the_unread_records() -> None:
     assert positions.handed_out({A}, {}) == {}
 
 
-def test_a_log_that_was_cut_is_committed_from_further_down() -> None:
-    """Records of lower offsets than before are others: their positions count."""
+def test_a_truncated_log_is_committed_from_lower_offsets() -> None:
+    """Records with lower offsets than before are new ones, so their positions count."""
     positions = Positions()
     positions.returned({A: 9})
     positions.processed()

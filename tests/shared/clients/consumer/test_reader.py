@@ -1,4 +1,4 @@
-"""Reading from a cluster where things go wrong: every record comes once, in order, whatever happens."""
+"""Reading from a cluster with faults: every record is returned once and in order."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def settings_of(cluster: FakeCluster, request_timeout_ms: int = 5_000) -> KafkaS
 
 
 async def fill(cluster: FakeCluster, count: int, partitions: int = 2) -> None:
-    """So many records in each partition, ten a batch."""
+    """Writes the given number of records to each partition, ten a batch."""
     cluster.create_topic(TOPIC, partitions=partitions)
     async with Producer(settings_of(cluster)) as producer:
         for start in range(0, count, 10):
@@ -51,7 +51,7 @@ async def fill(cluster: FakeCluster, count: int, partitions: int = 2) -> None:
 
 
 async def read(consumer: Consumer, count: int, limit: int | None = None) -> dict[TopicPartition, list[int]]:
-    """Polls until so many records have come."""
+    """Polls until the given number of records has arrived."""
     found: dict[TopicPartition, list[int]] = {}
     async with asyncio.timeout(20):
         while sum(map(len, found.values())) < count:
@@ -62,7 +62,7 @@ async def read(consumer: Consumer, count: int, limit: int | None = None) -> dict
 
 
 async def read_on(consumer: Consumer, found: dict[TopicPartition, list[int]]) -> None:
-    """Polls until one raises."""
+    """Polls until a poll raises."""
     async with asyncio.timeout(20):
         while True:
             for tp, columns in (await consumer.poll(100)).items():
@@ -88,8 +88,8 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=list(FAULTS))
-async def test_faults_pass(fault: Action) -> None:
-    """An error, a connection that closes and an answer that never comes cost time and nothing else."""
+async def test_transient_faults_lose_no_record(fault: Action) -> None:
+    """An error, a closed connection or a missing response delays records and has no other effect."""
     async with FakeCluster(nodes=2) as cluster:
         await fill(cluster, 50)
         faults = itertools.cycle([None, fault])
@@ -107,7 +107,7 @@ async def test_faults_pass(fault: Action) -> None:
 
 
 async def test_leaders_move() -> None:
-    """A partition is read on at its new leader, while others go on."""
+    """A partition is read from its new leader, while others continue."""
     async with FakeCluster(nodes=3) as cluster:
         await fill(cluster, 100)
 
@@ -127,7 +127,7 @@ async def test_leaders_move() -> None:
 
 
 async def test_a_node_stops() -> None:
-    """Its partitions are read on at the next leader."""
+    """After a node stops, its partitions are read from their next leaders."""
     async with FakeCluster(nodes=2) as cluster:
         await fill(cluster, 40)
         async with Consumer(settings_of(cluster, 1_000), EARLIEST) as consumer:
@@ -144,7 +144,8 @@ async def test_a_node_stops() -> None:
 
 
 async def test_a_corrupt_batch() -> None:
-    """It is named by its place; what is before it and other partitions come, what is after it does not until a seek."""
+    """The error names the corrupt batch's coordinates. Earlier records and other partitions are returned, later records
+    only after a seek."""
     async with FakeCluster() as cluster:
         await fill(cluster, 30)
 
@@ -185,8 +186,8 @@ def log_of(cluster: FakeCluster, tp: TopicPartition) -> bytes:
     return found
 
 
-async def test_what_may_not_be_read_is_said() -> None:
-    """An authorization error is raised by poll and names the partition."""
+async def test_an_authorization_error_is_raised_by_poll() -> None:
+    """An authorization error is raised by `poll` and names the partition."""
     async with FakeCluster() as cluster:
         await fill(cluster, 10)
         cluster.control(Api.FETCH, Fail(ErrorCode.TOPIC_AUTHORIZATION_FAILED, [T0]))
@@ -200,7 +201,7 @@ async def test_what_may_not_be_read_is_said() -> None:
     ("policy", "first"), [("earliest", 0), ("by_duration:PT100000000H", 0), ("by_duration:1ms", 20)]
 )
 async def test_out_of_range(policy: str, first: int) -> None:
-    """The policy says where reading goes on; a duration that no record is as young as leads to the end."""
+    """The reset policy sets the position. A duration that is shorter than the age of every record leads to the end."""
     async with FakeCluster() as cluster:
         await fill(cluster, 20, partitions=1)
         settings = EARLIEST.model_copy(update={"auto_offset_reset": policy})
@@ -214,7 +215,7 @@ async def test_out_of_range(policy: str, first: int) -> None:
 
 
 async def test_prefetched_while_others_are_paused() -> None:
-    """A paused partition keeps what is buffered without being asked for; the other one is served meanwhile."""
+    """A paused partition keeps its buffer and is not fetched. The other one is read meanwhile."""
     async with FakeCluster() as cluster:
         await fill(cluster, 30)
         asked: list[frozenset[TopicPartition]] = []
@@ -238,7 +239,7 @@ async def test_prefetched_while_others_are_paused() -> None:
 
 
 async def test_no_broker_at_all() -> None:
-    """Without a cluster a consumer cannot start; one that loses its cluster gives nothing and goes on trying."""
+    """A consumer cannot start without a cluster. If the cluster disappears, it returns nothing and keeps retrying."""
     async with FakeCluster() as cluster:
         await fill(cluster, 5)
         consumer = Consumer(settings_of(cluster, 500), EARLIEST)
@@ -259,7 +260,7 @@ async def test_no_broker_at_all() -> None:
 
 
 async def test_fetches_are_measured() -> None:
-    """Requests by result, bytes and what is buffered are in the metrics."""
+    """The metrics have fetch requests by result, bytes, and the buffered size."""
     registry = CollectorRegistry()
     async with FakeCluster() as cluster:
         await fill(cluster, 20, partitions=1)

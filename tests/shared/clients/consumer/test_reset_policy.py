@@ -1,4 +1,4 @@
-"""`auto_offset_reset` as text."""
+"""The text forms of `auto_offset_reset`."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from penstock.shared.common.errors import ConfigError
     ],
 )
 def test_durations(text: str, ms: int) -> None:
-    """ISO 8601 as Java's consumer takes it, or a duration as elsewhere; it is counted back from now."""
+    """A duration is ISO 8601, as in Java, or in the settings' own notation. It is subtracted from the current time."""
     policy = ResetPolicy.parse(f"by_duration:{text}")
     assert (policy.duration_ms, policy.spec(100_000_000_000), policy.is_none) == (ms, 100_000_000_000 - ms, False)
 
 
 def test_names() -> None:
-    """The other policies are looked up by their names; `none` is no policy."""
+    """The other policies are found by name. `none` means no policy."""
     assert [ResetPolicy.parse(name).spec(5) for name in ("earliest", "latest")] == ["earliest", "latest"]
     assert [ResetPolicy.parse(name).is_none for name in ("none", "latest")] == [True, False]
 
 
 def test_longer_than_time() -> None:
-    """A duration from before 1970 leads to the first record of all."""
+    """A duration that reaches before 1970 leads to timestamp 0."""
     assert ResetPolicy.parse("by_duration:P100D").spec(5) == 0
 
 
@@ -40,7 +40,7 @@ def test_longer_than_time() -> None:
     "text",
     ["", "Earliest", "by_duration:", "by_duration:P", "by_duration:PT", "by_duration:P1Y", "by_duration:-PT1S", "7d"],
 )
-def test_what_is_none(text: str) -> None:
-    """Anything else is refused with what was written."""
+def test_invalid_policies_are_rejected(text: str) -> None:
+    """Any other text is rejected with its value."""
     with pytest.raises(ConfigError):
         ResetPolicy.parse(text)

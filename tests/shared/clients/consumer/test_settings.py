@@ -1,4 +1,4 @@
-"""The consumer's settings and how they contradict each other."""
+"""The consumer's settings and their contradictions."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from penstock.shared.common.settings import KafkaSettings, Section
         ({"auto_offset_reset": "first"}, "'first' is none of earliest, latest, none and by_duration:<duration>"),
     ],
 )
-def test_what_contradicts_is_refused(wrong: dict[str, object], message: str) -> None:
-    """Settings that cannot work together are refused by name."""
+def test_contradictory_settings_are_rejected(wrong: dict[str, object], message: str) -> None:
+    """Settings that cannot be combined are rejected by name."""
     with pytest.raises(ConfigError, match=message):
         ConsumerSettings.model_validate(wrong)
 
 
 def test_javas_defaults() -> None:
-    """Without settings, what Java's consumer does."""
+    """The defaults are those of Java's consumer."""
     settings = ConsumerSettings()
     assert (settings.auto_offset_reset, settings.isolation_level) == ("latest", "read_uncommitted")
     assert (settings.session_timeout_ms, settings.heartbeat_interval_ms, settings.max_poll_interval_ms) == (
@@ -47,7 +47,7 @@ def test_javas_defaults() -> None:
 
 
 def test_a_reset_by_duration() -> None:
-    """Besides the names, a duration in either notation."""
+    """A reset policy may be a duration in either notation."""
     for text in ("none", "by_duration:P7D", "by_duration:90m"):
         assert ConsumerSettings(auto_offset_reset=text).auto_offset_reset == text
 
@@ -68,8 +68,8 @@ def test_a_reset_by_duration() -> None:
         (KafkaSettings, "sasl_plain_password", "use sasl_password"),
     ],
 )
-def test_names_of_other_clients_are_refused_with_ours(settings: type[Section], name: str, use: str) -> None:
-    """The error says what to use instead, and does not show the value."""
+def test_settings_of_other_clients_are_rejected(settings: type[Section], name: str, use: str) -> None:
+    """The error names the equivalent setting and does not show the value."""
     with pytest.raises(ConfigError, match="no such setting") as raised:
         settings(**{name: "given"})
     assert use in str(raised.value)

@@ -1,4 +1,4 @@
-"""What is read without a group: the partitions that the user assigns, or all partitions of the topics."""
+"""Reading without a group: manually assigned partitions, or all partitions of the subscribed topics."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ A0, A1, B0 = TopicPartition("a", 0), TopicPartition("a", 1), TopicPartition("b",
 
 
 class Nobody(Rebalances):
-    """Is told nothing where there is no group."""
+    """A listener that must not be called, because there is no group."""
 
     async def on_revoked(self, partitions: Partitions, *, lost: bool) -> None:
         raise AssertionError("no group, no rebalance")
@@ -33,8 +33,8 @@ async def nothing_committed(partitions: Sequence[TopicPartition]) -> dict[TopicP
     return {}
 
 
-async def test_topics_are_read_whole_without_a_group() -> None:
-    """All partitions of what a pattern matches are read; those that come later too, and the others keep their place."""
+async def test_without_a_group_all_partitions_are_read() -> None:
+    """All partitions of matching topics are read, also later ones. The others keep their positions."""
     async with FakeCluster() as cluster:
         cluster.create_topic("a", partitions=2)
         subscription = SubscriptionState(KafkaSettings(bootstrap_servers=cluster.bootstrap_servers), ConsumerSettings())
@@ -55,8 +55,8 @@ async def test_topics_are_read_whole_without_a_group() -> None:
             await subscription.close()
 
 
-async def test_by_hand_or_by_topic() -> None:
-    """Partitions that are assigned by hand and a subscription exclude each other."""
+async def test_assign_and_subscribe_exclude_each_other() -> None:
+    """Manual assignment and subscription exclude each other."""
     async with FakeCluster() as cluster:
         kafka = KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)
         subscription = SubscriptionState(kafka, ConsumerSettings(group_id="g"))
@@ -71,8 +71,8 @@ async def test_by_hand_or_by_topic() -> None:
             await subscription.close()
 
 
-async def test_how_long_nobody_polls() -> None:
-    """A poll under way counts as now, however long it waits."""
+async def test_time_since_the_last_poll() -> None:
+    """A poll in progress counts as now, however long it waits."""
     subscription = SubscriptionState(KafkaSettings(), ConsumerSettings(group_id="g"))
     subscription._polled_ms -= 5_000
     assert subscription.idle_ms >= 5_000

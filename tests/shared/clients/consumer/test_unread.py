@@ -1,4 +1,4 @@
-"""The rest of a batch that is read record by record."""
+"""The remaining records of a batch that is read record by record."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def taken(tp: TopicPartition, *offsets: int, position: int) -> Polled:
 
 
 def drained(unread: Unread, *held: TopicPartition) -> list[tuple[int, int, int]]:
-    """Partition, offset and the position after it, of all that is left."""
+    """Returns partition, offset and next position of all remaining records."""
     found = []
     while (each := unread.next(held)) is not None:
         found.append((each[0].partition, each[0].offset, each[1]))
@@ -21,7 +21,7 @@ def drained(unread: Unread, *held: TopicPartition) -> list[tuple[int, int, int]]
 
 
 def test_positions_follow_the_records() -> None:
-    """Over holes to the next record, and after the last one behind everything that was taken."""
+    """The position skips gaps to the next record. After the last record it is the end of the batch."""
     unread = Unread()
     unread.add({A: taken(A, 1, 4, position=9), B: taken(B, 0, position=1)})
     assert unread.position(A) == 1
@@ -29,8 +29,8 @@ def test_positions_follow_the_records() -> None:
     assert unread.position(A) is None
 
 
-def test_what_is_held_waits_in_its_order() -> None:
-    """The other partitions go on."""
+def test_held_partitions_keep_their_order() -> None:
+    """A held partition keeps its records in order while others continue."""
     unread = Unread()
     unread.add({A: taken(A, 1, 2, position=3), B: taken(B, 0, position=1)})
     assert unread.next(()) is not None
@@ -38,8 +38,8 @@ def test_what_is_held_waits_in_its_order() -> None:
     assert drained(unread) == [(0, 2, 3)]
 
 
-def test_what_is_put_back_comes_before_the_rest() -> None:
-    """A poll inside an iteration takes as many records as a poll may, and puts them back."""
+def test_records_put_back_come_first() -> None:
+    """A poll within an iteration takes up to its limit of records, and puts them back at the front."""
     unread = Unread()
     unread.add({A: taken(A, 1, 2, 3, position=4)})
     unread.add(unread.take(2, ()))
@@ -47,7 +47,7 @@ def test_what_is_put_back_comes_before_the_rest() -> None:
 
 
 def test_the_rest_can_be_taken_as_columns() -> None:
-    """Up to so many records in all, the position that of the next."""
+    """The remaining records are taken as columns up to a limit. The position is that of the next record."""
     unread = Unread()
     unread.add({A: taken(A, 1, 4, 5, position=9), B: taken(B, 0, 1, position=2)})
     unread.next(())
@@ -61,8 +61,8 @@ def test_the_rest_can_be_taken_as_columns() -> None:
     assert unread.take(None, ()) == {}
 
 
-def test_what_is_dropped_does_not_come() -> None:
-    """By name, or all but those that are kept."""
+def test_dropped_partitions_are_not_returned() -> None:
+    """Partitions are dropped by name, or all except the kept ones."""
     unread = Unread()
     unread.add({A: taken(A, 1, position=2), B: taken(B, 0, position=1)})
     unread.drop([A])

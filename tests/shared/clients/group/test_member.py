@@ -1,4 +1,4 @@
-"""What every member of a group makes of answers and of silence."""
+"""The handling of responses and of missing responses that every group member shares."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LOADING, NOT_COORDINATOR, ILLEGAL_GENERATION, UNKNOWN, REBALANCING, FORBIDDEN = 
 
 @dataclass(slots=True)
 class Any(Member):
-    """A member of a group for nothing."""
+    """A group member without a protocol."""
 
     sessions_over: int = field(default=0, init=False)
 
@@ -45,8 +45,8 @@ def stable() -> Any:
     return member
 
 
-def test_who_is_joined_knows_who_it_is() -> None:
-    """Generation, member id and the lead come from the answer; heartbeats are due an interval later."""
+def test_a_join_sets_the_identity() -> None:
+    """Generation, member id and leadership come from the response. A heartbeat is due one interval later."""
     member = joining()
     assert member.is_joined(JoinAnswer(0, 4, "p", "me", "me"), 10)
     assert (member.state, member.generation, member.member_id, member.is_leader) == (MemberState.SYNCING, 4, "me", True)
@@ -65,16 +65,16 @@ def test_who_is_joined_knows_who_it_is() -> None:
         (LOADING, 4, "me", False),
     ],
 )
-def test_heartbeat_answers(code: int, generation: int, member_id: str, elsewhere: bool) -> None:
-    """Each answer forgets just what it says is over."""
+def test_heartbeat_responses(code: int, generation: int, member_id: str, elsewhere: bool) -> None:
+    """Each error of a heartbeat resets exactly the state that it invalidates."""
     member = stable()
     member.on_heartbeat(member.on_heartbeat_sent(1), code, 2)
     assert (member.generation, member.member_id, member.forget_coordinator) == (generation, member_id, elsewhere)
     assert member._rejoin is (code in (REBALANCING, ILLEGAL_GENERATION, UNKNOWN))
 
 
-def test_a_heartbeat_of_before_says_nothing() -> None:
-    """The answer to one that was sent under another generation is none for this one."""
+def test_a_heartbeat_response_of_an_old_generation_is_ignored() -> None:
+    """The response to a heartbeat of an old generation is ignored."""
     member = stable()
     sent_as = member.on_heartbeat_sent(1)
     member.generation = 5
@@ -82,8 +82,8 @@ def test_a_heartbeat_of_before_says_nothing() -> None:
     assert (member.generation, member.member_id) == (5, "me")
 
 
-def test_silence_is_over_with_the_session() -> None:
-    """Up to a session timeout the same coordinator is asked again soon; then it is looked up anew."""
+def test_an_unresponsive_coordinator_is_looked_up_again() -> None:
+    """Within the session timeout the same coordinator is retried soon. Then it is looked up again."""
     member = stable()
     member.on_heartbeat_lost(999)
     assert (member.sessions_over, member.forget_coordinator, member.heartbeat_wait_ms(999)) == (0, False, 100)
@@ -91,8 +91,8 @@ def test_silence_is_over_with_the_session() -> None:
     assert (member.sessions_over, member.forget_coordinator) == (1, True)
 
 
-def test_what_may_pass_is_tried_again_and_the_rest_is_told() -> None:
-    """Waits double; a refusal for good fails the member."""
+def test_retriable_errors_are_retried_and_others_raised() -> None:
+    """The backoff doubles. A permanent error fails the member."""
     member, waits = joining(), []
     for _ in range(6):
         member.on_failure(KafkaTimeout("slow"), 0)

@@ -14,7 +14,8 @@ from penstock.shared.testing.fake_broker import Api, ErrorCode, Fail, FakeCluste
 
 
 async def test_a_leave_finds_a_coordinator_that_has_moved() -> None:
-    """A coordinator that says it is none is looked up again, so that the others need not wait for the session's end."""
+    """If the coordinator has moved, it is looked up again, so that the other members need not wait for the session
+    timeout."""
     async with FakeCluster() as cluster:
         config = GroupConfig("g", "c", retry_backoff_ms=1)
         connection = Connection(KafkaSettings(bootstrap_servers=cluster.bootstrap_servers, client_id="c"))

@@ -1,4 +1,4 @@
-"""A connection whose metadata a test writes: the real one, over no socket. And a producer of a fake cluster."""
+"""A real connection without sockets whose metadata a test sets, and a producer for a fake cluster."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ NO_LEADER = -1
 
 
 def connection() -> Connection:
-    """A connection that knows no topic and never connects; call it within a running event loop."""
+    """A connection without topics that never connects. Call it within a running event loop."""
     made = Connection(KafkaSettings(bootstrap_servers="localhost:1"))
     made.adopt(AIOKafkaClient(bootstrap_servers="localhost:1"))
     return made
 
 
 def know(connection: Connection, leaders: Mapping[str, Mapping[int, int]]) -> None:
-    """Have the metadata say which partitions each topic has and who leads them."""
+    """Sets the metadata to the given partitions and leaders of each topic."""
     nodes = sorted({node for of in leaders.values() for node in of.values() if node != NO_LEADER})
     topics = [
         (0, name, False, [(5 if node == NO_LEADER else 0, number, node, [node], [node]) for number, node in of.items()])
@@ -38,7 +38,7 @@ def know(connection: Connection, leaders: Mapping[str, Mapping[int, int]]) -> No
 async def producing(
     nodes: int = 1, partitions: int = 1, **settings: object
 ) -> AsyncIterator[tuple[FakeCluster, Producer]]:
-    """A cluster with the topic `t`, and a producer that does not linger and tries again at once."""
+    """A cluster with the topic `t`, and a producer without linger that retries at once."""
     async with FakeCluster(nodes) as cluster:
         cluster.create_topic("t", partitions)
         kafka = KafkaSettings(bootstrap_servers=cluster.bootstrap_servers, retry_backoff_ms=5, reconnect_backoff_ms=5)

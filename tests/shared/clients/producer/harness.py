@@ -45,7 +45,7 @@ RETRY_BACKOFF_MS = 100
 
 @dataclass(eq=False)
 class Sent:
-    """A record that was handed over: where it is, and what became of it, in the order it was told."""
+    """A sent record with its location and its outcomes in the order they were reported."""
 
     value: bytes
     batch: Batch
@@ -67,8 +67,8 @@ class Sent:
 
 
 class Harness:
-    """One producer's core; partitions are led by node 1 unless `leaders` says otherwise, nodes `down` take nothing,
-    those that are `busy` nothing more for now."""
+    """The core of one producer. Node 1 leads all partitions unless `leaders` differs. Nodes in `down` are unreachable,
+    nodes in `busy` accept no further request."""
 
     def __init__(self, **settings: object) -> None:
         given = {"linger_ms": 0, "delivery_timeout_ms": 10_000, **settings}
@@ -100,7 +100,7 @@ class Harness:
         return self.completion.ledger
 
     def send(self, tp: TopicPartition = A, value: bytes = b"v", key: bytes | None = None) -> Sent:
-        """Take a record as the producer does: into the open batch, or a new one with memory of its own."""
+        """Appends a record as the producer does, to the open batch or to a new one with its own memory."""
         queue = self.accumulator.queue(tp)
         batch = queue.open
         if batch is None or batch.append(batch.count, 1_000, key, value, []) is None:
@@ -121,7 +121,7 @@ class Harness:
         return sent
 
     def turn(self, *, hurry: bool = False) -> list[Batch]:
-        """Expire, settle, drain until nothing more is due; gives the batches that were sent, and keeps their bytes."""
+        """Expires, resolves and drains until nothing more is due. Returns the sent batches and keeps their bytes."""
         self.completion.expire(self.now_ms)
         self.completion.settle()
         self.requests, self.leaderless = [], set()
@@ -147,30 +147,30 @@ class Harness:
                 return [batch for _, batches in self.requests for batch in batches]
 
     def turn_one(self) -> Batch:
-        """A turn that sends exactly one batch."""
+        """Runs a turn that sends exactly one batch."""
         (batch,) = self.turn()
         return batch
 
     def after(self, ms: int) -> list[Batch]:
-        """Let time pass, then take a turn."""
+        """Advances the clock, then runs a turn."""
         self.now_ms += ms
         return self.turn()
 
     def after_backoff(self) -> list[Batch]:
-        """A turn once every backoff is over."""
+        """Runs a turn after every backoff has elapsed."""
         return self.after(2 * self.settings.retry_backoff_max_ms)
 
     def answer(self, batch: Batch, code: int = 0, offset: int | None = None, detail: str = "") -> None:
-        """The broker answers; by default with offset 0 for a success, and none for anything else."""
+        """Responds to a batch, by default with offset 0 for a success and none for an error."""
         at = offset if offset is not None else -1 if code else 0
         self.completion.answered(batch, ProduceAnswer(code, at, detail=detail), self.now_ms)
 
     def lose(self, batch: Batch, error: PenstockError | None = None) -> None:
-        """The connection closes, or the request times out, without an answer."""
+        """Closes the connection or times the request out without a response."""
         self.completion.unanswered(batch, error or BrokerNotAvailable("connection closed"), self.now_ms)
 
     def warm_up(self, *partitions: TopicPartition) -> None:
-        """Have a first batch of each partition acknowledged, so that more than one may be in flight."""
+        """Acknowledges a first batch of each partition, so that several may be in flight."""
         for tp in partitions or (A,):
             self.send(tp, b"first")
             self.answer(self.turn_one(), offset=0)
@@ -203,7 +203,7 @@ def warm(**settings: object) -> Harness:
 
 
 def flying(core: Harness, count: int) -> list[Batch]:
-    """So many batches of one record each, all in flight, in the order of their numbers."""
+    """Returns n batches of one record each, all in flight, in sequence order."""
     for i in range(count):
         core.send(value=b"%d" % i + b"x" * 60)
     batches = core.turn()

@@ -1,4 +1,4 @@
-"""What an answer, a lost request and time make of a batch: retried, split, given up, its memory given back."""
+"""The effects of responses, lost requests and timeouts on a batch: retry, split, failure, and release of memory."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.shared.clients.producer.harness import (
 
 
 def test_acknowledged() -> None:
-    """Each record gets its offset, and the memory is free again."""
+    """Each record gets its offset, and the memory is released."""
     core = Harness()
     records = [core.send(value=b"%d" % i, key=b"k") for i in range(3)]
     batch = core.turn_one()
@@ -44,7 +44,7 @@ def test_acknowledged() -> None:
 
 
 def test_the_backoff_of_a_batch_grows_and_is_spread() -> None:
-    """It doubles from retry_backoff_ms up to retry_backoff_max_ms, and is spread by a fifth without exceeding that."""
+    """It doubles from retry_backoff_ms to retry_backoff_max_ms, with 20 % jitter that does not exceed the maximum."""
     core = Harness(delivery_timeout_ms=10**6, retry_backoff_max_ms=400)
     record, waits = core.send(), []
     for _ in range(60):
@@ -59,8 +59,8 @@ def test_the_backoff_of_a_batch_grows_and_is_spread() -> None:
 
 
 @pytest.mark.parametrize("code", [CORRUPT, 3, 5, NOT_LEADER, TIMED_OUT, 8, 9, NOT_ENOUGH_REPLICAS, 20, 56])
-def test_passing_errors_are_tried_again(code: int) -> None:
-    """After its backoff the batch is sent as it was."""
+def test_retriable_errors_are_retried(code: int) -> None:
+    """After its backoff the batch is sent unchanged."""
     core = Harness()
     record = core.send()
     data = core.bytes[core.turn_one()]
@@ -74,7 +74,7 @@ def test_passing_errors_are_tried_again(code: int) -> None:
 
 
 def test_retries_are_bounded() -> None:
-    """With retries=1 the second failure is the record's."""
+    """With retries=1 the second failure is reported to the record."""
     for idempotent in (True, False):
         core = Harness(retries=1, enable_idempotence=idempotent)
         record = core.send()
@@ -88,7 +88,7 @@ def test_retries_are_bounded() -> None:
 
 
 def test_without_idempotence_a_refusal_is_final_and_a_passing_error_is_not() -> None:
-    """The producer tries again without sequence numbers too; what is refused for good is told at once."""
+    """Without idempotence retriable errors are retried too. Permanent errors are reported at once."""
     core = Harness(enable_idempotence=False)
     record = core.send()
     batch = core.turn_one()
@@ -100,7 +100,7 @@ def test_without_idempotence_a_refusal_is_final_and_a_passing_error_is_not() -> 
 
 
 def test_the_brokers_own_words_are_in_the_error() -> None:
-    """Kafka's name of the error, and the message of the broker where it gives one."""
+    """The error has Kafka's error name, and the broker's message if there is one."""
     for detail, wanted in (("", "t-0: INVALID_REQUEST"), ("too odd", "t-0: INVALID_REQUEST: too odd")):
         core = Harness()
         record = core.send()
@@ -109,16 +109,16 @@ def test_the_brokers_own_words_are_in_the_error() -> None:
         assert str(record.fate) == wanted
 
 
-def test_a_batch_is_refused_as_a_whole() -> None:
-    """Where the broker names records of the batch, every record's error says which they were."""
+def test_a_batch_is_rejected_as_a_whole() -> None:
+    """If the broker names invalid records, every record's error lists them."""
     core = Harness()
     records = [core.send() for _ in range(3)]
     core.answer(core.turn_one(), 87, detail="record 1 of the batch: no key")
     assert {str(record.fate) for record in records} == {"t-0: INVALID_RECORD: record 1 of the batch: no key"}
 
 
-def test_an_error_of_one_partition_is_not_the_others() -> None:
-    """Each batch of a request has an answer of its own."""
+def test_an_error_of_one_partition_does_not_affect_others() -> None:
+    """Each batch of a request has its own result."""
     core = Harness()
     records = [core.send(tp) for tp in (A, B, C)]
     core.turn()
@@ -134,7 +134,7 @@ def test_an_error_of_one_partition_is_not_the_others() -> None:
 
 
 def test_stale_metadata_is_noted_for_errors_that_show_it() -> None:
-    """Errors of the partition's place, and lost connections, ask for metadata; others do not."""
+    """Leadership errors and lost connections request a metadata refresh. Other errors do not."""
     for code, stale in ((NOT_LEADER, True), (3, True), (NOT_ENOUGH_REPLICAS, False), (CORRUPT, False)):
         core = Harness()
         core.send()
@@ -147,7 +147,8 @@ def test_stale_metadata_is_noted_for_errors_that_show_it() -> None:
 
 
 def test_a_batch_in_flight_expires() -> None:
-    """Its record hears at once that it may still be written; memory and request are kept until that is over."""
+    """Its record fails at once with an error that it may still be written. Memory and request are kept until the
+    response."""
     for code, fate in ((0, "written"), (NOT_LEADER, "refused")):
         core = Harness(delivery_timeout_ms=1_500)
         record = core.send()
@@ -163,7 +164,8 @@ def test_a_batch_in_flight_expires() -> None:
 
 
 def test_the_error_says_whether_the_record_may_be_written() -> None:
-    """Never sent, or surely refused: not written. Lost on the way: perhaps; with the last error."""
+    """The error states "not written" for a batch that was never sent or was rejected, and "may be written" if the
+    outcome is unknown."""
     core = Harness(delivery_timeout_ms=1_000)
     queued = core.send()
     core.down = {1}
@@ -179,8 +181,8 @@ def test_the_error_says_whether_the_record_may_be_written() -> None:
         assert "last error: t-0: NOT_ENOUGH_REPLICAS" in str(record.fate)
 
 
-def test_no_memory_is_given_back_twice() -> None:
-    """Whatever comes first, expiry or answer, or an end by the user in between."""
+def test_memory_is_released_once() -> None:
+    """Memory is released once, in any order of expiry, response and cancellation."""
     core = Harness(delivery_timeout_ms=1_000)
     core.send(A)
     core.send(B)
@@ -193,8 +195,8 @@ def test_no_memory_is_given_back_twice() -> None:
     assert core.all_memory_is_back
 
 
-def test_an_answer_ends_its_batch_alone() -> None:
-    """A callback that ends everything that is not sent, in the middle of a response, leaves the rest of it alone."""
+def test_a_callback_may_fail_unsent_batches() -> None:
+    """A callback that fails all unsent batches during a response does not affect the other batches of the response."""
     core = Harness()
     core.send(A)
     other, queued = core.send(B), core.send(C)
@@ -228,7 +230,7 @@ def test_a_callback_that_ends_everything_while_batches_expire() -> None:
 
 
 def test_a_callback_that_raises_changes_nothing() -> None:
-    """The record behind it hears of its fate, and the batch is done."""
+    """The next record gets its result, and the batch is done."""
     core = Harness()
     one, two = core.send(), core.send()
 
@@ -241,8 +243,8 @@ def test_a_callback_that_raises_changes_nothing() -> None:
     assert core.all_memory_is_back
 
 
-def test_records_may_be_handed_over_in_an_expiry_callback() -> None:
-    """They go into a batch of their own, which lives its own time."""
+def test_records_may_be_sent_in_an_expiry_callback() -> None:
+    """They go into a new batch with its own delivery timeout."""
     core = Harness(delivery_timeout_ms=1_000)
     core.down = {1}
     record = core.send()
@@ -260,7 +262,7 @@ def test_records_may_be_handed_over_in_an_expiry_callback() -> None:
 
 
 def test_the_next_batch_goes_once_the_expired_one_is_over() -> None:
-    """With one request in flight a partition waits for the expired batch's request, and not longer."""
+    """With one request in flight, a partition waits only for the expired batch's request."""
     core = Harness(delivery_timeout_ms=1_500, max_in_flight_requests_per_connection=1, enable_idempotence=False)
     core.send()
     batch = core.turn_one()
@@ -272,7 +274,7 @@ def test_the_next_batch_goes_once_the_expired_one_is_over() -> None:
 
 
 def test_expiry_in_several_partitions() -> None:
-    """One request, two partitions, one answer too late for both."""
+    """A response that is too late for two partitions of one request expires both."""
     core = Harness(delivery_timeout_ms=1_500)
     records = [core.send(A), core.send(B)]
     one, two = core.turn()
@@ -284,7 +286,7 @@ def test_expiry_in_several_partitions() -> None:
 
 
 def test_cancelled_before_and_after_being_drained() -> None:
-    """Before, the record is never sent; after, it is, and its fate is told."""
+    """Before draining, a cancelled record is never sent. Afterwards it is sent and its result reported."""
     core = Harness(linger_ms=10)
     before, after = core.send(value=b"before"), core.send(value=b"after")
     assert before.cancel()
@@ -298,7 +300,7 @@ def test_cancelled_before_and_after_being_drained() -> None:
 
 
 def test_an_unsupported_version_is_final_and_surely_not_written() -> None:
-    """The request never left: the record fails, and its sequence number is used again."""
+    """The request was never sent, so the record fails and its sequence number is reused."""
     core = Harness()
     record = core.send()
     core.completion.unsent(core.turn_one(), UnsupportedVersion("Produce"), 0)
@@ -308,7 +310,7 @@ def test_an_unsupported_version_is_final_and_surely_not_written() -> None:
 
 
 def test_a_corrupt_batch_is_tried_again_until_its_time_is_up() -> None:
-    """CORRUPT_MESSAGE may be the network's doing; Java retries it, though a reader's CorruptRecord is final."""
+    """CORRUPT_MESSAGE may be a network error and is retried, as in Java. A reader's CorruptRecord is permanent."""
     core = Harness(delivery_timeout_ms=1_000)
     record = core.send()
     core.answer(core.turn_one(), CORRUPT)
@@ -319,7 +321,7 @@ def test_a_corrupt_batch_is_tried_again_until_its_time_is_up() -> None:
 
 
 def test_the_time_in_the_queue_is_measured() -> None:
-    """Once, when a batch is sent first, from its first record on."""
+    """Queue time is measured once, from the first record to the first send of a batch."""
     core = Harness(linger_ms=10, delivery_timeout_ms=10**6)
     core.now_ms = 1_005
     core.send()
@@ -331,7 +333,7 @@ def test_the_time_in_the_queue_is_measured() -> None:
 
 
 def test_errors_are_counted_by_record() -> None:
-    """Records that were taken back are not among the errors of their batch."""
+    """Cancelled records are not counted as errors of their batch."""
     core = Harness(delivery_timeout_ms=1_000)
     core.down = {1}
     for record in [core.send() for _ in range(3)][:1]:
@@ -341,5 +343,5 @@ def test_errors_are_counted_by_record() -> None:
 
 
 def test_repr() -> None:
-    """The state reads as text."""
+    """The repr shows the state."""
     assert repr(Harness().completion) == "<BatchCompletion <SequenceLedger producer 7 epoch 0, 0 partitions>>"

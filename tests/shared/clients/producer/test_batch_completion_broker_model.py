@@ -48,7 +48,7 @@ class Log:
         self.producers: dict[int, tuple[int, deque[tuple[int, int, int]]]] = {}
 
     def write(self, data: bytes) -> tuple[int, int]:
-        """Error code and base offset."""
+        """Returns error code and base offset."""
         (batch,) = read_batches(data)
         values = [record.value for record in batch]
         if batch.producer_id >= 0:
@@ -76,7 +76,7 @@ class Log:
 
 
 class World:
-    """The harness, two nodes, and requests on their way to them."""
+    """The harness, two nodes, and the requests in transit."""
 
     def __init__(self, data: st.DataObject, **options: object) -> None:
         self.data = data
@@ -109,7 +109,7 @@ class World:
         assert delay_ms is None or delay_ms > 0, "time alone never makes something due at once, again and again"
 
     def serve(self, *, faults: bool = True) -> None:
-        """A node answers its oldest request."""
+        """A node responds to its oldest request."""
         node = self.data.draw(st.sampled_from((1, 2)), "node") if faults else 1 if self.on_the_way[1] else 2
         if not self.on_the_way[node]:
             return
@@ -134,7 +134,7 @@ class World:
         return code, offset
 
     def lose_connection(self) -> None:
-        """Some of what is on the way is worked off, and none of it is answered."""
+        """Some requests in transit are processed, and none gets a response."""
         node = self.data.draw(st.sampled_from((1, 2)), "node")
         requests = list(self.on_the_way[node])
         self.on_the_way[node].clear()
@@ -166,7 +166,7 @@ class World:
         self.producer.completion.fail_all(SendCancelled("aborted"), out=False)
 
     def finish(self) -> None:
-        """No more faults: everything comes to its end, and new records go through."""
+        """Without further faults all batches complete, and new records succeed."""
         self.metadata()
         self._go_on(until_ms=self.producer.now_ms + 3_500)
         assert not self.producer.accumulator.incomplete
@@ -185,7 +185,7 @@ class World:
             self.producer.now_ms += 450
 
     def check(self, *, once: bool) -> None:
-        """What a user was promised."""
+        """Checks the delivery guarantees."""
         assert self.producer.all_memory_is_back
         for tp, sent in self.sent.items():
             log = self.logs[tp].values
@@ -236,26 +236,27 @@ def run(data: st.DataObject, names: list[str], *, once: bool = True, epoch: int 
 @model
 @given(st.data(), steps, st.sampled_from((0, EPOCH_MAX)), st.sampled_from((1, 2, 5)))
 def test_idempotence(data: st.DataObject, names: list[str], epoch: int, in_flight: int) -> None:
-    """Whatever fails: nothing acknowledged is missing, nothing is doubled, order is kept, every record ends once."""
+    """Under any faults, no acknowledged record is missing or duplicated, order is kept, and every record completes
+    once."""
     run(data, names, epoch=epoch, max_in_flight_requests_per_connection=in_flight)
 
 
 @model
 @given(st.data(), steps)
 def test_few_retries(data: st.DataObject, names: list[str]) -> None:
-    """The same where batches are given up after one retry, so that sequence numbers have holes."""
+    """The guarantees hold if batches fail after one retry and leave sequence gaps."""
     run(data, names, retries=1)
 
 
 @model
 @given(st.data(), steps)
 def test_compressed(data: st.DataObject, names: list[str]) -> None:
-    """The same with batches that are encoded again, compressed, when records are taken back or they are split."""
+    """The guarantees hold for compressed batches that are encoded again after removal or splitting."""
     run(data, names, compression_type="gzip")
 
 
 @model
 @given(st.data(), steps)
 def test_without_idempotence(data: st.DataObject, names: list[str]) -> None:
-    """At least once: nothing acknowledged is missing and every record ends once, though records may be doubled."""
+    """At least once: no acknowledged record is missing and every record completes once. Duplicates are possible."""
     run(data, names, once=False, enable_idempotence=False)

@@ -1,4 +1,4 @@
-"""Sequence numbers of batches that are given up: what is settled at once, and what costs an epoch."""
+"""Sequence numbers of expired batches: which are resolved at once, and which require an epoch bump."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.shared.clients.producer.harness import (
 
 
 def test_expired_before_being_sent() -> None:
-    """A batch that never had a number leaves nothing unresolved."""
+    """A batch without a sequence number leaves nothing unresolved."""
     core = warm(delivery_timeout_ms=1_000)
     core.down = {1}
     record = core.send()
@@ -28,7 +28,7 @@ def test_expired_before_being_sent() -> None:
 
 
 def test_the_first_expires_and_the_second_succeeds() -> None:
-    """So the first reached the log after all: a third waits for that, and goes on in the same epoch."""
+    """The first batch must be in the log. A third one waits for that result and continues in the same epoch."""
     core = warm(delivery_timeout_ms=3_000)
     first = core.send(value=b"x" * 60)
     (one,) = core.turn()
@@ -48,7 +48,7 @@ def test_the_first_expires_and_the_second_succeeds() -> None:
 
 @pytest.mark.parametrize("code", [TIMED_OUT, NOT_ENOUGH_REPLICAS])
 def test_the_first_expires_and_the_second_fails(code: int) -> None:
-    """The gap shows: both that are queued get numbers of a new epoch."""
+    """The sequence gap is detected, and both queued batches get sequence numbers of a new epoch."""
     core = warm(delivery_timeout_ms=3_000)
     core.send(value=b"x" * 60)
     (one,) = core.turn()
@@ -67,8 +67,8 @@ def test_the_first_expires_and_the_second_fails(code: int) -> None:
     assert core.state(third.batch) == (1, 1)
 
 
-def test_all_that_was_sent_expires() -> None:
-    """Lost for good with an unknown fate costs an epoch, settled without waiting for the next record."""
+def test_all_sent_batches_expire() -> None:
+    """An unknown outcome requires an epoch bump, without waiting for the next record."""
     core = warm(delivery_timeout_ms=1_000)
     core.send()
     core.lose(core.turn_one())
@@ -81,7 +81,7 @@ def test_all_that_was_sent_expires() -> None:
 
 
 def test_expired_in_flight_and_refused_afterwards() -> None:
-    """The late refusal says that the number is free."""
+    """The late error shows that the sequence number is unused."""
     core = warm(delivery_timeout_ms=1_000)
     core.send()
     batch = core.turn_one()
@@ -92,7 +92,7 @@ def test_expired_in_flight_and_refused_afterwards() -> None:
 
 
 def test_expired_in_flight_and_written_afterwards() -> None:
-    """The late success uses the number up, and no epoch."""
+    """The late success uses the sequence number without an epoch bump."""
     core = warm(delivery_timeout_ms=1_000)
     core.send()
     batch = core.turn_one()
@@ -103,7 +103,7 @@ def test_expired_in_flight_and_written_afterwards() -> None:
 
 
 def test_expired_in_flight_with_others_behind() -> None:
-    """While the expired one's request is out, what is refused as out of order waits for it and keeps its number."""
+    """While the expired batch is in flight, a batch that fails as out of order waits and keeps its sequence number."""
     core = warm(delivery_timeout_ms=1_000)
     one = flying(core, 1)[0]
     core.now_ms = 500
@@ -119,8 +119,9 @@ def test_expired_in_flight_with_others_behind() -> None:
     assert core.ledger.epoch == 0
 
 
-def test_a_refusal_by_number_clears_up_an_earlier_loss() -> None:
-    """Refused as out of order, a batch is not in the log, whatever became of its earlier try; its error says so."""
+def test_an_out_of_order_error_proves_that_nothing_was_written() -> None:
+    """An out-of-order error shows that the batch is not in the log, even after a lost attempt. Its error states
+    that."""
     core = warm(delivery_timeout_ms=1_000)
     record = core.send()
     core.lose(core.turn_one())
@@ -133,7 +134,8 @@ def test_a_refusal_by_number_clears_up_an_earlier_loss() -> None:
 
 @pytest.mark.parametrize("code", [3, 5, NOT_LEADER, TIMED_OUT, 20, 56])
 def test_a_leader_that_lost_the_partition_may_have_appended(code: int) -> None:
-    """A batch that expires after such an answer leaves its number unused: the next one is under a new epoch."""
+    """A batch that expires after such an error leaves its sequence number unresolved, so the next one has a new
+    epoch."""
     core = warm(delivery_timeout_ms=1_000)
     record = core.send(value=b"x" * 60)
     (batch,) = core.turn()
@@ -148,8 +150,8 @@ def test_a_leader_that_lost_the_partition_may_have_appended(code: int) -> None:
     assert core.state(core.turn_one()) == (1, 0)
 
 
-def test_what_was_refused_before_it_was_appended_costs_no_epoch() -> None:
-    """Too few replicas are counted before the append: the number is handed out again."""
+def test_a_rejection_before_the_append_needs_no_new_epoch() -> None:
+    """Replicas are counted before the append, so the sequence number is reused."""
     core = warm(delivery_timeout_ms=1_000)
     record = core.send(value=b"x" * 60)
     (batch,) = core.turn()

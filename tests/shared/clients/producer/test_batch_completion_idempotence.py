@@ -1,4 +1,4 @@
-"""Sequence numbers through every kind of failure, by the bytes that are sent: epoch and first number of each batch."""
+"""Sequence numbers through every kind of failure, checked by epoch and base sequence in the sent bytes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.shared.clients.producer.harness import (
 
 
 def test_a_first_batch_goes_alone() -> None:
-    """Until one batch of a partition is acknowledged under its producer id, no second one is out beside it."""
+    """Until a partition's first batch is acknowledged under its producer id, no second one is in flight."""
     core = Harness(batch_size=100)
     for _ in range(3):
         core.send(value=b"x" * 60)
@@ -35,7 +35,7 @@ def test_a_first_batch_goes_alone() -> None:
 
 
 def test_numbers_count_records() -> None:
-    """A batch of three is followed by its first number plus three; partitions count for themselves."""
+    """The next base sequence is the previous one plus its record count. Partitions count separately."""
     core = Harness()
     for _ in range(3):
         core.send(A)
@@ -56,7 +56,7 @@ def test_several_in_flight() -> None:
 
 
 def test_several_in_flight_are_retried_in_order() -> None:
-    """Refused because the first was, the others follow it one at a time, under their numbers; new ones come last."""
+    """Batches that fail after the first are retried one at a time with their sequence numbers, before new ones."""
     core = warm()
     batches = flying(core, 3)
     core.answer(batches[0], NOT_LEADER)
@@ -72,7 +72,7 @@ def test_several_in_flight_are_retried_in_order() -> None:
 
 
 def test_the_first_fails_for_good() -> None:
-    """What was in flight behind it is refused for the gap, and sent again under numbers that close it."""
+    """Later batches in flight fail for the sequence gap, and are sent again with sequence numbers that close it."""
     core = warm()
     record = core.send(value=b"x" * 60)
     second = core.send(value=b"y" * 60)
@@ -87,7 +87,7 @@ def test_the_first_fails_for_good() -> None:
 
 
 def test_a_number_that_was_surely_refused_is_used_again() -> None:
-    """With nothing behind it, a refusal costs no epoch: unsent and refused batches leave no gap."""
+    """A rejection without later batches requires no epoch bump: unsent and rejected batches leave no gap."""
     core = warm()
     core.send()
     core.answer(core.turn_one(), INVALID_RECORD)
@@ -96,7 +96,7 @@ def test_a_number_that_was_surely_refused_is_used_again() -> None:
 
 
 def test_out_of_order_for_the_next_batch_bumps_the_epoch() -> None:
-    """Nothing before it is pending, so the broker has lost something: the batch starts a new epoch."""
+    """Without earlier pending batches the broker has lost data, so the batch starts a new epoch."""
     core = warm()
     record = core.send()
     batch = core.turn_one()
@@ -107,7 +107,7 @@ def test_out_of_order_for_the_next_batch_bumps_the_epoch() -> None:
 
 
 def test_out_of_order_for_the_very_first_batch() -> None:
-    """The same where nothing was ever acknowledged."""
+    """An out-of-order first batch starts a new epoch too, although nothing was acknowledged."""
     core = Harness()
     core.send()
     batch = core.turn_one()
@@ -117,7 +117,7 @@ def test_out_of_order_for_the_very_first_batch() -> None:
 
 
 def test_partitions_with_nothing_in_flight_follow_into_the_new_epoch() -> None:
-    """Their next batch starts it at 0."""
+    """The next batch of such a partition starts the new epoch at sequence 0."""
     core = warm()
     core.send(A)
     batch = core.turn_one()
@@ -129,7 +129,7 @@ def test_partitions_with_nothing_in_flight_follow_into_the_new_epoch() -> None:
 
 
 def test_partitions_with_something_in_flight_follow_later() -> None:
-    """They keep epoch and numbers until all of theirs has ended; then the next batch starts the new epoch."""
+    """They keep epoch and sequence numbers until their batches complete. Then the next batch starts the new epoch."""
     core = warm(retries=1)
     core.send(A)
     third = core.send(B)
@@ -148,7 +148,7 @@ def test_partitions_with_something_in_flight_follow_later() -> None:
 
 
 def test_partitions_in_trouble_at_once_share_a_bump() -> None:
-    """One new epoch serves them all."""
+    """Concurrent failures of several partitions share one epoch bump."""
     core = warm()
     core.send(A)
     core.send(B)
@@ -173,7 +173,7 @@ def test_answers_out_of_order() -> None:
 
 
 def test_answers_out_of_order_where_the_second_succeeds() -> None:
-    """The first is tried again as it was, and is acknowledged without disturbing the numbers."""
+    """The first batch is retried unchanged and is acknowledged without affecting the sequence numbers."""
     core = warm()
     one, two = flying(core, 2)
     core.answer(two, offset=2)
@@ -186,7 +186,7 @@ def test_answers_out_of_order_where_the_second_succeeds() -> None:
 
 
 def test_a_duplicate_is_a_success() -> None:
-    """DUPLICATE_SEQUENCE_NUMBER: the batch is in the log, where the broker says, or where is not known."""
+    """DUPLICATE_SEQUENCE_NUMBER means that the batch is in the log. Its offset is the broker's, or unknown."""
     core = warm()
     for told, number in ((None, 1), (17, 2)):
         record = core.send()
@@ -201,7 +201,7 @@ def test_a_duplicate_is_a_success() -> None:
 
 @pytest.mark.parametrize("code", [UNKNOWN_PRODUCER, OUT_OF_ORDER])
 def test_the_broker_has_forgotten_the_producer(code: int) -> None:
-    """With the log's start behind what was acknowledged or not: the batches go on in a new epoch, in order."""
+    """The batches continue in a new epoch and in order, whether or not acknowledged records were deleted."""
     core = warm()
     one, two = flying(core, 2)
     core.answer(one, code)
@@ -236,7 +236,7 @@ def test_the_last_epoch_is_used_up() -> None:
 
 
 def test_the_last_epoch_is_used_up_while_another_partition_has_something_new() -> None:
-    """Numbers are settled before anything is drained: no batch is drained under an id that is gone when it is sent."""
+    """Sequence numbers are resolved before draining, so no batch is drained under an outdated producer id."""
     core = warm()
     core.ledger.adopt(7, EPOCH_MAX)
     core.send(B)
@@ -250,7 +250,7 @@ def test_the_last_epoch_is_used_up_while_another_partition_has_something_new() -
 
 
 def test_a_split_keeps_the_numbers() -> None:
-    """The parts have the whole's numbers between them; the batch behind keeps its own."""
+    """The parts share the sequence numbers of the batch. The following batch keeps its own."""
     core = Harness(batch_size=200, delivery_timeout_ms=10**6)
     core.warm_up()
     records = [core.send(value=b"x" * 50) for _ in range(4)]
@@ -268,7 +268,7 @@ def test_a_split_keeps_the_numbers() -> None:
 
 
 def test_retries_used_up_behind_a_pending_batch() -> None:
-    """A batch that is given up behind one that is still tried leaves a hole at the end, which is closed."""
+    """A batch that fails after one that is still retried leaves a gap at the end, which is closed."""
     core = warm(retries=1)
     one, two = flying(core, 2)
     core.answer(one, NOT_LEADER)
@@ -281,7 +281,7 @@ def test_retries_used_up_behind_a_pending_batch() -> None:
 
 
 def test_numbers_wrap() -> None:
-    """After 2^31 - 1 comes 0, within an epoch, and batches before the wrap are still the earlier ones."""
+    """Sequence numbers wrap from 2^31 - 1 to 0 within an epoch. Batches before the wrap stay earlier."""
     core = warm()
     core.ledger.acknowledged(A, core.ledger.assign(A, 2**31 - 2), 2**31 - 2)
     core.send(value=b"x" * 60)
@@ -295,7 +295,7 @@ def test_numbers_wrap() -> None:
 
 
 def test_a_partition_with_a_batch_in_flight_holds_up_no_other() -> None:
-    """Its numbers are settled later, those of the others at once."""
+    """Its sequence numbers are resolved later, those of other partitions at once."""
     core = warm()
     one, _ = flying(core, 2)
     core.send(B)

@@ -1,4 +1,4 @@
-"""Batches that are too large for the broker: how they go on in parts."""
+"""Splitting of batches that are too large for the broker."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.shared.clients.producer.harness import (
 
 
 def test_too_large_for_the_broker() -> None:
-    """The batch goes on in two halves, each with its own answer, memory given back with the last."""
+    """The batch is split into two halves with separate responses. The memory is released with the last one."""
     core = Harness(compression_type="gzip")
     records = [core.send(value=b"%d" % i) for i in range(4)]
     core.answer(core.turn_one(), TOO_LARGE)
@@ -34,7 +34,7 @@ def test_too_large_for_the_broker() -> None:
 
 
 def test_splitting_ends_with_single_records() -> None:
-    """Where even one record is too large it fails with RecordTooLarge, after as many halvings as it takes, no more."""
+    """A single record that is too large fails with RecordTooLarge after the necessary number of splits."""
     core = Harness(delivery_timeout_ms=10**6)
     records = [core.send(value=b"%d" % i) for i in range(8)]
     tries = 0
@@ -66,7 +66,7 @@ def test_one_large_record_among_small_ones() -> None:
 
 
 def test_an_expired_batch_is_not_split() -> None:
-    """MESSAGE_TOO_LARGE after the end changes nothing any more."""
+    """MESSAGE_TOO_LARGE after the expiry has no effect."""
     core = Harness(delivery_timeout_ms=1_500)
     records = [core.send(), core.send()]
     batch = core.turn_one()
@@ -92,7 +92,7 @@ def test_parts_keep_the_age_of_the_whole() -> None:
 
 
 def test_a_split_batch_that_had_records_cancelled_records() -> None:
-    """Each record that is left hears of its own place."""
+    """Each remaining record gets its own offset."""
     core = Harness()
     records = [core.send(value=b"%d" % i) for i in range(6)]
     for i in (0, 3):
@@ -109,7 +109,7 @@ def test_a_split_batch_that_had_records_cancelled_records() -> None:
 
 
 def test_a_split_is_no_retry() -> None:
-    """With one retry, a batch may be split as often as it takes, and each part may still be sent again once."""
+    """With one retry, a batch may be split any number of times, and each part may be retried once."""
     core = Harness(retries=1)
     records = [core.send(value=b"%d" % i) for i in range(4)]
     core.answer(core.turn_one(), TOO_LARGE)

@@ -1,4 +1,4 @@
-"""What becomes of a transaction when its batches fail: abortable, fatal, and what the abort must ask for."""
+"""The effects of failed batches on a transaction: abortable or fatal errors, and requests of the abort."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def open_transaction(**settings: object) -> tuple[Harness, Transaction]:
         (TOPIC_AUTHORIZATION, AuthorizationFailed),
     ],
 )
-def test_refusals_that_cost_the_transaction_and_not_the_producer(code: int, error: type[Exception]) -> None:
-    """The transaction must be aborted, with a new epoch; the record says what happened, what is queued is dropped."""
+def test_errors_that_abort_the_transaction_only(code: int, error: type[Exception]) -> None:
+    """The transaction must be aborted with a new epoch. The record gets the error, and queued records are dropped."""
     core, transaction = open_transaction()
     record, queued = core.send(A), core.send(B)
     core.leaders[B] = None
@@ -68,7 +68,7 @@ def test_refusals_that_cost_the_transaction_and_not_the_producer(code: int, erro
     [(FENCED, ProducerFenced), (CLUSTER_AUTHORIZATION, AuthorizationFailed)],
 )
 def test_refusals_that_end_the_producer(code: int, error: type[Exception]) -> None:
-    """Being fenced, or not allowed to write at all, is everybody's error from then on."""
+    """After fencing or a denied authorization every later call raises the error."""
     core, transaction = open_transaction()
     record, queued = core.send(A), core.send(B)
     core.leaders[B] = None
@@ -80,7 +80,7 @@ def test_refusals_that_end_the_producer(code: int, error: type[Exception]) -> No
 
 
 def test_an_abortable_error_of_the_broker() -> None:
-    """TRANSACTION_ABORTABLE says itself what is to be done."""
+    """TRANSACTION_ABORTABLE makes the transaction abortable."""
     core, transaction = open_transaction()
     record = core.send()
     core.answer(core.turn_one(), ABORTABLE)
@@ -89,7 +89,8 @@ def test_an_abortable_error_of_the_broker() -> None:
 
 
 def test_what_follows_from_the_first_failure_is_not_fatal() -> None:
-    """The batch behind a refused one is refused for the gap, which the abort settles; its number is used again."""
+    """A batch after a rejected one fails for the sequence gap. The abort resolves it, and the sequence number is
+    reused."""
     core, transaction = open_transaction()
     core.send(value=b"x" * 60)
     core.send(value=b"y" * 60)
@@ -102,7 +103,7 @@ def test_what_follows_from_the_first_failure_is_not_fatal() -> None:
 
 
 def test_out_of_order_behind_a_pending_batch_is_tried_again() -> None:
-    """It waits for the one before it, and the transaction goes on."""
+    """The batch waits for the one before it, and the transaction continues."""
     core, transaction = open_transaction()
     core.send(value=b"x" * 60)
     core.send(value=b"y" * 60)
@@ -116,7 +117,7 @@ def test_out_of_order_behind_a_pending_batch_is_tried_again() -> None:
 
 
 def test_several_batches_expire_at_once() -> None:
-    """Each ends once: the first in DeliveryTimeout, those its transaction took down in TransactionAborted."""
+    """Each batch fails once: the first with DeliveryTimeout, the others of the transaction with TransactionAborted."""
     core, transaction = open_transaction(delivery_timeout_ms=1_000)
     core.down = {1}
     one, two = core.send(A), core.send(B)
@@ -129,7 +130,7 @@ def test_several_batches_expire_at_once() -> None:
 
 
 def test_expired_in_flight() -> None:
-    """The transaction is abortable; with the fate unknown, the abort asks for an epoch."""
+    """The transaction is abortable. Since the outcome is unknown, the abort requests a new epoch."""
     core, transaction = open_transaction(delivery_timeout_ms=1_000)
     record = core.send()
     batch = core.turn_one()
@@ -143,7 +144,7 @@ def test_expired_in_flight() -> None:
 
 
 def test_a_late_refusal_of_an_expired_batch() -> None:
-    """An error for what is over already changes nothing any more."""
+    """A late error for an expired batch has no effect."""
     core, transaction = open_transaction(delivery_timeout_ms=1_000)
     record = core.send()
     batch = core.turn_one()
@@ -155,7 +156,7 @@ def test_a_late_refusal_of_an_expired_batch() -> None:
 
 
 def test_one_partition_of_a_response_fails() -> None:
-    """What else the response acknowledges is acknowledged, once, and its memory given back once."""
+    """Successful batches of the response are acknowledged once, and their memory is released once."""
     core, transaction = open_transaction()
     core.send(A)
     good = core.send(B)
@@ -168,8 +169,8 @@ def test_one_partition_of_a_response_fails() -> None:
     assert core.all_memory_is_back
 
 
-def test_a_lost_transaction_is_not_tried_again() -> None:
-    """Once it must be aborted, what comes back from the broker is neither retried nor split."""
+def test_batches_of_an_aborting_transaction_are_not_retried() -> None:
+    """Once a transaction must be aborted, failed batches are neither retried nor split."""
     core, transaction = open_transaction()
     core.send(A)
     records = [core.send(B) for _ in range(2)]
@@ -182,7 +183,8 @@ def test_a_lost_transaction_is_not_tried_again() -> None:
 
 
 def test_records_that_were_taken_back_fail_an_open_transaction() -> None:
-    """A commit would leave them out silently. One that is aborted already goes on, and without one nothing is lost."""
+    """A commit would silently omit cancelled records. In an aborting transaction, or without one, they have no
+    effect."""
     for state, expected in (
         (TxnState.IN_TRANSACTION, TxnState.ABORTABLE_ERROR),
         (TxnState.COMMITTING, TxnState.ABORTABLE_ERROR),
@@ -205,7 +207,7 @@ def test_records_that_were_taken_back_fail_an_open_transaction() -> None:
 
 
 def test_a_split_in_a_transaction() -> None:
-    """The parts belong to it, under the whole's numbers."""
+    """The parts belong to the transaction and share the sequence numbers of the batch."""
     core, transaction = open_transaction()
     records = [core.send(value=b"%d" % i) for i in range(2)]
     core.answer(core.turn_one(), TOO_LARGE)
@@ -220,7 +222,7 @@ def test_a_split_in_a_transaction() -> None:
 
 
 def test_a_surely_refused_number_is_used_again_after_the_abort() -> None:
-    """Nothing unknown is left, so the next transaction goes on in the same epoch."""
+    """No outcome is unknown, so the next transaction continues in the same epoch."""
     core, transaction = open_transaction()
     core.send()
     core.answer(core.turn_one(), TOO_LARGE)
@@ -234,7 +236,7 @@ def test_a_surely_refused_number_is_used_again_after_the_abort() -> None:
 
 
 def test_a_flush_for_the_commit_overrides_linger() -> None:
-    """Committing, batches do not linger; in the next transaction they do."""
+    """During a commit batches do not linger. In the next transaction they do."""
     core, transaction = open_transaction(linger_ms=0)
     core = Harness(transactional_id="tx", linger_ms=50)
     assert core.transaction is not None
@@ -255,7 +257,7 @@ def test_a_flush_for_the_commit_overrides_linger() -> None:
 
 
 def test_aborted_without_an_error() -> None:
-    """What was not sent ends in the error the abort gives it; what is in flight is waited for."""
+    """Unsent batches fail with the abort's error. Batches in flight are waited for."""
     core, transaction = open_transaction()
     flying = core.send(A)
     core.turn()

@@ -13,7 +13,7 @@ from penstock.shared.common.errors import BufferExhausted, IllegalState
 
 
 async def test_waiters_are_served_in_order() -> None:
-    """Who waits first is served first: a small request does not overtake a large one."""
+    """Waiters are served in order: a small request does not overtake a large one."""
     memory = BufferPool(100)
     assert memory.try_acquire(90)
     served: list[str] = []
@@ -33,7 +33,7 @@ async def test_waiters_are_served_in_order() -> None:
 
 
 async def test_exhausted() -> None:
-    """A wait that is too long ends in BufferExhausted and leaves nothing behind."""
+    """A wait that times out raises BufferExhausted and leaves no waiter."""
     memory = BufferPool(100)
     assert memory.try_acquire(100)
     with pytest.raises(BufferExhausted, match="buffer_memory=100"):
@@ -43,7 +43,7 @@ async def test_exhausted() -> None:
 
 
 async def test_a_cancelled_waiter_lets_the_next_one_in() -> None:
-    """Cancelling the first waiter, who needs too much, lets the second have what is free."""
+    """Cancelling the first waiter, which needs too much, lets the second take the free memory."""
     memory = BufferPool(100)
     assert memory.try_acquire(90)
     large = asyncio.ensure_future(memory.acquire(50, 5_000))
@@ -56,7 +56,7 @@ async def test_a_cancelled_waiter_lets_the_next_one_in() -> None:
 
 
 async def test_cancelled_in_the_moment_it_is_granted() -> None:
-    """A waiter that is cancelled after its bytes were granted gives them back."""
+    """A waiter that is cancelled after its memory was granted releases it."""
     memory = BufferPool(10)
     assert memory.try_acquire(10)
     waiter = asyncio.ensure_future(memory.acquire(10, 5_000))
@@ -69,7 +69,7 @@ async def test_cancelled_in_the_moment_it_is_granted() -> None:
 
 
 async def test_close_fails_the_waiters() -> None:
-    """Closing while a send waits is a clear error for that send."""
+    """`close` fails a waiting send with a clear error."""
     memory = BufferPool(10)
     assert memory.try_acquire(10)
     waiter = asyncio.ensure_future(memory.acquire(1, 5_000))
@@ -81,7 +81,7 @@ async def test_close_fails_the_waiters() -> None:
 
 @given(st.lists(st.integers(1, 40), max_size=30))
 def test_bytes_are_conserved(sizes: list[int]) -> None:
-    """What is taken and given back adds up."""
+    """Allocated and released bytes add up."""
     memory = BufferPool(100)
     taken = [size for size in sizes if memory.try_acquire(size)]
     assert memory.available == 100 - sum(taken)
@@ -91,7 +91,7 @@ def test_bytes_are_conserved(sizes: list[int]) -> None:
 
 
 async def test_bytes_given_back_together() -> None:
-    """Within the block nobody is served; at its end all that fit are, in order, from the whole sum."""
+    """Within the block no waiter is served. At its end all that fit are served in order."""
     memory = BufferPool(100)
     assert memory.try_acquire(100)
     waiters = [asyncio.ensure_future(memory.acquire(size, 5_000)) for size in (70, 20, 30)]
@@ -107,8 +107,8 @@ async def test_bytes_given_back_together() -> None:
     assert repr(memory) == "<BufferPool 50 of 100 bytes free, 0 waiting>"
 
 
-async def test_nothing_is_given_back_twice() -> None:
-    """More bytes than were taken are a bug, and said to be one."""
+async def test_releasing_too_much_is_a_bug() -> None:
+    """Releasing more bytes than were allocated raises an error."""
     memory = BufferPool(10)
     with pytest.raises(AssertionError, match="more bytes given back"):
         memory.release(1)

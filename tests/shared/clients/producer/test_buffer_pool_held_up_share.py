@@ -1,4 +1,4 @@
-"""Partitions that make no progress share half of the buffer; those that do are not stopped by them."""
+"""Partitions without progress share half of the buffer and do not block others."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LIMIT = 5
 
 
 class Table:
-    """A harness with one record to a batch, and the share over it."""
+    """A harness with one record to a batch, and the share on top of it."""
 
     def __init__(self) -> None:
         self.core = Harness(batch_size=BATCH, buffer_memory=2 * LIMIT * BATCH, delivery_timeout_ms=10**6)
@@ -32,14 +32,14 @@ class Table:
             self.core.send(tp, b"x" * 100)
 
     def refuse(self, tp: TopicPartition, batches: int, *, refused: int = 1) -> None:
-        """So many batches of a partition, of which the first are refused, and the others wait behind them."""
+        """Sends n batches of a partition. The first ones are rejected, and the others wait behind them."""
         self.fill(tp, refused)
         for batch in self.core.turn():
             self.core.answer(batch, NOT_ENOUGH_REPLICAS)
         self.fill(tp, batches - refused)
 
     def head(self, tp: TopicPartition) -> Batch:
-        """The partition's first batch, on its way again."""
+        """Returns the partition's first batch, in flight again."""
         return next(batch for batch in self.core.after_backoff() if batch.tp == tp)
 
     def must_wait(self, tp: TopicPartition) -> bool:
@@ -49,8 +49,8 @@ class Table:
         return asyncio.ensure_future(self.share.wait(self.core.accumulator.queue(tp), BATCH, timeout_ms))
 
 
-def test_what_gets_on_may_have_all() -> None:
-    """A full buffer says nothing against a partition whose batches come and go."""
+def test_a_partition_with_progress_may_use_the_whole_buffer() -> None:
+    """A partition whose batches are acknowledged may fill the buffer."""
     table = Table()
     table.fill(A, 2)
     table.core.answer(table.core.turn()[0])
@@ -59,7 +59,7 @@ def test_what_gets_on_may_have_all() -> None:
 
 
 def test_a_partition_of_which_nothing_is_known() -> None:
-    """What comes in all at once may have more than the share only when the first of it is acknowledged."""
+    """A burst may exceed the share only after its first batch is acknowledged."""
     table = Table()
     table.fill(A, LIMIT)
     assert not table.must_wait(A), "as many may be in flight"
@@ -71,8 +71,8 @@ def test_a_partition_of_which_nothing_is_known() -> None:
     assert not table.must_wait(A)
 
 
-def test_a_refused_batch_is_no_progress() -> None:
-    """What comes in after it may not have more than the share either."""
+def test_a_rejected_batch_is_no_progress() -> None:
+    """A rejected batch is not progress: later records may not exceed the share."""
     table = Table()
     table.fill(A, 1)
     table.core.answer(table.core.turn()[0], INVALID_RECORD)
@@ -83,7 +83,7 @@ def test_a_refused_batch_is_no_progress() -> None:
 
 
 def test_a_share_for_one() -> None:
-    """A retried partition may hold half of the buffer and no more; the others are free."""
+    """A retried partition may use at most half of the buffer. Others are not limited."""
     table = Table()
     table.refuse(A, LIMIT - 1)
     assert not table.must_wait(A)
@@ -94,7 +94,7 @@ def test_a_share_for_one() -> None:
 
 
 def test_a_share_for_all() -> None:
-    """Two retried partitions have one share together."""
+    """Two retried partitions share one half."""
     table = Table()
     table.refuse(A, 3)
     assert not table.must_wait(A)
@@ -106,14 +106,15 @@ def test_a_share_for_all() -> None:
 
 
 def test_a_partition_without_anything_is_free() -> None:
-    """What holds nothing cannot be held up, however much the others hold."""
+    """A partition without buffered records never waits, however much the others use."""
     table = Table()
     table.refuse(A, LIMIT)
     assert not table.must_wait(B)
 
 
 def test_a_dead_node_with_many_partitions() -> None:
-    """Its partitions have one share together, also those of which nothing is buffered yet; it ends with the node's."""
+    """All partitions of an unreachable node share one half, also those without buffered records, until the node is
+    back."""
     core = Harness(batch_size=BATCH, buffer_memory=2 * LIMIT * BATCH, delivery_timeout_ms=10**6)
     many = [TopicPartition("many", partition) for partition in range(1_000)]
     core.leaders |= dict.fromkeys(many, 7)
@@ -131,8 +132,8 @@ def test_a_dead_node_with_many_partitions() -> None:
     assert not share.must_wait(core.accumulator.queue(A), BATCH)
 
 
-def test_where_there_is_one_partition_alone() -> None:
-    """There is nobody to be stopped: the whole buffer is its own."""
+def test_a_single_partition_may_use_the_whole_buffer() -> None:
+    """A single partition blocks no other, so it may use the whole buffer."""
     core = Harness(batch_size=BATCH, buffer_memory=10 * BATCH)
     share = HeldUpShare(core.accumulator, core.memory, lambda: 0)
     for _ in range(9):
@@ -151,7 +152,7 @@ def leaderless(core: Harness) -> None:
 
 @pytest.mark.parametrize("fault", [dead, leaderless])
 def test_a_partition_that_cannot_be_reached(fault: Callable[[Harness], None]) -> None:
-    """It is known at once, and over as soon as a batch goes out again."""
+    """An unreachable partition is detected at once, and cleared when a batch is sent again."""
     table = Table()
     core = table.core
     core.leaders[A] = 2
@@ -166,7 +167,7 @@ def test_a_partition_that_cannot_be_reached(fault: Callable[[Harness], None]) ->
 
 
 def test_a_partition_whose_node_takes_no_more() -> None:
-    """Its node's requests are all out, or it asked for a rest: after a moment that is as good as out of reach."""
+    """A node with all requests in flight or a throttle counts as unreachable after a moment."""
     table = Table()
     table.core.busy = {1}
     table.fill(A, LIMIT)
@@ -178,7 +179,7 @@ def test_a_partition_whose_node_takes_no_more() -> None:
 
 
 def test_a_partition_whose_node_is_silent() -> None:
-    """So is one whose batch has been out for long, until it is answered."""
+    """A partition with a batch in flight for long counts as stuck until the response."""
     table = Table()
     core = table.core
     table.fill(A, LIMIT)
@@ -192,13 +193,13 @@ def test_a_partition_whose_node_is_silent() -> None:
 
 
 async def soon() -> None:
-    """Let those go on who may."""
+    """Lets runnable tasks continue."""
     for _ in range(3):
         await asyncio.sleep(0)
 
 
 async def test_served_in_order_as_room_comes() -> None:
-    """What was given back lets in the one that waits longest, and no more than there is room for."""
+    """Released memory serves the longest waiter first, and no more waiters than fit."""
     table = Table()
     table.refuse(A, 3, refused=2)
     table.refuse(B, 2)
@@ -213,8 +214,8 @@ async def test_served_in_order_as_room_comes() -> None:
     third.cancel()
 
 
-async def test_what_gets_on_again_is_not_held_up_by_the_others() -> None:
-    """The wait of a partition ends with its trouble, whoever else waits before it."""
+async def test_a_partition_with_progress_again_stops_waiting() -> None:
+    """A partition stops waiting once it makes progress, whatever other waiters precede it."""
     table = Table()
     table.refuse(A, LIMIT)
     table.refuse(B, 2)
@@ -227,7 +228,7 @@ async def test_what_gets_on_again_is_not_held_up_by_the_others() -> None:
 
 
 async def test_nobody_overtakes() -> None:
-    """While a send of a partition waits, a later one waits as well, though there would be room for it."""
+    """While a send of a partition waits, later ones wait too, even if they would fit."""
     table = Table()
     table.refuse(A, LIMIT)
     waiting = table.wait(A)
@@ -247,7 +248,7 @@ async def test_nobody_overtakes() -> None:
 
 
 async def test_waited_for_too_long() -> None:
-    """The error says what is the matter with the partition, and nobody is left behind."""
+    """The error states the partition's problem, and no waiter is left."""
     table = Table()
     table.refuse(A, LIMIT)
     said = r"t-0: does not get on, .* 50% of buffer_memory=2000.*NOT_ENOUGH_REPLICAS"
@@ -257,7 +258,7 @@ async def test_waited_for_too_long() -> None:
 
 
 async def test_cancelled_in_the_moment_it_is_served() -> None:
-    """Its room goes to the next one."""
+    """Its memory goes to the next waiter."""
     table = Table()
     table.refuse(A, 3, refused=2)
     table.refuse(B, 2)
@@ -272,7 +273,7 @@ async def test_cancelled_in_the_moment_it_is_served() -> None:
 
 
 async def test_closed() -> None:
-    """Whoever waits hears that the producer is closed."""
+    """Waiters get an error that the producer is closed."""
     table = Table()
     table.refuse(A, LIMIT)
     waiting = table.wait(A)

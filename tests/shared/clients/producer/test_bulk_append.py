@@ -1,4 +1,4 @@
-"""Many records at once: what goes straight into open batches, where it stops, and what is handed back."""
+"""Sending many records: the fast path into open batches, where it stops, and the results."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from penstock.shared.common.records import ProducerRecord, RecordColumns, Record
 
 @dataclass
 class Topic:
-    """Every key goes to partition 0, what has none to 1."""
+    """Records with a key go to partition 0, others to partition 1."""
 
     queues: list[PartitionQueue]
     by_key: dict[bytes, PartitionQueue] = field(default_factory=dict)
@@ -44,7 +44,7 @@ def records(*values: bytes, key: bytes | None = None) -> list[ProducerRecord]:
 
 
 async def test_all_at_once() -> None:
-    """With room in open batches everything is taken in order, without another step."""
+    """With room in open batches, all records are appended in order in one step."""
     known = topic()
     bulk = Bulk([*records(b"a", b"b"), *records(b"c", key=b"k")], 77)
     assert bulk.fill({"t": known}) is None
@@ -59,7 +59,8 @@ async def test_all_at_once() -> None:
 
 
 async def test_it_stops_at_what_needs_more() -> None:
-    """A partition, headers, a full or missing batch, an odd timestamp, something that is not bytes, another topic."""
+    """The fast path stops at a partition, headers, a full or missing batch, an invalid timestamp, a value that is not
+    bytes, or another topic."""
     odd = [
         ProducerRecord("t", b"v", partition=0),
         ProducerRecord("t", b"v", headers=(("h", b"1"),)),
@@ -84,7 +85,7 @@ async def test_it_stops_at_what_needs_more() -> None:
 
 
 async def test_a_record_that_went_its_own_way() -> None:
-    """Its place is in the results, with the sizes that serializers made of it."""
+    """A record outside the fast path has its index in the results, with its serialized sizes."""
     known, bulk = topic(), Bulk(records(b"a", b"b", b"c"), 77)
     own = topic().queues[0].open
     assert own is not None
@@ -106,7 +107,8 @@ async def test_a_record_that_went_its_own_way() -> None:
 
 
 async def test_what_ended_one_record_ends_the_next_without_another_wait() -> None:
-    """A full buffer ends all that follow, an unknown topic those of the topic, an unknown partition only itself."""
+    """A full buffer fails all later records, an unknown topic those of the topic, an unknown partition only its
+    record."""
     other = ProducerRecord("other", b"v")
     for error, record, same, rest in (
         (BufferExhausted("full"), records(b"a")[0], True, True),
@@ -124,7 +126,8 @@ async def test_what_ended_one_record_ends_the_next_without_another_wait() -> Non
 
 
 def test_an_unknown_partition_is_waited_for_once() -> None:
-    """Its next record ends in the same error, the topic's other unknown partitions get no wait of their own."""
+    """Later records of the partition fail with the same error, and other unknown partitions of the topic get no further
+    wait."""
     ninth, tenth = (ProducerRecord("t", b"a", partition=number) for number in (9, 10))
     bulk, error = Bulk([ninth, tenth, ninth], 77), UnknownTopicOrPartition("t-9")
     assert bulk.fill({}) is ninth
@@ -137,7 +140,7 @@ def test_an_unknown_partition_is_waited_for_once() -> None:
 
 
 def test_a_fraction_of_a_millisecond_is_no_timestamp() -> None:
-    """The compiled builder would cut it off; records and columns stop there, as where a batch is opened."""
+    """The compiled builder would truncate it, so records and columns leave the fast path there."""
     odd = ProducerRecord("t", b"v", timestamp=1.5)  # type: ignore[arg-type]
     assert Bulk([odd], 77).fill({"t": topic()}) is odd
     for partition in (None, 0):
@@ -153,7 +156,7 @@ def test_a_fraction_of_a_millisecond_is_no_timestamp() -> None:
 
 
 async def test_records_own_timestamps() -> None:
-    """Where a record has one it is kept."""
+    """An explicit timestamp is kept."""
     known, bulk = topic(), Bulk([ProducerRecord("t", b"a", timestamp=5), ProducerRecord("t", b"b")], 77)
     assert bulk.fill({"t": known}) is None
     batch = known.queues[1].open

@@ -1,4 +1,4 @@
-"""Slices of columns: what kernels may take, and how much of it at once."""
+"""Slices of columns: which records a kernel may process, and how many at once."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LARGE = 10**6
 
 
 def test_a_slice_has_a_bound_of_records_and_of_copied_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lists are copied up to the bound, one larger value alone; packed columns are not copied, and not bound."""
+    """Lists are copied up to a limit, a larger single value alone. Packed columns are neither copied nor limited."""
     monkeypatch.setattr(column_slices, "SLICE_RECORDS", 10)
     monkeypatch.setattr(column_slices, "SLICE_BYTES", 1_000)
     for size, count in ((10, 10), (400, 2), (2_000, 1)):
@@ -62,8 +62,8 @@ def test_a_slice_has_a_bound_of_records_and_of_copied_bytes(monkeypatch: pytest.
         ([b"k"], [b"x" * 1_001], None),
     ],
 )
-def test_what_has_to_be_looked_at_by_itself_is_in_no_slice(keys: Any, values: Any, times: Any) -> None:
-    """It goes record by record, where its error names it."""
+def test_irregular_records_are_in_no_slice(keys: Any, values: Any, times: Any) -> None:
+    """An irregular record is processed individually, where its error names it."""
     assert slice_of(RecordColumns("t", keys, values, times), 0, 7, 1_000) is None
 
 
@@ -82,15 +82,15 @@ def test_what_has_to_be_looked_at_by_itself_is_in_no_slice(keys: Any, values: An
         [],
     ],
 )
-def test_headers_that_have_to_be_looked_at_by_themselves_are_in_no_slice(headers: Any) -> None:
-    """Their record goes its own way, and an iterator has all of them there."""
+def test_irregular_headers_are_in_no_slice(headers: Any) -> None:
+    """Their record is processed individually. An iterator still yields all headers there."""
     assert slice_of(RecordColumns("t", [b"k"], [b"v"], headers=headers), 0, 7, 1_000) is None
     if headers and not isinstance(headers[0], str | int | list | dict | None):
         assert list(headers[0]) == [("name", b"")]
 
 
-def test_what_is_in_a_slice_is_small_enough() -> None:
-    """By the measure that single records have."""
+def test_records_in_a_slice_are_within_the_size_limit() -> None:
+    """Records in a slice are within the size limit of single records."""
     for size in range(850, 1_000):
         value = b"x" * size
         if slice_of(RecordColumns("t", [b"key"], [value]), 0, 7, 1_000) is not None:
@@ -104,8 +104,8 @@ def test_what_is_in_a_slice_is_small_enough() -> None:
 
 @pytest.mark.parametrize(("offset", "length"), [(0, 5), (3, 2), (-1, 1), (0, -2)])
 @pytest.mark.parametrize("what", ["keys", "values", "headers"])
-def test_strings_outside_of_their_buffer_are_refused(what: str, offset: int, length: int) -> None:
-    """A kernel that reads or writes there would break the process."""
+def test_strings_outside_of_their_buffer_are_rejected(what: str, offset: int, length: int) -> None:
+    """Offsets outside the buffer are rejected, because a kernel would access invalid memory."""
     good, data = PackedBytes.of([b"a"]), np.zeros(4, np.uint8)
     bad = PackedBytes(data, np.array([offset], np.int64), np.array([length], np.int64))
     columns = RecordColumns("t", bad if what == "keys" else good, bad if what == "values" else good)
@@ -116,7 +116,7 @@ def test_strings_outside_of_their_buffer_are_refused(what: str, offset: int, len
 
 
 def test_the_functions_run_without_a_compiler() -> None:
-    """With NUMBA_DISABLE_JIT=1 slices are the same, and nothing warns of an overflow."""
-    code = f"import {__name__} as these; these.test_what_is_in_a_slice_is_small_enough()"
+    """With NUMBA_DISABLE_JIT=1 slices are equal, and no overflow warning is emitted."""
+    code = f"import {__name__} as these; these.test_records_in_a_slice_are_within_the_size_limit()"
     environment = {**os.environ, "NUMBA_DISABLE_JIT": "1"}
     subprocess.run([sys.executable, "-W", "error::RuntimeWarning", "-c", code], cwd=ROOT, env=environment, check=True)

@@ -1,4 +1,4 @@
-"""Deliveries: what awaiting, or cancelling, a record or many gives."""
+"""Deliveries: the results of awaiting or cancelling one record or many."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def drained(batch: Batch) -> Batch:
     return batch
 
 
-async def test_a_delivery_is_awaited_by_many() -> None:
-    """Everybody who awaits a failed delivery gets an error of his own; the record's place is given to all otherwise."""
+async def test_several_tasks_may_await_a_delivery() -> None:
+    """Each waiter of a failed delivery gets its own error object. On success all get the record's metadata."""
     batch = batch_of(2)
     delivery = delivery_of(batch, 1)
 
@@ -65,8 +65,8 @@ async def test_a_delivery_is_awaited_by_many() -> None:
     assert (await delivery_of(good, 1)).offset == 11
 
 
-async def test_cancelling_whoever_waits_takes_an_unsent_record_back() -> None:
-    """Its fate is then SendCancelled, for everybody; its neighbours keep theirs."""
+async def test_cancelling_a_waiter_cancels_an_unsent_record() -> None:
+    """The record fails with SendCancelled for every waiter. Other records are not affected."""
     batch = batch_of(2)
     delivery, other = delivery_of(batch, 0), delivery_of(batch, 1)
     waiter = asyncio.ensure_future(delivery._wait())
@@ -82,8 +82,8 @@ async def test_cancelling_whoever_waits_takes_an_unsent_record_back() -> None:
     assert (await other).offset == 7
 
 
-async def test_cancelling_whoever_waits_leaves_a_sent_record_alone() -> None:
-    """The record is under way: only the wait ends."""
+async def test_cancelling_a_waiter_does_not_cancel_a_sent_record() -> None:
+    """A sent record continues, and only the wait ends."""
     batch = drained(batch_of(1))
     delivery = delivery_of(batch, 0)
     waiter = asyncio.ensure_future(delivery._wait())
@@ -97,7 +97,7 @@ async def test_cancelling_whoever_waits_leaves_a_sent_record_alone() -> None:
 
 
 async def test_a_delivery_follows_its_record_through_splits() -> None:
-    """A record that was taken back, and one in a part of a part, are each found."""
+    """A cancelled record, and one in a part of a part, are both found."""
     batch = batch_of(5)
     deliveries = [delivery_of(batch, i) for i in range(5)]
     assert deliveries[1].cancel()
@@ -116,7 +116,7 @@ async def test_a_delivery_follows_its_record_through_splits() -> None:
 
 
 async def test_deliveries_are_in_the_records_order() -> None:
-    """Each record has its result at its place, a record's own error too."""
+    """Each record's result or error is at its index."""
     one, two = batch_of(2), batch_of(1)
     deliveries = deliveries_of((one, 0), (two, 0), RecordTooLarge("big"), (one, 1))
     one.complete(10, -1)
@@ -130,7 +130,7 @@ async def test_deliveries_are_in_the_records_order() -> None:
 
 
 async def test_the_first_error_is_found_wherever_it_is() -> None:
-    """In what was never taken, in what was taken back, and in a part of a split batch."""
+    """The first error is found among rejected records, cancelled records, and parts of a split batch."""
     good = batch_of(2)
     refused = deliveries_of((good, 0), RecordTooLarge("big"))
     cancelled_records = deliveries_of((good, 0), (good, 1))
@@ -148,7 +148,7 @@ async def test_the_first_error_is_found_wherever_it_is() -> None:
 
 
 async def test_cancelling_many() -> None:
-    """What is not under way is taken back, and counted."""
+    """Unsent records are cancelled and counted."""
     sent, unsent = drained(batch_of(2)), batch_of(2)
     deliveries = deliveries_of((sent, 0), (unsent, 0), RecordTooLarge("big"), (unsent, 1))
     waiter = asyncio.ensure_future(deliveries.wait())
@@ -162,7 +162,7 @@ async def test_cancelling_many() -> None:
 
 
 def test_a_fresh_error_keeps_its_cause() -> None:
-    """Class, words and cause are the same."""
+    """A copied error has the same class, message and cause."""
     error = DeliveryTimeout("late")
     error.__cause__ = OSError("gone")
     again = fresh(error)
@@ -171,12 +171,13 @@ def test_a_fresh_error_keeps_its_cause() -> None:
 
 
 async def turn() -> None:
-    """What the event loop was handed so far is called."""
+    """Runs the callbacks that are scheduled on the event loop."""
     await asyncio.sleep(0)
 
 
-async def test_a_delivery_tells_as_a_future_does() -> None:
-    """A callback is called once, in the next turn, also where the fate is known before; a removed one is not."""
+async def test_a_delivery_calls_callbacks_as_a_future_does() -> None:
+    """A callback is called once in the next loop iteration, also if the result is known. A removed one is not
+    called."""
     batch, told = batch_of(3), list[tuple[str, Delivery]]()
     delivery = delivery_of(batch, 1)
     with pytest.raises(asyncio.InvalidStateError):
@@ -204,7 +205,7 @@ async def test_a_delivery_tells_as_a_future_does() -> None:
 
 
 async def test_a_delivery_tells_of_its_error_and_of_being_cancelled_records() -> None:
-    """`exception` is the error, SendCancelled where the record was taken back; `result` raises it."""
+    """`exception` returns the error, which is SendCancelled for a cancelled record. `result` raises it."""
     batch, told = batch_of(2), list[Delivery]()
     failed, cancelled = delivery_of(batch, 0), delivery_of(batch, 1)
     cancelled.add_done_callback(told.append)
@@ -220,8 +221,8 @@ async def test_a_delivery_tells_of_its_error_and_of_being_cancelled_records() ->
         failed.result()
 
 
-async def test_a_delivery_tells_through_a_split() -> None:
-    """A callback that was added while the batch was under way is called once the part with the record is done."""
+async def test_a_callback_is_called_after_a_split() -> None:
+    """A callback added while the batch was in flight is called once the part with the record is done."""
     batch, told = drained(batch_of(4)), list[Delivery]()
     delivery = delivery_of(batch, 3)
     delivery.add_done_callback(told.append)

@@ -1,4 +1,4 @@
-"""Interceptors: called in order, their own errors kept from the record."""
+"""Producer interceptors are called in order, and their errors do not affect the record."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Adds(ProducerInterceptor):
 
 
 def test_a_chain_goes_on_past_one_that_raises() -> None:
-    """Each interceptor gets what the one before made; one that raises is passed over."""
+    """Each interceptor gets the previous one's result. One that raises is skipped."""
     chain = [Adds(b"a"), Adds(b"b", fails=True), Adds(b"c")]
     interceptors = Interceptors(chain)
     assert interceptors.on_send(ProducerRecord("t", b"")).value == b"ac"
@@ -35,8 +35,8 @@ def test_a_chain_goes_on_past_one_that_raises() -> None:
     assert not Interceptors([])
 
 
-def test_interceptors_hear_before_the_callback() -> None:
-    """Both get the same fate, with a callback and without one."""
+def test_interceptors_are_called_before_the_callback() -> None:
+    """Interceptors and callback get the same result. Interceptors are called without a callback too."""
     chain = [Adds(b"a", fails=True)]
     order: list[int] = []
     error = DeliveryTimeout("late")
@@ -47,21 +47,21 @@ def test_interceptors_hear_before_the_callback() -> None:
 
 
 def test_the_base_changes_nothing() -> None:
-    """An interceptor that overrides nothing lets everything through."""
+    """An interceptor that overrides nothing leaves records unchanged."""
     record = ProducerRecord("t", b"v")
     assert Interceptors([ProducerInterceptor()]).on_send(record) is record
     ProducerInterceptor().on_acknowledgement(None, None, ())
 
 
-def test_headers_tell_which_record_it_is() -> None:
-    """With its fate comes what the record was sent with in its headers."""
+def test_acknowledgements_have_the_headers_of_the_record() -> None:
+    """The acknowledgement has the headers that the record was sent with."""
     interceptor, headers = Adds(b"a"), (("number", b"1"),)
     Interceptors([interceptor]).observed(ProducerRecord("t", b"", headers=headers), None)(None, DeliveryTimeout("late"))
     assert interceptor.headers == headers
 
 
-def test_an_interceptor_that_gives_no_record() -> None:
-    """A forgotten return is passed over like an error: the record goes on as it was."""
+def test_an_interceptor_that_returns_no_record() -> None:
+    """A missing return value is skipped like an error: the record is sent unchanged."""
 
     class Forgets(ProducerInterceptor):
         def on_send(self, record: ProducerRecord) -> ProducerRecord:

@@ -1,4 +1,4 @@
-"""Metrics: by topic in the registry, and as totals."""
+"""Producer metrics, by topic and in total."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from penstock.shared.testing.manual_clock import ManualClock
 
 
 def test_by_topic_and_in_total() -> None:
-    """Each event counts for its topic, and once in the totals."""
+    """Each event counts once for its topic and once in the totals."""
     registry = CollectorRegistry()
     metrics = ProducerMetrics(registry, "me", ManualClock().monotonic_ms, BufferPool(10))
     metrics.acknowledged("a", 3, 100, 250.0)
@@ -54,7 +54,7 @@ def test_by_topic_and_in_total() -> None:
 
 
 def test_a_closed_client_leaves_no_series() -> None:
-    """What is a client's own goes when the last one of its id does; what is counted by topic stays."""
+    """Series of a client id are removed with its last client. Series by topic stay."""
     registry = CollectorRegistry()
 
     def made(name: str) -> ProducerMetrics:
@@ -77,7 +77,7 @@ def test_a_closed_client_leaves_no_series() -> None:
 
 
 def test_two_clients_share_a_registry() -> None:
-    """What is a client's own is told apart by its id."""
+    """Series of clients are distinguished by their id."""
     registry = CollectorRegistry()
     memories = {"a": BufferPool(10), "b": BufferPool(20)}
     for name, memory in memories.items():
@@ -92,8 +92,8 @@ def test_two_clients_share_a_registry() -> None:
     assert ProducerMetrics(None, "alone", ManualClock().monotonic_ms, memories["a"]).totals["batch_total"] == 0
 
 
-def test_the_figures_of_java_by_their_names() -> None:
-    """Every figure of a producer that Java has has its name in the table, and what an operator looks for is a gauge."""
+def test_java_metrics_have_their_names() -> None:
+    """Every producer metric of Java is in the table, and the important ones are gauges."""
     clock, registry = ManualClock(), CollectorRegistry()
     metrics = ProducerMetrics(registry, "me", clock.monotonic_ms, BufferPool(10), window_ms=10_000, windows=2)
     for size in (100, 300):
@@ -130,7 +130,7 @@ def test_the_figures_of_java_by_their_names() -> None:
 
 
 def test_a_registry_keeps_no_client_alive() -> None:
-    """The gauges of a client that is gone are 0."""
+    """The gauges of a garbage-collected client are 0."""
     registry = CollectorRegistry()
     metrics = ProducerMetrics(registry, "me", ManualClock().monotonic_ms, BufferPool(10))
     metrics.acknowledged("a", 1, 100, 5.0)

@@ -1,4 +1,4 @@
-"""Spans: started with the record, found again by its headers, ended with its fate."""
+"""Spans are started with the record, found by its headers, and ended with its result."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TRACEPARENT = b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
 class Traced:
-    """An interceptor, and the spans that it has ended."""
+    """An interceptor and its ended spans."""
 
     def __init__(self) -> None:
         self._exporter = InMemorySpanExporter()
@@ -41,13 +41,14 @@ def traced() -> Traced:
 
 
 def written(span: ReadableSpan) -> bytes:
-    """A span's context as W3C writes it."""
+    """A span's context in W3C format."""
     assert span.context is not None
     return b"00-%032x-%016x-%02x" % (span.context.trace_id, span.context.span_id, span.context.trace_flags)
 
 
 def test_a_record_that_is_acknowledged(traced: Traced) -> None:
-    """Its span says what was sent, and where it is; its context is in the headers, beside the record's own."""
+    """The span has the record's attributes, partition and offset. Its context is in the headers beside the record's
+    own."""
     record = traced.interceptor.on_send(ProducerRecord("clicks", b"value", b"ann", headers=(("own", b"1"),)))
     assert traced.ended == ()
     assert repr(traced.interceptor) == "<OpenTelemetryInterceptor 1 spans open>"
@@ -74,8 +75,8 @@ def test_a_record_that_is_acknowledged(traced: Traced) -> None:
     assert repr(traced.interceptor) == "<OpenTelemetryInterceptor 0 spans open>"
 
 
-def test_a_record_that_is_given_up(traced: Traced) -> None:
-    """Its span has the error by its name, and as an event; a record that was taken back has no stack to show."""
+def test_a_record_that_fails(traced: Traced) -> None:
+    """The span has the error's name and an exception event. A cancelled record has no stack trace."""
     for error in (DeliveryTimeout("clicks-0: too late"), SendCancelled("clicks-0: taken back")):
         record = traced.interceptor.on_send(ProducerRecord("clicks", None))
         traced.interceptor.on_acknowledgement(None, error, record.headers)
@@ -90,8 +91,8 @@ def test_a_record_that_is_given_up(traced: Traced) -> None:
     assert (cancelled.status.status_code, list(cancelled.events)) == (StatusCode.ERROR, [])
 
 
-def test_fates_in_another_order(traced: Traced) -> None:
-    """Records of one topic are told apart, in whatever order they are acknowledged."""
+def test_results_in_another_order(traced: Traced) -> None:
+    """Records of one topic are distinguished in any order of acknowledgement."""
     records = [traced.interceptor.on_send(ProducerRecord("t", b"%d" % i)) for i in range(3)]
     for i in (2, 0, 1):
         traced.interceptor.on_acknowledgement(RecordMetadata("t", 0, i, 0), None, records[i].headers)
@@ -100,7 +101,7 @@ def test_fates_in_another_order(traced: Traced) -> None:
 
 
 def test_the_parent(traced: Traced) -> None:
-    """It is the current span; without one, what the record brings, whose baggage goes on; else there is none."""
+    """The parent is the current span, else the context in the record's headers with its baggage, else none."""
     forwarded = ProducerRecord("t", b"", headers=(("traceparent", TRACEPARENT), ("baggage", b"who=ann")))
     with traced.provider.get_tracer("test").start_as_current_span("handler") as handler:
         inside = traced.interceptor.on_send(forwarded)
@@ -116,7 +117,7 @@ def test_the_parent(traced: Traced) -> None:
 
 
 def test_baggage_goes_along(traced: Traced) -> None:
-    """The current context's baggage is in the headers, and does not keep the span from being found."""
+    """The current context's baggage is in the headers, and the span is still found."""
     token = context.attach(baggage.set_baggage("tenant", "a1"))
     record = traced.interceptor.on_send(ProducerRecord("t", b""))
     context.detach(token)
@@ -125,8 +126,8 @@ def test_baggage_goes_along(traced: Traced) -> None:
     assert len(traced.ended) == 1
 
 
-def test_a_key_that_is_no_text(traced: Traced) -> None:
-    """A key of bytes that are no text is left out; one that is not yet serialized is shown as it is."""
+def test_a_key_that_is_not_text(traced: Traced) -> None:
+    """A key of bytes that are not UTF-8 is left out. An unserialized key is recorded as text."""
     for key in (b"\xff", 17):
         record = traced.interceptor.on_send(ProducerRecord("t", b"", key))
         traced.interceptor.on_acknowledgement(None, None, record.headers)
@@ -134,8 +135,8 @@ def test_a_key_that_is_no_text(traced: Traced) -> None:
     assert keys == [None, "17"]
 
 
-def test_what_is_not_sampled(traced: Traced) -> None:
-    """A span that is not sampled goes along in the headers, and nothing is kept for it."""
+def test_an_unsampled_span(traced: Traced) -> None:
+    """The headers have the context of an unsampled span, and no state is kept for it."""
     interceptor = OpenTelemetryInterceptor(TracerProvider(sampler=ALWAYS_OFF))
     record = interceptor.on_send(ProducerRecord("t", b""))
     ((name, value),) = record.headers
@@ -146,15 +147,15 @@ def test_what_is_not_sampled(traced: Traced) -> None:
 
 
 def test_without_a_provider() -> None:
-    """Where no tracing is set up the record goes as it came."""
+    """Without a tracer provider the record is sent unchanged."""
     interceptor = OpenTelemetryInterceptor(trace.NoOpTracerProvider())
     record = ProducerRecord("t", b"")
     assert interceptor.on_send(record) is record
     interceptor.on_acknowledgement(None, None, record.headers)
 
 
-def test_spans_that_are_never_told(traced: Traced, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the headers get lost on the way, the oldest spans are ended as they are."""
+def test_spans_without_an_acknowledgement(traced: Traced, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the headers get lost, the oldest spans are ended without a result."""
     monkeypatch.setattr(otel, "OPEN_SPANS_MAX", 2)
     for i in range(3):
         record = traced.interceptor.on_send(ProducerRecord("t", b"", b"%d" % i))

@@ -1,4 +1,4 @@
-"""Which partition and which queue a record goes to."""
+"""The partition and queue that a record goes to."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_murmur2_is_javas(case: dict[str, object]) -> None:
 
 
 def test_the_choice_is_sticky_for_batch_size_bytes() -> None:
-    """It changes once that many bytes were produced, not before, however many batches that took."""
+    """The partition changes after batch_size bytes, however many batches that takes."""
     sticky = StickyPartition(100, adaptive=False, rng=random.Random(3))
     first = chosen(sticky, (0,) * 50)
     for _ in range(9):
@@ -71,7 +71,7 @@ def test_the_choice_is_sticky_for_batch_size_bytes() -> None:
 
 
 def test_uniform() -> None:
-    """Without adaptive partitioning every partition is drawn as often, whatever its queue."""
+    """Without adaptive partitioning all partitions are equally likely, whatever their queues."""
     found = draws(StickyPartition(100, adaptive=False, rng=random.Random(1)), (1, 7, 2))
     assert all(abs(found[p] - DRAWS / 3) < 0.05 * DRAWS / 3 for p in range(3))
 
@@ -83,7 +83,7 @@ def test_uniform_where_queues_are_equal() -> None:
 
 
 def test_adaptive() -> None:
-    """With queues of 1, 7 and 2 batches partitions are drawn 7 : 1 : 6."""
+    """With queues of 1, 7 and 2 batches, partitions are chosen 7 : 1 : 6."""
     found = draws(StickyPartition(100, adaptive=True, rng=random.Random(1)), (1, 7, 2))
     for partition, weight in enumerate((7, 1, 6)):
         expected = DRAWS * weight / 14
@@ -91,7 +91,7 @@ def test_adaptive() -> None:
 
 
 def test_slow_brokers_are_passed_over() -> None:
-    """No draw falls on a partition whose broker is slow, unless all are."""
+    """A partition of a slow broker is not chosen, unless all are slow."""
     slow = frozenset({0, 1})
     assert set(draws(StickyPartition(100, adaptive=True, rng=random.Random(1)), (1, 7, 2), slow)) == {2}
     assert set(draws(StickyPartition(100, adaptive=True, rng=random.Random(1)), (0, 0), slow)) == {0, 1}
@@ -99,7 +99,7 @@ def test_slow_brokers_are_passed_over() -> None:
 
 @pytest.mark.parametrize("adaptive", [True, False])
 def test_partitions_without_a_leader_are_avoided(adaptive: bool) -> None:
-    """Only available partitions are chosen; all are where none is available."""
+    """Only available partitions are chosen. If none is available, all are candidates."""
     sticky = StickyPartition(1, adaptive=adaptive, rng=random.Random(1))
     for available, wanted in (([1], {1}), ([], {0, 1, 2})):
         found = set()
@@ -109,8 +109,8 @@ def test_partitions_without_a_leader_are_avoided(adaptive: bool) -> None:
         assert found == wanted
 
 
-def test_a_choice_that_is_no_longer_available_is_left() -> None:
-    """Though it has not had its bytes yet."""
+def test_an_unavailable_choice_is_replaced() -> None:
+    """An unavailable partition is replaced before it has batch_size bytes."""
     sticky = StickyPartition(1_000, adaptive=True, rng=random.Random(1))
     first = chosen(sticky, (0, 0, 0))
     rest = [p for p in range(3) if p != first]
@@ -119,7 +119,7 @@ def test_a_choice_that_is_no_longer_available_is_left() -> None:
 
 
 class Table:
-    """Routes over an accumulator, and records put into batches the way the producer does."""
+    """Routes over an accumulator, with records appended as the producer does."""
 
     def __init__(self, partitioner: Partitioner | None = None, **settings: object) -> None:
         self.settings = ProducerSettings.model_validate({"batch_size": 200, **settings})
@@ -153,15 +153,15 @@ class Table:
 
 
 async def test_an_unknown_topic() -> None:
-    """Is not routed until the metadata knows it."""
+    """A record of an unknown topic is not routed until the metadata has it."""
     table = Table()
     assert table.routes.topic("t") is None
     know(table.connection, {"t": {0: 1}})
     assert table.topic().numbers == [0]
 
 
-async def test_a_partition_that_is_named() -> None:
-    """Goes before everything else; one the topic does not have is nobody's."""
+async def test_an_explicit_partition() -> None:
+    """An explicit partition takes precedence. One that the topic lacks has no queue."""
     table = Table(lambda *_: 0)
     know(table.connection, {"t": {0: 1, 1: 1, 2: NO_LEADER}})
     for number in (1, 2):
@@ -171,8 +171,9 @@ async def test_a_partition_that_is_named() -> None:
     assert table.put(b"k", partition=3) is None
 
 
-async def test_a_partitioner_of_the_users() -> None:
-    """Is asked for every record; None leaves it to the key, a partition that is not there to nobody."""
+async def test_a_custom_partitioner() -> None:
+    """A custom partitioner is called for every record. None falls back to the key, and an unknown partition has no
+    queue."""
     asked: list[tuple[object, ...]] = []
 
     def partitioner(*given: object) -> int | None:
@@ -190,7 +191,8 @@ async def test_a_partitioner_of_the_users() -> None:
 
 
 async def test_keys_go_by_their_hash_over_all_partitions() -> None:
-    """Whether these have a leader or not; and the cache changes nothing, also once it was full."""
+    """Keys are hashed over all partitions, with or without a leader. The cache does not change results, even
+    when full."""
     table = Table()
     know(table.connection, {"t": {0: 1, 1: NO_LEADER, 2: 1}})
     topic, limit = table.topic(), partitioner.KEY_CACHE_MAX
@@ -204,7 +206,7 @@ async def test_keys_go_by_their_hash_over_all_partitions() -> None:
 
 
 async def test_records_without_a_key_fill_a_batch_before_they_move_on() -> None:
-    """One batch at a time is open for them, and none is left half full."""
+    """One batch at a time is open for records without a key, and each is filled."""
     table = Table(partitioner_adaptive_partitioning_enable=False)
     know(table.connection, {"t": dict.fromkeys(range(6), 1)})
     seen: list[Batch] = []
@@ -219,7 +221,7 @@ async def test_records_without_a_key_fill_a_batch_before_they_move_on() -> None:
 
 
 async def test_no_fractional_batches_when_lingering() -> None:
-    """A batch that left before it was full does not make the choice move on: two thirds of a batch each time."""
+    """A batch that was sent before it was full does not change the partition."""
     table = Table(batch_size=512, linger_ms=10)
     know(table.connection, {"t": dict.fromkeys(range(3), 1)})
     for now_ms in range(10, 110, 10):
@@ -232,14 +234,14 @@ async def test_no_fractional_batches_when_lingering() -> None:
 
 
 async def test_ignored_keys() -> None:
-    """With partitioner_ignore_keys records with a key stay together like those without."""
+    """With partitioner_ignore_keys, records with a key use the sticky partition too."""
     table = Table(partitioner_ignore_keys=True, batch_size=2_000)
     know(table.connection, {"t": dict.fromkeys(range(6), 1)})
     assert len({table.put(b"%d" % i) for i in range(20)}) == 1
 
 
 async def test_records_with_a_key_do_not_move_the_sticky_choice() -> None:
-    """They fill batches of their own partitions."""
+    """Records with a key fill batches of their own partitions."""
     table = Table(batch_size=2_000)
     know(table.connection, {"t": dict.fromkeys(range(6), 1)})
     first = table.put()
@@ -249,7 +251,7 @@ async def test_records_with_a_key_do_not_move_the_sticky_choice() -> None:
 
 
 async def test_the_sticky_choice_avoids_what_has_no_leader_or_is_slow() -> None:
-    """As far as the metadata and the sender know."""
+    """The sticky partition avoids partitions without a leader and slow ones."""
     table = Table()
     know(table.connection, {"t": {0: 1, 1: NO_LEADER, 2: 1, 3: 1}})
     table.slow.add(TopicPartition("t", 3))
@@ -257,8 +259,8 @@ async def test_the_sticky_choice_avoids_what_has_no_leader_or_is_slow() -> None:
     assert found == {0, 2}
 
 
-async def test_a_topic_that_comes_back_with_other_partitions() -> None:
-    """Keys are spread anew over what it has now; what is queued for the old ones stays theirs."""
+async def test_a_topic_created_again_with_other_partitions() -> None:
+    """Keys are distributed over the new partitions. Records queued for the old ones stay there."""
     table = Table()
     know(table.connection, {"t": dict.fromkeys(range(5), 1)})
     old = table.topic()
@@ -279,7 +281,7 @@ async def test_a_topic_that_comes_back_with_other_partitions() -> None:
 
 
 async def test_leaders_change_without_a_new_topic() -> None:
-    """The same partitions are the same routes; who is available is read anew."""
+    """A leader change keeps the routes, and availability is updated."""
     table = Table()
     know(table.connection, {"t": {0: 1, 1: 1}})
     topic = table.topic()
@@ -289,7 +291,8 @@ async def test_leaders_change_without_a_new_topic() -> None:
 
 
 async def test_idle_topics_are_left_out_of_the_metadata() -> None:
-    """After metadata_max_idle_ms without a record; not while one waits to be sent; asked for again with the next."""
+    """A topic leaves the metadata after metadata_max_idle_ms without a record, unless one is queued. The next record
+    adds it again."""
     table = Table(metadata_max_idle_ms=5_000)
     know(table.connection, {"t": {0: 1}, "idle": {0: 1}, "busy": {0: 1}})
     watched = table.connection._client._topics
@@ -310,8 +313,8 @@ async def test_idle_topics_are_left_out_of_the_metadata() -> None:
     assert watched == {"t", "idle"}
 
 
-async def test_queues_go_with_their_topic() -> None:
-    """Of idle topics that the metadata does not have any more, the queues are dropped; others keep theirs."""
+async def test_queues_of_deleted_topics_are_dropped() -> None:
+    """Queues of idle topics that are not in the metadata are dropped. Others stay."""
     table = Table(metadata_max_idle_ms=5_000)
     know(table.connection, {"t": {0: 1}, "idle": {0: 1}, "gone": {0: 1, 1: 1}})
     for name in ("idle", "gone"):
@@ -324,7 +327,7 @@ async def test_queues_go_with_their_topic() -> None:
 
 
 async def test_the_last_topic_stays() -> None:
-    """Without any, the metadata would be of all there are."""
+    """The last topic is kept, because metadata without topics would fetch all of them."""
     table = Table(metadata_max_idle_ms=5_000)
     know(table.connection, {"t": {0: 1}})
     table.topic()

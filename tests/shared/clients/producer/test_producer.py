@@ -1,4 +1,4 @@
-"""The producer's calls where they are given up half-way, against a broker in this process."""
+"""Producer calls that are rejected or cancelled, against an in-process broker."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from penstock.shared.testing.fake_broker import Api, Drop, ErrorCode, Fail, Fake
 async def producing(
     cluster: FakeCluster, *, interceptors: tuple[ProducerInterceptor, ...] = (), **settings: Any
 ) -> AsyncIterator[Producer]:
-    """A producer of the topic `t`, which has one partition."""
+    """A producer for the topic `t` with one partition."""
     cluster.create_topic("t", partitions=1)
     kafka = KafkaSettings(bootstrap_servers=cluster.bootstrap_servers, request_timeout_ms=1_000)
     given = ProducerSettings(linger_ms=0, delivery_timeout_ms=5_000, **settings)
@@ -43,8 +43,8 @@ def values(cluster: FakeCluster) -> list[bytes | None]:
 
 
 @pytest.mark.parametrize("timestamp", [-1, 2**63, 1.5, "now"])
-async def test_an_odd_timestamp_leaves_nothing_behind(timestamp: Any) -> None:
-    """It is refused before anything is enqueued, and the next record of the partition goes its way."""
+async def test_an_invalid_timestamp_leaves_nothing_behind(timestamp: Any) -> None:
+    """An invalid timestamp is rejected before anything is enqueued. The partition's next record is sent."""
     async with FakeCluster() as cluster, producing(cluster) as producer:
         with pytest.raises(InvalidTimestamp):
             await producer.send("t", b"odd", timestamp=timestamp)
@@ -57,8 +57,8 @@ async def test_an_odd_timestamp_leaves_nothing_behind(timestamp: Any) -> None:
 @pytest.mark.parametrize(
     "odd", [{"headers": [("a", "text")]}, {"headers": {"a": "text"}}, {"key": 5}, {"value": "text"}]
 )
-async def test_an_odd_record_leaves_nothing_behind(odd: dict[str, Any]) -> None:
-    """A SerializationError says what is wrong, in a bulk as the record's own result, and the rest goes its way."""
+async def test_an_invalid_record_leaves_nothing_behind(odd: dict[str, Any]) -> None:
+    """A SerializationError states the reason, in a bulk as the record's result. The other records are sent."""
     async with FakeCluster() as cluster, producing(cluster) as producer:
         with pytest.raises(SerializationError):
             await producer.send("t", **{"value": b"odd", **odd})
@@ -74,8 +74,10 @@ async def test_an_odd_record_leaves_nothing_behind(odd: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("interceptors", [(), (ProducerInterceptor(),)])
 @pytest.mark.parametrize("warm", [False, True])
-async def test_an_odd_callback_leaves_nothing_behind(warm: bool, interceptors: tuple[ProducerInterceptor, ...]) -> None:
-    """What cannot be called is refused, also beside an open batch, and nothing of the record is enqueued."""
+async def test_an_invalid_callback_leaves_nothing_behind(
+    warm: bool, interceptors: tuple[ProducerInterceptor, ...]
+) -> None:
+    """A callback that is not callable is rejected, also with an open batch, and nothing is enqueued."""
 
     async def waiting(*_: object) -> None: ...
 
@@ -92,7 +94,7 @@ async def test_an_odd_callback_leaves_nothing_behind(warm: bool, interceptors: t
 
 
 async def test_abort_pending_spoils_a_transaction() -> None:
-    """Records that were dropped cannot be left out of a commit without a word."""
+    """A transaction with dropped records cannot be committed."""
     async with FakeCluster() as cluster, producing(cluster, transactional_id="x") as producer:
         await producer.init_transactions()
         await producer.begin_transaction()
@@ -112,7 +114,7 @@ async def test_abort_pending_spoils_a_transaction() -> None:
 
 
 async def test_a_commit_cancelled_before_the_coordinator_was_asked_is_aborted() -> None:
-    """The transaction ends, and the producer takes the next one."""
+    """The transaction is aborted, and the producer can begin the next one."""
     async with FakeCluster() as cluster, producing(cluster, transactional_id="x") as producer:
         await producer.init_transactions()
         gate = asyncio.Event()
@@ -142,7 +144,7 @@ async def test_a_commit_cancelled_before_the_coordinator_was_asked_is_aborted() 
 
 
 async def test_a_bulk_that_is_cancelled_is_cancelled_records() -> None:
-    """Nobody would have its records' fates, so what is not under way is not sent."""
+    """Unsent records of a cancelled bulk are not sent, because no caller would get their results."""
     async with FakeCluster() as cluster, producing(cluster, buffer_memory=2_000, batch_size=1_000) as producer:
         gate = asyncio.Event()
 
@@ -166,7 +168,7 @@ async def test_a_bulk_that_is_cancelled_is_cancelled_records() -> None:
 
 
 async def test_a_partitioner_that_raises_is_that_records_result() -> None:
-    """The others of the bulk are sent."""
+    """Its error is the record's result. The other records of the bulk are sent."""
 
     def partitioner(topic: str, key: bytes | None, value: bytes | None, partitions: Any) -> int | None:
         if value == b"bad":
@@ -183,7 +185,7 @@ async def test_a_partitioner_that_raises_is_that_records_result() -> None:
 
 
 async def test_closed_while_a_send_waits_for_metadata() -> None:
-    """The waiting send, and every later call, ends in IllegalState."""
+    """The waiting send and every later call raise IllegalState."""
     async with FakeCluster() as cluster, producing(cluster) as producer:
         waiting = asyncio.ensure_future(producer.send("not-there", b"v"))
         await asyncio.sleep(0)
@@ -194,8 +196,8 @@ async def test_closed_while_a_send_waits_for_metadata() -> None:
             await producer.send("t", b"v")
 
 
-async def test_send_and_wait_gives_the_metadata() -> None:
-    """It gives where the record was stored, and raises what became of it otherwise."""
+async def test_send_and_wait_returns_the_metadata() -> None:
+    """It returns the record's metadata, or raises its error."""
     async with FakeCluster() as cluster, producing(cluster) as producer:
         assert (await producer.send_and_wait("t", b"1", key=b"k", timestamp=7)).offset == 0
         assert (await producer.send_and_wait(ProducerRecord("t", b"2"))).offset == 1
@@ -205,8 +207,9 @@ async def test_send_and_wait_gives_the_metadata() -> None:
             await producer.send_and_wait("t", b"3")
 
 
-async def test_send_takes_a_record_whole() -> None:
-    """With its key, headers, partition and timestamp, also where it has no hash; the callback is beside it."""
+async def test_send_accepts_a_complete_record() -> None:
+    """A record has key, headers, partition and timestamp, and need not be hashable. The callback is a separate
+    argument."""
     told: list[RecordMetadata | None] = []
     async with FakeCluster() as cluster, producing(cluster) as producer:
         first = await producer.send(ProducerRecord("t", b"1"))
@@ -219,7 +222,7 @@ async def test_send_takes_a_record_whole() -> None:
 
 
 async def test_headers_are_pairs_or_a_dict() -> None:
-    """In `send`, a record of it, and a record of a bulk; interceptors see pairs, whatever was given."""
+    """Headers are accepted in `send`, in records and in bulks. Interceptors always get pairs."""
     seen: list[object] = []
 
     class Watch(ProducerInterceptor):
@@ -243,13 +246,13 @@ async def test_headers_are_pairs_or_a_dict() -> None:
 
 
 class Broken(Exception):
-    """What a serializer of a user's raises."""
+    """An exception of a user's serializer."""
 
 
 @pytest.mark.parametrize("way", ["send", "send_many"])
 @pytest.mark.parametrize("of", ["key", "value"])
-async def test_what_a_serializer_raises_is_a_serialization_error(way: str, of: str) -> None:
-    """It names the topic, and the error is its cause; Penstock's own errors stay what they are."""
+async def test_a_serializer_exception_is_a_serialization_error(way: str, of: str) -> None:
+    """The error names the topic and has the exception as its cause. Penstock's own errors are not wrapped."""
 
     def serializer(topic: str, value: Any) -> bytes:
         if value == b"later":
@@ -279,7 +282,7 @@ async def test_what_a_serializer_raises_is_a_serialization_error(way: str, of: s
 
 
 async def test_send_takes_a_record_or_its_parts() -> None:
-    """Not both, and not a topic without a value: None must be given to write a tombstone."""
+    """Both together are rejected, and so is a topic without a value. A tombstone needs an explicit None."""
     async with FakeCluster() as cluster, producing(cluster) as producer:
         send: Any = producer.send
         for arguments, more in ((("t",), {}), ((ProducerRecord("t", b"1"), b"2"), {})):
@@ -292,8 +295,8 @@ async def test_send_takes_a_record_or_its_parts() -> None:
         assert values(cluster) == [None]
 
 
-async def test_deliveries_are_waited_for_as_futures_are() -> None:
-    """asyncio.wait, gather and as_completed take deliveries; each says what became of its record."""
+async def test_deliveries_can_be_awaited_like_futures() -> None:
+    """asyncio.wait, gather and as_completed accept deliveries, which have their records' results."""
     async with FakeCluster() as cluster, producing(cluster) as producer:
         sent = [await producer.send("t", b"%d" % number) for number in range(3)]
         done, pending = await asyncio.wait(sent, timeout=5)
@@ -305,8 +308,8 @@ async def test_deliveries_are_waited_for_as_futures_are() -> None:
 
 
 @pytest.mark.parametrize("topic", ["bad name!", "", ".", "..", "x" * 250, None])
-async def test_a_name_that_no_topic_can_have(topic: Any) -> None:
-    """It is refused at once, not looked for."""
+async def test_an_invalid_topic_name_is_rejected(topic: Any) -> None:
+    """An invalid topic name is rejected at once."""
     async with FakeCluster() as cluster, producing(cluster) as producer:
         async with asyncio.timeout(1):
             with pytest.raises(InvalidTopic):
@@ -316,24 +319,24 @@ async def test_a_name_that_no_topic_can_have(topic: Any) -> None:
 
 
 async def refuse_two(cluster: FakeCluster) -> None:
-    """Two partitions of four are refused, again and again."""
+    """Rejects two of four partitions repeatedly."""
     refused = [TopicPartition("u", 0), TopicPartition("u", 1)]
     cluster.control(Api.PRODUCE, Fail(ErrorCode.NOT_ENOUGH_REPLICAS, partitions=refused))
 
 
 async def stop_a_node(cluster: FakeCluster) -> None:
-    """The node of two partitions of four is gone, and nobody leads them in its place."""
+    """Stops the node of two of four partitions, which then have no leader."""
     await cluster.stop_node(cluster.leader("u", 0))
 
 
 async def pause_a_node(cluster: FakeCluster) -> None:
-    """The node of two partitions of four takes requests and answers none."""
+    """Makes the node of two of four partitions accept requests without responding."""
     cluster.pause_node(cluster.leader("u", 0))
 
 
 @pytest.mark.parametrize("fault", [refuse_two, stop_a_node, pause_a_node])
-async def test_what_does_not_get_on_stops_nobody_else(fault: Callable[[FakeCluster], Awaitable[None]]) -> None:
-    """Two partitions of four that take as much of the buffer as they get leave the others half of it, which goes on."""
+async def test_stuck_partitions_do_not_block_others(fault: Callable[[FakeCluster], Awaitable[None]]) -> None:
+    """Two of four partitions that fill their share leave half of the buffer to the others, which continue."""
     async with FakeCluster(nodes=2) as cluster:
         cluster.create_topic("u", partitions=4, replication_factor=1)
         bad = [p for p in range(4) if cluster.leader("u", p) == cluster.leader("u", 0)]

@@ -1,4 +1,4 @@
-"""A batch of records: what fits, its bytes, taking records back, splitting, and how it ends."""
+"""A batch of records: size limits, encoding, removing records, splitting, and completion."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ def values(data: bytearray) -> list[bytes]:
 
 @pytest.mark.parametrize("compression", list(COMPRESSION))
 def test_a_new_producer_state_is_written_over_the_old(compression: str) -> None:
-    """Stamped again, a sealed batch carries the new id, epoch and sequence, a right checksum and the same records."""
+    """A sealed batch that is stamped again has the new producer id, epoch and sequence, a valid checksum and the same
+    records."""
     batch = batch_of(3, compression)
     batch.data(ProducerState(5, 1, 70))
     data = batch.data(ProducerState(9, 2, 0))
@@ -49,14 +50,14 @@ def test_a_new_producer_state_is_written_over_the_old(compression: str) -> None:
 
 
 def test_the_same_state_gives_the_same_bytes() -> None:
-    """A retry sends what was sent before."""
+    """A retry sends the same bytes."""
     batch = batch_of(2)
     state = ProducerState(5, 1, 70)
     assert batch.data(state) is batch.data(state)
 
 
 def test_transactional() -> None:
-    """A transactional batch says so, and still does when it is encoded again or split."""
+    """A transactional batch has the transactional flag, also after it is encoded again or split."""
     batch = batch_of(4, transactional=True)
     batch.remove(0)
     batch.without_removed()
@@ -65,7 +66,7 @@ def test_transactional() -> None:
 
 
 def test_full() -> None:
-    """A batch takes one record of any size, and no second one beyond batch_size."""
+    """A batch accepts a first record of any size, and no further record beyond batch_size."""
     batch = Batch(TP, 100, COMPRESSION["none"], False, 0)
     assert batch.append(0, 0, None, b"x" * 500, [])
     assert batch.append(1, 0, None, b"x", []) is None
@@ -73,7 +74,7 @@ def test_full() -> None:
 
 @pytest.mark.parametrize("compression", ["none", "gzip"])
 def test_taking_records_back(compression: str) -> None:
-    """The bytes hold what is left, with timestamps, keys and headers; callbacks and places close up."""
+    """The bytes contain the remaining records with timestamps, keys and headers. Callbacks and indices close up."""
     batch = batch_of(5, compression)
     told: list[Exception | None] = []
     batch.callbacks = [Callback(i, 0, 1, 1, lambda _, e: told.append(e)) for i in (1, 4)]
@@ -93,7 +94,7 @@ def test_taking_records_back(compression: str) -> None:
 
 
 def test_a_callback_that_raises_does_not_keep_its_record() -> None:
-    """What a callback raises on being cancelled stays away from who cancels."""
+    """An exception of a callback during a cancellation is not raised to the caller."""
     batch = batch_of(1)
 
     def raises(_: RecordMetadata | None, error: Exception | None) -> None:
@@ -104,7 +105,7 @@ def test_a_callback_that_raises_does_not_keep_its_record() -> None:
 
 
 def test_split() -> None:
-    """The parts have the records, sequence numbers, age, attempts, memory and callbacks of the whole between them."""
+    """The parts share the records, sequence numbers, age, attempts, memory and callbacks of the batch."""
     batch = batch_of(5)
     batch.memory, batch.attempts, batch.order, batch.nodes = 101, 2, (4, 0), (9,)
     batch.callbacks = [Callback(i, 0, 1, 1, lambda *_: None) for i in range(5)]
@@ -131,7 +132,7 @@ def test_sequences_of_parts_wrap() -> None:
 
 
 def test_a_single_record_cannot_be_split() -> None:
-    """Nor can a batch that was never sent."""
+    """A batch of one record, or one that was never sent, cannot be split."""
     batch = batch_of(1)
     with pytest.raises(AssertionError):
         batch.split()
@@ -142,7 +143,7 @@ def test_a_single_record_cannot_be_split() -> None:
 
 @given(st.lists(st.integers(0, 2_000), min_size=1, max_size=40), st.sets(st.integers(0, 39)))
 def test_every_record_is_found_through_removal_and_splits(sizes: list[int], removed: set[int]) -> None:
-    """However often a batch is split, down to single records, `located` gives each record's place."""
+    """However often a batch is split, `located` finds each record."""
     batch = Batch(TP, 2**31 - 1, COMPRESSION["none"], False, 0)
     wanted = [b"%d-" % i + b"x" * size for i, size in enumerate(sizes)]
     for i, value in enumerate(wanted):
@@ -169,7 +170,8 @@ def test_every_record_is_found_through_removal_and_splits(sizes: list[int], remo
 
 
 async def test_metadata() -> None:
-    """A record's offset is the batch's plus its place; its timestamp is its own unless the log's is given."""
+    """A record's offset is the base offset plus its index. Its timestamp is its own unless the log append time is
+    given."""
     batch = batch_of(2)
     batch.complete(40, -1)
     assert batch.metadata(1, 101, 1, 1) == RecordMetadata("t", 3, 41, 101, 1, 1)
@@ -179,7 +181,7 @@ async def test_metadata() -> None:
 
 
 async def test_ends_once() -> None:
-    """Waiters hear of the end; a cancelled waiter changes nothing; a second end is a bug."""
+    """Waiters are notified once. A cancelled waiter changes nothing, and a second completion is a bug."""
     batch = batch_of(1)
     waiters = [asyncio.ensure_future(batch.wait()) for _ in range(2)]
     await asyncio.sleep(0)
@@ -207,5 +209,5 @@ async def test_waiting_for_all_waits_for_the_parts() -> None:
 
 
 def test_repr() -> None:
-    """The state reads as text."""
+    """The repr shows the state."""
     assert repr(batch_of(2)) == "<Batch t-3, 2 records, OPEN, attempt 0>"

@@ -1,4 +1,4 @@
-"""`send_many` of columns, by kernels and by aiokafka's builder: one contract for both."""
+"""`send_many` with columns, through kernels and aiokafka's builder, under one contract."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ PARTITIONS = 3
 
 @pytest.fixture(params=["kernels", "aiokafka"], autouse=True)
 def encoder(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """What encodes the records; a slice of seven records shows what happens between slices."""
+    """Selects the record encoder. A slice of seven records tests the slice boundaries."""
     name: str = request.param
     if name == "aiokafka":
         monkeypatch.setattr(kernel_loading, "IS_COMPILED", False)
@@ -47,14 +47,14 @@ def encoder(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 @asynccontextmanager
 async def producing(partitions: int = PARTITIONS, **settings: object) -> AsyncIterator[tuple[FakeCluster, Producer]]:
-    """A producer that knows the topic already, as nearly every bulk finds it."""
+    """A producer that has the topic's metadata."""
     async with producing_one(1, partitions, **settings) as (cluster, producer):
         await producer.partitions_for("t")
         yield cluster, producer
 
 
 def stored(cluster: FakeCluster) -> dict[tuple[int, int], tuple[Any, ...]]:
-    """Each record by partition and offset."""
+    """Returns each record by partition and offset."""
     return {(r.partition, r.offset): (r.key, r.value, r.timestamp, tuple(r.headers)) for r in cluster.records("t")}
 
 
@@ -63,7 +63,7 @@ def values(cluster: FakeCluster, partition: int | None = None) -> list[bytes | N
 
 
 def some(count: int, seed: int = 1) -> tuple[list[bytes | None], list[bytes | None], list[int], list[Headers]]:
-    """Keys, values, timestamps and headers, with nulls and empty ones, and times that go back."""
+    """Keys, values, timestamps and headers with nulls, empty values and decreasing timestamps."""
     rng = random.Random(seed)
     keys = [rng.choice([None, b"", b"k%d" % rng.randrange(9)]) for _ in range(count)]
     return (
@@ -108,8 +108,8 @@ async def test_each_record_is_where_its_result_says(form: str, compression: str)
 
 
 @pytest.mark.parametrize("partition", [0, 2])
-async def test_a_partition_of_their_own(partition: int) -> None:
-    """All records go there in order, with the time of the bulk where they have none."""
+async def test_an_explicit_partition(partition: int) -> None:
+    """All records go to it in order, with the time of the bulk if they have none."""
     async with producing(batch_size=300) as (cluster, producer):
         columns = RecordColumns("t", PackedBytes.of([b"a"] * 50), [b"%d" % i for i in range(50)], None, partition)
         results = await (await producer.send_many(columns))
@@ -120,7 +120,7 @@ async def test_a_partition_of_their_own(partition: int) -> None:
 
 
 async def test_records_without_a_key_fill_batches() -> None:
-    """They stay with a partition for a batch, and go on to others."""
+    """Records without a key fill a batch of one partition, then continue with another."""
     async with producing(batch_size=1_000, linger_ms=50) as (cluster, producer):
         columns = RecordColumns("t", [None] * 60, [b"x" * 90] * 60)
         for _ in range(5):
@@ -131,7 +131,7 @@ async def test_records_without_a_key_fill_batches() -> None:
 
 
 async def test_order_with_single_records() -> None:
-    """What is sent alone, before and behind columns, stays before and behind them."""
+    """Single records sent before and after columns keep their order."""
     async with producing(1, linger_ms=20) as (cluster, producer):
         for i in range(5):
             await producer.send("t", b"%d alone" % i, key=b"k")
@@ -143,7 +143,7 @@ async def test_order_with_single_records() -> None:
 
 
 async def test_small_bulks_share_batches() -> None:
-    """A bulk of a few records goes on where the one before it stopped."""
+    """A small bulk continues in the batch of the previous one."""
     async with producing(1, linger_ms=60_000) as (cluster, producer):
         for i in range(30):
             await producer.send_many(RecordColumns("t", [b"k"] * 2, [b"%d" % i] * 2))
@@ -166,8 +166,8 @@ ODD: list[tuple[type[Exception], tuple[Any, Any, Any]]] = [
 
 
 @pytest.mark.parametrize(("error", "odd"), ODD)
-async def test_a_wrong_record_has_its_own_result(error: type[Exception], odd: tuple[Any, Any, Any]) -> None:
-    """Wherever it is; all others are sent, in order."""
+async def test_an_invalid_record_has_its_own_result(error: type[Exception], odd: tuple[Any, Any, Any]) -> None:
+    """An invalid record fails alone. All others are sent in order."""
     for at in (0, 4, 11):
         rows: list[tuple[Any, Any, Any]] = [(b"k", b"%d" % i, 5) for i in range(12)]
         rows[at] = odd
@@ -183,8 +183,8 @@ async def test_a_wrong_record_has_its_own_result(error: type[Exception], odd: tu
             assert producer.metrics()["record_error_total"] == 1
 
 
-async def test_headers_go_on_as_they_were_read() -> None:
-    """Those of a consumer's columns, and those given in any form that single records' have."""
+async def test_headers_of_consumed_columns_are_accepted() -> None:
+    """Headers of consumed columns and every form of single records' headers are accepted."""
     own: list[Any] = [
         [("trace", b"a"), ("trace", None)],
         {"n": bytearray(b"1")},
@@ -230,7 +230,7 @@ async def test_wrong_times_in_an_array() -> None:
 
 
 async def test_an_unknown_partition_or_topic() -> None:
-    """Every record's result says so, after one wait."""
+    """Every record gets the error after one wait."""
     async with producing(max_block_ms=100) as (_, producer):
         started = asyncio.get_running_loop().time()
         for topic, partition in (("t", 9), ("nope", None)):
@@ -241,7 +241,7 @@ async def test_an_unknown_partition_or_topic() -> None:
 
 
 async def test_a_topic_that_is_not_known_yet() -> None:
-    """The first bulk waits for it, and goes in order."""
+    """The first bulk waits for the topic and is sent in order."""
     async with producing_one(1, 1) as (cluster, producer):
         assert (
             await (
@@ -253,7 +253,8 @@ async def test_a_topic_that_is_not_known_yet() -> None:
 
 
 async def test_a_full_buffer_ends_what_follows() -> None:
-    """What was taken is sent; the rest ends in BufferExhausted at once, is counted, and all memory comes back."""
+    """Accepted records are sent. The rest fails with BufferExhausted at once and is counted, and all memory is
+    released."""
     async with producing(1, buffer_memory=2_000, batch_size=1_000, max_block_ms=50) as (cluster, producer):
         gate = asyncio.Event()
 
@@ -279,7 +280,7 @@ async def test_a_full_buffer_ends_what_follows() -> None:
 
 
 async def test_a_bulk_larger_than_the_buffer_waits() -> None:
-    """It is sent as memory comes back."""
+    """It is sent as memory is released."""
     async with producing(buffer_memory=4_000, batch_size=1_000) as (cluster, producer):
         keys = [b"k%d" % (i % 7) for i in range(200)]
         assert (
@@ -292,7 +293,7 @@ async def test_a_bulk_larger_than_the_buffer_waits() -> None:
 
 
 async def test_a_cancelled_bulk_is_cancelled_records() -> None:
-    """While it waits for memory, or afterwards: what is not under way is not sent."""
+    """Unsent records are not sent, whether the bulk is cancelled during the wait for memory or later."""
     async with producing(1, buffer_memory=2_000, batch_size=1_000) as (cluster, producer):
         gate = asyncio.Event()
 
@@ -322,7 +323,7 @@ async def test_a_cancelled_bulk_is_cancelled_records() -> None:
 
 
 async def test_one_of_many_batches_fails() -> None:
-    """Its records have its error, the others their places."""
+    """Its records get its error, the others their metadata."""
     async with producing() as (cluster, producer):
         cluster.control(Api.PRODUCE, Fail(ErrorCode.INVALID_RECORD, partitions={("t", 1)}))
         keys = [b"k%d" % i for i in range(40)]
@@ -335,7 +336,7 @@ async def test_one_of_many_batches_fails() -> None:
 
 
 async def test_a_retry_and_a_split() -> None:
-    """A batch that is refused for a while is sent again, one that is too large for the broker in parts."""
+    """A rejected batch is retried, and one that is too large is split."""
     async with producing(1, batch_size=4_000) as (cluster, producer):
         cluster.control(Api.PRODUCE, Fail(ErrorCode.NOT_ENOUGH_REPLICAS), times=1)
         cluster.control(Api.PRODUCE, Fail(ErrorCode.MESSAGE_TOO_LARGE), times=2)
@@ -347,7 +348,7 @@ async def test_a_retry_and_a_split() -> None:
 
 
 async def test_in_transactions() -> None:
-    """A commit shows all of a bulk, an abort none; a record that was refused lets nothing be committed."""
+    """A commit shows all records of a bulk, an abort none. A rejected record prevents the commit."""
     async with producing(transactional_id="x", batch_size=300) as (cluster, producer):
         await producer.init_transactions()
         keys = [b"k%d" % i for i in range(50)]
@@ -370,8 +371,8 @@ async def test_in_transactions() -> None:
             await producer.send_many(RecordColumns("t", keys, keys))
 
 
-async def test_a_full_buffer_costs_the_transaction() -> None:
-    """A commit would leave out what was not taken."""
+async def test_a_full_buffer_aborts_the_transaction() -> None:
+    """A commit would omit the records that were not accepted."""
     async with producing(1, transactional_id="x", buffer_memory=2_000, batch_size=1_000, max_block_ms=1_000) as (
         cluster,
         producer,
@@ -395,7 +396,7 @@ async def test_a_full_buffer_costs_the_transaction() -> None:
 
 
 async def test_closed_while_it_waits_for_memory() -> None:
-    """IllegalState, and what was taken is still sent."""
+    """The bulk raises IllegalState, and accepted records are still sent."""
     async with producing(1, buffer_memory=2_000, batch_size=1_000) as (cluster, producer):
         gate = asyncio.Event()
 
@@ -420,7 +421,7 @@ class Upper(ProducerInterceptor):
         return ProducerRecord(record.topic, record.value.upper(), record.key)
 
 
-async def test_what_has_to_see_each_record_sees_it() -> None:
+async def test_user_hooks_are_called_for_each_record() -> None:
     """Interceptors, serializers and partitioners are called for each record of columns."""
     async with FakeCluster() as cluster:
         cluster.create_topic("t", 2)
@@ -439,7 +440,7 @@ async def test_what_has_to_see_each_record_sees_it() -> None:
 
 
 async def test_columns_that_are_not_of_one_length() -> None:
-    """Too few values or headers are an IndexError, and nothing is sent."""
+    """Too few values or headers raise an IndexError, and nothing is sent."""
     async with producing(1, linger_ms=60_000) as (cluster, producer):
         with pytest.raises(IndexError):
             await producer.send_many(RecordColumns("t", [b"k"] * 9, [b"v"] * 5))

@@ -1,4 +1,4 @@
-"""What docs/producer.md says of the producer is true."""
+"""The examples and statements in docs/producer.md are correct."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DOCUMENT = DOCS / "producer.md"
 
 
 async def test_the_document_runs() -> None:
-    """Each function that it shows does what it says."""
+    """Each function in the document works as described."""
     shown = names_of(DOCUMENT)
     async with FakeCluster() as cluster:
         for topic in ("orders", "brewed"):
@@ -33,8 +33,8 @@ async def test_the_document_runs() -> None:
         assert cluster.committed("brewers")[tp].offset == 4
 
 
-def test_what_it_names_is_there() -> None:
-    """Errors and methods are called what the document calls them."""
+def test_names_in_the_document_exist() -> None:
+    """Errors and methods have the names that the document uses."""
     text = DOCUMENT.read_text(encoding="utf-8")
     others = {"KafkaSettings", "ProducerRecord", "RecordMetadata", "Columns"}
     errors = set(re.findall(r"`([A-Z][a-z]\w+)`", text)) - others

@@ -1,4 +1,4 @@
-"""The producer beyond its sends: how it ends, how old its metadata gets, what it tells of itself."""
+"""The producer's life cycle: close, abort, metadata age, metrics and logs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ GONE = r"taken back|cancelled"
 
 
 async def test_a_second_close_waits_for_the_first() -> None:
-    """Both return when everything is sent and closed."""
+    """Both calls return when everything is sent and closed."""
     async with producing() as (cluster, producer):
         gate = asyncio.Event()
 
@@ -52,8 +52,8 @@ async def test_a_second_close_waits_for_the_first() -> None:
         await producer.close()
 
 
-async def test_a_second_close_with_less_patience() -> None:
-    """Its timeout cuts the first one short; a longer one changes nothing."""
+async def test_a_second_close_may_shorten_the_timeout() -> None:
+    """A shorter timeout ends the first close early. A longer one has no effect."""
     async with producing() as (cluster, producer):
         cluster.control(Api.PRODUCE, Drop())
         delivery = await producer.send("t", b"v")
@@ -65,8 +65,8 @@ async def test_a_second_close_with_less_patience() -> None:
             await delivery
 
 
-async def test_an_abort_waits_so_long_and_no_longer() -> None:
-    """For a request that is not answered it ends after max_block_ms, and may be called again."""
+async def test_an_abort_waits_at_most_max_block_ms() -> None:
+    """Without a response the abort ends after max_block_ms, and may be called again."""
     async with producing(transactional_id="x", max_block_ms=100) as (cluster, producer):
         await producer.init_transactions()
         await producer.begin_transaction()
@@ -89,7 +89,7 @@ async def test_an_abort_waits_so_long_and_no_longer() -> None:
 
 @pytest.mark.parametrize("max_block_ms", [60_000, 1_000])
 async def test_an_abort_does_not_wait_for_a_connect(max_block_ms: int) -> None:
-    """What was queued for a node that cannot be reached is dropped, and the transaction ended at once."""
+    """Records queued for an unreachable node are dropped, and the transaction ends at once."""
     async with FakeCluster(nodes=2) as cluster:
         cluster.create_topic("t", partitions=2, replication_factor=1)
         coordinator = cluster.coordinator("x")
@@ -117,8 +117,8 @@ async def test_an_abort_does_not_wait_for_a_connect(max_block_ms: int) -> None:
 
 
 @pytest.mark.parametrize("how", ["delivery", "deliveries", "waiter", "send"])
-async def test_a_record_that_is_cancelled_records_costs_its_transaction(how: str) -> None:
-    """However it happens: a commit would leave the record out without a word."""
+async def test_a_cancelled_record_aborts_its_transaction(how: str) -> None:
+    """However a record is cancelled, its transaction cannot be committed without it."""
     async with producing(transactional_id="x", linger_ms=60_000) as (cluster, producer):
         await producer.init_transactions()
         await producer.begin_transaction()
@@ -147,8 +147,8 @@ async def test_a_record_that_is_cancelled_records_costs_its_transaction(how: str
         assert [record.value for record in cluster.records("t")] == [b"next"]
 
 
-async def test_a_wait_that_takes_nothing_back() -> None:
-    """Behind a shield only the wait ends, and the transaction holds every record."""
+async def test_a_shielded_wait_cancels_no_record() -> None:
+    """Behind a shield only the wait ends, and the transaction keeps every record."""
     async with producing(transactional_id="x", linger_ms=60_000) as (cluster, producer):
         await producer.init_transactions()
         async with producer.transaction():
@@ -160,7 +160,7 @@ async def test_a_wait_that_takes_nothing_back() -> None:
 
 
 async def test_metadata_is_never_older_than_it_may_be() -> None:
-    """After metadata_max_age_ms a new partition is known without anybody asking; before, it is not."""
+    """After metadata_max_age_ms a new partition is known without any call. Before that it is not."""
     async with FakeCluster() as cluster:
         cluster.create_topic("t")
         asked: list[Request] = []
@@ -182,7 +182,7 @@ async def test_metadata_is_never_older_than_it_may_be() -> None:
 
 
 async def test_the_table_of_metrics() -> None:
-    """Every figure that is promised is there, and they fit what was sent."""
+    """Every documented metric exists and matches the sent records."""
     async with producing(partitions=2) as (_, producer):
         await (await producer.send_many([ProducerRecord("t", b"%d" % i, b"%d" % i) for i in range(100)]))
         figures = producer.metrics()
@@ -196,7 +196,7 @@ async def test_the_table_of_metrics() -> None:
 
 
 async def test_changes_of_state_are_logged() -> None:
-    """Each with who it is about: a producer's start and end, its id and epoch, and a transaction that failed."""
+    """Start, close, producer id and epoch, and a failed transaction are logged with the client."""
     with capture_logs() as logged:
         async with producing(transactional_id="x") as (cluster, producer):
             await producer.init_transactions()
@@ -221,8 +221,8 @@ async def test_changes_of_state_are_logged() -> None:
     assert len({one["client_id"] for one in logged if "client_id" in one}) == 1
 
 
-async def test_what_was_waited_for_metadata_is_not_waited_for_memory() -> None:
-    """max_block_ms is for both together."""
+async def test_max_block_ms_covers_metadata_and_memory() -> None:
+    """max_block_ms limits the waits for metadata and memory together."""
     async with producing(max_block_ms=1_000, buffer_memory=1_000, batch_size=1_000) as (cluster, producer):
         cluster.control(Api.PRODUCE, Fail(ErrorCode.NOT_ENOUGH_REPLICAS))
         await producer.send("t", b"the buffer is full")
@@ -236,8 +236,8 @@ async def test_what_was_waited_for_metadata_is_not_waited_for_memory() -> None:
         await producer.close(timeout_ms=0)
 
 
-async def test_what_found_no_room_is_counted() -> None:
-    """Each record that ends in BufferExhausted, those of a bulk that need not wait again among them."""
+async def test_exhausted_buffers_are_counted() -> None:
+    """Each record that fails with BufferExhausted is counted, also later records of a bulk."""
     async with producing(max_block_ms=50, buffer_memory=1_000, batch_size=1_000) as (cluster, producer):
         cluster.control(Api.PRODUCE, Fail(ErrorCode.NOT_ENOUGH_REPLICAS))
         await producer.send("t", b"x" * 900)
@@ -250,8 +250,9 @@ async def test_what_found_no_room_is_counted() -> None:
         await producer.close(timeout_ms=0)
 
 
-async def test_a_failed_abort_is_said_and_finished_by_the_next_begin() -> None:
-    """While the coordinator is away the block's error carries a note; begin says why, and goes on once it is back."""
+async def test_begin_finishes_a_failed_abort() -> None:
+    """While the coordinator is unavailable the block's error has a note. `begin` raises the reason, and succeeds once
+    it is back."""
     async with producing(transactional_id="x", max_block_ms=300) as (cluster, producer):
         await producer.init_transactions()
 
@@ -273,8 +274,8 @@ async def test_a_failed_abort_is_said_and_finished_by_the_next_begin() -> None:
         assert [record.value for record in cluster.records("t")] == [b"next"]
 
 
-async def test_a_begin_beside_an_abort_does_not_take_part_in_it() -> None:
-    """While somebody is at the abort, begin is a call that the state does not allow."""
+async def test_a_begin_during_an_abort_is_rejected() -> None:
+    """While another task aborts, `begin` raises an invalid-state error."""
     async with producing(transactional_id="x") as (cluster, producer):
         await producer.init_transactions()
         await producer.begin_transaction()
@@ -297,7 +298,7 @@ async def test_a_begin_beside_an_abort_does_not_take_part_in_it() -> None:
 
 
 async def test_the_gauge_of_free_memory_follows_what_expires_in_flight() -> None:
-    """Memory of a batch that was given up while its request was out is free when that is over; the gauge says so."""
+    """The memory of a batch that expired in flight is free after its response, and the gauge shows it."""
     registry = CollectorRegistry()
     async with FakeCluster() as cluster:
         cluster.create_topic("t")
@@ -327,8 +328,8 @@ async def test_the_gauge_of_free_memory_follows_what_expires_in_flight() -> None
         ((KafkaSettings(), {"linger_ms": 5}), "a client needs ProducerSettings.*dict"),
     ],
 )
-async def test_what_is_no_settings_is_refused(given: Any, said: str) -> None:
-    """A ConfigError names what is expected in its place."""
+async def test_invalid_settings_are_rejected(given: Any, said: str) -> None:
+    """A ConfigError names the expected type."""
     with pytest.raises(ConfigError, match=said):
         Producer(*given)
     with pytest.raises(ConfigError, match=said.replace("Producer", "Consumer")):

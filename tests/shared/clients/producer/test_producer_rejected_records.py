@@ -1,4 +1,4 @@
-"""Records that are rejected, or wait, on their way into a batch; against a broker in this process."""
+"""Records that are rejected or wait before they are in a batch, against an in-process broker."""
 
 from __future__ import annotations
 
@@ -44,21 +44,21 @@ def values(cluster: FakeCluster) -> list[bytes | None]:
 
 
 async def bulk_in_a_transaction(producer: Producer, *records: Any) -> Deliveries:
-    """Send records in a transaction of their own."""
+    """Sends records in their own transaction."""
     async with producer.transaction():
         return await producer.send_many(records)
 
 
 async def waits(tasks: list[asyncio.Future[Any]]) -> None:
-    """Until every task has had several turns."""
+    """Lets every task run several times."""
     for _ in range(20):
         await asyncio.wait([asyncio.ensure_future(asyncio.sleep(0))])
     assert not any(task.done() for task in tasks)
 
 
 @pytest.mark.parametrize(("error", "odd"), REFUSED.items())
-async def test_a_refused_send_costs_the_transaction(error: type[Exception], odd: dict[str, Any]) -> None:
-    """Whoever swallows the error cannot commit without the record; after the abort the producer goes on."""
+async def test_a_rejected_send_aborts_the_transaction(error: type[Exception], odd: dict[str, Any]) -> None:
+    """A caller that ignores the error cannot commit without the record. After the abort the producer continues."""
     async with producing(transactional_id="x", max_block_ms=500) as (cluster, producer):
         await producer.init_transactions()
         await producer.begin_transaction()
@@ -76,8 +76,8 @@ async def test_a_refused_send_costs_the_transaction(error: type[Exception], odd:
 
 
 @pytest.mark.parametrize(("error", "odd"), REFUSED.items())
-async def test_a_refused_record_of_a_bulk_costs_the_transaction(error: type[Exception], odd: dict[str, Any]) -> None:
-    """Its result is not all there is: the transaction is aborted, not committed without it."""
+async def test_a_rejected_record_of_a_bulk_aborts_the_transaction(error: type[Exception], odd: dict[str, Any]) -> None:
+    """The transaction is aborted, not committed without the record."""
     async with producing(transactional_id="x", max_block_ms=500) as (cluster, producer):
         await producer.init_transactions()
         await producer.begin_transaction()
@@ -95,8 +95,9 @@ async def test_a_refused_record_of_a_bulk_costs_the_transaction(error: type[Exce
         assert values(cluster) == [b"next"]
 
 
-async def test_every_refused_record_of_a_bulk_has_its_own_error() -> None:
-    """Also where an earlier one has cost the transaction already; what could have been sent was not, and says so."""
+async def test_every_rejected_record_of_a_bulk_has_its_own_error() -> None:
+    """This holds even if an earlier record has failed the transaction. Valid records fail because they were not
+    sent."""
     async with producing(transactional_id="x", max_block_ms=100, linger_ms=60_000) as (cluster, producer):
         await producer.init_transactions()
         await producer.begin_transaction()
@@ -121,7 +122,7 @@ async def test_every_refused_record_of_a_bulk_has_its_own_error() -> None:
 
 
 async def test_a_partitioner_that_raises_costs_the_transaction_and_not_the_producer() -> None:
-    """What is no error of Kafka's is a refused record as well."""
+    """An exception that is not Kafka's rejects the record too."""
 
     def partitioner(*_: Any) -> int | None:
         raise ZeroDivisionError
@@ -139,7 +140,7 @@ async def test_a_partitioner_that_raises_costs_the_transaction_and_not_the_produ
 
 
 async def test_unknown_partitions_of_a_bulk_are_waited_for_once() -> None:
-    """However many they are, the good record behind them waits max_block_ms and not a multiple."""
+    """For any number of unknown partitions, the valid record after them waits max_block_ms once."""
     async with producing(max_block_ms=200) as (_, producer):
         numbers = [9, 9, 10, 11, 9, 12, 13, 14, 15, None]
         started = asyncio.get_running_loop().time()
@@ -152,8 +153,8 @@ async def test_unknown_partitions_of_a_bulk_are_waited_for_once() -> None:
 
 
 @pytest.mark.parametrize("number", [99, -1])
-async def test_a_partitioner_that_goes_wrong_is_quoted(number: int) -> None:
-    """The error names the partition it gave; one that none can have is refused without a wait."""
+async def test_an_invalid_choice_of_a_partitioner_is_reported(number: int) -> None:
+    """The error names the chosen partition. An impossible number is rejected without a wait."""
     async with FakeCluster() as cluster:
         cluster.create_topic("t")
         kafka = KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)
@@ -164,8 +165,8 @@ async def test_a_partitioner_that_goes_wrong_is_quoted(number: int) -> None:
 
 
 @pytest.mark.parametrize("partition", [-1, "0", 1.0])
-async def test_no_number_of_a_partition_is_refused_at_once(partition: Any) -> None:
-    """Nobody waits until there is such a partition, nor asks for it in columns."""
+async def test_an_invalid_partition_number_is_rejected_at_once(partition: Any) -> None:
+    """An invalid partition number is not waited for, and columns do not request it either."""
     async with producing() as (_, producer), asyncio.timeout(5):
         with pytest.raises(DataError, match=f"partition {partition!r}"):
             await producer.send("t", b"v", partition=partition)
@@ -173,8 +174,8 @@ async def test_no_number_of_a_partition_is_refused_at_once(partition: Any) -> No
         assert isinstance(error, DataError)
 
 
-async def test_what_waits_ends_when_the_producer_is_closed() -> None:
-    """At once, before what is under way is flushed, and with an error that says so."""
+async def test_close_ends_waiting_sends() -> None:
+    """Waiting sends fail with a clear error at once, before batches in flight are flushed."""
     async with producing(max_block_ms=60_000) as (cluster, producer):
         cluster.control(Api.PRODUCE, Drop())
         stuck = await producer.send("t", b"stuck")
@@ -207,7 +208,7 @@ async def test_what_waits_ends_when_the_producer_is_closed() -> None:
 
 
 async def test_a_wait_ends_by_itself_or_when_it_is_ended() -> None:
-    """A timeout of the caller's own stays one; a wait that is over is not ended any more."""
+    """A timeout of the caller stays a timeout. A finished wait is not ended again."""
     until_closed = UntilClosed()
 
     async def for_ever(what: str) -> None:
@@ -228,8 +229,8 @@ async def test_a_wait_ends_by_itself_or_when_it_is_ended() -> None:
     assert [str(error) for error in ended] == [f"the producer was closed while {name}" for name in ("x", "y")]
 
 
-async def test_a_fraction_of_a_millisecond_is_refused_in_an_open_batch_too() -> None:
-    """As it is where the record would open one."""
+async def test_a_fractional_timestamp_is_rejected_in_an_open_batch() -> None:
+    """A fractional timestamp is rejected with an open batch as without one."""
     async with producing(linger_ms=60_000) as (cluster, producer):
         await producer.send("t", b"opens")
         with pytest.raises(InvalidTimestamp):
@@ -238,8 +239,8 @@ async def test_a_fraction_of_a_millisecond_is_refused_in_an_open_batch_too() -> 
         assert values(cluster) == [b"opens"]
 
 
-async def test_refused_records_count_as_errors() -> None:
-    """Each once, by topic and in total, whether its error was raised or is a result; of a bulk one line is logged."""
+async def test_rejected_records_count_as_errors() -> None:
+    """Each counts once by topic and in total, whether raised or returned. A bulk logs one line."""
     registry = CollectorRegistry()
     async with FakeCluster() as cluster:
         cluster.create_topic("t")
@@ -257,8 +258,8 @@ async def test_refused_records_count_as_errors() -> None:
     assert said == [("records rejected", 10)]
 
 
-async def test_what_is_no_record_in_a_bulk() -> None:
-    """A TypeError says which; what was taken before it is taken back, since nobody has its fate."""
+async def test_a_bulk_item_that_is_no_record() -> None:
+    """A TypeError names the item. Earlier records are cancelled, because no caller gets their results."""
     async with producing(linger_ms=60_000) as (cluster, producer):
         await producer.send("t", b"opens")
         for odd in (("t", b"v"), None, "t"):
@@ -277,7 +278,7 @@ async def test_what_is_no_record_in_a_bulk() -> None:
 
 
 class Told(ProducerInterceptor):
-    """Keeps what it was told of."""
+    """Records its calls."""
 
     def __init__(self) -> None:
         self.sent: list[Headers] = []
@@ -291,8 +292,8 @@ class Told(ProducerInterceptor):
         self.fates.append((error, headers))
 
 
-async def test_a_send_cancelled_while_it_waits_is_told_of() -> None:
-    """Interceptors hear once that it was taken back, with its headers, and it counts as an error."""
+async def test_a_send_cancelled_while_waiting_is_acknowledged() -> None:
+    """Interceptors get the cancellation once, with the record's headers, and it counts as an error."""
     told, headers = Told(), (("id", b"7"),)
     async with FakeCluster() as cluster:
         cluster.create_topic("t")

@@ -1,4 +1,4 @@
-"""The accumulator: when a batch is due, what shares a request, and in which order batches come back."""
+"""The accumulator: when a batch is due, which batches share a request, and their order."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.shared.clients.producer.harness import (
 
 
 def test_linger() -> None:
-    """A batch is due when it has lingered, and the delay says when that is."""
+    """A batch is due after its linger, and the delay is the time until then."""
     core = Harness(linger_ms=10)
     core.now_ms = 1_000
     record = core.send()
@@ -47,7 +47,7 @@ def test_a_record_above_batch_size_has_a_batch_of_its_own(compression: str) -> N
 
 
 def test_the_delay_is_that_of_the_earliest_partition() -> None:
-    """Time alone makes the oldest open batch due first; what is sendable already needs no time."""
+    """The oldest open batch is due first. A batch that is sendable now needs no delay."""
     core = Harness(linger_ms=10, batch_size=150)
     core.send(A)
     core.now_ms = 5
@@ -59,7 +59,7 @@ def test_the_delay_is_that_of_the_earliest_partition() -> None:
 
 
 def test_nothing_to_wait_for() -> None:
-    """With nothing queued there is no delay; with everything in flight there is that of the expiry alone."""
+    """Without queued batches there is no delay. With all in flight only the expiry counts."""
     core = Harness()
     assert core.delay_ms() is None
     core.send()
@@ -68,7 +68,7 @@ def test_nothing_to_wait_for() -> None:
 
 
 def test_flush_overrides_linger() -> None:
-    """A flush makes every batch due; when all have ended nothing is incomplete."""
+    """A flush makes every batch due. When all have completed, none is incomplete."""
     core = Harness(linger_ms=2**31 - 1, delivery_timeout_ms=2**31)
     records = [core.send(tp) for tp in (A, B, C) for _ in range(30)]
     assert core.turn() == []
@@ -82,14 +82,14 @@ def test_flush_overrides_linger() -> None:
 
 
 def test_waiters_for_memory_override_linger() -> None:
-    """Where a send waits for memory, lingering batches go out to make room."""
+    """While a send waits for memory, lingering batches are sent."""
     core = Harness(linger_ms=10)
     record = core.send()
     assert core.turn(hurry=True) == [record.batch]
 
 
 def test_a_request_is_bounded_and_partitions_take_turns() -> None:
-    """What does not fit into max_request_size waits for the next request; no partition is starved of being first."""
+    """Batches beyond max_request_size wait for the next request. Every partition is first in turn."""
     core = Harness(batch_size=1_000, max_request_size=1_500, max_in_flight_requests_per_connection=1)
     for tp in (A, B):
         for _ in range(3):
@@ -103,7 +103,7 @@ def test_a_request_is_bounded_and_partitions_take_turns() -> None:
 
 
 def test_turns_of_partitions_go_round() -> None:
-    """With room for one batch in a request, each node's partitions come one after the other, and begin again."""
+    """With room for one batch in a request, each node's partitions are served round robin."""
     d = TopicPartition("t", 3)
     core = Harness(batch_size=100, max_request_size=100, max_in_flight_requests_per_connection=1)
     core.leaders = {A: 1, B: 1, C: 2, d: 2}
@@ -139,7 +139,7 @@ def test_batches_of_a_node_share_a_request() -> None:
 
 
 def test_a_single_batch_above_max_request_size_goes_alone() -> None:
-    """A batch is never held back for its own size alone."""
+    """A batch is never held back only because of its size."""
     core = Harness(max_request_size=100)
     core.send(value=b"x" * 500)
     core.send(B)
@@ -148,7 +148,7 @@ def test_a_single_batch_above_max_request_size_goes_alone() -> None:
 
 
 def test_a_node_that_leads_nothing_gets_nothing() -> None:
-    """Only leaders of partitions with something due appear in a drain."""
+    """Only leaders of partitions with a due batch appear in a drain."""
     core = Harness()
     core.send()
     core.leaders = {A: 2}
@@ -157,7 +157,7 @@ def test_a_node_that_leads_nothing_gets_nothing() -> None:
 
 
 def test_no_leader() -> None:
-    """A due batch without a leader stays, and its topic is reported."""
+    """A due batch without a leader stays queued, and its topic is reported."""
     core = Harness()
     core.leaders[A] = None
     record = core.send()
@@ -168,7 +168,7 @@ def test_no_leader() -> None:
 
 
 def test_several_batches_of_a_partition_are_in_flight() -> None:
-    """Up to max_in_flight, with idempotence never above the five that a broker remembers."""
+    """Up to max_in_flight batches are in flight, with idempotence at most the five that a broker remembers."""
     for most, out in ((1, 1), (3, 3), (5, 5)):
         core = Harness(batch_size=100, max_in_flight_requests_per_connection=most)
         core.warm_up()
@@ -186,8 +186,8 @@ def test_several_batches_of_a_partition_are_in_flight() -> None:
     assert core.accumulator.queue(A).is_held_up(core.now_ms)
 
 
-def test_muted_partitions_are_left_alone() -> None:
-    """A partition that its transaction does not know yet is not drained, and time alone does not change that."""
+def test_muted_partitions_are_not_drained() -> None:
+    """A partition not yet added to its transaction is not drained, however long it waits."""
     core = Harness(transactional_id="tx", linger_ms=5)
     assert core.transaction is not None
     core.transaction.added.discard(B)
@@ -199,7 +199,7 @@ def test_muted_partitions_are_left_alone() -> None:
 
 
 def test_a_batch_of_cancelled_records_records_is_never_sent() -> None:
-    """It ends without a leader, a request, or memory held."""
+    """It completes without a leader or a request, and releases its memory."""
     core = Harness()
     core.leaders[A] = None
     records = [core.send() for _ in range(3)]
@@ -213,7 +213,7 @@ def test_a_batch_of_cancelled_records_records_is_never_sent() -> None:
 
 
 def test_memory_bounds_a_batch() -> None:
-    """A batch_size above buffer_memory or max_request_size is that much: a batch can always have its memory."""
+    """A batch_size above buffer_memory or max_request_size is reduced, so that a batch always fits."""
     core = Harness(batch_size=10_000, buffer_memory=1_000)
     core.send()
     assert core.memory.available == 0
@@ -222,7 +222,7 @@ def test_memory_bounds_a_batch() -> None:
 
 
 def test_stress() -> None:
-    """Many records through few bytes: every one is sent once, in its partition's order."""
+    """With little memory, each of many records is sent once and in its partition's order."""
     rng, core = random.Random(1), Harness(batch_size=200, buffer_memory=2_000)
     sent: dict[TopicPartition, list[bytes]] = {A: [], B: []}
     seen: dict[TopicPartition, list[bytes]] = {A: [], B: []}
@@ -243,7 +243,7 @@ def test_stress() -> None:
 
 
 def test_repr() -> None:
-    """The state reads as text."""
+    """The repr shows the state."""
     core = Harness(batch_size=100)
     for _ in range(3):
         core.send(value=b"x" * 80)

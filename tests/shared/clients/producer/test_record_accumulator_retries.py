@@ -1,4 +1,4 @@
-"""The accumulator when things go wrong: backoff, order of what comes back, expiry, and ending what is not done."""
+"""The accumulator under failures: backoff, order of retries, expiry, and failing incomplete batches."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.shared.clients.producer.harness import (
 
 
 def test_a_retry_goes_alone() -> None:
-    """While a batch is tried again nothing else of its partition is out; then the rest follows."""
+    """While a batch is retried, no other batch of its partition is in flight. Then the rest follows."""
     core = Harness(batch_size=100, delivery_timeout_ms=10**6)
     core.warm_up()
     for _ in range(4):
@@ -33,7 +33,7 @@ def test_a_retry_goes_alone() -> None:
 
 
 def test_retry_backoff_delays_its_own_partition_alone() -> None:
-    """A batch that is tried again waits for its time and stays first; other partitions go on meanwhile."""
+    """A retried batch waits for its backoff and stays first. Other partitions continue."""
     core = Harness(batch_size=100)
     first, second = core.send(value=b"x" * 80), core.send(value=b"x" * 80)
     assert core.turn_one() is first.batch
@@ -61,7 +61,7 @@ def test_backoff_grows_up_to_its_maximum() -> None:
 
 
 def test_a_new_leader_spares_a_retry_its_backoff() -> None:
-    """With a leader that has not had the batch yet it goes at once; back to one that has, it waits."""
+    """A leader that has not had the batch gets it at once. One that has had it gets it after the backoff."""
     core = Harness()
     record = core.send()
     core.turn()
@@ -83,7 +83,7 @@ def test_a_new_leader_spares_a_retry_its_backoff() -> None:
 
 
 def test_an_expiry_says_what_it_waited_for() -> None:
-    """A record that never left names the node that was not reached, or that there was no leader."""
+    """The error of a record that was never sent names the unreachable node, or the missing leader."""
     for leader, down, said in (
         (1, {1}, "not written, node 1 was not reached"),
         (None, set(), "not written, no leader"),
@@ -102,8 +102,8 @@ def test_an_expiry_says_what_it_waited_for() -> None:
     assert str(record.fate).endswith("it may still be written"), "it was sent"
 
 
-def test_queues_of_what_is_gone_are_dropped() -> None:
-    """Empty ones; who waited for one meanwhile opens its batch in the queue that there is."""
+def test_empty_queues_of_deleted_partitions_are_dropped() -> None:
+    """A send that waited for a dropped queue uses the current one."""
     core = Harness()
     old, busy = core.accumulator.queue(A), core.send(B)
     before = core.accumulator.partitions
@@ -117,7 +117,7 @@ def test_queues_of_what_is_gone_are_dropped() -> None:
 
 
 def test_one_batch_expires() -> None:
-    """At delivery_timeout_ms, not before, and in a muted partition as well."""
+    """It expires at delivery_timeout_ms and not before, in a muted partition too."""
     for muted in (False, True):
         core = Harness(delivery_timeout_ms=3_200, linger_ms=300)
         record = core.send()
@@ -163,7 +163,7 @@ def test_several_batches_expire() -> None:
 
 
 def test_a_batch_that_is_soon_to_expire_is_sent() -> None:
-    """Being near its end does not keep a batch from being tried."""
+    """A batch that is about to expire is still sent."""
     core = Harness(delivery_timeout_ms=1_000)
     record = core.send()
     core.down = {1}
@@ -174,7 +174,7 @@ def test_a_batch_that_is_soon_to_expire_is_sent() -> None:
 
 
 def test_an_expired_batch_is_not_tried_again() -> None:
-    """What expires in its backoff is gone from the queue."""
+    """A batch that expires during its backoff leaves the queue."""
     core = Harness(delivery_timeout_ms=1_000)
     record = core.send()
     core.turn()
@@ -185,8 +185,8 @@ def test_an_expired_batch_is_not_tried_again() -> None:
     assert isinstance(record.fate, DeliveryTimeout)
 
 
-def test_end_all_that_is_not_done() -> None:
-    """Without mercy also what is in flight; every record hears of it once."""
+def test_fail_all_batches() -> None:
+    """Batches in flight fail too. Every record gets its error once."""
     core = Harness(batch_size=150, linger_ms=2**31 - 1, delivery_timeout_ms=2**31)
     records = [core.send(tp, b"x" * 50) for _ in range(33) for tp in (A, B, C)]
     assert core.turn()
@@ -196,8 +196,8 @@ def test_end_all_that_is_not_done() -> None:
     assert not core.accumulator.queued()
 
 
-def test_end_what_is_not_sent() -> None:
-    """What is in flight is left to its answer."""
+def test_fail_unsent_batches() -> None:
+    """Batches in flight wait for their responses."""
     core = Harness(batch_size=150, linger_ms=2**31 - 1, delivery_timeout_ms=2**31)
     records = [core.send(tp, b"x" * 50) for _ in range(33) for tp in (A, B, C)]
     sent = core.turn()
@@ -213,7 +213,7 @@ def test_end_what_is_not_sent() -> None:
 
 
 def test_retries_without_idempotence_keep_their_order() -> None:
-    """Batches without numbers go back to where they were, in whatever order their requests end."""
+    """Batches without sequence numbers return to their old places, in any order of their responses."""
     core = Harness(batch_size=100, enable_idempotence=False)
     records = [core.send(value=b"%d" % i + b"x" * 80) for i in range(4)]
     sent = core.turn()
@@ -228,7 +228,7 @@ def test_retries_without_idempotence_keep_their_order() -> None:
 
 
 def test_the_parts_of_a_split_take_its_place() -> None:
-    """Parts are sent before what was queued behind, and the first one's retry before the second."""
+    """Parts are sent before later batches, and the first one's retry before the second."""
     core = Harness(enable_idempotence=False, batch_size=300, max_in_flight_requests_per_connection=1)
     records = [core.send(value=b"%d" % i + b"x" * 100) for i in range(3)]
     core.answer(core.turn_one(), 10)
@@ -243,7 +243,7 @@ def test_the_parts_of_a_split_take_its_place() -> None:
 
 
 def test_expiry_leaves_no_trace_of_slowness() -> None:
-    """A partition counts as slow from when its batch could not go until that is sent or expires."""
+    """A partition counts as slow from when its batch could not be sent until it is sent or expires."""
     core = Harness(delivery_timeout_ms=1_000)
     core.down = {1}
     core.send()
@@ -260,8 +260,8 @@ def test_expiry_leaves_no_trace_of_slowness() -> None:
     assert queue.ready_since_ms is None
 
 
-def test_what_keeps_a_partition_from_going_on() -> None:
-    """The first batch once it is to be sent again, in backoff or out, and not when it was given up."""
+def test_the_retried_batch_of_a_partition() -> None:
+    """The first batch counts as retried from its first failure, in backoff or in flight, until it expires."""
     core = Harness(batch_size=100, delivery_timeout_ms=5_000)
     queue = core.accumulator.queue(A)
     assert (queue.retried(), queue.held) == (None, 0)

@@ -1,4 +1,4 @@
-"""Places: which batch and which index each record of a bulk got."""
+"""Record locations: the batch and index of each record of a bulk."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def batch_of(number: int) -> Batch:
 
 
 def fill(record_locations: RecordLocations, batches: list[Batch], numbers: list[int]) -> list[tuple[Batch, int]]:
-    """A run, as the bulk does it; gives each record's batch and index."""
+    """Appends a run as a bulk does, and returns each record's batch and index."""
     run, seen = record_locations.begin(), []
     for number in numbers:
         batch = batches[number]
@@ -41,7 +41,7 @@ def fill(record_locations: RecordLocations, batches: list[Batch], numbers: list[
 
 
 def fill_slice(record_locations: RecordLocations, batches: list[Batch], numbers: list[int]) -> list[tuple[object, int]]:
-    """A slice of columns, as it is taken: each batch by itself, the records that were not taken at the end."""
+    """Adds a slice of columns by batch, with the rejected records at the end."""
     error, seen, spans = BufferExhausted("full"), [(None, -1)] * len(numbers), []
     for number in [*range(BATCHES), -1]:
         rows = np.flatnonzero(np.array(numbers) == number)
@@ -59,7 +59,7 @@ def fill_slice(record_locations: RecordLocations, batches: list[Batch], numbers:
 
 @given(st.lists(steps, min_size=1, max_size=12))
 def test_indices_are_those_of_the_appends(taken: list[list[int] | tuple[list[int]] | int | str]) -> None:
-    """Through runs, slices, single records, refusals and other senders, each record has the index of its append."""
+    """Through runs, slices, single records, rejections and other senders, each record has the index of its append."""
     record_locations, batches = RecordLocations(), [batch_of(number) for number in range(BATCHES)]
     seen: list[tuple[object, int]] = []
     for step in taken:
@@ -89,8 +89,8 @@ def test_indices_are_those_of_the_appends(taken: list[list[int] | tuple[list[int
     assert all(batch.run is None for batch in batches)
 
 
-def test_a_run_that_took_nothing_leaves_nothing() -> None:
-    """An empty run is forgotten, and the batches are given once each, in the order of their first record."""
+def test_an_empty_run_leaves_nothing() -> None:
+    """An empty run is dropped. Batches are listed once, in the order of their first record."""
     record_locations, one, two = RecordLocations(), batch_of(1), batch_of(2)
     record_locations.begin()
     record_locations.end()

@@ -1,4 +1,4 @@
-"""What is wrong with a record is said before it is enqueued, with the topic and the place."""
+"""Invalid records are rejected before they are enqueued, with topic and coordinates."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from penstock.shared.common.errors import DataError, InvalidTimestamp, RecordToo
 
 @pytest.mark.parametrize("timestamp", [None, 0, 2**63 - 1])
 def test_timestamps(timestamp: int | None) -> None:
-    """None is now; else 64 bits, not negative."""
+    """None means now. Otherwise a timestamp is a non-negative 64-bit integer."""
     checked_timestamp("t", timestamp)
 
 
@@ -34,19 +34,19 @@ def test_odd_timestamps(timestamp: object) -> None:
 
 @pytest.mark.parametrize("partition", [None, 0, 2**31 - 1])
 def test_partitions(partition: int | None) -> None:
-    """None leaves the choice to the partitioner; else what a partition's number can be."""
+    """None lets the partitioner choose. Otherwise it is a valid partition number."""
     checked_partition("t", partition)
 
 
 @pytest.mark.parametrize("partition", [-1, 2**31, 1.0, "0"])
-def test_odd_partitions(partition: object) -> None:
-    """The error shows the value, and nobody waits for such a partition to come."""
+def test_invalid_partitions(partition: object) -> None:
+    """The error has the value, and there is no wait for the partition."""
     with pytest.raises(DataError, match=f"topic t: partition {partition!r} is not a number"):
         checked_partition("t", partition)
 
 
 def test_headers() -> None:
-    """Pairs in any sequence come out as the builder takes them; a name may come twice, a value may be None or empty."""
+    """Any sequence of pairs is accepted. Names may repeat, and a value may be None or empty."""
     given = [("a", b"1"), ["a", bytearray(b"2")], ("", None), ("ä", memoryview(b""))]
     assert checked_headers("t", iter(given)) == [("a", b"1"), ("a", b"2"), ("", None), ("ä", b"")]
 
@@ -63,14 +63,14 @@ def test_headers() -> None:
         ([("\ud800", b"1")], "topic t, header 0: the name .* cannot be written as UTF-8"),
     ],
 )
-def test_odd_headers(headers: Any, said: str) -> None:
-    """The error says which header, and what it is."""
+def test_invalid_headers(headers: Any, said: str) -> None:
+    """The error names the header and its value."""
     with pytest.raises(SerializationError, match=said):
         checked_headers("t", headers)
 
 
-def test_what_a_serializer_gives() -> None:
-    """Bytes or nothing."""
+def test_serializer_results() -> None:
+    """A serializer returns bytes or None."""
     assert serialized("t", "key", lambda _, data: data, None) is None
     assert serialized("t", "key", lambda _, data: data, b"k") == b"k"
     with pytest.raises(SerializationError, match="topic t: the key's serializer gave str, not bytes"):
@@ -79,7 +79,7 @@ def test_what_a_serializer_gives() -> None:
 
 @pytest.mark.parametrize("limit", ["max_request_size", "buffer_memory"])
 def test_the_limit_is_named(limit: str) -> None:
-    """A record is measured with its headers and those of a batch; the smaller setting is the limit."""
+    """A record's size includes its headers and the batch header. The smaller setting is the limit."""
     settings = ProducerSettings.model_validate({limit: 200})
     assert 100 < checked_size("t", b"k", b"v" * 50, [("h", b"x")], settings) <= 200
     with pytest.raises(RecordTooLarge, match=rf"topic t: a record of \d+ bytes; {limit}=200"):
@@ -96,8 +96,8 @@ async def waiting(*_: object) -> None: ...
 
 
 @pytest.mark.parametrize("callback", [None, print, len, Callbacks().plain, lambda *_: None, partial(print, "x")])
-def test_what_can_be_called(callback: Any) -> None:
-    """Functions, methods, built-in ones and partial ones."""
+def test_callable_callbacks(callback: Any) -> None:
+    """Functions, methods, builtins and partials are accepted."""
     checked_callback(callback)
 
 
@@ -111,7 +111,7 @@ def test_what_can_be_called(callback: Any) -> None:
         (partial(waiting, 1), "a coroutine function"),
     ],
 )
-def test_what_cannot_be_called(callback: Any, what: str) -> None:
-    """A coroutine would be made, and never awaited."""
+def test_invalid_callbacks(callback: Any, what: str) -> None:
+    """A coroutine function is rejected, because its coroutine would never be awaited."""
     with pytest.raises(TypeError, match=f"on_delivery must be a function that is not async, got {what}"):
         checked_callback(callback)

@@ -1,4 +1,4 @@
-"""The sender: its turns against a connection that goes nowhere, and its requests against the fake cluster."""
+"""The sender: its turns over a fake connection, and its requests against the fake cluster."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ TP = TopicPartition("t", 0)
 
 
 class Alone:
-    """A sender that was never started, over a connection that knows node 1 and has no socket to it."""
+    """A sender that was never started, over a connection that knows node 1 but has no socket."""
 
     def __init__(self, **settings: object) -> None:
         given = {"enable_idempotence": False, "linger_ms": 10, **settings}
@@ -64,7 +64,7 @@ class Alone:
 
 
 async def test_a_turn_says_when_the_next_is_due() -> None:
-    """After the linger; then not before the expiry, since what else is waited for wakes the sender itself."""
+    """The next turn is due after the linger, then at the expiry. All other events wake the sender."""
     alone = Alone(delivery_timeout_ms=40_000)
     know(alone.connection, {"t": {0: 1}})
     assert alone.sender.run_once(0) is None
@@ -79,7 +79,7 @@ async def test_a_turn_says_when_the_next_is_due() -> None:
 
 
 async def test_a_partition_without_a_leader_is_asked_about_again() -> None:
-    """The metadata is refreshed after each retry_backoff_ms, neither in a loop nor never."""
+    """The metadata is refreshed every retry_backoff_ms."""
     alone = Alone()
     know(alone.connection, {"t": {0: NO_LEADER}})
     alone.send()
@@ -94,8 +94,8 @@ async def test_a_partition_without_a_leader_is_asked_about_again() -> None:
     await alone.sender.close()
 
 
-async def test_a_broker_is_slow_while_it_leaves_lying_what_is_due() -> None:
-    """For longer than partitioner_availability_timeout_ms; with 0, never."""
+async def test_a_broker_is_slow_while_due_batches_wait() -> None:
+    """A broker is slow after partitioner_availability_timeout_ms, and never if that is 0."""
     for limit_ms, slow in ((50, True), (0, False)):
         alone = Alone(partitioner_availability_timeout_ms=limit_ms)
         know(alone.connection, {"t": {0: 1}})
@@ -126,8 +126,8 @@ def values(cluster: FakeCluster) -> list[bytes | None]:
     return [record.value for record in cluster.records("t")]
 
 
-async def test_a_producer_id_is_asked_for_until_there_is_one() -> None:
-    """A passing refusal is tried again; one for good ends what is queued, and the next record asks again."""
+async def test_a_producer_id_is_requested_until_there_is_one() -> None:
+    """A retriable error is retried. A permanent one fails queued records, and the next record requests again."""
     async with producing() as (cluster, producer):
         passing = cluster.control(Api.INIT_PRODUCER_ID, Fail(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS), times=3)
         assert await outcome(await producer.send("t", b"0")) == 0
@@ -140,7 +140,7 @@ async def test_a_producer_id_is_asked_for_until_there_is_one() -> None:
 
 @pytest.mark.parametrize("transactional_id", [None, "tx"])
 async def test_a_producer_id_while_the_only_node_is_asked_for_metadata(transactional_id: str | None) -> None:
-    """With one request in flight at a time, one that waits for its answer does not stand in the way of the id."""
+    """With one request in flight at a time, a pending metadata request does not block the producer id."""
     given = {"max_in_flight_requests_per_connection": 1, "transactional_id": transactional_id}
     async with producing(**given) as (cluster, producer):
         slow = cluster.control(Api.METADATA, Delay(40), times=1)
@@ -156,8 +156,8 @@ async def test_a_producer_id_while_the_only_node_is_asked_for_metadata(transacti
         assert values(cluster) == [b"0"]
 
 
-async def test_partitions_are_added_though_their_node_wants_a_rest() -> None:
-    """A node with a throttle time over it holds up no transaction that has a partition to add there."""
+async def test_partitions_are_added_while_their_node_throttles() -> None:
+    """A node's throttle time does not delay adding a partition to a transaction."""
     async with producing(partitions=2, transactional_id="tx") as (cluster, producer):
         await producer.init_transactions()
         await producer.begin_transaction()
@@ -177,7 +177,7 @@ async def test_partitions_are_added_though_their_node_wants_a_rest() -> None:
 
 
 async def test_a_new_producer_id_once_the_epochs_are_used_up() -> None:
-    """What is queued then waits for nothing but the new id."""
+    """Queued batches wait only for the new producer id."""
     async with producing() as (cluster, producer):
         await (await producer.send("t", b"0"))
         ledger = producer._sender.completion.ledger
@@ -192,7 +192,7 @@ async def test_a_new_producer_id_once_the_epochs_are_used_up() -> None:
 
 
 async def test_a_node_that_is_down_costs_a_batch_no_attempt() -> None:
-    """It is not sent, so it is surely not written, and its one try is spent when the node is back."""
+    """The batch is not sent, so it is not written, and its only attempt is left for when the node is back."""
     async with producing(retries=1) as (cluster, producer):
         await (await producer.send("t", b"0"))
         await cluster.stop_node(1)
@@ -231,7 +231,7 @@ async def test_requests_in_flight_are_bounded() -> None:
 
 
 async def test_another_leader() -> None:
-    """Whether the broker names it or the metadata does, the batch goes there, once."""
+    """A new leader from the response or from the metadata gets the batch once."""
     async with producing(nodes=2) as (cluster, producer):
         await (await producer.send("t", b"0"))
         for number in range(1, 5):
@@ -241,8 +241,8 @@ async def test_another_leader() -> None:
         assert len(values(cluster)) == 5
 
 
-async def test_a_broker_that_wants_a_rest_gets_it() -> None:
-    """After an answer with a throttle time the node takes nothing until that is over."""
+async def test_a_throttle_time_is_respected() -> None:
+    """After a response with a throttle time, the node gets no request until it has elapsed."""
     async with producing() as (cluster, producer):
         await (await producer.send("t", b"0"))
         row = Message(partition=0, error_code=0, base_offset=1)
@@ -258,14 +258,14 @@ async def test_a_broker_that_wants_a_rest_gets_it() -> None:
 
 
 async def test_acks_0_is_done_when_it_is_written_to_the_socket() -> None:
-    """No answer is waited for, and no offset known."""
+    """With acks=0 no response is awaited, and the offset is unknown."""
     async with producing(acks=0) as (cluster, producer):
         assert await outcome(await producer.send("t", b"0")) == -1
         await until(lambda: values(cluster) == [b"0"])
 
 
 async def test_close_waits_for_what_is_buffered() -> None:
-    """Without a timeout as long as it takes; sends are refused from then on."""
+    """Without a timeout `close` waits for all buffered records. New sends are rejected."""
     async with producing(linger_ms=60_000) as (cluster, producer):
         delivery = await producer.send("t", b"0")
         await producer.close()
@@ -290,7 +290,7 @@ async def test_close_with_a_timeout() -> None:
 
 
 async def test_close_while_there_is_no_producer_id() -> None:
-    """A new producer id that does not come holds up a close with a timeout for that long, and no longer."""
+    """A missing producer id delays `close` at most until its timeout."""
     async with producing() as (cluster, producer):
         cluster.control(Api.INIT_PRODUCER_ID, Fail(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS))
         delivery = await producer.send("t", b"0")
@@ -299,8 +299,8 @@ async def test_close_while_there_is_no_producer_id() -> None:
         assert await outcome(delivery) is IllegalState
 
 
-async def test_a_flush_that_is_cancelled_is_over() -> None:
-    """What was lingering lingers again."""
+async def test_a_cancelled_flush_has_no_further_effect() -> None:
+    """After a cancelled flush, batches linger again."""
     async with producing(linger_ms=60_000) as (cluster, producer):
         delivery = await producer.send("t", b"0")
         cluster.pause_node(1)
@@ -317,7 +317,7 @@ async def test_a_flush_that_is_cancelled_is_over() -> None:
 
 
 async def test_cancelled_before_and_after_it_was_sent() -> None:
-    """Before, the record is gone; after, it is written all the same."""
+    """Before it is sent, the record is dropped. Afterwards it is written anyway."""
     async with producing(linger_ms=60_000) as (cluster, producer):
         gone, kept = await producer.send("t", b"gone"), await producer.send("t", b"kept")
         assert gone.cancel()
@@ -362,7 +362,7 @@ async def test_close_with_a_timeout_in_a_transaction() -> None:
 
 
 async def test_close_of_a_fenced_producer() -> None:
-    """There is nothing left to abort: it closes at once."""
+    """A fenced producer has nothing to abort and closes at once."""
     async with producing(transactional_id="tx") as (cluster, producer):
         await producer.init_transactions()
         await producer.begin_transaction()
@@ -375,7 +375,7 @@ async def test_close_of_a_fenced_producer() -> None:
 
 
 async def test_a_transaction_after_an_invalid_state() -> None:
-    """INVALID_TXN_STATE on a batch makes it abortable; aborted, the next one goes through under a new epoch."""
+    """INVALID_TXN_STATE makes the transaction abortable. After the abort the next one succeeds in a new epoch."""
     async with producing(transactional_id="tx") as (cluster, producer):
         await producer.init_transactions()
         await producer.begin_transaction()
@@ -393,7 +393,7 @@ async def test_a_transaction_after_an_invalid_state() -> None:
 
 
 async def test_records_in_flight_are_waited_for_before_the_commit() -> None:
-    """The commit is asked for when every record has its answer."""
+    """The commit is requested after every record has its response."""
     async with producing(transactional_id="tx", linger_ms=60_000) as (cluster, producer):
         order: list[str] = []
 
@@ -411,8 +411,8 @@ async def test_records_in_flight_are_waited_for_before_the_commit() -> None:
 
 
 @pytest.mark.parametrize("code", [ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.DUPLICATE_SEQUENCE_NUMBER])
-async def test_what_was_appended_though_the_answer_denies_it(code: ErrorCode) -> None:
-    """A leader that appends and then loses its partition says that it does not lead: each record is there once."""
+async def test_an_append_that_the_leader_denies(code: ErrorCode) -> None:
+    """If a leader appends and then responds that it is not the leader, each record is in the log once."""
     async with producing() as (cluster, producer):
         cluster.control(Api.PRODUCE, Fail(code, handled=True), times=2)
         deliveries = [await producer.send("t", b"%d" % i) for i in range(3)]
@@ -476,7 +476,7 @@ async def test_the_backoff_of_a_node_grows_and_is_spread() -> None:
 
 
 async def test_a_full_buffer_sends_what_lingers() -> None:
-    """A send that finds no memory does not wait for the linger of others to pass, nor for its own time."""
+    """A send without memory waits neither for the linger of other batches nor for its own timeout."""
     given = {"linger_ms": 60_000, "batch_size": 1_000, "buffer_memory": 2_000, "delivery_timeout_ms": 100_000}
     async with producing(partitions=3, **given) as (cluster, producer):
         async with asyncio.timeout(PATIENCE_SECONDS):

@@ -1,4 +1,4 @@
-"""The producer's settings and how they contradict each other."""
+"""The producer's settings and their contradictions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_acks(given: object, meant: object) -> None:
 
 @pytest.mark.parametrize("conflict", [{"acks": 1}, {"retries": 0}, {"max_in_flight_requests_per_connection": 6}])
 def test_idempotence_and_what_contradicts_it(conflict: dict[str, int]) -> None:
-    """Asked for, idempotence refuses what contradicts it; as the default it is switched off; transactions need it."""
+    """Explicit idempotence rejects contradictory settings, the default is switched off. Transactions require it."""
     (name,) = conflict
     with capture_logs() as logged:
         assert ProducerSettings().enable_idempotence
@@ -36,7 +36,7 @@ def test_idempotence_and_what_contradicts_it(conflict: dict[str, int]) -> None:
 
 
 def test_a_delivery_timeout_that_is_too_short() -> None:
-    """The default is raised to what a lingering record and one request take, with a warning; one's own is refused."""
+    """The default is raised to linger plus one request, with a warning. An explicit value is rejected."""
     kafka = KafkaSettings(request_timeout_ms=115_000)
     fitting = ProducerSettings(linger_ms=5_000)
     with capture_logs() as logged:
@@ -96,7 +96,7 @@ def test_compression_levels() -> None:
         {"transactional_id": ""},
     ],
 )
-def test_what_is_out_of_range_is_refused_by_name(wrong: dict[str, object]) -> None:
+def test_values_out_of_range_are_rejected(wrong: dict[str, object]) -> None:
     """The error names the setting."""
     (name,) = wrong
     with pytest.raises(ConfigError, match=name):

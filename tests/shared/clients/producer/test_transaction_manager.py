@@ -1,4 +1,4 @@
-"""The transaction's table of states: what is allowed when."""
+"""The transaction's state table: the allowed transitions."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def in_state(state: TxnState) -> Transaction:
 
 @pytest.mark.parametrize(("source", "target"), list(itertools.product(TxnState, TxnState)))
 def test_the_table(source: TxnState, target: TxnState) -> None:
-    """A state can be reached from another exactly where the table says so."""
+    """A transition is allowed exactly if the table has it."""
     transaction = in_state(source)
     if source is TxnState.FATAL_ERROR:
         with pytest.raises(ProducerFenced):
@@ -37,7 +37,7 @@ def test_the_table(source: TxnState, target: TxnState) -> None:
 
 
 def test_errors() -> None:
-    """An error makes an open transaction abortable, a fatal one ends the producer for good."""
+    """An error makes an open transaction abortable. A fatal one ends the producer."""
     transaction = in_state(TxnState.IN_TRANSACTION)
     transaction.fail(NotEnoughReplicas("t-0"))
     with pytest.raises(TransactionAborted, match="t-0"):
@@ -49,15 +49,15 @@ def test_errors() -> None:
     assert transaction.state is TxnState.FATAL_ERROR
 
 
-def test_an_error_after_the_end_is_nobodys() -> None:
-    """An error that comes when no transaction is open changes nothing."""
+def test_an_error_without_a_transaction_has_no_effect() -> None:
+    """An error without an open transaction has no effect."""
     transaction = in_state(TxnState.READY)
     transaction.fail(NotEnoughReplicas("t-0"))
     assert transaction.state is TxnState.READY
 
 
-def test_what_the_coordinator_knows() -> None:
-    """A partition is muted until it was added; a transaction that the coordinator knows nothing of is empty."""
+def test_partitions_added_to_a_transaction() -> None:
+    """A partition is muted until it is added. A transaction without added partitions is empty."""
     transaction = in_state(TxnState.IN_TRANSACTION)
     transaction.want({TP})
     assert transaction.muted(TP)

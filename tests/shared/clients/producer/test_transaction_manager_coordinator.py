@@ -1,4 +1,4 @@
-"""What the coordinators' refusals cost: the transaction, or the producer."""
+"""The effects of coordinator errors: some abort the transaction, others are fatal for the producer."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TP = TopicPartition("t", 0)
 
 
 class Granting:
-    """A connection over which each request for a producer id gets the next epoch of id 9."""
+    """A connection whose requests for a producer id return the next epoch of id 9."""
 
     client_id = "c"
 
@@ -107,8 +107,8 @@ def values(cluster: FakeCluster) -> list[bytes | None]:
         (Api.TXN_OFFSET_COMMIT, ErrorCode.FENCED_INSTANCE_ID, FencedInstanceId),
     ],
 )
-async def test_refusals_that_cost_the_transaction_alone(api: Api, code: ErrorCode, error: type[PenstockError]) -> None:
-    """The error says what is refused and that it is abortable; the next transaction is as good as any."""
+async def test_coordinator_errors_that_only_abort(api: Api, code: ErrorCode, error: type[PenstockError]) -> None:
+    """The error has its reason and is abortable. The next transaction succeeds."""
     async with producing(transactional_id="x") as (cluster, producer):
         await producer.init_transactions()
         control = cluster.control(api, Fail(code), times=1)
@@ -136,7 +136,7 @@ async def test_refusals_that_cost_the_transaction_alone(api: Api, code: ErrorCod
     ],
 )
 async def test_refusals_that_end_the_producer(api: Api, code: ErrorCode, error: type[PenstockError]) -> None:
-    """Whatever is called from then on raises the same; of fencing it says both reasons there can be."""
+    """Every later call raises the same error. A fencing error names both possible causes."""
     async with producing(transactional_id="x") as (cluster, producer):
         await producer.init_transactions()
         cluster.control(api, Fail(code))
@@ -150,8 +150,8 @@ async def test_refusals_that_end_the_producer(api: Api, code: ErrorCode, error: 
             await producer.begin_transaction()
 
 
-async def test_what_was_not_attempted_is_not_the_reason() -> None:
-    """Of several partitions the one that was refused is named, also where it is the last in the answer."""
+async def test_the_error_names_the_rejected_partition() -> None:
+    """Of several partitions the rejected one is named, also if it is the last in the response."""
     async with producing(partitions=2, transactional_id="x") as (cluster, producer):
         await producer.init_transactions()
         rows = [
@@ -213,7 +213,7 @@ async def test_an_abort_of_what_timed_out() -> None:
 
 
 async def test_an_abort_of_a_fenced_producer() -> None:
-    """Where a newer producer has the id, the next epoch is refused, and that is the end."""
+    """If a newer producer has the id, the request for the next epoch fails fatally."""
     async with producing(transactional_id="x") as (cluster, old), producing(transactional_id="x") as (_, __):
         await old.init_transactions()
         await old.begin_transaction()
@@ -229,7 +229,7 @@ async def test_an_abort_of_a_fenced_producer() -> None:
 
 
 async def test_transactions_follow_each_other_soon() -> None:
-    """While the last one is being completed the next is asked for again within milliseconds."""
+    """While the previous transaction completes, the next one is retried within milliseconds."""
     async with FakeCluster(transaction_completion_ms=20) as cluster:
         cluster.create_topic("t")
         async with producing(transactional_id="x") as (_, template):

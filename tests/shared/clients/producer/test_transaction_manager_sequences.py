@@ -26,7 +26,7 @@ def test_numbers_are_handed_out_in_order() -> None:
 
 
 def test_numbers_wrap() -> None:
-    """After 2^31 - 1 comes 0, and an acknowledgement across the wrap counts forward."""
+    """Sequence numbers wrap from 2^31 - 1 to 0, and an acknowledgement across the wrap moves forward."""
     sequences = ledger()
     first = sequences.assign(A, 2**31 - 1)
     second = sequences.assign(A, 3)
@@ -39,7 +39,7 @@ def test_numbers_wrap() -> None:
 
 
 def test_acknowledgements_may_come_in_any_order() -> None:
-    """A batch that is acknowledged says so for all before it; a later word of those changes nothing."""
+    """An acknowledged batch implies all earlier ones. Later responses for those change nothing."""
     sequences = ledger()
     first, second = sequences.assign(A, 1), sequences.assign(A, 9)
     sequences.acknowledged(A, second, 9)
