@@ -85,7 +85,6 @@ def progress(
     said: str | bytes = "{}",
     *,
     epoch: int = 2,
-    previous: int | None = None,
     topic_id: str | None = TOPIC_ID,
     appended: Mapping[str, int] | None = None,
 ) -> Row:
@@ -98,7 +97,6 @@ def progress(
         "epoch": epoch,
         "progress": text,
         "topic_id": topic_id,
-        "previous_offset": previous,
         "appended": json.dumps(dict(appended or {})),
         "rewritten_rows": 0,
         "added_rows": 0,
@@ -197,7 +195,7 @@ class LakeWriter:
                 else:
                     state.append(dict(gone(partition, store.name, key, start, offset)))
             said = msgspec.json.encode(reader.progress)
-            done = progress(partition, covered, said, epoch=reader.epoch, previous=first, topic_id=self.topic_id)
+            done = progress(partition, covered, said, epoch=reader.epoch, topic_id=self.topic_id)
             state.append(dict(done))
             if not crash:
                 self._next[partition] = covered

@@ -41,7 +41,7 @@ INDEXED = {
 PROGRESS = pa.schema(
     [
         *(("row", pa.string()), ("partition", pa.int32()), ("changelog_offset", pa.int64()), ("epoch", pa.int32())),
-        *(("progress", pa.string()), ("topic_id", pa.string()), ("previous_offset", pa.int64())),
+        *(("progress", pa.string()), ("topic_id", pa.string())),
         *(("appended", pa.string()), ("rewritten_rows", pa.int64()), ("added_rows", pa.int64())),
         *(("added_files", pa.int32()), ("expired_ms", pa.int64())),
     ]
@@ -49,7 +49,6 @@ PROGRESS = pa.schema(
 """The columns of a progress row.
 
 - `changelog_offset`: the covered offset, which is the next offset to read.
-- `previous_offset`: the covered offset of the previous compaction.
 - `appended`: JSON, by table its last changelog offset of this partition.
 - `rewritten_rows`: the number of rows that the partition had when it was last rewritten.
 - `added_rows`, `added_files`: the number of rows and files added since then.

@@ -221,8 +221,15 @@ class Compaction:
             return self._nothing_new(plan)
         self.log(f"reading {sum(one.end - one.first for one in wanted)} changelog records")
         settings, offsets = self.settings, plan.offsets
-        common = (settings.kafka_timeout_ms, settings.folder, self.options, self.job, settings.closed_retention_days)
-        options = FoldOptions(settings.kafka, offsets.topic, offsets.topic_id, *common)
+        options = FoldOptions(
+            kafka=settings.kafka,
+            topic=offsets.topic,
+            topic_id=offsets.topic_id,
+            idle_ms_max=settings.kafka_timeout_ms,
+            folder=settings.folder,
+            storage_options=self.options,
+            retention_days=settings.closed_retention_days,
+        )
         done = self._run_tasks(wanted, lambda one: one.end - one.first, fold.fold(options))
         found = [msgspec.msgpack.decode(one, type=fold.FoldResult) for one in done]
         for task in found:
@@ -341,7 +348,7 @@ class Compaction:
             paths = [file["path"] for file in own]
             wanted.append(RewriteInput(p, paths, count, size, rows[:1] + retained[: PROGRESS_ROWS_MAX - 1]))
         self.log(f"rewriting {len(wanted)} partitions of `state`, {sum(one.rows for one in wanted)} rows")
-        step = rewrite(self.path(STATE), self.options, f"{self.job}-r")
+        step = rewrite(self.path(STATE), self.options)
         done = self._run_tasks(wanted, lambda one: one.rows, step)
         added = [file for one in done for file in msgspec.msgpack.decode(one, type=list[DataFile])]
         now_ms = int(time.time() * 1000)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import time
+import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -58,12 +59,14 @@ class Files:
         self._files = pafs.PyFileSystem(DeltaStorageHandler(uri, dict(options)))
         self._uri, self._indexed = uri, indexed
 
-    def write(self, name: str, batches: Sequence[pa.RecordBatch], partition: int | None = None) -> DataFile:
+    def write(self, batches: Sequence[pa.RecordBatch], partition: int | None = None) -> DataFile:
         """Write one file. `partition` is the value of the column `partition` if the table is partitioned by it.
 
-        Raises LakeUnavailable if the file cannot be written.
+        No two files have the same name, so two attempts of one Spark task do not write the same file. Raises
+        LakeUnavailable if the file cannot be written.
         """
         table = pa.Table.from_batches(batches)
+        name = f"part-{uuid.uuid4().hex}.parquet"
         if partition is not None:
             table = table.drop_columns(["partition"])
         path = name if partition is None else f"partition={partition}/{name}"

@@ -105,7 +105,7 @@ def lagging(newest: Mapping[str, Any] | None, positions: Mapping[str, int]) -> l
 
 
 class FoldOptions(NamedTuple):
-    """Options of all tasks of a compaction: the changelog, and the folder and names of the files."""
+    """Options of all tasks of a compaction: the changelog, and the folder of the tables."""
 
     kafka: KafkaSettings
     topic: str
@@ -113,7 +113,6 @@ class FoldOptions(NamedTuple):
     idle_ms_max: int
     folder: str
     storage_options: Mapping[str, str]
-    job: str
     retention_days: int | None = None
 
     def files(self, table: str) -> Files:
@@ -182,16 +181,15 @@ def write_files(
     """Write one table's rows and yield the files. Rows may have several schemas; the last one is the widest."""
     if not batches:
         return
-    kind, files, nth = table.partition("/")[0], options.files(table), 0
+    kind = table.partition("/")[0]
+    files = options.files(table)
     by_time = {CLOSED: "window_start", LATE: "event_time"}.get(kind)
     for own in sortable_chunks(batches):
         rows = pa.concat_tables([pa.Table.from_batches([batch]) for batch in own], promote_options="permissive")
         if by_time is not None:
             rows = rows.sort_by(by_time)
         for at in range(0, len(rows), FILE_ROWS):
-            name = f"part-{options.job}-{partition}-{nth}.parquet"
-            yield files.write(name, rows.slice(at, FILE_ROWS).to_batches(), partition if kind == STATE else None)
-            nth += 1
+            yield files.write(rows.slice(at, FILE_ROWS).to_batches(), partition if kind == STATE else None)
 
 
 def sortable_chunks(batches: Sequence[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
@@ -289,7 +287,6 @@ class PartitionFold:
             "epoch": commit.epoch,
             "progress": msgspec.json.encode(commit.progress).decode(),
             "topic_id": options.topic_id,
-            "previous_offset": 0 if newest is None else newest["changelog_offset"],
             "appended": json.dumps(self.appended),
             "rewritten_rows": rows if newest is None else newest["rewritten_rows"],
             "added_rows": 0 if newest is None else newest["added_rows"] + rows,

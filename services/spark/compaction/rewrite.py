@@ -30,31 +30,29 @@ class RewriteInput(NamedTuple):
     progress: list[dict[str, Any]]
 
 
-def rewrite(folder: str, options: Mapping[str, str], job: str) -> Callable[[bytes], Iterator[bytes]]:
+def rewrite(folder: str, options: Mapping[str, str]) -> Callable[[bytes], Iterator[bytes]]:
     """Returns the function of a task, from a list of `RewriteInput` to lists of DataFile, all as msgpack."""
 
     def run(inputs: bytes) -> Iterator[bytes]:
         for one in msgspec.msgpack.decode(inputs, type=list[RewriteInput]):
-            yield msgspec.msgpack.encode(list(_rewritten(Files(folder, options, INDEXED[STATE]), one, job)))
+            yield msgspec.msgpack.encode(list(_rewritten(Files(folder, options, INDEXED[STATE]), one)))
 
     return run
 
 
-def _rewritten(files: Files, one: RewriteInput, job: str) -> Iterator[DataFile]:
+def _rewritten(files: Files, one: RewriteInput) -> Iterator[DataFile]:
     passes = max(one.rows // PASS_ROWS, one.size // PASS_BYTES) + 1
-    number = total = 0
+    total = 0
     for nth in range(passes):
         parts = [_own(files.read(path), nth, passes) for path in one.paths]
         live = live_rows(pa.concat_tables(parts, promote_options="permissive"))
         total += len(live)
         live = live.append_column("partition", pa.repeat(one.partition, len(live)).cast(pa.int32()))
         for at in range(0, len(live), FILE_ROWS):
-            name = f"part-{job}-{one.partition}-{number}.parquet"
-            yield files.write(name, live.slice(at, FILE_ROWS).to_batches(), one.partition)
-            number += 1
+            yield files.write(live.slice(at, FILE_ROWS).to_batches(), one.partition)
     newest = one.progress[0] | {"rewritten_rows": total, "added_rows": 0, "added_files": 0}
     progress = pa.RecordBatch.from_pylist([newest, *one.progress[1:]], PROGRESS)
-    yield files.write(f"part-{job}-{one.partition}-{number}.parquet", [progress], one.partition)
+    yield files.write([progress], one.partition)
 
 
 def _own(rows: pa.Table, nth: int, passes: int) -> pa.Table:

@@ -11,7 +11,6 @@ and raised at the end. If another job commits first, OPTIMIZE, VACUUM or the rew
 from __future__ import annotations
 
 import time
-import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from functools import partial
@@ -191,13 +190,13 @@ def optimize(table: DeltaTable, kind: str, options: Mapping[str, str] | None = N
     """
     time_column, schema = TIMES[kind], pa.schema(table.schema().to_arrow())
     files = Files(table.table_uri, options or {}, INDEXED[kind])
-    name, now_ms = f"part-{uuid.uuid4().hex}", int(time.time() * 1000)
+    now_ms = int(time.time() * 1000)
     added = list[DataFile]()
     removed = list[RemoveAction]()
     for group in _groups(pa.table(table.get_add_actions(flatten=True)).to_pylist(), f"min.{time_column}"):
         rows = pa.concat_tables([_with_schema(files.read(file["path"]), schema) for file in group])
         rows = rows.sort_by([(time_column, "ascending"), ("changelog_offset", "ascending")])
-        added.append(files.write(f"{name}-{len(added)}.parquet", rows.to_batches()))
+        added.append(files.write(rows.to_batches()))
         removed += [RemoveAction(file["path"], False, now_ms, file["size_bytes"], {}) for file in group]
     if added:
         delta_writer.commit(table, added, removed, {"kind": OPTIMIZE, **(delta_writer.positions(table) or {})})

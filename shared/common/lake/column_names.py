@@ -8,7 +8,7 @@ from __future__ import annotations
 
 STATE_COLUMNS = (
     *("row", "partition", "store", "key", "start_ms", "end_ms", "live", "changelog_offset"),
-    *("epoch", "progress", "topic_id", "previous_offset", "appended"),
+    *("epoch", "progress", "topic_id", "appended"),
     *("rewritten_rows", "added_rows", "added_files", "expired_ms"),
 )
 CLOSED_COLUMNS = (

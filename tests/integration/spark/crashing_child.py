@@ -13,7 +13,7 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from penstock.services.spark.compaction import compact, table_maintenance
+from penstock.services.spark.compaction import compact, delta_writer, table_maintenance
 from penstock.services.spark.compaction.compact import Compaction, CompactionReport, Plan
 from penstock.services.spark.compaction.settings import CompactSettings
 from penstock.services.spark.main import DONE, compact_main
@@ -104,12 +104,35 @@ class DuringDelete(Compaction):
         die()
 
 
-class DuringOptimize(Compaction):
-    """Killed in OPTIMIZE."""
+def dying_optimize(*, is_committed: bool) -> None:
+    """Make every OPTIMIZE due, and let it die before or after its commit."""
+    commit = delta_writer.commit
+
+    def dying_commit(table: Any, added: Any, removed: Any, metadata: Any) -> int:
+        if metadata["kind"] != table_maintenance.OPTIMIZE:
+            return commit(table, added, removed, metadata)
+        if is_committed:
+            commit(table, added, removed, metadata)
+        die()
+        return 0
+
+    delta_writer.commit = dying_commit
+    table_maintenance.is_optimize_due = lambda history, appends_max: True
+
+
+class BeforeOptimize(Compaction):
+    """Killed with the merged file of an OPTIMIZE written and not committed."""
 
     def _maintain(self, plan: Plan, report: CompactionReport) -> CompactionReport:
-        table_maintenance.optimize = lambda table: die()
-        table_maintenance.is_optimize_due = lambda history, appends_max: True
+        dying_optimize(is_committed=False)
+        return super()._maintain(plan, report)
+
+
+class AfterOptimize(Compaction):
+    """Killed with one table's OPTIMIZE committed, and the other table's not begun."""
+
+    def _maintain(self, plan: Plan, report: CompactionReport) -> CompactionReport:
+        dying_optimize(is_committed=True)
         return super()._maintain(plan, report)
 
 
@@ -143,7 +166,7 @@ POINTS: dict[str, Callable[..., Compaction]] = {
     kind.__name__: kind
     for kind in (
         *(BeforeRead, BeforeCommit, AfterClosed, BeforeState, BeforeRewrite, DuringRewrite),
-        *(BeforeDelete, DuringDelete, DuringOptimize),
+        *(BeforeDelete, DuringDelete, BeforeOptimize, AfterOptimize),
     )
 }
 

@@ -6,6 +6,7 @@ import asyncio
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,12 @@ import pyarrow.parquet
 import pytest
 from deltalake import DeltaTable
 
+from penstock import spark as penstock_spark
 from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.services.spark.audit.audit import run_audit
 from penstock.services.spark.audit.audit_inputs import NotAuditable
 from penstock.services.spark.audit.settings import AuditSettings
-from penstock.services.spark.batch.batch import Batch, BatchFenced, BatchRejected, BatchReport
+from penstock.services.spark.batch.batch import Batch, BatchRejected, BatchReport
 from penstock.services.spark.batch.settings import BatchSettings
 from penstock.services.spark.compaction.compact import Compaction
 from penstock.services.spark.compaction.settings import CompactSettings
@@ -82,12 +84,12 @@ def fatal(topic, mark, number, error=""):
     return builder.build()
 
 
-def slow(topic, mark, seconds="20"):
-    """The same, and the first record of all waits until a file is there."""
+def slow(topic, mark, seconds="20", number="0"):
+    """The same, and the record of that number waits until a file is there."""
     import time
 
     def see(value):
-        if value["id"] == 0:
+        if value["id"] == int(number):
             Path(mark + "-waits").touch()
             for _ in range(int(seconds) * 100):
                 if Path(mark).exists():
@@ -172,14 +174,14 @@ async def batch(spark: Any, settings: BatchSettings) -> BatchReport:
 
 @asynccontextmanager
 async def command(
-    kafka: EmbeddedKafka, folder: Path, build: str, options: dict[str, str], *more: str
+    kafka: EmbeddedKafka, folder: Path, build: str, options: dict[str, str], *more: str, stderr: int | None = None
 ) -> AsyncIterator[asyncio.subprocess.Process]:
     """`penstock batch` as a process of its own, with small commits; killed at the end if it still runs."""
     flags = [f"--application={options['topic']}", f"--lake={folder / 'lake'}", "--commit-records=20"]
     flags += [f"--kafka.bootstrap-servers={kafka.bootstrap_servers}", f"--topology={MODULE}:{build}"]
     flags += [f"--topology-options={msgspec.json.encode(options).decode()}", "--spark.master=local[2]", *more]
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "penstock", "batch", *flags, stdout=asyncio.subprocess.PIPE
+        sys.executable, "-m", "penstock", "batch", *flags, stdout=asyncio.subprocess.PIPE, stderr=stderr
     )
     try:
         yield process
@@ -215,6 +217,32 @@ def in_lake(folder: Path, application: str) -> tuple[list[Any], list[Any]]:
     return closed, late
 
 
+async def require_right(spark: Any, chain: Chain, folder: Path) -> None:
+    """Require topics, and tables after a compaction, to be those of an uninterrupted stream."""
+    closed, late = offline(chain.topic, chain.sent)
+    assert (await chain.values("out"), await chain.values("late")) == (closed, late)
+    settings = CompactSettings(application=chain.topic, lake=str(folder / "lake"), kafka=chain.kafka)
+    await asyncio.to_thread(Compaction(spark, settings, print).run)
+    closed_rows, late_rows = in_lake(folder, chain.topic)
+    fields = ("key", "start", "end", "n", "sum")
+    windows = [tuple(msgspec.json.decode(value)[name] for name in fields) for value in closed]
+    assert [(key, ms(start), ms(end), n, sum_) for key, start, end, n, sum_ in closed_rows] == sorted(windows)
+    positions = [0, 0]
+    numbers = {}
+    for partition, _, _, number in chain.sent:
+        numbers[partition, positions[partition]] = number
+        positions[partition] += 1
+    late_numbers = sorted(numbers[partition, offset] for _, _, offset, partition in late_rows)
+    assert late_numbers == sorted(msgspec.json.decode(value)["id"] for value in late)
+    live = await asyncio.to_thread(penstock_spark.live(spark, str(folder / "lake"), chain.topic, "s").collect)
+    counted = sum(row[3] for row in closed_rows) + sum(row.n for row in live) + len(late_rows)
+    assert counted == len(chain.sent)
+
+
+def ms(time: datetime) -> int:
+    return round(time.timestamp() * 1_000)
+
+
 async def test_live_then_batch_then_live(spark: Any, kafka: EmbeddedKafka, topic_name: str, folder: Path) -> None:
     """Results, late records and tables are those of live alone; each part goes on from the one before."""
     async with chain_of(kafka, topic_name) as chain, chain_of(kafka, f"{topic_name}-alone") as alone:
@@ -247,7 +275,7 @@ async def test_until_a_time(spark: Any, kafka: EmbeddedKafka, topic_name: str, f
     """Each partition is read up to its first record of that time; the next batch reads the others."""
     async with chain_of(kafka, topic_name) as chain:
         await chain.send(200)
-        done = await batch(spark, settings_of(chain, folder, until="1300"))
+        done = await batch(spark, settings_of(chain, folder, until="1970-01-01T00:00:01.300Z"))
         first = {p: next(i for i, e in enumerate(own(chain, p)) if e[2] >= 1_300) for p in (0, 1)}
         assert done.to_offsets == {topic_name: first}
         assert done.read == sum(first.values())
@@ -299,32 +327,52 @@ async def test_a_record_that_cannot_be_handled_is_named(
 async def test_a_live_start_fences_a_batch(
     spark: Any, kafka: EmbeddedKafka, topic_name: str, folder: Path, guarantee: str
 ) -> None:
-    """A batch whose partitions a live instance takes over ends, and says so; everything is there once."""
-    async with chain_of(kafka, topic_name) as chain:
-        await chain.send(300)
-        mark = folder / "mark"
-        settings = settings_of(chain, folder, "slow", topology_options={"mark": str(mark)}, commit_records=50)
-        job = asyncio.create_task(batch(spark, settings))
-        await until(exists(Path(f"{mark}-waits")), 120.0)
-        options = {"topic": topic_name, "mark": str(folder / "none"), "seconds": "0"}
-        given = {"lake": str(folder / "lake"), "processing_guarantee": guarantee}
-        worker = chain.worker(load_topology(f"{MODULE}:slow", options), **given)
-        async with running(worker) as loop:
-            await or_its_error(loop, chain.wait_processed(worker))
-            mark.touch()
-            with pytest.raises(BatchFenced, match=f"the group {topic_name} has members"):
-                await job
-        assert (await chain.values("out"), await chain.values("late")) == offline(topic_name, chain.sent)
-
-
-async def test_a_batch_that_is_killed_is_made_good_by_the_next(
-    kafka: EmbeddedKafka, topic_name: str, folder: Path
-) -> None:
-    """The driver is killed while a task works; the next batch goes on from the last commits."""
+    """A batch whose partitions a live instance takes over ends with status 3 and names the members of the group."""
     async with chain_of(kafka, topic_name) as chain:
         await chain.send(300)
         mark = folder / "mark"
         options = {"topic": topic_name, "mark": str(mark)}
+        async with command(kafka, folder, "slow", options, stderr=asyncio.subprocess.PIPE) as process:
+            await until(exists(Path(f"{mark}-waits")), 120.0)
+            given = {"lake": str(folder / "lake"), "processing_guarantee": guarantee}
+            at_once = {"topic": topic_name, "mark": str(folder / "none"), "seconds": "0"}
+            worker = chain.worker(load_topology(f"{MODULE}:slow", at_once), **given)
+            async with running(worker) as loop:
+                await or_its_error(loop, chain.wait_processed(worker))
+                mark.touch()
+                _, logged = await process.communicate()
+        assert process.returncode == 3
+        assert f"the group {topic_name} has members" in logged.decode()
+        await require_right(spark, chain, folder)
+
+
+async def test_a_batch_is_stopped_within_a_record(
+    spark: Any, kafka: EmbeddedKafka, topic_name: str, folder: Path
+) -> None:
+    """SIGTERM cancels Spark's tasks at once, with status 0; the next batch continues from the last commits."""
+    async with chain_of(kafka, topic_name) as chain:
+        await chain.send(200)
+        mark = folder / "mark"
+        options = {"topic": topic_name, "mark": str(mark), "number": "150", "seconds": "60"}
+        async with command(kafka, folder, "slow", options, "--every=500ms") as process:
+            await until(exists(Path(f"{mark}-waits")), 120.0)
+            process.terminate()
+            assert await asyncio.wait_for(process.wait(), 30) == 0
+        mark.touch()
+        settings = settings_of(chain, folder, "slow", topology_options={"mark": str(mark), "number": "150"})
+        done = await batch(spark, settings)
+        assert 0 < done.read < 200
+        await require_right(spark, chain, folder)
+
+
+async def test_a_batch_that_is_killed_is_continued_by_the_next(
+    spark: Any, kafka: EmbeddedKafka, topic_name: str, folder: Path
+) -> None:
+    """The driver is killed while a task works; the next batch continues from the last commits."""
+    async with chain_of(kafka, topic_name) as chain:
+        await chain.send(300)
+        mark = folder / "mark"
+        options = {"topic": topic_name, "mark": str(mark), "number": "200"}
         async with command(kafka, folder, "slow", options) as first:
             await until(exists(Path(f"{mark}-waits")), 120.0)
             first.kill()
@@ -332,12 +380,14 @@ async def test_a_batch_that_is_killed_is_made_good_by_the_next(
         async with command(kafka, folder, "slow", options) as second:
             told, _ = await second.communicate()
         assert second.returncode == 0
-        assert msgspec.json.decode(told)["to_offsets"] == {topic_name: {"0": 150, "1": 150}}
-        assert (await chain.values("out"), await chain.values("late")) == offline(topic_name, chain.sent)
+        report = msgspec.json.decode(told)
+        assert report["read"] < 300
+        assert report["to_offsets"] == {topic_name: {"0": 150, "1": 150}}
+        await require_right(spark, chain, folder)
 
 
-async def test_a_task_that_dies_is_tried_again(kafka: EmbeddedKafka, topic_name: str, folder: Path) -> None:
-    """Spark starts another worker for it, which goes on from the last commit: everything is there once."""
+async def test_a_task_that_dies_is_tried_again(spark: Any, kafka: EmbeddedKafka, topic_name: str, folder: Path) -> None:
+    """Spark starts another worker for it, which continues from the last commit."""
     async with chain_of(kafka, topic_name) as chain:
         await chain.send(300)
         mark = folder / "mark"
@@ -347,13 +397,15 @@ async def test_a_task_that_dies_is_tried_again(kafka: EmbeddedKafka, topic_name:
         assert process.returncode == 0
         assert mark.exists()
         assert msgspec.json.decode(told)["read"] < 300
-        assert (await chain.values("out"), await chain.values("late")) == offline(topic_name, chain.sent)
+        await require_right(spark, chain, folder)
         assert [(await chain.confirmed(p)).epoch for p in range(2)] in ([1, 2], [2, 2])
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("point", ["before", "within", "after"])
-async def test_a_task_that_dies_at_a_commit(kafka: EmbeddedKafka, topic_name: str, folder: Path, point: str) -> None:
+async def test_a_task_that_dies_at_a_commit(
+    spark: Any, kafka: EmbeddedKafka, topic_name: str, folder: Path, point: str
+) -> None:
     """Whether its commit was written or not, the next attempt goes on from what holds."""
     async with chain_of(kafka, topic_name) as chain:
         await chain.send(300)
@@ -363,7 +415,7 @@ async def test_a_task_that_dies_at_a_commit(kafka: EmbeddedKafka, topic_name: st
         assert process.returncode == 0
         assert await exists(folder / "mark")()
         assert msgspec.json.decode(told)["to_offsets"] == {topic_name: {"0": 150, "1": 150}}
-        assert (await chain.values("out"), await chain.values("late")) == offline(topic_name, chain.sent)
+        await require_right(spark, chain, folder)
 
 
 async def test_batches_every_so_often(kafka: EmbeddedKafka, topic_name: str, folder: Path) -> None:
@@ -408,20 +460,23 @@ def write_files(folder: Path, format: str, rows: list[dict[str, Any]]) -> Path:
     return there
 
 
-@pytest.mark.parametrize("format", ["parquet", "csv", "json"])
+@pytest.mark.parametrize(("format", "live_from"), [("parquet", "latest"), ("csv", "offsets"), ("json", "time")])
 async def test_history_from_files_then_live(
-    spark: Any, kafka: EmbeddedKafka, topic_name: str, folder: Path, format: str
+    spark: Any, kafka: EmbeddedKafka, topic_name: str, folder: Path, format: str, live_from: str
 ) -> None:
-    """Windows are those of history and topic in one stream; the live one begins where it was told to."""
+    """Windows are those of history and topic in one stream; the live instance begins at `live_from`."""
     history = [(for_key(key, 2), key, i * 13, i) for i in range(300) for key in [KEYS[i % 7]]]
     files = write_files(folder, format, rows_of_events(history))
     async with chain_of(kafka, topic_name) as chain:
         chain.sent = history[:]
         await chain.send(50)  # which are in the files, as it were
         before = [sum(1 for e in chain.sent[300:] if e[0] == p) for p in (0, 1)]
+        newest = datetime.fromtimestamp((max(e[2] for e in chain.sent[300:]) + 1) / 1_000, UTC)
+        if live_from != "latest":
+            live_from = newest.isoformat() if live_from == "time" else f"0:{before[0]},1:{before[1]}"
         del chain.sent[300:]
         of_files = {"files": str(files), "format": format, "key_column": "who", "timestamp_column": "at"}
-        settings = settings_of(chain, folder, commit_records=40, live_from="latest", **of_files)
+        settings = settings_of(chain, folder, commit_records=40, live_from=live_from, **of_files)
         done = await batch(spark, settings)
         assert (done.partitions, done.read, done.late) == (2, 300, 0)
         assert done.to_offsets == {topic_name: {0: before[0], 1: before[1]}}

@@ -12,10 +12,11 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import pytest
+from deltalake import DeltaTable
 
 from penstock.services.local import ports
 from penstock.services.local.embedded_kafka import EmbeddedKafka
@@ -26,6 +27,9 @@ from penstock.shared.common.lake import delta_tables
 START_SECONDS = 180
 WORKERS = 2
 TOPOLOGY = """
+import time
+from pathlib import Path
+
 from penstock.shared.streams.aggregations.aggregation import Count, Sum
 from penstock.shared.streams.dsl.builder import StreamsBuilder
 
@@ -33,6 +37,26 @@ from penstock.shared.streams.dsl.builder import StreamsBuilder
 def build(topic):
     builder = StreamsBuilder()
     keyed = builder.stream(topic, late=f"{topic}-late-again", dead_letters=f"{topic}-dlq-again").group_by_key()
+    keyed.session_window(100, 50).aggregate("banks", count=Count(), total=Sum("delay")).on_close()
+    return builder.build()
+
+
+def slow(topic, mark):
+    # The process that handles the first record waits until it is killed, or until a file exists.
+    def see(value):
+        if Path(mark).exists():
+            return value
+        try:
+            Path(mark + "-waits").touch(exist_ok=False)
+        except FileExistsError:
+            return value
+        while not Path(mark).exists():
+            time.sleep(0.01)
+        return value
+
+    builder = StreamsBuilder()
+    stream = builder.stream(topic, late=f"{topic}-late-slow", dead_letters=f"{topic}-dlq-slow")
+    keyed = stream.map_values(see).group_by_key()
     keyed.session_window(100, 50).aggregate("banks", count=Count(), total=Sum("delay")).on_close()
     return builder.build()
 """
@@ -58,9 +82,16 @@ def running(arguments: list[str], folder: Path, environment: dict[str, str]) -> 
         process.wait()
 
 
+class Cluster(NamedTuple):
+    """The URL of a Spark master, and its two workers, each with one core and one gigabyte."""
+
+    url: str
+    workers: list[subprocess.Popen[bytes]]
+
+
 @pytest.fixture
-def master(tmp_path: Path) -> Iterator[str]:
-    """The URL of a master that has two workers, each with one core and one gigabyte."""
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    """A master with two registered workers."""
     use_java(find_java())
     port, web, *worker_webs = ports.pick("127.0.0.1", 2 + WORKERS)
     url = f"spark://127.0.0.1:{port}"
@@ -81,12 +112,22 @@ def master(tmp_path: Path) -> Iterator[str]:
             assert all(daemon.poll() is None for daemon in daemons), logs
             assert time.monotonic() < deadline, logs
             time.sleep(0.2)
-        yield url
+        yield Cluster(url, daemons[1:])
 
 
 def executors(folder: Path, worker: int) -> Path:
     """Where a worker's executors have their folders."""
     return folder / f"executors-{worker}"
+
+
+def applications(folder: Path, worker: int) -> set[str]:
+    """The Spark applications for which a worker had an executor."""
+    return {file.parent.parent.name for file in executors(folder, worker).glob("app-*/*/stderr")}
+
+
+def closed_rows(folder: Path, application: str) -> list[tuple[Any, ...]]:
+    rows = DeltaTable(str(folder / "lake" / application / "closed" / "banks")).to_pyarrow_table().to_pylist()
+    return sorted((r["partition"], r["key"], r["window_start"], r["window_end"], r["count"], r["total"]) for r in rows)
 
 
 def state(port: int) -> dict[str, Any]:
@@ -101,12 +142,13 @@ def test_compact_audit_and_batch_on_a_cluster(
     simulate: Any,
     topics: Any,
     kafka: EmbeddedKafka,
-    master: str,
+    cluster: Cluster,
     aggregations: dict[str, Any],
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    """The executors are other processes: tables, audit and batch are as on one machine."""
+    """The executors are other processes: tables, audit and batch are as on one machine. Then a worker is killed, with
+    its executor, while a batch runs: the other worker finishes it, and the windows are the same."""
     simulation = simulate()
     monkeypatch.delitem(aggregations, "last")
     for task in simulation.tasks:
@@ -114,32 +156,57 @@ def test_compact_audit_and_batch_on_a_cluster(
     simulation.feed(200, seed=1)
     topics.write(simulation)
     (tmp_path / "replayed.py").write_text(TOPOLOGY)
-    flags = ["--lake", str(tmp_path / "lake"), "--spark.master", master]
+    flags = ["--lake", str(tmp_path / "lake"), "--spark.master", cluster.url]
     flags += ["--kafka.bootstrap-servers", kafka.bootstrap_servers]
     flags += ["--spark.conf", "spark.driver.host=127.0.0.1", "--spark.conf", "spark.executor.memory=512m"]
     # Both executors are there before the first task is handed out.
     flags += ["--spark.conf", "spark.scheduler.minRegisteredResourcesRatio=1.0"]
     flags += ["--spark.conf", "spark.scheduler.maxRegisteredResourcesWaitingTime=120s"]
 
-    def job(*command: str, application: str = simulation.name) -> dict[str, Any]:
+    def start(*command: str, application: str = simulation.name) -> subprocess.Popen[str]:
         line = [sys.executable, "-m", "penstock.services.cli", *command, "--application", application, *flags]
         environment = os.environ | {"SPARK_LOCAL_IP": "127.0.0.1", "PYTHONPATH": f"{Path.cwd()}:{tmp_path}"}
-        done = subprocess.run(line, env=environment, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, f"{done.stderr}\n{done.stdout}"
-        return dict(json.loads(done.stdout.splitlines()[-1]))
+        return subprocess.Popen(line, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    def finish(process: subprocess.Popen[str]) -> dict[str, Any]:
+        printed, logged = process.communicate(timeout=START_SECONDS)
+        assert process.returncode == 0, f"{logged}\n{printed}"
+        return dict(json.loads(printed.splitlines()[-1]))
+
+    def job(*command: str, application: str = simulation.name) -> dict[str, Any]:
+        return finish(start(*command, application=application))
 
     compacted = job("compact")
     assert compacted["closed_rows"] == sum(len(task.closed) for task in simulation.tasks)
     for worker in range(WORKERS):
-        assert any(executors(tmp_path, worker).glob("app-*/*/stderr")), f"worker {worker} had no executor"
+        assert len(applications(tmp_path, worker)) == 1, f"worker {worker} had no executor"
     told = delta_tables.describe(str(tmp_path / "lake"), simulation.name)
     assert told["live_rows"] == sum(len(task.written) for task in simulation.tasks)
     topology = ("--topology", "replayed:build", "--topology-options", json.dumps({"topic": simulation.name}))
     again = f"{simulation.name}-again"
     job("batch", *topology, application=again)
+    for worker in range(WORKERS):
+        assert len(applications(tmp_path, worker)) == 2, f"worker {worker} had no executor of the batch"
     replayed = delta_tables.describe(str(tmp_path / "lake"), again)
     assert replayed["closed_rows"] == told["closed_rows"]
     assert replayed["live_rows"] == told["live_rows"]
     audit = job("audit", "--json", application=again)
     assert audit["audit_ok"], audit
     assert audit["windows_closed"] == compacted["closed_rows"]
+
+    killed, mark = f"{simulation.name}-killed", tmp_path / "mark"
+    options = json.dumps({"topic": simulation.name, "mark": str(mark)})
+    process = start("batch", "--topology", "replayed:slow", "--topology-options", options, application=killed)
+    try:
+        deadline = time.monotonic() + START_SECONDS
+        while not Path(f"{mark}-waits").exists():
+            assert process.poll() is None, process.communicate()
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        os.killpg(cluster.workers[0].pid, signal.SIGKILL)
+        mark.touch()
+        finish(process)
+    finally:
+        process.kill()
+    assert closed_rows(tmp_path, killed) == closed_rows(tmp_path, again)
+    assert delta_tables.describe(str(tmp_path / "lake"), killed)["live_rows"] == replayed["live_rows"]

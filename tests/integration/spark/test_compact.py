@@ -5,17 +5,21 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
+import polars as pl
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, QueryBuilder
 from prometheus_client import CollectorRegistry
 
+from examples.lake_duckdb import connect
+from penstock import spark as penstock_spark
 from penstock.services.aggregator.backlog import Backlog, BacklogWatch, measure
 from penstock.services.aggregator.compaction import CompactionSupervisor
 from penstock.services.aggregator.settings import AggregatorSettings
@@ -187,8 +191,9 @@ def test_runs_that_end_between_two_commits(simulate: Any, topics: Any, job: Any,
 
 
 def test_of_two_jobs_with_the_same_plan_one_goes_through(simulate: Any, topics: Any, job: Any, tmp_path: Path) -> None:
-    """The other one ends before it changes anything, at whatever point it is overtaken."""
+    """The other one ends before it changes anything, also if the winner rewrites `state` as well."""
     simulation = simulate()
+    rewritten = list[int]()
     for seed, at in enumerate(("_fold", "_commit", "_table")):
         simulation.feed(90, seed)
         topics.write(simulation)
@@ -198,13 +203,14 @@ def test_of_two_jobs_with_the_same_plan_one_goes_through(simulate: Any, topics: 
 
         def step(self: Any, *given: Any, name: str = at, kind: Any = Overtaken) -> Any:
             setattr(kind, name, getattr(Compaction, name))
-            job(simulation, delete_covered=True).run()
+            rewritten.append(job(simulation, delete_covered=True, optimize_files_max=1).run().rewritten_partitions)
             return getattr(self, name)(*given)
 
         setattr(Overtaken, at, step)
         with pytest.raises(delta_writer.CompactionConflict, match="another job"):
             job(simulation, Overtaken).run()
         assert is_right(tmp_path, simulation)
+    assert rewritten[1:] == [2, 2]
 
 
 def test_a_rewrite_that_another_job_overtakes(
@@ -355,6 +361,39 @@ def test_twenty_years_of_event_time_are_few_files(simulate: Any, topics: Any, jo
         starts = pa.parquet.read_table(file, columns=["window_start"]).column(0).to_numpy()
         assert (np.diff(starts.astype(np.int64)) >= 0).all()
     assert is_right(tmp_path, simulation)
+
+
+def test_other_engines_read_a_range_of_time(spark: Any, simulate: Any, topics: Any, job: Any, tmp_path: Path) -> None:
+    """DuckDB, Polars and Spark skip files by the statistics that a compaction and an OPTIMIZE write, and no others."""
+    simulation = simulate()
+    for seed in (1, 2, 3, 4):
+        simulation.feed(150, seed)
+        topics.write(simulation)
+        done = job(simulation, optimize_files_max=2 if seed == 3 else 0).run()
+        assert done.optimized_tables == (2 if seed == 3 else 0)
+    windows = sorted((key.decode(), start, end) for t in simulation.tasks for key, start, end, *_ in t.closed)
+    folder, starts = tmp_path / simulation.name, sorted(start for _, start, _ in windows)
+    low, high = starts[len(starts) // 3], starts[2 * len(starts) // 3]
+    wanted = [window for window in windows if low <= window[1] < high]
+    assert 0 < len(wanted) < len(windows)
+    since, before = (datetime.fromtimestamp(at / 1_000, UTC) for at in (low, high))
+    where = f"window_start >= TIMESTAMP '{since.isoformat()}' AND window_start < TIMESTAMP '{before.isoformat()}'"
+    columns = ("key", "window_start", "window_end")
+
+    def plain(rows: Iterable[Mapping[str, Any]]) -> list[tuple[str, int, int]]:
+        return sorted((key, ms(start), ms(end)) for key, start, end in (map(row.get, columns) for row in rows))
+
+    by_duckdb = connect(str(folder), "banks").sql(f"SELECT * FROM closed WHERE {where}").to_arrow_table()
+    assert plain(by_duckdb.to_pylist()) == wanted
+    is_within = (pl.col("window_start") >= since) & (pl.col("window_start") < before)
+    assert plain(pl.scan_delta(str(folder / "closed/banks")).filter(is_within).collect().to_dicts()) == wanted
+    by_spark = penstock_spark.closed(spark, str(tmp_path), simulation.name, "banks").where(where).select(*columns)
+    as_longs = by_spark.selectExpr("key", "unix_millis(window_start) AS start", "unix_millis(window_end) AS end")
+    assert sorted(map(tuple, as_longs.collect())) == wanted
+
+
+def ms(time: datetime) -> int:
+    return round(time.timestamp() * 1_000)
 
 
 def test_the_after_hook(simulate: Any, topics: Any, job: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,8 @@
-"""Soak: a compaction that is killed at any of nine points, and two at once, leave what a run without faults leaves."""
+"""Soak: a compaction that is killed at any of ten points, and two at once, leave what a run without faults leaves."""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -73,11 +74,15 @@ def test_a_killed_job_is_made_good_by_the_next(
 
 @pytest.mark.parametrize("point", sorted(OVERTAKEN))
 def test_of_two_jobs_at_once_one_wins(
-    simulate: Any, topics: Any, flags: Callable[..., list[str]], tmp_path: Path, point: str
+    simulate: Any, topics: Any, flags: Callable[..., list[str]], compact: Any, tmp_path: Path, point: str
 ) -> None:
     """Of two processes with the same plan the slower one says so by its exit status, and rows are there once: also
-    where the other one finds what it has committed to `closed`, as after a crash."""
+    where the other one finds what it has committed to `closed`, as after a crash. The winner rewrites `state` as well,
+    and removes the files that the slower one planned with."""
     simulation = simulate()
+    simulation.feed(100, seed=4)
+    topics.write(simulation)
+    compact(simulation)
     simulation.feed(200, seed=5)
     topics.write(simulation)
     files = {name: tmp_path / name for name in ("THERE", "OVERTAKEN")}
@@ -91,12 +96,16 @@ def test_of_two_jobs_at_once_one_wins(
             assert time.monotonic() < deadline
             time.sleep(0.05)
         fast = [sys.executable, "-m", "penstock.services.cli", "compact", *flags(simulation)]
+        fast += ["--optimize-files-max", "1", "--retention-hours", "0", "--vacuum-every", "1"]
         winner = subprocess.run(fast, capture_output=True, text=True, timeout=START_SECONDS, check=False)
         assert winner.returncode == DONE, winner.stderr
         files["OVERTAKEN"].touch()
         _, said = loser.communicate(timeout=START_SECONDS)
     finally:
         loser.kill()
+    report = json.loads(winner.stdout.splitlines()[-1])
+    assert report["rewritten_partitions"] == len(simulation.tasks)
+    assert report["vacuumed"]
     assert loser.returncode == CONFLICT, said
     assert "another job" in said
     assert is_right(tmp_path, simulation)

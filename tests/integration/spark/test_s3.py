@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from deltalake import DeltaTable
 
 from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.shared.clients.admin import Admin, NewTopic
+from penstock.shared.clients.producer import Producer
 from penstock.shared.common.lake import delta_tables
 from penstock.shared.common.settings import KafkaSettings
 from tests.integration.s3_server import MOTO, s3_server
@@ -112,15 +114,25 @@ async def test_files_on_s3(
     penstock: Callable[..., subprocess.CompletedProcess[str]],
     tmp_path: Path,
 ) -> None:
-    """A batch reads `s3://` by either name, into a lake that is on a disk or on S3 as well."""
+    """A batch reads `s3://` by either name, into a lake on a disk or on S3; the next batch continues from that lake."""
     (tmp_path / "from_s3.py").write_text(TOPOLOGY)
     rows = "".join(f'{{"who": "ann", "ms": {ms}}}\n' for ms in (1_000, 1_050, 2_000))
     for carrier in ("UA", "AA"):
         await asyncio.to_thread(put, f"{endpoint}/lake/files/carrier={carrier}/a.json", rows.encode())
     async with Admin(KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)) as admin:
         await admin.create_topics([NewTopic(topic_name, 1, 1)])
-    given = ["--topology", "from_s3:build", "--topology-options", json.dumps({"topic": topic_name})]
-    given += ["--format", "json", "--key-column", "carrier", "--timestamp-column", "ms", "--live-from", "latest"]
+    topology = ["--topology", "from_s3:build", "--topology-options", json.dumps({"topic": topic_name})]
+    given = [
+        *topology,
+        "--format",
+        "json",
+        "--key-column",
+        "carrier",
+        "--timestamp-column",
+        "ms",
+        "--live-from",
+        "latest",
+    ]
     for scheme, lake_ in (("s3", str(tmp_path / "lake")), ("s3a", "s3://lake/penstock")):
         application = f"{topic_name}-{scheme}"
         there = ["--application", application, "--lake", lake_]
@@ -129,3 +141,20 @@ async def test_files_on_s3(
         options = aws(endpoint) if lake_.startswith("s3") else None
         told = delta_tables.describe(lake_, application, options)
         assert (told["closed_rows"], told["live_rows"]) == ({"s": 2}, 2)
+
+    async with Producer(KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)) as producer:
+        await producer.send(topic_name, b'{"who": "ann"}', key=b"UA", timestamp=2_040)
+    done = await asyncio.to_thread(penstock, "batch", *there, *topology)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1])["read"] == 1
+    live = [row["end_ms"] for row in delta_tables.rows(state_table(lake_, application, options), LIVE)]
+    assert sorted(live) == [2_000, 2_000, 2_040]
+
+
+LIVE = "SELECT end_ms FROM t WHERE row = 'window' AND live"
+
+
+def state_table(lake: str, application: str, options: dict[str, str] | None) -> DeltaTable:
+    table = delta_tables.open_table(delta_tables.table_uri(lake, application, "state"), options)
+    assert table is not None
+    return table

@@ -26,9 +26,9 @@ def options(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]
         yield {**keys, "AWS_ENDPOINT_URL": url, "AWS_ALLOW_HTTP": "true"}
 
 
-def written(options: dict[str, str], name: str, offset: int) -> DataFile:
+def written(options: dict[str, str], offset: int) -> DataFile:
     row = pa.RecordBatch.from_pylist([{"partition": 0, "changelog_offset": offset}], SCHEMA)
-    return Files(URI, options, ["changelog_offset"]).write(name, [row])
+    return Files(URI, options, ["changelog_offset"]).write([row])
 
 
 def test_the_second_of_two_commits_is_refused(options: dict[str, str]) -> None:
@@ -36,9 +36,9 @@ def test_the_second_of_two_commits_is_refused(options: dict[str, str]) -> None:
     table = delta_writer.ensure_table(None, URI, options, SCHEMA, ["changelog_offset"], is_partitioned=False)
     other = delta_tables.open_table(URI, options)
     assert other is not None
-    assert delta_writer.commit(table, [written(options, "one.parquet", 7)], [], {}) == 1
+    assert delta_writer.commit(table, [written(options, 7)], [], {}) == 1
     with pytest.raises(CompactionConflict, match="version 1"):
-        delta_writer.commit(other, [written(options, "two.parquet", 7)], [], {})
+        delta_writer.commit(other, [written(options, 7)], [], {})
     now = delta_tables.open_table(URI, options)
     assert now is not None
     assert delta_tables.rows(now, "SELECT changelog_offset FROM t") == [{"changelog_offset": 7}]

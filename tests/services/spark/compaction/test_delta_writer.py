@@ -27,9 +27,9 @@ def made(uri: str, schema: pa.Schema = SCHEMA, table: DeltaTable | None = None) 
     return delta_writer.ensure_table(table, uri, {}, schema, ["at"], is_partitioned=True)
 
 
-def file_of(uri: str, name: str, *at: int, partition: int = 1) -> DataFile:
+def file_of(uri: str, *at: int, partition: int = 1) -> DataFile:
     rows = [{"partition": partition, "at": one, "s": {"n": one}} for one in at]
-    return Files(uri, {}, ["at"]).write(name, [pa.RecordBatch.from_pylist(rows, SCHEMA)], partition)
+    return Files(uri, {}, ["at"]).write([pa.RecordBatch.from_pylist(rows, SCHEMA)], partition)
 
 
 def newest(uri: str) -> DeltaTable:
@@ -42,7 +42,7 @@ def test_a_commit_is_the_version_after(tmp_path: Path) -> None:
     """From the commit on, the table has the files with their bounds and the job's metadata."""
     uri = str(tmp_path / "t")
     table = made(uri)
-    one = file_of(uri, "one.parquet", 7, 3)
+    one = file_of(uri, 7, 3)
     assert delta_tables.rows(newest(uri), "SELECT * FROM t") == []
     before_ms = time.time() * 1_000 - 1
     assert delta_writer.commit(table, [one], [], {"kind": "compaction"}) == 1
@@ -63,10 +63,10 @@ def test_a_commit_is_the_version_after(tmp_path: Path) -> None:
 def test_files_are_taken_out_in_the_same_commit(tmp_path: Path) -> None:
     """A reader sees a rewrite completely or not at all."""
     uri = str(tmp_path / "t")
-    old = file_of(uri, "old.parquet", 1, 2)
+    old = file_of(uri, 1, 2)
     delta_writer.commit(made(uri), [old], [], {})
     removed = RemoveAction(old.path, True, 0, old.size, {"partition": "1"})
-    assert delta_writer.commit(newest(uri), [file_of(uri, "new.parquet", 2)], [removed], {}) == 2
+    assert delta_writer.commit(newest(uri), [file_of(uri, 2)], [removed], {}) == 2
     assert [row["at"] for row in delta_tables.rows(newest(uri), "SELECT * FROM t")] == [2]
 
 
@@ -74,13 +74,13 @@ def test_whoever_commits_second_is_refused(tmp_path: Path) -> None:
     """The second commit is rejected, also after another writer's append, which Delta itself would accept."""
     uri = str(tmp_path / "t")
     table, other = made(uri), newest(uri)
-    delta_writer.commit(table, [file_of(uri, "one.parquet", 1)], [], {})
+    delta_writer.commit(table, [file_of(uri, 1)], [], {})
     with pytest.raises(CompactionConflict, match="as version 1"):
-        delta_writer.commit(other, [file_of(uri, "two.parquet", 2)], [], {})
+        delta_writer.commit(other, [file_of(uri, 2)], [], {})
     late = newest(uri)
     write_deltalake(uri, pa.Table.from_pylist([{"partition": 1, "at": 9}], SCHEMA), mode="append")
     with pytest.raises(CompactionConflict, match="as version 2"):
-        delta_writer.commit(late, [file_of(uri, "three.parquet", 3)], [], {})
+        delta_writer.commit(late, [file_of(uri, 3)], [], {})
     assert {row["at"] for row in delta_tables.rows(newest(uri), "SELECT * FROM t")} == {1, 9}
 
 
@@ -93,7 +93,7 @@ def test_a_table_is_made_once_and_widened(tmp_path: Path) -> None:
     same = made(uri, table=table)
     assert same.version() == 0
     wider = pa.schema([*SCHEMA.remove(2), ("s", pa.struct({"n": pa.int64(), "m": pa.int64()})), ("t", pa.int64())])
-    delta_writer.commit(table, [file_of(uri, "one.parquet", 4)], [], {})
+    delta_writer.commit(table, [file_of(uri, 4)], [], {})
     wide = made(uri, wider, newest(uri))
     assert (wide.version(), {field.name for field in wide.schema().fields}) == (2, {"partition", "at", "s", "t"})
     (row,) = delta_tables.rows(newest(uri), "SELECT * FROM t")
@@ -146,7 +146,7 @@ def test_positions_are_those_of_the_newest_compaction(tmp_path: Path) -> None:
     assert delta_writer.positions(table) is None
     for at in (4, 9):
         said = {"kind": "compaction", "topic_id": "id", "positions": {"0": at}}
-        delta_writer.commit(newest(uri), [file_of(uri, f"{at}.parquet", at)], [], said)
+        delta_writer.commit(newest(uri), [file_of(uri, at)], [], said)
     found = {"topic_id": "id", "positions": {"0": 9}}
     for operation in ("OPTIMIZE", "VACUUM START", "VACUUM END", "SET TBLPROPERTIES", "DELETE", "UPDATE"):
         assert delta_writer.positions(newest(uri)) == found
@@ -162,7 +162,7 @@ def test_widening_keeps_the_positions(tmp_path: Path) -> None:
     """It is a commit of its own, which says again what the compaction before it said."""
     uri = str(tmp_path / "t")
     said = {"topic_id": "id", "positions": {"0": 9}}
-    delta_writer.commit(made(uri), [file_of(uri, "one.parquet", 4)], [], said)
+    delta_writer.commit(made(uri), [file_of(uri, 4)], [], said)
     wide = made(uri, pa.schema([*SCHEMA, ("t", pa.int64())]), newest(uri))
     assert (wide.version(), delta_writer.positions(newest(uri))) == (2, said)
 
@@ -188,10 +188,10 @@ def test_folders_and_files_that_are_not_there(tmp_path: Path) -> None:
         Files(str(tmp_path), {}, []).read("gone.parquet")
     broken = tmp_path / "broken"
     broken.mkdir()
-    (broken / "x").touch()
-    rows: Any = pa.RecordBatch.from_pylist([{"a": 1}])
+    (broken / "partition=1").touch()
+    rows: Any = pa.RecordBatch.from_pylist([{"a": 1, "partition": 1}])
     with pytest.raises(LakeUnavailable, match="cannot be written"):
-        Files(str(broken), {}, []).write("x/y.parquet", [rows])
+        Files(str(broken), {}, []).write([rows], 1)
 
 
 def test_a_lake_that_cannot_be_used_is_named(tmp_path: Path) -> None:
@@ -200,7 +200,7 @@ def test_a_lake_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     with pytest.raises(LakeUnavailable, match="file/t cannot be made"):
         made(str(tmp_path / "file" / "t"))
     uri = str(tmp_path / "a" / "b")
-    one = file_of(uri, "one.parquet", 1)
+    one = file_of(uri, 1)
     table = made(uri)
     shutil.rmtree(tmp_path / "a" / "b" / "_delta_log")
     (tmp_path / "a" / "b" / "_delta_log").touch()

@@ -125,7 +125,7 @@ CLOSED_ROWS = pa.schema(
 POSITIONS = {"topic_id": "id", "positions": {"0": 99}}
 
 
-def append(uri: str, name: str, *hours: int, schema: pa.Schema = CLOSED_ROWS) -> None:
+def append(uri: str, *hours: int, schema: pa.Schema = CLOSED_ROWS) -> None:
     """Append a file with one row for each window that begins at that hour."""
     columns = {
         "key": pa.array([f"k{hour}" for hour in hours]),
@@ -135,7 +135,7 @@ def append(uri: str, name: str, *hours: int, schema: pa.Schema = CLOSED_ROWS) ->
     }
     rows = pa.table([columns.get(f.name, pa.nulls(len(hours), f.type)) for f in schema], schema=schema)
     delta_writer.ensure_table(opened(uri), uri, {}, schema, ["window_start"], is_partitioned=False)
-    file = delta_writer.Files(uri, {}, ["window_start"]).write(name, rows.to_batches())
+    file = delta_writer.Files(uri, {}, ["window_start"]).write(rows.to_batches())
     delta_writer.commit(DeltaTable(uri), [file], [], {"kind": "compaction", **POSITIONS})
 
 
@@ -151,8 +151,8 @@ def hours_of(uri: str) -> dict[str, list[int]]:
 def test_optimize_merges_small_files_ordered_by_time(tmp_path: Path) -> None:
     """Rows stay the same, the table's positions are kept, and a reader that follows the table sees no new rows."""
     uri = str(tmp_path / "closed")
-    for nth, hours in enumerate(([5, 9], [1, 7], [3])):
-        append(uri, f"{nth}.parquet", *hours)
+    for hours in ([5, 9], [1, 7], [3]):
+        append(uri, *hours)
     assert optimize(DeltaTable(uri), "closed") == 3
     assert list(hours_of(uri).values()) == [[1, 3, 5, 7, 9]]
     table = DeltaTable(uri)
@@ -182,8 +182,8 @@ def test_files_to_merge(sizes: Sequence[int], merged: list[list[int]], monkeypat
 def test_optimize_merges_neighbours_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two merged files of a table do not overlap, whatever the order of the appends was."""
     uri = str(tmp_path / "closed")
-    for nth, hour in enumerate((100, 1, 102, 3)):
-        append(uri, f"{nth}.parquet", hour)
+    for hour in (100, 1, 102, 3):
+        append(uri, hour)
     size = max(Path(path).stat().st_size for path in DeltaTable(uri).file_uris())
     monkeypatch.setattr(table_maintenance, "FILE_BYTES", 2 * size)
     assert optimize(DeltaTable(uri), "closed") == 4
@@ -193,8 +193,8 @@ def test_optimize_merges_neighbours_in_time(tmp_path: Path, monkeypatch: pytest.
 def test_optimize_fills_columns_that_older_files_lack(tmp_path: Path) -> None:
     """A store got a further aggregation between two appends."""
     uri = str(tmp_path / "closed")
-    append(uri, "0.parquet", 1)
-    append(uri, "1.parquet", 2, schema=CLOSED_ROWS.append(pa.field("total", pa.float64())))
+    append(uri, 1)
+    append(uri, 2, schema=CLOSED_ROWS.append(pa.field("total", pa.float64())))
     assert optimize(DeltaTable(uri), "closed") == 2
     rows = DeltaTable(uri).to_pyarrow_table().to_pylist()
     assert [(row["n"], row["total"]) for row in rows] == [(1, None), (2, None)]
@@ -204,9 +204,9 @@ def test_of_two_jobs_that_optimize_one_commits(tmp_path: Path) -> None:
     """The other raises CompactionConflict, and no row is lost or doubled."""
     uri = str(tmp_path / "closed")
     for nth in range(3):
-        append(uri, f"{nth}.parquet", nth)
+        append(uri, nth)
     table = DeltaTable(uri)
-    append(uri, "3.parquet", 3)
+    append(uri, 3)
     with pytest.raises(CompactionConflict):
         optimize(table, "closed")
     assert sorted(row["n"] for row in DeltaTable(uri).to_pyarrow_table().to_pylist()) == [0, 1, 2, 3]

@@ -82,7 +82,7 @@ def test_a_snapshot_stays_what_it_was(tmp_path: Path) -> None:
 
 def test_the_newest_progress_counts(tmp_path: Path) -> None:
     """Of each partition the row with the highest offset, whatever run wrote last, and wherever upkeep has put it."""
-    said = [progress(0, 30, '{"a": 3}', epoch=4, previous=20), progress(1, 7)]
+    said = [progress(0, 30, '{"a": 3}', epoch=4), progress(1, 7)]
     write_state(tmp_path, "app", STORES, said)
     write_state(tmp_path, "app", STORES, [progress(0, 20, '{"a": 2}'), progress(1, 8, topic_id=None)])
     expected = {
