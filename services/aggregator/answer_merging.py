@@ -10,7 +10,14 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from operator import itemgetter
 from typing import Any, NamedTuple, TypeVar
 
-from penstock.shared.common.continuation import Continuations, LivePlace, RowOrder, RowPlace, live_order, row_order
+from penstock.shared.common.continuation import (
+    Continuations,
+    LivePosition,
+    RowOrder,
+    RowPosition,
+    live_order,
+    row_order,
+)
 
 OrderT = TypeVar("OrderT", bound=tuple[Any, ...])
 RowT = TypeVar("RowT")
@@ -45,19 +52,19 @@ def merge_stores(parts: Iterable[Part]) -> list[dict[str, Any]]:
     return [{"store": name, "rows": own, "total": sum(own.values())} for name, own in ordered.items()]
 
 
-def merge_windows(parts: Sequence[Part], limit: int, pages: Continuations[LivePlace]) -> dict[str, Any]:
+def merge_windows(parts: Sequence[Part], limit: int, pages: Continuations[LivePosition]) -> dict[str, Any]:
     """Return the windows of all instances, latest end first."""
     rows = [
-        (live_order(LivePlace(row["end_ms"], row["store"], row["partition"], row["key"], row["start_ms"])), row)
+        (live_order(LivePosition(row["end_ms"], row["store"], row["partition"], row["key"], row["start_ms"])), row)
         for partitions, answer in parts
         for row in answer["windows"]
         if row["partition"] in partitions
     ]
-    ends = [live_order(place) for _, answer in parts if (place := pages.place(answer["continuation"]))]
+    ends = [live_order(position) for _, answer in parts if (position := pages.position(answer["continuation"]))]
     found, last = _first(rows, limit, ends)
-    place = None if last is None else LivePlace(-last[0], *last[1:])
+    position = None if last is None else LivePosition(-last[0], *last[1:])
     unseen = sum(answer["unseen"] for _, answer in parts)
-    return {"windows": found, "continuation": pages.text(place), "unseen": unseen}
+    return {"windows": found, "continuation": pages.text(position), "unseen": unseen}
 
 
 def _first(rows: list[tuple[OrderT, RowT]], limit: int, ends: Sequence[OrderT]) -> tuple[list[RowT], OrderT | None]:
@@ -98,45 +105,47 @@ def merge_standbys(parts: Iterable[Part]) -> list[dict[str, Any]]:
 
 
 def merge_rows(
-    parts: Sequence[Part], missing: dict[int, str], rows_max: int, pages: Continuations[RowPlace]
+    parts: Sequence[Part], missing: dict[int, str], rows_max: int, pages: Continuations[RowPosition]
 ) -> dict[str, Any]:
     """Return at most `rows_max` rows of a store, and positions. A partition without position is added to `missing`.
 
     >>> said = {"store": "s", "kind": "table", "key_type": "string", "continuation": None}
     >>> of_a = Part([0], {**said, "rows": [{"partition": 0, "key": "k"}], "position": {"0": {"in": 7}}})
     >>> of_b, missing = Part([1], {**said, "rows": [], "position": {}}), {}
-    >>> merge_rows([of_a, of_b], missing, 10, Continuations(RowPlace, "s"))["position"], missing
+    >>> merge_rows([of_a, of_b], missing, 10, Continuations(RowPosition, "s"))["position"], missing
     ({'0': {'in': 7}}, {1: 'its task has just gone'})
     """
     rows: list[tuple[tuple[int, RowOrder], Any]] = []
-    position: dict[str, Any] = {}
+    source_positions: dict[str, Any] = {}
     first_answer = parts[0].answer
-    places: dict[tuple[int, RowOrder], RowPlace] = {}
+    positions: dict[tuple[int, RowOrder], RowPosition] = {}
     ends = []
     for partitions, answer in parts:
         for row in answer["rows"]:
             if row["partition"] in partitions:
-                place = _row_place(row, first_answer["key_type"])
-                places[order := (place.partition, row_order(place.key, place.start))] = place
+                own = _row_position(row, first_answer["key_type"])
+                order = own.partition, row_order(own.key, own.start)
+                positions[order] = own
                 rows.append((order, row))
-        if end := pages.place(answer["continuation"]):
-            places[order := (end.partition, row_order(end.key, end.start))] = end
+        if end := pages.position(answer["continuation"]):
+            order = end.partition, row_order(end.key, end.start)
+            positions[order] = end
             ends.append(order)
         at = {p: offsets for p, offsets in answer["position"].items() if int(p) in partitions}
         missing |= {p: "its task has just gone" for p in partitions if str(p) not in at}
-        position |= at
+        source_positions |= at
     found, last = _first(rows, rows_max, ends)
     return {
         "store": first_answer["store"],
         "kind": first_answer["kind"],
         "key_type": first_answer["key_type"],
         "rows": found,
-        "position": dict(sorted(position.items(), key=lambda each: int(each[0]))),
+        "position": dict(sorted(source_positions.items(), key=lambda each: int(each[0]))),
         "is_cut": last is not None,
-        "continuation": None if last is None else pages.text(places[last]),
+        "continuation": None if last is None else pages.text(positions[last]),
     }
 
 
-def _row_place(row: Mapping[str, Any], key_type: str) -> RowPlace:
+def _row_position(row: Mapping[str, Any], key_type: str) -> RowPosition:
     key = base64.b64decode(row["key"]) if key_type == "bytes" else row["key"].encode()
-    return RowPlace(row["partition"], key, row.get("start", 0))
+    return RowPosition(row["partition"], key, row.get("start", 0))

@@ -140,18 +140,18 @@ async def measure(admin: Admin, streams: StreamsSettings) -> Backlog:
     """Measure with Kafka and the lake. Raises their errors, such as UnknownTopicOrPartition and LakeUnavailable."""
     topic = streams.changelog_topic
     description = (await admin.describe_topics([topic]))[topic]
-    places = [TopicPartition(topic, p.partition) for p in description.partitions]
-    latest = await admin.list_offsets(dict.fromkeys(places, "latest"))
-    earliest = await admin.list_offsets(dict.fromkeys(places, "earliest"))
+    partitions_of_topic = [TopicPartition(topic, p.partition) for p in description.partitions]
+    latest = await admin.list_offsets(dict.fromkeys(partitions_of_topic, "latest"))
+    earliest = await admin.list_offsets(dict.fromkeys(partitions_of_topic, "earliest"))
     covered: dict[int, int] = {}
     compactions: tuple[delta_tables.Compaction, ...] = ()
     if streams.lake is not None:
-        covered, compactions = await asyncio.to_thread(_covered, streams, [place.partition for place in places])
-    ends = {place.partition: offset for place, offset in latest.items()}
-    starts = {place.partition: offset for place, offset in earliest.items()}
+        covered, compactions = await asyncio.to_thread(_covered, streams, [at.partition for at in partitions_of_topic])
+    ends = {at.partition: offset for at, offset in latest.items()}
+    starts = {at.partition: offset for at, offset in earliest.items()}
     try:
-        sizes = await admin.partition_bytes(places)
-        size = uncovered_bytes(ends, starts, covered, {place.partition: size for place, size in sizes.items()})
+        sizes = await admin.partition_bytes(partitions_of_topic)
+        size = uncovered_bytes(ends, starts, covered, {at.partition: size for at, size in sizes.items()})
     except (AuthorizationFailed, UnsupportedVersion) as e:
         log.debug("the brokers do not report the changelog's size on disk", reason=str(e))
         size = None

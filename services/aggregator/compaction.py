@@ -49,7 +49,7 @@ STOP_TIMEOUT_MS = 10_000
 OUTPUT_LINES_MAX = 200  # of a failed job's output, kept for its report
 
 LINE_CHARACTERS_MAX = 300  # of a line of progress
-JVM_SAYS = ("WARNING: ", "Setting default log level", "To adjust logging level")
+JVM_LINE_PREFIXES = ("WARNING: ", "Setting default log level", "To adjust logging level")
 """Prefixes of lines that Spark's JVM writes before it reads its log settings."""
 HISTORY_MAX = 20  # compactions kept for REST and the dashboard
 BEHIND_INTERVALS = 3  # after so many intervals without a successful compaction, the lake is behind
@@ -59,7 +59,7 @@ READING = "reading "
 WRITTEN = ("live_rows", "deleted_rows", "closed_rows", "late_rows")
 """The fields of a job's result that count written rows."""
 OK = 0
-GIVEN_UP = 1_000  # not an exit status: the job was stopped because another instance compacts now
+OWNERSHIP_LOST = 1_000  # not an exit status: the job was stopped because another instance compacts now
 OWNERSHIP_POLL_MS = 100
 LOST_TO_ANOTHER = 3
 """The exit status of `penstock compact` if another job committed first, which is not an error."""
@@ -266,7 +266,7 @@ class CompactionSupervisor:
             async with asyncio.timeout(self._settings.compaction.timeout_ms / 1000):
                 status = await self._end_while_ours(self._job)
             out, err = self._job.output, self._job.error_output
-            if status == GIVEN_UP:
+            if status == OWNERSHIP_LOST:
                 await self._stop_job()
         except TimeoutError:
             await self._stop_job()
@@ -281,12 +281,12 @@ class CompactionSupervisor:
         self._note(state, status, out, err)
 
     async def _end_while_ours(self, job: ChildProcess) -> int:
-        """Return the job's exit status, or GIVEN_UP as soon as another instance owns partition 0, and so compacts."""
+        """Return the job's exit status, or OWNERSHIP_LOST as soon as another instance owns partition 0."""
         while True:
             with contextlib.suppress(TimeoutError):
                 return await asyncio.wait_for(job.wait(), OWNERSHIP_POLL_MS / 1000)
             if self._backlog is not None and not self._backlog.is_ours():
-                return GIVEN_UP
+                return OWNERSHIP_LOST
 
     def _bounded(self) -> AggregatorSettings:
         """Return the settings with the number of records that a job is known to manage within its timeout."""
@@ -298,7 +298,7 @@ class CompactionSupervisor:
         """Keep and log a line of the job's progress."""
         self._has_read |= line.startswith(READING)
         # Lines of the job's own log are JSON, and are not progress.
-        if self._is_running and line and not line.startswith(("{", *JVM_SAYS)):
+        if self._is_running and line and not line.startswith(("{", *JVM_LINE_PREFIXES)):
             self._history[0]["progress"] = line[:LINE_CHARACTERS_MAX]
             log.info("compaction", progress=line[:LINE_CHARACTERS_MAX])
 
@@ -315,7 +315,7 @@ class CompactionSupervisor:
         elif status == LOST_TO_ANOTHER:
             self._end(state, "lost", "another job was first", "lost")
             log.info("compaction: another job was first")
-        elif status == GIVEN_UP:
+        elif status == OWNERSHIP_LOST:
             self._end(state, "stopped", "partition 0 went to another instance", "lost")
             log.info("compaction stopped: partition 0 went to another instance")
         else:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from penstock.api.streams.routes import WindowRow
 from penstock.services.aggregator.key_search import KeySearch, key_text
-from penstock.shared.common.continuation import LivePlace, live_order
+from penstock.shared.common.continuation import LivePosition, live_order
 from penstock.shared.streams.runtime.owned_task import OwnedTask
 from penstock.shared.streams.state.store import LiveRow
 
@@ -34,18 +34,18 @@ class LiveRows(NamedTuple):
     """Windows, the last window's position if there are more, and the number of rows that were not read."""
 
     windows: list[WindowRow]
-    last: LivePlace | None
+    last: LivePosition | None
     unseen: int
 
 
 def live_windows(
-    tasks: Mapping[int, OwnedTask], store: str | None, search: KeySearch, limit: int, after: LivePlace | None = None
+    tasks: Mapping[int, OwnedTask], store: str | None, search: KeySearch, limit: int, after: LivePosition | None = None
 ) -> LiveRows:
     """Return the live windows of all tasks that match the search, latest end first, after the position `after`.
 
     A key that is named exactly is found, however many rows there are.
     """
-    found: dict[LivePlace, LiveRow] = {}
+    found: dict[LivePosition, LiveRow] = {}
     unseen = 0
     for partition, owned in tasks.items():
         if owned.task is None:
@@ -60,23 +60,23 @@ def live_windows(
             if len(first) == ROWS_LOOKED_AT_MAX:
                 unseen += max(0, len(kept) - len(first))
             matching = chain(exact, (row for row in first if search.has(row.key)))
-            placed = {_place(name, partition, row): row for row in matching}
-            wanted = (place for place in placed if after is None or live_order(place) > live_order(after))
-            found |= {place: placed[place] for place in heapq.nsmallest(limit + 1, wanted, key=live_order)}
-    places = heapq.nsmallest(limit + 1, found, key=live_order)
-    last = places[limit - 1] if len(places) > limit else None
-    return LiveRows([_window(place, found[place]) for place in places[:limit]], last, unseen)
+            positioned = {_place(name, partition, row): row for row in matching}
+            wanted = (position for position in positioned if after is None or live_order(position) > live_order(after))
+            found |= {position: positioned[position] for position in heapq.nsmallest(limit + 1, wanted, key=live_order)}
+    positions = heapq.nsmallest(limit + 1, found, key=live_order)
+    last = positions[limit - 1] if len(positions) > limit else None
+    return LiveRows([_window(position, found[position]) for position in positions[:limit]], last, unseen)
 
 
-def _place(store: str, partition: int, row: LiveRow) -> LivePlace:
-    return LivePlace(row.end, store, partition, key_text(row.key), row.start)
+def _place(store: str, partition: int, row: LiveRow) -> LivePosition:
+    return LivePosition(row.end, store, partition, key_text(row.key), row.start)
 
 
-def _window(place: LivePlace, row: LiveRow) -> WindowRow:
+def _window(position: LivePosition, row: LiveRow) -> WindowRow:
     return WindowRow(
-        store=place.store,
-        partition=place.partition,
-        key=place.key,
+        store=position.store,
+        partition=position.partition,
+        key=position.key,
         start_ms=row.start,
         end_ms=row.end,
         states=[plain(state) for state in row.states],

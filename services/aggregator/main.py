@@ -129,7 +129,7 @@ class Aggregator:
     async def read_store(self, store: str, **question: Unpack[StoreQueryParams]) -> dict[str, Any]:
         """Return the answer of `GET /v1/streams/stores/{store}` for this instance. Its tasks continue meanwhile."""
         pages = row_pages(self.application, store, question)
-        wanted: dict[str, Any] = {**question, "after": pages.place(question["continuation"])}
+        wanted: dict[str, Any] = {**question, "after": pages.position(question["continuation"])}
         del wanted["continuation"]
         running = {partition: owned.task for partition, owned in self.worker.tasks().items() if owned.task is not None}
         topology, tables = self.worker.topology, self.worker.global_tables
@@ -183,7 +183,7 @@ class Aggregator:
     def windows(self, store: str | None, key: str, limit: int, continuation: str | None) -> LiveWindows:
         """Return the answer of `GET /v1/streams/windows`."""
         pages = live_pages(self.application, store, key)
-        found = live_windows(self.worker.tasks(), store, KeySearch(key), limit, pages.place(continuation))
+        found = live_windows(self.worker.tasks(), store, KeySearch(key), limit, pages.position(continuation))
         return {"windows": found.windows, "continuation": pages.text(found.last), "unseen": found.unseen}
 
     def compact(self) -> str:

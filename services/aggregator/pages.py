@@ -7,30 +7,32 @@ from typing import Any
 
 import msgspec
 
-from penstock.shared.common.continuation import Continuations, LivePlace, RowPlace, WindowPlace
+from penstock.shared.common.continuation import Continuations, LivePosition, RowPosition, WindowPosition
 from penstock.shared.streams.queries import StoreAnswer
 
 NARROWING = ("key", "key_from", "key_to", "from_ms", "to_ms")
 """The parameters of a query that select its rows. The page size is not one of them and may change."""
 
 
-def row_pages(application: str, store: str, question: Mapping[str, Any]) -> Continuations[RowPlace]:
+def row_pages(application: str, store: str, question: Mapping[str, Any]) -> Continuations[RowPosition]:
     """Return the continuations for rows of a store."""
-    return Continuations(RowPlace, application, store, *(question[name] for name in NARROWING))
+    return Continuations(RowPosition, application, store, *(question[name] for name in NARROWING))
 
 
-def window_pages(application: str, store: str, status: str, question: Mapping[str, Any]) -> Continuations[WindowPlace]:
+def window_pages(
+    application: str, store: str, status: str, question: Mapping[str, Any]
+) -> Continuations[WindowPosition]:
     """Return the continuations for windows of a store, open and closed."""
-    return Continuations(WindowPlace, application, store, status, *(question[name] for name in NARROWING))
+    return Continuations(WindowPosition, application, store, status, *(question[name] for name in NARROWING))
 
 
-def live_pages(application: str, store: str | None, key: str) -> Continuations[LivePlace]:
+def live_pages(application: str, store: str | None, key: str) -> Continuations[LivePosition]:
     """Return the continuations for live windows, latest end first."""
-    return Continuations(LivePlace, application, store, key)
+    return Continuations(LivePosition, application, store, key)
 
 
-def as_response(answer: StoreAnswer, pages: Continuations[RowPlace]) -> dict[str, Any]:
+def as_response(answer: StoreAnswer, pages: Continuations[RowPosition]) -> dict[str, Any]:
     """Return the answer over HTTP."""
     fields = msgspec.structs.asdict(answer)
-    place = fields.pop("last")
-    return {**fields, "is_cut": place is not None, "continuation": pages.text(place)}
+    position = fields.pop("last")
+    return {**fields, "is_cut": position is not None, "continuation": pages.text(position)}

@@ -147,9 +147,11 @@ async def read_progress(admin: Admin, kafka: KafkaSettings, settings: StreamsSet
     """
     topic = settings.changelog_topic
     description = (await admin.describe_topics([topic]))[topic]
-    places = [TopicPartition(topic, one.partition) for one in description.partitions]
-    ends = await admin.list_offsets(dict.fromkeys(places, "latest"))  # open transactions too: reading waits for them
-    snapshot = await _snapshot(settings, description.topic_id, places)
+    partitions_of_topic = [TopicPartition(topic, one.partition) for one in description.partitions]
+    ends = await admin.list_offsets(
+        dict.fromkeys(partitions_of_topic, "latest")
+    )  # open transactions too: reading waits for them
+    snapshot = await _snapshot(settings, description.topic_id, partitions_of_topic)
     while True:
         readers = {
             at: ChangelogReader(
@@ -157,12 +159,12 @@ async def read_progress(admin: Admin, kafka: KafkaSettings, settings: StreamsSet
                 epoch=0 if (covered := snapshot.get(at)) is None else covered.epoch,
                 progress=None if covered is None else decode_progress(covered.progress),
             )
-            for at in places
+            for at in partitions_of_topic
         }
         try:
             await _read(kafka, settings, snapshot, readers, ends)
         except (ChangelogHole, OffsetOutOfRange):
-            before, snapshot = snapshot, await _snapshot(settings, description.topic_id, places)
+            before, snapshot = snapshot, await _snapshot(settings, description.topic_id, partitions_of_topic)
             if snapshot == before:  # no compaction has moved the changelog's beginning meanwhile
                 raise
         else:
@@ -170,16 +172,21 @@ async def read_progress(admin: Admin, kafka: KafkaSettings, settings: StreamsSet
 
 
 async def _snapshot(
-    settings: StreamsSettings, topic_id: str | None, places: Collection[TopicPartition]
+    settings: StreamsSettings, topic_id: str | None, partitions_of_topic: Collection[TopicPartition]
 ) -> dict[TopicPartition, delta_tables.PartitionSnapshot]:
     if settings.lake is None:
         return {}
-    where = settings.lake, settings.application_id, [at.partition for at in places], settings.lake_options or None
+    where = (
+        settings.lake,
+        settings.application_id,
+        [at.partition for at in partitions_of_topic],
+        settings.lake_options or None,
+    )
     found = await asyncio.to_thread(delta_tables.read_snapshot, *where)
     covered = {} if found is None else found.partitions
     if any(one.topic_id not in (None, topic_id) for one in covered.values()):
         raise ChangelogHole(f"{settings.changelog_topic} was deleted and created again: the lake is of another topic")
-    return {at: covered[at.partition] for at in places if at.partition in covered}
+    return {at: covered[at.partition] for at in partitions_of_topic if at.partition in covered}
 
 
 async def _read(

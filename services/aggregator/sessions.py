@@ -22,13 +22,13 @@ from rich.table import Table
 from penstock.services.aggregator.key_search import key_text
 from penstock.services.aggregator.pages import window_pages
 from penstock.services.aggregator.settings import SessionsSettings
-from penstock.services.aggregator.stored_windows import FoundWindow, TailChanges, closed_of_lake, merged, place_of
+from penstock.services.aggregator.stored_windows import FoundWindow, TailChanges, closed_of_lake, merged, position_of
 from penstock.services.aggregator.window_query import WindowQuery
 from penstock.services.terminal_tables import console_for, plain
 from penstock.shared.clients.admin import Admin, TopicDescription
 from penstock.shared.clients.consumer import Consumer, ConsumerSettings
 from penstock.shared.common.clock import SYSTEM_CLOCK
-from penstock.shared.common.continuation import WindowPlace, WrongContinuation
+from penstock.shared.common.continuation import WindowPosition, WrongContinuation
 from penstock.shared.common.errors import (
     ChangelogHole,
     ConfigError,
@@ -73,9 +73,9 @@ class Query:
     begin first, at most `rows_max`. `last` is the position after which there may be more.
     """
 
-    def __init__(self, settings: WindowQuery, after: WindowPlace | None = None) -> None:
+    def __init__(self, settings: WindowQuery, after: WindowPosition | None = None) -> None:
         self.position: dict[int, dict[str, int]] = {}
-        self.last: WindowPlace | None = None
+        self.last: WindowPosition | None = None
         self.missing: str | None = None
         self._settings = settings
         self._after = after
@@ -105,15 +105,15 @@ class Query:
             found = [closed_of_lake(store, row) for row in closed if _is_covered(row, covered)]
             for partition, tail in tails.items():
                 found += merged(partition, store, live, tail.changes, reach)
-            placed = [(place_of(one), one) for one in found if settings.status in ("all", one.status)]
-            placed = [
-                (place, one)
-                for place, one in placed
-                if (after is None or place > after) and (all_to is None or place <= all_to)
+            positioned = [(position_of(one), one) for one in found if settings.status in ("all", one.status)]
+            positioned = [
+                (position, one)
+                for position, one in positioned
+                if (after is None or position > after) and (all_to is None or position <= all_to)
             ]
-            placed.sort(key=itemgetter(0))
-            page = placed[: settings.rows_max]
-            self.last = page[-1][0] if len(page) < len(placed) else all_to
+            positioned.sort(key=itemgetter(0))
+            page = positioned[: settings.rows_max]
+            self.last = page[-1][0] if len(page) < len(positioned) else all_to
             if page or self.last is None:
                 return store, [one for _, one in page]
             after = self.last  # no window of the lake up to here exists any more
@@ -123,8 +123,8 @@ class Query:
         store: StoreSchema,
         snapshot: delta_tables.Snapshot | None,
         reach: tuple[int, int],
-        after: WindowPlace | None,
-    ) -> tuple[list[dict[str, Any]], list[delta_tables.ClosedWindow], WindowPlace | None]:
+        after: WindowPosition | None,
+    ) -> tuple[list[dict[str, Any]], list[delta_tables.ClosedWindow], WindowPosition | None]:
         """Return the next live windows of the snapshot, the next closed ones, and the position up to which all are."""
         settings = self._settings
         if snapshot is None:
@@ -132,16 +132,16 @@ class Query:
         where, most = (*self._where, store.name), settings.rows_max + 1
         live: list[dict[str, Any]] = []
         closed: list[delta_tables.ClosedWindow] = []
-        ends: list[WindowPlace] = []
+        ends: list[WindowPosition] = []
         if settings.status != "closed":
             arguments = (*where, snapshot.version, settings.keys, reach, most, self._options, after)
             live = await asyncio.to_thread(delta_tables.find_windows, *arguments)
-            ends += [delta_tables.window_place(live[-1])] if len(live) == most else []
+            ends += [delta_tables.window_position(live[-1])] if len(live) == most else []
         if settings.status != "open":
             keys: Any = settings.keys.texts() if store.key == "string" else settings.keys
             of_closed = (*where, keys, reach, most, self._options, after)
             closed = await asyncio.to_thread(delta_tables.find_closed, *of_closed)
-            ends += [delta_tables.window_place(closed[-1])] if len(closed) == most else []
+            ends += [delta_tables.window_position(closed[-1])] if len(closed) == most else []
         return live, closed, min(ends, default=None)
 
     async def _snapshot_and_tails(
@@ -182,20 +182,20 @@ class Query:
             changes = TailChanges(self._settings.keys, reach, self._settings.store)
             readers[p] = ChangelogReader(one_by_one(changes.keep), epoch=covered[p].epoch if p in covered else 0)
             tails[p] = Tail(changes, None)
-        places = {p: TopicPartition(self._topic, p) for p in partitions}
+        by_partition = {p: TopicPartition(self._topic, p) for p in partitions}
         async with Consumer(self._settings.kafka, settings) as consumer:
-            consumer.assign(list(places.values()))
-            first = await consumer.beginning_offsets(list(places.values()))
-            ends = await consumer.end_offsets(list(places.values()))
-            for p, at in places.items():
+            consumer.assign(list(by_partition.values()))
+            first = await consumer.beginning_offsets(list(by_partition.values()))
+            ends = await consumer.end_offsets(list(by_partition.values()))
+            for p, at in by_partition.items():
                 start = covered[p].covered_offset if p in covered else 0
                 if first[at] > start:
                     gone = f"{at}: offsets {start} to {first[at] - 1} are gone, and no snapshot covers them"
                     raise ChangelogHole(gone + (f" ({self.missing})" if self.missing else ""))
                 consumer.seek(at, start)
-            records = sum([ends[at] - await consumer.position(at) for at in places.values()])
+            records = sum([ends[at] - await consumer.position(at) for at in by_partition.values()])
             deadline = SYSTEM_CLOCK.monotonic_ms() + self._settings.kafka_timeout_ms
-            while any([await consumer.position(at) < ends[at] for at in places.values()]):
+            while any([await consumer.position(at) < ends[at] for at in by_partition.values()]):
                 if SYSTEM_CLOCK.monotonic_ms() > deadline:
                     raise KafkaTimeout(self._too_slow(records))
                 for at, columns in (await consumer.poll(POLL_MS)).items():
@@ -270,7 +270,7 @@ def main(arguments: list[str]) -> int:
         # No request may take longer than the answer.
         limit_ms = min(settings.kafka.request_timeout_ms, settings.kafka_timeout_ms)
         quick = settings.kafka.model_copy(update={"request_timeout_ms": limit_ms})
-        query = Query(settings.model_copy(update={"kafka": quick}), pages.place(settings.continuation))
+        query = Query(settings.model_copy(update={"kafka": quick}), pages.position(settings.continuation))
         store, found = asyncio.run(query.run())
     except (ConfigError, WrongContinuation) as e:
         print(str(e), file=sys.stderr)

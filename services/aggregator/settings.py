@@ -10,7 +10,7 @@ from pydantic import Base64Bytes, Field, field_validator, model_validator
 from penstock.api.settings import GuardedSettings
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.key_range import KeyRange, raw_key
-from penstock.shared.common.lake.location import require_place
+from penstock.shared.common.lake.location import require_location
 from penstock.shared.common.points_in_time import TIME_MS_MAX, time_ms
 from penstock.shared.common.settings import CommandSettings, HttpSettings, KafkaSettings, PositiveMs, Section
 from penstock.shared.common.topic_names import APPLICATION_ID, APPLICATION_ID_MAX
@@ -139,7 +139,7 @@ class SessionsSettings(CommandSettings):
     @field_validator("lake")
     @classmethod
     def _is_place(cls, lake: str | None) -> str | None:
-        return require_place(lake)
+        return require_location(lake)
 
     @field_validator("from_", "to")
     @classmethod

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import datasketches
 import msgspec
 
-from penstock.shared.common.continuation import WindowPlace
+from penstock.shared.common.continuation import WindowPosition
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.key_range import KeyRange, raw_key
 from penstock.shared.common.lake.delta_tables import ClosedWindow
@@ -175,9 +175,9 @@ def _result(aggregation: AggregationSchema, state: dict[str, Any]) -> Any:
     return msgspec.json.decode(text) if text else None
 
 
-def place_of(one: FoundWindow) -> WindowPlace:
+def position_of(one: FoundWindow) -> WindowPosition:
     """Return the window's position in the order of all windows."""
-    return WindowPlace(one.start_ms, one.end_ms, one.partition, raw_key(one.key))
+    return WindowPosition(one.start_ms, one.end_ms, one.partition, raw_key(one.key))
 
 
 def closed_of_lake(store: StoreSchema, row: ClosedWindow) -> FoundWindow:

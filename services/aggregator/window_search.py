@@ -71,7 +71,7 @@ class WindowSearch:
         from_ms, to_ms = map(str, _reach(question))
         limits = (queries.changelog_timeout_ms, question["rows_max"])
         asked = WindowQueryOptions(*where, schema.name, _keys(question), from_ms, to_ms, *limits, status)
-        query = Query(asked, pages.place(question["continuation"]))
+        query = Query(asked, pages.position(question["continuation"]))
         _, found = await run_in_loop_thread(query.run)
         windows = [cast(Window, one._asdict()) for one in found]
         return {"windows": windows, "position": query.position, "continuation": pages.text(query.last)}

@@ -281,13 +281,17 @@ def _time(name: str) -> SparkColumn:
 
 
 def _rows(found: Tables, store: StoreSchema) -> DataFrame:
-    """Returns the rows that windows consist of: `key`, `start`, `end`, `state`, `partition`, `place` (merge order)."""
+    """Returns the rows that windows consist of: `key`, `start`, `end`, `state`, `partition`, `merge_order`."""
     key = "key" if store.key == "string" else "key_bytes"
     windows = found.closed(store).select(key, "window_start", "window_end", "state", "partition")
     windows = windows.unionByName(found.live(store).select(*windows.columns)).toDF(key, *_BOUNDS, "state", "partition")
-    windows = windows.withColumn("place", F.struct(F.lit(_WINDOWS).alias("rank"), F.unix_millis("start").alias("at")))
+    windows = windows.withColumn(
+        "merge_order", F.struct(F.lit(_WINDOWS).alias("rank"), F.unix_millis("start").alias("at"))
+    )
     missed = found.late(store).filter("state IS NOT NULL")
-    missed = missed.withColumn("place", F.struct(F.lit(_LATE).alias("rank"), F.col("changelog_offset").alias("at")))
+    missed = missed.withColumn(
+        "merge_order", F.struct(F.lit(_LATE).alias("rank"), F.col("changelog_offset").alias("at"))
+    )
     if store.kind == "session":
         missed = missed.withColumns({"start": F.col("event_time"), "end": F.col("event_time")})
     else:
@@ -347,7 +351,7 @@ def _merge(aggregation: AggregationSchema) -> list[tuple[str, SparkColumn]]:
 
     def in_order(name: str) -> SparkColumn:
         """The column's values in the order in which rows are merged, with the state's count of values."""
-        one = F.struct("place", of(name).alias("value"), of("n").alias("n"))
+        one = F.struct("merge_order", of(name).alias("value"), of("n").alias("n"))
         return F.array_sort(F.collect_list(one))
 
     function = aggregation.function

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field, field_validator
 
-from penstock.shared.common.lake.location import lake_root, require_place
+from penstock.shared.common.lake.location import lake_root, require_location
 from penstock.shared.common.settings import CommandSettings, KafkaSettings, PositiveMs, Section
 from penstock.shared.common.topic_names import changelog_topic
 from penstock.shared.streams.settings import (
@@ -58,7 +58,7 @@ class JobSettings(CommandSettings):
     @field_validator("lake")
     @classmethod
     def _check_lake(cls, lake: str) -> str | None:
-        return require_place(lake)
+        return require_location(lake)
 
     @property
     def changelog_topic(self) -> str:

@@ -4,9 +4,9 @@ A position identifies a row; it is not a count of rows. Rows that appear or disa
 other rows, and another instance or a restarted one continues from the same position. The text contains a digest of the
 query. It is rejected if it is used with another query.
 
->>> pages = Continuations(RowPlace, "shop", "sessions")
->>> pages.place(pages.text(RowPlace(0, b"ann", 5)))
-RowPlace(partition=0, key=b'ann', start=5)
+>>> pages = Continuations(RowPosition, "shop", "sessions")
+>>> pages.position(pages.text(RowPosition(0, b"ann", 5)))
+RowPosition(partition=0, key=b'ann', start=5)
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class WrongContinuation(DataError):
     """A continuation that no answer to this query returned."""
 
 
-class RowPlace(NamedTuple):
+class RowPosition(NamedTuple):
     """A row of a store: rows are sorted by partition, and within a partition by `row_order`."""
 
     partition: int
@@ -39,7 +39,7 @@ class RowPlace(NamedTuple):
     start: int
 
 
-class WindowPlace(NamedTuple):
+class WindowPosition(NamedTuple):
     """A window, open or closed: windows are sorted by start, the earliest first."""
 
     start_ms: int
@@ -48,7 +48,7 @@ class WindowPlace(NamedTuple):
     key: bytes
 
 
-class LivePlace(NamedTuple):
+class LivePosition(NamedTuple):
     """A live window of any store: windows are sorted by end, the latest first, as `live_order` does it."""
 
     end_ms: int
@@ -58,7 +58,7 @@ class LivePlace(NamedTuple):
     start_ms: int
 
 
-PlaceT = TypeVar("PlaceT", RowPlace, WindowPlace, LivePlace)
+PositionT = TypeVar("PositionT", RowPosition, WindowPosition, LivePosition)
 RowOrder = tuple[int, bytes]
 _START = struct.Struct(">Q")  # shifted, so that the bytes sort like the numbers
 _SHIFT = 1 << 63
@@ -82,40 +82,44 @@ def row_order(key: bytes, start: int) -> RowOrder:
     return key_hash(key), key + start_bytes(start)
 
 
-def live_order(place: LivePlace) -> tuple[int, str, int, str, int]:
+def live_order(position: LivePosition) -> tuple[int, str, int, str, int]:
     """The sort key of live windows."""
-    return -place.end_ms, place.store, place.partition, place.key, place.start_ms
+    return -position.end_ms, position.store, position.partition, position.key, position.start_ms
 
 
-class Continuations(Generic[PlaceT]):
+class Continuations(Generic[PositionT]):
     """Continuations of the answers to one query, which consists of values that msgpack can encode.
 
     None is the continuation of the first page. In an answer, None marks the last page.
     """
 
-    def __init__(self, kind: type[PlaceT], *question: Any) -> None:
-        asked = msgspec.msgpack.encode((kind.__name__, question))
+    def __init__(self, kind: type[PositionT], *question: Any) -> None:
+        packed_question = msgspec.msgpack.encode((kind.__name__, question))
         self._shape: Any = tuple[bytes, kind]  # type: ignore[valid-type]
-        self._digest = blake2b(asked, digest_size=DIGEST_BYTES).digest()
+        self._digest = blake2b(packed_question, digest_size=DIGEST_BYTES).digest()
 
-    def text(self, place: PlaceT | None) -> str | None:
-        """The place as text that can be used in a URL without escapes."""
-        if place is None:
+    def text(self, position: PositionT | None) -> str | None:
+        """The position as text that a URL can contain without escapes."""
+        if position is None:
             return None
-        packed = msgspec.msgpack.encode((self._digest, place))
+        packed = msgspec.msgpack.encode((self._digest, position))
         return base64.urlsafe_b64encode(packed).decode().rstrip("=")
 
-    def place(self, text: str | None) -> PlaceT | None:
-        """The place that an answer to this query returned. Raises WrongContinuation for any other text."""
+    def position(self, text: str | None) -> PositionT | None:
+        """The position that an answer to this query returned. Raises WrongContinuation for any other text."""
         if text is None:
             return None
         shown = repr(text if len(text) <= SHOWN_MAX else text[:SHOWN_MAX] + "…")
         try:
             packed = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
-            digest, place = msgspec.msgpack.decode(packed, type=self._shape)
+            digest, position = msgspec.msgpack.decode(packed, type=self._shape)
         except (binascii.Error, ValueError, msgspec.MsgspecError) as e:
-            raise WrongContinuation(f"continuation {shown} is none: give the one of the page before as it is") from e
+            raise WrongContinuation(
+                f"continuation {shown} is invalid: use the one of the previous page unchanged"
+            ) from e
         if digest != self._digest:
-            raise WrongContinuation(f"continuation {shown} is of another question: only how many rows may differ")
-        found: PlaceT = place
+            raise WrongContinuation(
+                f"continuation {shown} belongs to another query: only the number of rows may differ"
+            )
+        found: PositionT = position
         return found

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from penstock.shared.common.continuation import RowOrder, RowPlace, key_hash, row_order
+from penstock.shared.common.continuation import RowOrder, RowPosition, key_hash, row_order
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.key_range import raw_key
 from penstock.shared.streams.aggregations.latest import LATEST
@@ -49,13 +49,13 @@ class StoreQuery(NamedTuple):
     from_ms: int | None = None
     to_ms: int | None = None
     rows_max: int = QUERY_ROWS_MAX
-    after: RowPlace | None = None
+    after: RowPosition | None = None
 
 
 class StoreAnswer(msgspec.Struct, frozen=True):
     """Rows by partition; `position` is the next offset to read of each source topic, by partition.
 
-    `last` is the place of the last row, if there are more rows than requested.
+    `last` is the position of the last row, if there are more rows than requested.
     """
 
     store: str
@@ -63,7 +63,7 @@ class StoreAnswer(msgspec.Struct, frozen=True):
     key_type: KeyType
     rows: list[dict[str, Any]]
     position: dict[int, dict[str, int]]
-    last: RowPlace | None = None
+    last: RowPosition | None = None
 
 
 class _Range(NamedTuple):
@@ -127,7 +127,7 @@ def read_in_slices(
         if page.has_more:
             break
     found = [row for page in pages.values() for row in page.rows]
-    last = place_of_row(found[-1]) if any(page.has_more for page in pages.values()) else None
+    last = position_of_row(found[-1]) if any(page.has_more for page in pages.values()) else None
     rows = [row for row in found if row["partition"] in tasks]
     at = {partition: offsets for partition, offsets in position.items() if partition in tasks}
     return StoreAnswer(store, kind, key_type, rows, at, last)
@@ -137,7 +137,7 @@ def _read_table(table: GlobalTableRows, query: StoreQuery) -> Generator[None, No
     position = {partition: {table.topic: at} for partition, at in sorted(table.position.items())}
     page = _Page(None, None, query, query.rows_max)
     yield from page.read(table, _Range.of(query, table.key_type))
-    last = place_of_row(page.rows[-1]) if page.has_more else None
+    last = position_of_row(page.rows[-1]) if page.has_more else None
     return StoreAnswer(table.name, "global table", table.key_type, page.rows, position, last)
 
 
@@ -231,9 +231,9 @@ def _order_of(row: LiveRow) -> RowOrder:
     return row_order(raw_key(row.key), row.start)
 
 
-def place_of_row(row: Mapping[str, Any]) -> RowPlace:
+def position_of_row(row: Mapping[str, Any]) -> RowPosition:
     """Return the position of an answer's row, with its key in the store's type."""
-    return RowPlace(row.get("partition", 0), raw_key(row["key"]), row.get("start", 0))
+    return RowPosition(row.get("partition", 0), raw_key(row["key"]), row.get("start", 0))
 
 
 def _overlaps(row: LiveRow, schema: StoreSchema, query: StoreQuery) -> bool:

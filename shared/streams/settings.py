@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, Field, field_validator, model_validator
 
-from penstock.shared.common.lake.location import require_place
+from penstock.shared.common.lake.location import require_location
 from penstock.shared.common.log import get_logger
 from penstock.shared.common.settings import PositiveMs, Section
 from penstock.shared.common.topic_names import APPLICATION_ID, APPLICATION_ID_MAX, changelog_topic, instances_topic
@@ -188,7 +188,7 @@ class StreamsSettings(Section, TaskSettings):
     @field_validator("lake")
     @classmethod
     def _check_lake(cls, lake: str | None) -> str | None:
-        return require_place(lake)
+        return require_location(lake)
 
     @model_validator(mode="after")
     def _heartbeats_fit(self) -> Self:

@@ -638,9 +638,9 @@ class Consumer(Generic[K, V]):
         """Return the error with the client name, under `auto_offset_reset=none` also with the partitions' offsets."""
         if not isinstance(error, NoOffsetForPartition | OffsetOutOfRange):
             return type(error)(f"{self._prefix()}: Fetch: {error}")
-        unplaced = sorted(self._subscription.assignment())
-        first, end = await self.beginning_offsets(unplaced), await self.end_offsets(unplaced)
-        held = ", ".join(f"{tp} holds {first[tp]} to {end[tp]}" for tp in unplaced)
+        unpositioned = sorted(self._subscription.assignment())
+        first, end = await self.beginning_offsets(unpositioned), await self.end_offsets(unpositioned)
+        held = ", ".join(f"{tp} holds {first[tp]} to {end[tp]}" for tp in unpositioned)
         return type(error)(f"{self._prefix()}: {error} (auto_offset_reset=none; {held})")
 
     def _prefix(self) -> str:

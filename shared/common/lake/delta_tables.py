@@ -24,7 +24,7 @@ from deltalake import DeltaTable, QueryBuilder
 from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.schema import StructType
 
-from penstock.shared.common.continuation import WindowPlace
+from penstock.shared.common.continuation import WindowPosition
 from penstock.shared.common.errors import LakeUnavailable, NotASnapshot
 from penstock.shared.common.key_range import KeyRange, raw_key
 from penstock.shared.common.lake.column_names import CLOSED_COLUMNS, STATE_COLUMNS
@@ -131,8 +131,8 @@ def read_snapshot(
         where = f"row = 'progress' AND partition IN ({', '.join(map(str, chosen))})"
         order = "PARTITION BY partition ORDER BY changelog_offset DESC NULLS FIRST"
         columns = ", ".join(map(_name, PROGRESS_COLUMNS))
-        numbered = f"SELECT {columns}, row_number() OVER ({order}) AS place FROM t WHERE {where}"
-        newest = rows(table, f"SELECT {columns} FROM ({numbered}) WHERE place = 1")
+        numbered = f"SELECT {columns}, row_number() OVER ({order}) AS nth FROM t WHERE {where}"
+        newest = rows(table, f"SELECT {columns} FROM ({numbered}) WHERE nth = 1")
         covered = {row["partition"]: _covered(table, row) for row in newest}
     return Snapshot(int(table.version()), dict(sorted(covered.items())))
 
@@ -211,12 +211,12 @@ def find_windows(
     reach: tuple[int, int],
     rows_max: int,
     storage_options: Mapping[str, str] | None = None,
-    after: WindowPlace | None = None,
+    after: WindowPosition | None = None,
 ) -> list[dict[str, Any]]:
-    """The live windows of the keys that touch `reach` (ms, both inclusive) at that version of `state`, in place order.
+    """The live windows of the keys that touch `reach` (ms, both inclusive) at that version of `state`.
 
-    With `after`, only the windows behind that place. Each has partition, key (bytes), start_ms, end_ms and `state`, a
-    dict. Raises LakeUnavailable or NotASnapshot.
+    They are in the order of positions; with `after`, only those after that position. Each has partition, key (bytes),
+    start_ms, end_ms and `state`, a dict. Raises LakeUnavailable or NotASnapshot.
     """
     table = open_table(table_uri(lake, application, "state"), storage_options, version)
     if table is None or store not in _fields(table):
@@ -224,10 +224,10 @@ def find_windows(
     # All rows of a window have the same start. Only the end may differ in the newest row.
     first = "" if after is None else f" AND start_ms >= {after.start_ms}"
     where = f"{WINDOWS} AND store = {_text(store)} AND {_within('key', *keys)} AND start_ms <= {int(reach[1])}{first}"
-    wanted = f"live AND end_ms >= {int(reach[0])}{_after(after, _STATE)}"
-    place = ", ".join(_STATE)
-    sql = f"SELECT {place}, {_name(store)} AS state FROM {_newest(where)} AND {wanted}"
-    sql += f" ORDER BY {place} LIMIT {int(rows_max)}"
+    wanted = f"live AND end_ms >= {int(reach[0])}{_after(after, _STATE_POSITION)}"
+    position = ", ".join(_STATE_POSITION)
+    sql = f"SELECT {position}, {_name(store)} AS state FROM {_newest(where)} AND {wanted}"
+    sql += f" ORDER BY {position} LIMIT {int(rows_max)}"
     return rows(table, sql)
 
 
@@ -252,18 +252,18 @@ def find_closed(
     reach: tuple[int, int],
     rows_max: int | None = None,
     storage_options: Mapping[str, str] | None = None,
-    after: WindowPlace | None = None,
+    after: WindowPosition | None = None,
 ) -> list[ClosedWindow]:
     """Closed windows of keys between two bounds (inclusive, in the store's form) that touch `reach` (ms, inclusive).
 
-    They are in place order, at most `rows_max`, and with `after` only those behind that place. Times are in ms, since
-    Python's own end with the year 9999.
+    They are in the order of positions, at most `rows_max`; with `after`, only those after that position. Times are in
+    ms, since Python's own times end with the year 9999.
     """
     table = open_table(table_uri(lake, application, "closed", store), storage_options)
     if table is None:
         return []
     fields = _fields(table)
-    names = _PLACE if "key" in fields else _PLACE._replace(key="key_bytes")
+    names = _CLOSED_POSITION if "key" in fields else _CLOSED_POSITION._replace(key="key_bytes")
     results = [name for name in fields if name not in CLOSED_COLUMNS]
     wanted = f"{_within(names.key, *keys)}{_touches(reach)}{_after(after, names)}"
     columns = [*names, "changelog_offset", "topic_id", *map(_name, results)]
@@ -278,15 +278,15 @@ def find_closed(
     ]
 
 
-def window_place(row: Mapping[str, Any] | ClosedWindow) -> WindowPlace:
+def window_position(row: Mapping[str, Any] | ClosedWindow) -> WindowPosition:
     """The window's position in the order of all windows."""
     if isinstance(row, ClosedWindow):
-        return WindowPlace(row.start_ms, row.end_ms, row.partition, raw_key(row.key))
-    return WindowPlace(row["start_ms"], row["end_ms"], row["partition"], row["key"])
+        return WindowPosition(row.start_ms, row.end_ms, row.partition, raw_key(row.key))
+    return WindowPosition(row["start_ms"], row["end_ms"], row["partition"], row["key"])
 
 
-class _PlaceColumns(NamedTuple):
-    """The columns of a window's place, in its order."""
+class _PositionColumns(NamedTuple):
+    """The columns of a window's position, in its order."""
 
     start: str
     end: str
@@ -294,16 +294,16 @@ class _PlaceColumns(NamedTuple):
     key: str
 
 
-_STATE = _PlaceColumns("start_ms", "end_ms", "partition", "key")
-_PLACE = _PlaceColumns("window_start", "window_end", "partition", "key")
+_STATE_POSITION = _PositionColumns("start_ms", "end_ms", "partition", "key")
+_CLOSED_POSITION = _PositionColumns("window_start", "window_end", "partition", "key")
 
 
-def _after(place: WindowPlace | None, names: _PlaceColumns) -> str:
-    if place is None:
+def _after(position: WindowPosition | None, names: _PositionColumns) -> str:
+    if position is None:
         return ""
-    start, end, partition, raw = place
-    first, last = (str(start), str(end)) if names is _STATE else (_timestamp(start), _timestamp(end))
-    key = _key(raw.decode(errors="replace") if names is _PLACE else raw)
+    start, end, partition, raw = position
+    first, last = (str(start), str(end)) if names is _STATE_POSITION else (_timestamp(start), _timestamp(end))
+    key = _key(raw.decode(errors="replace") if names is _CLOSED_POSITION else raw)
     behind = f"partition > {partition} OR (partition = {partition} AND {names.key} > {key})"
     behind = f"{names.end} > {last} OR ({names.end} = {last} AND ({behind}))"
     return f" AND {names.start} >= {first} AND ({names.start} > {first} OR {behind})"

@@ -30,11 +30,11 @@ def lake_root(lake: str) -> str:
     if local is not None and (not path.startswith("/") or path.startswith("//")):
         raise ConfigError(f"lake {lake!r}: a file: URI names an absolute path of this machine, file:///folder")
     if "%" in root:
-        raise ConfigError(f"lake {lake!r}: not every reader takes a % in its place for the same: choose one without it")
+        raise ConfigError(f"lake {lake!r}: Spark and deltalake interpret % differently: choose a location without it")
     return root.rstrip("/")
 
 
-def require_place(lake: str | None) -> str | None:
+def require_location(lake: str | None) -> str | None:
     """The same text, for a setting. Raises ValueError if it is not a location of a lake."""
     try:
         if lake is not None:

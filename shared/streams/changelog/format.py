@@ -49,7 +49,7 @@ from penstock.shared.streams.aggregations.aggregation import Aggregation, Column
 
 FORMAT_VERSION = 1
 VERSIONS_MAX = 7  # a protocol buffer can begin with the byte 8 or higher
-MARK_BYTES = 2
+MAGIC_BYTES = 2
 ENVELOPE = struct.Struct(">BcBiq")
 START_END = struct.Struct(">qq")
 START_END_CLOSED = struct.Struct(">qqq")
@@ -273,7 +273,7 @@ def is_foreign(value: bytes | None) -> bool:
     >>> is_foreign(b'{"carrier":"UA"}'), is_foreign(None), is_foreign(b"\\x02Lwhatever comes next")
     (True, True, False)
     """
-    if value is None or len(value) < MARK_BYTES:
+    if value is None or len(value) < MAGIC_BYTES:
         return True
     return not (1 <= value[0] <= VERSIONS_MAX and 65 <= value[1] <= 90)
 

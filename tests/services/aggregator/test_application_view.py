@@ -20,10 +20,17 @@ from penstock.api.streams.stores import stores_router
 from penstock.services.aggregator.application_view import ANSWER_BYTES_MAX, Whole, tokens_of
 from penstock.services.aggregator.pages import as_response, live_pages, row_pages
 from penstock.services.aggregator.settings import AggregatorSettings, QueriesSettings
-from penstock.shared.common.continuation import LivePlace, RowOrder, RowPlace, WrongContinuation, live_order, row_order
+from penstock.shared.common.continuation import (
+    LivePosition,
+    RowOrder,
+    RowPosition,
+    WrongContinuation,
+    live_order,
+    row_order,
+)
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.settings import HttpSettings
-from penstock.shared.streams.queries import StoreAnswer, place_of_row
+from penstock.shared.streams.queries import StoreAnswer, position_of_row
 from penstock.shared.streams.runtime.instances import Instances, Registration, encode
 from tests.integration.certificates import Authority
 
@@ -54,9 +61,9 @@ class Instance:
 
     def windows(self, store: str | None, key: str, limit: int, continuation: str | None) -> LiveWindows:
         pages = live_pages(self.application, store, key)
-        after = pages.place(continuation)
+        after = pages.position(continuation)
         ends = {(p, key): p + i % 3 for p in self.running for i, key in enumerate(self.keys or [self.name])}
-        places = sorted((LivePlace(end, "s", p, key, 0) for (p, key), end in ends.items()), key=live_order)
+        places = sorted((LivePosition(end, "s", p, key, 0) for (p, key), end in ends.items()), key=live_order)
         rest = [place for place in places if after is None or live_order(place) > live_order(after)]
         rows: Any = [{**place._asdict(), "states": []} for place in rest[:limit]]
         last = rest[limit - 1] if len(rest) > limit else None
@@ -75,11 +82,11 @@ class Instance:
             for key in (self.keys or [wanted["key"] or self.name])
             for at in (5, 7)[: 1 + bool(self.keys)]
         ]
-        rows.sort(key=lambda row: order(place_of_row(row)))
-        after = pages.place(wanted["continuation"])
-        rest = [row for row in rows if after is None or order(place_of_row(row)) > order(after)]
+        rows.sort(key=lambda row: order(position_of_row(row)))
+        after = pages.position(wanted["continuation"])
+        rest = [row for row in rows if after is None or order(position_of_row(row)) > order(after)]
         cut, position = rest[: wanted["rows_max"]], {p: {"in": epoch} for p, epoch in self.running.items()}
-        last = place_of_row(cut[-1]) if len(cut) < len(rest) else None
+        last = position_of_row(cut[-1]) if len(cut) < len(rest) else None
         return as_response(StoreAnswer("s", "session", self.key_type, cut, position, last), pages)
 
     def compact(self) -> str:
@@ -87,7 +94,7 @@ class Instance:
         return "one is running" if self.compactions > 1 else ""
 
 
-def order(place: RowPlace) -> tuple[int, RowOrder]:
+def order(place: RowPosition) -> tuple[int, RowOrder]:
     return place.partition, row_order(place.key, place.start)
 
 

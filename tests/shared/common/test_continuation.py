@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from penstock.shared.common.continuation import (
     Continuations,
-    LivePlace,
-    RowPlace,
-    WindowPlace,
+    LivePosition,
+    RowPosition,
+    WindowPosition,
     WrongContinuation,
     live_order,
     row_order,
@@ -21,12 +21,12 @@ from penstock.shared.common.continuation import (
 
 NUMBERS = st.integers(-(2**63), 2**63 - 1)
 PLACES = st.one_of(
-    st.builds(RowPlace, NUMBERS, st.binary(), NUMBERS),
-    st.builds(WindowPlace, NUMBERS, NUMBERS, NUMBERS, st.binary()),
-    st.builds(LivePlace, NUMBERS, st.text(), NUMBERS, st.text(), NUMBERS),
+    st.builds(RowPosition, NUMBERS, st.binary(), NUMBERS),
+    st.builds(WindowPosition, NUMBERS, NUMBERS, NUMBERS, st.binary()),
+    st.builds(LivePosition, NUMBERS, st.text(), NUMBERS, st.text(), NUMBERS),
 )
-PAGES = Continuations(RowPlace, "app", "store", None, b"k")
-PLACE = RowPlace(3, b"ann", 5)
+PAGES = Continuations(RowPosition, "app", "store", None, b"k")
+PLACE = RowPosition(3, b"ann", 5)
 
 
 @given(PLACES)
@@ -36,34 +36,34 @@ def test_a_place_comes_back(place: Any) -> None:
     text = pages.text(place)
     assert text is not None
     assert re.fullmatch(r"[A-Za-z0-9_-]+", text)
-    assert pages.place(text) == place
+    assert pages.position(text) == place
 
 
 def test_none_is_the_first_page_and_the_last_answer() -> None:
     """There is nothing to go on from."""
-    assert (PAGES.text(None), PAGES.place(None)) == (None, None)
+    assert (PAGES.text(None), PAGES.position(None)) == (None, None)
 
 
 @pytest.mark.parametrize("wrong", ["", "x", "%%", "é", "a" * 999, "ksQI", "wA", "gqFhAQ"])
-def test_what_is_none_is_named(wrong: str) -> None:
+def test_an_invalid_continuation_is_shown(wrong: str) -> None:
     """Whatever it is, the error has it, or its beginning."""
-    with pytest.raises(WrongContinuation, match=f"^continuation '{re.escape(wrong[:100])}…?' is none"):
-        PAGES.place(wrong)
+    with pytest.raises(WrongContinuation, match=f"^continuation '{re.escape(wrong[:100])}…?' is invalid"):
+        PAGES.position(wrong)
 
 
-def test_one_of_another_question_is_refused() -> None:
+def test_a_continuation_of_another_query_is_rejected() -> None:
     """Of another application, store or kind of answer; one that was shortened is none."""
     text = PAGES.text(PLACE)
     others: list[Any] = [("app", "store", None, "k"), ("app", "store"), ("app2", "store", None, b"k")]
     for other in others:
-        with pytest.raises(WrongContinuation, match=f"{text}' is of another question"):
-            Continuations(RowPlace, *other).place(text)
-    for kind in (WindowPlace, LivePlace):
+        with pytest.raises(WrongContinuation, match=f"{text}' belongs to another query"):
+            Continuations(RowPosition, *other).position(text)
+    for kind in (WindowPosition, LivePosition):
         with pytest.raises(WrongContinuation):
-            Continuations[Any](kind, "app", "store", None, b"k").place(text)
+            Continuations[Any](kind, "app", "store", None, b"k").position(text)
     assert text is not None
-    with pytest.raises(WrongContinuation, match="is none"):
-        PAGES.place(text[:-2])
+    with pytest.raises(WrongContinuation, match="is invalid"):
+        PAGES.position(text[:-2])
 
 
 @given(st.binary(max_size=3), NUMBERS, st.binary(max_size=3), NUMBERS)
@@ -76,5 +76,5 @@ def test_rows_have_one_order(key: bytes, start: int, other: bytes, other_start: 
 
 def test_live_windows_that_end_last_come_first() -> None:
     """Then by store, partition, key and start."""
-    places = [LivePlace(8, "a", 0, "a", 0), LivePlace(9, "b", 0, "k", 2), LivePlace(9, "b", 0, "k", 1)]
+    places = [LivePosition(8, "a", 0, "a", 0), LivePosition(9, "b", 0, "k", 2), LivePosition(9, "b", 0, "k", 1)]
     assert sorted(places, key=live_order) == [places[2], places[1], places[0]]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from penstock.shared.common.continuation import RowPlace
+from penstock.shared.common.continuation import RowPosition
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.streams.aggregations.aggregation import Count, Sum
 from penstock.shared.streams.dsl.builder import StreamsBuilder, WindowedGroup
@@ -121,7 +121,7 @@ def test_an_answer_is_bounded() -> None:
     tasks = {0: driver.task, 1: driver.task}
     answer = read_store(tasks, "s", StoreQuery(rows_max=5))
     assert [row["partition"] for row in answer.rows] == [0, 0, 0, 0, 1]
-    assert answer.last == RowPlace(1, answer.rows[-1]["key"].encode(), answer.rows[-1]["start"])
+    assert answer.last == RowPosition(1, answer.rows[-1]["key"].encode(), answer.rows[-1]["start"])
     rest = read_store(tasks, "s", StoreQuery(rows_max=5, after=answer.last))
     assert (len(rest.rows), rest.last, rest.position.keys()) == (3, None, {0, 1})
     assert read_store({0: driver.task}, "s", StoreQuery(rows_max=4)).last is None

@@ -13,7 +13,7 @@ import pytest
 from deltalake import ColumnProperties, WriterProperties, write_deltalake
 
 from penstock.services.spark.table_columns import CLOSED, LATE, rows_schema, state_schema
-from penstock.shared.common.continuation import WindowPlace
+from penstock.shared.common.continuation import WindowPosition
 from penstock.shared.common.errors import ConfigError, LakeUnavailable, NotASnapshot
 from penstock.shared.common.key_range import KeyRange
 from penstock.shared.common.lake import delta_tables
@@ -305,7 +305,7 @@ def test_live_windows_after_a_place(tmp_path: Path) -> None:
     write(tmp_path, 10, [(0, b"a"), (0, b"\xff"), (1, b"b"), (1, b"c")])
     seen, after = [], None
     while rows := delta_tables.find_windows(str(tmp_path), "app", STORE, 0, KeyRange.of(), (0, 9), 1, None, after):
-        after = delta_tables.window_place(rows[0])
+        after = delta_tables.window_position(rows[0])
         seen.append(rows[0]["key"])
     assert seen == [b"a", b"\xff", b"b", b"c"]
 
@@ -351,7 +351,7 @@ def test_closed_windows_after_a_place(tmp_path: Path, as_bytes: bool) -> None:
             str(tmp_path), "app", "s", (None, None), (0, 9 * day), rows_max, None, after
         ):
             seen += [(row.key, row.start_ms) for row in rows]
-            after = delta_tables.window_place(rows[-1])
+            after = delta_tables.window_position(rows[-1])
         assert seen == sorted(keyed, key=lambda one: (one[1], one[0]))
 
 
@@ -362,8 +362,8 @@ def test_windows_beyond_the_years_of_python_are_found(tmp_path: Path) -> None:
     write_closed(tmp_path, "app", COUNTED, [row])
     (found,) = delta_tables.find_closed(str(tmp_path), "app", "s", ("k", "k"), (0, far_ms))
     assert (found.end_ms, found.results) == (far_ms, {"n": 1})
-    before = WindowPlace(far_ms - 1, far_ms - 1, 0, b"k")
-    for after, count in ((before, 1), (delta_tables.window_place(found), 0)):
+    before = WindowPosition(far_ms - 1, far_ms - 1, 0, b"k")
+    for after, count in ((before, 1), (delta_tables.window_position(found), 0)):
         rows = delta_tables.find_closed(str(tmp_path), "app", "s", (None, None), (0, 2 * far_ms), 9, None, after)
         assert len(rows) == count
 
