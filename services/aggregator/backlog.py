@@ -43,9 +43,9 @@ class Backlog(NamedTuple):
 
 
 class BacklogWatch:
-    """Measures while this instance is the one that compacts (`is_ours`), and keeps the last measurement.
+    """Measures while this instance is the one that compacts (`is_owned`), and keeps the last measurement.
 
-    If more bytes are in no snapshot than the settings allow, it calls `ask`: once for each snapshot, and again each
+    If more bytes are in no snapshot than the settings allow, it calls `request`: once for each snapshot, and again each
     time the bytes grow by the limit. So the tail that a compaction leaves (of an idle partition) starts no other one.
     """
 
@@ -53,20 +53,20 @@ class BacklogWatch:
         self,
         settings: AggregatorSettings,
         registry: CollectorRegistry,
-        is_ours: Callable[[], bool],
+        is_owned: Callable[[], bool],
         clock: Clock = SYSTEM_CLOCK,
-        ask: Callable[[int], None] = lambda now_ms: None,
+        request: Callable[[int], None] = lambda now_ms: None,
     ) -> None:
         self._settings = settings
         self._clock = clock
-        self.is_ours = is_ours
-        self._ask = ask
+        self.is_owned = is_owned
+        self._request = request
         self.last: Backlog | None = None
         self.compactions: tuple[delta_tables.Compaction, ...] = ()
         """The compactions in the lake, as of the last measurement."""
-        self.ours_since_ms: int | None = None
+        self.owned_since_ms: int | None = None
         self._said = ""
-        self._asked_at: Backlog | None = None
+        self._requested_at: Backlog | None = None
         self._records = gauge(
             registry,
             "compaction_changelog_records",
@@ -92,9 +92,9 @@ class BacklogWatch:
     async def run(self) -> None:
         """Measure until cancelled. A failure is logged once, and the measurement is then unknown."""
         while True:
-            ours = self.is_ours()
-            self.ours_since_ms = (self.ours_since_ms or self._clock.now_ms()) if ours else None
-            self.note(await self._measure() if ours else None)
+            is_owned = self.is_owned()
+            self.owned_since_ms = (self.owned_since_ms or self._clock.now_ms()) if is_owned else None
+            self.note(await self._measure() if is_owned else None)
             await asyncio.sleep(self._settings.compaction.backlog_interval_ms / 1000)
 
     def note(self, backlog: Backlog | None) -> None:
@@ -106,17 +106,17 @@ class BacklogWatch:
         self._bytes.set(math.nan if size is None else size)
         if backlog is None or size is None or limit is None or size < limit:
             return
-        asked = self._asked_at
-        since = asked.bytes if asked is not None and asked.snapshot_ms == backlog.snapshot_ms else 0
+        requested = self._requested_at
+        since = requested.bytes if requested is not None and requested.snapshot_ms == backlog.snapshot_ms else 0
         if size >= (since or 0) + limit:
-            self._asked_at = backlog
-            self._ask(self._clock.now_ms())
+            self._requested_at = backlog
+            self._request(self._clock.now_ms())
 
     def newest_sign_ms(self) -> int | None:
         """The time of the newest snapshot, or since when this instance compacts, if later; None if it does not."""
-        if self.ours_since_ms is None:
+        if self.owned_since_ms is None:
             return None
-        return max(self.ours_since_ms, (self.last.snapshot_ms if self.last is not None else None) or 0)
+        return max(self.owned_since_ms, (self.last.snapshot_ms if self.last is not None else None) or 0)
 
     async def _measure(self) -> Backlog | None:
         try:

@@ -61,7 +61,7 @@ WRITTEN = ("live_rows", "deleted_rows", "closed_rows", "late_rows")
 OK = 0
 OWNERSHIP_LOST = 1_000  # not an exit status: the job was stopped because another instance compacts now
 OWNERSHIP_POLL_MS = 100
-LOST_TO_ANOTHER = 3
+COMMIT_CONFLICT = 3
 """The exit status of `penstock compact` if another job committed first, which is not an error."""
 
 
@@ -100,10 +100,10 @@ def environment(settings: AggregatorSettings) -> dict[str, str]:
         if value is not None:
             text = value.get_secret_value() if hasattr(value, "get_secret_value") else str(value)
             connection[f"PENSTOCK_KAFKA__{name.upper()}"] = text
-    ours = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
     options = {name.upper(): value for name, value in settings.streams.lake_options.items()}
     return (
-        ours
+        inherited
         | {name: value for name, value in options.items() if name.startswith("AWS_")}
         | connection
         | {
@@ -131,7 +131,7 @@ class CompactionSupervisor:
         self._clock = clock
         self._job_command = job
         self._backlog = backlog
-        self._asked = asyncio.Event()
+        self._requested = asyncio.Event()
         self._job: ChildProcess | None = None
         self._is_running = False
         self._history: deque[CompactionState] = deque(maxlen=HISTORY_MAX)
@@ -201,7 +201,7 @@ class CompactionSupervisor:
         if self._consecutive_failures:
             detail = next((run["detail"] for run in self._history if run["status"] == "failed"), "")
             return "failing", detail
-        if self._backlog is not None and not self._backlog.is_ours():
+        if self._backlog is not None and not self._backlog.is_owned():
             return "elsewhere", "the instance that owns partition 0 compacts"
         if self._is_behind():
             return "behind", f"no compaction has succeeded for more than {BEHIND_INTERVALS} intervals"
@@ -218,23 +218,23 @@ class CompactionSupervisor:
         """Return the reason why a requested compaction would not start, or ""."""
         if not self.enabled:
             return f"compaction is off: {self.why_off()}"
-        return "one is running" if self._is_running or self._asked.is_set() else ""
+        return "one is running" if self._is_running or self._requested.is_set() else ""
 
-    def ask(self, now_ms: int) -> None:
+    def request(self, now_ms: int) -> None:
         """Request a compaction, without waiting. The punctuator's callback."""
         if not self._is_running:
-            self._asked.set()
+            self._requested.set()
 
     async def run(self) -> None:
         """Serve requests until cancelled. Then a running job is stopped."""
         try:
             while True:
-                await self._asked.wait()
-                self._asked.clear()
+                await self._requested.wait()
+                self._requested.clear()
                 await self._run_job()
                 if self._consecutive_failures:
                     await self._back_off()
-                    self._ask_again()
+                    self._request_again()
         finally:
             await self._stop_job()
 
@@ -242,7 +242,7 @@ class CompactionSupervisor:
         """Return the last compactions, newest first: this instance's own, and others in the lake."""
         own = list(self._history)
         lake = () if self._backlog is None else self._backlog.compactions
-        found = [*own, *(_of_lake(one) for one in lake if not any(_is_by(run, one) for run in own))]
+        found = [*own, *(_from_lake(one) for one in lake if not any(_is_by(run, one) for run in own))]
         return sorted(found, key=lambda run: -run["started_at_ms"])[:HISTORY_MAX]
 
     async def _run_job(self) -> None:
@@ -264,7 +264,7 @@ class CompactionSupervisor:
                 orphan_limit_ms=STOP_TIMEOUT_MS,
             )
             async with asyncio.timeout(self._settings.compaction.timeout_ms / 1000):
-                status = await self._end_while_ours(self._job)
+                status = await self._wait_while_owned(self._job)
             out, err = self._job.output, self._job.error_output
             if status == OWNERSHIP_LOST:
                 await self._stop_job()
@@ -278,14 +278,14 @@ class CompactionSupervisor:
         self._job, self._is_running = None, False
         self._running.set(0)
         state["seconds"] = (self._clock.monotonic_ms() - started) / 1000
-        self._note(state, status, out, err)
+        self._record_result(state, status, out, err)
 
-    async def _end_while_ours(self, job: ChildProcess) -> int:
+    async def _wait_while_owned(self, job: ChildProcess) -> int:
         """Return the job's exit status, or OWNERSHIP_LOST as soon as another instance owns partition 0."""
         while True:
             with contextlib.suppress(TimeoutError):
                 return await asyncio.wait_for(job.wait(), OWNERSHIP_POLL_MS / 1000)
-            if self._backlog is not None and not self._backlog.is_ours():
+            if self._backlog is not None and not self._backlog.is_owned():
                 return OWNERSHIP_LOST
 
     def _bounded(self) -> AggregatorSettings:
@@ -302,7 +302,7 @@ class CompactionSupervisor:
             self._history[0]["progress"] = line[:LINE_CHARACTERS_MAX]
             log.info("compaction", progress=line[:LINE_CHARACTERS_MAX])
 
-    def _note(self, state: CompactionState, status: int | None, out: bytes, err: bytes) -> None:
+    def _record_result(self, state: CompactionState, status: int | None, out: bytes, err: bytes) -> None:
         result = _last_json(out)
         lines = err.decode(errors="replace").splitlines()[-OUTPUT_LINES_MAX:]
         if status == OK or result:
@@ -311,8 +311,8 @@ class CompactionSupervisor:
             self._end(state, "done", "", "done")
             log.info("compaction done", **result)
             if result.get("remaining_records"):
-                self._ask_again()
-        elif status == LOST_TO_ANOTHER:
+                self._request_again()
+        elif status == COMMIT_CONFLICT:
             self._end(state, "lost", "another job was first", "lost")
             log.info("compaction: another job was first")
         elif status == OWNERSHIP_LOST:
@@ -337,10 +337,10 @@ class CompactionSupervisor:
         self._runs.labels(outcome=outcome).inc()
         self._failing.set(self._consecutive_failures)
 
-    def _ask_again(self) -> None:
+    def _request_again(self) -> None:
         """Request the rest of a job's work, unless another instance owns partition 0 by now."""
-        if self._backlog is None or self._backlog.is_ours():
-            self._asked.set()
+        if self._backlog is None or self._backlog.is_owned():
+            self._requested.set()
             return
         self._consecutive_failures = 0
         self._failing.set(0)
@@ -372,7 +372,7 @@ def _started_ms(one: Compaction) -> int:
     return one.ended_at_ms if one.started_at_ms is None else one.started_at_ms
 
 
-def _of_lake(one: Compaction) -> CompactionState:
+def _from_lake(one: Compaction) -> CompactionState:
     return CompactionState(started_at_ms=_started_ms(one), seconds=one.seconds, status="done", rows=one.rows, detail="")
 
 

@@ -52,7 +52,7 @@ class Aggregator:
         """With `unix_socket` the service listens there, as one of several workers (see `workers`)."""
         self._settings = settings
         self._registry = CollectorRegistry()
-        self._backlog = BacklogWatch(settings, self._registry, self._owns_compaction, ask=self._ask_compaction)
+        self._backlog = BacklogWatch(settings, self._registry, self._owns_compaction, request=self._request_compaction)
         self.compaction = CompactionSupervisor(settings, self._registry, backlog=self._backlog)
         topology = load_topology(settings.topology, settings.topology_options)
         self.worker = StreamWorker(
@@ -172,9 +172,9 @@ class Aggregator:
     def _owns_compaction(self) -> bool:
         return self.worker.holds(COMPACTION_PARTITION)
 
-    def _ask_compaction(self, now_ms: int) -> None:
+    def _request_compaction(self, now_ms: int) -> None:
         if self.compaction.enabled:
-            self.compaction.ask(now_ms)
+            self.compaction.request(now_ms)
 
     def stores(self) -> list[dict[str, Any]]:
         """Return the answer of `GET /v1/streams/stores`."""
@@ -190,13 +190,13 @@ class Aggregator:
         """Request a compaction. Returns "" if it was started, else the reason why not."""
         refused = self.compaction.why_not_now()
         if not refused:
-            self.compaction.ask(SYSTEM_CLOCK.now_ms())
+            self.compaction.request(SYSTEM_CLOCK.now_ms())
         return refused
 
     def _on_task(self, task: StreamTask) -> None:
         if task.partition == COMPACTION_PARTITION and self.compaction.enabled:
             interval = self._settings.compaction.interval_ms
-            task.schedule(interval, PunctuationType.WALL_CLOCK_TIME, self.compaction.ask, name=SCHEDULE_NAME)
+            task.schedule(interval, PunctuationType.WALL_CLOCK_TIME, self.compaction.request, name=SCHEDULE_NAME)
 
     def _check_tasks(self) -> CheckResult:
         """Unhealthy until the topology is known to fit the state.

@@ -94,7 +94,7 @@ async def test_a_job_that_succeeds() -> None:
     async with supervised(jobs) as supervisor:
         await asyncio.sleep(0.1)
         assert (jobs.started, supervisor.describe()) == (0, [])
-        supervisor.ask(0)
+        supervisor.request(0)
         await until(lambda: jobs.runs("done") == 1)
         (state,) = supervisor.describe()
         assert (state["status"], state["rows"]) == ("done", 8)
@@ -110,7 +110,7 @@ async def test_a_job_that_left_records_is_followed_at_once() -> None:
     left = [f"print('{{\"remaining_records\": {number}}}')" for number in (20, 10, 0)]
     jobs = Jobs(*left, DONE)
     async with supervised(jobs) as supervisor:
-        supervisor.ask(0)
+        supervisor.request(0)
         await until(lambda: jobs.runs("done") == 3)
         await asyncio.sleep(0.3)
         assert (jobs.started, jobs.runs("failed")) == (3, 0)
@@ -122,7 +122,7 @@ async def test_how_far_a_job_is_can_be_seen(caplog: pytest.LogCaptureFixture) ->
     said = "run 3: 9 entries", "WARNING: Using incubator modules", 'Setting default log level to "OFF".'
     jobs = Jobs(f"import sys, time; print(*{said!r}, sep='\\n', file=sys.stderr, flush=True); time.sleep(600)")
     async with supervised(jobs) as supervisor:
-        supervisor.ask(0)
+        supervisor.request(0)
         await until(lambda: any(run.get("progress") == "run 3: 9 entries" for run in supervisor.describe()))
         await asyncio.sleep(0.1)  # what Spark's JVM says of itself, too, is here by now
         (state,) = supervisor.describe()
@@ -136,7 +136,7 @@ async def test_losing_to_another_job_is_no_failure() -> None:
     """A job whose commit another one's went before is done, and not tried again."""
     jobs = Jobs(LOST, retry_backoff_ms=10)
     async with supervised(jobs) as supervisor:
-        supervisor.ask(0)
+        supervisor.request(0)
         await until(lambda: jobs.runs("lost") == 1)
         await asyncio.sleep(0.3)
         assert (jobs.started, jobs.statuses()) == (1, [("lost", "another job was first")])
@@ -147,7 +147,7 @@ async def test_a_failed_job_is_tried_again() -> None:
     """A failed job shows its last line, and is started again after a pause until it succeeds."""
     jobs = Jobs(FAILED, FAILED, DONE, retry_backoff_ms=10)
     async with supervised(jobs) as supervisor:
-        supervisor.ask(0)
+        supervisor.request(0)
         await until(lambda: jobs.runs("done") == 1)
         assert jobs.statuses() == [("done", ""), ("failed", "the lake is gone"), ("failed", "the lake is gone")]
         assert jobs.runs("failed") == 2
@@ -160,13 +160,13 @@ async def test_a_failed_job_is_tried_again() -> None:
 async def test_who_lost_partition_0_leaves_the_rest_to_its_owner(script: str) -> None:
     """An instance goes on after a job that failed or left records only while the application's compactions are its."""
 
-    def is_ours() -> bool:
+    def is_owned() -> bool:
         return jobs.started < 2 or jobs.statuses()[0][0] == "running"
 
-    backlog = BacklogWatch(settings(), CollectorRegistry(), is_ours)
+    backlog = BacklogWatch(settings(), CollectorRegistry(), is_owned)
     jobs = Jobs(script, backlog=backlog, retry_backoff_ms=10)
     async with supervised(jobs) as supervisor:
-        supervisor.ask(0)
+        supervisor.request(0)
         await until(lambda: jobs.started == 2 and len(jobs.statuses()) == 2 and jobs.statuses()[0][0] != "running")
         await asyncio.sleep(0.3)
         assert jobs.started == 2
@@ -180,7 +180,7 @@ async def test_who_loses_partition_0_stops_its_job(tmp_path: Path) -> None:
     backlog = BacklogWatch(settings(), CollectorRegistry(), lambda: ours)
     jobs = Jobs(HANGING.format(deaf=False, pid=str(pid)), backlog=backlog)
     async with supervised(jobs) as supervisor:
-        supervisor.ask(0)
+        supervisor.request(0)
         await until(lambda: pid.exists() and bool(pid.read_text()))
         job = int(pid.read_text())
         ours = False
@@ -190,7 +190,7 @@ async def test_who_loses_partition_0_stops_its_job(tmp_path: Path) -> None:
         with pytest.raises(ProcessLookupError):
             os.kill(job, 0)
         ours = True
-        supervisor.ask(0)
+        supervisor.request(0)
         await until(lambda: jobs.started == 2)
 
 
@@ -205,7 +205,7 @@ async def test_a_job_that_cannot_be_started() -> None:
 
     supervisor = CompactionSupervisor(settings(retry_backoff_ms=10), registry, job=job)
     running = asyncio.create_task(supervisor.run())
-    supervisor.ask(0)
+    supervisor.request(0)
     labels = {"outcome": "done"}
     await until(lambda: registry.get_sample_value("penstock_compaction_runs_total", labels) == 1)
     running.cancel()
@@ -219,10 +219,10 @@ async def test_requests_while_a_job_runs_are_not_queued(tmp_path: Path) -> None:
     pid = tmp_path / "pid"
     jobs = Jobs(HANGING.format(deaf=False, pid=str(pid)))
     async with supervised(jobs) as supervisor:
-        supervisor.ask(0)
+        supervisor.request(0)
         await until(pid.exists)
         for _ in range(3):
-            supervisor.ask(0)
+            supervisor.request(0)
         assert jobs.started == 1
         assert jobs.statuses() == [("running", "")]
 
@@ -238,7 +238,7 @@ async def test_a_job_that_takes_too_long(tmp_path: Path, deaf: bool, monkeypatch
     hanging = HANGING.format(deaf=deaf, pid=str(pid))
     jobs = Jobs(hanging, DONE, timeout_ms=2_000, retry_backoff_ms=2_000, run_records_max=100)
     async with supervised(jobs) as supervisor:
-        supervisor.ask(0)
+        supervisor.request(0)
         await until(lambda: jobs.runs("failed") == 1)
         assert jobs.statuses() == [("failed", "stopped after 2000 ms")]
         health = supervisor.health()
@@ -257,7 +257,7 @@ async def test_a_job_reads_as_much_again_after_one_that_counts() -> None:
     jobs = Jobs(slow_start, slow, DONE, timeout_ms=2_000, retry_backoff_ms=10, run_records_max=100)
     async with supervised(jobs) as supervisor:
         for done in (1, 2, 3):
-            supervisor.ask(0)
+            supervisor.request(0)
             await until(lambda done=done: jobs.runs("done") == done)  # type: ignore[misc]
         assert jobs.records_max == [100, 100, 50, 100, 100]
 
@@ -266,7 +266,7 @@ async def test_what_counts_is_told_though_something_failed_after_it() -> None:
     """The run's rows and its time are known; that its upkeep failed is a failure, and is tried again."""
     jobs = Jobs(f"{DONE}; import sys; print('no DELETE', file=sys.stderr); sys.exit(1)", DONE, retry_backoff_ms=10)
     async with supervised(jobs) as supervisor:
-        supervisor.ask(0)
+        supervisor.request(0)
         await until(lambda: jobs.runs("done") == 1)
         (_, first) = supervisor.describe()
         assert (first["status"], first["detail"], first["rows"]) == ("failed", "no DELETE", 8)
@@ -278,7 +278,7 @@ async def test_shutdown_stops_the_job(tmp_path: Path) -> None:
     pid = tmp_path / "pid"
     jobs = Jobs(HANGING.format(deaf=False, pid=str(pid)))
     async with supervised(jobs) as supervisor:
-        supervisor.ask(0)
+        supervisor.request(0)
         await until(lambda: pid.exists() and bool(pid.read_text()))
     assert not lives(int(pid.read_text()))
 
@@ -295,7 +295,7 @@ async def main():
     supervisor = compaction.CompactionSupervisor(
         settings, CollectorRegistry(), job=lambda _: [sys.executable, "-c", {job!r}]
     )
-    supervisor.ask(0)
+    supervisor.request(0)
     await supervisor.run()
 
 asyncio.run(main())
@@ -326,6 +326,6 @@ async def test_a_last_line_that_is_no_result() -> None:
     """A job that succeeds without saying what it did counts as done, with nothing known."""
     jobs = Jobs('print("all good")')
     async with supervised(jobs) as supervisor:
-        supervisor.ask(0)
+        supervisor.request(0)
         await until(lambda: jobs.runs("done") == 1)
         assert supervisor.describe()[0]["rows"] == 0

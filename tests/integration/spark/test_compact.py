@@ -459,7 +459,7 @@ async def test_bytes_start_the_job(simulate: Any, topics: Any, job: Any, tmp_pat
     given = AggregatorSettings.load([*flags, f"--kafka.bootstrap-servers={kafka.bootstrap_servers}"], environ={})
     registry = CollectorRegistry()
     supervisor = CompactionSupervisor(given, registry)
-    watch = BacklogWatch(given, registry, lambda: True, ask=supervisor.ask)
+    watch = BacklogWatch(given, registry, lambda: True, request=supervisor.request)
     running = [asyncio.create_task(each.run()) for each in (supervisor, watch)]
     try:
         deadline = time.monotonic() + 300
