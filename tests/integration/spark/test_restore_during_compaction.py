@@ -30,6 +30,7 @@ async def test_a_restore_reads_the_newer_version_if_its_files_are_removed(
     spark: Any, kafka: EmbeddedKafka, topic_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The compaction runs after the restore chose its version of `state`, and before it reads the files."""
+    monkeypatch.setattr("penstock.services.spark.compaction.compact.REWRITE_ROWS_MIN", 0)
     async with chain_of(kafka, topic_name, 1) as chain:
         given = CompactSettings(application=topic_name, lake=str(tmp_path), kafka=chain.kafka)
         settings = given.model_copy(

@@ -289,19 +289,19 @@ async def test_pages_are_of_all_instances_as_of_one(zombie: bool, key_type: str,
         assert (seen, part["unseen"]) == (windows, 2)
 
 
-async def test_a_continuation_of_another_question_is_refused() -> None:
+async def test_a_continuation_of_another_query_is_rejected() -> None:
     """A continuation is valid only for the same store, key and application. The number of rows of a page may change."""
     made = whole(Instance("a", {0: 1}, keys=9), net=Net())
     first = await made.read_store("s", partial=True, **WANTED)
     on = WANTED | {"continuation": first["continuation"]}
     assert len((await made.read_store("s", partial=True, **on | {"rows_max": 20}))["rows"]) == 9
-    with pytest.raises(WrongContinuation, match=f"{first['continuation']}' is of another question"):
+    with pytest.raises(WrongContinuation, match=f"{first['continuation']}' belongs to another query"):
         await made.read_store("s", partial=True, **on | {"key_to": "k"})
-    with pytest.raises(WrongContinuation, match="'x' is none"):
+    with pytest.raises(WrongContinuation, match="'x' is invalid"):
         await made.windows(None, "", 2, "x")
     Instance.application, before = "y", Instance.application
     try:
-        with pytest.raises(WrongContinuation, match="is of another question"):
+        with pytest.raises(WrongContinuation, match="belongs to another query"):
             await made.read_store("s", partial=True, **on)
     finally:
         Instance.application = before

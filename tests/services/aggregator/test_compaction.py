@@ -180,7 +180,7 @@ def test_health_tells_the_state() -> None:
     supervisor.warn()
     assert supervisor.health().facts["state"] == "elsewhere"
     ours = True
-    watch.ours_since_ms = manual_clock.now_ms()
+    watch.owned_since_ms = manual_clock.now_ms()
     watch.note(Backlog(70, None))
     assert supervisor.health().facts == {
         "state": "waiting",

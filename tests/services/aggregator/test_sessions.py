@@ -245,7 +245,7 @@ async def test_the_command_says_how_to_go_on(tmp_path: Path, capsys: pytest.Capt
             more = said.err.split()[-2:]
         assert count == sum(map(len, there.values()))
         assert await asyncio.to_thread(main, [*flags, *more, "--status", "open"]) == 2
-        assert "is of another question" in capsys.readouterr().err
+        assert "belongs to another query" in capsys.readouterr().err
 
 
 async def test_times_that_no_calendar_has_are_answered(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
