@@ -24,7 +24,7 @@ class View:
         if store != "s":
             raise ConfigError(f"no task that runs here has a store {store!r}")
         if wanted.get("continuation") == "wrong":
-            raise WrongContinuation("continuation 'wrong' is none")
+            raise WrongContinuation("continuation 'wrong' is invalid")
         return {"store": store, **wanted}
 
     async def find_windows(self, store: str, **wanted: Any) -> Any:
