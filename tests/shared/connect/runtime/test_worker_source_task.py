@@ -148,6 +148,7 @@ async def test_a_record_that_cannot_be_sent_fails_the_task() -> None:
         task().batches.put_nowait([source_record("x" * 9000, 1), source_record("y", 2)])
         await run.until(lambda: run.store.data.get(KEY) == b'{"position":2}')
         assert values(run) == [b"y"]
+        await run.until(lambda: len(task().committed) == 2)
         assert task().committed == [("x" * 9000, False), ("y", True)]
 
 
