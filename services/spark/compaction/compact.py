@@ -64,7 +64,7 @@ REWRITE_ROWS_MIN = 10_000  # rows added to a partition of `state` before a rewri
 COMPACTION, REWRITE = "compaction", "rewrite"  # the kinds of commits of `state`
 PROGRESS_ROWS_MAX = 100  # progress rows of a partition that a rewrite keeps: a restored table continues at one of them
 REMEDY = (
-    "Put back tables whose covered offsets the changelog still has, or start afresh (`penstock streams reset`, then "
+    "Restore tables whose covered offsets the changelog still has, or start afresh (`penstock streams reset`, then "
     "`penstock batch` for the history)"
 )
 
@@ -198,11 +198,11 @@ class Compaction:
             row = next((row for row in rows if row["changelog_offset"] <= lowest + 1), None)
             start = 0 if row is None else int(row["changelog_offset"])
             lacks = f" {', '.join(behind)} lacks rows from offset {lowest + 1} on."
-            self.log(f"partition {partition}:{lacks} It is read from offset {start}")
+            self.log(f"partition {partition}:{lacks} reading from offset {start}")
         if earliest > start:
             raise ChangelogHole(
-                f"{offsets.topic}-{partition}: offsets {start} to {earliest - 1} were deleted, and the tables at "
-                f"{self.settings.folder} go on at offset {start}.{lacks} Is this the lake that the aggregator has? "
+                f"{offsets.topic}-{partition}: offsets {start} to {earliest - 1} were deleted, but the tables at "
+                f"{self.settings.folder} continue at offset {start}.{lacks} Check that `lake` is the aggregator's. "
                 f"{REMEDY}"
             )
         if offsets.latest[partition] < start:

@@ -239,7 +239,9 @@ class ChangelogPartition:
             return
         was, now = self._log_position.topic_id, await fetch_topic_id(self._kafka, self.topic_partition.topic)
         if now != was:
-            raise LogReplaced(f"{self.topic_partition}: the topic was made again: its id was {was}, is {now}")
+            raise LogReplaced(
+                f"{self.topic_partition}: the topic was deleted and created again: its id was {was} and is now {now}"
+            )
         async with changelog_consumer(self._kafka, "read_uncommitted") as consumer:
             offset = await find_takeover(consumer, self.topic_partition, others, self._epoch)
         if offset is not None:

@@ -246,8 +246,8 @@ class ChangelogReader:
         """
         if self.epoch < fmt.EPOCH_MAX:
             return self.epoch + 1
-        offset, reason = self.takeover_offset, f"a changelog record of epoch {self.epoch}: no owner can go above it"
-        raise CorruptRecord(f"what came before has {reason}") if offset is None else CorruptEntry(offset, reason)
+        offset, reason = self.takeover_offset, f"the highest epoch {self.epoch} is in use, and no owner can take over"
+        raise CorruptRecord(f"the snapshot: {reason}") if offset is None else CorruptEntry(offset, reason)
 
     def feed_record(self, offset: int, key: bytes | None, value: bytes | None) -> None:
         """As `feed`, for one record."""
@@ -374,7 +374,7 @@ class ChangelogReader:
 def _missing_takeover(epoch: int, in_force: int) -> str:
     """Return the reason to reject a commit of an epoch above the one in force (0: none is)."""
     return (
-        f"a commit of epoch {epoch}, and no takeover record of it (in force is {in_force or 'none'}): the record was "
+        f"a commit of epoch {epoch} without its takeover record (epoch in force: {in_force or 'none'}): the record was "
         "damaged or lost, and no commit of its owner would count"
     )
 

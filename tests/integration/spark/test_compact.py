@@ -159,7 +159,7 @@ def test_a_life_of_compactions(simulate: Any, topics: Any, job: Any, aggregation
         job(simulation).run()
     assert live_in_lake(tmp_path, simulation) == live_before
     topics.delete_before(f"{simulation.name}-changelog", {0: second.to_offsets[0] + 1})
-    with pytest.raises(ChangelogHole, match="go on at offset"):
+    with pytest.raises(ChangelogHole, match="continue at offset"):
         job(simulation).run()
 
 

@@ -122,7 +122,7 @@ def test_without_state_the_whole_changelog_makes_it_again(tables_of: Callable[[]
     assert of.is_right()
     of.compact(delete_covered=True)
     shutil.rmtree(of.folder / "state")
-    with pytest.raises(ChangelogHole, match=r"offsets 0 to \d+ were deleted, and the tables .* go on at offset 0"):
+    with pytest.raises(ChangelogHole, match=r"offsets 0 to \d+ were deleted, but the tables .* continue at offset 0"):
         of.compact()
 
 

@@ -41,7 +41,7 @@ def test_a_jvm_that_is_gone_is_said() -> None:
         Py4JNetworkError("Answer from Java side is empty"),
         ConnectionRefusedError(111, "Connection refused"),
     ):
-        assert "Spark's JVM is gone" in str(translated(error))
+        assert "Spark's JVM ended" in str(translated(error))
 
 
 def test_a_task_that_failed_says_why() -> None:

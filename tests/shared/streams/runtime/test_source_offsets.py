@@ -117,7 +117,7 @@ def test_deleted_records_stop_or_are_counted() -> None:
 @pytest.mark.parametrize("on_missing", ["fail", "skip"])
 def test_another_topic_of_the_same_name_is_refused(on_missing: OnMissing) -> None:
     """A topic that was made again is refused by both ids, even where the position fits; nothing allows it."""
-    with pytest.raises(SourceTopicChanged, match=rf"made again: its id is {OTHER}, .* id {ID}\. .* application_id"):
+    with pytest.raises(SourceTopicChanged, match=rf"created again: its id is {OTHER}, .* id {ID}\. .* application_id"):
         start_of(AT, 5, ID, Held(OTHER, 0, 90), on_missing)
 
 
