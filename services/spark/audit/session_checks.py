@@ -5,7 +5,8 @@ is exactly the gap share a session. Spark does not close sessions, so one of its
 several sessions of the stream:
 
 1. Conservation. A computed session consists of the records that are not late, not dead letters and have a key. The
-   stream's sessions within it must together have the same numbers. Every session of the stream is within a computed session.
+   stream's sessions within it must together have the same numbers. Every session of the stream is within a computed
+   session.
 2. Recomputation. The session rule, record by record (`session_rule`), determines the late records and the sessions;
    Spark computes their numbers.
 """
