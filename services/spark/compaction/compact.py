@@ -186,7 +186,12 @@ class Compaction:
     def _start_of(
         self, partition: int, rows: list[Row], positions: Mapping[str, Mapping[int, int]], offsets: TopicOffsets
     ) -> tuple[int, Row | None]:
-        """Returns the first offset to read of a partition, and its progress row, None at the changelog's beginning."""
+        """Returns the first offset to read of a partition, and the progress row there; None: the beginning.
+
+        1. If no table lags, it is the covered offset of the newest progress row.
+        2. Otherwise it is the newest progress row at or before the lowest position of a lagging table.
+        3. Raises ChangelogHole if the changelog no longer has, or does not have yet, that offset.
+        """
         newest, earliest = (rows[0] if rows else None), offsets.earliest[partition]
         table_positions = {table: of[partition] for table, of in positions.items() if partition in of}
         behind = lagging(newest, table_positions)
@@ -438,7 +443,12 @@ def bounded_ranges(
     offsets: TopicOffsets,
     records_max: int,
 ) -> list[ChangelogRange]:
-    """Returns the ranges of a compaction: together about `records_max` records, with a share for each partition."""
+    """Returns the ranges of a compaction, together about `records_max` records.
+
+    The partitions are served in order of their size. Each receives an equal part of the remaining records, and what a
+    small one does not need is left to the larger ones. With 10 records and partitions of 1, 4 and 20, the ranges have
+    1, 4 and 5 records.
+    """
     left = {p: offsets.latest[p] - start for p, (start, _) in begins.items()}
     share, remaining = dict.fromkeys(left, 0), records_max
     for nth, p in enumerate(sorted(left, key=lambda p: left[p])):  # small partitions leave room for large ones
