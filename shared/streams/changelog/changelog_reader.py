@@ -2,7 +2,7 @@
 
 Feed it every record from the covered offset on, in batches of columns. Changes that a progress record confirms are
 applied, others are dropped. `format` has the rule, and defines foreign records, which are counted and skipped. A commit
-may span batches; its entries are unconfirmed until it is confirmed.
+may span batches; its entries are unconfirmed until its progress record comes.
 """
 
 from __future__ import annotations
@@ -260,7 +260,7 @@ class ChangelogReader:
         1. Read the envelopes, up to an invalid record.
         2. Settle the entries that count, from one takeover to the next. A takeover ends the wait of all entries before
            it, those of earlier batches included.
-        3. Apply the confirmed entries. The first commit may also confirm entries that were unconfirmed from earlier batches.
+        3. Apply the confirmed entries. The first commit may also confirm entries of earlier batches.
         4. Hold the entries that no commit has confirmed yet.
         5. Raise the error of the first invalid record. All confirmed entries before it are applied.
         """
@@ -329,7 +329,7 @@ class ChangelogReader:
     def _take_commit(
         self, unconfirmed: list[tuple[Confirmed, Int64Array]], commit: int, stores: tuple[StoreSchema, ...]
     ) -> list[Confirmed]:
-        """Return the unconfirmed entries of this commit, as they were written; the other unconfirmed entries never count."""
+        """Return the unconfirmed entries of this commit, as they were written; the others never count."""
         parts = []
         for entries, numbers in unconfirmed:
             own = entries.at(np.flatnonzero(numbers == commit))
@@ -445,8 +445,8 @@ def _other_stores(stored: tuple[StoreSchema, ...], own: tuple[StoreSchema, ...])
     was, now = [one.name for one in stored], [one.name for one in own]
     changes = [f"{name!r} is new" for name in now if name not in was]
     changes += [f"{name!r} is gone" for name in was if name not in now]
-    unconfirmed, has = (", ".join(map(repr, names)) or "none" for names in (was, now))
-    return f"the state has the stores {unconfirmed}, the topology has {has}: {', '.join(changes)}"
+    had, has = (", ".join(map(repr, names)) or "none" for names in (was, now))
+    return f"the state has the stores {had}, the topology has {has}: {', '.join(changes)}"
 
 
 def changed_aggregations(old: StoreSchema, new: StoreSchema) -> list[str]:
