@@ -80,15 +80,15 @@ class CompactionReport(NamedTuple):
     """
 
     partitions: int
-    entries: int
-    live_rows: int
-    deleted_rows: int
-    closed_rows: int
-    late_rows: int
     from_offsets: dict[int, int]
     to_offsets: dict[int, int]
     state_version: int | None
-    seconds: float
+    entries: int = 0
+    live_rows: int = 0
+    deleted_rows: int = 0
+    closed_rows: int = 0
+    late_rows: int = 0
+    seconds: float = 0.0
     remaining_records: int = 0
     foreign_records: int = 0
     rewritten_partitions: int = 0
@@ -261,7 +261,7 @@ class Compaction:
     def _nothing_new(self, plan: Plan) -> CompactionReport:
         self.log("nothing new")
         before = {one.partition: one.covered for one in plan.ranges}
-        return CompactionReport(len(before), 0, 0, 0, 0, 0, before, before, plan.state_version, 0.0)
+        return CompactionReport(len(before), before, before, plan.state_version)
 
     def _commit(
         self, plan: Plan, written: Mapping[int, fold.PartitionResult], appended: Mapping[str, list[DataFile]]
@@ -302,8 +302,17 @@ class Compaction:
         state = self._table(plan, STATE, state_schema(stores))
         version = delta_writer.commit(state, files[STATE], (), run)
         after = before | {p: max(before[p], one.covered_offset) for p, one in written.items()}
-        counts = (entries, live, deleted, rows[CLOSED], rows[LATE])
-        return CompactionReport(len(before), *counts, before, after, version, 0.0)
+        return CompactionReport(
+            partitions=len(before),
+            from_offsets=before,
+            to_offsets=after,
+            state_version=version,
+            entries=entries,
+            live_rows=live,
+            deleted_rows=deleted,
+            closed_rows=rows[CLOSED],
+            late_rows=rows[LATE],
+        )
 
     def _table(self, plan: Plan, name: str, schema: pa.Schema) -> DeltaTable:
         """Returns a table at its planned version. Creates it if it is missing, and adds missing columns."""
@@ -460,7 +469,14 @@ def bounded_ranges(
         table_positions = {table: of[p] for table, of in positions.items() if p in of}
         ranges.append(
             ChangelogRange(
-                p, start, start + share[p], offsets.latest[p], epoch, progress, newest.get(p), table_positions
+                partition=p,
+                first=start,
+                end=start + share[p],
+                latest=offsets.latest[p],
+                epoch=epoch,
+                progress=progress,
+                newest=newest.get(p),
+                positions=table_positions,
             )
         )
     return ranges

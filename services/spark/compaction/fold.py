@@ -256,9 +256,15 @@ class PartitionFold:
 
     def result(self, files: list[DataFile]) -> PartitionResult:
         """Returns the partition's result with the written files of `state`."""
-        counts = (self.reader.entries_applied, self.deleted, self.reader.foreign_records)
         return PartitionResult(
-            self.range.partition, self.covered_offset, *counts, self.read_to, files, self.stores or ()
+            partition=self.range.partition,
+            covered_offset=self.covered_offset,
+            entries=self.reader.entries_applied,
+            deleted=self.deleted,
+            foreign_records=self.reader.foreign_records,
+            read_to=self.read_to,
+            files=files,
+            stores=self.stores or (),
         )
 
     def _has_moved(self, commit: Commit) -> bool:
