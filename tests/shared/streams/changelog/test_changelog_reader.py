@@ -230,7 +230,7 @@ FOREIGN_TAKEOVER = (None, b"\x00" + fmt.encode_takeover(2, Takeover("app", "host
 def test_commits_without_a_takeover_are_refused() -> None:
     """An epoch is lost with its takeover, wherever that went; nobody would know what its commits were."""
     log = [takeover(1), FOREIGN_TAKEOVER, live(2, 1, b"b"), progress(2, 1, at=2), takeover(3), progress(3, 1, at=4)]
-    said = r"offset 3: a commit of epoch 2, without its takeover record \(epoch in force: 1\)"
+    said = r"offset 3: a commit of epoch 2 without its takeover record \(epoch in force: 1\)"
     with pytest.raises(CorruptEntry, match=said):
         read(*log)
     with pytest.raises(CorruptEntry, match=r"offset 0: .* \(epoch in force: none\)"):

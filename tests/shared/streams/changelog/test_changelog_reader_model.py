@@ -201,7 +201,7 @@ def test_the_reader_does_as_the_rule_says(log: list[Written], epoch: int, cuts: 
     assert (reader.epoch, reader.entries_applied) == (model.epoch, len(model.applied))
     if refused is None:
         assert (reader.entries_ignored, reader.foreign_records) == (model.ignored, model.foreign)
-        assert (reader.covered_offset, not reader._pending) == (model.covered, not model.pending)
+        assert (reader.covered_offset, not reader._unconfirmed) == (model.covered, not model.pending)
         assert reader.next_offset == (int(offsets[-1]) + 1 if log else None)
 
 
