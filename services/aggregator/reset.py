@@ -131,7 +131,7 @@ def lines_of(plan: ResetPlan) -> list[str]:
     """The plan in words."""
     unsure = [f"topic {topic} stays: it may be application {other}'s" for topic, other in plan.unsure.items()]
     if plan.is_empty:
-        return [f"application {plan.application}: there is nothing to forget", *unsure]
+        return [f"application {plan.application}: there is nothing to delete", *unsure]
     lines = [f"topic {topic}: its records" for topic in plan.topics]
     if plan.snapshot is not None:
         tables = [

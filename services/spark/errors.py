@@ -62,21 +62,21 @@ def translated(error: Exception) -> PenstockError:
         return ChangelogHole(f"records went missing while they were read: {first_line(error)}")
     if _OVERFLOW in text:
         return SparkFailed(
-            "a record's timestamp is beyond what Spark's Kafka source can read (nanoseconds sent as milliseconds?): "
-            "kafka-get-offsets.sh --topic <topic> --time 9223372036854776 says where the first is "
+            "a record's timestamp is later than Spark's Kafka source can read. Were nanoseconds sent as milliseconds? "
+            "To find it: kafka-get-offsets.sh --topic <topic> --time 9223372036854776 "
             f"({first_line(error)})"
         )
     if _NO_CONNECTOR in text:
         return ConfigError(
-            f"lake: {last_cause(error)}: a folder and s3:// need nothing more, another storage its Hadoop connector "
-            "(spark.conf spark.jars.packages=…)"
+            f"lake: {last_cause(error)}. Folders and s3:// need no connector; for other storage add its Hadoop "
+            "connector (spark.conf spark.jars.packages=…)"
         )
     if any(name in text for name in _UNUSABLE):
         return SparkFailed(f"the lake, or Spark's scratch folder, cannot be used: {last_cause(error)}")
     if isinstance(error, Py4JNetworkError | ConnectionError):
-        return SparkFailed("Spark's JVM is gone: it was killed, or its memory was too little (spark.driver_memory)")
+        return SparkFailed("Spark's JVM ended: it was killed or ran out of memory (spark.driver_memory)")
     cause_text = last_cause(error)
-    # The first message of a failed task names the place of the failure, the last one the reason. For Python code the
+    # The first message of a failed task names the failed task, the last one the reason. For Python code the
     # last message is only a traceback.
     is_cause = _TASK_FAILED in text and not cause_text.startswith("Traceback")
     return SparkFailed(cause_text if is_cause else first_line(error))

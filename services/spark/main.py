@@ -109,7 +109,7 @@ def batch_main(arguments: list[str]) -> int:
         return _log(str(e), WRONG_SETTINGS)
     except PenstockError as e:
         if stop.is_set():  # commits before the stop are kept, and the next batch continues after them
-            return _log(f"stopped in a batch: {e}")
+            return _log(f"stopped during a batch: {e}")
         return _log(f"{type(e).__name__}: {e}", FAILED)
     return DONE
 

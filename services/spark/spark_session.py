@@ -51,8 +51,8 @@ ARROW_BATCH_BYTES = 16 * 1024 * 1024  # a worker needs a few times as much, howe
 JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 CLASS_PATH = "spark.driver.extraClassPath"
 _MEANINGS = {
-    "stopped SparkContext": "its master does not answer, or takes no application",
-    "JAVA_GATEWAY_EXITED": "Java ended at once, see what it said before (spark.driver_memory, spark.conf?)",
+    "stopped SparkContext": "the master does not respond, or accepts no application",
+    "JAVA_GATEWAY_EXITED": "Java exited at once; its output is above (check spark.driver_memory and spark.conf)",
 }
 """The meaning of the messages with which Spark or its launcher fails to start, by a text that they contain."""
 TASK_ATTEMPTS = 4  # at a task, as with Spark's clusters

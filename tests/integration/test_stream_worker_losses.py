@@ -200,7 +200,7 @@ async def test_an_owner_among_others_records_in_another_log_does_not_go_on(
         await remake(chain, NewTopic(f"{topic_name}-changelog", 1, -1, CHANGELOG_CONFIGS))
         await put(chain, f"{topic_name}-changelog", *FOREIGN)
         take(task, chain, 30)
-        with pytest.raises(LogReplaced, match=r"the topic was made again: its id was .*, is "):
+        with pytest.raises(LogReplaced, match=r"the topic was deleted and created again: its id was .* and is now "):
             await commit(changelog, task, chain)
 
 
@@ -298,7 +298,7 @@ async def test_a_source_topic_that_was_made_again_is_refused(
             await remake(chain, event_time_topic(topic_name, 1))
             after = (await admin.describe_topics([topic_name]))[topic_name].topic_id
         await chain.send(events)
-        said = rf"{topic_name} was deleted and made again: its id is {after}, the state .* id {before}\."
+        said = rf"{topic_name} was deleted and created again: its id is {after}, the state .* id {before}\."
         with pytest.raises(SourceTopicChanged, match=said):
             await fails(chain.worker(on_missing_source_offsets="skip"))
 

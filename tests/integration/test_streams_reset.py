@@ -75,4 +75,4 @@ async def test_a_snapshot_on_s3(
         assert keys() == others | (before & kept)
         assert delta_tables.read_snapshot("s3://lake/penstock", "app", [0], options) is None
         status, out, err = await reset(cluster, "s3://lake/penstock", "--execute")
-        assert (status, err, out) == (0, "", "application app: there is nothing to forget\n")
+        assert (status, err, out) == (0, "", "application app: there is nothing to delete\n")

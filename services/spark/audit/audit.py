@@ -137,7 +137,7 @@ def summarize(compared: Compared, read: Read, settings: AuditSettings) -> AuditR
         left_out=outcomes.get(LEFT_OUT, 0),
         windows_closed=kinds.get(True, 0),
         windows_open=kinds.get(False, 0),
-        spark_windows=compared.batch.count(),
+        spark_windows=compared.computed.count(),
         split_sessions=_split(compared),
         checks=_listed(compared.differences, claims, settings.differences_max),
         not_compared=[*read.not_compared, *compared.not_compared],
@@ -172,7 +172,7 @@ def _conserved(report: AuditReport) -> CheckResult:
     claim = "records = in windows + late + dead letters + skipped + not covered yet"
     claim += " + left out" if report.left_out else ""
     n = report.unaccounted
-    shown = [_plain(f"{n} records are in no place" if n > 0 else f"{-n} records too many")] if n else []
+    shown = [_plain(f"{n} records are in no group" if n > 0 else f"{-n} records are counted twice")] if n else []
     return CheckResult("conserved", claim, abs(n), shown)
 
 
@@ -190,11 +190,11 @@ def _listed(differences: DataFrame, checks: Mapping[str, str], shown_max: int) -
 
 
 def _split(compared: Compared) -> int:
-    """Returns the number of batch sessions that are more than one session of the stream."""
+    """Returns the number of computed sessions that are more than one session of the stream."""
     if compared.contained is None:
         return 0
-    held = compared.contained.filter(F.col("batch_ms").isNotNull())
-    return int(held.groupBy("partition", "key", "batch_ms").count().filter("count > 1").count())
+    held = compared.contained.filter(F.col("computed_ms").isNotNull())
+    return int(held.groupBy("partition", "key", "computed_ms").count().filter("count > 1").count())
 
 
 def _expected(records: int, expected: int | None) -> CheckResult | None:

@@ -35,7 +35,7 @@ COORDINATES = ["partition", "offset"]
 
 
 class NotAuditable(FatalError):
-    """Spark cannot know which records came to the window. The message has the reason. Nothing was compared."""
+    """Spark cannot determine which records reached the window. The message has the reason. Nothing was compared."""
 
 
 class Inputs(NamedTuple):
@@ -113,8 +113,8 @@ def read_inputs(spark: SparkSession, settings: AuditSettings, log: Callable[[str
     for partition, ms in known.items():
         first = source.earliest[partition]
         not_compared.append(
-            f"{store.source}-{partition}: records before offset {first} are gone; windows that begin at {ms} ms or "
-            "before may hold some of them"
+            f"{store.source}-{partition}: records before offset {first} were deleted; windows that begin at {ms} ms or "
+            "earlier may have held some of them"
         )
     recomputes = not settings.conservation_only
     progress = [one.progress for one in found.covered.values()]
@@ -125,11 +125,11 @@ def read_inputs(spark: SparkSession, settings: AuditSettings, log: Callable[[str
         recomputes = len(idled) < len(found.covered)
         not_compared.append(
             f"when windows of partitions {', '.join(map(str, idled))} were closed and which of their records were "
-            "late: time was moved on while they were idle, which the records do not show"
+            "late: time advanced while they were idle, which the records do not show"
         )
     if store.kind == "sliding" and not recomputes:
         raise NotAuditable(
-            f"store {store.name!r}: which sliding windows there are depends on when records came, and that is not "
+            f"store {store.name!r}: which sliding windows exist depends on when records came, which is not "
             f"compared: {not_compared[-1]}. Nothing was compared"
         )
     exactly_once = all(one.guarantee == "exactly_once" for one in progress)
@@ -151,9 +151,9 @@ def require_auditable(store: StoreSchema) -> None:
         raise NotAuditable(f"store {store.name!r} cannot be audited: it has no windows ({store.kind})")
     if store.upstream:
         raise NotAuditable(
-            f"store {store.name!r} cannot be audited: {', '.join(store.upstream)} stands before its window and may "
-            f"drop, change or add records, and Spark sees the topic {store.source} alone. Nothing was compared. "
-            "To audit it, write what the node forwards to a topic, and window that"
+            f"store {store.name!r} cannot be audited: {', '.join(store.upstream)} is before its window and may drop, "
+            f"change or add records, but Spark reads only the topic {store.source}. Nothing was compared. "
+            "To audit the store, write the node's output to a topic and window that topic"
         )
 
 

@@ -40,7 +40,7 @@ def print_report(report: AuditReport, *, as_json: bool, console: Console | None 
         windows, split = f"{report.kind} windows", ""
     console.print(
         f"{report.windows_closed} closed and {report.windows_open} open {windows}; "
-        f"Spark makes {report.spark_windows}{split}"
+        f"Spark computes {report.spark_windows}{split}"
     )
     if report.sample < 1:
         console.print(f"a sample: {report.sample:.4%} of the keys")

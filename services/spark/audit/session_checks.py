@@ -1,11 +1,12 @@
 """The audit's checks of sessions: from DataFrames to differences. No function here reads Kafka or a table.
 
 Spark's own `session_window` computes sessions from the source records. In Spark as in Kafka, two records whose distance
-is exactly the gap share a session. Spark does not close sessions, so one of its sessions ("batch session") can be
+is exactly the gap share a session. Spark does not close sessions, so one of its sessions ("computed session") can be
 several sessions of the stream:
 
-1. Conservation. A batch session consists of the records that are not late, not dead letters and have a key. Together,
-   the stream's sessions within it must have the same numbers. Every session of the stream lies in a batch session.
+1. Conservation. A computed session consists of the records that are not late, not dead letters and have a key. The
+   stream's sessions within it must together have the same numbers. Every session of the stream is within a computed
+   session.
 2. Recomputation. The session rule, record by record (`session_rule`), determines the late records and the sessions;
    Spark computes their numbers.
 """
@@ -34,18 +35,18 @@ ACCEPTED, LATE, DEAD, NULL_KEY, LEFT_OUT = "accepted", "late", "dead", "null key
 CHECKS = {
     "unknown": "every late record and dead letter is a covered source record",
     "twice": "no source record is late or a dead letter twice, or both",
-    "unbalanced": "every batch session's records are in the stream's sessions within it, once",
-    "outside": "every session of the stream lies in a batch session",
-    "windows": "no session is split, kept or closed but where the rule says so",
+    "unbalanced": "the records of each computed session are in the stream's sessions within it, once",
+    "outside": "every session of the stream is within a computed session",
+    "windows": "sessions are split, kept and closed as the session rule requires",
     "closing": "no window was closed before its end and the grace had passed",
-    "lateness": "every late record was late, and no other was",
+    "lateness": "exactly the late records are reported as late",
 }
 """The checks of sessions: the claim that must hold, by the check's name."""
 RECOMPUTED = frozenset(("windows", "closing", "lateness"))
 """The checks that need the time at which records came."""
 OF_WINDOWS = {
     **{name: CHECKS[name] for name in ("unknown", "twice")},
-    "windows": "every window holds the records that lie in it, but those that missed it",
+    "windows": "each window has exactly the records in its bounds that did not miss it",
     **{name: CHECKS[name] for name in ("closing", "lateness")},
 }
 """The checks of windows that do not merge. The contents of tumbling and hopping windows do not depend on time."""
@@ -54,12 +55,12 @@ OF_WINDOWS = {
 class Compared(NamedTuple):
     """All differences (check, partition, key, at_ms, detail), and the rows that were compared.
 
-    `contained` are the stream's sessions, each with the batch session that holds it.
+    `contained` are the stream's sessions, each with the computed session that holds it.
     """
 
     differences: DataFrame
     labelled: DataFrame
-    batch: DataFrame
+    computed: DataFrame
     stream: DataFrame
     not_compared: Sequence[str] = ()
     contained: DataFrame | None = None
@@ -73,17 +74,17 @@ def compare(inputs: Inputs) -> Compared:
     # Compare sketches once, as they cost more than all other numbers: if every session is recomputed, only there.
     is_all_recomputed = inputs.recomputes and not inputs.idled
     balanced = [m for m in numbers if not (m.is_sketch and is_all_recomputed)]
-    batch = materialized(batch_sessions(labelled, store, balanced))
+    computed = materialized(computed_sessions(labelled, store, balanced))
     stream = materialized(stream_sessions(inputs, numbers))
     if inputs.deleted_until_ms:
-        labelled, batch, stream = (
-            materialized(rows) for rows in sessions_after_deleted_records(inputs, labelled, batch, stream)
+        labelled, computed, stream = (
+            materialized(rows) for rows in sessions_after_deleted_records(inputs, labelled, computed, stream)
         )
-    contained = materialized(within(stream, batch))
+    contained = materialized(within(stream, computed))
     found = [
         unknown_coordinates(inputs),
         repeated_coordinates(labelled, inputs.exactly_once),
-        unbalanced(contained, batch, balanced),
+        unbalanced(contained, computed, balanced),
         outside(contained),
     ]
     if inputs.recomputes:
@@ -94,19 +95,19 @@ def compare(inputs: Inputs) -> Compared:
             lateness(assigned),
         ]
         found += [without_idle_partitions(inputs, one) for one in recomputed]
-    return Compared(all_differences(found), labelled, batch, stream, contained=contained)
+    return Compared(all_differences(found), labelled, computed, stream, contained=contained)
 
 
 def sessions_after_deleted_records(
-    inputs: Inputs, labelled: DataFrame, batch: DataFrame, stream: DataFrame
+    inputs: Inputs, labelled: DataFrame, computed: DataFrame, stream: DataFrame
 ) -> tuple[DataFrame, DataFrame, DataFrame]:
-    """Returns the records, batch sessions and stream sessions that cannot share a session with a deleted record.
+    """Returns the records, computed sessions and stream sessions that cannot share a session with a deleted record.
 
-    Records up to `deleted_until` may have been deleted. A batch session that begins within the gap of that
+    Records up to `deleted_until` may have been deleted. A computed session that begins within the gap of that
     time may hold some of them. It is left out, with the records and sessions up to one gap after its end.
     """
     gap, deleted_until = inputs.store.gap_ms, inputs.deleted_until()
-    near = batch.filter(F.col("start_ms") <= deleted_until + gap)
+    near = computed.filter(F.col("start_ms") <= deleted_until + gap)
     ends = near.groupBy(*KEY).agg(F.max("end_ms").alias("_end"))
 
     def bounded(rows: DataFrame) -> DataFrame:
@@ -116,9 +117,9 @@ def sessions_after_deleted_records(
     is_left_out = (F.col("timestamp_ms") <= F.col("_low")) & F.col("outcome").isin(ACCEPTED, LATE)
     outcome = F.when(is_left_out, LEFT_OUT).otherwise(F.col("outcome"))
     own = bounded(labelled).withColumn("outcome", outcome)
-    behind = (bounded(rows).filter(F.col("start_ms") > F.col("_low")) for rows in (batch, stream))
-    labelled, batch, stream = (rows.drop("_low", "_end") for rows in (own, *behind))
-    return labelled, batch, stream
+    behind = (bounded(rows).filter(F.col("start_ms") > F.col("_low")) for rows in (computed, stream))
+    labelled, computed, stream = (rows.drop("_low", "_end") for rows in (own, *behind))
+    return labelled, computed, stream
 
 
 def materialized(rows: DataFrame) -> DataFrame:
@@ -190,7 +191,7 @@ def starts_of(store: StoreSchema) -> SparkColumn:
     return F.sequence(first - first % advance, time - time % advance, advance)
 
 
-def batch_sessions(labelled: DataFrame, store: StoreSchema, numbers: list[Measure]) -> DataFrame:
+def computed_sessions(labelled: DataFrame, store: StoreSchema, numbers: list[Measure]) -> DataFrame:
     """Returns Spark's sessions over the accepted records."""
     length = F.session_window(F.timestamp_millis("timestamp_ms"), f"{store.gap_ms} milliseconds")
     grouped = labelled.filter(F.col("outcome") == ACCEPTED).groupBy(*KEY, length)
@@ -213,7 +214,7 @@ def stream_sessions(inputs: Inputs, numbers: list[Measure]) -> DataFrame:
 
 
 def previous(rows: DataFrame, at: str, marks: DataFrame, mark: str) -> DataFrame:
-    """Returns `rows` with `batch_ms`: for the same key, the highest `mark` of `marks` that is at most `at`."""
+    """Returns `rows` with `computed_ms`: for the same key, the highest `mark` of `marks` that is at most `at`."""
     # An as-of join by one sort: joining by key and range would compare every pair of a key's sessions.
     both = (
         rows.withColumn("_at", F.col(at)).withColumn("_row", F.lit(1)).withColumn("_mark", F.lit(None).cast("bigint"))
@@ -221,17 +222,17 @@ def previous(rows: DataFrame, at: str, marks: DataFrame, mark: str) -> DataFrame
     own = marks.select(*KEY, F.col(mark).alias("_at"), F.lit(0).alias("_row"), F.col(mark).alias("_mark"))
     frame = SparkWindow.partitionBy(*KEY).orderBy("_at", "_row").rowsBetween(SparkWindow.unboundedPreceding, 0)
     found = both.unionByName(own, allowMissingColumns=True).withColumn(
-        "batch_ms", F.last("_mark", ignorenulls=True).over(frame)
+        "computed_ms", F.last("_mark", ignorenulls=True).over(frame)
     )
     return found.filter("_row = 1").drop("_at", "_row", "_mark")
 
 
-def within(stream: DataFrame, batch: DataFrame) -> DataFrame:
-    """Returns the stream's sessions with the start of the batch session that holds them, null if there is none."""
-    ends = batch.select(*KEY, F.col("start_ms").alias("batch_ms"), F.col("end_ms").alias("batch_end_ms"))
-    held = previous(stream, "start_ms", batch, "start_ms").join(ends, [*KEY, "batch_ms"], "left")
-    inside = F.col("end_ms") <= F.col("batch_end_ms")
-    return held.withColumn("batch_ms", F.when(inside, F.col("batch_ms"))).drop("batch_end_ms")
+def within(stream: DataFrame, computed: DataFrame) -> DataFrame:
+    """Returns the stream's sessions with the start of the computed session that holds them, null if there is none."""
+    ends = computed.select(*KEY, F.col("start_ms").alias("computed_ms"), F.col("end_ms").alias("computed_end_ms"))
+    held = previous(stream, "start_ms", computed, "start_ms").join(ends, [*KEY, "computed_ms"], "left")
+    inside = F.col("end_ms") <= F.col("computed_end_ms")
+    return held.withColumn("computed_ms", F.when(inside, F.col("computed_ms"))).drop("computed_end_ms")
 
 
 def difference(rows: DataFrame, check: str, at: str, detail: SparkColumn) -> DataFrame:
@@ -280,15 +281,15 @@ def repeated_coordinates(labelled: DataFrame, exactly_once: bool) -> DataFrame:
     return difference(labelled.filter(often), "twice", "timestamp_ms", detail)
 
 
-def unbalanced(contained: DataFrame, batch: DataFrame, numbers: list[Measure]) -> DataFrame:
-    """Returns batch sessions whose numbers differ from those of the stream's sessions within them."""
+def unbalanced(contained: DataFrame, computed: DataFrame, numbers: list[Measure]) -> DataFrame:
+    """Returns computed sessions whose numbers differ from those of the stream's sessions within them."""
     merged = (
-        contained.filter(F.col("batch_ms").isNotNull())
-        .groupBy(*KEY, "batch_ms")
+        contained.filter(F.col("computed_ms").isNotNull())
+        .groupBy(*KEY, "computed_ms")
         .agg(F.count(F.lit(1)).alias("sessions"), *(m.merge(m.name).alias(f"found_{m.name}") for m in numbers))
-        .withColumnRenamed("batch_ms", "start_ms")
+        .withColumnRenamed("computed_ms", "start_ms")
     )
-    both = batch.join(merged, [*KEY, "start_ms"], "left").withColumn("wrong", contradictions(numbers))
+    both = computed.join(merged, [*KEY, "start_ms"], "left").withColumn("wrong", contradictions(numbers))
     lost = F.col("sessions").isNull()
     reason = F.when(lost, "no session of the stream").otherwise(F.col("wrong"))
     detail = F.concat(F.format_string("%s..%s, %s records: ", "start_ms", "end_ms", "records"), reason)
@@ -296,9 +297,9 @@ def unbalanced(contained: DataFrame, batch: DataFrame, numbers: list[Measure]) -
 
 
 def outside(contained: DataFrame) -> DataFrame:
-    """Returns the sessions of the stream that no batch session holds."""
+    """Returns the sessions of the stream that no computed session holds."""
     detail = F.format_string("%s..%s holds records that the source does not have there", "start_ms", "end_ms")
-    return difference(contained.filter(F.col("batch_ms").isNull()), "outside", "start_ms", detail)
+    return difference(contained.filter(F.col("computed_ms").isNull()), "outside", "start_ms", detail)
 
 
 def assigned_records(labelled: DataFrame, store: StoreSchema) -> DataFrame:

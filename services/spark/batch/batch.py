@@ -227,12 +227,12 @@ class Batch:
         topic = settings.topic or (sources[0] if len(sources) == 1 else "")
         if topic not in sources:
             raise ConfigError(
-                f"topic: {topic or 'unset'}: the files stand for one of the topology's: {', '.join(sources)}"
+                f"topic: {topic or 'unset'}: `files` replace one source topic of the topology: {', '.join(sources)}"
             )
         fingerprint = fingerprint_of(self.spark, settings, topic, prepared.partitions)
         done = partitions_done(settings.application, known, fingerprint)
         if len(done) == prepared.partitions:
-            self.log("these files were read to their end already: the aggregator can be started")
+            self.log("these files are already read completely; the aggregator can be started")
             return []
         rows = partitioned_rows(self.spark, settings, prepared.partitions)
         source = FileInput(fingerprint, topic, live_from, {t: of.topic_id for t, of in held.items()}, done)
@@ -255,8 +255,8 @@ class Batch:
         if fenced:
             at = ", ".join(str(one.partition) for one in sorted(fenced, key=lambda one: one.partition))
             raise BatchFenced(
-                f"a live instance has started, partitions {at} are its own now: {fenced[0].fenced}. What was committed "
-                "before counts, and the live instance goes on from there"
+                f"a live instance has started and owns partitions {at} now: {fenced[0].fenced}. "
+                "Earlier commits are kept, and the live instance continues from them"
             )
 
 

@@ -259,7 +259,9 @@ class PartitionBatch:
                 if left != before:
                     moved_ms = now_ms
                 elif now_ms - moved_ms > IDLE_MS_MAX:
-                    raise KafkaTimeout(f"partition {self._partition}: {left} records do not come")
+                    raise KafkaTimeout(
+                        f"partition {self._partition}: no record came for {IDLE_MS_MAX} ms; still to read: {left}"
+                    )
                 await self._commit_if_due()
             for topic in partitions:
                 task.advance(topic, ends[topic])

@@ -64,7 +64,7 @@ REWRITE_ROWS_MIN = 10_000  # rows added to a partition of `state` before a rewri
 COMPACTION, REWRITE = "compaction", "rewrite"  # the kinds of commits of `state`
 PROGRESS_ROWS_MAX = 100  # progress rows of a partition that a rewrite keeps: a restored table continues at one of them
 REMEDY = (
-    "Put back tables whose covered offsets the changelog still has, or start afresh (`penstock streams reset`, then "
+    "Restore tables whose covered offsets the changelog still has, or start afresh (`penstock streams reset`, then "
     "`penstock batch` for the history)"
 )
 
@@ -80,15 +80,15 @@ class CompactionReport(NamedTuple):
     """
 
     partitions: int
-    entries: int
-    live_rows: int
-    deleted_rows: int
-    closed_rows: int
-    late_rows: int
     from_offsets: dict[int, int]
     to_offsets: dict[int, int]
     state_version: int | None
-    seconds: float
+    entries: int = 0
+    live_rows: int = 0
+    deleted_rows: int = 0
+    closed_rows: int = 0
+    late_rows: int = 0
+    seconds: float = 0.0
     remaining_records: int = 0
     foreign_records: int = 0
     rewritten_partitions: int = 0
@@ -186,7 +186,12 @@ class Compaction:
     def _start_of(
         self, partition: int, rows: list[Row], positions: Mapping[str, Mapping[int, int]], offsets: TopicOffsets
     ) -> tuple[int, Row | None]:
-        """Returns the first offset to read of a partition, and its progress row, None at the changelog's beginning."""
+        """Returns the first offset to read of a partition, and the progress row there; None: the beginning.
+
+        1. If no table lags, it is the covered offset of the newest progress row.
+        2. Otherwise it is the newest progress row at or before the lowest position of a lagging table.
+        3. Raises ChangelogHole if the changelog no longer has, or does not have yet, that offset.
+        """
         newest, earliest = (rows[0] if rows else None), offsets.earliest[partition]
         table_positions = {table: of[partition] for table, of in positions.items() if partition in of}
         behind = lagging(newest, table_positions)
@@ -198,11 +203,11 @@ class Compaction:
             row = next((row for row in rows if row["changelog_offset"] <= lowest + 1), None)
             start = 0 if row is None else int(row["changelog_offset"])
             lacks = f" {', '.join(behind)} lacks rows from offset {lowest + 1} on."
-            self.log(f"partition {partition}:{lacks} It is read from offset {start}")
+            self.log(f"partition {partition}:{lacks} reading from offset {start}")
         if earliest > start:
             raise ChangelogHole(
-                f"{offsets.topic}-{partition}: offsets {start} to {earliest - 1} were deleted, and the tables at "
-                f"{self.settings.folder} go on at offset {start}.{lacks} Is this the lake that the aggregator has? "
+                f"{offsets.topic}-{partition}: offsets {start} to {earliest - 1} were deleted, but the tables at "
+                f"{self.settings.folder} continue at offset {start}.{lacks} Check that `lake` is the aggregator's. "
                 f"{REMEDY}"
             )
         if offsets.latest[partition] < start:
@@ -256,7 +261,7 @@ class Compaction:
     def _nothing_new(self, plan: Plan) -> CompactionReport:
         self.log("nothing new")
         before = {one.partition: one.covered for one in plan.ranges}
-        return CompactionReport(len(before), 0, 0, 0, 0, 0, before, before, plan.state_version, 0.0)
+        return CompactionReport(len(before), before, before, plan.state_version)
 
     def _commit(
         self, plan: Plan, written: Mapping[int, fold.PartitionResult], appended: Mapping[str, list[DataFile]]
@@ -297,8 +302,17 @@ class Compaction:
         state = self._table(plan, STATE, state_schema(stores))
         version = delta_writer.commit(state, files[STATE], (), run)
         after = before | {p: max(before[p], one.covered_offset) for p, one in written.items()}
-        counts = (entries, live, deleted, rows[CLOSED], rows[LATE])
-        return CompactionReport(len(before), *counts, before, after, version, 0.0)
+        return CompactionReport(
+            partitions=len(before),
+            from_offsets=before,
+            to_offsets=after,
+            state_version=version,
+            entries=entries,
+            live_rows=live,
+            deleted_rows=deleted,
+            closed_rows=rows[CLOSED],
+            late_rows=rows[LATE],
+        )
 
     def _table(self, plan: Plan, name: str, schema: pa.Schema) -> DeltaTable:
         """Returns a table at its planned version. Creates it if it is missing, and adds missing columns."""
@@ -438,7 +452,12 @@ def bounded_ranges(
     offsets: TopicOffsets,
     records_max: int,
 ) -> list[ChangelogRange]:
-    """Returns the ranges of a compaction: together about `records_max` records, with a share for each partition."""
+    """Returns the ranges of a compaction, together about `records_max` records.
+
+    The partitions are served in order of their size. Each receives an equal part of the remaining records, and what a
+    small one does not need is left to the larger ones. With 10 records and partitions of 1, 4 and 20, the ranges have
+    1, 4 and 5 records.
+    """
     left = {p: offsets.latest[p] - start for p, (start, _) in begins.items()}
     share, remaining = dict.fromkeys(left, 0), records_max
     for nth, p in enumerate(sorted(left, key=lambda p: left[p])):  # small partitions leave room for large ones
@@ -450,7 +469,14 @@ def bounded_ranges(
         table_positions = {table: of[p] for table, of in positions.items() if p in of}
         ranges.append(
             ChangelogRange(
-                p, start, start + share[p], offsets.latest[p], epoch, progress, newest.get(p), table_positions
+                partition=p,
+                first=start,
+                end=start + share[p],
+                latest=offsets.latest[p],
+                epoch=epoch,
+                progress=progress,
+                newest=newest.get(p),
+                positions=table_positions,
             )
         )
     return ranges

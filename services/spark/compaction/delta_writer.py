@@ -141,8 +141,8 @@ def ensure_table(
         raise CompactionConflict(f"another job changed {uri} at the same time: {one_line(e)}") from e
     except DELTA_ERRORS as e:
         if table is None and "already exists" in str(e):
-            raise CompactionConflict(f"another job made {uri} at the same time") from e
-        raise LakeUnavailable(f"{uri} cannot be made or widened: {one_line(e)}") from e
+            raise CompactionConflict(f"another job created {uri} at the same time") from e
+        raise LakeUnavailable(f"{uri} cannot be created or extended: {one_line(e)}") from e
     return table
 
 
@@ -189,7 +189,7 @@ def commit(
         table.create_write_transaction(actions, "append", table.schema(), partition_by=by, commit_properties=properties)
     except CommitFailedError as e:
         raise CompactionConflict(
-            f"another job has written to {table.table_uri} meanwhile, as version {version + 1}; this one stops"
+            f"another job has committed to {table.table_uri} as version {version + 1}; this job stops"
         ) from e
     except DELTA_ERRORS as e:
         raise LakeUnavailable(f"{table.table_uri} cannot be written: {one_line(e)}") from e

@@ -67,7 +67,6 @@ FILE_ROWS = 1_000_000  # in one file; ordered by time, so that readers skip file
 SORT_BYTES = 1024 * 1024 * 1024  # sorted at a time
 POLL_MS = 500
 POLL_RECORDS = 50_000
-START_BYTES = 8
 
 
 class ChangelogRange(NamedTuple):
@@ -257,9 +256,15 @@ class PartitionFold:
 
     def result(self, files: list[DataFile]) -> PartitionResult:
         """Returns the partition's result with the written files of `state`."""
-        counts = (self.reader.entries_applied, self.deleted, self.reader.foreign_records)
         return PartitionResult(
-            self.range.partition, self.covered_offset, *counts, self.read_to, files, self.stores or ()
+            partition=self.range.partition,
+            covered_offset=self.covered_offset,
+            entries=self.reader.entries_applied,
+            deleted=self.deleted,
+            foreign_records=self.reader.foreign_records,
+            read_to=self.read_to,
+            files=files,
+            stores=self.stores or (),
         )
 
     def _has_moved(self, commit: Commit) -> bool:
@@ -390,7 +395,7 @@ class PartitionFold:
         states, missed = _states(part, store, part.states.lengths >= 0), part.missed
         starts = np.frombuffer(binary_array(missed).buffers()[2] or b"", ">i8").astype(np.int64)
         ends = np.zeros(len(part) + 1, np.int32)
-        np.cumsum(missed.lengths // START_BYTES, out=ends[1:])
+        np.cumsum(missed.lengths // fmt.START.size, out=ends[1:])
         return {
             **_keys(part.keys, store),
             "event_time": time_array(part.starts),
@@ -402,10 +407,11 @@ class PartitionFold:
 
 
 async def read_range(consumer: Consumer, options: FoldOptions, of: ChangelogRange) -> PartitionFold:
-    """Read a range.
+    """Read a range from `first` to `end`.
 
-    Raises KafkaTimeout if the position does not change for `idle_ms_max`, OffsetOutOfRange if the range's first record
-    is gone.
+    If it contains no complete commit, it is continued in steps of the range's length, at most to `latest`. Raises
+    KafkaTimeout if the position does not change for `idle_ms_max`, OffsetOutOfRange if the range's first record was
+    deleted.
     """
     folded, at = PartitionFold(options.topic, of), TopicPartition(options.topic, of.partition)
     consumer.assign([at])

@@ -259,7 +259,7 @@ def _translate(table: DeltaTable, step: Any) -> Any:
     try:
         return step()
     except CommitFailedError as e:
-        raise CompactionConflict(f"another job has written to {table.table_uri} meanwhile: {one_line(e)}") from e
+        raise CompactionConflict(f"another job has committed to {table.table_uri}: {one_line(e)}") from e
     except DELTA_ERRORS as e:
         raise LakeUnavailable(f"{table.table_uri}: {one_line(e)}") from e
 

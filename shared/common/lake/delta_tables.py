@@ -3,8 +3,8 @@
 `<lake>/<application>/state` is a log-structured snapshot. It has one row a change of a live window, and one row a
 compaction and changelog partition (its covered offset). Among the rows with the same (partition, store, key, start) the
 one with the highest changelog offset counts. If that row is a tombstone, the window is no longer live.
-`<lake>/<application>/closed/<store>` has one row a closed window. A snapshot is one version of `state`. To read a
-consistent snapshot, read the covered offsets first, then the windows at exactly that version.
+`<lake>/<application>/closed/<store>` has one row for each closed window. A snapshot is one version of `state`. To read
+a consistent snapshot, read the covered offsets first, then the windows at exactly that version.
 
 Everything here blocks: call it with `asyncio.to_thread`. `storage_options` are deltalake's, such as AWS_REGION.
 """
@@ -40,7 +40,7 @@ TIMESTAMP_MS_MAX = 8_000_000_000_000_000
 COMPACTION, APPEND = "compaction", "WRITE"
 """The kind of a compaction's commit of `state`, and its operation."""
 HISTORY_VERSIONS = (20, 400, 8_000)
-"""The newest versions that are searched for compactions; more if all of those are rewrites and upkeep."""
+"""The newest versions that are searched for compactions; more if all of those are rewrites and table maintenance."""
 SLICE_ROWS = 250_000
 """Rows of `state` that are read and sorted at once. A restore holds two slices: it reads one and applies the other."""
 _FRAME = re.compile(r"0: \S+$")  # the first line of a Rust stack trace
@@ -382,7 +382,7 @@ def _compactions(state: DeltaTable, limit: int) -> list[Compaction]:
 
 
 def _compaction(entry: Mapping[str, Any]) -> Compaction | None:
-    """A commit of `state` as a compaction; None if it is a rewrite, upkeep or another program's commit."""
+    """A commit of `state` as a compaction; None if it is a rewrite, table maintenance or another program's commit."""
     if entry.get("operation") != APPEND:
         return None
     try:

@@ -1,15 +1,18 @@
 """The ownership of one changelog partition: take over, restore, commit.
 
-Taking over. Under exactly_once the producer's first request fences the former owner and ends its open transaction. The
-new owner reads the log to its end to learn the highest epoch, and writes a takeover record with the next epoch. Then it
-reads on until that record arrives. By then, whatever a zombie wrote before it has been applied; whatever a zombie
-writes after it is ignored. If another owner has taken over meanwhile, the takeover is written again, with an epoch
-above that owner's.
+Taking over:
 
-Being taken over. Without transactions, an owner that was suspended and lost the partition can still write. No reader
-counts its commits, so none of them may move the group's offsets. So the owner checks that each commit begins where the
-previous one ended. If not, it reads the records between them, including those of open transactions, because a takeover
-in one counts from its offset. An owner whose log was replaced by another is no owner, with transactions either.
+1. Open the producer. Under exactly_once its first request fences the previous owner and ends its open transaction.
+2. Read the log to its end. This gives the highest epoch.
+3. Write a takeover record with the next epoch.
+4. Read up to that record. All records that a zombie wrote before it are then applied; all that it writes later are
+   ignored.
+5. If another owner took over meanwhile, go to step 3 with an epoch above that owner's.
+
+Detecting a takeover. Without transactions, a suspended owner that lost the partition can still write. No reader counts
+its commits, so they must not move the group's offsets. Therefore each commit checks that it begins where the previous
+one ended. If not, it reads the records between them, uncommitted ones too, because a takeover in an open transaction
+counts from its offset. If the log was replaced by another topic, the owner stops, with transactions too.
 """
 
 from __future__ import annotations
@@ -239,7 +242,9 @@ class ChangelogPartition:
             return
         was, now = self._log_position.topic_id, await fetch_topic_id(self._kafka, self.topic_partition.topic)
         if now != was:
-            raise LogReplaced(f"{self.topic_partition}: the topic was made again: its id was {was}, is {now}")
+            raise LogReplaced(
+                f"{self.topic_partition}: the topic was deleted and created again: its id was {was} and is now {now}"
+            )
         async with changelog_consumer(self._kafka, "read_uncommitted") as consumer:
             offset = await find_takeover(consumer, self.topic_partition, others, self._epoch)
         if offset is not None:

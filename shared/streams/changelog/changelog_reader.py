@@ -2,7 +2,7 @@
 
 Feed it every record from the covered offset on, in batches of columns. Changes that a progress record confirms are
 applied, others are dropped. `format` has the rule, and defines foreign records, which are counted and skipped. A commit
-may span batches; its entries are held until it is confirmed.
+may span batches; its entries are unconfirmed until its progress record comes.
 """
 
 from __future__ import annotations
@@ -190,7 +190,7 @@ class _Batch:
             commits,
         )
 
-    def of_epoch(self, epoch: int, first: int) -> tuple[Int64Array, Int64Array]:
+    def entries_of_epoch(self, epoch: int, first: int) -> tuple[Int64Array, Int64Array]:
         """Return the indexes of the epoch's entries from `first` on, and their commit numbers."""
         own = self.numbers[first : self.count]
         is_entry = np.isin(own[:, k.OPERATION], (k.LIVE, k.DELETED, k.FINAL, k.LATE))
@@ -230,11 +230,11 @@ class ChangelogReader:
         self.covered_offset: int | None = None
         self.entries_applied = self.entries_ignored = self.foreign_records = 0
         self.first_foreign_offset: int | None = None
-        self._pending: list[tuple[Confirmed, Int64Array]] = []
+        self._unconfirmed: list[tuple[Confirmed, Int64Array]] = []
         """Entries of the epoch in force that no commit has confirmed yet, with their commit numbers, by batch."""
 
     def __repr__(self) -> str:
-        pending = sum(len(entries) for entries, _ in self._pending)
+        pending = sum(len(entries) for entries, _ in self._unconfirmed)
         done = f"{self.entries_applied} applied, {self.entries_ignored} ignored, {pending} pending"
         return f"ChangelogReader(epoch {self.epoch}, next {self.next_offset}, {done})"
 
@@ -246,8 +246,8 @@ class ChangelogReader:
         """
         if self.epoch < fmt.EPOCH_MAX:
             return self.epoch + 1
-        offset, reason = self.takeover_offset, f"a changelog record of epoch {self.epoch}: no owner can go above it"
-        raise CorruptRecord(f"what came before has {reason}") if offset is None else CorruptEntry(offset, reason)
+        offset, reason = self.takeover_offset, f"the highest epoch {self.epoch} is in use, and no owner can take over"
+        raise CorruptRecord(f"the snapshot: {reason}") if offset is None else CorruptEntry(offset, reason)
 
     def feed_record(self, offset: int, key: bytes | None, value: bytes | None) -> None:
         """As `feed`, for one record."""
@@ -260,7 +260,7 @@ class ChangelogReader:
         1. Read the envelopes, up to an invalid record.
         2. Settle the entries that count, from one takeover to the next. A takeover ends the wait of all entries before
            it, those of earlier batches included.
-        3. Apply the confirmed entries. The first commit may also confirm entries that were held from earlier batches.
+        3. Apply the confirmed entries. The first commit may also confirm entries of earlier batches.
         4. Hold the entries that no commit has confirmed yet.
         5. Raise the error of the first invalid record. All confirmed entries before it are applied.
         """
@@ -270,7 +270,7 @@ class ChangelogReader:
         confirmed, ends = np.empty(batch.count, np.int64), np.empty((len(batch.progress), 2), np.int64)
         counters = np.zeros(k.COUNTERS, np.int64)
         counters[k.FORCE] = self.epoch
-        held, self._pending = self._pending, []
+        unconfirmed, self._unconfirmed = self._unconfirmed, []
         error: Exception | None = batch.error
         while (stop_reason := k.settle(batch.numbers, batch.count, confirmed, ends, counters)) != k.DONE:
             index = int(counters[k.AT])
@@ -283,15 +283,15 @@ class ChangelogReader:
             counters[k.FORCE], counters[k.AT] = epoch, index + 1
             counters[k.IGNORED] += counters[k.PENDING]
             counters[k.PENDING] = 0
-            # If the batch had a commit before the takeover, step 3 decides about the held entries.
+            # If the batch had a commit before the takeover, step 3 decides about the unconfirmed entries.
             if not counters[k.COMMITS]:
-                self.entries_ignored += sum(len(entries) for entries, _ in held)
-                held = []
+                self.entries_ignored += sum(len(entries) for entries, _ in unconfirmed)
+                unconfirmed = []
         self._count(batch, counters)
         if counters[k.COMMITS]:
-            self._hand_out(batch, confirmed, ends[: counters[k.COMMITS]], held)
-            held = []
-        self._hold(batch, counters, held)
+            self._apply_batch(batch, confirmed, ends[: counters[k.COMMITS]], unconfirmed)
+            unconfirmed = []
+        self._keep_unconfirmed(batch, counters, unconfirmed)
         if error is not None:
             raise error
 
@@ -303,8 +303,8 @@ class ChangelogReader:
                 first = np.flatnonzero(batch.numbers[: batch.count, k.OPERATION] == k.FOREIGN)[0]
                 self.first_foreign_offset = int(batch.offsets[first])
 
-    def _hand_out(
-        self, batch: _Batch, confirmed: Int64Array, ends: Int64Array, held: list[tuple[Confirmed, Int64Array]]
+    def _apply_batch(
+        self, batch: _Batch, confirmed: Int64Array, ends: Int64Array, unconfirmed: list[tuple[Confirmed, Int64Array]]
     ) -> None:
         """Apply the commits that end in the batch; consecutive ones under the same stores are applied at once."""
         first, commits = 0, list[Commit]()
@@ -316,8 +316,8 @@ class ChangelogReader:
             if not commits and self._stores is not None:
                 check_schema(progress.stores, self._stores)
             # Held entries precede the batch, so they can only be of its first commit.
-            if number == 0 and held:
-                parts = self._of_commit(held, int(batch.numbers[index, k.COMMIT]), progress.stores)
+            if number == 0 and unconfirmed:
+                parts = self._take_commit(unconfirmed, int(batch.numbers[index, k.COMMIT]), progress.stores)
                 _require_stores(
                     batch.numbers[confirmed[:end], k.STORE], batch.offsets[confirmed[:end]], progress.stores
                 )
@@ -326,12 +326,12 @@ class ChangelogReader:
             commits.append(Commit(int(batch.offsets[index]), epoch, progress, end - first))
         self._apply_commits(batch, confirmed[first : first + commits[-1].changes], commits)
 
-    def _of_commit(
-        self, held: list[tuple[Confirmed, Int64Array]], commit: int, stores: tuple[StoreSchema, ...]
+    def _take_commit(
+        self, unconfirmed: list[tuple[Confirmed, Int64Array]], commit: int, stores: tuple[StoreSchema, ...]
     ) -> list[Confirmed]:
-        """Return the held entries of this commit, as they were written; the other held entries never count."""
+        """Return the unconfirmed entries of this commit, as they were written; the others never count."""
         parts = []
-        for entries, numbers in held:
+        for entries, numbers in unconfirmed:
             own = entries.at(np.flatnonzero(numbers == commit))
             self.entries_ignored += len(entries) - len(own)
             _require_stores(own.numbers, own.offsets, stores)
@@ -356,25 +356,27 @@ class ChangelogReader:
         if confirmed.commits:
             self.progress = confirmed.commits[-1].progress
 
-    def _hold(self, batch: _Batch, counters: Int64Array, held: list[tuple[Confirmed, Int64Array]]) -> None:
+    def _keep_unconfirmed(
+        self, batch: _Batch, counters: Int64Array, unconfirmed: list[tuple[Confirmed, Int64Array]]
+    ) -> None:
         if batch.count:
             self.next_offset = int(batch.offsets[batch.count - 1]) + 1
         waiting, first = int(counters[k.PENDING]), int(counters[k.FIRST_PENDING])
-        if not held and batch.count:
+        if not unconfirmed and batch.count:
             if not waiting:
                 self.covered_offset = self.next_offset
             elif first:
                 self.covered_offset = int(batch.offsets[first - 1]) + 1
         if waiting:
-            rows, numbers = batch.of_epoch(self.epoch, first)
-            held.append((batch.confirmed(rows, (), ()), numbers))
-        self._pending = held
+            rows, numbers = batch.entries_of_epoch(self.epoch, first)
+            unconfirmed.append((batch.confirmed(rows, (), ()), numbers))
+        self._unconfirmed = unconfirmed
 
 
 def _missing_takeover(epoch: int, in_force: int) -> str:
     """Return the reason to reject a commit of an epoch above the one in force (0: none is)."""
     return (
-        f"a commit of epoch {epoch}, and no takeover record of it (in force is {in_force or 'none'}): the record was "
+        f"a commit of epoch {epoch} without its takeover record (epoch in force: {in_force or 'none'}): the record was "
         "damaged or lost, and no commit of its owner would count"
     )
 
@@ -443,8 +445,8 @@ def _other_stores(stored: tuple[StoreSchema, ...], own: tuple[StoreSchema, ...])
     was, now = [one.name for one in stored], [one.name for one in own]
     changes = [f"{name!r} is new" for name in now if name not in was]
     changes += [f"{name!r} is gone" for name in was if name not in now]
-    held, has = (", ".join(map(repr, names)) or "none" for names in (was, now))
-    return f"the state has the stores {held}, the topology has {has}: {', '.join(changes)}"
+    had, has = (", ".join(map(repr, names)) or "none" for names in (was, now))
+    return f"the state has the stores {had}, the topology has {has}: {', '.join(changes)}"
 
 
 def changed_aggregations(old: StoreSchema, new: StoreSchema) -> list[str]:

@@ -15,11 +15,14 @@ from penstock.shared.streams.changelog import format as fmt
 from penstock.shared.streams.changelog.format import EPOCH_MAX, FORMAT_VERSION, VERSIONS_MAX
 
 ENVELOPE_BYTES = fmt.ENVELOPE.size
+START_BYTES, LIVE_BYTES, FINAL_BYTES = fmt.START.size, fmt.START_END.size, fmt.START_END_CLOSED.size
+LATE_BYTES = fmt.TIME_OFFSET_COUNT.size + 1
+"""The bytes before the state of an entry; of a late record without its missed windows, and with the flag of a state."""
 LIVE, DELETED, FINAL, LATE, PROGRESS, TAKEOVER = (
     operation[0] for operation in (fmt.LIVE, fmt.DELETED, fmt.FINAL, fmt.LATE, fmt.PROGRESS, fmt.TAKEOVER)
 )
 FOREIGN = 0
-"""The operation of a record without an entry's mark."""
+"""The operation of a record that is no entry."""
 
 # --- numbers of a record ---
 OPERATION, STORE, EPOCH, COMMIT, START, END, CLOSED_AT, STATE, STATE_BYTES = range(9)
@@ -50,7 +53,14 @@ def _number(data, at, size):
 
 @compiled
 def parse(data, offsets, lengths, key_lengths, numbers):
-    """Read the envelopes of records up to the first invalid one; return its index, or the number of records."""
+    """Read the envelopes of records up to the first invalid one; return its index, or the number of records.
+
+    Steps for each record:
+    1. Without the first two bytes of an entry it is foreign.
+    2. Read the envelope. Another version, a negative commit number or an epoch that is too high is invalid.
+    3. A progress or takeover record has no fields of a fixed size.
+    4. Read the fields of its operation. A missing key or a body of the wrong size is invalid.
+    """
     for i in range(len(offsets)):
         at, length = offsets[i], lengths[i]
         if length < 2 or data[at] < 1 or data[at] > VERSIONS_MAX or data[at + 1] < 65 or data[at + 1] > 90:
@@ -68,10 +78,10 @@ def parse(data, offsets, lengths, key_lengths, numbers):
             continue
         body, size = at + ENVELOPE_BYTES, length - ENVELOPE_BYTES
         if operation == LATE:
-            if size < 21 or key_lengths[i] < 0:
+            if size < LATE_BYTES or key_lengths[i] < 0:
                 return i
             missed = _number(data, body + 16, 4)
-            head = 21 + 8 * missed
+            head = LATE_BYTES + START_BYTES * missed
             if size < head or data[body + head - 1] > 1 or (data[body + head - 1] == 0 and size > head):
                 return i
             numbers[i, START], numbers[i, END] = _number(data, body, 8), _number(data, body + 8, 8)
@@ -79,18 +89,18 @@ def parse(data, offsets, lengths, key_lengths, numbers):
             numbers[i, STATE_BYTES] = size - head if data[body + head - 1] == 1 else NO_STATE
             continue
         if operation == LIVE:
-            head = 16
+            head = LIVE_BYTES
         elif operation == FINAL:
-            head = 24
+            head = FINAL_BYTES
         elif operation == DELETED:
-            head = 8
+            head = START_BYTES
         else:
             return i
         if size < head or (operation == DELETED and size != head) or key_lengths[i] < 0:
             return i
         numbers[i, START] = _number(data, body, 8)
-        numbers[i, END] = _number(data, body + 8, 8) if head > 8 else 0
-        numbers[i, CLOSED_AT] = _number(data, body + 16, 8) if head > 16 else 0
+        numbers[i, END] = _number(data, body + 8, 8) if head >= LIVE_BYTES else 0
+        numbers[i, CLOSED_AT] = _number(data, body + 16, 8) if head >= FINAL_BYTES else 0
         numbers[i, STATE], numbers[i, STATE_BYTES] = body + head, size - head
     return len(offsets)
 

@@ -211,7 +211,7 @@ class Restoring:
             if position > before:
                 moved = now
             elif now - moved > RESTORE_IDLE_MS_MAX:
-                raise KafkaTimeout(f"{self.at}: restore stands at {position} of {end} for {now - moved} ms")
+                raise KafkaTimeout(f"{self.at}: no record came for {now - moved} ms at offset {position} of {end}")
 
     async def poll(self, consumer: Consumer) -> int:
         """Apply the records that come soon, and return their number. It may be cancelled at any moment."""

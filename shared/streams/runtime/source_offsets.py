@@ -165,8 +165,8 @@ def start_of(
     """
     if known_id is not None and known_id != held.topic_id:
         raise SourceTopicChanged(
-            f"{at.topic} was deleted and made again: its id is {held.topic_id}, the state was made from the topic with "
-            f"id {known_id}. {START_AFRESH}"
+            f"{at.topic} was deleted and created again: its id is {held.topic_id}, the state was made from the topic "
+            f"with id {known_id}. {START_AFRESH}"
         )
     if position is None:
         return Start(held.first)

@@ -1,4 +1,5 @@
-"""A tiny plain stream in dicts, what it leaves in topics, and one Spark session for all tests of the jobs."""
+"""A small reference stream in plain Python, the topics that it writes, and one Spark session for all tests of the
+jobs."""
 
 from __future__ import annotations
 
@@ -61,7 +62,7 @@ def schema(name: str, **changes: Any) -> log.StoreSchema:
 
 @dataclass
 class Task:
-    """One partition's sessions by Kafka's rule, and what it writes, record by record."""
+    """The sessions of one partition by Kafka's rule, and the records that their task writes."""
 
     name: str
     partition: int
@@ -125,7 +126,7 @@ class Task:
         return log.StateCodec(self.store.state_columns()).pack(columns)
 
     def commit(self, progress: bool = True) -> None:
-        """Write what changed to the changelog and the results, and a progress record that makes it count."""
+        """Write the changes to the changelog and the results, and a progress record that confirms them."""
         self.commit_number += 1
         at = (0, self.epoch, self.commit_number)
         now = {(k, s[0]): (s[1], list(s[2])) for k, sessions in self.live.items() for s in sessions}
@@ -209,7 +210,7 @@ def simulate(topic_name: str) -> Callable[..., Simulation]:
 
 @dataclass
 class Topics:
-    """Writes a simulation's topics to a broker; each call sends what is new since the last."""
+    """Writes a simulation's topics to a broker. Each call sends the records that are new since the previous call."""
 
     bootstrap_servers: str
     sent: dict[tuple[str, int], int] = field(default_factory=dict)

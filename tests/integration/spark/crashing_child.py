@@ -1,5 +1,5 @@
-"""A compaction in a process of its own that is killed (SIGKILL, with its JVM) at one of several points, or waits until
-it is overtaken; run by a test."""
+"""A compaction in its own process. It is killed with its JVM (SIGKILL) at a given point, or waits until another job
+overtakes it. A test runs it."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ class WithPlan(Compaction):
 
 
 class WithClosed(Compaction):
-    """Waits with its closed windows committed: the other job finds what looks like a crash."""
+    """Waits after its closed windows are committed. To the other job this looks like a crash."""
 
     def _table(self, plan: Plan, name: str, schema: Any) -> Any:
         if name == "state":
@@ -172,7 +172,7 @@ POINTS: dict[str, Callable[..., Compaction]] = {
 
 
 def main(arguments: list[str]) -> int:
-    """The point, then the flags of `penstock compact`; the exit status of one that lives to its end."""
+    """Takes the point, then the flags of `penstock compact`. Returns the exit status of a job that is not killed."""
     compact.REWRITE_ROWS_MIN = 0
     if arguments[0] in OVERTAKEN:
         compact.Compaction = OVERTAKEN[arguments[0]]  # type: ignore[misc]

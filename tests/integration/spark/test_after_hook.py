@@ -23,7 +23,8 @@ def fail(spark, tables):
 
 
 def test_the_hook_gets_the_tables(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By name, with live windows as their newest rows say; what it raises is named, and a missing one too."""
+    """The hook gets each table by name, with live windows as of their newest rows. Its error is reported by name, and
+    so is a missing hook."""
     monkeypatch.chdir(tmp_path)
     Path("hooks_of_test_after_hook.py").write_text(HOOKS)
     folder = small_lake(tmp_path)

@@ -1,4 +1,4 @@
-"""The audit over real topics and tables: what the engine made passes, and what was forged is found and named."""
+"""The audit over real topics and tables: the engine's output passes, and each forgery is found and named."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def topology(topic: str, kind: str, grace: int = GRACE, *, filtered: bool = Fals
 def play(
     topic: str, kind: str, partition: int, *, seed: int = 1, records: int = 150, **more: Any
 ) -> TopologyTestDriver:
-    """A random stream, out of order, with keys that come in order alone, dead letters and records without a key."""
+    """A random out-of-order stream, with some keys in order, dead letters and records without a key."""
     rnd = random.Random(seed)
     given = {name: more.pop(name) for name in ("grace", "filtered") if name in more}
     driver = TopologyTestDriver(topology(topic, kind, **given), partition=partition, errors=ErrorHandlers(), **more)
@@ -75,7 +75,7 @@ class Lake(NamedTuple):
     topics: Any
 
     def send(self, played: list[TopologyTestDriver], more: int = 0) -> None:
-        """The sources and dead letters, and `more` records that nobody has taken yet."""
+        """Send the sources and dead letters, and `more` records that no task has processed yet."""
 
         async def run() -> None:
             await self.topics.create(self.topic, len(played))
@@ -116,8 +116,9 @@ def differences(report: AuditReport) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_the_engine_made_passes(lake: Lake, kind: str) -> None:
-    """Every record is in one place, and those beyond what the tables cover are counted, not held against anyone."""
+def test_output_of_the_engine_passes(lake: Lake, kind: str) -> None:
+    """Every record is in exactly one group. Records beyond the covered offsets are counted, which is not a
+    difference."""
     played = [play(lake.topic, kind, partition, seed=partition) for partition in range(2)]
     lake.send(played, more=3)
     lake.write(played)
@@ -200,8 +201,8 @@ FORGED: dict[Callable[[str, Rows], None], tuple[set[str], set[str]]] = {
 
 
 @pytest.mark.parametrize("kind", ["session", pytest.param("tumbling", marks=pytest.mark.soak), "hopping"])
-def test_what_was_forged_is_found_and_named(lake: Lake, kind: str) -> None:
-    """A way of forging for each partition, and one that nobody touched; each is found where it was done."""
+def test_each_forgery_is_found_and_named(lake: Lake, kind: str) -> None:
+    """Each partition is forged in another way, and one is left alone. Each forgery is found in its partition."""
     played = [play(lake.topic, kind, partition) for partition in range(len(FORGED) + 1)]
 
     def forge(table: str, rows: Rows) -> None:
@@ -240,8 +241,9 @@ def test_what_spark_cannot_know_is_not_compared(lake: Lake) -> None:
 
 
 @pytest.mark.parametrize("kind", ["session", "tumbling", *(pytest.param(k, marks=pytest.mark.soak) for k in KINDS[2:])])
-def test_records_that_are_gone_are_left_out(lake: Lake, kind: str) -> None:
-    """What they may have been in is not compared, which is said; what comes behind is, and a lost window found."""
+def test_deleted_source_records_are_left_out(lake: Lake, kind: str) -> None:
+    """Windows that may have held deleted records are not compared, and the report says so. Later windows are compared,
+    and a lost one is found."""
     played = [play(lake.topic, kind, partition, seed=partition, records=300) for partition in range(2)]
     lake.send(played)
     lake.write(played)
@@ -253,8 +255,8 @@ def test_records_that_are_gone_are_left_out(lake: Lake, kind: str) -> None:
     assert sum("records before offset 40 are gone" in text for text in report.not_compared) == 1
 
 
-def test_moments_that_records_do_not_show_are_not_recomputed(lake: Lake) -> None:
-    """Where time was moved on without a record, conservation alone is compared; of other partitions all."""
+def test_partitions_whose_time_advanced_without_records(lake: Lake) -> None:
+    """For them only conservation is compared; for other partitions everything is."""
     played = [play(lake.topic, "session", 0, idle_timeout_ms=500, now_ms=10**6), play(lake.topic, "session", 1)]
     for at in (20_000, 20_001):
         played[0].advance_wall_clock(1_000)
@@ -281,7 +283,7 @@ def test_moments_that_records_do_not_show_are_not_recomputed(lake: Lake) -> None
 
 
 def test_nothing_to_compare_is_no_success(lake: Lake) -> None:
-    """An application that has taken nothing: status 3."""
+    """The audit of an application that has processed nothing ends with status 3."""
     driver = TopologyTestDriver(topology(lake.topic, "tumbling"), errors=ErrorHandlers())
     driver.pipe(lake.topic, key=None, value=b"{}", timestamp=1)
     lake.send([driver])

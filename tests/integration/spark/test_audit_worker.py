@@ -1,4 +1,4 @@
-"""The audit, and what is merged on read, over what a real worker and real compactions leave."""
+"""The audit, and windows merged on read, over the output of a real worker and real compactions."""
 
 from __future__ import annotations
 
@@ -37,10 +37,11 @@ def topology(topic: str, grace: int) -> Topology:
     return builder.build()
 
 
-async def test_what_a_worker_leaves_passes(kafka: EmbeddedKafka, spark: Any, topic_name: str, tmp_path: Path) -> None:
-    """Two lives of a worker with a compaction after each; then each kind is audited, and its late records are merged.
+async def test_output_of_a_worker_passes(kafka: EmbeddedKafka, spark: Any, topic_name: str, tmp_path: Path) -> None:
+    """A worker runs twice, with a compaction after each run. Then each kind of window is audited, and its late records
+    are merged.
 
-    A third life is not compacted, and its records are not covered yet.
+    A third run is not compacted, so its records are not covered yet.
     """
     common: dict[str, Any] = {"application": topic_name, "lake": str(tmp_path), "kafka": kafka_of(kafka)}
     async with chain_of(kafka, topic_name, 2) as chain:

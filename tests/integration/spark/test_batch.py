@@ -1,4 +1,4 @@
-"""Batches on Spark over a real topic: between live workers, tried again, killed, fenced, and what they refuse."""
+"""Batches on Spark over a real topic: between live workers, retried, killed, fenced, stopped and rejected."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def settings_of(chain: Chain, folder: Path, build: str = "sessions", **given: An
 
 
 async def batch(spark: Any, settings: BatchSettings) -> BatchReport:
-    """One batch, in a thread: a driver has a loop of its own."""
+    """Run one batch in a thread, because a driver has its own event loop."""
     return await asyncio.to_thread(lambda: Batch(spark, settings, print).run())
 
 
@@ -176,7 +176,7 @@ async def batch(spark: Any, settings: BatchSettings) -> BatchReport:
 async def command(
     kafka: EmbeddedKafka, folder: Path, build: str, options: dict[str, str], *more: str, stderr: int | None = None
 ) -> AsyncIterator[asyncio.subprocess.Process]:
-    """`penstock batch` as a process of its own, with small commits; killed at the end if it still runs."""
+    """Run `penstock batch` as a process with small commits. It is killed at the end if it still runs."""
     flags = [f"--application={options['topic']}", f"--lake={folder / 'lake'}", "--commit-records=20"]
     flags += [f"--kafka.bootstrap-servers={kafka.bootstrap_servers}", f"--topology={MODULE}:{build}"]
     flags += [f"--topology-options={msgspec.json.encode(options).decode()}", "--spark.master=local[2]", *more]
@@ -199,7 +199,7 @@ def exists(file: Path) -> Callable[[], Awaitable[bool]]:
 
 
 async def live(chain: Chain, folder: Path) -> None:
-    """A live worker that reads what there is."""
+    """Run a live worker until it has processed all records."""
     worker = chain.worker(lake=str(folder / "lake"))
     async with running(worker) as loop:
         await or_its_error(loop, chain.wait_processed(worker))
@@ -250,7 +250,7 @@ def ms(time: datetime) -> int:
 
 
 async def test_live_then_batch_then_live(spark: Any, kafka: EmbeddedKafka, topic_name: str, folder: Path) -> None:
-    """Results, late records and tables are those of live alone; each part goes on from the one before."""
+    """Results, late records and tables are those of a live worker alone. Each part continues from the previous one."""
     async with chain_of(kafka, topic_name) as chain, chain_of(kafka, f"{topic_name}-alone") as alone:
         await chain.send(300)
         await live(chain, folder)
@@ -294,10 +294,11 @@ def own(chain: Chain, partition: int) -> list[Any]:
     return [event for event in chain.sent if event[0] == partition]
 
 
-async def test_a_refused_batch_leaves_everything(
+async def test_a_rejected_batch_changes_nothing(
     spark: Any, kafka: EmbeddedKafka, topic_name: str, folder: Path
 ) -> None:
-    """While live instances run, which are named; a topology that needs more than its partition, by what it needs."""
+    """A batch is rejected while live instances run, and names them. It is also rejected if the topology needs more than
+    its partition, and names that."""
     async with chain_of(kafka, topic_name) as chain:
         await chain.send(20)
         worker = chain.worker(lake=str(folder / "lake"))
@@ -314,7 +315,7 @@ async def test_a_refused_batch_leaves_everything(
 async def test_a_record_that_cannot_be_handled_is_named(
     spark: Any, kafka: EmbeddedKafka, topic_name: str, folder: Path
 ) -> None:
-    """As a worker does; what was committed before it counts, and the next batch goes on there."""
+    """The error is that of a worker. Earlier commits are kept, and the next batch continues from them."""
     async with chain_of(kafka, topic_name, partitions=1) as chain:
         await chain.send(40)
         options = {"mark": str(folder / "mark"), "number": "25", "error": "not this one"}
@@ -412,7 +413,7 @@ async def test_a_task_that_dies_is_tried_again(spark: Any, kafka: EmbeddedKafka,
 async def test_a_task_that_dies_at_a_commit(
     spark: Any, kafka: EmbeddedKafka, topic_name: str, folder: Path, point: str
 ) -> None:
-    """Whether its commit was written or not, the next attempt goes on from what holds."""
+    """Whether or not its commit was written, the next attempt continues from the last valid commit."""
     async with chain_of(kafka, topic_name) as chain:
         await chain.send(300)
         options = {"topic": topic_name, "mark": str(folder / "mark"), "point": point}
@@ -425,7 +426,8 @@ async def test_a_task_that_dies_at_a_commit(
 
 
 async def test_batches_every_so_often(kafka: EmbeddedKafka, topic_name: str, folder: Path) -> None:
-    """In one session, each over what came since the one before, until SIGTERM; a step that fails does not end it."""
+    """In one session, each batch reads the records since the previous one, until SIGTERM. A failed step does not end
+    it."""
     async with chain_of(kafka, topic_name) as chain:
         step = f"--after={MODULE}:raising"
         async with command(kafka, folder, "sessions", {"topic": topic_name}, "--every=500ms", step) as process:
@@ -538,7 +540,7 @@ async def test_a_partition_without_a_commit_of_its_files_is_not_begun_without_th
 async def test_files_that_were_not_read_to_their_end(
     spark: Any, kafka: EmbeddedKafka, topic_name: str, folder: Path
 ) -> None:
-    """Nobody else begins; the same batch goes on from the rows that it had reached, another input is refused."""
+    """Nothing else starts. The same batch continues from the rows that it had reached; another input is rejected."""
     files = write_files(folder, "parquet", rows_of_events([(0, KEYS[i % 7], i * 13, i) for i in range(100)]))
     async with chain_of(kafka, topic_name, partitions=1) as chain:
         options = {"mark": str(folder / "mark"), "number": "55", "error": "not this one"}

@@ -1,4 +1,4 @@
-"""Rows of files keep what the files say."""
+"""Rows of files keep the content of the files."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def records(spark: Any, file: Path, text: str, **more: Any) -> list[tuple[str | 
 
 
 def test_a_line_of_json_is_the_value(spark: Any, tmp_path: Path) -> None:
-    """What a line does not say its value does not either, and nothing of it is written anew."""
+    """A line is the value byte for byte: no field is added, and none is rewritten."""
     lines = ['{"who":"ann","ms":1}', '{"ms": 2, "x": 1.50, "who": "bob", "deep": {"a": null}}', "no JSON"]
     found = records(spark, tmp_path / "f.json", "\n".join([*lines, "", ""]), format="json", key_column="who")
     assert found == list(zip(["ann", "bob", None], lines, strict=True))
@@ -45,8 +45,9 @@ def test_lines_that_the_readers_options_change_are_rows(spark: Any, tmp_path: Pa
     assert found == [("ann", '{"ms":1,"who":"ann"}'), ("bob", '{"ms":2,"who":"bob","x":5}')]
 
 
-def test_a_key_of_json_is_what_stands_there(spark: Any, tmp_path: Path) -> None:
-    """Whole numbers beside a fraction are no fractions, in the value neither; an object is its JSON."""
+def test_a_key_of_json_is_its_text(spark: Any, tmp_path: Path) -> None:
+    """A whole number beside a fraction does not become a fraction, neither as key nor in the value. An object is its
+    JSON."""
     keys = ["5", "5.5", "12345678901", "true"]
     lines = [f'{{"who":{key},"ms":{i}}}' for i, key in enumerate(keys[:3])]
     found = records(spark, tmp_path / "f.json", "\n".join(lines), format="json", key_column="who")
@@ -59,8 +60,8 @@ def test_a_key_of_json_is_what_stands_there(spark: Any, tmp_path: Path) -> None:
     assert records(spark, tmp_path / "h.json", deep, format="json", key_column="who") == [('{"a":[1,"x"]}', deep)]
 
 
-def test_what_folders_say_is_a_column_of_json_lines(spark: Any, tmp_path: Path) -> None:
-    """As key it is the text that stands there, as time what it means; the line stays the value."""
+def test_a_partition_folder_is_a_column_of_json_lines(spark: Any, tmp_path: Path) -> None:
+    """As a key it is the folder's text, as a time it is parsed. The line stays the value."""
     for name in ("value=007", "value=8"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "a.json").write_text('{"x":1}\n{"x":2}\n')
@@ -82,7 +83,8 @@ def test_text_of_digits_stays_what_it_is(spark: Any, tmp_path: Path) -> None:
 
 
 def test_a_key_that_is_written_as_a_number_is_one(spark: Any, tmp_path: Path) -> None:
-    """A column of whole numbers keeps its type in the value, as key or not; a key of another form does not."""
+    """A column of whole numbers keeps its type in the value, whether it is the key or not. A key of another form is
+    text."""
     assert records(spark, tmp_path / "a.csv", "who,ms\n7,1\n-8,2\n", format="csv", key_column="who") == [
         ("7", '{"who":7,"ms":1}'),
         ("-8", '{"who":-8,"ms":2}'),
@@ -92,8 +94,8 @@ def test_a_key_that_is_written_as_a_number_is_one(spark: Any, tmp_path: Path) ->
     ]
 
 
-def test_text_that_looks_like_something_stays_as_it_is_written(spark: Any, tmp_path: Path) -> None:
-    """Dates, times, signs, leading zeros and capitals are kept; numbers and booleans as JSON has them are these."""
+def test_text_that_looks_like_another_type_stays_text(spark: Any, tmp_path: Path) -> None:
+    """Dates, times, signs, leading zeros and capitals are kept. Numbers and booleans in JSON's form get JSON's type."""
     columns = {
         "at": ("2013-01-01 05:00", "2013-01-02T06:30:00+02:00"),
         "day": ("2013-01-01", "2013-01-02"),
@@ -116,8 +118,8 @@ def test_text_that_looks_like_something_stays_as_it_is_written(spark: Any, tmp_p
     assert [[row[name] for name in numbers] for row in found] == [[1e5, 1.1, True, -5], [2, -0.25, False, 0]]
 
 
-def test_times_and_orders_are_taken_from_text_as_spark_understands_it(spark: Any, tmp_path: Path) -> None:
-    """In the reader's format, as before; what cannot be read as a time is none."""
+def test_times_are_parsed_from_text_as_spark_parses_them(spark: Any, tmp_path: Path) -> None:
+    """The reader's time format is used. Text that cannot be parsed is no time."""
     file = tmp_path / "f.csv"
     file.write_text('at,nth\n"Jan 31, 2013 05:00",+9\n"Feb 1, 2013 05:00",10\n')
     options = {"timestampFormat": "MMM d, yyyy HH:mm"}
@@ -144,7 +146,8 @@ def test_parquet_files_may_have_columns_of_their_own(spark: Any, tmp_path: Path)
 
 
 def test_times_of_parquet_keep_their_microseconds(spark: Any, tmp_path: Path) -> None:
-    """In nanoseconds too, as pandas writes them, before and after 1970; within a struct those are refused by name."""
+    """This includes times in nanoseconds, as pandas writes them, before and after 1970. Nanoseconds within a struct are
+    rejected by name."""
     at = datetime(1969, 12, 31, 23, 59, 59, 123456)
     columns: dict[str, Any] = {"who": ["ann"]}
     for unit in ("us", "ns"):
@@ -161,8 +164,9 @@ def test_times_of_parquet_keep_their_microseconds(spark: Any, tmp_path: Path) ->
         file_rows(spark, settings)
 
 
-def test_csv_files_of_other_headers_are_refused(spark: Any, tmp_path: Path) -> None:
-    """By both names: a file is read by the places of its columns. Quotes and empty files are no other header."""
+def test_csv_files_with_different_headers_are_rejected(spark: Any, tmp_path: Path) -> None:
+    """The error names both headers, because CSV columns are read by position. Quotes and empty files make no
+    difference."""
     for name, text in (("a", "who,ms,x\nann,1,5\n"), ("b", '\n"who",ms,"x"\nbob,2,6\n'), ("c", "")):
         (tmp_path / f"{name}.csv").write_text(text)
     names = NAMES | {"timestamp_column": "ms", "format": "csv"}
@@ -215,7 +219,7 @@ def test_files_that_changed_are_told_apart(spark: Any, tmp_path: Path) -> None:
 
 
 def test_rows_are_in_their_keys_partitions_by_time(spark: Any, tmp_path: Path) -> None:
-    """As a producer would have chosen; rows of one time as the files have them, and Spark's partition is the number."""
+    """The partition is the one that a producer chooses for the key. Rows of equal time keep the order of the files."""
     rows = [{"who": f"k{i % 13}", "ms": i * 7 % 40, "i": i} for i in range(200)]
     for nth in (0, 1):
         lines = (json.dumps(row) for row in rows[nth * 100 : nth * 100 + 100])

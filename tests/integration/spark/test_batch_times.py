@@ -39,14 +39,14 @@ def in_ms(spark: Any, type_: str, values: list[str | None], unit: TimeUnit = "ms
 
 @pytest.mark.parametrize("type_", NUMBERS)
 def test_numbers_count_what_the_unit_says(spark: Any, type_: str) -> None:
-    """A number is one of ms, however it is stored, unless the unit says otherwise; none is -1, not the epoch."""
+    """A number is in ms, however it is stored, unless a unit is given. A missing number is -1, not the epoch."""
     assert in_ms(spark, type_, [str(MS), None]) == [MS, -1]
     assert in_ms(spark, type_, [str(MS // 1000)], "s") == [MS]
     assert in_ms(spark, type_, [str(MS * 1000)], "us") == [MS]
 
 
 def test_text_is_a_number_or_a_time_or_none(spark: Any) -> None:
-    """What is no time does not end the job: it is a record without one."""
+    """Text that is no time does not end the job: its record has no time."""
     assert dict(zip(TEXTS, in_ms(spark, "string", list(TEXTS)), strict=True)) == TEXTS
 
 

@@ -1,4 +1,4 @@
-"""Windows that no timestamp can say, and the bytes that Spark hands to Python at once."""
+"""Windows beyond the range of timestamps, and the limit of bytes that Spark passes to Python at once."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ NS_PER_MS = 1_000_000
 
 
 @pytest.mark.soak
-def test_windows_in_nanoseconds_are_refused(
+def test_windows_in_nanoseconds_are_rejected(
     spark: Any, topics: Any, kafka: EmbeddedKafka, topic_name: str, tmp_path: Path
 ) -> None:
-    """A closed window that no timestamp can say stops a compaction by its place."""
+    """A compaction fails at a closed window beyond the range of timestamps, and names topic, partition and offset."""
     builder = StreamsBuilder()
     builder.stream("in").group_by_key().session_window(100).aggregate("s", n=Count()).on_close().to("out")
     driver = TopologyTestDriver(builder.build(), max_future_ms=None, errors=ErrorHandlers())

@@ -68,7 +68,7 @@ pytestmark = pytest.mark.soak  # nine JVMs: more than a minute on two cores
 
 @contextlib.contextmanager
 def running(arguments: list[str], folder: Path, environment: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
-    """A Spark daemon in a process group of its own, which is killed as a whole at the end."""
+    """A Spark daemon in its own process group, which is killed as a whole at the end."""
     folder.mkdir()
     with (folder / "log").open("wb") as output:
         process = subprocess.Popen(
@@ -116,7 +116,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 
 
 def executors(folder: Path, worker: int) -> Path:
-    """Where a worker's executors have their folders."""
+    """The folder of a worker's executors."""
     return folder / f"executors-{worker}"
 
 

@@ -53,7 +53,8 @@ def job(spark: Any, kafka: EmbeddedKafka, tmp_path: Path) -> Callable[..., Any]:
 
 
 def live_in_lake(root: Path, simulation: Any) -> list[Any]:
-    """What a restore loads: (partition, key, start, end, state columns), later changes in place of earlier ones."""
+    """The rows that a restore loads: (partition, key, start, end, state columns); later changes replace earlier
+    ones."""
     snapshot = delta_tables.read_snapshot(str(root), simulation.name, [t.partition for t in simulation.tasks])
     assert snapshot is not None
     found = dict[Any, Any]()
@@ -97,7 +98,7 @@ def closed_in_tasks(simulation: Any) -> list[Any]:
 
 
 def is_right(root: Path, simulation: Any) -> bool:
-    """Whether the tables hold exactly what committed work left."""
+    """Returns True if the tables hold exactly the committed work of the tasks."""
     assert live_in_lake(root, simulation) == live_in_tasks(simulation)
     assert closed_in_lake(root, simulation) == closed_in_tasks(simulation)
     assert late_in_lake(root, simulation) == late_in_tasks(simulation)
@@ -117,7 +118,8 @@ def late_in_tasks(simulation: Any) -> list[tuple[int, int]]:
 
 
 def test_a_life_of_compactions(simulate: Any, topics: Any, job: Any, aggregations: Any, tmp_path: Path) -> None:
-    """After each run the tables hold exactly what committed work left, whoever else wrote; a rerun changes nothing."""
+    """After each compaction the tables hold exactly the committed work, whatever zombies wrote. A repeated compaction
+    changes nothing."""
     simulation = simulate()
     simulation.feed(200, seed=1)
     topics.write(simulation)
@@ -159,7 +161,7 @@ def test_a_life_of_compactions(simulate: Any, topics: Any, job: Any, aggregation
         job(simulation).run()
     assert live_in_lake(tmp_path, simulation) == live_before
     topics.delete_before(f"{simulation.name}-changelog", {0: second.to_offsets[0] + 1})
-    with pytest.raises(ChangelogHole, match="go on at offset"):
+    with pytest.raises(ChangelogHole, match="continue at offset"):
         job(simulation).run()
 
 
@@ -168,7 +170,8 @@ class Crash(Exception):
 
 
 def test_runs_that_end_between_two_commits(simulate: Any, topics: Any, job: Any, tmp_path: Path) -> None:
-    """What `closed` has already is not appended again, whatever came since; nor what a rewrite left."""
+    """Rows that `closed` already has are not appended again, whether new records came or a rewrite happened in
+    between."""
 
     class AfterClosed(Compaction):
         def _table(self, plan: Any, name: str, schema: Any) -> Any:
@@ -191,7 +194,7 @@ def test_runs_that_end_between_two_commits(simulate: Any, topics: Any, job: Any,
 
 
 def test_of_two_jobs_with_the_same_plan_one_goes_through(simulate: Any, topics: Any, job: Any, tmp_path: Path) -> None:
-    """The other one ends before it changes anything, also if the winner rewrites `state` as well."""
+    """The other job ends before it changes anything, also if the winner rewrites `state`."""
     simulation = simulate()
     rewritten = list[int]()
     for seed, at in enumerate(("_fold", "_commit", "_table")):
@@ -239,8 +242,9 @@ def test_a_rewrite_that_another_job_overtakes(
     assert is_right(tmp_path, simulation)
 
 
-def test_a_backlog_is_made_up_for_in_bounded_runs(simulate: Any, topics: Any, job: Any, tmp_path: Path) -> None:
-    """Runs that read little each leave what one does, say what they left, and read on where a commit is longer."""
+def test_a_backlog_is_compacted_in_bounded_compactions(simulate: Any, topics: Any, job: Any, tmp_path: Path) -> None:
+    """Several small compactions leave the same tables as a large one. Each reports the remaining records, and reads on
+    to the end of a long commit."""
     simulation = simulate(1)
     (task,) = simulation.tasks
     simulation.feed(60, seed=6, commit_every=math.inf)  # one commit, of more entries than a run reads at first
@@ -261,7 +265,7 @@ def data_files(table: Path) -> int:
 
 
 def test_many_runs_leave_few_files(simulate: Any, topics: Any, job: Any, tmp_path: Path) -> None:
-    """A table never has more files than the policy says, rows stay what they were, and old files go when due."""
+    """A table never has more files than its policy allows, rows stay the same, and old files are removed when due."""
     simulation = simulate(1)
     folder = tmp_path / simulation.name
     vacuumed, optimized, rewritten = [], 0, 0
@@ -283,7 +287,7 @@ def test_many_runs_leave_few_files(simulate: Any, topics: Any, job: Any, tmp_pat
 def test_an_idle_application_writes_nothing(
     simulate: Any, topics: Any, job: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Commits that move grids and the wall clock alone make no new version, and no file."""
+    """Commits that only change schedules and the wall clock make no table version and no file."""
     simulation = simulate()
     simulation.feed(60, seed=8)
     topics.write(simulation)
@@ -397,7 +401,8 @@ def ms(time: datetime) -> int:
 
 
 def test_the_after_hook(simulate: Any, topics: Any, job: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It gets the tables as the run left them; that it failed is told and raised, and the run counts."""
+    """The hook gets the tables of the compaction. Its failure is reported and raised, and the compaction stays
+    committed."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "steps_after_compactions.py").write_text(
         "def after(spark, tables):\n"
@@ -423,7 +428,7 @@ def test_the_after_hook(simulate: Any, topics: Any, job: Any, tmp_path: Path, mo
 
 
 def test_the_backlog_is_what_no_snapshot_covers(simulate: Any, topics: Any, job: Any, tmp_path: Path) -> None:
-    """Before the first compaction all of the changelog is uncovered; afterwards only what transactions' ends take."""
+    """Before the first compaction the whole changelog is uncovered; afterwards only transaction markers are."""
     simulation = simulate()
     simulation.feed(60, seed=9)
     topics.write(simulation)

@@ -1,4 +1,5 @@
-"""Soak: a compaction that is killed at any of ten points, and two at once, leave what a run without faults leaves."""
+"""Soak: a compaction that is killed at any of ten points, and two at once, leave the same tables as one without
+faults."""
 
 from __future__ import annotations
 
@@ -51,10 +52,10 @@ def compact(spark: Any, kafka: EmbeddedKafka, tmp_path: Path) -> Callable[[Any],
 
 
 @pytest.mark.parametrize("point", sorted(POINTS))
-def test_a_killed_job_is_made_good_by_the_next(
+def test_the_next_job_completes_a_killed_one(
     simulate: Any, topics: Any, flags: Callable[..., list[str]], compact: Any, tmp_path: Path, point: str
 ) -> None:
-    """Whatever the killed job had done, the next one leaves every window once, and later ones go on from there."""
+    """Wherever the job was killed, the next one leaves every window once, and later ones continue from there."""
     simulation = simulate()
     for seed in (1, 2):
         simulation.feed(120, seed)

@@ -19,7 +19,8 @@ from tests.integration.test_stream_worker_losses import FOREIGN, fails, put
 def test_a_compaction_over_foreign_and_corrupt_records(
     spark: Any, kafka: EmbeddedKafka, topic_name: str, tmp_path: Path
 ) -> None:
-    """Foreign records are counted and cost nothing; a corrupt one stops every reader and is named by its place."""
+    """Foreign records are counted and skipped. A corrupt record stops every reader, and the error names its
+    coordinates."""
     changelog = f"{topic_name}-changelog"
 
     def compact() -> CompactionReport:

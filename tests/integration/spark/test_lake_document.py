@@ -1,4 +1,4 @@
-"""What docs/lake.md says of reading the lake, run on tables as the layout says."""
+"""The programs and queries of docs/lake.md, run on tables with the documented layout."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def sales(grace: int) -> TopologyTestDriver:
 
 
 def test_corrected_windows_in_sql(spark: Any, tmp_path: Path) -> None:
-    """The document's query gives what penstock.spark and a long grace give."""
+    """The document's query returns the same windows as `penstock.spark.corrected` and as a stream with a long grace."""
     rnd = random.Random(7)
     short, long, now = sales(GRACE), sales(10**12), 0
     short.task.keeps_late = True
@@ -80,7 +80,7 @@ def visits(tmp_path: Path) -> Path:
 
 
 def test_reading_the_lake(visits: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The document's program prints what it says, and other readers of Delta read the tables."""
+    """The document's program prints its documented output, and Polars reads the tables."""
     program = block(DOCS / "lake.md", "py", "DeltaTable(")
     command = [sys.executable, "-c", program]
     run = subprocess.run(command, cwd=visits, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, check=False)
@@ -104,7 +104,7 @@ def test_duckdb_reads_the_tables_by_its_own_extension(visits: Path) -> None:
 
 
 def test_the_documents_spark_program(visits: Path) -> None:
-    """In a process and a session of its own, it prints both answers."""
+    """The program prints both results in its own process and Spark session."""
     (visits / "examples").symlink_to(ROOT / "examples")
     program = block(DOCS / "lake.md", "python", "spark.session()")
     command = [sys.executable, "-c", program]

@@ -1,4 +1,4 @@
-"""Many partitions: a few tasks read them all, and each goes on by itself."""
+"""Many partitions: a few tasks read them all, and each has its own covered offset."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from tests.integration.spark.test_compact import is_right
 def test_a_few_tasks_read_many_partitions(
     spark: Any, simulate: Callable[[int], Any], topics: Any, kafka: EmbeddedKafka, tmp_path: Path
 ) -> None:
-    """As many as there are cores, each partition of a topic in its order; the tables are those of all partitions."""
+    """There are as many tasks as cores, each partition is read in its order, and the tables have the rows of all
+    partitions."""
     simulation = simulate(64)
     simulation.feed(900, seed=7)
     topics.write(simulation)

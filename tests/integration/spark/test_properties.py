@@ -1,4 +1,4 @@
-"""What every user of a machine can see of Spark's JVM."""
+"""The properties of Spark's JVM that every user of a machine can see."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.integration.spark.conftest import SECRET, SECRET_NAME
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
 def test_no_setting_of_sparks_is_on_its_command_line(spark: Any) -> None:
-    """What the jobs are given for Spark (a storage's keys, for instance) is there, and not on the command line."""
+    """Spark gets the settings of the jobs (for instance the keys of a storage), but not on the command line."""
     assert spark._jsc.hadoopConfiguration().get(SECRET_NAME) == SECRET
     line = Path(f"/proc/{SparkContext._gateway.proc.pid}/cmdline").read_bytes().decode()
     assert "org.apache.spark.deploy.SparkSubmit" in line

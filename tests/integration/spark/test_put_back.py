@@ -23,7 +23,7 @@ CLOSED = "closed/banks"
 
 
 class Lake:
-    """A simulation's tables, and what an operator does with them."""
+    """A simulation's tables, and the actions of an operator on them."""
 
     def __init__(self, spark: Any, simulation: Any, topics: Any, settings: CompactSettings) -> None:
         self.spark, self.simulation, self.topics, self.settings = spark, simulation, topics, settings
@@ -54,7 +54,7 @@ class Lake:
 
     @property
     def reads_positions(self) -> bool:
-        """Whether the last run did not trust what was recorded of `closed`."""
+        """Returns True if the last compaction read the position of `closed` from its rows, and not from its commits."""
         return f"{CLOSED}: its positions are read from its rows" in self.said
 
     def is_right(self) -> bool:
@@ -80,7 +80,8 @@ def tables_of(
 
 @pytest.mark.parametrize("tables", [("state",), (CLOSED,), ("state", CLOSED)], ids=["state", "closed", "both"])
 def test_an_earlier_copy_catches_up(tables_of: Callable[[], Lake], tables: tuple[str, ...]) -> None:
-    """Each table goes on from its own position, by one run; the next one trusts what is recorded again."""
+    """One compaction brings each table forward from its own position. The next one uses the recorded positions
+    again."""
     of = tables_of()
     of.compact()
     for n, table in enumerate(tables):
@@ -114,15 +115,15 @@ def test_a_table_that_was_restored_goes_on(tables_of: Callable[[], Lake], table:
     assert of.is_right()
 
 
-def test_without_state_the_whole_changelog_makes_it_again(tables_of: Callable[[], Lake]) -> None:
-    """`closed` has what it has; where the changelog was deleted from, it is refused with the offsets."""
+def test_without_state_the_whole_changelog_is_read(tables_of: Callable[[], Lake]) -> None:
+    """`closed` keeps its rows. If the changelog's beginning was deleted, the compaction fails and names the offsets."""
     of = tables_of()
     shutil.rmtree(of.folder / "state")
     of.compact()
     assert of.is_right()
     of.compact(delete_covered=True)
     shutil.rmtree(of.folder / "state")
-    with pytest.raises(ChangelogHole, match=r"offsets 0 to \d+ were deleted, and the tables .* go on at offset 0"):
+    with pytest.raises(ChangelogHole, match=r"offsets 0 to \d+ were deleted, but the tables .* continue at offset 0"):
         of.compact()
 
 
@@ -139,8 +140,8 @@ def test_a_closed_that_the_changelog_has_left_behind_is_refused(tables_of: Calla
     assert of.table("state").version() == before
 
 
-def test_what_its_owner_deletes_stays_deleted(tables_of: Callable[[], Lake]) -> None:
-    """Rows that go by hand are not brought back, though their offsets are the highest; nor does OPTIMIZE matter."""
+def test_rows_that_their_owner_deletes_stay_deleted(tables_of: Callable[[], Lake]) -> None:
+    """Rows deleted by hand are not appended again, even those with the highest offsets, with or without an OPTIMIZE."""
     of = tables_of()
     of.compact()
     deleted = of.table(CLOSED).delete("key = 'a'")["num_deleted_rows"]
@@ -156,7 +157,7 @@ def test_what_its_owner_deletes_stays_deleted(tables_of: Callable[[], Lake]) -> 
 
 
 def test_rows_that_somebody_else_added_are_compared(tables_of: Callable[[], Lake]) -> None:
-    """A write by hand makes a run look at the rows themselves."""
+    """After a write by hand, a compaction reads the position from the rows."""
     of = tables_of()
     rows = of.table(CLOSED).to_pyarrow_table()
     from deltalake import write_deltalake
@@ -168,7 +169,8 @@ def test_rows_that_somebody_else_added_are_compared(tables_of: Callable[[], Lake
 
 
 def test_a_table_catches_up_in_several_runs(tables_of: Callable[[], Lake]) -> None:
-    """Each run goes on where the one before ended; nothing that a table lacks is deleted from the changelog."""
+    """Each compaction continues where the previous one ended. Nothing that a table lacks is deleted from the
+    changelog."""
     of = tables_of()
     of.copy(CLOSED, "backup")
     for _ in range(3):
@@ -197,7 +199,7 @@ def test_a_table_that_is_older_than_a_rewrite_catches_up(tables_of: Callable[[],
 
 
 def test_windows_that_retention_deleted_are_not_missing(tables_of: Callable[[], Lake]) -> None:
-    """Neither after many deletions, nor OPTIMIZE and VACUUM: each of these commits repeats the positions."""
+    """Deletions, OPTIMIZE and VACUUM each repeat the positions in their commit."""
     of = tables_of()
     of.compact(delete_covered=True)
     for before_ms in (1, 2_000_000_000_000):

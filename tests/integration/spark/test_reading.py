@@ -1,4 +1,4 @@
-"""The lake as DataFrames, held to the engine: what is merged on read is what a long grace would have kept open."""
+"""The lake as DataFrames, compared with the engine: windows merged on read equal those of a long grace."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ GAP, SIZE, ADVANCE, GRACE, LONG = 10, 40, 20, 25, 10**9
 
 
 class Value(TypedDict, total=False):
-    """A record's value; aggregations refuse one without a tag."""
+    """A record's value. Aggregations reject one without a tag."""
 
     x: float | None
     n: int | None
@@ -49,7 +49,7 @@ def topology(kind: str, grace: int, **own: Aggregation[Any]) -> Any:
 
 
 class Stream(NamedTuple):
-    """A driver after a stream, what the long grace has of it, and what was late."""
+    """A driver after a stream, the windows of a driver with a long grace, and the late records."""
 
     driver: TopologyTestDriver
     truth: dict[tuple[bytes, int], tuple[int, dict[str, Any]]]
@@ -58,7 +58,7 @@ class Stream(NamedTuple):
 
 
 def stream(kind: str, seed: int, records: int) -> Stream:
-    """A random stream, far out of order, with a value here and there that is refused."""
+    """A random stream, far out of order, with some values that are rejected."""
     rnd = random.Random(seed)
     short = TopologyTestDriver(topology(kind, GRACE), errors=ErrorHandlers())
     long = TopologyTestDriver(topology(kind, LONG), errors=ErrorHandlers())
@@ -135,7 +135,7 @@ def test_corrected_is_what_a_long_grace_has(spark: Any, streams: tuple[str, Path
 
 
 def test_closed_late_and_live_are_as_of_one_moment(spark: Any, streams: tuple[str, Path, list[Stream]]) -> None:
-    """What a run that crashed has appended is left out; closed and live windows are those of the engine."""
+    """Rows that a crashed compaction appended are left out. Closed and live windows are those of the engine."""
     _, root, found = streams
     closed, late, live = (read(spark, str(root), "app", "s") for read in (lake.closed, lake.late, lake.live))
     names = list(aggregations())
@@ -175,7 +175,7 @@ def test_what_cannot_be_merged_is_refused_by_name(spark: Any, tmp_path: Path) ->
 
 
 def test_keys_that_are_bytes_stay_bytes(spark: Any, tmp_path: Path) -> None:
-    """In a column of their own, in each DataFrame; what is merged is there once."""
+    """They have their own column in each DataFrame, and each merged window is there once."""
     small_lake(tmp_path)
     frames = [read(spark, str(tmp_path), "app", "s") for read in (lake.closed, lake.late, lake.live, lake.corrected)]
     assert [frame.columns[0] for frame in frames] == ["key_bytes"] * 4

@@ -1,4 +1,4 @@
-"""Soak: what was refused before `penstock streams reset` is of an earlier life, for the lake and for the audit."""
+"""Soak: after `penstock streams reset`, dead letters and late records from before belong to the earlier incarnation."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def build(topic, grace):
 
 @asynccontextmanager
 async def aggregator(chain: Chain, module: str, lake: Path, grace_ms: int, future_days: int) -> AsyncIterator[Any]:
-    """A whole aggregator of the application that is called after the topic, without compactions of its own."""
+    """A whole aggregator of the application that is named after the topic, without its own compactions."""
     flags = {
         "kafka.bootstrap-servers": chain.kafka.bootstrap_servers,
         "http.port": "0",
@@ -77,11 +77,11 @@ async def send(chain: Chain, at_ms: int) -> None:
     chain.sent += new
 
 
-async def test_what_was_refused_before_a_reset_counts_once(
+async def test_records_rejected_before_a_reset_count_once(
     kafka: EmbeddedKafka, topic_name: str, tmp_path: Path, spark: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second life takes in some of what was late for the first, and all that was a dead letter. Each record counts
-    once, and the audit finds nothing."""
+    """The second incarnation accepts some records that were late for the first, and all that were dead letters. Each
+    record counts once, and the audit finds no difference."""
     module, lake = f"reset_{os.getpid()}_{abs(hash(tmp_path))}", tmp_path / "lake"
     (tmp_path / f"{module}.py").write_text(TOPOLOGY)
     monkeypatch.syspath_prepend(str(tmp_path))

@@ -97,7 +97,7 @@ def given(first: int, last: int) -> list[tuple[str, bytes, bytes | None, int]]:
 
 
 def rows_of(task: StreamTask) -> dict[str, list[Any]]:
-    """By store its rows' keys, bounds and states: by columns, of sketches what they estimate."""
+    """The keys, bounds and states of the rows of each store; sketches by their estimate."""
     found = {}
     for name, store in task.stores.items():
         aggregations = task.topology.stores[name].aggregations
@@ -117,7 +117,7 @@ def written(records: Any) -> list[Any]:
 
 
 async def restored(kafka: EmbeddedKafka, task: StreamTask, lake: Path) -> RestoreReport:
-    """Fill an empty task of partition 0 as its new owner does, and make it ready for the first record."""
+    """Restore an empty task of partition 0 as its new owner does, and prepare it for the first record."""
     settings = StreamsSettings(application_id=task.application, lake=str(lake))
     restoring = Restoring(kafka_of(kafka), settings, task, SYSTEM_CLOCK)
     async with restoring.consumer() as consumer:
@@ -142,10 +142,11 @@ def empty_task(name: str, folder: Path | None) -> Iterator[StreamTask]:
 
 
 @pytest.mark.soak
-def test_stores_of_every_kind_come_back(
+def test_stores_of_every_kind_are_restored(
     spark: Any, kafka: EmbeddedKafka, topics: Any, topic_name: str, tmp_path: Path
 ) -> None:
-    """Rows of all kinds that a compaction took, and those after it, are a task's again; it goes on as if unbroken."""
+    """Rows of all kinds, from the compaction and after it, are restored. The task continues as if it had never
+    stopped."""
     driver = TopologyTestDriver(every_kind(), commit_each=False, errors=ErrorHandlers())
 
     def pipe(first: int, last: int) -> None:
@@ -191,7 +192,7 @@ def place_of(task: StreamTask) -> Any:
 
 
 async def run(chain: Chain, workers: int, lake: Path) -> list[dict[int, RestoreReport]]:
-    """Have so many workers at once take the topic to its end; of each what it restored, by partition."""
+    """Run several workers to the end of the topic. Returns the rows that each restored, by partition."""
     made = [chain.worker(lake=str(lake)) for _ in range(workers)]
     async with AsyncExitStack() as stack:
         for worker in made:
@@ -208,10 +209,11 @@ async def run(chain: Chain, workers: int, lake: Path) -> list[dict[int, RestoreR
 
 
 @pytest.mark.soak
-async def test_another_number_of_instances_goes_on_from_a_compaction(
+async def test_another_number_of_instances_continues_from_a_compaction(
     spark: Any, kafka: EmbeddedKafka, topic_name: str, tmp_path: Path
 ) -> None:
-    """What two instances held is compacted and gone from the log; three have it, and go on as one run unbroken."""
+    """The state of two instances is compacted and deleted from the changelog. Three instances restore it, and continue
+    without a difference."""
     async with chain_of(kafka, topic_name, 6) as chain:
         await chain.send(900)
         await run(chain, 2, tmp_path)

@@ -1,4 +1,4 @@
-"""Closed windows that retention deletes: what stays, and what is corrected then."""
+"""Closed windows that retention deletes: the windows that stay, and those that are corrected."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ HOUR, DAY = 3_600_000, 86_400_000
 def test_late_records_of_deleted_windows_make_none(
     spark: Any, topics: Any, kafka: EmbeddedKafka, topic_name: str, tmp_path: Path, kind: str
 ) -> None:
-    """A window whose closed row was deleted is not corrected to what was late for it; those that are kept are."""
+    """The late records of a deleted window do not make a window of their own. Windows that are kept are corrected."""
     grouped = StreamsBuilder()
     by_key = grouped.stream("in").group_by_key()
     window = by_key.tumbling_window(HOUR) if kind == "tumbling" else by_key.session_window(HOUR)

@@ -73,7 +73,7 @@ def put(url: str, body: bytes) -> None:
 
 
 def aws(endpoint: str) -> dict[str, str]:
-    """What AWS's own tools are told as well."""
+    """The settings for AWS's own tools."""
     keys = {"AWS_ACCESS_KEY_ID": "ann", "AWS_SECRET_ACCESS_KEY": "secret"}
     return {**keys, "AWS_REGION": "us-east-1", "AWS_ENDPOINT_URL": endpoint, "AWS_ALLOW_HTTP": "true"}
 
@@ -81,7 +81,7 @@ def aws(endpoint: str) -> dict[str, str]:
 def test_a_lake_on_s3(
     simulate: Any, topics: Any, endpoint: str, penstock: Callable[..., subprocess.CompletedProcess[str]]
 ) -> None:
-    """Two compactions into `s3://` leave there what a restore must load and an audit finds no fault with."""
+    """After two compactions into `s3://`, a restore reads the live windows, and an audit finds no difference."""
     simulation = simulate(1)
     (task,) = simulation.tasks
     there = ("--application", simulation.name, "--lake", "s3://lake/penstock")

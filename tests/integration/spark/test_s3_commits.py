@@ -20,7 +20,7 @@ URI = "s3://lake/penstock/app/closed/s"
 
 @pytest.fixture(scope="module")
 def options(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """What deltalake is told of a fresh server with a bucket `lake`."""
+    """The storage options of a new server with a bucket `lake`."""
     with s3_server(tmp_path_factory.mktemp("s3"), "lake") as url:
         keys = {"AWS_ACCESS_KEY_ID": "ann", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_REGION": "us-east-1"}
         yield {**keys, "AWS_ENDPOINT_URL": url, "AWS_ALLOW_HTTP": "true"}
@@ -31,8 +31,8 @@ def written(options: dict[str, str], offset: int) -> DataFile:
     return Files(URI, options, ["changelog_offset"]).write([row])
 
 
-def test_the_second_of_two_commits_is_refused(options: dict[str, str]) -> None:
-    """Both were planned with the same version: one counts whole, and nothing of the other does."""
+def test_the_second_of_two_commits_is_rejected(options: dict[str, str]) -> None:
+    """Both were planned with the same version: one is committed completely, and no row of the other is visible."""
     table = delta_writer.ensure_table(None, URI, options, SCHEMA, ["changelog_offset"], is_partitioned=False)
     other = delta_tables.open_table(URI, options)
     assert other is not None

@@ -64,7 +64,7 @@ async def work(chain: Chain, build: Topology, number: int, lake: Path) -> int:
 
 
 async def sessions_are_published(chain: Chain, lake: Path) -> None:
-    """`penstock sessions` says of one key what was published of it, and what is open."""
+    """`penstock sessions` prints the published and the open sessions of one key."""
     asked = SessionsSettings.load(
         ["--application", chain.topic, "--lake", str(lake), "--key", "key-1", "--from", "0"],
         environ={"PENSTOCK_KAFKA__BOOTSTRAP_SERVERS": chain.kafka.bootstrap_servers},
@@ -77,10 +77,11 @@ async def sessions_are_published(chain: Chain, lake: Path) -> None:
 
 
 @pytest.mark.soak
-async def test_an_added_aggregation_is_migrated_and_a_removed_one_refused(
+async def test_an_added_aggregation_is_migrated_and_a_removed_one_rejected(
     kafka: EmbeddedKafka, topic_name: str, compact: Callable[..., CompactionReport], tmp_path: Path
 ) -> None:
-    """Windows go on with their counts and sums and begin the new aggregation anew, in store, log and lake."""
+    """Windows keep their counts and sums, and the new aggregation begins empty, in the store, the changelog and the
+    lake."""
     async with chain_of(kafka, topic_name) as chain:
         await work(chain, topology(topic_name, OLD), 200, tmp_path)
         await asyncio.to_thread(compact)
@@ -111,7 +112,7 @@ async def test_an_added_aggregation_is_migrated_and_a_removed_one_refused(
 async def test_corrupt_records_stop_a_compaction(
     kafka: EmbeddedKafka, topic_name: str, compact: Callable[..., CompactionReport], tmp_path: Path
 ) -> None:
-    """A state that cannot be read is named by its place."""
+    """The error names the coordinates of a state that cannot be decoded."""
     async with chain_of(kafka, topic_name, 1) as chain:
         await work(chain, topology(topic_name, OLD), 100, tmp_path)
         reader = await chain.confirmed(0)

@@ -71,7 +71,7 @@ async def send(kafka: EmbeddedKafka) -> None:
 
 
 def test_a_batch_and_its_compaction_log_in_with_tokens(secured: EmbeddedKafka, tmp_path: Path) -> None:
-    """Driver and tasks have the function that gives them, which lies where the command was started."""
+    """Driver and tasks import the token function from the folder where the command was started."""
     asyncio.run(send(secured))
     (tmp_path / "of_tokens.py").write_text(MODULE)
     flags = ["--application=app", f"--lake={tmp_path / 'lake'}", "--topology=of_tokens:sessions"]

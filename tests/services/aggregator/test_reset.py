@@ -148,7 +148,7 @@ def test_the_plan_in_words() -> None:
         "snapshot /lake/app: an empty folder",
         "state /state/app: stores on disk",
     ]
-    assert lines_of(ResetPlan("app", {}, [], None, {}, {})) == ["application app: there is nothing to forget"]
+    assert lines_of(ResetPlan("app", {}, [], None, {}, {})) == ["application app: there is nothing to delete"]
 
 
 def test_wrong_arguments(capsys: pytest.CaptureFixture[str]) -> None:

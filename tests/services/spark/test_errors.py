@@ -41,7 +41,7 @@ def test_a_jvm_that_is_gone_is_said() -> None:
         Py4JNetworkError("Answer from Java side is empty"),
         ConnectionRefusedError(111, "Connection refused"),
     ):
-        assert "Spark's JVM is gone" in str(translated(error))
+        assert "Spark's JVM ended" in str(translated(error))
 
 
 def test_a_task_that_failed_says_why() -> None:
@@ -66,9 +66,9 @@ def test_a_task_that_failed_says_why() -> None:
         ),
         ("…\npenstock.shared.common.errors.KafkaTimeout: log-3: reading", KafkaTimeout, "log-3: reading"),
         ("Some data may have been lost because they are not available", ChangelogHole, "went missing"),
-        ("java.lang.ArithmeticException: long overflow\n at x", SparkFailed, "a record's timestamp is beyond"),
+        ("java.lang.ArithmeticException: long overflow\n at x", SparkFailed, "a record's timestamp is later"),
         ("\n  java.lang.OutOfMemoryError: heap\n at x", SparkFailed, "java.lang.OutOfMemoryError: heap"),
-        ('No FileSystem for scheme "gs"', ConfigError, 'lake: No FileSystem for scheme "gs": a folder and s3:// need'),
+        ('No FileSystem for scheme "gs"', ConfigError, 'lake: No FileSystem for scheme "gs". Folders and s3:// need'),
         (
             "java.io.IOException: Mkdirs failed to create file:/x",
             SparkFailed,

@@ -76,10 +76,11 @@ def test_days_are_those_of_utc() -> None:
         AggregatorSettings.load([*aggregator, f"{zone}=Europe/Berlin"], environ={})
 
 
-def test_a_java_that_spark_does_not_run_on_is_said(
+def test_a_missing_or_unsupported_java_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Without Java, or with too new a Java, a job ends with status 2. Its one line names the command to install one."""
+    """Without Java, or with a Java that is too new, a job ends with status 2. Its one line names the command to install
+    one."""
     monkeypatch.setattr(installed_java, "_LINUX_FOLDER", tmp_path / "jvm")
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("JAVA_HOME", raising=False)

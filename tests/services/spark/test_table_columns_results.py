@@ -26,7 +26,7 @@ from penstock.shared.streams.topology import StoreBuilder, Topology
 
 
 class Visit(msgspec.Struct):
-    """A value with annotations, from which aggregations know which numbers are whole."""
+    """A value with type annotations, from which aggregations know which numbers are integers."""
 
     x: float | None = None
     i: int = 0

@@ -159,7 +159,7 @@ def test_positions_are_those_of_the_newest_compaction(tmp_path: Path) -> None:
 
 
 def test_widening_keeps_the_positions(tmp_path: Path) -> None:
-    """It is a commit of its own, which says again what the compaction before it said."""
+    """Adding columns is a separate commit, which repeats the positions of the compaction before it."""
     uri = str(tmp_path / "t")
     said = {"topic_id": "id", "positions": {"0": 9}}
     delta_writer.commit(made(uri), [file_of(uri, 4)], [], said)
@@ -197,7 +197,7 @@ def test_folders_and_files_that_are_not_there(tmp_path: Path) -> None:
 def test_a_lake_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     """No other job has to do with it, so that it is no conflict."""
     (tmp_path / "file").touch()
-    with pytest.raises(LakeUnavailable, match="file/t cannot be made"):
+    with pytest.raises(LakeUnavailable, match="file/t cannot be created"):
         made(str(tmp_path / "file" / "t"))
     uri = str(tmp_path / "a" / "b")
     one = file_of(uri, 1)

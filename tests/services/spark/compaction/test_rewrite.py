@@ -49,8 +49,8 @@ def test_the_highest_offset_of_a_window_counts() -> None:
     assert offsets(rows) == {12, 5}
 
 
-def test_store_key_and_start_tell_windows_apart() -> None:
-    """A difference in any one of them makes another window."""
+def test_store_key_and_start_identify_a_window() -> None:
+    """Two rows that differ in any of them belong to two windows."""
     rows = [window("s", "a", 0, 1), window("t", "a", 0, 2), window("s", "b", 0, 3), window("s", "a", 5, 4)]
     assert offsets(rows) == {1, 2, 3, 4}
 

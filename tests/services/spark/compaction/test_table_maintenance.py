@@ -29,7 +29,7 @@ from penstock.shared.common.errors import AuthorizationFailed
 RUN = {"operation": "WRITE", "kind": "compaction"}
 REWRITE = {"operation": "WRITE", "kind": "rewrite"}
 STARTED, ENDED, OPTIMIZED = ({"operation": name} for name in ("VACUUM START", "VACUUM END", "OPTIMIZE"))
-DONE = CompactionReport(1, 5, 4, 1, 2, 0, {0: 0}, {0: 9}, 7, 0.0)
+DONE = CompactionReport(1, {0: 0}, {0: 9}, 7, entries=5, live_rows=4, deleted_rows=1, closed_rows=2)
 
 
 class Steps(TableMaintenance):

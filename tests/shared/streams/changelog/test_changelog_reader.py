@@ -67,7 +67,7 @@ def progress(epoch: int, commit: int, at: int = 0, stores: tuple[StoreSchema, ..
 
 @dataclass
 class Read:
-    """A reader with what it applied, and the state that this makes."""
+    """A reader, the changes that it applied, and the resulting state."""
 
     reader: ChangelogReader = field(init=False)
     changes: list[Change] = field(default_factory=list)
@@ -179,7 +179,7 @@ def test_a_torn_commit_leaves_no_trace() -> None:
 
 
 def test_a_zombies_entries_after_a_takeover() -> None:
-    """What an old owner still writes is ignored, progress records too, wherever it falls in the new one's commit."""
+    """All records that a previous owner writes after a takeover are ignored, also within a commit of the new owner."""
     got = read(
         takeover(1),
         live(1, 1, b"a"),
@@ -227,13 +227,13 @@ def test_the_winner_of_an_epoch_is_known_by_its_offset() -> None:
 FOREIGN_TAKEOVER = (None, b"\x00" + fmt.encode_takeover(2, Takeover("app", "host", 0))[1:])
 
 
-def test_commits_without_a_takeover_are_refused() -> None:
-    """An epoch is lost with its takeover, wherever that went; nobody would know what its commits were."""
+def test_commits_without_a_takeover_are_invalid() -> None:
+    """If the takeover record of an epoch is missing, the reader cannot know the epoch's first commit, and fails."""
     log = [takeover(1), FOREIGN_TAKEOVER, live(2, 1, b"b"), progress(2, 1, at=2), takeover(3), progress(3, 1, at=4)]
-    said = r"offset 3: a commit of epoch 2, and no takeover record of it \(in force is 1\)"
+    said = r"offset 3: a commit of epoch 2 without its takeover record \(epoch in force: 1\)"
     with pytest.raises(CorruptEntry, match=said):
         read(*log)
-    with pytest.raises(CorruptEntry, match=r"offset 0: .* \(in force is none\)"):
+    with pytest.raises(CorruptEntry, match=r"offset 0: .* \(epoch in force: none\)"):
         read(progress(1, 1))
 
 
@@ -245,7 +245,7 @@ def test_what_says_to_be_of_no_epoch_never_counts() -> None:
 
 
 def test_no_owner_goes_above_the_highest_epoch() -> None:
-    """It would write what no reader takes: the record that has the epoch is named before that."""
+    """A new owner could write nothing that a reader accepts, so a record with the highest epoch is reported before."""
     assert read(takeover(1), deleted(fmt.EPOCH_MAX, 1, b"a")).reader.next_epoch == 2
     assert read(takeover(fmt.EPOCH_MAX - 1)).reader.next_epoch == fmt.EPOCH_MAX
     reader = read(takeover(1), takeover(fmt.EPOCH_MAX), deleted(1, 1, b"a")).reader
@@ -272,7 +272,7 @@ def test_a_commit_without_changes_moves_progress() -> None:
 
 
 def test_repr_counts() -> None:
-    """The reader prints where it is and what it took."""
+    """The reader prints its position and the numbers of applied, ignored and pending entries."""
     got = read(takeover(1), live(1, 1, b"a"), progress(1, 1), live(1, 2, b"b"), live(0, 1, b"c"))
     assert repr(got.reader) == "ChangelogReader(epoch 1, next 5, 1 applied, 1 ignored, 1 pending)"
 
@@ -308,7 +308,7 @@ FOREIGN: list[bytes | None] = [None, b"", b"\x01", b'{"id":1}', b"hello", bytes(
 @pytest.mark.parametrize("value", FOREIGN)
 @pytest.mark.parametrize("key", [None, b"a"])
 def test_a_foreign_record_changes_nothing(key: bytes | None, value: bytes | None) -> None:
-    """A record without the mark of an entry, wherever it stands, is counted with its offset and says nothing."""
+    """A record that is no entry is counted with its offset, wherever it is, and has no effect."""
     got = read(takeover(1), live(1, 1, b"a"), (key, value), progress(1, 1, at=1), (key, value))
     assert (got.state, got.at) == ({(b"a", 0): b"1/1"}, 1)
     assert (got.reader.foreign_records, got.reader.first_foreign_offset) == (2, 2)
@@ -347,8 +347,8 @@ N, TOP = STORE.aggregations
         changed(results=None, late="x", dead_letters="y"),
     ],
 )
-def test_what_may_change(own: StoreSchema) -> None:
-    """Grace, emission and the topics written to say what happens from now on: they may change."""
+def test_grace_emission_and_output_topics_may_change(own: StoreSchema) -> None:
+    """They determine what happens from now on, not how existing windows were made."""
     check_schema((STORE,), (own,))
 
 
@@ -365,8 +365,8 @@ def test_windows_may_get_aggregations() -> None:
         assert [change.written_as for change in got.changes] == [STORE]
 
 
-def test_a_source_that_another_name_was_made_for_is_told_with_the_remedy() -> None:
-    """Where the source was a repartition topic, the message says that a name keeps it, and how to forget its state."""
+def test_a_renamed_repartition_topic_is_reported_with_the_remedy() -> None:
+    """If the source was a repartition topic, the message says that a name keeps it, and how to delete the state."""
     stored = changed(source="app-key_by-2-repartition")
     with pytest.raises(SchemaMismatch, match=r"give it the name that it had, .* or .* with `penstock streams reset`"):
         check_schema((stored,), (changed(source="app-key_by-3-repartition"),))
@@ -420,8 +420,8 @@ def test_a_store_more_or_less_is_refused_by_name(stored: str, own: str, said: st
         assert remedy in str(refused.value)
 
 
-def test_a_reader_that_knows_its_stores_refuses_others() -> None:
-    """State of another topology is refused before anything of the commit is applied, with the difference."""
+def test_a_reader_rejects_commits_of_other_stores() -> None:
+    """State of another topology is rejected, with the difference, before any entry of the commit is applied."""
     got = Read()
     got.reader = ChangelogReader(one_by_one(got._apply), stores=(changed(aggregations=(N,)),))
     got.reader.feed_record(0, *takeover(1))
@@ -436,7 +436,7 @@ def test_a_reader_that_knows_its_stores_refuses_others() -> None:
 
 @dataclass
 class Owner:
-    """Writes commits of its epoch and knows which of them count."""
+    """Writes commits of its epoch, and tracks which of them count."""
 
     epoch: int
     commit: int = 0

@@ -1,4 +1,4 @@
-"""What a store was defined as is held against what it is now, field by field."""
+"""The stored definition of a store is compared with the present one, field by field."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ MAY_CHANGE = {
 
 
 @pytest.mark.parametrize(("kind", "what", "now"), STAYS)
-def test_what_windows_are_made_by_stays(kind: str, what: str, now: Any) -> None:
-    """The message has the store's number, the field, what it was and what it is, and both ways out."""
+def test_definitions_of_windows_may_not_change(kind: str, what: str, now: Any) -> None:
+    """The message has the store's number, the field, its old and new value, and both ways out."""
     was = STORES[kind]
     other = msgspec.structs.replace(was, name="beside")
     with pytest.raises(SchemaMismatch) as refused:
@@ -85,7 +85,7 @@ def test_what_happens_from_now_on_may_change(kind: str, what: str) -> None:
 
 @pytest.mark.parametrize(("kind", "what", "now"), STAYS)
 def test_a_reader_applies_nothing_of_other_windows(kind: str, what: str, now: Any) -> None:
-    """A commit that was written by other windows is refused as a whole."""
+    """A commit that was written with another definition of a window is rejected as a whole."""
     was, changes = STORES[kind], list[Confirmed]()
     reader = ChangelogReader(changes.append, stores=(msgspec.structs.replace(was, **{what: now}),))
     reader.feed_record(0, None, fmt.encode_takeover(1, Takeover("app", "host", 0)))

@@ -26,7 +26,7 @@ GROWN = (STORE, StoreSchema(*("t", "session", "bytes", 1, 0, "on_close", "in", N
 
 @dataclass
 class Model:
-    """The rule as `format` says it."""
+    """The rule of `format`, written in the simplest way."""
 
     epoch: int = 0
     applied: list[tuple[int, bytes, str, bytes | None, bytes]] = field(default_factory=list)
@@ -117,7 +117,7 @@ RECORDS = st.one_of(ENTRIES, ENTRIES, ENTRIES, PROGRESS, PROGRESS, TAKEOVERS, FO
 
 @st.composite
 def logs(draw: st.DrawFn) -> list[Written]:
-    """A log with whole commits, torn ones, zombies' records and duplicates; at times with a damaged record."""
+    """Logs with complete commits, torn commits, records of zombies and duplicates, and sometimes a damaged record."""
     log: list[Written] = []
     for _ in range(draw(st.integers(0, 5))):
         if draw(st.booleans()):
@@ -157,8 +157,8 @@ CUTS, GAPS = st.lists(st.integers(0, 40), max_size=6), st.lists(st.integers(1, 3
     gaps=[1],
 )
 @settings(max_examples=400, deadline=None)
-def test_the_reader_does_as_the_rule_says(log: list[Written], epoch: int, cuts: list[int], gaps: list[int]) -> None:
-    """The same entries count in the same order, the same record is refused, and all else that is known is the same,
+def test_the_reader_agrees_with_the_model(log: list[Written], epoch: int, cuts: list[int], gaps: list[int]) -> None:
+    """Reader and model apply the same entries in the same order, reject the same record, and report the same position,
     wherever batches end."""
     offsets = np.cumsum([gaps[i % len(gaps)] for i in range(len(log))])
     model, refused = Model(epoch), None
@@ -201,7 +201,7 @@ def test_the_reader_does_as_the_rule_says(log: list[Written], epoch: int, cuts: 
     assert (reader.epoch, reader.entries_applied) == (model.epoch, len(model.applied))
     if refused is None:
         assert (reader.entries_ignored, reader.foreign_records) == (model.ignored, model.foreign)
-        assert (reader.covered_offset, not reader._pending) == (model.covered, not model.pending)
+        assert (reader.covered_offset, not reader._unconfirmed) == (model.covered, not model.pending)
         assert reader.next_offset == (int(offsets[-1]) + 1 if log else None)
 
 
@@ -213,7 +213,7 @@ def body_of(operation: bytes, store: str, key: bytes, start: int, end: int, stat
 
 
 def late_in(confirmed: Confirmed) -> list[tuple[int, bytes, str, bytes, bytes]]:
-    """The late records of a batch, each with the body that its columns say."""
+    """The late records of a batch, each with the body that its columns represent."""
     found = []
     for i in np.flatnonzero(confirmed.operations == fmt.LATE[0]).tolist():
         missed, state = confirmed.missed[i], confirmed.states[i]

@@ -73,8 +73,8 @@ def test_a_live_window_comes_and_goes() -> None:
     [(LIVE, b"\xff", b'"x"'), (DELETED, b"\xff", b""), (LIVE, b"k", b"{")],
     ids=["a live window's key", "a deletion's key", "an aggregation's state"],
 )
-def test_what_cannot_be_read_is_corrupt(operation: bytes, key: bytes, last: bytes) -> None:
-    """A key that is no text, or a state that its aggregation does not know, is a corrupt record of a named store."""
+def test_undecodable_keys_and_states_are_corrupt(operation: bytes, key: bytes, last: bytes) -> None:
+    """A key that is no text, or a state that its aggregation cannot decode, is a corrupt record of a named store."""
     task = new_task()
     with pytest.raises(CorruptRecord, match="an entry of store 's' cannot be read"):
         restore_change(task, Change(operation, "s", key, 1, 2, pack(task, 3, last), task.topology.schemas()[0]))
@@ -90,10 +90,11 @@ LIVES_AND_ENDS = st.lists(
 
 @given(commits=st.lists(LIVES_AND_ENDS, max_size=4), ends=st.lists(st.integers(0, 40), max_size=3))
 @settings(max_examples=100, deadline=None)
-def test_columns_restore_what_the_changes_do_one_by_one(
+def test_columns_restore_the_same_as_single_changes(
     commits: list[list[tuple[str, str, bytes, int]]], ends: list[int]
 ) -> None:
-    """Of each key and start the newest counts, in stores of windows and of rows, with states of numbers and objects."""
+    """The newest change of each key and start counts, in stores of windows and of rows, with states of numbers and of
+    objects."""
     builder = StreamsBuilder()
     stream = builder.stream("in").group_by_key()
     stream.session_window(10, 5).aggregate("s", n=Count(), most=Max("x")).on_close().to("out")
@@ -147,7 +148,8 @@ def test_the_entry_that_cannot_be_read_is_found_among_others() -> None:
 
 
 def test_a_state_that_a_later_one_replaces_is_read_too() -> None:
-    """Whether an entry is refused does not depend on where batches end."""
+    """An invalid state is rejected even if a later one in the same batch replaces it, so batch boundaries have no
+    effect."""
     task = new_task()
     (schema,) = task.topology.schemas()
     values = [fmt.encode_live(0, 1, 1, 0, 5, state) for state in (b"short", pack(task, 1, b"1"))]
@@ -159,7 +161,7 @@ def test_a_state_that_a_later_one_replaces_is_read_too() -> None:
 
 
 def of_lake(columns: dict[str, Any], live: list[bool] | None = None) -> pa.RecordBatch:
-    """A batch as a lake is read, of windows that are live where nothing else is said."""
+    """A batch of windows as the lake returns it; windows are live unless stated."""
     key, start_ms, end_ms, *_ = columns
     head = {name: columns[name] for name in (key, start_ms, end_ms)}
     return pa.record_batch({**head, "live": live or [True] * len(columns[key]), **columns})
@@ -177,8 +179,9 @@ def tasks(**more: Aggregate[object, object]) -> tuple[StreamTask, StreamTask]:
 
 
 @pytest.mark.parametrize("in_columns", [True, False])
-def test_an_aggregation_that_was_added_begins_anew(in_columns: bool) -> None:
-    """From the changelog as from a snapshot, old states are in their places, and the new one is that of no records."""
+def test_an_added_aggregation_begins_empty(in_columns: bool) -> None:
+    """Existing states are restored, from the changelog and from a snapshot. The added aggregation has its initial
+    state."""
     last = Aggregate(lambda: None, lambda s, v: v, lambda a, b: b)
     old, new = tasks() if in_columns else tasks(last=last)
     values = [3] if in_columns else [3, b'"x"']
@@ -211,7 +214,7 @@ def test_a_snapshot_of_the_same_store_is_taken_as_columns() -> None:
 @pytest.mark.parametrize("kept", [False, True], ids=["numbers", "objects"])
 @pytest.mark.parametrize("on_disk", [False, True])
 def test_rows_of_a_snapshot_are_replayed(kept: bool, on_disk: bool) -> None:
-    """Of each key and start the last row counts, within a batch and over batches: as it is, or as a removal."""
+    """The last row of each key and start counts, within a batch and over batches, as a live window or as a removal."""
     last = {"last": Last("x")} if kept else {}
     builder = StreamsBuilder()
     builder.stream("in").group_by_key().session_window(10, 5).aggregate("s", n=Count(), **last).on_close().to("out")
@@ -260,7 +263,7 @@ def kept_task() -> StreamTask:
 
 
 def test_a_snapshot_of_objects_is_taken_as_columns() -> None:
-    """Each row has the state that was written, and what is added to one is in no other."""
+    """Each row gets its own state: adding to one changes no other."""
     task = kept_task()
     assert isinstance(task.stores["s"], WindowStore)
     (written,) = task.topology.schemas()
@@ -280,8 +283,8 @@ def test_a_snapshot_of_objects_is_taken_as_columns() -> None:
         restore_windows(kept_task(), written, broken)
 
 
-def test_windows_of_a_snapshot_are_gone_on_with() -> None:
-    """A record that comes after a snapshot was taken as columns counts in the windows that it brought back."""
+def test_restored_windows_accept_further_records() -> None:
+    """A record after the restore is added to the windows that the snapshot restored."""
     builder = StreamsBuilder()
     builder.stream("in").group_by_key().hopping_window(20, 10, 5).aggregate("s", n=Count()).on_close().to("out")
     task = StreamTask(builder.build(), 0, application="app")
@@ -296,7 +299,7 @@ def test_windows_of_a_snapshot_are_gone_on_with() -> None:
 
 
 def test_a_row_that_cannot_be_read_names_its_store() -> None:
-    """A snapshot's state that its aggregation does not know is corrupt."""
+    """A snapshot's state that its aggregation cannot decode is corrupt, and the error names the store."""
     task = new_task()
     (written,) = task.topology.schemas()
     batch = of_lake({"key": [b"a"], "start_ms": [0], "end_ms": [5], "n_n": [1], "last_json": [b"{"]})
@@ -324,7 +327,7 @@ def cut(kind: str, grace_ms: int) -> Topology:
 def gone_on_with(
     driver: TopologyTestDriver, topology: Topology, state: StateDirectory | None = None
 ) -> TopologyTestDriver:
-    """A driver that goes on with the state of another under this topology."""
+    """A driver that continues with the state of another one under this topology."""
     driver.commit()
     driver.close()
     now_ms, idle_ms = driver.clock.now_ms(), driver.idle_timeout_ms
@@ -346,8 +349,8 @@ def gone_on_with(
 @pytest.mark.parametrize("kind", ["tumbling", "grace"])
 @pytest.mark.parametrize("by_column", [False, True])
 def test_a_longer_patience_opens_nothing_that_was_closed(kind: str, by_column: bool) -> None:
-    """A record of a closed window stays late, one of an open window stays in time, and both by the new grace
-    once time has moved on as far; back with the old ones nothing is late that was not."""
+    """Records of closed windows stay late and records of open windows stay in time. The new grace applies once the
+    stream time has advanced by it. After a change back, nothing is late that was not."""
 
     def late(driver: TopologyTestDriver, key: bytes, *times: int) -> list[int]:
         """Pipe records at these times; those that came too late."""
@@ -406,8 +409,8 @@ def quiet_until_closed(driver: TopologyTestDriver, key: str, step_ms: int) -> in
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_quiet_topic_closes_by_the_new_patience_from_its_own_time(kind: str) -> None:
-    """Time is moved on from where it was, whatever the grace had been: what is new stays open for as long as they
-    now say, and what was open under longer ones closes with the next advance."""
+    """An idle topic's time continues from its last value under any grace. New windows use the new grace; windows that
+    were open under a longer one close with the next advance."""
     first = kinds_driver(kind, SHORT_MS)
     first.pipe("in", key=b"first", value=b"{}", timestamp=1_000)
     driver = gone_on_with(first, cut(kind, LONG_MS))
@@ -423,8 +426,8 @@ def test_a_quiet_topic_closes_by_the_new_patience_from_its_own_time(kind: str) -
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("by_column", [False, True])
 def test_what_was_closed_is_told_by_true_times(kind: str, by_column: bool) -> None:
-    """A record that is late because of what was closed under a shorter patience says the newest time that there was,
-    and by which close time it is late; so does what is closed say when that was."""
+    """A record that is late because of a shorter grace before reports the newest stream time and the close time that it
+    missed. The closed window reports when it was closed."""
     first = kinds_driver(kind, SHORT_MS)
     first.pipe("in", key=b"k", value=b"{}", timestamp=5_000)
     driver = gone_on_with(first, cut(kind, LONG_MS))
@@ -451,7 +454,7 @@ def pipe_singly(driver: TopologyTestDriver, *records: tuple[bytes, int]) -> None
 
 
 def progress_of(driver: TopologyTestDriver) -> Progress:
-    """What the newest commit says."""
+    """The progress record of the newest commit."""
     driver.task.needs_commit = True
     driver.commit()
     return fmt.decode_progress(fmt.decode(driver.changelog[-1][1]).body)
@@ -466,7 +469,8 @@ def directory_of(folder: str) -> Iterator[StateDirectory]:
 
 
 class Life(NamedTuple):
-    """Under a patience: batches of (key, time less 1,000), each taken one by one or in columns, then quiet ms."""
+    """One run under a close delay: batches of (key, time less 1,000), each processed record by record or in columns,
+    then an idle time in ms."""
 
     patience_ms: int
     batches: list[tuple[list[tuple[bytes, int]], bool, int]]
@@ -494,7 +498,7 @@ def test_a_restart_changes_nothing_whatever_the_grace_was(kind: str, lives: list
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_state_on_disk_knows_what_was_closed(kind: str) -> None:
-    """As the changelog does, through a grace that is made longer twice and shorter in between."""
+    """State on disk and changelog agree, also if the grace becomes longer twice and shorter in between."""
     lives = [
         Life(5, [([(b"a", 0), (b"b", 100)], True, 40)]),
         Life(200, [([(b"a", 101), (b"b", 150), (b"c", 90)], True, 0), ([(b"a", 120)], False, 40)]),
@@ -506,7 +510,7 @@ def test_state_on_disk_knows_what_was_closed(kind: str) -> None:
 
 
 def require_same(kind: str, lives: list[Life], state: StateDirectory | None) -> None:
-    """Two drivers live these lives, the second with a restart more before each batch, and with its state there."""
+    """Two drivers go through these runs; the second is restarted before each batch, with its state on disk."""
     drivers = [kinds_driver(kind, lives[0].patience_ms) for _ in range(2)]
     late: list[list[tuple[Any, Any]]] = [[], []]
     out: list[list[tuple[Any, Any, Any]]] = [[], []]
@@ -541,8 +545,8 @@ def require_same(kind: str, lives: list[Life], state: StateDirectory | None) -> 
 
 
 def test_files_that_were_not_read_to_their_end_are_said() -> None:
-    """A batch's input comes back with the progress record, and stays in those that follow; nobody else goes on
-    before its end."""
+    """A batch's input is restored with the progress record and stays in later ones. Nothing else may start before the
+    files are read completely."""
     for is_done in (False, True):
         before, after = new_task(), new_task()
         before.input = BatchInput("aa", 7, is_done=is_done)

@@ -1,4 +1,4 @@
-"""What was closed is put back as it was, whatever the grace is then: it is no matter of the time alone."""
+"""Closed windows stay closed after a restore under another grace. The stream time alone does not determine them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PIPES = pytest.mark.parametrize("pipe", [pipe_singly, pipe_columns])
 
 
 def no_record(driver: TopologyTestDriver) -> None:
-    """A commit, as a punctuation makes one."""
+    """A commit without a record, as a punctuation makes one."""
     driver.task.needs_commit = True
     driver.commit()
 
@@ -65,8 +65,8 @@ def ended(driver: TopologyTestDriver, pipe: Pipe) -> tuple[Any, Any]:
 def test_a_shorter_patience_that_is_taken_back_has_closed_nothing(
     kind: str, pipe: Pipe, commit: Callable[[TopologyTestDriver], None], on_disk: bool
 ) -> None:
-    """Where only commits without a keyed record were made under it, one or several: what comes after it is in time and
-    in the windows as if it had never been, in memory and on disk."""
+    """If only commits without a keyed record were made under a shorter grace, later records are in time and in the same
+    windows as if it had never applied, in memory and on disk."""
     expected, late = ended(begun(kind, pipe), pipe)
     assert expected
     assert late == []
@@ -84,7 +84,8 @@ def test_a_shorter_patience_that_is_taken_back_has_closed_nothing(
 @pytest.mark.parametrize("kind", KINDS)
 @PIPES
 def test_what_is_due_by_a_shorter_patience_is_closed_by_what_comes_next(kind: str, pipe: Pipe) -> None:
-    """The first record with a key, which moves no time here, or an advance; that stays closed when it is taken back."""
+    """A window that is due under a shorter grace is closed by the first keyed record, even if that does not advance the
+    time, or by an advance. It stays closed when the grace is changed back."""
     for by_record in (True, False):
         driver = gone_on_with(begun(kind, pipe), cut(kind, SHORT_MS))
         no_record(driver)
@@ -104,7 +105,8 @@ def test_what_is_due_by_a_shorter_patience_is_closed_by_what_comes_next(kind: st
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_close_time_never_goes_back(kind: str) -> None:
-    """Progress has it beside the operator's time; only what closes windows moves it, whatever the grace is."""
+    """Progress records the close time beside the operator's time. Only closing windows advances it, whatever the grace
+    is."""
     driver = begun(kind, pipe_singly)
     closed_ms = 5_000 - driver.topology.schemas()[0].patience_ms
     for grace_ms in (SHORT_MS, LONG_MS, 2 * LONG_MS):

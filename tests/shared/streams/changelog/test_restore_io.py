@@ -123,7 +123,7 @@ class Whole:
 
 
 async def test_a_restore_knows_nothing_of_a_disk_that_it_threw_away(tmp_path: Path) -> None:
-    """Neither its epochs nor its progress: what is written next is the first owner's of another topic."""
+    """After discarding a state on disk, a restore keeps neither its epoch nor its progress."""
     builder, consumer = StreamsBuilder(), Whole()
     builder.stream("in").group_by_key().session_window(10).aggregate("s", n=Count()).on_close().to("out")
     local = StateDirectory(str(tmp_path), "app", memory_bytes_max=4 * 1024 * 1024, cache_bytes_max=0).state_of(0)

@@ -1,4 +1,4 @@
-"""What is asked of topics that are there already."""
+"""The checks of topics that already exist."""
 
 from __future__ import annotations
 
@@ -62,7 +62,8 @@ def test_a_changelog_that_would_lose_state_is_refused(given: dict[str, str], has
 
 
 def test_source_topics_must_have_as_many_partitions_each() -> None:
-    """Different numbers are refused with every topic's own; equal ones, and a single topic's, are taken."""
+    """Different partition counts are rejected, with the count of each topic. Equal counts and a single topic are
+    accepted."""
     assert require_same_partitions({"in": 3}) == 3
     assert require_same_partitions({"a": 4, "b": 4}) == 4
     with pytest.raises(ConfigError, match=r"different numbers of partitions \(a: 4, b: 2, c: 4\)"):
@@ -79,7 +80,8 @@ def test_several_topics_need_the_range_assignor() -> None:
 
 @given(members=st.integers(1, 5), partitions=st.integers(1, 9), static=st.sets(st.integers(0, 4)))
 def test_the_assignor_gives_equal_numbers_to_one_instance(members: int, partitions: int, static: set[int]) -> None:
-    """Of topics with as many partitions each, a number goes to the same member from all, whoever is in the group."""
+    """If all topics have the same number of partitions, a partition number of all topics is assigned to the same
+    member."""
     topics = ("ta", "tb", "tc")
     group = {f"m{i}": GroupMember(Subscription(topics), f"i{i}" if i in static else None) for i in range(members)}
     owners: dict[int, set[str]] = {}
@@ -90,7 +92,7 @@ def test_the_assignor_gives_equal_numbers_to_one_instance(members: int, partitio
 
 
 def test_a_changelog_with_too_few_partitions_is_refused() -> None:
-    """A source that got more partitions is said with both numbers, what it means, and the command."""
+    """If a source got more partitions, the error names both counts, the consequence and the command."""
     with pytest.raises(ConfigError, match="has 2 partitions, the source topics have 4") as refused:
         require_changelog(WANTED, 2, changed(), "host:1")
     assert "kafka-topics.sh --bootstrap-server host:1 --alter --topic app-changelog --partitions 4" in str(
@@ -99,7 +101,7 @@ def test_a_changelog_with_too_few_partitions_is_refused() -> None:
 
 
 def test_a_changelog_with_too_many_partitions_is_refused() -> None:
-    """Partitions cannot be taken away: the changelog belongs to other source topics."""
+    """Kafka cannot remove partitions, so the changelog belongs to other source topics."""
     with pytest.raises(ConfigError, match="has 5 partitions, the source topics have 4: its state is that of other"):
         require_changelog(WANTED, 5, changed(), "host:1")
 

@@ -1,4 +1,4 @@
-"""What a worker fetches from, by what its tasks have at hand."""
+"""The partitions that a worker fetches from, given the records that its tasks have buffered."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def records(topic: str, partition: int, number: int) -> Columns:
 
 
 def test_bytes_of_all_tasks_hold_the_fetching_up() -> None:
-    """Of partitions that have records at hand, until enough of them are processed; one that has none is fetched from,
-    since the others may wait for it."""
+    """Partitions with buffered records are not fetched until enough of them are processed. A partition without buffered
+    records is fetched, because the others may wait for it."""
     ready = {p: task_of(p) for p in (0, 1)}
     at = {(topic, p): TopicPartition(topic, p) for topic in ("a", "b") for p in ready}
     consumer: Any = Fetching(*at.values())

@@ -24,7 +24,7 @@ def stray(chain: Chain) -> Consumer:
 
 
 async def test_a_stranger_gets_no_partition() -> None:
-    """The broker refuses a consumer in the application's group; the application's tasks go on."""
+    """The broker rejects a plain consumer in the application's group. The application's tasks continue."""
     async with (
         FakeCluster(configs=QUICK) as cluster,
         chain_of(cluster, TOPIC) as chain,
@@ -55,7 +55,7 @@ async def test_a_stranger_that_is_there_first_is_named() -> None:
 
 
 async def test_instances_with_another_strategy_are_no_strangers() -> None:
-    """Both values of the setting are named, and what to do."""
+    """The error names both values of the setting, and the remedy."""
     async with FakeCluster(configs=QUICK) as cluster, chain_of(cluster, TOPIC) as chain:
         worker = chain.worker()
         async with running(worker):

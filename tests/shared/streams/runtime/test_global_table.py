@@ -38,7 +38,7 @@ def test_what_cannot_be_read_is_left_out_and_said() -> None:
 
 @pytest.mark.parametrize("left", [False, True])
 def test_a_stream_looks_up_a_key_of_its_own(left: bool) -> None:
-    """The key function says which row; where it gives none or there is none, only a left join goes on."""
+    """The key function returns the row's key. Without a key or a row, only a left join forwards the record."""
     builder = StreamsBuilder()
     flights, airports = builder.stream("flights"), builder.global_table("airports")
     method = flights.left_join if left else flights.join
@@ -56,7 +56,7 @@ def test_a_stream_looks_up_a_key_of_its_own(left: bool) -> None:
 
 
 def test_a_processor_reads_it_by_name() -> None:
-    """A global table's name may be given to a processor beside its stores; names and topics are taken once."""
+    """A processor can name a global table beside its stores. Each name and each topic can be used once."""
     builder = StreamsBuilder()
     builder.global_table("t")
     with pytest.raises(ConfigError, match="store 't' is there already"):
@@ -68,7 +68,7 @@ def test_a_processor_reads_it_by_name() -> None:
 
 
 def test_a_joiner_may_change_what_it_is_given() -> None:
-    """What user code changes in a row, nested values too, is its own: the next record finds the row as it came."""
+    """User code gets its own copy of a row, nested values included: the next record gets the row unchanged."""
 
     def seen(click: dict[str, Any], row: dict[str, Any]) -> dict[str, Any]:
         row["seen"].append(row["n"])

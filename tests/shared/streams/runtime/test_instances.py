@@ -23,7 +23,7 @@ def table(*said: tuple[str, Registration | None]) -> Instances:
 
 
 def test_the_higher_epoch_has_a_partition_whoever_spoke_last() -> None:
-    """A zombie that says again what it had before does not get it back."""
+    """A zombie that repeats its old claim does not become the owner again."""
     made = table(
         (A, Registration("a", {0: 3})),
         (B, Registration("b", {0: 4})),
@@ -51,14 +51,15 @@ def test_what_left_has_nothing() -> None:
 
 
 def test_the_others_say_how_many_partitions_there_are() -> None:
-    """An instance that has not seen the topics yet still knows what it misses; without anybody there is nothing."""
+    """An instance that has not seen the topics yet learns from others how many partitions it lacks. Without others it
+    knows none."""
     parts = partition_owners(table((B, Registration("b", {0: 1}, 3))), A, Registration("a"))
     assert (parts.others, sorted(parts.missing)) == ({B: [0]}, [1, 2])
     assert partition_owners(table(), A, Registration("a")) == (frozenset(), {}, {})
 
 
 def test_records_that_cannot_be_read_are_counted() -> None:
-    """They change nothing of what is known."""
+    """They do not change the known instances."""
     made = table((A, Registration("a", {0: 3}, 1)))
     for key, value in ((b"\xff", b"{}"), (A.encode(), b"{"), (A.encode(), b'{"instance": 3}')):
         made.apply(9, key, value, 0)
@@ -66,7 +67,7 @@ def test_records_that_cannot_be_read_are_counted() -> None:
 
 
 def test_a_killed_instances_record_is_removed_once_others_have_its_partitions() -> None:
-    """Not before a while, not one that still has something, and never one's own."""
+    """It is removed only after a delay, never while the instance owns a partition, and never by the instance itself."""
     made = table(
         (A, Registration("a", {0: 1}, 2)), (B, Registration("b", {0: 2}, 2)), (C, Registration("c", {1: 1}, 2))
     )

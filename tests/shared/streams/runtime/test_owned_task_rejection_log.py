@@ -1,4 +1,4 @@
-"""What is said of records that were left out."""
+"""The log lines about records that were left out."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def metrics() -> TaskMetrics:
 
 
 def test_nothing_is_said_of_nothing(said: list[Any]) -> None:
-    """Without a refusal there is no line, at the end neither."""
+    """Without a rejected record there is no line, also not at the end."""
     log = RejectionLog(3)
     assert not log.report(metrics(), 0)
     assert not log.report(metrics(), 0, at_once=True)
@@ -31,7 +31,7 @@ def test_nothing_is_said_of_nothing(said: list[Any]) -> None:
 
 
 def test_a_burst_is_two_lines_and_none_is_kept_back(said: list[Any]) -> None:
-    """The first is said at once, the rest of its burst when the interval is over, with the place of the last."""
+    """The first rejection is logged at once, the others after the interval, with the coordinates of the last one."""
     log, task = RejectionLog(3), metrics()
     task.skipped("null key")
     task.rejected_at["skipped"] = "in-3@0"
@@ -48,7 +48,7 @@ def test_a_burst_is_two_lines_and_none_is_kept_back(said: list[Any]) -> None:
 
 
 def test_the_end_waits_for_no_interval(said: list[Any]) -> None:
-    """What is not said yet when the task ends is said then."""
+    """Rejections that are not logged yet are logged when the task ends."""
     log, task = RejectionLog(3), metrics()
     task.dead_letter("in", "process")
     assert log.report(task, 0)

@@ -49,7 +49,7 @@ async def test_what_was_committed_is_deleted() -> None:
 
 
 async def test_what_cannot_be_deleted_waits_for_the_next_time() -> None:
-    """A topic that is not there is said in the log and ends nothing; without topics of its own nothing is asked."""
+    """A missing topic is logged and ends nothing. An application without repartition topics sends no request."""
     clock = ManualClock(0)
     async with FakeCluster() as cluster:
         kafka = KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)

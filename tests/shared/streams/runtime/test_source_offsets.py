@@ -1,4 +1,4 @@
-"""Where a task reads on in a source partition."""
+"""The offset at which a task continues in a source partition."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ offsets = st.integers(0, 1_000)
 def test_the_changelog_says_where(
     known: int | None, committed: int | None, from_group: bool, position: int | None
 ) -> None:
-    """The changelog's position counts; the group's does only where there is none, and only when asked to."""
+    """The position in the changelog counts. The group's committed offset counts only if there is none, and only if
+    requested."""
     offset = None if committed is None else OffsetAndMetadata(committed)
     assert ahead_of(AT, known, offset, from_group=from_group) is None
     assert position_of(known, offset, from_group=from_group) == position
@@ -52,7 +53,8 @@ def test_the_changelog_says_where(
 @pytest.mark.parametrize(("known", "from_group"), [(None, False), (5, False), (5, True), (0, False)])
 @pytest.mark.parametrize("offset", [own_offset(7), OffsetAndMetadata(7), OffsetAndMetadata(7, "x")])
 def test_a_group_that_is_ahead(known: int | None, from_group: bool, offset: OffsetAndMetadata) -> None:
-    """It has done more than the changelog knows of, and the offset's metadata says whether the application did."""
+    """The group's offset is above the changelog's position. The offset's metadata tells whether the application
+    committed it."""
     by_application = offset.metadata == own_offset(0).metadata
     assert ahead_of(AT, known, offset, from_group=from_group) == Ahead(AT, 7, known, by_application)
 
@@ -79,7 +81,8 @@ COMMAND = "run `penstock streams restore-offsets --application-id app --execute"
     ids=["another client's", "the application's own", "the changelog's loss", "nothing known", "all"],
 )
 def test_the_error_names_partitions_cause_and_command(ahead: list[Ahead], said: list[str], not_said: list[str]) -> None:
-    """All partitions at once; lost state only where it may be; one command, which is the whole way out."""
+    """The error lists all partitions, mentions lost state only if it is possible, and has one command that is
+    sufficient."""
     message = str(GroupAhead("app", ahead))
     assert [part for part in said if part not in message] == []
     assert [part for part in not_said if part in message] == []
@@ -100,7 +103,7 @@ def test_a_position_within_is_kept(
 
 @given(first=offsets)
 def test_a_partition_that_was_never_read_starts_at_its_first_offset(first: int) -> None:
-    """What was deleted before the application ever read the partition is not missing from it."""
+    """Records that were deleted before the application first read the partition are not missing."""
     assert start_of(AT, None, None, Held(ID, first, first), "fail") == Start(first)
 
 
@@ -116,26 +119,26 @@ def test_deleted_records_stop_or_are_counted() -> None:
 
 @pytest.mark.parametrize("on_missing", ["fail", "skip"])
 def test_another_topic_of_the_same_name_is_refused(on_missing: OnMissing) -> None:
-    """A topic that was made again is refused by both ids, even where the position fits; nothing allows it."""
-    with pytest.raises(SourceTopicChanged, match=rf"made again: its id is {OTHER}, .* id {ID}\. .* application_id"):
+    """A recreated topic is rejected with both ids, even if the position fits. No setting allows it."""
+    with pytest.raises(SourceTopicChanged, match=rf"created again: its id is {OTHER}, .* id {ID}\. .* application_id"):
         start_of(AT, 5, ID, Held(OTHER, 0, 90), on_missing)
 
 
 @pytest.mark.parametrize("on_missing", ["fail", "skip"])
 def test_a_position_past_the_end_is_refused(on_missing: OnMissing) -> None:
-    """A topic that ends before the position lost what was read, or is another one whose id was not recorded."""
+    """A topic that ends before the position has lost records, or is another topic whose id was not recorded."""
     with pytest.raises(SourceTopicChanged, match=r"flights-3: the position is 91, but the partition ends at 90"):
         start_of(AT, 91, None, Held(ID, 0, 90), on_missing)
 
 
 def test_own_topics_that_the_topology_left() -> None:
-    """Of all positions it is those of the application's own topics that nobody reads any more; sources may go."""
+    """Positions in internal topics that no node reads any more are returned. Source topics may be removed."""
     sources = {"app-key_by-2-repartition": 5, "app-by-user-repartition": 7, "clicks": 1, "other-x-repartition": 9}
     assert left_topics(sources, ["app-by-user-repartition"], "app") == ["app-key_by-2-repartition"]
 
 
 def test_unread_records_of_a_topic_with_another_name_are_refused() -> None:
-    """The message has the place, what the topology reads now, and the name that keeps the topic."""
+    """The message has the coordinates, the topics that the topology reads now, and the name that keeps the topic."""
     at = TopicPartition("app-key_by-2-repartition", 3)
     with pytest.raises(SchemaMismatch) as refused:
         raise_unread(at, 5, ["clicks", "app-key_by-3-repartition"], "app")

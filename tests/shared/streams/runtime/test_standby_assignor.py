@@ -1,4 +1,4 @@
-"""Who stands by for what, and who becomes an owner for having stood by."""
+"""The assignment of standbys, and the choice of an owner among instances with standbys."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ def member(own: StreamsAssignor, owned: tuple[int, ...] = (), generation: int = 
 
 
 def test_what_is_said_lies_behind_the_assignors_own() -> None:
-    """A member that knows nothing of standbys reads its generation as ever, and says nothing that could be read."""
+    """The standbys follow the assignor's own user data: a member without standbys reads its generation as before, and
+    sends none."""
     data = assignor("cooperative-sticky", 1, 4, 2).user_data((), 7)
     assert decode_generation(data) == 7
     assert standing_of(data) == {2, 4}
@@ -50,7 +51,8 @@ def test_each_strategy_has_a_name_of_its_own() -> None:
 
 @pytest.mark.parametrize("strategy", ["range", "cooperative-sticky"])
 def test_without_replicas_every_member_is_told_that_it_has_no_standbys(strategy: str) -> None:
-    """Members say nothing and are given none, yet each is told something: a broker then refuses KIP-848's consumers."""
+    """Members send no standbys and are assigned none, but each assignment has user data: a broker then rejects
+    consumers of KIP-848."""
     own = assignor(strategy, 0)
     members = {"a": member(own), "b": member(own)}
     said = [standing_of(one.subscription.user_data) for one in members.values()]
@@ -61,7 +63,7 @@ def test_without_replicas_every_member_is_told_that_it_has_no_standbys(strategy:
 
 
 def test_the_leader_tells_each_member() -> None:
-    """Each partition gets one member beside its owner; those that say nothing of standbys are given none."""
+    """Each partition is assigned to one member besides its owner. Members that report no standbys are assigned none."""
     own, others = assignor("range", 1), assignor("range", 1, 0)
     members = {"a": member(own), "b": member(others), "c": member(assignor("range", 0))}
     assigned = own.assign({"t": 3}, members)
@@ -79,7 +81,7 @@ def test_an_assignment_that_no_instance_made_is_refused() -> None:
 
 
 def test_who_stood_by_becomes_the_owner() -> None:
-    """Of those with the fewest partitions the one that has state of a partition without an owner gets it."""
+    """Among the members with the fewest partitions, one with a standby of an unowned partition becomes its owner."""
     order = {"a": (assignor(), (0,)), "b": (assignor("cooperative-sticky", 1, 3), (1,)), "c": (assignor(), (2,))}
     members = {name: member(own, owned) for name, (own, owned) in order.items()}
     assigned = order["a"][0].assign({"t": 4}, members)
@@ -87,7 +89,8 @@ def test_who_stood_by_becomes_the_owner() -> None:
 
 
 def test_a_partition_between_owners_keeps_its_standbys() -> None:
-    """Under the cooperative assignor a partition is nobody's for one round: who has state of it stays, nobody comes."""
+    """Under the cooperative assignor a partition has no owner for one round. Its standbys stay, and no new one is
+    assigned."""
     assert assign_standbys({0: None, 1: "a"}, ["a", "b", "c"], {"c": {0}}, 1) == {"a": [], "b": [1], "c": [0]}
 
 
@@ -106,7 +109,7 @@ places = st.integers(1, 5).flatmap(
 def test_as_many_as_there_can_be_and_never_the_owner(
     plan: tuple[list[str], list[int], dict[str, set[int]], int],
 ) -> None:
-    """Every partition has its standbys on as many other members as were asked for, or as there are."""
+    """Each partition has the configured number of standbys on other members, or as many as there are members."""
     order, own, warm, replicas = plan
     owners: dict[int, str | None] = {p: order[i] for p, i in enumerate(own)}
     placed = assign_standbys(owners, order, warm, replicas)
@@ -119,7 +122,7 @@ def test_as_many_as_there_can_be_and_never_the_owner(
 
 @given(partitions, st.integers(2, 4))
 def test_standbys_are_even_and_stay(count: int, members: int) -> None:
-    """With owners dealt out evenly no member stands by for many more than another, and what was placed stays so."""
+    """With evenly assigned owners, no member has many more standbys than another, and assigned standbys stay."""
     order = [f"m{i}" for i in range(members)]
     owners: dict[int, str | None] = {p: order[p % members] for p in range(count)}
     placed = assign_standbys(owners, order, {}, 1)
@@ -129,5 +132,5 @@ def test_standbys_are_even_and_stay(count: int, members: int) -> None:
 
 
 def test_bytes_come_back() -> None:
-    """What is said survives, also with nothing before it."""
+    """Encoded standbys are decoded unchanged, also without user data before them."""
     assert standing_of(with_standing(None, [3])) == {3}

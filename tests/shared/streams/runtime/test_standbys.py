@@ -1,4 +1,4 @@
-"""Standbys of one instance, on the fake broker: what they keep up, hand over, and do when they fail."""
+"""Standbys of one instance on the fake broker: following, hand-over and failures."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def topology() -> Topology:
 
 
 class Instance:
-    """What an instance stands by with, and what the owner of its partitions writes."""
+    """The standbys of an instance, and the owner that writes to their partitions."""
 
     def __init__(self, cluster: FakeCluster) -> None:
         cluster.create_topic(CHANGELOG, PARTITIONS)
@@ -81,7 +81,8 @@ async def instance() -> AsyncIterator[Instance]:
 
 
 async def test_it_follows_the_owner_and_hands_over_what_it_has() -> None:
-    """What was written before and after it began is there; handed over it is stood by for no more, nor measured."""
+    """A standby has the owner's records from before and after its start. After the hand-over it is neither followed nor
+    measured."""
     async with instance() as one:
         await one.own(1, "ann", "bob")
         await one.standbys.stand_by([1])
@@ -99,7 +100,8 @@ async def test_it_follows_the_owner_and_hands_over_what_it_has() -> None:
 
 
 async def test_it_stands_by_for_what_it_is_told_alone() -> None:
-    """Others are ended, all but those owned here, which are for their hand-over to end; none of the owned is begun."""
+    """Other standbys are ended, except those of partitions owned here, which the hand-over ends. No owned partition
+    gets a standby."""
     async with instance() as one:
         await one.standbys.stand_by([0, 1])
         await one.until(lambda: [state for _, state, _ in one.shown()] == ["current", "current"])
@@ -112,7 +114,7 @@ async def test_it_stands_by_for_what_it_is_told_alone() -> None:
 
 
 async def test_one_that_fails_keeps_nobody_from_anything() -> None:
-    """A changelog that it cannot read is said, beside others that go on; it holds nothing to be handed over."""
+    """An unreadable changelog is logged, other standbys continue, and nothing is handed over for it."""
     async with instance() as one:
         await one.write(0, (b"k", b"\x01L and no more of an entry"))
         await one.own(1, "ann")

@@ -1,7 +1,7 @@
-"""After any abort a task is discarded and restored: what a transaction held back is done again, and once.
+"""After any aborted commit a task is discarded and restored, so that its outputs are written again, once.
 
-The broker refuses one step of a commit in mid-stream. A task that kept its state would never again write what that
-commit had taken out of it.
+The broker rejects one step of a commit in mid-stream. A task that kept its state would never write the removed windows
+of that commit again.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ def windows_of_an_unbroken_run(chain: Chain, kind: str) -> set[Window]:
 async def test_an_aborted_commit_is_done_again(
     kind: str, api: Api, code: ErrorCode, refused: TopicPartition | None, before: int
 ) -> None:
-    """Whichever of its steps was refused, the first commit's or a later one's: results, late records and state are
-    those of an unbroken run."""
+    """Whichever step of the first or a later commit fails, results, late records and state are those of an
+    uninterrupted run."""
 
     def refuse(request: Request) -> Action | None:
         if refused is None or refused in request.partitions():

@@ -18,7 +18,7 @@ Partitions = frozenset[TopicPartition]
 
 
 class Watched(StreamWorker):
-    """Notes the listener's calls; one that finds the lock held would wait for a poll that waits for it."""
+    """Records the listener's calls. A call that finds the lock held would wait for a poll that waits for the call."""
 
     calls: list[str]
 

@@ -1,4 +1,4 @@
-"""Commits of one instance's tasks, as far as no broker is needed to see what they do."""
+"""Commits of one instance's tasks, without a broker."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from penstock.shared.streams.task.stream_task import StreamTask
 
 
 class Member:
-    """A group's member as a commit sees it: takes offsets, or refuses them, and keeps what it could not commit."""
+    """A group member as commits see it: it accepts or rejects offsets, and keeps those that it could not commit."""
 
     def __init__(self, refuses: PenstockError | None = None, *, is_closed: bool = False) -> None:
         self._refuses, self._is_closed = refuses, is_closed
@@ -46,14 +46,14 @@ class Member:
 
 
 async def group_offsets(member: Any) -> None:
-    """Commit what two tasks' commits hold, at least once."""
+    """Commit the offsets of two tasks under at-least-once."""
     commits = TaskCommits(StreamsSettings(processing_guarantee="at_least_once"), SYSTEM_CLOCK, CollectorRegistry())
     held: Any = [(SimpleNamespace(partition=p), SimpleNamespace(sources={"in": 10 + p})) for p in range(2)]
     await commits._commit_group_offsets(held, member)
 
 
 async def test_group_offsets_follow_the_progress_records() -> None:
-    """Without transactions each task's position is committed after its commit holds."""
+    """Without transactions a task's position is committed after its progress record is written."""
     member = Member()
     await group_offsets(member)
     assert {at.partition: to.offset for at, to in member.committed.items()} == {0: 10, 1: 11}
@@ -61,14 +61,14 @@ async def test_group_offsets_follow_the_progress_records() -> None:
 
 @pytest.mark.parametrize("is_closed", [False, True])
 async def test_group_offsets_that_were_refused_are_not_sent_later(is_closed: bool) -> None:
-    """In a later generation they would tell of commits that a new owner has overtaken: it could not restore."""
+    """In a later generation they would be from commits that a new owner has overtaken, and it could not restore."""
     member = Member(UnknownMember("gone"), is_closed=is_closed)
     await group_offsets(member)
     assert (member.committed, bool(member.pending)) == ({}, is_closed)
 
 
 class Elsewhere:
-    """A hold on a changelog that has another in its place."""
+    """A changelog partition whose topic was replaced by another."""
 
     topic_partition = TopicPartition("app-changelog", 0)
 
@@ -80,7 +80,7 @@ class Elsewhere:
 
 
 async def test_what_is_on_disk_goes_with_its_log(tmp_path: Path) -> None:
-    """Where a log has lost its end the offsets on disk are those of other records."""
+    """If a log has lost its end, the offsets on disk belong to other records, so the state on disk is deleted."""
     state = StateDirectory(str(tmp_path), "app", memory_bytes_max=4 * 1024 * 1024, cache_bytes_max=0)
     builder, elsewhere, member = StreamsBuilder(), Elsewhere(), Member()
     builder.stream("in").group_by_key().session_window(10).aggregate("s", n=Count()).on_close().to("out")

@@ -1,4 +1,4 @@
-"""A process that is killed between kernel, encoding and commit: whoever goes on does what an unbroken run does."""
+"""A process is killed between kernel, encoding and commit. The next one produces the output of an uninterrupted run."""
 
 from __future__ import annotations
 

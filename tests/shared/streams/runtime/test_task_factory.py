@@ -1,4 +1,4 @@
-"""Where an instance's tasks have their state."""
+"""The location of the state of an instance's tasks."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_state_is_in_memory_unless_it_is_asked_for() -> None:
 
 
 def test_state_on_disk_is_below_the_applications_folder(tmp_path: Path) -> None:
-    """With rocksDB each partition has its folder, and the task its stores there."""
+    """With rocksDB each partition has a folder, with the stores of its task."""
     made = maker(default_dsl_store="rocksDB", state_dir=str(tmp_path), application_id="app")
     made.startup()
     state = made.open_state(3)
@@ -50,7 +50,8 @@ def test_state_on_disk_is_below_the_applications_folder(tmp_path: Path) -> None:
 
 
 def test_a_standby_is_counted_only_once_it_runs() -> None:
-    """A task that stands by refuses to schedule and has no metrics of the instance; it has both when it begins."""
+    """A standby task cannot schedule punctuations and has no metrics of the instance. Both begin when it becomes
+    active."""
     made = maker()
     task = made.standby_task(3)
     with pytest.raises(IllegalState, match="this instance stands by for partition 3: schedule"):
@@ -63,7 +64,7 @@ def test_a_standby_is_counted_only_once_it_runs() -> None:
 
 
 def test_state_of_partitions_elsewhere_is_deleted_now_and_then(tmp_path: Path) -> None:
-    """What no task has used for the delay is looked for once a minute, and not before."""
+    """State that no task has used for the delay is searched for once a minute."""
     clock = ManualClock(int(time.time() * 1000) + 3_600_000)
     made = maker(clock, default_dsl_store="rocksDB", state_dir=str(tmp_path), application_id="app")
     made.startup()

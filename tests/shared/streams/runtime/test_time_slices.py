@@ -14,7 +14,7 @@ from penstock.shared.testing.manual_clock import ManualClock
 
 
 def test_equal_shares() -> None:
-    """Each gets the same part of the turn, and what one leaves over goes to those after it."""
+    """Each task gets an equal share of the turn. The unused rest of one goes to the tasks after it."""
     clock = ManualClock()
     turn = TurnTime(clock)
     turn.begin(4)
@@ -24,7 +24,7 @@ def test_equal_shares() -> None:
 
 
 def test_who_comes_after_a_slow_one_has_its_part() -> None:
-    """What one took too much is not taken from the others: each has at least an equal part of the whole."""
+    """A task that exceeds its share takes nothing from the others: each gets at least an equal share."""
     clock = ManualClock()
     turn = TurnTime(clock)
     turn.begin(2)
@@ -44,7 +44,7 @@ def test_many_sharers_have_some_time() -> None:
 
 
 def test_runs_grow_while_they_are_cheap_and_shrink_when_they_are_not() -> None:
-    """A full run that took little makes the next larger; one that took too long makes it fit, down to a limit."""
+    """A full slice that was fast makes the next one larger; one that was too slow makes it smaller, down to a limit."""
     length = RunLength()
     length.adapt(RUN_RECORDS_FIRST - 1, 0, 100)
     assert length.records_max == RUN_RECORDS_FIRST, "it was no full run"

@@ -87,7 +87,7 @@ def test_a_task_may_be_paused_while_it_is_restored() -> None:
 
 
 def test_only_what_runs_here_can_be_paused() -> None:
-    """Another's partition is refused; one that was paused here can be resumed when it is elsewhere."""
+    """A partition of another instance is rejected. One that was paused here can be resumed when it is elsewhere."""
     tasks = WorkerTasks()
     with pytest.raises(IllegalState, match="partition 7 does not run here"):
         tasks.pause(7, paused=True)
@@ -103,7 +103,7 @@ def test_only_what_runs_here_can_be_paused() -> None:
 
 @pytest.mark.parametrize(("given", "limit"), [({}, 1_000), ({"buffered_records_per_partition": 4}, 4)])
 def test_how_many_records_wait_is_a_setting(given: dict[str, Any], limit: int) -> None:
-    """A partition is full with more at hand than `buffered_records_per_partition`, by default Kafka Streams' 1,000."""
+    """A partition is full with more than `buffered_records_per_partition` records, by default Kafka Streams' 1,000."""
     owned = owned_of(3)
     begin(WorkerTasks(), owned, StreamsSettings(**given))
     assert owned.inputs is not None
@@ -115,7 +115,7 @@ def test_how_many_records_wait_is_a_setting(given: dict[str, Any], limit: int) -
 
 
 def test_a_task_that_cannot_be_closed_is_in_the_log() -> None:
-    """All are forgotten, and of which one the closing failed, and why, is said."""
+    """All tasks are removed, and the log names the one whose closing failed, with the reason."""
     tasks = WorkerTasks()
     tasks.owned |= {3: owned_of(3), 4: owned_of(4)}
     with capture_logs() as lines:

@@ -1,4 +1,4 @@
-"""What a checkpoint says, and what it may be trusted for."""
+"""The content of a checkpoint, and the conditions under which it is valid."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_the_layout_is_what_the_bytes_depend_on() -> None:
 
 
 def test_commits_end_to_end_prove_one_owner() -> None:
-    """As long as each commit begins where the last one ended, all of it is verified; after a gap nothing more is."""
+    """While each commit begins where the previous one ended, all of it is verified. After a gap nothing more is."""
     place = LogPosition("id", 5, marks=0)
     assert place.written(0, 5) == CommitPosition("id", 6, 6)
     assert place.written(2, 8) == CommitPosition("id", 9, 9)
@@ -32,7 +32,7 @@ def test_commits_end_to_end_prove_one_owner() -> None:
 
 
 def test_a_commit_before_the_end_of_the_one_before_is_in_another_log() -> None:
-    """No log that has the one before has room for it there; a place that the broker has not said tells nothing."""
+    """A log with the earlier commit has no room for it there. An unknown offset proves nothing."""
     place = LogPosition("id", 5, marks=1)
     place.written(2, 7)
     assert place.between(2, -1) == range(9, 9)

@@ -1,4 +1,4 @@
-"""The store of a join: what is found, what is taken out, and what a commit writes."""
+"""The store of a join: its lookups, its expiry and the changes that a commit writes."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_put_changes_what_is_there() -> None:
 
 
 def test_taken_once_in_order_of_start_and_key() -> None:
-    """What ends before the limit is taken out, once; what a commit had written of it is deleted."""
+    """Rows that end before the limit are removed once. If a commit has written a row, the next one deletes it."""
     store = filled()
     assert len(written(store)[1]) == 4
     assert [(row.key, row.start) for row in store.take_before(15)] == [("a", 0), ("b", 0)]
@@ -54,7 +54,8 @@ def test_taken_once_in_order_of_start_and_key() -> None:
 
 
 def test_came_and_went_within_a_commit() -> None:
-    """What no commit has written needs no tombstone; what one has needs one, also where it came back and went again."""
+    """A row that no commit has written needs no tombstone. A written row needs one, also if it returned and was removed
+    again."""
     store = filled()
     store.remove("a", 5)
     store.remove("a", 6)
@@ -94,7 +95,7 @@ def test_the_changelog_holds_what_the_store_holds(steps: list[tuple[str, str, in
 
 
 def test_an_evicted_key_leaves_nothing_behind() -> None:
-    """A key that somebody else keeps is gone, also from what is to be closed; dirty keys are named."""
+    """An evicted key is removed, also from the rows to expire; changed keys are named."""
     store = filled()
     assert store.dirty_keys() == {"a", "b"}
     store.committed()

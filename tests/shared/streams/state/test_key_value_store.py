@@ -1,4 +1,4 @@
-"""The store of a table's rows: what is read, and what a commit writes."""
+"""The store of a table's rows: its reads, and the changes that a commit writes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from penstock.shared.streams.state.key_value_store import KeyValueStore
 
 
 def test_rows_by_key() -> None:
-    """A row is set, replaced and deleted; None deletes too, and what is not there is None."""
+    """A row is set, replaced and deleted. None also deletes, and a missing row is None."""
     store = KeyValueStore("s")
     store.put("a", 1)
     store.put("b", 2)
@@ -33,7 +33,7 @@ def test_a_key_is_text_or_bytes(key: Any) -> None:
 
 
 def test_what_no_commit_has_written_needs_no_tombstone() -> None:
-    """A row that came and went within a commit leaves nothing; one that was written leaves a tombstone."""
+    """A row that was set and deleted within a commit leaves nothing. A written row leaves a tombstone."""
     store = KeyValueStore("s")
     store.put("a", 1)
     store.delete("a")
@@ -83,7 +83,7 @@ def test_an_evicted_row_is_no_change() -> None:
 
 
 def test_only_put_changes_a_row() -> None:
-    """What was put in or handed out can be changed by whoever has it: the store keeps its own."""
+    """Callers may change values that they put or got: the store has its own copy."""
     store, row = KeyValueStore("s"), {"n": [1]}
     store.put("a", row)
     row["n"].append(2)

@@ -1,4 +1,4 @@
-"""What is on disk is gone on from only where it is true."""
+"""State on disk is used only if it is valid."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def topology(**more: Sum) -> Topology:
 
 
 def test_a_changelog_that_does_not_go_on_from_there() -> None:
-    """Another topic, a log that begins too late and one that lost its end are each said with their numbers."""
+    """Another topic, a log that begins too late and a log that lost its end are each reported with their numbers."""
     assert mismatch(FOUND, "id", 40, 50) is None
     assert "now has id other" in (mismatch(FOUND, "other", 0, 90) or "")
     assert mismatch(FOUND, "id", 41, 90) == "the changelog goes on at 41, it ends at 40"
@@ -40,7 +40,7 @@ def test_a_changelog_that_does_not_go_on_from_there() -> None:
 
 
 def test_a_takeover_before_the_covered_offset_ends_the_trust() -> None:
-    """A higher epoch that began before what is on disk was written makes it nobody's; anything else does not."""
+    """A higher epoch that began before the state on disk was written makes it invalid. No other record does."""
     own, other = (encode_takeover(epoch, Takeover("app", "i", 0)) for epoch in (3, 4))
     for value in (own, encode_deleted(0, 4, 1, 1), b"foreign", None):
         check_overtaken(FOUND, 44, value)
@@ -56,7 +56,7 @@ def test_a_record_before_the_covered_offset_that_cannot_be_read_is_named() -> No
 
 
 def test_state_that_has_met_the_highest_epoch_is_not_gone_on_from(tmp_path: Path) -> None:
-    """Nobody can take the partition over, and only the log says which record has that epoch."""
+    """No owner can take the partition over, and only the log has the record with that epoch."""
     state = StateDirectory(str(tmp_path), "app", memory_bytes_max=4 * 1024 * 1024, cache_bytes_max=0)
     local, schemas = state.state_of(0), topology().schemas()
     local.begin(schemas)
@@ -67,7 +67,7 @@ def test_state_that_has_met_the_highest_epoch_is_not_gone_on_from(tmp_path: Path
 
 
 def test_a_restart_reads_the_tail_alone(tmp_path: Path) -> None:
-    """What the disk covers is not read again, and state that was never whole is not gone on from."""
+    """Records that the state on disk covers are not read again. Incomplete state is not used."""
     state = StateDirectory(str(tmp_path), "app", memory_bytes_max=4 * 1024 * 1024, cache_bytes_max=0)
     driver = TopologyTestDriver(topology(), commit_each=False, state=state)
     for i in range(20):

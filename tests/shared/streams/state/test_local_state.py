@@ -1,4 +1,4 @@
-"""A task's state on disk: never ahead of what is known to hold."""
+"""A task's state on disk is never ahead of its confirmed commits."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def take(task: StreamTask, key: bytes, at: int) -> None:
 
 
 def test_only_what_holds_is_on_disk(state: LocalState) -> None:
-    """Changes, and a commit that was prepared, reach the disk with the word that the commit holds, and not before."""
+    """Changes and prepared commits are written to disk only when the commit is confirmed."""
     task = task_on(state)
     take(task, b"a", 5)
     task.prepare_commit(0)
@@ -55,7 +55,7 @@ def test_only_what_holds_is_on_disk(state: LocalState) -> None:
 
 
 def test_a_commit_without_a_place_costs_the_task_its_memory(state: LocalState) -> None:
-    """Where the broker has not said at which offset a commit is, nothing is written: the log will tell."""
+    """If the broker has not returned a commit's offset, nothing is written, and the state is restored from the log."""
     task = task_on(state)
     take(task, b"a", 5)
     task.prepare_commit(0)
@@ -75,7 +75,7 @@ def test_an_answer_after_the_end_changes_nothing(state: LocalState) -> None:
 
 
 def test_a_restore_is_written_in_parts(state: LocalState) -> None:
-    """What a restore brings is gathered up to a limit of bytes, and is no checkpoint's until there is one."""
+    """A restore is buffered up to a limit of bytes, and has no checkpoint until it is complete."""
     state.begin(task_on(state).topology.schemas())
     while not state.is_full:
         state.restore_raw("s", b"k%d" % len(state._buffered), 1, 2, bytes(50_000))
@@ -85,7 +85,7 @@ def test_a_restore_is_written_in_parts(state: LocalState) -> None:
 
 
 def test_memory_is_given_back_row_by_row(state: LocalState) -> None:
-    """With no room at all a row leaves memory once its commit holds, and is found again; a heap keeps none of it."""
+    """With a memory limit of zero a row leaves memory once its commit is confirmed, and is read from disk again."""
     task = task_on(state)
     for i in range(50):
         take(task, b"%d" % i, 5)
@@ -101,7 +101,7 @@ def test_memory_is_given_back_row_by_row(state: LocalState) -> None:
 
 
 def test_rows_in_memory_stay_within_their_limit(tmp_path: Path) -> None:
-    """However many keys come by, after each commit what is kept of them is within the limit, the rest on disk."""
+    """After each commit the rows in memory are within the limit, and the others are on disk, for any number of keys."""
     limit = 20_000
     own = StateDirectory(str(tmp_path), "app", memory_bytes_max=4 * 1024 * 1024, cache_bytes_max=limit)
     state = own.state_of(0)

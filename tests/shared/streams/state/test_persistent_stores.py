@@ -1,4 +1,4 @@
-"""Stores on disk beside those in memory: whatever happens, one cannot be told from the other."""
+"""Stores on disk behave exactly as stores in memory."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def joined() -> Topology:
 
 
 class Tally(Processor):
-    """Counts by key in a store of its own, deletes every fifth row, and says now and then what all rows add up to."""
+    """Counts by key in its own store, deletes every fifth row, and sometimes forwards the sum of all rows."""
 
     def init(self, context: Any) -> None:
         super().init(context)
@@ -109,7 +109,7 @@ turns = st.lists(
 
 
 def held(driver: TopologyTestDriver) -> dict[str, Any]:
-    """All rows of all stores, and how many each says it has."""
+    """All rows of all stores, and the number of rows that each reports."""
     task = driver.task
     found = {}
     for name, store in task.stores.items():
@@ -123,7 +123,7 @@ def held(driver: TopologyTestDriver) -> dict[str, Any]:
 
 
 def run(driver: TopologyTestDriver, plan: list[tuple[list[Any], str, int]]) -> Iterator[Any]:
-    """What the driver shows after each turn; outputs of one key in their order, that of two keys says nothing."""
+    """The driver's outputs after each turn, in order for each key. The order between keys is not defined."""
     now = number = 0
     for records, then, step in plan:
         for topic, key, at in records:
@@ -169,7 +169,8 @@ def test_windows_are_the_same_on_disk(
 def test_joins_and_tables_are_the_same_on_disk(
     build: Any, plan: list[tuple[list[Any], str, int]], cache_bytes_max: int
 ) -> None:
-    """What a join remembers, a processor's own rows with all that can be done to them, and aggregates, as in memory."""
+    """The rows of joins, of a processor's store with all its operations, and of aggregates are those of stores in
+    memory."""
     compare(build(), plan, cache_bytes_max)
 
 
@@ -190,7 +191,7 @@ MOVES_NO_TIME = {
 @pytest.mark.parametrize("refused", MOVES_NO_TIME)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_record_that_moves_no_time_puts_no_result_out_of_sight(kind: str, refused: str) -> None:
-    """The record with a batch's highest time is left out: what was fetched for that time still closes later."""
+    """If the record with a batch's highest time is left out, the prefetched windows for that time still close later."""
     builder = StreamsBuilder()
     grouped = builder.stream("in", value=Number).group_by_key()
     windows_of(kind, grouped).aggregate("s", n=Count(), sum=Sum("n")).on_close().to("out")

@@ -20,14 +20,14 @@ from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 
 
 class Keeps(Processor):
-    """Has a store of its own."""
+    """A processor with its own store."""
 
     def process(self, record: Record) -> None:
         self.context.forward(record)
 
 
 class Recorder(PersistentStore[Any]):
-    """Says which keys it was asked to fetch."""
+    """Records the keys that it is asked to fetch."""
 
     def __init__(self) -> None:
         self.asked: list[list[bytes | None]] = []
@@ -48,8 +48,8 @@ def columns_of(topic: str, keys: list[bytes | None]) -> Columns:
 
 
 def test_a_source_reaches_the_stores_below_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Records' keys are fetched for windows and tables below their topic; not behind another topic, nor for a store of
-    a processor's own."""
+    """The keys of records are fetched for the windows and tables below their topic, but not behind another topic, nor
+    for the store of a processor."""
     monkeypatch.setattr("penstock.shared.streams.state.prefetch.KEYS_AT_ONCE", 2)
     builder = StreamsBuilder()
     own = builder.add_store("own")
@@ -81,7 +81,7 @@ def test_in_memory_there_is_nothing_to_fetch() -> None:
 
 
 def test_keys_are_in_memory_before_they_are_asked_for(tmp_path: Path) -> None:
-    """With the windows that they have on disk; what is no key of the store is left out."""
+    """They are loaded with their windows on disk. A value that is no key of the store is left out."""
     builder = StreamsBuilder()
     builder.stream("in").group_by_key().sliding_window(10, 5).aggregate("s", n=Count()).on_close().to("out")
     state = StateDirectory(str(tmp_path), "app", memory_bytes_max=8 * 1024 * 1024, cache_bytes_max=0)

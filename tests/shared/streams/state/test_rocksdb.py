@@ -35,7 +35,7 @@ def test_rows_are_found_by_key_in_order_of_start(tmp_path: Path) -> None:
 
 
 def test_rows_and_checkpoint_outlive_the_process(tmp_path: Path) -> None:
-    """What was written is there when the folder is opened again, counts and checkpoint with it."""
+    """Rows, counts and the checkpoint are there when the folder is opened again."""
     db = RocksDb(tmp_path / "0", MEMORY)
     assert (db.is_new, db.checkpoint) == (True, None)
     db.write({(0, b"a", 1): StoredRow(2, b"x"), (0, b"b", 1): StoredRow(2, b"y")}, AT)
@@ -50,7 +50,7 @@ def test_rows_and_checkpoint_outlive_the_process(tmp_path: Path) -> None:
 
 
 def test_another_format_is_as_nothing(tmp_path: Path) -> None:
-    """Rows that another release wrote in its own way have no checkpoint, so nobody goes on from them."""
+    """Rows in an unknown format have no valid checkpoint, so they are not used."""
     db = RocksDb(tmp_path / "0", MEMORY)
     db.write({}, AT)
     db._db[META] = msgspec.msgpack.encode(Meta(format=99, checkpoint=AT))
@@ -63,7 +63,7 @@ def test_another_format_is_as_nothing(tmp_path: Path) -> None:
 
 
 def test_damaged_files_are_thrown_away(tmp_path: Path) -> None:
-    """Where RocksDB calls its files corrupt, the state begins anew instead of never again."""
+    """If RocksDB reports corrupt files, the state is deleted and restored."""
     db = RocksDb(tmp_path / "0", MEMORY)
     db.write({(0, b"a", 1): StoredRow(2, b"x")}, AT)
     db.close()
@@ -74,7 +74,7 @@ def test_damaged_files_are_thrown_away(tmp_path: Path) -> None:
 
 
 def test_what_the_disk_refuses_is_said_with_the_folder(tmp_path: Path) -> None:
-    """A folder that is open already, and one that is closed, are errors that name it."""
+    """A folder that is already open and one that is closed raise errors that name it."""
     db = RocksDb(tmp_path / "0", MEMORY)
     with pytest.raises(StateStoreFailed, match=rf"the state in {tmp_path}/0 cannot be used: .*lock"):
         RocksDb(tmp_path / "0", MEMORY)

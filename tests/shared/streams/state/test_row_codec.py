@@ -20,7 +20,7 @@ def codec(key: str = "string") -> RowCodec:
 
 
 def test_states_come_back_as_they_were() -> None:
-    """Numbers and what is kept as bytes survive, as objects of their own."""
+    """Numbers and bytes are decoded unchanged, as new objects."""
     own = codec()
     states = [a.initial() for a in own._aggregations]
     states = [a.add_at(s, {"id": 7}, 1) for a, s in zip(own._aggregations, states, strict=True)]

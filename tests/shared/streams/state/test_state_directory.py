@@ -17,7 +17,7 @@ def directory(folder: Path) -> StateDirectory:
 
 
 def test_one_owner_at_a_time(tmp_path: Path) -> None:
-    """A second instance is refused with the setting's name, and may have the folder once the first lets go."""
+    """A second instance is rejected with the setting's name, and can use the folder after the first has closed it."""
     first, second = directory(tmp_path), directory(tmp_path)
     first.acquire()
     with pytest.raises(ConfigError, match=rf"streams.state_dir: {tmp_path}/app is locked by another instance"):
@@ -30,14 +30,14 @@ def test_one_owner_at_a_time(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
-    """What is no folder, or below none, is said with its path and the system's reason."""
+    """A path that is no folder, or cannot be created, is rejected with the path and the system's reason."""
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match=r"streams.state_dir: .*file/app cannot be written: Not a directory"):
         directory(tmp_path / "file").acquire()
 
 
 def test_without_the_extra_it_is_said_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where rocksdict is not installed the error names the setting and the extra."""
+    """If rocksdict is not installed, the error names the setting and the extra."""
     for module in ("local_state", "rocksdb"):
         monkeypatch.delitem(sys.modules, f"penstock.shared.streams.state.{module}", raising=False)
         package = sys.modules["penstock.shared.streams.state"]
@@ -48,7 +48,7 @@ def test_without_the_extra_it_is_said_how_to_get_it(tmp_path: Path, monkeypatch:
 
 
 def test_each_partition_has_a_database_of_its_own(tmp_path: Path) -> None:
-    """Partitions are folders below the application's; what else lies there is none."""
+    """Partitions are folders below the application's folder. Other entries there are ignored."""
     own = directory(tmp_path)
     own.acquire()
     states = [own.state_of(partition) for partition in (3, 11)]
@@ -59,7 +59,7 @@ def test_each_partition_has_a_database_of_its_own(tmp_path: Path) -> None:
 
 
 def test_what_is_not_used_any_more_is_deleted(tmp_path: Path) -> None:
-    """A partition's folder goes once it was not open for the delay; one that is open, or was just now, stays."""
+    """A partition's folder is deleted if it was not open for the delay. An open or recently used one stays."""
     own = directory(tmp_path)
     own.acquire()
     states = {partition: own.state_of(partition) for partition in (1, 2, 3)}
