@@ -184,7 +184,7 @@ def _lines(figures: dict[str, Any], source: Events, outcome: Outcome, folder: Pa
         f" in {folder / 'lake'}",
         "batch": f"{counted(figures['batch_rows'], 'row')} of the same events, windows and late records, "
         + ("all as the aggregator's" if figures["batch_ok"] else "[red]WRONG[/red]: not as the aggregator's"),
-        "audit": "[green]passed[/green]: every event is in exactly one place, no session is split for nothing"
+        "audit": "[green]passed[/green]: every event is in exactly one group, every session follows the rule"
         if outcome.audit_ok
         else f"[red]FAILED[/red]: see {folder / 'logs' / 'closing.log'}",
         "time": f"{figures['seconds']:.0f} s",
