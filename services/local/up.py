@@ -175,11 +175,13 @@ class Up:
             "ingest": "curl -H 'Content-Type: application/x-ndjson' "
             f"--data-binary {event} {gateway.url}/v1/topics/{settings.topic}/events",
             "topology": f"{settings.topology}, as application {application}",
-            "results": f"topic {settings.topics}; {settings.handler} has them, its log is {logs / 'consumer.log'}",
+            "results": f"topic {settings.topics}, handled by {settings.handler}, which logs to {logs / 'consumer.log'}",
             "lake": f"{lake / application}, {when_compacted(aggregates.compaction)}",
             "audit": f"{command_name()} audit {shlex.join(audit)}",
             "connectors": f"{gateway.url}/connectors" if connect else "",
-            "Connect": f"{connect.url}: the worker's whole REST, for clients of Kafka Connect" if connect else "",
+            "Connect": f"{connect.url}: the worker's complete REST API, for clients of Kafka Connect"
+            if connect
+            else "",
             "files": f"{self._files}, which file connectors may read and write" if connect else "",
             "Kafka": servers,
             "logs": str(logs),
@@ -220,17 +222,15 @@ def when_compacted(compaction: CompactionSettings) -> str:
     """Return when compactions write the lake.
 
     >>> when_compacted(CompactionSettings(interval_ms=90_000))
-    'a compaction every 90 s (compaction.interval_ms=90000), the first one as long after the start'
+    'a compaction every 90 s (compaction.interval_ms=90000), the first after 90 s'
     >>> when_compacted(CompactionSettings(enabled=False))
     'which nothing writes (compaction.enabled=false)'
     """
     if not compaction.enabled:
         return "which nothing writes (compaction.enabled=false)"
     interval_ms = compaction.interval_ms
-    return (
-        f"a compaction every {interval_ms / 1000:g} s (compaction.interval_ms={interval_ms}), the first one as long "
-        "after the start"
-    )
+    seconds = f"{interval_ms / 1000:g} s"
+    return f"a compaction every {seconds} (compaction.interval_ms={interval_ms}), the first after {seconds}"
 
 
 def command_name() -> str:

@@ -229,9 +229,8 @@ def test_what_up_prints_and_the_document_shows_works(said: dict[str, str], bin: 
     the_whole_rest_is_there(said["Connect"].partition(": ")[0])
     assert said["topology"] == "visits:topology, as application penstock"
     logs = tmp_path / ".penstock" / "logs"
-    assert said["results"] == (
-        f"topic visits; penstock.services.local.log_handler:log_record has them, its log is {logs / 'consumer.log'}"
-    )
+    handler = "penstock.services.local.log_handler:log_record"
+    assert said["results"] == f"topic visits, handled by {handler}, which logs to {logs / 'consumer.log'}"
     assert said["files"].startswith(f"{tmp_path / '.penstock' / 'files'}, ")
     assert said["logs"] == str(logs)
     assert f"a compaction every 20 s (compaction.interval_ms={INTERVAL_MS})" in said["lake"]
