@@ -1,4 +1,4 @@
-"""Compiling ahead: nothing is left to be compiled while records wait."""
+"""Kernels are compiled ahead, so that no record waits for a compilation."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def kinds_of_arguments() -> dict[str, set[str]]:
 
 
 def use(built: Topology) -> None:
-    """Have a task take a fetched batch twice and commit, and another one restore what it wrote."""
+    """Let a task process a fetched batch twice and commit, and another task restore what it wrote."""
     driver = TopologyTestDriver(built, now_ms=NOW_MS)
     columns = fetched()
     assert columns is not None

@@ -1,8 +1,8 @@
-"""Sessions of commits, truly out of order, against a plain reference.
+"""Sessions of git commits, which are far out of order, compared with a plain reference.
 
-Commits are taken in the order in which they were made; event time is when they were authored, which may be years
-before, and for one of them is 2056. Those of the normal run are generated so; `PENSTOCK_TEST_COMMITS` names a file of
-real ones for the soak (gzip, tab-separated: commit time and author time in seconds, author, repository, parents).
+Commits are processed in the order in which they were made. Event time is the author's time, which may be years earlier,
+and is 2056 for one of them. A normal run generates such commits. For the soak, `PENSTOCK_TEST_COMMITS` names a file of
+real ones (gzip, tab-separated: commit time and author time in seconds, author, repository, parents).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Session = tuple[str, int, int, int, int]
 
 
 class Value(msgspec.Struct):
-    """What a commit's record holds."""
+    """The value of a commit's record."""
 
     parents: int
 
@@ -72,7 +72,7 @@ def batches(of: Iterable[Commit], records: int) -> Iterator[list[Commit]]:
 
 
 def reference(work: Iterable[list[Commit]], max_future_ms: int | None) -> tuple[list[Session], int, int]:
-    """All sessions, late records and refused ones, by the rule of session windows over plain lists."""
+    """All sessions, late records and rejected records, by the rule of session windows on plain lists."""
     open_: dict[str, list[list[int]]] = defaultdict(list)
     sessions: list[Session] = []
     time, late, refused = -1, 0, 0
@@ -133,10 +133,10 @@ def streamed(
 
 @pytest.mark.parametrize("max_future_ms", [None, MAX_FUTURE_MS])
 def test_sessions_of_commits(max_future_ms: int | None) -> None:
-    """Sessions, sums and late records are the reference's, over a crash too.
+    """Sessions, sums and late records equal the reference's, also after a crash.
 
-    One commit is stamped thirty years ahead. As it is, it closes every session, and all that comes after it is late;
-    with `max_future_ms` it alone is a dead letter, and what comes after it is as if it had not been.
+    One commit has a time thirty years ahead. Without a limit it closes every session, and all later records are late.
+    With `max_future_ms` it is a dead letter and has no other effect.
     """
     work = list(batches(generated(), GENERATED_BATCH_RECORDS))
     expected, late, refused = reference(work, max_future_ms)

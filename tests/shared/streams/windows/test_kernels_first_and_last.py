@@ -103,7 +103,7 @@ def test_numbers_equal_values_of_any_kind(
     [(int, "int64"), (int | None, "int64"), (float, "float64"), (bool, None), (int | float, None), (str, None)],
 )
 def test_only_fields_of_one_type_of_number_are_columns(hint: Any, types: str | None) -> None:
-    """True is not 1, and 3 is not 3.0: a field that may be either keeps what it has, as an object."""
+    """True is not 1, and 3 is not 3.0: a field that may be either keeps its values as objects."""
     value = msgspec.defstruct("Value", [("x", hint)])
     for unbound, op in ((First("x"), k.FIRST), (Last("x"), k.LAST)):
         bound = unbound.bind(value)
@@ -116,7 +116,7 @@ def test_only_fields_of_one_type_of_number_are_columns(hint: Any, types: str | N
 
 @pytest.mark.parametrize("value", [{"n": 2**63}, {"n": 1.5}, {"n": "1"}, {}])
 def test_what_is_not_the_fields_number_is_refused(value: dict[str, Any]) -> None:
-    """A value that its column cannot hold is refused before a window has it, as with Sum."""
+    """A value that its column cannot represent is rejected before a window has it, as with Sum."""
     values = StateColumns([First("n").bind(Value)]).no_values(1)
     first = First("n").bind(Value)
     first._get = lambda value: value["n"]

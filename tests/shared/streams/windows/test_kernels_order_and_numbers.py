@@ -53,7 +53,7 @@ def mixed_keys(chance: random.Random, count: int) -> list[str]:
 
 
 def numbered_keys(chance: random.Random, count: int) -> list[str]:
-    """Keys that differ only in their last bytes, and one that has none of them."""
+    """Keys that differ only in their last bytes, and one without these bytes."""
     return ["z", *(f"user-{number:03}" for number in range(count - 1))]
 
 
@@ -80,7 +80,7 @@ def test_windows_close_by_end_start_and_key(keys: Keys, count: int, starts: list
 
 
 def test_the_order_is_the_same_without_a_compiler() -> None:
-    """With NUMBA_DISABLE_JIT=1 arrays of bytes do not widen by themselves."""
+    """With NUMBA_DISABLE_JIT=1 arrays of bytes are not widened implicitly."""
     call = "of.test_windows_close_by_end_start_and_key(of.mixed_keys, n, [0], [0])"
     code = f"import {__name__} as of; [{call} for n in (41, 257)]"
     environment = {**os.environ, "NUMBA_DISABLE_JIT": "1"}
@@ -163,7 +163,7 @@ BIG = 2**62
 def test_a_sum_that_would_leave_64_bits_merges_nothing(
     left: int | None, right: int | None, middle: int | None, expected: int | None
 ) -> None:
-    """The record in the middle is a dead letter then, and both sessions stay as they were."""
+    """The record between two sessions is then a dead letter, and both sessions stay unchanged."""
     driver = sessions(grace=1_000, n=Count(), sum=Sum("n"))
     for timestamp, n in ((0, left), (2 * GAP, right), (GAP, middle)):
         driver.pipe("in", key=b"k", value=msgspec.json.encode({"n": n}), timestamp=timestamp)
@@ -188,7 +188,7 @@ def sliding(emit: str = "on_close") -> TopologyTestDriver:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_sliding_windows_have_the_sum_of_their_records(seed: int) -> None:
-    """In whatever order the records came, near 0 as well."""
+    """The order of the records has no effect, also near time 0."""
     chance, driver = random.Random(seed), sliding()
     records = [(chance.randrange(60), chance.randint(-9, 9)) for _ in range(25)]
     for timestamp, n in records:
@@ -206,7 +206,7 @@ def test_sliding_windows_have_the_sum_of_their_records(seed: int) -> None:
     [(100, 105, True), (100, 95, True), (100, 110, True), (100, 111, False), (100, 89, False), (3, 5, True)],
 )
 def test_a_sum_of_a_sliding_window_that_would_leave_64_bits(first: int, second: int, is_rejected: bool) -> None:
-    """The record is a dead letter if it shares a window with the other."""
+    """The record is a dead letter if it shares a window with the other one."""
     driver = sliding()
     for timestamp in (first, second):
         driver.pipe("in", key=b"k", value=msgspec.json.encode({"n": BIG}), timestamp=timestamp)
@@ -215,7 +215,7 @@ def test_a_sum_of_a_sliding_window_that_would_leave_64_bits(first: int, second: 
 
 
 def test_updates_of_sliding_windows_have_their_bounds() -> None:
-    """A record that comes out of order changes a window, and makes one that ends at it and one that starts after it."""
+    """An out-of-order record changes a window, and creates one that ends at it and one that starts after it."""
     driver = sliding("on_update")
     for timestamp, n in ((25, 1), (20, 2), (3, 4), (1, 8)):
         driver.pipe("in", key=b"k", value=msgspec.json.encode({"n": n}), timestamp=timestamp)

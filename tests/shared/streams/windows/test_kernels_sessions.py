@@ -33,7 +33,7 @@ Update = tuple[Window, list[int] | None]
 
 
 class Value(msgspec.Struct):
-    """An input value: a number that tells records apart."""
+    """An input value: a number that identifies its record."""
 
     id: int
 
@@ -66,7 +66,7 @@ def pipe(driver: TopologyTestDriver, *records: tuple[str | None, int]) -> None:
 
 
 def closed(driver: TopologyTestDriver) -> list[tuple[Window, list[int]]]:
-    """What was emitted on close since the last look: the window and its records' ids."""
+    """The windows that were emitted on close since the last call, with the ids of their records."""
     out = []
     for record in driver.read("out"):
         result = msgspec.json.decode(record.value or b"")
@@ -77,7 +77,7 @@ def closed(driver: TopologyTestDriver) -> list[tuple[Window, list[int]]]:
 
 
 def updates(driver: TopologyTestDriver) -> list[Update]:
-    """What was emitted on update since the last look; None is a retraction."""
+    """The updates that were emitted since the last call; None is a retraction."""
     out: list[Update] = []
     for record in driver.read("out"):
         key = msgspec.json.decode(record.key or b"")
@@ -107,7 +107,7 @@ def test_gap_is_inclusive() -> None:
 
 
 def test_record_bridges_two_sessions() -> None:
-    """A record within reach of two sessions makes them one, the earlier one's records first."""
+    """A record within the gap of two sessions merges them; the records of the earlier session come first."""
     driver = driver_of(gap=10, grace=100)
     pipe(driver, ("a", 16), ("a", 0), ("a", 8))
     assert live(driver) == {("a", 0, 16, (1, 0, 2))}
@@ -168,7 +168,8 @@ def test_an_old_record_is_rescued_by_the_session_it_merges_into() -> None:
 
 
 def test_late_record_says_how_late() -> None:
-    """A late record goes out as it was, with its place, its lateness, the close time and the operator's time."""
+    """A late record is forwarded unchanged, with its coordinates, its lateness, the close time and the operator's
+    time."""
     driver = driver_of(gap=10, grace=5)
     pipe(driver, ("a", 100))
     driver.pipe("in", key=b"b", value=b'{"id":7}', timestamp=80, headers=(("trace", b"x"),))
@@ -189,7 +190,7 @@ def test_late_record_says_how_late() -> None:
 
 
 def test_grace_0_closes_after_the_gap() -> None:
-    """Without grace a session is closed by the first record more than a gap after its end, also its own key's."""
+    """Without grace a session is closed by the first record more than a gap after its end, also one of its own key."""
     driver = driver_of(gap=10)
     pipe(driver, ("a", 0), ("a", 11))
     assert closed(driver) == [(("a", 0, 0), [0])]
@@ -232,7 +233,7 @@ def test_null_keys_are_skipped_and_counted() -> None:
 
 
 def test_on_update_forwards_each_change() -> None:
-    """Without reduction each record forwards its session, after retracting those it was merged from."""
+    """Without reduction each record forwards its session, after retractions of the sessions merged into it."""
     driver = driver_of(gap=10, grace=100, emit="on_update")
     pipe(driver, ("a", 0), ("a", 0), ("a", 16), ("a", 8), ("a", 8))
     assert updates(driver) == [
@@ -248,7 +249,8 @@ def test_on_update_forwards_each_change() -> None:
 
 
 def test_on_update_reduced_to_the_last_of_a_commit() -> None:
-    """With reduction a commit holds each window's last result, and no window that came and went within it."""
+    """With reduction a commit has the last result of each window, and none of a window that existed only within the
+    commit."""
     driver = driver_of(gap=10, grace=100, emit="on_update", commit_each=False, deduplicate_updates=True)
     pipe(driver, ("a", 0), ("a", 16), ("b", 3), ("a", 8))
     assert updates(driver) == []
@@ -287,7 +289,7 @@ def test_a_window_closed_within_its_commit_is_still_shown() -> None:
 
 
 def test_advance_time_closes_without_a_record() -> None:
-    """The operator's time can be moved on, never back, and closes what it passes."""
+    """The operator's time can be advanced, never set back. The advance closes the windows that are due."""
     driver = driver_of(gap=10)
     pipe(driver, ("a", 0))
     (operator,) = driver.task.operators()
@@ -299,7 +301,7 @@ def test_advance_time_closes_without_a_record() -> None:
 
 
 def test_a_refused_record_leaves_its_session_alone() -> None:
-    """Where one aggregation refuses a value, none of the others has taken it, sketches declared before it included."""
+    """If one aggregation rejects a value, no other one has it, not even a sketch that is declared before it."""
     builder = StreamsBuilder()
     windows = builder.stream("in").group_by_key().session_window(10, 100)
     windows.aggregate(
@@ -320,7 +322,7 @@ def test_a_refused_record_leaves_its_session_alone() -> None:
 
 @pytest.mark.parametrize(("gap", "grace", "named"), [(0, 0, "gap"), (-1, 0, "gap"), (1, -1, "grace")])
 def test_windows_refuse_what_is_no_duration(gap: int, grace: int, named: str) -> None:
-    """A gap below 1 ms and a negative grace are refused by name."""
+    """A gap below 1 ms and a negative grace are rejected by name."""
     with pytest.raises(ConfigError, match=f"session {named}"):
         Rule("session", gap, grace)
 
@@ -370,7 +372,8 @@ class BruteForce:
 
 
 def net(raw: list[Update], shown: set[Window]) -> list[Update]:
-    """One commit's updates reduced to the last a window; a retraction only of what an earlier commit had shown."""
+    """The updates of one commit, reduced to the last of each window, with retractions only of results of earlier
+    commits."""
     last: dict[Window, list[int] | None] = {}
     for window, ids in raw:
         last.pop(window, None)
@@ -400,7 +403,8 @@ gaps, graces = st.sampled_from([1, 5, 10, 20]), st.sampled_from([0, 1, 7, 30])
 
 @given(gaps, graces, inputs())
 def test_record_by_record_equals_brute_force(gap: int, grace: int, records: list[tuple[str | None, int]]) -> None:
-    """With a commit after each record, closed windows, updates, late and open ones are the brute-force rule's."""
+    """With a commit after each record, closed windows, updates, late records and open windows equal those of a
+    brute-force rule."""
     model = BruteForce(gap, grace)
     on_close, on_update = driver_of(gap, grace), driver_of(gap, grace, "on_update")
     for id_, (key, at) in enumerate(records):
@@ -418,7 +422,7 @@ def test_record_by_record_equals_brute_force(gap: int, grace: int, records: list
 def test_batches_equal_brute_force_net_of_commits(
     gap: int, grace: int, records: list[tuple[str | None, int]], sizes: list[int]
 ) -> None:
-    """With commits after random batches, outputs are the brute-force rule's net of each commit."""
+    """With commits after random batches, outputs equal those of a brute-force rule, reduced by commit."""
     model = BruteForce(gap, grace)
     options: dict[str, Any] = {"commit_each": False, "deduplicate_updates": True}
     on_close, on_update = driver_of(gap, grace, **options), driver_of(gap, grace, "on_update", **options)
@@ -441,7 +445,7 @@ def test_batches_equal_brute_force_net_of_commits(
 
 
 def test_a_refused_record_does_not_move_time() -> None:
-    """A record that an aggregation refuses closes nothing and makes nothing late: it was never in the operator."""
+    """A record that an aggregation rejects closes no window and makes no record late."""
     builder = StreamsBuilder()
     windows = builder.stream("in").group_by_key().session_window(gap=10)
     windows.aggregate("s", total=Sum("n")).on_close().to("out")

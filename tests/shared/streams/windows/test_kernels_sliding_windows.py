@@ -19,7 +19,7 @@ Window = tuple[str, int, int]
 
 
 class Value(msgspec.Struct):
-    """An input value: a number that tells records apart."""
+    """An input value: a number that identifies its record."""
 
     id: int
 
@@ -46,7 +46,7 @@ def pipe(driver: TopologyTestDriver, *records: tuple[str | None, int]) -> None:
 
 
 def out(driver: TopologyTestDriver) -> list[tuple[Window, list[int], int]]:
-    """What was emitted since the last look: the window, its records' ids, the timestamp."""
+    """The outputs since the last call: window, ids of its records, timestamp."""
     found = []
     for record in driver.read("out"):
         result = msgspec.json.decode(record.value or b"")
@@ -56,12 +56,12 @@ def out(driver: TopologyTestDriver) -> list[tuple[Window, list[int], int]]:
 
 
 def rows(driver: TopologyTestDriver) -> dict[Window, list[int]]:
-    """All windows of the store, open and kept."""
+    """All windows of the store, open and closed ones."""
     return {(w.key, w.start, w.end): w.states[1] for w in driver.task.stores["w"].rows()}
 
 
 def test_a_window_ends_at_each_record_and_one_starts_after_it() -> None:
-    """The example of the module: two records within reach make three windows."""
+    """The example of the module: two records within the time difference make three windows."""
     driver = driver_of(10, 100)
     pipe(driver, ("a", 20), ("a", 25))
     assert rows(driver) == {("a", 10, 20): [0], ("a", 21, 31): [1], ("a", 15, 25): [0, 1]}
@@ -89,14 +89,14 @@ def test_two_records_of_one_moment_make_no_new_window() -> None:
 
 
 def test_a_difference_of_zero() -> None:
-    """With no difference each moment is a window of its own."""
+    """With a time difference of 0 each moment is a window."""
     driver = driver_of(0)
     pipe(driver, ("a", 5), ("a", 5), ("a", 6))
     assert out(driver) == [(("a", 5, 5), [0, 1], 5)]
 
 
 def test_a_closed_window_still_lends_what_it_holds() -> None:
-    """A window that was closed is kept for as long as one to its right can be made from it, over a crash too."""
+    """A closed window is kept while a later window can be computed from it, also after a crash."""
     driver = driver_of(10)
     pipe(driver, ("a", 20), ("a", 27))
     assert [w for w, _, _ in out(driver)] == [("a", 10, 20)]
@@ -144,7 +144,7 @@ def test_windows_refuse_what_is_no_duration(difference: int, grace: int, named: 
 
 
 def test_a_longer_grace_opens_nothing_that_was_closed() -> None:
-    """Nor does it close a second time what is kept; what is open then closes by the new one."""
+    """It closes no kept window a second time either. Open windows close by the new grace."""
     first = driver_of(10, 0)
     pipe(first, ("a", 20), ("a", 27))
     assert [w for w, _, _ in out(first)] == [("a", 10, 20)]
@@ -160,7 +160,7 @@ def test_a_longer_grace_opens_nothing_that_was_closed() -> None:
 
 @st.composite
 def within_grace(draw: st.DrawFn) -> tuple[int, list[tuple[str, int]]]:
-    """A grace, and records none of which comes later than that after a later one."""
+    """A grace, and records of which none is more than that behind an earlier one."""
     grace = draw(st.sampled_from([0, 5, 30]))
     time, found = 0, []
     for key, step, back in draw(
@@ -172,7 +172,7 @@ def within_grace(draw: st.DrawFn) -> tuple[int, list[tuple[str, int]]]:
 
 
 def definition(difference: int, given_: list[tuple[str, int]]) -> dict[Window, set[int]]:
-    """Every window that ends at a record or starts just after one, and holds something."""
+    """All non-empty windows that end at a record or start just after one."""
     found: dict[Window, set[int]] = {}
     for key, at in given_:
         for start in (max(0, at - difference), at + 1):
@@ -186,7 +186,7 @@ def definition(difference: int, given_: list[tuple[str, int]]) -> dict[Window, s
 def test_equals_the_definition_over_crashes(
     difference: int, given_: tuple[int, list[tuple[str, int]]], crashes: list[int]
 ) -> None:
-    """Where nothing is late the windows are those of the definition, each is closed once, and none is lost."""
+    """Without late records the windows are those of the definition. Each is closed once, and none is lost."""
     grace, records = given_
     driver = driver_of(difference, grace)
     for i, record in enumerate(records):
@@ -206,7 +206,8 @@ def test_equals_the_definition_over_crashes(
 
 @pytest.mark.parametrize("emit", ["on_update", "on_close"])
 def test_a_window_is_kept_as_long_as_a_record_can_reach_it(emit: Emit) -> None:
-    """At 12 the window [6, 9] still says that [10, 13] was missed too; what no record can reach is gone."""
+    """At time 12 the window [6, 9] still shows that [10, 13] was missed. A window that no record can reach is
+    removed."""
     driver = driver_of(3, 2, emit)
     pipe(driver, ("a", 9), ("a", 17), ("a", 12))
     assert driver.task.metrics.missed_windows_total == 2

@@ -23,7 +23,7 @@ Window = tuple[str, int, int]
 
 
 class Value(msgspec.Struct):
-    """An input value: a number that tells records apart."""
+    """An input value: a number that identifies its record."""
 
     id: int
 
@@ -50,7 +50,7 @@ def pipe(driver: TopologyTestDriver, *records: tuple[str | None, int]) -> None:
 
 
 def out(driver: TopologyTestDriver) -> list[tuple[Window, list[int], int]]:
-    """What was emitted since the last look: the window, its records' ids, the timestamp."""
+    """The outputs since the last call: window, ids of its records, timestamp."""
     found = []
     for record in driver.read("out"):
         result = msgspec.json.decode(record.value or b"")
@@ -138,14 +138,14 @@ def test_null_keys_are_skipped_and_counted() -> None:
 
 
 def test_closed_windows_come_in_order_of_start_and_key() -> None:
-    """What one record closes is forwarded by start, then by key."""
+    """The windows that one record closes are forwarded by start, then by key."""
     driver = driver_of(10, 10)
     pipe(driver, ("b", 12), ("b", 14), ("a", 13), ("a", 100))
     assert [window for window, _, _ in out(driver)] == [("a", 10, 20), ("b", 10, 20)]
 
 
 def test_on_update_reduced_to_the_last_of_a_commit() -> None:
-    """In production each window is forwarded once a commit, with what it holds by then."""
+    """In production each window is forwarded once in a commit, with its content at that time."""
     driver = driver_of(10, 10, 0, "on_update", commit_each=False, dedupe=True)
     pipe(driver, ("a", 0), ("a", 5), ("a", 11), ("a", 12))
     driver.commit()
@@ -165,7 +165,7 @@ def test_advance_time_closes_without_a_record() -> None:
 
 
 def test_a_refused_record_is_in_no_window() -> None:
-    """Where one aggregation refuses a record for one of its windows, no window and no sketch has taken it."""
+    """If one aggregation rejects a record for one of its windows, no window and no sketch has it."""
     builder = StreamsBuilder()
     windows = builder.stream("in").group_by_key().hopping_window(10, 5, 100)
     aggregations = {"who": CountDistinct("who"), "n": Count(), "total": Sum("id"), "what": CountDistinct("what")}
@@ -192,7 +192,7 @@ def test_a_refused_record_is_in_no_window() -> None:
     ],
 )
 def test_windows_refuse_what_is_no_window(size: int, advance: int, grace: int, named: str) -> None:
-    """A size below 1 ms, an advance beyond the size, a negative grace and too many windows a record are refused."""
+    """A size below 1 ms, an advance above the size, a negative grace and too many windows for a record are rejected."""
     with pytest.raises(ConfigError, match=named):
         hopping_windows(size, advance, grace)
 

@@ -1,4 +1,4 @@
-"""Aggregations without windows: a row a key, beside a dict that is told the same records."""
+"""Aggregations without windows: one row for each key, compared with a dict of the same records."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ Piped = tuple[bytes | None, bytes | None, int]
 
 @dataclass
 class Model:
-    """What the rows must be, one record after the other."""
+    """The expected rows, computed record by record."""
 
     aggregations: frozenset[str]
     taken: dict[str, list[tuple[int, Value]]] = field(default_factory=dict)
@@ -111,7 +111,7 @@ def topology(aggregations: dict[str, Aggregation[Any]], name: str = "s") -> Topo
 
 @contextmanager
 def folder(is_on_disk: bool) -> Iterator[StateDirectory | None]:
-    """Where state is kept that is to be on disk, and next to none of it in memory."""
+    """The folder of state on disk, with hardly any rows in memory."""
     with tempfile.TemporaryDirectory() as path:
         yield StateDirectory(path, "app", memory_bytes_max=8 * 1024 * 1024, cache_bytes_max=0) if is_on_disk else None
 
@@ -141,7 +141,7 @@ batches = st.lists(
 def test_rows_are_those_of_a_dict(
     named: str, is_on_disk: bool, plan: list[Any], deduplicate: bool, columns_min: int
 ) -> None:
-    """Rows, updates, refused and skipped records, whatever the batches are, through crashes, in memory and on disk."""
+    """Rows, updates, rejected and skipped records agree for any batches, after crashes, in memory and on disk."""
     aggregations = SETS[named]
     with folder(is_on_disk) as state:
         driver = TopologyTestDriver(
@@ -200,7 +200,8 @@ def test_a_table_skips_null_keys_and_takes_what_is_out_of_order() -> None:
 
 
 def test_a_refused_record_moves_no_time_and_leaves_nothing() -> None:
-    """A sum that leaves 64 bits, and what the user's function raises: no row, no time, a dead letter."""
+    """A sum that would leave 64 bits, and a user function that raises, make a dead letter, no row and no advance of
+    time."""
     driver = TopologyTestDriver(topology(SETS["own"]), errors=ErrorHandlers())
     driver.pipe("in", key=b"a", value=b'{"n":%d}' % (2**63 - 1), timestamp=5)
     before = dict(driver.store("s").items())
@@ -211,7 +212,7 @@ def test_a_refused_record_moves_no_time_and_leaves_nothing() -> None:
 
 
 def test_what_is_handed_out_are_copies() -> None:
-    """Rows that a function or a processor changes stay what they are in the store."""
+    """A function or processor that changes a row does not change the store."""
     builder = StreamsBuilder()
     table = builder.stream("in").group_by_key().aggregate("s", last=Last("x"))
 
@@ -232,7 +233,7 @@ def test_what_is_handed_out_are_copies() -> None:
 @pytest.mark.parametrize("is_on_disk", [False, True], ids=["in memory", "on disk"])
 @pytest.mark.parametrize("left", [False, True])
 def test_a_stream_looks_up_the_row_of_its_key(left: bool, is_on_disk: bool) -> None:
-    """The row is as it is when the record comes, a commit or not; without one a left join gives None."""
+    """The join gets the row as of the record, whether it is committed or not. Without a row a left join gets None."""
     builder = StreamsBuilder()
     table = builder.stream("in").group_by_key().aggregate("s", n=Count(), total=Sum("x"))
     orders = builder.stream("orders")
@@ -257,7 +258,7 @@ def test_a_stream_looks_up_the_row_of_its_key(left: bool, is_on_disk: bool) -> N
 
 
 def test_a_stream_that_feeds_a_table_and_is_joined_with_it_sees_its_own_record() -> None:
-    """The table stands first in the topology, so it has the record when the join looks the key up."""
+    """The table comes first in the topology, so it has the record before the join looks the key up."""
     builder = StreamsBuilder()
     stream = builder.stream("in")
     table = stream.group_by_key().aggregate("s", n=Count())
@@ -316,7 +317,7 @@ def test_rows_behind_a_repartition_topic() -> None:
 
 
 def test_windows_behind_a_table_move_on_while_nothing_comes() -> None:
-    """A table hands time on as a source does, and holds it back for a row that no commit has sent yet."""
+    """A table forwards time as a source does, but not beyond a row that no commit has forwarded yet."""
     builder = StreamsBuilder()
     table = builder.stream("in").group_by_key().aggregate("s", n=Count())
     windows = table.to_stream().group_by_key().tumbling_window(100)
@@ -338,7 +339,7 @@ def test_windows_behind_a_table_move_on_while_nothing_comes() -> None:
 
 
 def test_a_row_that_a_node_cannot_take_is_left_out() -> None:
-    """What the store took counts; the output is a dead letter that names the store."""
+    """The store keeps the row. The failed output is a dead letter that names the store."""
     builder = StreamsBuilder()
     table = builder.stream("in").group_by_key().aggregate("s", n=Count())
     table.to_stream().map_values(lambda row: 1 // (row["n"] - 2)).to("out")
@@ -355,7 +356,7 @@ def test_a_row_that_a_node_cannot_take_is_left_out() -> None:
 
 
 def task_of(topology: Topology, **given: Any) -> StreamTask:
-    """A task that has taken a small list of ann's, a large one of bob's, and another one of ann's."""
+    """A task that has processed a small list of ann, a large one of bob, and another one of ann."""
     task = StreamTask(topology, 0, application="app", **given)
     task.initialize(0)
     values = (("ann", 5), ("bob", 40_000), ("ann", 6))
@@ -376,7 +377,7 @@ def of_lists() -> Topology:
 
 @pytest.mark.parametrize("columns_min", [1, 1 << 30])
 def test_the_record_that_makes_a_state_too_large_is_refused(columns_min: int) -> None:
-    """It is a dead letter at once: the row is as it was, and in the store is none that was new."""
+    """It is a dead letter at once: an existing row stays unchanged, and no new row is created."""
     task = task_of(of_lists(), record_bytes_max=30_000, columns_min=columns_min)
     assert [(r.topic, r.key) for r in task.prepare_commit(0).outputs] == [("in-dlq", b"bob"), ("out", b"ann")]
     store: Any = task.stores["s"]
@@ -392,7 +393,7 @@ def test_a_key_that_no_result_could_hold_is_refused() -> None:
 
 
 def test_what_may_change_of_a_store() -> None:
-    """Aggregations may be added, and begin anew; a row that had none has none. Another kind or source is refused."""
+    """Aggregations may be added and begin empty. Another kind or source is rejected."""
     first = TopologyTestDriver(topology({"n": Count()}))
     first.pipe("in", key=b"a", value=b'{"n":4}')
     more = TopologyTestDriver(topology({"n": Count(), "total": Sum("n")}))

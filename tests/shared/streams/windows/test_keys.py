@@ -13,7 +13,7 @@ names = st.binary(max_size=20) | st.sampled_from([b"a", b"b", b"", b"a\0"])
 
 @given(st.lists(st.tuples(st.lists(names | st.none(), max_size=30), st.sets(names)), max_size=8))
 def test_numbers_are_kept_until_their_keys_go(rounds: list[tuple[list[bytes | None], set[bytes]]]) -> None:
-    """A key has one number as long as it is there, no other key has it, and its bytes come back."""
+    """A key keeps its number while it exists, no other key has that number, and its bytes are returned unchanged."""
     index, known = KeyIndex(), dict[bytes, int]()
     for keys, gone in rounds:
         codes = index.codes_of(keys).tolist()

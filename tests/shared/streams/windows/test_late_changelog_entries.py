@@ -1,4 +1,4 @@
-"""Late records in the changelog: which windows each missed, and what it would have brought to them."""
+"""Late records in the changelog: the windows that each missed, and its own results."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def test_batches_of_any_size_write_the_same(kind: str, aggregations: dict[str, A
 
 
 def test_a_record_that_is_too_late_for_any_sliding_window() -> None:
-    """It says the window that would have ended with it."""
+    """The entry names the window that would have ended at the record."""
     sent: list[Sent] = [(b"a", 1_000, {}), (b"a", 30, {}), (b"a", 500, {})]
     found = late_of(topology("sliding", {"n": Count()}), sent, 10)
     assert [(one.timestamp, one.missed) for one in found] == [(30, [0]), (500, [450])]
@@ -260,7 +260,7 @@ def test_what_a_punctuation_forwards_comes_of_no_source_record() -> None:
 
 
 def test_a_refused_record_leaves_no_late_record() -> None:
-    """One window has it as late, and another refuses it: it is a dead letter, and nothing else."""
+    """A record that is late for one window and rejected by another is only a dead letter."""
     builder = StreamsBuilder()
     grouped = builder.stream("in").group_by_key()
     grouped.session_window(GAP, GRACE).aggregate("s", n=Count()).on_close().to("out")
@@ -270,7 +270,7 @@ def test_a_refused_record_leaves_no_late_record() -> None:
 
 
 def test_a_restore_passes_them_over() -> None:
-    """The stores are those of a task that kept no late records."""
+    """The restored stores are those of a task without late records in its changelog."""
     sent: list[Sent] = [(b"ab"[n % 2 :][:1], (n * 37) % 700, {"x": n, "p": "u"}) for n in range(200)]
     of = topology("hopping", NUMBERS)
     found = []

@@ -1,4 +1,4 @@
-"""Late records: what goes to the late topic where a source record is in hand, and where there is none."""
+"""Records in the late topic, with a source record and without one."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ WALL, STREAM = PunctuationType.WALL_CLOCK_TIME, PunctuationType.STREAM_TIME
 
 
 def ticking(type_: PunctuationType, time_of: Callable[[int], int]) -> type[Processor]:
-    """A processor that passes records on and forwards one of its own every 10 ms."""
+    """A processor that forwards its records, and one of its own every 10 ms."""
 
     class Ticking(Processor):
         def init(self, context: ProcessorContext) -> None:
@@ -85,7 +85,7 @@ def test_what_a_wall_clock_punctuation_forwards_may_be_late(kind: str) -> None:
 
 
 def test_a_late_record_of_a_stream_time_punctuation_is_not_the_source_record() -> None:
-    """The record that moved time was taken; what the callback forwarded is what is late."""
+    """The record that advanced the time is in its window. The record that the callback forwarded is late."""
     driver = windowed("tumbling_window", ticking(STREAM, lambda now: max(0, now - 500)))
     driver.pipe("in", key=b"a", value=b'{"mine":1}', timestamp=1000)
     (late,) = driver.read("in-late")
@@ -93,7 +93,8 @@ def test_a_late_record_of_a_stream_time_punctuation_is_not_the_source_record() -
 
 
 def test_a_late_record_tells_the_life_of_its_application() -> None:
-    """That of a source record and what was forwarded by itself: by the changelog's id, once the task knows it."""
+    """Late records have the id of the changelog's topic, once the task knows it, with a source record or without
+    one."""
     for late in ({"key": b"a", "value": b"{}", "timestamp": 5}, None):
         driver = windowed("tumbling_window", ticking(WALL, lambda now: now))
         driver.task.changelog_id = "an id"
@@ -121,7 +122,8 @@ def test_a_punctuation_has_no_record_metadata() -> None:
 
 
 def test_what_a_commit_forwards_may_be_late() -> None:
-    """What was held back until a commit, and comes too late then for its window, is late and ends nothing."""
+    """A record that was held back until a commit, and is then too late for its window, is a late record and no
+    error."""
 
     class Holding(Processor):
         held: Record
@@ -144,7 +146,8 @@ def test_what_a_commit_forwards_may_be_late() -> None:
 
 
 def test_anything_can_be_written_as_late() -> None:
-    """What JSON does not have is shown by its repr, text without UTF-8 escaped, and too large a value left out."""
+    """Values without a JSON form are written as their repr, invalid UTF-8 is escaped, and a value that is too large is
+    left out."""
 
     class Odd:
         def __repr__(self) -> str:
@@ -225,7 +228,8 @@ def as_read(record: ProducerRecord) -> ConsumerRecord:
 
 
 def test_a_late_record_is_read_back_as_its_source_record() -> None:
-    """Key, value, event time, place and own headers as they were; and why it was late."""
+    """Key, value, event time, coordinates and the record's own headers are unchanged, beside the reason for its
+    lateness."""
     source = ConsumerRecord("clicks", 2, 17, 1_000, b"ann", b"{}", (("trace", b"a"),))
     made = late_record(source, "clicks-late", 1_500, 2_000, store="visits", application="shop")
     marked = late_record(source, "clicks-late", 1_500, 2_000, "visits", "shop", "an id")

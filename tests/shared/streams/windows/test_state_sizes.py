@@ -1,4 +1,4 @@
-"""States that would get too large to be written: bounds in the place of measuring each."""
+"""States that would become too large to be written: upper bounds instead of measuring each state."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ arrivals = st.lists(st.tuples(st.sampled_from([b"k", b"key"]), values, st.intege
 def test_bounds_refuse_what_measuring_refuses(
     kind: str, names: list[str], came: list[tuple[bytes, Any, int]], size: int, restore_at: int
 ) -> None:
-    """Results, dead letters and the changelog are those of a task that measures all, and no entry is too large."""
+    """Results, dead letters and changelog are those of a task that measures every state, and no entry is too large."""
     bounded, measuring = driver_of(topology(kind, names)), driver_of(topology(kind, names))
     measure_all(measuring)
     records = [(key, msgspec.json.encode({"page": page}), at) for key, page, at in came]
@@ -104,7 +104,7 @@ def restored(driver: TopologyTestDriver) -> list[Any]:
 
 
 def test_a_state_that_would_get_too_large_refuses_its_record() -> None:
-    """The dead letter says key, size and limit; the window goes on as it was, and other keys are not touched."""
+    """The dead letter has key, size and limit. The window stays unchanged, and other keys are not affected."""
     driver = driver_of(topology("tumbling", ["pages"]))
     pages = [(b"k", 150), (b"k", 150), (b"k", 150), (b"other", 150), (b"k", 5)]
     driver.pipe_columns("in", [(key, b'{"page":"%s"}' % (b"x" * n), 0) for key, n in pages])
@@ -151,7 +151,7 @@ def test_sketches_stay_below_their_limit(aggregation: Aggregation[Any], bytes_ma
 
 @given(st.lists(values, max_size=8))
 def test_growth_is_an_upper_bound(got: list[Any]) -> None:
-    """A list's JSON grows by no more than was told for each of its values."""
+    """A list's JSON grows by at most the bound of each of its values."""
     told = ObjectStates(CollectList("x")).growth(got)
     assert len(msgspec.json.encode(got)) <= 2 + told.sum()
     assert [len(msgspec.json.encode(value)) <= most for value, most in zip(got, told, strict=True)] == [True] * len(got)

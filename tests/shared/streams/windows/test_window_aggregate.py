@@ -171,7 +171,7 @@ def drawn(seed: int) -> tuple[tuple[int, int, int], list[Piped]]:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_drawn_cases_in_batches_of_any_size(seed: int) -> None:
-    """Whatever the sizes of windows and batches, and however large the numbers, columns do what single records do."""
+    """For any sizes of windows and batches and any numbers, columns give the results of single records."""
     span, records = drawn(seed)
     emit: Emit = "on_close" if seed % 2 else "on_update"
     sums_differ = 1e-9
@@ -209,8 +209,8 @@ def _require_close(ours: Any, theirs: Any, tolerance: float) -> None:
 
 
 def test_a_late_record_says_how_late_at_its_own_moment() -> None:
-    """The close time of a late record is that of its moment, not of its batch's end; one of several windows missed
-    makes a record none the later."""
+    """The close time of a late record is that of its own position in the batch. A record that misses only one of its
+    windows is not counted as later."""
     driver = driver_of(topology(hopping(10, 5, 0), "on_close", value=bytes), 1)
     driver.pipe_columns("in", [Piped(b"a", b"", at) for at in (12, 8, 20, 9, 99)])
     driver.commit()
@@ -222,7 +222,7 @@ def test_a_late_record_says_how_late_at_its_own_moment() -> None:
 
 @pytest.mark.parametrize("grace", [0, 100])
 def test_times_near_the_end_of_64_bits_go_record_by_record(grace: int) -> None:
-    """Where a window's end would leave 64 bits the record is refused, as it is alone; no sum of times wraps around."""
+    """A record whose window would end beyond 64 bits is rejected, as it is alone. No sum of times wraps around."""
     by_columns, by_records = pair_of(topology(hopping(10, 5, grace), "on_close"))
     latest = 2**63 - 1
     for times in ((5, latest - 200), (latest - 60, latest - 11, latest - 9), (latest,)):
@@ -232,7 +232,7 @@ def test_times_near_the_end_of_64_bits_go_record_by_record(grace: int) -> None:
 
 
 def test_idle_time_closes_windows_of_columns() -> None:
-    """Where time moves by itself, many windows close at once or a few one by one, as those of the other store."""
+    """If time advances without records, windows close as in the other store, many at once or one by one."""
     for keys in (3, 100):
         by_columns, by_records = pair_of(topology(hopping(10, 5, 0), "on_close"))
         pipe_all((by_columns, by_records), [Piped(b"k%d" % n, b'{"n":1}', 7) for n in range(keys)])

@@ -74,7 +74,7 @@ def driver_of(made: Topology, columns_min: int) -> TopologyTestDriver:
 
 
 def results(driver: TopologyTestDriver, topic: str) -> list[Any]:
-    """What there is since the last look, in an order of its own where it came of one commit."""
+    """The outputs since the last call; outputs of one commit are sorted."""
     read = [(r.key, r.value, r.timestamp) for r in driver.read(topic)]
     return sorted(read, key=repr) if topic == "out" else read
 
@@ -89,7 +89,7 @@ def live(driver: TopologyTestDriver, rows: Any = None) -> list[Any]:
 
 
 def replayed(driver: TopologyTestDriver) -> list[Any]:
-    """What a new owner restores from the changelog."""
+    """The state that a new owner restores from the changelog."""
     again = TopologyTestDriver(driver.topology, commit_each=False, deduplicate_updates=True, errors=ErrorHandlers())
     again.changelog = list(driver.changelog)
     again.restore()
@@ -107,7 +107,7 @@ odd = st.sampled_from([None, b"{", b"{}", b'{"n":"x"}', b'{"n":1.5}', b'{"n":2,"
 
 @st.composite
 def inputs(draw: st.DrawFn) -> list[Piped]:
-    """Records around a time that mostly rises, some of one moment, some that cannot be taken."""
+    """Records around a mostly rising time, some with equal times, some that are rejected."""
     now = draw(st.integers(0, 50))
     out: list[Piped] = []
     for key, step in draw(st.lists(st.tuples(keys, steps), max_size=90)):
@@ -126,7 +126,7 @@ def inputs(draw: st.DrawFn) -> list[Piped]:
 def test_batches_equal_single_records(
     own: list[str], kind: str, gap: int, grace: int, records: list[Piped], size: int, emit: Emit
 ) -> None:
-    """After every commit results, late records, dead letters, live sessions and the changelog are the same."""
+    """After every commit results, late records, dead letters, live sessions and changelog are the same."""
     made = topology(own, gap, grace, emit, kind=kind)
     batches, singly = driver_of(made, 1), driver_of(made, RECORDS_ONLY)
     for start in range(0, len(records), size):
@@ -158,7 +158,7 @@ close_by = st.tuples(st.sampled_from([b"a", b"b"]), st.integers(0, 90), st.sampl
     st.sampled_from([0, 30, 90]),
 )
 def test_windows_that_come_together(records: list[Any], size: int, own: list[str], kind: str, grace: int) -> None:
-    """However windows that a store has and those of a batch are joined, they have what single records make of them."""
+    """However windows of the store and of a batch are merged, they equal those of single records."""
     made = topology(own, 10, grace, "on_update", kind=kind)
     batches, singly = driver_of(made, 1), driver_of(made, RECORDS_ONLY)
     piped = [Piped(k, b'{"n":%d,"page":%s}' % (i, p.encode()), at) for i, (k, at, p) in enumerate(records)]
@@ -173,7 +173,7 @@ def test_windows_that_come_together(records: list[Any], size: int, own: list[str
 @settings(max_examples=60)
 @given(names, inputs(), st.data())
 def test_crashes_in_the_midst(own: list[str], records: list[Piped], data: st.DataObject) -> None:
-    """What a batch put into states in place is gone with the task that did, and is not counted twice."""
+    """Changes that a batch made to states in place are lost with the task, and are not counted twice."""
     made = topology(own, 10, 7, "on_close")
     batches, singly = driver_of(made, 1), driver_of(made, RECORDS_ONLY)
     for start in range(0, len(records), 15):
@@ -202,7 +202,8 @@ def of_pages(arrivals: list[tuple[bytes, int]], names: list[str], grace: int) ->
 
 
 def test_of_one_moment_what_came_first_is_first() -> None:
-    """Also where time went on between two records, and the second is too late for some windows of the first."""
+    """This also holds if time advanced between two records, and the second is too late for some windows of the
+    first."""
     in_batches, one_by_one = of_pages([(b"a", 25), (b"b", 31), (b"a", 25)], ["first", "last", "pages"], 0)
     assert in_batches == one_by_one
     window = next(msgspec.json.decode(value) for key, value, _ in in_batches if b'"a","start":10' in key)
@@ -210,14 +211,15 @@ def test_of_one_moment_what_came_first_is_first() -> None:
 
 
 def made_of(topic: str, data: bytes | None) -> Any:
-    """Values that no JSON says, as a deserializer of a user's own may make them."""
+    """Values without a JSON form, as a user's deserializer may return them."""
     return {"page": object if data == b"object" else str(data)}
 
 
 @pytest.mark.parametrize("columns_min", [1, RECORDS_ONLY])
 @pytest.mark.parametrize("name", ["first", "pages", "each"])
 def test_what_has_no_json_is_a_dead_letter(name: str, columns_min: int) -> None:
-    """A value that no state could be written with costs its record, in columns too, and its window goes on."""
+    """A value with which the state could not be written makes its record a dead letter, in columns too. Its window
+    continues."""
     driver = driver_of(topology(["count", name], 10, 0, "on_close", value=made_of), columns_min)
     times = {b"text": 1, b"object": 0}  # the first value, though it came second
     pipe_and_commit(driver, [Piped(b"a", v, times[v]) for v in (b"text", b"object", b"text")])
@@ -229,7 +231,7 @@ def test_what_has_no_json_is_a_dead_letter(name: str, columns_min: int) -> None:
 
 
 def test_numbers_of_other_types_are_taken_as_one_by_one() -> None:
-    """A number that no column is made of, though an aggregation takes it, has its batch taken record by record."""
+    """If an aggregation accepts a number that fits no column, its batch is processed record by record."""
     made = topology(["total", "ranks"], 10, 0, "on_close", value=lambda topic, data: {"n": np.float64(data or b"0")})
     drivers = [driver_of(made, 1), driver_of(made, RECORDS_ONLY)]
     for driver in drivers:

@@ -1,4 +1,4 @@
-"""How large a key may be: what is measured, and that the quick way agrees with it."""
+"""The limit of a key's size: what is measured, and that the fast check agrees with it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ENVELOPE = len(b'{"key":,"start":0,"end":0}')
 
 @given(key=KEYS, limit=st.integers(0, 200))
 def test_a_key_is_refused_by_what_it_takes(key: Any, limit: int) -> None:
-    """The limit is of the measured bytes, whatever short way was taken to see that a key is small."""
+    """The limit applies to the measured bytes, whatever shortcut shows that a key is small."""
     if key_bytes(key) <= limit:
         check_key(key, "s", limit)
     else:
@@ -30,7 +30,7 @@ def test_a_key_is_refused_by_what_it_takes(key: Any, limit: int) -> None:
 
 @given(key=KEYS)
 def test_no_result_holds_more_of_a_key(key: Any) -> None:
-    """What a key takes bounds what is written of it, by either of the encoders, and what an entry has of it."""
+    """The measured size of a key bounds its size in results of both encoders and in changelog entries."""
     record = Record(WindowKey(key, 0, 0), WindowResult(key, 0, 0, {}), 0)
     for encode, envelopes in ((encode_json, 1), (encode_updates, 2)):
         written = sum(len(part or b"") for part in encode(record))
@@ -39,7 +39,7 @@ def test_no_result_holds_more_of_a_key(key: Any) -> None:
 
 
 def test_a_windows_name_is_short() -> None:
-    """A key of any length is told by its beginning and its length; what is no key, by a part of its text."""
+    """A long key is shown by its beginning and its length, a value that is no key by a part of its text."""
     assert name_window("s", "k" * 200, 1, 2) == f"store 's', key '{'k' * 100}'... (200 characters), window 1 to 2"
     assert name_window(None, b"\xff", 1, 2) == "key b'\\xff', window 1 to 2"
     assert len(name_window("s", ["k" * 10_000], 1, 2)) < 1_100

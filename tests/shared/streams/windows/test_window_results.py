@@ -54,7 +54,7 @@ def records_of(results: WindowResults) -> list[Record]:
 @pytest.mark.parametrize("names", [("n", "ms"), ("n", "mean of ms")])
 @given(texts, texts, st.booleans())
 def test_encoded_as_one_by_one(names: tuple[str, ...], keys: list[str], gone: list[str], text: bool) -> None:
-    """Keys and values are byte for byte what the encoders make of each record, whatever is in a key."""
+    """Keys and values are byte for byte those of the encoders of single records, whatever a key contains."""
     raw = [[key.encode() for key in own] for own in (keys, gone)]
     results = results_of(*raw, names, text=text)
     records = records_of(results)
@@ -66,7 +66,8 @@ def test_encoded_as_one_by_one(names: tuple[str, ...], keys: list[str], gone: li
 
 
 def test_the_time_of_the_latest_record_is_the_results_time_and_no_result() -> None:
-    """Where a window keeps it, it is each result's timestamp, and stands neither in the JSON nor among the results."""
+    """If a window keeps that time, it is the timestamp of each result, and is neither in the JSON nor among the
+    results."""
     columns = StateColumns([Latest(), Count()])
     keys = PackedBytes.of([b"k", b"m"])
     windows = Windows(keys, np.array([0, 0]), np.array([10, 10]), [np.array([7, 3]), np.array([2, 1])])
@@ -77,7 +78,7 @@ def test_the_time_of_the_latest_record_is_the_results_time_and_no_result() -> No
 
 
 def test_a_commits_results_go_in_order_of_time() -> None:
-    """Windows that are no more stand among the others by their end, with no value; a mean of nothing is none."""
+    """Retracted windows are ordered by their end among the others, with no value. The mean of no records is None."""
     results = results_of([b"k", b"m", b"n", b"o", b"p"], [b"old"], ("n", "ms"), text=True)
     in_order = [("k", 0, 5), ("m", 1, 6), ("n", 2, 7), ("o", 3, 8), ("old", 0, 9), ("p", 4, 9)]
     assert keys_of(results) == [WindowKey(*at) for at in in_order]
@@ -87,7 +88,8 @@ def test_a_commits_results_go_in_order_of_time() -> None:
 
 
 def test_a_retraction_comes_before_what_replaces_it() -> None:
-    """Of one time, a session that another took in is retracted first, so that under one key the other one stays."""
+    """Of two results of one time, the retraction of a merged session comes first, so that the other one remains under a
+    shared key."""
     windows = Windows(PackedBytes.of([b"k"]), np.array([1]), np.array([9]), [np.array([2])])
     all_ = retracted(windows, [(b"k", 5, 9), (b"k", 3, 4)])
     results = WindowResults("s", ("n",), StateColumns([Count()]), texts_of, *all_, by_time=True)
@@ -95,7 +97,7 @@ def test_a_retraction_comes_before_what_replaces_it() -> None:
 
 
 def test_by_time_is_by_the_latest_record_where_it_is_kept() -> None:
-    """A tumbling window's results have its latest record's time: that is what they go by, then by start."""
+    """A tumbling window's result has the time of its latest record. Results are ordered by it, then by start."""
     columns = StateColumns([Latest(), Count()])
     starts, latest = np.array([10, 5, 0, 0]), np.array([12, 12, 3, 9])
     windows = Windows(PackedBytes.of([b"a", b"a", b"b", b"c"]), starts, starts + 10, [latest, np.ones(4, np.int64)])

@@ -1,4 +1,4 @@
-"""The store of windows: what a commit writes, what a refused record leaves behind, what comes and goes."""
+"""The store of windows: the changes of a commit, rejected records, and rows that are evicted and used again."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from penstock.shared.streams.windows.window_table import OUTPUTS_MIN, WindowTabl
 
 
 class Whole(msgspec.Struct):
-    """A value with a whole number."""
+    """A value with an integer."""
 
     n: int
 
@@ -98,7 +98,7 @@ def test_the_changelog_holds_what_the_store_holds(kind: Kind, batches: list[list
 def test_a_store_that_was_put_back_goes_on_as_the_first(
     kind: Kind, batches: list[list[tuple[str, int]]], at: int
 ) -> None:
-    """Windows and times, loaded into another store, are all that there is to know."""
+    """Windows and times, loaded into another store, are its complete state."""
     first = store_of(kind, CollectList("n").bind(dict))
     for number, batch in enumerate(batches):
         batch = [(key, time + number * 10) for key, time in batch]
@@ -120,7 +120,7 @@ def test_a_store_that_was_put_back_goes_on_as_the_first(
 
 
 class Refusing:
-    """An aggregator that raises for some values, after it has changed what it was given."""
+    """An aggregator that raises for some values after it has changed its argument."""
 
     def __call__(self, state: list[int], value: Any) -> list[int]:
         state.append(value["n"])
@@ -131,7 +131,7 @@ class Refusing:
 
 @given(kinds, records)
 def test_a_refused_record_leaves_nothing_behind(kind: Kind, batches: list[list[tuple[str, int]]]) -> None:
-    """Windows, sketches, times, and what the commit writes are as if the record had never come."""
+    """Windows, sketches, times and the changes of the commit are those without the record."""
     own = Aggregate(list, Refusing(), lambda a, b: a + b)
     stores = [store_of(kind, own, CountDistinct("n").bind(dict)) for _ in range(2)]
     for number, batch in enumerate(batches):
@@ -155,7 +155,7 @@ def test_a_refused_record_leaves_nothing_behind(kind: Kind, batches: list[list[t
 
 
 def written_of(store: WindowStore) -> Any:
-    """All that can be seen of a store; of a sketch what it says."""
+    """Everything observable of a store; of a sketch its estimate."""
     rows = [
         (*row[:3], [a.result(x) for a, x in zip(store.columns.aggregations, row[3], strict=True)])
         for row in live(store)
@@ -167,7 +167,7 @@ def written_of(store: WindowStore) -> Any:
 
 
 def test_a_record_that_no_aggregation_takes_was_late_in_the_same_way() -> None:
-    """A late record is told with its moment, and its windows are none; it moves the times of nobody."""
+    """A late record is reported with its time and without windows, and does not advance any time."""
     store = store_of("session")
     taken = take(store, [("a", 50), ("b", 20), ("c", 70)])
     assert taken.late.tolist() == [[1, 35, 50, 0]]
@@ -193,7 +193,7 @@ class _Value:
 
 
 def test_came_and_went_leaves_nothing() -> None:
-    """A session that was merged away within a commit is no deletion; one that the last commit had is."""
+    """A session that was merged away within a commit writes no deletion. One that the last commit wrote does."""
     store = store_of("session")
     take(store, [("a", 0), ("a", 14), ("a", 7)])
     assert written(store) == ([], [], [(b"a", 0)])
@@ -255,7 +255,7 @@ def test_the_wheel_finds_what_is_far_ahead() -> None:
 
 
 def test_rows_that_were_evicted_are_used_again() -> None:
-    """However many windows come from disk and go, while time stands still: those in a bucket and those on the heap."""
+    """Any number of windows may be loaded from disk and evicted while time stands still, in buckets and on the heap."""
     store = store_of("session", CollectList("n").bind(dict))
     take(store, [("early", 0), ("first", 1_000)])
     for number in range(60):
@@ -300,7 +300,7 @@ def test_one_record_may_need_more_than_the_whole_of_an_output() -> None:
 
 
 def test_records_that_are_refused_leave_no_rows() -> None:
-    """However many there are of a user's aggregation that refuses them: the rows that they took are used again."""
+    """The rows of records that a user's aggregation rejects are used again, for any number of records."""
     store = store_of("session", Aggregate(list, lambda a, b: a, lambda a, b: a, list))
 
     def refuse(states: list[Any]) -> None:
@@ -316,7 +316,7 @@ def test_records_that_are_refused_leave_no_rows() -> None:
 
 
 def test_means_of_large_integers_are_divided_exactly() -> None:
-    """As `Mean.result` does, whose results joins and queries have."""
+    """The division is that of `Mean.result`, whose results joins and queries get."""
     mean = Mean("n").bind(Whole)
     columns = StateColumns([mean])
     sums = np.array([2**53 + 1, -(2**62) - 3, 7, 0], np.int64)

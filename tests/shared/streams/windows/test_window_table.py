@@ -1,4 +1,4 @@
-"""The table's rows: what a record that is taken back leaves, and outputs that are as small as they can be."""
+"""The table's rows after rejected records, and outputs with as little room as possible."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def store_of(kind: Kind, *more: Aggregation[Any]) -> WindowStore:
 def take(
     store: WindowStore, records: Sequence[tuple[str, int, int]], *, one: bool = False, updates: bool = False
 ) -> Any:
-    """Take (key, timestamp, number) records, or one that may be refused."""
+    """Process (key, timestamp, number) records, or one that may be rejected."""
     times = np.array([at for _, at, _ in records], np.int64)
     values, got = store.columns.take([Value(n) for _, _, n in records], times)
     codes = store.index.codes_of([key.encode() for key, _, _ in records])
@@ -80,7 +80,8 @@ def own() -> Aggregate:
 
 @pytest.mark.parametrize("kind", RULES)
 def test_what_was_refused_is_written_once_when_it_is_taken(kind: Kind) -> None:
-    """A new row goes where that of a refused record went: a commit has each window once, however many were refused."""
+    """A new row uses the row of a rejected record. A commit has each window once, however many records were
+    rejected."""
     store = store_of(kind, own())
     for refusals in (1, 2, 5):
         for number in range(refusals):
@@ -101,7 +102,7 @@ def refuse(store: WindowStore, key: str, at: int) -> None:
 
 @pytest.mark.parametrize("kind", WINDOWS)
 def test_the_row_of_a_closed_window_is_listed_once_whoever_is_refused_it(kind: Kind) -> None:
-    """In one commit a window is closed, a refused record has its row for a while, and then another window has it."""
+    """In one commit a window is closed, a rejected record uses its row for a while, and then another window does."""
     store = store_of(kind, own())
     take(store, [("a", 20, 2)], one=True)
     store.advance(1_000)
@@ -117,7 +118,7 @@ def test_the_row_of_a_closed_window_is_listed_once_whoever_is_refused_it(kind: K
 
 @pytest.mark.parametrize("kind", WINDOWS)
 def test_hundreds_of_refusals_list_no_row_twice(kind: Kind) -> None:
-    """The list of what has changed has as much room as there are rows: between commits a row is in it once."""
+    """The list of changes has as many entries as there are rows, so a row is in it once between commits."""
     store = store_of(kind, own())
     table = store.table
     for number in range(3 * ROWS_MIN):
@@ -135,7 +136,8 @@ def test_hundreds_of_refusals_list_no_row_twice(kind: Kind) -> None:
 @pytest.mark.parametrize("kind", RULES)
 @pytest.mark.parametrize("updates", [False, True])
 def test_a_sum_that_overflows_beside_a_users_aggregate_moves_nothing(kind: Kind, updates: bool) -> None:
-    """A kernel refuses the record before it is begun: no window is closed, no time moves, and no row is another."""
+    """A kernel rejects the record before it changes anything: no window closes, no time advances, and no row
+    changes."""
     store, rule = store_of(kind, own()), RULES[kind]
     take(store, [("b", 94 if kind == "session" else 96, 2)], one=True)
     take(store, [("a", 100, BIG)], one=True)
@@ -164,7 +166,8 @@ batches = st.lists(
 
 
 def all_that_comes(store: WindowStore, plan: list[list[tuple[str, int, int]]], *, updates: bool) -> list[Any]:
-    """What is taken, closed, updated and late of each batch, in order; then what a commit would write, every fourth."""
+    """The accepted, closed, updated and late windows of each batch, in order; then the changes of a commit, every
+    fourth batch."""
     seen, now = [], 0
     for number, batch in enumerate(plan):
         records = [(key, max(0, now + step), n) for key, step, n in batch]
@@ -194,7 +197,7 @@ class Guard:
         self._given: list[tuple[NDArray[Any], int]] = []
 
     def array(self, array: NDArray[Any], size: int, fill: int = 0) -> NDArray[Any]:
-        """As the table's own way to make an array larger."""
+        """Make an array larger, as the table itself does."""
         whole = np.frombuffer(
             bytearray([GUARD]) * ((size + BEHIND) * math.prod(array.shape[1:]) * array.itemsize), array.dtype
         ).reshape(size + BEHIND, *array.shape[1:])
@@ -212,7 +215,7 @@ class Guard:
 def require_same(
     kind: Kind, plan: list[list[tuple[str, int, int]]], size: int, more: list[int], *, updates: bool, has_objects: bool
 ) -> None:
-    """Outputs that begin with so much room, and each with so much more, come to what they come to with enough."""
+    """Require outputs that begin with this room, and grow by that, to equal outputs with enough room."""
     own = [CollectList("n").bind(Value)] if has_objects else []
     guard = Guard()
     with pytest.MonkeyPatch.context() as patch:
@@ -238,7 +241,7 @@ extras = st.lists(st.integers(0, 6), min_size=len(OUTPUTS), max_size=len(OUTPUTS
 def test_outputs_of_any_size_hold_the_same(
     kind: Kind, plan: list[list[tuple[str, int, int]]], size: int, more: list[int], updates: bool, has_objects: bool
 ) -> None:
-    """With room for hardly anything a kernel stops in time, writes to nothing that is not its own, and goes on."""
+    """With hardly any room a kernel stops in time, writes only to its own memory, and continues."""
     require_same(kind, plan, size, more, updates=updates, has_objects=has_objects)
 
 
