@@ -1,4 +1,4 @@
-"""What becomes of a record at each stage under each handler."""
+"""The outcome of a record at each stage under each exception handler."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def pipe(driver: TopologyTestDriver, *values: bytes) -> list[bytes | None]:
 
 @pytest.mark.parametrize("stage", BAD)
 def test_dead_letter(stage: str) -> None:
-    """By default a record goes to the dead-letter topic, with the stage at which it could not be handled, and the life
-    of the application."""
+    """By default a record goes to the dead-letter topic, with the stage that failed and the application's
+    incarnation."""
     driver = driver_of()
     driver.task.changelog_id = "an id"
     assert pipe(driver, b'{"n":2}', BAD[stage], b'{"n":3}') == [b"2", b"3"]
@@ -77,7 +77,7 @@ def test_fail(stage: str) -> None:
 
 
 def test_a_store_half_changed_is_never_left_so() -> None:
-    """What raises after it changed a store of its own ends the task, whatever the handler says."""
+    """A processor that raises after changing its own store ends the task, under any handler."""
 
     class Half(Processor):
         def process(self, record: Record) -> None:

@@ -1,4 +1,4 @@
-"""Time that moves on by itself: when, by how much, and what is kept of it."""
+"""Time that advances without records: when, by how much, and how it is stored."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def progress(driver: TopologyTestDriver) -> list[Progress]:
 
 
 def test_quiet_begins_with_the_last_record() -> None:
-    """A record or an end that is not known starts the wait anew; a wait that was served starts the next."""
+    """A record, or an unknown end of the log, restarts the wait. A completed wait starts the next."""
     idle = IdleAdvance(100)
     assert idle.due_ms(0, {"in": 1}, at_end=True) == 0
     assert idle.due_ms(90, {"in": 2}, at_end=True) == 0
@@ -41,7 +41,7 @@ def test_quiet_begins_with_the_last_record() -> None:
 
 
 def test_idle_windows_close() -> None:
-    """Without a record the windows of a quiet topic are closed once time has moved on far enough, each once."""
+    """The windows of an idle topic are closed once, when time has advanced far enough."""
     driver = driver_of()
     driver.pipe("in", key=b"k", value=b"{}", timestamp=20)
     for _ in range(9):
@@ -100,7 +100,7 @@ def test_there_is_no_time_to_move_before_the_first_record() -> None:
 
 
 def test_off_unless_asked_for_and_while_paused() -> None:
-    """Without the setting time waits for records, and a paused task's time stands still."""
+    """Without the setting time waits for records, and the time of a paused task stands still."""
     for driver in (driver_of(None), driver_of()):
         driver.pipe("in", key=b"k", value=b"{}", timestamp=20)
         driver.pause()
@@ -131,14 +131,14 @@ def test_stream_time_punctuation_sees_it() -> None:
 
 
 def test_marks_are_due_as_often_as_time_may_move() -> None:
-    """Others are told of time at once, and then as often as it may move on, as long as all was read."""
+    """Watermarks are sent at once, and then as often as time may advance, while everything is read."""
     idle = IdleAdvance(100)
     asked = [(0, False), (10, True), (109, True), (110, False), (150, True), (249, True), (250, True)]
     assert [now for now, at_end in asked if idle.is_watermark_due(now, at_end=at_end)] == [10, 150, 250]
 
 
 def test_windows_behind_a_repartition_topic_wait_for_their_records() -> None:
-    """Time that moves by itself closes sessions whose results are counted in windows: none of them comes too late."""
+    """Idle time closes sessions whose results are counted in further windows, and none of them is late there."""
     builder = StreamsBuilder()
     sessions = builder.stream("in").group_by_key().session_window(1_000).aggregate("first", n=Count()).on_close()
     windows = sessions.key_by(lambda record: "all", name="all").group_by_key().tumbling_window(10_000)
@@ -155,7 +155,7 @@ def test_windows_behind_a_repartition_topic_wait_for_their_records() -> None:
 
 
 def test_a_mark_that_was_taken_is_not_taken_again() -> None:
-    """A mark moves the position on as a record does; what lies before the position is passed over."""
+    """A watermark advances the position as a record does. Watermarks before the position are skipped."""
     driver = driver_of()
     driver.pipe("in", key=b"k", value=b"{}", timestamp=20)
     take_watermark(driver.task, "own", 4, Watermark(0, 1, 50))

@@ -1,4 +1,4 @@
-"""What a task's inputs hand it, and when."""
+"""The records that a task's inputs pass on, and when."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from penstock.shared.testing.manual_clock import ManualClock
 
 
 def inputs_of(seen: list[tuple[str, int]], max_task_idle_ms: int = 0) -> tuple[TaskInputs, StreamTask]:
-    """Two topics that are merged, and one that has nothing to do with them; `seen` gets keys and timestamps."""
+    """Two merged topics and an independent one; `seen` gets keys and timestamps."""
 
     def see(record: Record) -> None:
         seen.append((record.key, record.timestamp))
@@ -45,7 +45,7 @@ def as_read(record: ProducerRecord) -> ConsumerRecord:
 
 
 def test_each_part_has_its_own_order() -> None:
-    """Topics that meet are taken by time and wait for each other; one that meets none waits for nothing."""
+    """Merged topics are processed by time and wait for each other. An independent topic waits for none."""
     seen: list[tuple[str, int]] = []
     inputs, task = inputs_of(seen)
     for columns in (records("a", 1, 9), records("c", 50)):
@@ -59,7 +59,7 @@ def test_each_part_has_its_own_order() -> None:
 
 
 def test_an_idle_partition_is_waited_for() -> None:
-    """`max_task_idle_ms` holds the others back for that long."""
+    """The other partitions wait for it for `max_task_idle_ms`."""
     seen: list[tuple[str, int]] = []
     inputs, _ = inputs_of(seen, 100)
     inputs.add(records("a", 1))
@@ -71,7 +71,7 @@ def test_an_idle_partition_is_waited_for() -> None:
 
 
 def test_a_paused_task_processes_nothing() -> None:
-    """What comes while a task is paused waits, and its topics are full."""
+    """Records that come while a task is paused are buffered, and its topics are full."""
     seen: list[tuple[str, int]] = []
     inputs, _ = inputs_of(seen)
     inputs.is_paused = True
@@ -85,7 +85,7 @@ def test_a_paused_task_processes_nothing() -> None:
 
 
 def test_a_topic_is_full_beyond_the_limit() -> None:
-    """More than the limit of one topic's records at hand means that no more should be fetched; cleared, none are."""
+    """A topic with more buffered records than the limit is not fetched. After a clear it has none."""
     inputs, _ = inputs_of([])
     inputs.add(records("a", *range(BUFFERED_RECORDS_MAX)))
     assert not inputs.is_full("a")
@@ -97,7 +97,8 @@ def test_a_topic_is_full_beyond_the_limit() -> None:
 
 
 def test_a_record_too_far_in_the_future_moves_nothing() -> None:
-    """What lies further ahead of the clock than `max_future_ms` is a dead letter; what is around it is processed."""
+    """A record further ahead of the clock than `max_future_ms` is a dead letter. The records around it are
+    processed."""
     seen: list[tuple[str, int]] = []
     _, task = inputs_of(seen)
     inputs = TaskInputs(task, task.topology, max_future_ms=100)
@@ -129,7 +130,7 @@ def slow_inputs(ms: int, seen: list[int], **named: Any) -> tuple[TaskInputs, Tur
 
 
 def test_slow_records_take_no_more_than_the_turns_time() -> None:
-    """What a turn has no time for is kept, in order, and says that it waits; the next turns take it."""
+    """Records that a turn has no time for stay buffered in order, and later turns process them."""
     seen: list[int] = []
     inputs, time = slow_inputs(10, seen)
     inputs.add(records("a", *range(25)))
@@ -156,7 +157,7 @@ def test_a_part_with_slow_records_leaves_the_others_their_time() -> None:
 
 
 def test_a_cut_run_may_have_records_from_the_future() -> None:
-    """What lies behind the cut is neither processed nor refused yet."""
+    """The records after the cut are neither processed nor rejected yet."""
     seen: list[int] = []
     inputs, time = slow_inputs(PROCESSING_MS_MAX, seen, max_future_ms=100)
     inputs.add(records("a", 5, 9_999, 6))
@@ -169,7 +170,7 @@ def test_a_cut_run_may_have_records_from_the_future() -> None:
 
 
 def test_batches_of_columns_are_cut_to_what_there_is_time_for() -> None:
-    """A source whose records are taken as columns is handed shorter runs once they have been slow, and loses none."""
+    """A source that is processed in columns gets shorter batches after slow ones, and loses no record."""
     clock, runs = ManualClock(), []
 
     def decode(topic: str, value: bytes | None) -> Any:
@@ -206,7 +207,7 @@ def test_punctuation_goes_by_the_time_of_all_topics() -> None:
 
 
 def test_marks_of_time_are_taken_among_records() -> None:
-    """What another task tells of its time is no record to any node; a turn that ends before it keeps it."""
+    """A watermark of another task is passed to no node. A turn that ends before it keeps it."""
     seen: list[tuple[str, int]] = []
     clock = ManualClock()
 

@@ -1,4 +1,4 @@
-"""The kernel that reads numbers out of JSON accepts no value that msgspec refuses, and reads the same numbers."""
+"""The kernel that reads numbers from JSON accepts no value that msgspec rejects, and reads the same numbers."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def documents(draw: st.DrawFn) -> bytes:
 
 
 def by_msgspec(kind: str, value: bytes) -> Any:
-    """Cells and whether there are any, as the way of Python objects makes them; None where it refuses the value."""
+    """The cells, and whether there are any, by way of Python objects; None if a value is rejected."""
     value_type, wanted = TYPES[kind]
     columns = StateColumns([Sum(name).bind(value_type) for name in wanted])
     try:
@@ -112,7 +112,7 @@ def test_what_it_reads_is_what_msgspec_reads(kind: str, value: bytes) -> None:
 
 
 def test_ordinary_values_are_read() -> None:
-    """What json.dumps writes of a flat object, and a null value among it."""
+    """The values are flat objects as json.dumps writes them, with nulls."""
     fields = JsonFields.of(Click, ["ms", "score", "ok", "rate"])
     assert fields is not None
     whole = json.dumps({"ms": -12, "score": 2.25, "path": "/a b", "ok": True, "rate": 7, "agent": "x"}).encode()
@@ -164,7 +164,7 @@ def test_types_that_msgspec_alone_can_check_are_left_to_it(value_type: Any) -> N
 
 
 def test_a_first_value_keeps_its_sign() -> None:
-    """-0.0 is read as it stands: where numbers are added up it becomes 0.0 afterwards."""
+    """-0.0 is read with its sign. A sum makes it 0.0 afterwards."""
     fields = JsonFields.of(Click, ["score"])
     assert fields is not None
     raw = PackedBytes.of([b'{"ms":5,"score":-0.0,"path":"","ok":null,"rate":1}'])

@@ -1,4 +1,4 @@
-"""JSON of many rows: each text is what msgspec makes of the value."""
+"""JSON of many rows: each text is that of msgspec."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_values(values: list[Any]) -> None:
 
 
 def test_an_array_of_floats() -> None:
-    """As a list of them."""
+    """Its JSON is that of a list."""
     assert list(texts(np.array([0.5, -0.0, 1e300]))) == [b"0.5", b"-0.0", b"1e300"]
 
 

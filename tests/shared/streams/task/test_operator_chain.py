@@ -29,13 +29,13 @@ Calls = Counter[Any]
 
 
 class Value(msgspec.Struct):
-    """A value whose number says how it is handled."""
+    """A value whose number determines how it is handled."""
 
     n: int
 
 
 class Mapped(msgspec.Struct):
-    """What comes out of the functions."""
+    """The result of the functions."""
 
     twice: int | None
 
@@ -73,7 +73,7 @@ def driver_of(calls: Calls, columns_min: int, emit: Emit, kind: str = "session")
 
 
 def seen(driver: TopologyTestDriver) -> list[Any]:
-    """All that came of the records: results, refused and late ones, state, times and counts."""
+    """All effects of the records: results, rejected and late records, state, times and counts."""
     task = driver.task
     refused = [[(r.key, r.value, r.headers) for r in driver.read(topic)] for topic in ("in-dlq", "in-late")]
     live = sorted((s.key, s.start, s.end, s.states) for s in task.stores["s"].rows())
@@ -99,7 +99,8 @@ numbers = st.one_of(st.integers(0, 60), st.integers(0, 60), st.just("x"))
 def test_a_batch_is_the_records_one_by_one(
     records: list[Any], size: int, emit: Emit, kind: str, interval: int | None
 ) -> None:
-    """What comes of a batch is the same, dead letters with it, and each function was called as often, with the same."""
+    """A batch has the effects of single records, dead letters included, and calls each function equally often with the
+    same values."""
     called: list[Calls] = [Counter(), Counter()]
     by_columns, by_records = (driver_of(c, n, emit, kind) for c, n in zip(called, (1, RECORDS_ONLY), strict=True))
     if interval is not None:
@@ -119,7 +120,7 @@ def test_a_batch_is_the_records_one_by_one(
 
 
 def left(times: int) -> Callable[[], bool]:
-    """There is time, as often as it is asked for that, and then none any more."""
+    """Returns that there is time for so many calls, and then that there is none."""
     asked = [0]
 
     def has_time() -> bool:
@@ -172,7 +173,7 @@ def test_what_there_was_no_time_for_is_not_taken() -> None:
 
 
 def test_a_function_that_refuses_a_whole_batch_is_called_once_a_record() -> None:
-    """Each record is a dead letter, and the function has seen each once, in order."""
+    """Each record is a dead letter, and the function is called once for each, in order."""
     seen: list[int] = []
 
     def refused(record: Record) -> bool:
@@ -189,7 +190,7 @@ def test_a_function_that_refuses_a_whole_batch_is_called_once_a_record() -> None
 
 
 def test_an_error_is_that_of_its_node() -> None:
-    """Where a handler ends the task, the error names node and record, and what came before them was taken."""
+    """If a handler ends the task, the error names node and record, and the records before it are processed."""
     said = []
     for columns_min in (1, RECORDS_ONLY):
         made = topology(Counter(), "on_close")

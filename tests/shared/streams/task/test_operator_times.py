@@ -1,4 +1,4 @@
-"""How far operators' times move on by themselves: behind others no further than what may still come of those."""
+"""How far operators' times advance without records: at most to the times of results that may still come."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Application:
         self.start(build)
 
     def start(self, build: Callable[[], Topology]) -> None:
-        """Run a topology, with what the changelogs say."""
+        """Run a topology with the state of the changelogs."""
         self.topology = build().of_application("app")
         self.own = set(self.topology.internal_topics())
         self.tasks = [StreamTask(self.topology, p, application="app") for p in range(TASKS)]
@@ -82,7 +82,7 @@ class Application:
             self.settle()
 
     def wait(self, ms: int, at_end: tuple[bool, ...] = (True,) * TASKS) -> None:
-        """So much time passes, in which only what is at the end of its source is quiet."""
+        """Let time pass, in which only sources that are read to their end are idle."""
         for _ in range(0, ms, IDLE_MS):
             self.now_ms += IDLE_MS
             for idle, task, is_quiet in zip(self.idle, self.tasks, at_end, strict=True):
@@ -109,7 +109,7 @@ def rekeyed() -> Topology:
 
 
 def test_results_of_windows_that_time_closes_are_in_time_for_further_windows() -> None:
-    """Of sessions that close without another record none is late behind the repartition topic, and none is missing."""
+    """No session that closes without a record is late behind the repartition topic, and none is missing."""
     app = Application(chained)
     for i in range(40):
         app.send(0, "ann", i * 5_000)
@@ -122,7 +122,7 @@ def test_results_of_windows_that_time_closes_are_in_time_for_further_windows() -
 
 
 def test_time_waits_for_the_tasks_that_are_not_quiet() -> None:
-    """While one task still reads, what gets records of all goes no further than that one said it was."""
+    """While one task still reads, operators behind all tasks advance at most to that task's watermark."""
     app = Application(chained)
     app.send(0, "ann", 1_000)
     app.send(1, "bob", 2_000)
@@ -135,7 +135,7 @@ def test_time_waits_for_the_tasks_that_are_not_quiet() -> None:
 
 
 def test_a_task_without_records_holds_nobody_back() -> None:
-    """An empty partition says so: time goes by the marks of the others."""
+    """The task of an empty partition reports that, and time follows the watermarks of the others."""
     app = Application(chained)
     app.send(1, "bob", 2_000)
     app.wait(60_000)
@@ -143,7 +143,7 @@ def test_a_task_without_records_holds_nobody_back() -> None:
 
 
 def test_records_that_only_got_another_key_are_closed_too() -> None:
-    """Without an operator before the topic its tasks' times are what is told."""
+    """Without an operator before the repartition topic, the tasks' own times are the watermarks."""
     app = Application(rekeyed)
     app.send(0, "ann", 1_000)
     app.send(1, "bob", 2_500)
@@ -152,7 +152,7 @@ def test_records_that_only_got_another_key_are_closed_too() -> None:
 
 
 def test_a_restarted_task_waits_for_all_marks_again() -> None:
-    """What was told is not kept: until all tasks have told their times once more nothing is closed by them."""
+    """Watermarks are not stored: until all tasks have sent theirs again, they close no window."""
     topology = rekeyed().of_application("app")
     task = StreamTask(topology, 0, application="app")
     task.initialize(0)
@@ -173,7 +173,7 @@ def test_a_restarted_task_waits_for_all_marks_again() -> None:
 
 
 def test_only_marks_of_tasks_without_records() -> None:
-    """Where nobody had a record no time is known, and none is told as one."""
+    """If no task has had a record, no time is known, and none is forwarded."""
     topology = rekeyed().of_application("app")
     task = StreamTask(topology, 0, application="app")
     topic = "app-all-repartition"
@@ -186,7 +186,7 @@ def test_only_marks_of_tasks_without_records() -> None:
 
 
 def test_a_topic_behind_a_topic_says_nothing_before_it_knows() -> None:
-    """What only passes on another repartition topic's records tells their marks, once it has all of them."""
+    """A task that only forwards records of a repartition topic forwards their watermarks, once it has all of them."""
     builder = StreamsBuilder()
     first = builder.stream("in").key_by(lambda record: "a", name="one").repartition()
     second = first.key_by(lambda record: "b", name="two").repartition()
@@ -201,7 +201,7 @@ def test_a_topic_behind_a_topic_says_nothing_before_it_knows() -> None:
     ("kind", "expected"), [("session", 100 - 3 - 20), ("tumbling", 100 - 3 - 20), ("sliding", 100 - 3 - 20)]
 )
 def test_what_results_may_still_come(kind: str, expected: int) -> None:
-    """Of windows of 20 ms with a grace of 3 ms that are open at time 100 none gives a result older than that."""
+    """The windows of 20 ms with a grace of 3 ms that are open at time 100 give no result older than that."""
     builder = StreamsBuilder()
     grouped = builder.stream("in").group_by_key()
     windows = getattr(grouped, f"{kind}_window")(20, grace=3).aggregate("s", n=Count())
@@ -210,7 +210,7 @@ def test_what_results_may_still_come(kind: str, expected: int) -> None:
 
 
 def test_what_a_join_may_still_give() -> None:
-    """A left record without a match goes on when its window and the grace have passed, at its own time."""
+    """A left record without a match is forwarded at its own time, after its window and the grace."""
     builder = StreamsBuilder()
     left = builder.stream("left")
     left.left_join(builder.stream("right"), lambda a, b: [a, b], JoinWindows(5, 7, 3), name="j").to("out")
@@ -249,8 +249,8 @@ WAITING = pytest.mark.parametrize("kind", ["session", "tumbling", "hopping", "jo
 
 @WAITING
 def test_marks_go_by_what_was_closed(kind: str) -> None:
-    """After a patience was changed no mark is ahead of a result that is still to come, nor behind what was closed: it
-    is what it was, until an advance closes what is due or time has caught up."""
+    """After a change of the grace no watermark is ahead of a result that may still come, nor behind a closed window. It
+    stays until an advance closes the windows that are due, or time has caught up."""
     app = Application(lambda: waiting(kind, 10_000))
     app.send(0, "ann", 5_000)
     app.send(0, "ann", 30_000)

@@ -1,4 +1,4 @@
-"""What becomes of an error behind a store, in a punctuation and in a commit."""
+"""The outcome of an error behind a store, in a punctuation and in a commit."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 
 
 def headers_of(record: ProducerRecord) -> dict[str, str]:
-    """A dead letter's own headers, and its origin's, by their last parts."""
+    """A dead letter's own headers and those of its origin, by the last parts of their names."""
     prefixes = ("penstock.dlq.", "penstock.origin.")
     return {n.removeprefix("penstock."): (v or b"").decode() for n, v in record.headers if n.startswith(prefixes)}
 
@@ -51,7 +51,7 @@ def closed_by_one_record(handler: ExceptionHandler, columns_min: int = 1) -> Top
 @pytest.mark.parametrize("columns_min", [1, 1_000])
 @pytest.mark.parametrize("handler", ["continue", "dead_letter"])
 def test_a_result_that_a_node_refuses_is_left_out(handler: ExceptionHandler, columns_min: int) -> None:
-    """It is counted, and as a dead letter tells store, window and source record; its window is closed all the same."""
+    """It is counted. Its dead letter names store, window and source record, and its window is closed."""
     driver = closed_by_one_record(handler, columns_min)
     assert [record.value for record in driver.read("out")] == [b"1"]
     assert [session.key for session in driver.store("s").rows()] == ["bob"]
@@ -83,7 +83,7 @@ def test_a_result_that_a_node_refuses_is_left_out(handler: ExceptionHandler, col
 
 
 def test_what_was_left_out_stays_so_after_a_restart() -> None:
-    """The window counts as emitted: a new owner does not close it again, and goes on."""
+    """The window counts as emitted: a new owner does not close it again, and continues."""
     driver = closed_by_one_record("dead_letter")
     driver.crash()
     driver.restore()
@@ -92,7 +92,7 @@ def test_what_was_left_out_stays_so_after_a_restart() -> None:
 
 
 def test_fail_names_the_window() -> None:
-    """With `fail` the task ends with node, record, store, key and window, and commits nothing of it."""
+    """With `fail` the task ends with node, record, store, key and window, and commits none of it."""
     with pytest.raises(
         ProcessingFailed, match=r"node 'map_values-2': in-0@3, .*store 's', key 'bad', window 1 to 5: KeyError: 'page'"
     ):
@@ -100,7 +100,7 @@ def test_fail_names_the_window() -> None:
 
 
 def test_a_dead_letter_of_an_output_cannot_be_replayed() -> None:
-    """There is no source record to send again: a store has counted it, which the refusal says."""
+    """A store has already counted the source record, and the error says so."""
     (letter,) = closed_by_one_record("dead_letter").read("in-dlq")
     with pytest.raises(DataError, match="what node 'map_values-2' could not take behind a store"):
         parse_dead_letter(ConsumerRecord("in-dlq", 0, 7, 0, letter.key, letter.value, letter.headers))
@@ -108,7 +108,7 @@ def test_a_dead_letter_of_an_output_cannot_be_replayed() -> None:
 
 @pytest.mark.parametrize("deduplicate", [True, False])
 def test_updates_of_a_commit_are_left_out_one_by_one(deduplicate: bool) -> None:
-    """Also what a commit forwards, of no source record, costs itself alone."""
+    """An output of a commit without a source record fails alone."""
     driver = TopologyTestDriver(sessions("on_update"), deduplicate_updates=deduplicate, errors=ErrorHandlers())
     for key in (b"ann", b"bad", b"bob"):
         driver.pipe("in", key=key, value=b"{}", timestamp=5)
@@ -120,7 +120,7 @@ def test_updates_of_a_commit_are_left_out_one_by_one(deduplicate: bool) -> None:
 
 
 def test_a_tables_change_is_left_out() -> None:
-    """The row is in the table; its change, which a node behind it refused, is a dead letter with its source record."""
+    """The table keeps the row. Its change, which a node behind it rejected, is a dead letter with its source record."""
     builder = StreamsBuilder()
     builder.table("t").to_stream().map_values(lambda value: value["x"]).to("out")
     driver = TopologyTestDriver(builder.build(), errors=ErrorHandlers())
@@ -133,7 +133,7 @@ def test_a_tables_change_is_left_out() -> None:
 
 
 def test_siblings_and_branches_without_a_store_go_on() -> None:
-    """What one child refuses another still gets; a branch that only writes costs no window behind its sibling."""
+    """An output that one child rejects is forwarded to the others. A failing sink costs no window of a sibling."""
     builder = StreamsBuilder()
     stream = builder.stream("in")
     windows = stream.group_by_key().session_window(10).aggregate("s", n=Count()).on_close()
@@ -153,7 +153,7 @@ def test_siblings_and_branches_without_a_store_go_on() -> None:
 
 
 def test_what_a_node_had_sent_on_is_taken_back() -> None:
-    """Of an output that is refused halfway nothing is written."""
+    """An output that is rejected halfway writes nothing."""
 
     class Halves(Processor):
         def process(self, record: Record) -> None:
@@ -226,7 +226,8 @@ def ticking(handler: ExceptionHandler) -> TopologyTestDriver:
 
 @pytest.mark.parametrize("handler", ["continue", "dead_letter"])
 def test_a_punctuation_that_raises_is_cut_off(handler: ExceptionHandler) -> None:
-    """What it had forwarded stays, what a node refused is left out, the next is called, and nothing ends."""
+    """Its earlier outputs are kept, rejected ones are left out, the next punctuation is called, and the task
+    continues."""
     driver = ticking(handler)
     written = [(record.key, record.value) for record in driver.read("out")]
     assert written == [(b"tick", b"2"), (b"tick", b"1"), (b"tock", b"1")]

@@ -1,4 +1,4 @@
-"""What a commit writes."""
+"""The records that a commit writes."""
 
 from __future__ import annotations
 

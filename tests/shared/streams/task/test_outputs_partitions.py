@@ -127,7 +127,7 @@ async def test_closed_windows_are_in_their_source_keys_partition(kind: str, part
 
 
 def test_the_partition_is_set_by_the_source_key_alone() -> None:
-    """Of records one by one and in columns; what has no source key is left to the producer."""
+    """This holds for single records and for columns. A record without a source key is partitioned by the producer."""
     outputs = TaskOutputs()
     outputs.add(ProducerRecord("late", b"x", b"a"))
     outputs.add(ProducerRecord(OUT, b"1", b"window 1"), b"b")

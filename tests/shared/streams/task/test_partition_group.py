@@ -26,7 +26,7 @@ def group_of(max_task_idle_ms: int = 0, **timestamps: tuple[int, ...]) -> Partit
 
 
 def taken(group: PartitionGroup) -> list[tuple[str, int]]:
-    """All records at hand in the order in which they are taken, by topic and timestamp."""
+    """All buffered records in the order of processing, by topic and timestamp."""
     found = []
     while len(group):
         run = group.next_run()
@@ -53,24 +53,24 @@ def test_a_run_is_as_long_as_the_order_allows() -> None:
 
 
 def test_a_record_out_of_order_does_not_wait() -> None:
-    """A partition's head decides, not what comes behind it: an old record behind a new one waits with it."""
+    """The head of a partition decides, not the records behind it: an old record behind a new one waits with it."""
     assert taken(group_of(a=(10, 1), b=(5,))) == [("b", 5), ("a", 10), ("a", 1)]
 
 
 def test_nothing_at_hand_is_not_ready() -> None:
-    """Without any record there is nothing to take, whatever is known of the partitions."""
+    """Without a buffered record nothing is ready, whatever is known of the partitions."""
     assert not group_of().is_ready(0, NOTHING_MORE)
     assert not group_of(NEVER_WAIT).is_ready(0, NOTHING_MORE)
 
 
 def test_all_partitions_at_hand_are_ready() -> None:
-    """With a record of each partition nothing needs to be known."""
+    """With a buffered record of each partition no further knowledge is needed."""
     assert group_of(a=(1,), b=(2,)).is_ready(0, {})
 
 
 @pytest.mark.parametrize("lags", [{}, {"b": None}, {"b": 3}])
 def test_a_partition_that_may_have_more_is_waited_for(lags: dict[str, int | None]) -> None:
-    """Where records are at the broker, or that is not known, the others wait for as long as it takes."""
+    """If a partition has records at the broker, or that is unknown, the others wait without limit."""
     group = group_of(a=(1,))
     assert not group.is_ready(0, lags)
     assert not group.is_ready(10**9, lags)
@@ -78,7 +78,7 @@ def test_a_partition_that_may_have_more_is_waited_for(lags: dict[str, int | None
 
 
 def test_max_task_idle_is_waited_for_a_record_to_be_written() -> None:
-    """A partition read to its end is waited for from when that is known, and anew after each of its records."""
+    """The wait for a partition begins when it is known to be read to its end, and again after each of its records."""
     group = group_of(100, a=(1,))
     assert [group.is_ready(now, {"b": 0}) for now in (1_000, 1_099, 1_100)] == [False, False, True]
     group.queues["b"].add(columns("b", 5))
@@ -91,12 +91,12 @@ def test_max_task_idle_is_waited_for_a_record_to_be_written() -> None:
 
 
 def test_never_waiting() -> None:
-    """With -1 what is at hand is taken at once."""
+    """With -1 buffered records are processed at once."""
     assert group_of(NEVER_WAIT, b=(1,)).is_ready(0, {"a": 50})
 
 
 def test_records_are_at_hand_once() -> None:
-    """Records that were added before, in part or whole, are left out, until the queue is cleared."""
+    """Records that were added before are skipped, until the queue is cleared."""
     queue = RecordQueue()
     queue.add(columns("a", 1, 2, 3))
     queue.add(columns("a", 1, 2, 3))
@@ -109,7 +109,7 @@ def test_records_are_at_hand_once() -> None:
 
 
 def test_a_group_can_be_cleared() -> None:
-    """After a clear nothing is at hand and no wait has begun."""
+    """After a clear nothing is buffered and no wait has begun."""
     group = group_of(100, a=(1,))
     assert not group.is_ready(0, {"b": 0})
     group.clear()
@@ -122,7 +122,7 @@ times = st.lists(st.integers(0, 20), max_size=12)
 
 @given(times, times, st.integers(1, 4))
 def test_equals_taking_one_by_one(a: list[int], b: list[int], size: int) -> None:
-    """Runs give the order that comparing the two heads for each single record gives, however they were added."""
+    """Runs have the order of comparing the two heads record by record, however records were added."""
     group = PartitionGroup(["a", "b"], NEVER_WAIT)
     for topic, own in (("a", a), ("b", b)):
         for at in range(0, len(own), size):
@@ -137,7 +137,7 @@ def test_equals_taking_one_by_one(a: list[int], b: list[int], size: int) -> None
 
 
 def test_a_queue_knows_its_bytes() -> None:
-    """Of what is at hand, however it came and was taken and put back."""
+    """The bytes are those of the buffered records, however they were added, processed and put back."""
     for seed in range(200):
         chance = random.Random(seed)
         left = [chance.randrange(40) for _ in range(chance.randint(2, 12))]

@@ -1,4 +1,4 @@
-"""A task's nodes: whose error it is, and what a sink refuses."""
+"""A task's nodes: the node of an error, and the records that a sink rejects."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 
 @pytest.mark.parametrize(("value", "node"), [(b"null", "filter-2"), (b"{}", "map_values-3"), (b'{"x":1}', "sink-4")])
 def test_an_error_is_of_the_innermost_node(value: bytes, node: str) -> None:
-    """Of a chain of nodes the one whose code raised is named, not those that had called it."""
+    """In a chain of nodes the error names the node whose code raised, not its callers."""
     builder = StreamsBuilder()
     chain = builder.stream("in").filter(lambda record: "y" not in record.value).map_values(lambda value: value["x"])
     chain.to("out", lambda record: (None, record.value.encode()))
@@ -63,14 +63,14 @@ WINDOWS = ["tumbling_window", "hopping_window", "sliding_window", "session_windo
 
 
 class Timed(Processor):
-    """Gives a record the time that its value says."""
+    """Sets a record's time to its value."""
 
     def process(self, record: Record) -> None:
         self.context.forward(record._replace(timestamp=record.value["at"]))
 
 
 def windowed(kind: str, supplier: type[Processor] | None, **options: Any) -> TopologyTestDriver:
-    """Windows of 10 ms over what a processor makes of the records."""
+    """Windows of 10 ms over the output of a processor."""
     builder = StreamsBuilder()
     stream = builder.stream("in")
     stream = stream if supplier is None else stream.process_values(supplier)
@@ -85,7 +85,7 @@ def windowed(kind: str, supplier: type[Processor] | None, **options: Any) -> Top
 @pytest.mark.parametrize("columns_min", [1, 100])
 @pytest.mark.parametrize("kind", WINDOWS)
 def test_a_time_whose_window_would_leave_64_bits_is_a_dead_letter(kind: str, columns_min: int) -> None:
-    """A record near the end of time is refused before a window takes it: it closes nothing, and its task goes on."""
+    """A record near the end of time is rejected before a window has it: it closes no window, and its task continues."""
     driver = windowed(kind, None, columns_min=columns_min)
     driver.pipe_columns("in", [(b"a", b"{}", 5), (b"a", b"{}", 2**63 - 1), (b"a", b"{}", 2**63 - 2), (b"a", b"{}", 6)])
     letters = [parse_dead_letter(_consumed(record)) for record in driver.read("in-dlq")]
@@ -110,7 +110,7 @@ def test_the_limit_on_the_future_is_of_the_time_that_a_window_meets(kind: str) -
 
 
 def test_what_a_punctuation_forwards_too_far_ahead_is_skipped() -> None:
-    """There is no source record to refuse: it is counted, closes nothing, and ends nothing."""
+    """It has no source record, so it is counted and has no other effect."""
 
     class Ticking(Processor):
         def init(self, context: ProcessorContext) -> None:
@@ -129,7 +129,7 @@ def test_what_a_punctuation_forwards_too_far_ahead_is_skipped() -> None:
 
 @pytest.mark.parametrize("at", ["-1", "9223372036854775808", "1.5", "null"])
 def test_a_time_that_is_none_is_refused_where_it_is_forwarded(at: str) -> None:
-    """A processor that sets a negative time, or no time, has its record refused with words that say so."""
+    """A record with a negative or a missing time is rejected with a message that says so."""
     builder = StreamsBuilder()
     builder.stream("in").process(Timed, name="timed").to("out")
     driver = TopologyTestDriver(builder.build(), errors=ErrorHandlers())

@@ -1,4 +1,4 @@
-"""Origins: what behind a repartition topic is told by its source record."""
+"""Origins: the source record's coordinates that records behind a repartition topic carry."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_late_record_names_its_source_record(times: int) -> None:
 
 @pytest.mark.parametrize("late_min", [1, 100])
 def test_in_columns_too(late_min: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A batch of a repartition topic that is taken as columns says the same of what is late, in columns or not."""
+    """A batch of a repartition topic reports late records with the same origin, in columns or not."""
     monkeypatch.setattr(late_records, "COLUMNS_MIN", late_min)
     builder = StreamsBuilder()
     stream = builder.stream("orders").key_by(lambda record: record.value["user"], name="by-user")
@@ -106,7 +106,7 @@ def test_a_users_topic_is_not_believed() -> None:
 
 @pytest.mark.parametrize(("key", "shown"), [(None, None), (b"k", b"k"), (b"k" * (KEY_BYTES_MAX + 1), b"new")])
 def test_a_key_that_is_too_long_is_not_carried(key: bytes | None, shown: bytes | None) -> None:
-    """The raw key comes back, also none; where it is too long the record keeps the key that it was given."""
+    """The raw source key is restored, also a null key. If it is too long, the record keeps its new key."""
     source = ConsumerRecord("in", 1, 2, 5, key, b"v")
     again = ConsumerRecord("app-repartition", 0, 0, 5, b"new", b"v", origin_headers(source))
     assert original(again) == ConsumerRecord("in", 1, 2, 5, shown, b"v")

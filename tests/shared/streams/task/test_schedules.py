@@ -1,4 +1,4 @@
-"""The schedules of one task: what is kept of those that were cancelled."""
+"""The schedules of one task, and the removal of cancelled ones."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def add(schedules: TaskSchedules, name: str, start: int = 10**9) -> Schedule:
 
 @pytest.mark.parametrize("count", [3, 100])
 def test_cancelled_schedules_are_forgotten(count: int) -> None:
-    """However many timers came and went, also such as are due far ahead, only those that live are kept."""
+    """However many schedules are made and cancelled, also far ahead, only active ones are kept."""
     schedules = TaskSchedules()
     kept = [add(schedules, f"kept-{i:03}") for i in range(count)]
     for i in range(5_000):
@@ -32,7 +32,7 @@ def test_cancelled_schedules_are_forgotten(count: int) -> None:
 
 
 def test_a_clock_that_was_ahead_stops_no_wall_clock_schedule() -> None:
-    """What was restored lies two days ahead: it is due on its grid within an interval. A start that is told stays."""
+    """A restored time two days ahead is due on its grid within an interval. A given start stays."""
     now, interval, day = 1_800_000_000_000, 300_000, 86_400_000
     wall = {"node": None, "callback": lambda _: None, "type_": PunctuationType.WALL_CLOCK_TIME}
 
@@ -117,7 +117,7 @@ def test_a_start_may_be_the_epoch(start: Any) -> None:
     "start", [-1, True, 5.5, math.inf, math.nan, "5", timedelta(microseconds=1_500), timedelta(milliseconds=-1)]
 )
 def test_a_start_that_is_no_whole_ms(start: Any) -> None:
-    """It names itself and what it may be."""
+    """The error has the value and the valid ones."""
     with pytest.raises(ConfigError, match="start must be a whole number of ms since the epoch, at least 0"):
         wall(TaskSchedules(), start=start)
 
@@ -130,7 +130,7 @@ def test_a_name_is_text() -> None:
 
 
 def test_many_that_live_are_all_called() -> None:
-    """Looking for what was cancelled loses none of the others, and keeps their order."""
+    """The removal of cancelled schedules loses none of the others, and keeps their order."""
     schedules, called = TaskSchedules(), []
     for i in range(10 * SWEEP_MIN):
         made = schedules.stream_time.schedule(10**9, 1_000 - i, lambda _, i=i: called.append(i))  # type: ignore[misc]

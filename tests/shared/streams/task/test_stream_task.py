@@ -1,4 +1,4 @@
-"""The stream task: what one partition does with its records, commits and crashes."""
+"""The stream task: the records, commits and crashes of one partition."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def as_consumed(record: ProducerRecord) -> ConsumerRecord:
 
 
 def test_offsets_before_the_position_are_skipped() -> None:
-    """A record is taken once: what a poll brings again from before the task's position changes nothing."""
+    """A record is processed once: records before the task's position have no effect."""
     task = task_of(sessions())
     task.process(columns("in", (3, b"a", b"{}", 0), (5, b"a", b"{}", 1)), 0)
     assert (task.sources, task.metrics.records_total) == ({"in": 6}, 2)
@@ -73,7 +73,7 @@ def test_offsets_before_the_position_are_skipped() -> None:
 
 
 def test_nothing_new_needs_no_commit() -> None:
-    """A poll of records that were all taken before leaves nothing to commit."""
+    """After a poll of known records there is nothing to commit."""
     task = task_of(sessions())
     task.process(columns("in", (0, b"a", b"{}", 0)), 0)
     task.prepare_commit(0)
@@ -96,7 +96,7 @@ def test_stream_time_is_the_highest_timestamp() -> None:
 
 
 def test_before_the_first_record() -> None:
-    """Stream time is -1, the position unknown, and nothing is to be committed."""
+    """Stream time is -1, the position unknown, and there is nothing to commit."""
     task = task_of(sessions())
     assert (task.stream_time_ms, task.sources, task.needs_commit) == (-1, {}, False)
     assert repr(task) == ("StreamTask(app-0, epoch 1, commit 0, stream time -1, sources {}, stores {'s': 0})")
@@ -114,7 +114,8 @@ def test_before_the_first_record() -> None:
     ],
 )
 def test_what_cannot_be_decoded_becomes_a_dead_letter(key: bytes, value: bytes, timestamp: int, said: str) -> None:
-    """A key, value or timestamp that cannot be read goes to the dead-letter topic, raw, with its headers and place."""
+    """A record with an invalid key, value or timestamp goes to the dead-letter topic, raw, with its headers and
+    coordinates."""
     driver = TopologyTestDriver(sessions(), errors=ErrorHandlers())
     driver.pipe("in", key=b"k", value=b"{}", timestamp=1)
     driver.pipe("in", key=key, value=value, timestamp=timestamp, headers=(("trace", b"\x00"),))
@@ -152,7 +153,7 @@ def test_a_refused_value_becomes_a_dead_letter() -> None:
 
 
 def test_a_dead_letter_topic_of_ones_own() -> None:
-    """Late and dead-letter topics are the source's, by name if it was given one."""
+    """Late and dead-letter topics are the source's, by the given name or by default."""
     builder = StreamsBuilder()
     stream = builder.stream("in", dead_letters="refused", late="too-late")
     stream.group_by_key().session_window(10).aggregate("s", n=Count()).on_close().to("out")
@@ -184,7 +185,8 @@ def raising(kind: str) -> Topology:
     [(None, "TypeError"), (b"{}", "KeyError"), (b'{"x":"one"}', "TypeError"), (b"7", "TypeError")],
 )
 def test_what_user_code_raises_makes_a_dead_letter(kind: str, value: bytes | None, exception: str) -> None:
-    """A tombstone, or any value that a user's function stumbles over, goes to the dead letters; the next is taken."""
+    """A value at which a user's function raises, such as a tombstone, is a dead letter. The next record is
+    processed."""
     driver = TopologyTestDriver(raising(kind), errors=ErrorHandlers())
     driver.pipe("in", key=b"k", value=value, timestamp=5, headers=(("trace", b"1"),))
     driver.pipe("in", key=b"k", value=b'{"x":1}', timestamp=6)
@@ -198,7 +200,7 @@ def test_what_user_code_raises_makes_a_dead_letter(kind: str, value: bytes | Non
 
 
 def test_a_deserializer_that_raises_makes_a_dead_letter() -> None:
-    """A user's deserializer may raise what it likes: the stage says where it was."""
+    """A user's deserializer may raise any error. The dead letter has the stage."""
     builder = StreamsBuilder()
     builder.stream("in", value=lambda topic, data: int(data or b"")).to("out")
     driver = TopologyTestDriver(builder.build(), errors=ErrorHandlers())
@@ -208,7 +210,8 @@ def test_a_deserializer_that_raises_makes_a_dead_letter() -> None:
 
 
 def test_fail_stops_before_the_record() -> None:
-    """With `fail` an error other than DataError names the place; what came before is committed, and nothing after."""
+    """With `fail` an error other than DataError names the coordinates. Earlier records are committed, later ones are
+    not."""
     task = task_of(raising("map_values"), handlers=ErrorHandlers(process="fail"))
     records = columns(
         "in", (0, b"k", b'{"x":1}', 0), (1, b"k", b"{", 0), (2, b"k", b"null", 0), (3, b"k", b'{"x":1}', 0)
@@ -229,7 +232,7 @@ def _fail(record: Record) -> None:
 
 
 def test_an_error_behind_a_store_that_nothing_handles_is_fatal() -> None:
-    """With `fail` half of a record's effect is never committed, and the record is named."""
+    """With `fail` half of a record's effect is never committed, and the error names the record."""
     builder, stream = plain()
     stream.group_by_key().session_window(10).aggregate("s", n=Count()).on_update().peek(_fail).to("out")
     task = task_of(builder.build(), deduplicate_updates=False, handlers=ErrorHandlers(process="fail"))
@@ -241,7 +244,7 @@ def test_an_error_behind_a_store_that_nothing_handles_is_fatal() -> None:
 
 
 def test_a_task_that_does_not_run_has_no_commit() -> None:
-    """Before `initialize`, as while it stands by for another, there is nothing of its own that it could commit."""
+    """Before `initialize`, and as a standby, a task has nothing to commit."""
     task = StreamTask(sessions(), 0, application="app")
     with pytest.raises(IllegalState, match="asked of a task that does not run"):
         task.prepare_commit(0)
@@ -261,7 +264,7 @@ def test_what_a_failed_task_had_taken_before_is_not_committed() -> None:
 
 
 def test_one_record_of_many_that_a_store_took_is_fatal() -> None:
-    """Where a record was split up and the store has its first part, an error in the second cannot be a dead letter."""
+    """If a record was split up and the store has its first part, an error in the second cannot be a dead letter."""
     builder, stream = plain()
     parts = stream.flat_map_values(lambda value: value).map_values(lambda value: {"x": value["x"]})
     parts.group_by_key().session_window(10).aggregate("s", n=Count()).on_close().to("out")
@@ -272,7 +275,7 @@ def test_one_record_of_many_that_a_store_took_is_fatal() -> None:
 
 @pytest.mark.parametrize("first", ["refuses", "takes"])
 def test_a_dead_letter_takes_back_what_was_sent_on(first: str) -> None:
-    """Of a record that one branch refuses nothing is written by another, whichever came first."""
+    """If one branch rejects a record, no branch writes anything of it, in any order."""
     builder, stream = plain()
     if first == "takes":
         stream.to("out")
@@ -286,7 +289,7 @@ def test_a_dead_letter_takes_back_what_was_sent_on(first: str) -> None:
 
 
 def test_a_late_record_that_another_branch_refuses_is_not_counted_late() -> None:
-    """Counts agree with the topics: what became a dead letter is in no other topic and no other count."""
+    """Counts agree with the topics: a dead letter is in no other topic and no other count."""
     builder, stream = plain()
     stream.group_by_key().session_window(10).aggregate("s", n=Count()).on_close().to("out")
     stream.filter(lambda record: record.value["x"] > 0).to("also")
@@ -297,7 +300,7 @@ def test_a_late_record_that_another_branch_refuses_is_not_counted_late() -> None
 
 
 def test_a_result_that_is_too_large_is_refused_at_its_sink() -> None:
-    """Over `record_bytes_max` it is a dead letter, or with `fail` behind a store fatal with sink and place."""
+    """A result above `record_bytes_max` is a dead letter, or with `fail` a fatal error with sink and coordinates."""
     builder, stream = plain()
     stream.to("out")
     task = task_of(builder.build(), record_bytes_max=1_000)
@@ -321,10 +324,8 @@ LARGE_KEY = b"\x01" * 800  # much larger in a result: twice six bytes of JSON a 
 @pytest.mark.parametrize("emit", ["on_close", "on_update"])
 @pytest.mark.parametrize("key", ["string", "bytes"])
 def test_a_key_that_no_result_could_hold_is_refused_before_the_store(emit: str, key: Any) -> None:
-    """A record whose key cannot be written twice is a dead letter, and the partition goes on.
-
-    The largest key that is taken is given back as well: its result and its changelog entry are written.
-    """
+    """A record whose key could not be written is a dead letter, and the partition continues. The largest accepted key
+    is written, in its result and its changelog entry."""
     builder = StreamsBuilder()
     windows = builder.stream("in", key=key).group_by_key().session_window(10).aggregate("s", n=Count())
     getattr(windows, emit)().to("out")
@@ -346,7 +347,7 @@ def test_a_key_that_no_result_could_hold_is_refused_before_the_store(emit: str, 
 
 
 def test_the_entry_that_is_measured_is_the_whole_of_it() -> None:
-    """What spoils a changelog entry may be small in itself: key and all states together are held to the limit."""
+    """The limit applies to the changelog entry: key and all states together."""
     builder, stream = plain()
     add = Aggregate(str, lambda state, value: state + value, lambda a, b: a + b)
     stream.group_by_key().session_window(10).aggregate("s", a=add, b=add).on_close().to("out")
@@ -363,7 +364,7 @@ def test_the_entry_that_is_measured_is_the_whole_of_it() -> None:
 
 
 def test_a_setting_may_leave_less_to_a_key() -> None:
-    """Where results are large by themselves, `key_bytes_max` says what is left for the key."""
+    """If results are large by themselves, `key_bytes_max` limits the key."""
     task = task_of(sessions(), key_bytes_max=20)
     task.process(columns("in", (0, b"12345678", b"{}", 0), (1, b"123456789", b"{}", 0)), 0)
     (dead,) = task.prepare_commit(0).outputs
@@ -371,7 +372,7 @@ def test_a_setting_may_leave_less_to_a_key() -> None:
 
 
 def test_what_a_store_cannot_write_as_a_key_is_refused_before() -> None:
-    """A processor's key that is neither bytes nor text in UTF-8 costs its record, not every commit from then on."""
+    """A processor's key that is neither bytes nor text in UTF-8 fails its record, not every later commit."""
 
     class Keyed(Processor):
         def process(self, record: Record) -> None:
@@ -415,7 +416,7 @@ def test_a_result_that_cannot_be_written_is_told_by_its_window(emit: str, time_m
 
 @pytest.mark.parametrize(("value", "exception"), [(b'"odd"', "TypeError"), (b'"large"', "RecordTooLarge")])
 def test_the_record_that_spoils_a_state_is_refused(value: bytes, exception: str) -> None:
-    """The record that makes a state unwritable is the dead letter; the window is as it was before it."""
+    """The record that makes a state unwritable is the dead letter. The window stays unchanged."""
     spoil = {"odd": object(), "large": "x" * 50_000}
     builder, stream = plain()
     add = Aggregate(list, lambda state, value: [*state, spoil.get(value, value)], lambda a, b: a + b)
@@ -431,13 +432,13 @@ def test_the_record_that_spoils_a_state_is_refused(value: bytes, exception: str)
 
 @pytest.mark.parametrize("type_", PunctuationType)
 def test_a_punctuation_that_raises_fails_the_task(type_: PunctuationType) -> None:
-    """With `fail` node, time and place are named, and nothing is committed."""
+    """With `fail` the error names node, time and partition, and nothing is committed."""
 
     def tick(now_ms: int) -> None:
         raise KeyError("tick")
 
     class Ticking(Processor):
-        """Schedules what raises."""
+        """Schedules a callback that raises."""
 
         def init(self, context: ProcessorContext) -> None:
             context.schedule(10, type_, self._tick)
@@ -497,7 +498,7 @@ def test_a_firing_asks_for_a_commit(does: str) -> None:
 
 
 def test_a_firing_without_effect_is_not_done_again() -> None:
-    """A grid point fires once: the commit after it holds the next one, and a restart goes on from there."""
+    """A grid point fires once: the next commit has the next grid point, and a restart continues there."""
     fired: list[int] = []
 
     class Ticking(Processor):
@@ -541,7 +542,8 @@ def test_skipped_and_late_are_counted_by_reason_and_topic() -> None:
 
 
 def test_a_dead_letter_moves_no_time() -> None:
-    """A value that an aggregation refuses, years ahead: the task's time is as the operator's, and no schedule fires."""
+    """A value years ahead that an aggregation rejects advances neither the task's nor the operator's time, and fires no
+    schedule."""
     fired: list[int] = []
 
     class Ticks(Processor):
@@ -571,7 +573,7 @@ def test_a_dead_letter_moves_no_time() -> None:
 
 
 class _Asking(Processor):
-    """Calls what a test gives it with its context and each record."""
+    """Calls a test's function with its context and each record."""
 
     def __init__(self, ask: Any) -> None:
         self._ask = ask
@@ -596,7 +598,7 @@ def test_a_processor_sees_where_its_record_was_read() -> None:
 
 
 def test_forward_to_one_child() -> None:
-    """A processor may forward to a child by name; one that it does not have is refused."""
+    """A processor may forward to a child by name. An unknown name is rejected."""
     builder, stream = plain()
     parent = stream.process(lambda: _Asking(lambda c, r: c.forward(r, to=r.value["to"])), name="parent")
     parent.to("a")
@@ -625,7 +627,7 @@ def test_a_store_must_be_connected() -> None:
 
 
 def test_init_and_close_are_called_once() -> None:
-    """Each task makes its processors anew, initializes them and closes them."""
+    """Each task creates its processors, initializes them and closes them."""
     calls: list[str] = []
 
     class Counting(Processor):
@@ -647,7 +649,7 @@ def test_init_and_close_are_called_once() -> None:
 
 
 def test_a_processor_without_process() -> None:
-    """A processor that does not say what to do with a record fails by its own name."""
+    """A processor that does not implement `process` fails with its own name."""
     builder, stream = plain()
     stream.process(Processor)
     with pytest.raises(ConfigError, match="Processor does not define process"):
@@ -687,7 +689,7 @@ def test_needs_commit_from_a_record_until_it_succeeded() -> None:
 
 
 def test_closed_windows_are_counted_with_their_commit() -> None:
-    """The count of closed windows is of those that a commit wrote: one that failed counts for nothing."""
+    """The count has the closed windows of successful commits only."""
     task = task_of(sessions())
     task.process(columns("in", (0, b"a", b"{}", 0), (1, b"a", b"{}", 100)), 0)
     for _ in range(2):
@@ -698,7 +700,8 @@ def test_closed_windows_are_counted_with_their_commit() -> None:
 
 
 def test_committed_totals_are_those_of_the_last_commit() -> None:
-    """What is taken and not committed may be taken again by another task: it is in no committed total."""
+    """Records that are processed and not committed may be processed again by another task, so they are in no committed
+    total."""
     task = task_of(sessions())
     task.process(columns("in", (0, b"a", b"{}", 100), (1, b"a", b"{", 100), (2, b"a", b"{}", 0), (3, None, b"", 0)), 0)
     assert not any(task.metrics.committed)
@@ -714,7 +717,7 @@ def test_committed_totals_are_those_of_the_last_commit() -> None:
 
 
 def test_restore_checks_the_schema_first() -> None:
-    """State of another topology is refused before any of it is put in place."""
+    """State of another topology is rejected before any of it is restored."""
     driver = TopologyTestDriver(sessions(), errors=ErrorHandlers())
     driver.pipe("in", key=b"a", value=b"{}", timestamp=0)
     builder, stream = plain()
@@ -734,7 +737,7 @@ def test_restore_without_progress_is_a_fresh_start() -> None:
 
 
 def test_operator_time_is_restored() -> None:
-    """What was late before a crash is late after it, also where no live window tells the time."""
+    """A record that was late before a crash is late after it, also if no live window shows the time."""
     driver = TopologyTestDriver(sessions(gap=10), errors=ErrorHandlers())
     for key, timestamp in ((b"a", 1_000), (b"a", 2_000)):
         driver.pipe("in", key=key, value=b"{}", timestamp=timestamp)
@@ -773,7 +776,8 @@ turns = st.lists(
 
 
 def observed(driver: TopologyTestDriver) -> tuple[Any, ...]:
-    """Outputs in order by topic, live windows, position and times; a dead letter's stage and place, not its moment."""
+    """Outputs in order by topic, live windows, position and times; of a dead letter its stage and coordinates, not its
+    time."""
     task = driver.task
     aggregations = task.topology.stores["s"].aggregations
     rows = task.stores["s"].rows()
@@ -785,7 +789,7 @@ def observed(driver: TopologyTestDriver) -> tuple[Any, ...]:
 
 @given(turns)
 def test_a_crash_changes_nothing_that_was_committed(plan: list[tuple[list[Any], str, int]]) -> None:
-    """With crashes at random points and torn commits, outputs and state equal those of a run without any."""
+    """With crashes at random points and torn commits, outputs and state equal those of a run without them."""
     crashed = TopologyTestDriver(every_aggregation(), commit_each=False, errors=ErrorHandlers())
     steady = TopologyTestDriver(every_aggregation(), commit_each=False, errors=ErrorHandlers())
     number = now = 0
@@ -826,7 +830,7 @@ def test_a_crash_at_every_commit_boundary() -> None:
 
 @pytest.mark.parametrize("columns_min", [1, 100])
 def test_what_cannot_be_decoded_moves_no_time(columns_min: int) -> None:
-    """A dead letter of stage `deserialize` is as if it had not been there: no punctuation, and no later stream time."""
+    """A dead letter of stage `deserialize` calls no punctuation and does not advance stream time."""
     fired: list[int] = []
 
     class Ticking(Processor):
@@ -848,14 +852,14 @@ def test_what_cannot_be_decoded_moves_no_time(columns_min: int) -> None:
 
 
 def raising_sum() -> Topology:
-    """Sums in sessions, which can be taken as columns."""
+    """Sums in sessions, which can be processed in columns."""
     builder, stream = plain()
     stream.group_by_key().session_window(10).aggregate("s", x=Sum("x")).on_close().to("out")
     return builder.build()
 
 
 class Keeper(Processor):
-    """Puts each record into a store of its own."""
+    """Puts each record into its own store."""
 
     def process(self, record: Record) -> None:
         self.context.store("own").put(record.key, record.value)
@@ -876,7 +880,7 @@ def _of_join(builder: StreamsBuilder) -> None:
 
 @pytest.mark.parametrize("kind", [_of_table, _of_own_store, _of_join])
 def test_a_row_that_the_changelog_cannot_hold_is_refused_before_the_store(kind: Any) -> None:
-    """Of a table, a processor's own store and a join: the record is a dead letter, and all others are kept."""
+    """In a table, a processor's store and a join the record is a dead letter, and all others are kept."""
     builder = StreamsBuilder()
     kind(builder)
     task = task_of(builder.build(), record_bytes_max=2_000)

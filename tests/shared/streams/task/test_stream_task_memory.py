@@ -36,7 +36,7 @@ def keys_of(first: int, count: int) -> list[bytes | None]:
 
 
 def anonymous_kib() -> int:
-    """What the kernel says of this process' own memory."""
+    """The anonymous memory of this process in KiB, as the kernel reports it."""
     gc.collect()
     found = re.search(r"^RssAnon:\s+(\d+) kB", Path("/proc/self/status").read_text(encoding="utf-8"), re.MULTILINE)
     assert found is not None
@@ -45,9 +45,8 @@ def anonymous_kib() -> int:
 
 @pytest.mark.soak
 def test_memory_is_flat_while_keys_come_and_go() -> None:
-    """What a task keeps follows the sessions that are live, not the keys that it has seen: each one's is closed once,
-    and memory at the end is what it was after a tenth of all records.
-    """
+    """Memory follows the live sessions, not the keys seen: each session is closed once, and memory at the end is that
+    after a tenth of all records."""
     builder = StreamsBuilder()
     sessions = builder.stream("visits", value=bytes).group_by_key().session_window(GAP_MS, GRACE_MS)
     sessions.aggregate("sessions", n=Count()).on_close().to("closed")
