@@ -142,7 +142,7 @@ async def test_no_owner_takes_an_epoch_that_no_reader_takes(kafka: EmbeddedKafka
         highest = encode_takeover(EPOCH_MAX, Takeover(topic_name, "other", 0))
         at = await put(chain, f"{topic_name}-changelog", (None, highest))
         for _ in range(2):
-            with pytest.raises(CorruptRecord, match=rf"at offset {at}: .* no owner can go .*streams reset"):
+            with pytest.raises(CorruptRecord, match=rf"at offset {at}: .* no owner can take over .*streams reset"):
                 await fails(chain.worker())
         assert (await chain.read(f"{topic_name}-changelog"))[-1].offset == at
 
@@ -320,7 +320,7 @@ async def test_a_source_topic_that_is_made_again_meanwhile_is_refused(
     """A running worker ends as well: it does not wait for its position to come, and does not go on in the middle."""
     async with chain_of(kafka, topic_name, 1) as chain:
         await work(chain, 100)
-        with pytest.raises(SourceTopicChanged, match=f"{topic_name} was deleted and made again"):
+        with pytest.raises(SourceTopicChanged, match=f"{topic_name} was deleted and created again"):
             await remake_while_running(chain, events)
 
 

@@ -252,7 +252,7 @@ def test_deleted_source_records_are_left_out(lake: Lake, kind: str) -> None:
     assert (differences(report), status_of(report)) == ({}, AUDIT_OK)
     assert (report.records, report.unaccounted) == (560, 0)
     assert report.left_out > 0
-    assert sum("records before offset 40 are gone" in text for text in report.not_compared) == 1
+    assert sum("records before offset 40 were deleted" in text for text in report.not_compared) == 1
 
 
 def test_partitions_whose_time_advanced_without_records(lake: Lake) -> None:

@@ -135,7 +135,7 @@ def test_a_closed_that_the_changelog_has_left_behind_is_refused(tables_of: Calla
         of.compact(delete_covered=True)
     before = of.table("state").version()
     of.put_back("backup", CLOSED)
-    with pytest.raises(ChangelogHole, match=rf"were deleted, and the tables .*{CLOSED} lacks rows from offset \d+ on"):
+    with pytest.raises(ChangelogHole, match=rf"were deleted, but the tables .*{CLOSED} lacks rows from offset \d+ on"):
         of.compact()
     assert of.table("state").version() == before
 
