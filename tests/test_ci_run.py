@@ -67,7 +67,7 @@ def test_tools_are_found_by_the_parts(tmp_path: Path) -> None:
 def tools(folder: Path, commands: dict[str, str]) -> tuple[int, str, str]:
     """Exit status, standard output and standard error of .ci/tools with these shell scripts as the commands on PATH."""
     (folder / "bin").mkdir()
-    for name in ("bash", "mktemp", "rm", "mkdir", "mv", "tar", "cat"):
+    for name in ("bash", "chmod", "mktemp", "rm", "mkdir", "mv", "tar", "cat"):
         (folder / "bin" / name).symlink_to(shutil.which(name) or "")
     for name, script in commands.items():
         (folder / "bin" / name).write_text(f"#!/bin/bash\n{script}\n", encoding="utf-8")
@@ -83,29 +83,41 @@ def tools(folder: Path, commands: dict[str, str]) -> tuple[int, str, str]:
     return done.returncode, done.stdout, done.stderr
 
 
-def test_promtool_is_taken_out_of_its_package(tmp_path: Path) -> None:
-    """The linter is extracted into the printed folder, and a second run downloads nothing."""
+def test_tools_are_fetched_once(tmp_path: Path) -> None:
+    """Chromium is installed, promtool is extracted into the printed folder, and a second run fetches nothing."""
     (tmp_path / "usr" / "bin").mkdir(parents=True)
     (tmp_path / "usr" / "bin" / "promtool").touch(mode=0o755)
-    apt = f'echo "$1" >> {tmp_path}/asked; [ "$1" = update ] && exit 100; : > prometheus_2.deb'
-    status, said, _ = tools(tmp_path, {"apt-get": apt, "dpkg-deb": f"tar -c -C {tmp_path} ./usr/bin/promtool"})
-    assert (status, said) == (0, f"{tmp_path}/.cache/penstock/tools\n")
+    browser = tmp_path / "bin" / "chromium-headless-shell"
+    apt = f"""echo "$1" >> {tmp_path}/calls
+case $1 in
+  update) exit 100 ;;
+  install) echo '#!/bin/bash' > {browser}; chmod +x {browser} ;;
+  download) : > prometheus_2.deb ;;
+esac"""
+    commands = {"apt-get": apt, "dpkg-deb": f"tar -c -C {tmp_path} ./usr/bin/promtool"}
+    status, printed, _ = tools(tmp_path, commands)
+    assert (status, printed) == (0, f"{tmp_path}/.cache/penstock/tools\n")
     assert (tmp_path / ".cache" / "penstock" / "tools" / "promtool").is_file()
-    assert (tmp_path / "asked").read_text().split() == ["update", "download"]
+    assert (tmp_path / "calls").read_text().split() == ["update", "install", "download"]
     shutil.rmtree(tmp_path / "bin")
-    assert tools(tmp_path, {"apt-get": apt})[0] == 0
-    assert (tmp_path / "asked").read_text().split() == ["update", "download"]
+    assert tools(tmp_path, commands | {"chromium": "exit 1"})[0] == 0
+    assert (tmp_path / "calls").read_text().split() == ["update", "install", "download"]
+
+
+NO_CHROMIUM = "warning: there is no Chromium: the page is not tested\n"
+NO_PROMTOOL = "warning: there is no promtool: the pages of metrics are not linted\n"
 
 
 @pytest.mark.parametrize(
-    ("commands", "warning"),
+    ("commands", "warnings"),
     [
         ({}, ""),
-        ({"promtool": "exit 1", "apt-get": "exit 1"}, ""),
-        ({"apt-get": "exit 100"}, "warning: there is no promtool: the pages of metrics are not linted\n"),
+        ({"promtool": "exit 1", "google-chrome": "exit 1", "apt-get": "exit 1"}, ""),
+        ({"promtool": "exit 1", "apt-get": "exit 100"}, NO_CHROMIUM),
+        ({"apt-get": "exit 100"}, NO_CHROMIUM + NO_PROMTOOL),
     ],
 )
-def test_a_machine_without_promtool_is_no_failure(tmp_path: Path, commands: dict[str, str], warning: str) -> None:
-    """Without apt, and with a promtool, nothing is done; a package that cannot be had is a warning."""
+def test_a_tool_that_cannot_be_fetched_is_a_warning(tmp_path: Path, commands: dict[str, str], warnings: str) -> None:
+    """Without apt, or with the tools on PATH, nothing is fetched; a failing apt is a warning for each tool."""
     status, _, warned = tools(tmp_path, commands)
-    assert (status, warned) == (0, warning)
+    assert (status, warned) == (0, warnings)
