@@ -51,5 +51,5 @@ async def test_the_page_steers_a_workers_connectors(kafka: EmbeddedKafka, tmp_pa
             await press(page, "resume", "connectors")
             await until(worker, "/connectors/bad/status", lambda status: status["connector"]["state"] == "RUNNING")
             await press(page, "restart", "connectors")
-            await page.until("document.getElementById('said').textContent.includes('restart bad: done')")
+            await page.until("document.getElementById('outcome').textContent.includes('restart bad: done')")
             assert page.errors == []

@@ -149,7 +149,7 @@ async def turn_pages(page: Page) -> None:
     """What one page does not show follows on the next, and that is said."""
     await page.run("location.hash = 'sessions'; true")
     await page.until("document.getElementById('sessions-note').textContent.includes('more follow; ')")
-    assert re.search(r"7.000.000 more rows were not looked at", await text_of(page, "sessions-note"))
+    assert re.search(r"7.000.000 more rows were not searched", await text_of(page, "sessions-note"))
     await page.run("document.getElementById('windows-next').click()")
     await page.until("document.getElementById('sessions-note').textContent.endsWith('first, page 2')")
     assert "ann" not in await text_of(page, "windows")
@@ -187,7 +187,7 @@ async def a_compaction_runs(page: Page, streams: Streams) -> None:
     await press(page, "Start a compaction", "main")
     await page.until("document.getElementById('compactions').textContent.includes('running')")
     await press(page, "Start a compaction", "main")
-    await page.until("document.getElementById('said').textContent.includes('one is running')")
+    await page.until("document.getElementById('outcome').textContent.includes('one is running')")
     streams.finish()
     await page.until("document.getElementById('compactions').textContent.includes('done')")
     assert (await text_of(page, "compactions")).endswith("42")
@@ -222,14 +222,14 @@ async def test_the_page_lives(kafka: EmbeddedKafka, topic_name: str, tmp_path: P
         await page.until("document.getElementById('connectors').textContent.includes('boom at line 7')")
         await press(page, "pause", "connectors")
         await press(page, "restart", "connectors")
-        await page.until("document.getElementById('said').textContent.includes('restart files: done')")
+        await page.until("document.getElementById('outcome').textContent.includes('restart files: done')")
         assert ("PUT", "files/pause") in others.asked
         assert ("POST", "files/restart") in others.asked
         await page.run("location.hash = 'dead-letters'")
-        await press(page, "look", "dead-letters", dead)
-        await page.until("document.getElementById('letter-rows').textContent.includes('cannot be handled')")
+        await press(page, "show", "dead-letters", dead)
+        await page.until("document.getElementById('records').textContent.includes('cannot be handled')")
         await press(page, "replay", "dead-letters", dead)
-        await page.until("document.getElementById('said').textContent.includes('1 sent, 0 failed')")
+        await page.until("document.getElementById('outcome').textContent.includes('1 sent, 0 failed')")
         await a_compaction_runs(page, others.streams)
         for name in PAGES:
             await page.key(str(PAGES.index(name) + 1))
