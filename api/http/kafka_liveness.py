@@ -27,7 +27,7 @@ class LivenessClient(Protocol):
         """Return the milliseconds since the last answer of any broker; None while not connected."""
         ...
 
-    def ask_for_answer(self) -> None:
+    def ping(self) -> None:
         """Send a request that any broker answers at once. Does not wait."""
         ...
 
@@ -62,7 +62,7 @@ class KafkaLiveness:
         if client is None or silent_ms is None:
             return
         if silent_ms >= self._silence_max_ms * PROBE_SHARE:
-            client.ask_for_answer()
+            client.ping()
         result = self()
         if result.ok != self._was_ok:
             (log.info if result.ok else log.error)("check changed", check="kafka", ok=result.ok, detail=result.detail)

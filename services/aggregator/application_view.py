@@ -61,7 +61,7 @@ class OwnView(StreamsView, Protocol):
         """Return the partitions of this instance."""
         ...
 
-    async def read_store(self, store: str, **question: Unpack[StoreQueryParams]) -> Any:
+    async def read_store(self, store: str, **params: Unpack[StoreQueryParams]) -> Any:
         """Like `penstock.api.streams.stores.StoresView.read_store`."""
         ...
 
@@ -143,17 +143,17 @@ class Whole:
         found = merge_windows([Part(parts.own, own), *answers], limit, pages)
         return {**found, "missing": missing_rows(missing)}
 
-    async def read_store(self, store: str, *, partial: bool, **question: Unpack[StoreQueryParams]) -> dict[str, Any]:
+    async def read_store(self, store: str, *, partial: bool, **params: Unpack[StoreQueryParams]) -> dict[str, Any]:
         parts = self._parts()
         # raises ConfigError without such a store, WrongContinuation for an invalid one
-        own = msgspec.to_builtins(await self._own.read_store(store, **question), str_keys=True)
+        own = msgspec.to_builtins(await self._own.read_store(store, **params), str_keys=True)
         if own["kind"] == GLOBAL_TABLE:  # each instance has a full copy
             return {**own, "missing": []}
         if not any(parts):
             raise Problem(INCOMPLETE, "the source topics are not known yet")
-        answers, missing = await self._ask_all(parts, f"/v1/streams/stores/{quote(store, safe='')}", question)
-        pages = row_pages(self._own.application, store, question)
-        answer = merge_rows([Part(parts.own, own), *answers], missing, question["rows_max"], pages)
+        answers, missing = await self._ask_all(parts, f"/v1/streams/stores/{quote(store, safe='')}", params)
+        pages = row_pages(self._own.application, store, params)
+        answer = merge_rows([Part(parts.own, own), *answers], missing, params["rows_max"], pages)
         if missing and not partial:
             raise Problem(INCOMPLETE, "; ".join(f"partition {p}: {why}" for p, why in sorted(missing.items())))
         return answer | {"missing": missing_rows(missing)}

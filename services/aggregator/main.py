@@ -126,10 +126,10 @@ class Aggregator:
         """The application id of this instance."""
         return self._settings.streams.application_id
 
-    async def read_store(self, store: str, **question: Unpack[StoreQueryParams]) -> dict[str, Any]:
+    async def read_store(self, store: str, **params: Unpack[StoreQueryParams]) -> dict[str, Any]:
         """Return the answer of `GET /v1/streams/stores/{store}` for this instance. Its tasks continue meanwhile."""
-        pages = row_pages(self.application, store, question)
-        wanted: dict[str, Any] = {**question, "after": pages.position(question["continuation"])}
+        pages = row_pages(self.application, store, params)
+        wanted: dict[str, Any] = {**params, "after": pages.position(params["continuation"])}
         del wanted["continuation"]
         running = {partition: owned.task for partition, owned in self.worker.tasks().items() if owned.task is not None}
         topology, tables = self.worker.topology, self.worker.global_tables
@@ -146,21 +146,21 @@ class Aggregator:
             for partition in [p for p, task in running.items() if now.get(p) is not task]:
                 del running[partition]
 
-    async def find_windows(self, store: str, *, status: Status, **question: Unpack[StoreQueryParams]) -> FoundWindows:
+    async def find_windows(self, store: str, *, status: Status, **params: Unpack[StoreQueryParams]) -> FoundWindows:
         """Return the answer of `GET /v1/streams/stores/{store}/windows`."""
         builder = self.worker.topology.stores.get(store)
         if builder is None:
             raise ConfigError(f"no store with windows {store!r}")
-        return await self._search.find(builder.schema, status, question)
+        return await self._search.find(builder.schema, status, params)
 
-    async def _read_open(self, store: str, question: StoreQueryParams) -> Any:
+    async def _read_open(self, store: str, params: StoreQueryParams) -> Any:
         """Return rows of all instances. Raises Problem if some are missing."""
         if self._settings.queries.all_instances:
-            return await self._whole.read_store(store, partial=False, **question)
+            return await self._whole.read_store(store, partial=False, **params)
         here = {p for p, owned in self.worker.tasks().items() if owned.task is not None}
         if gone := sorted(set(range(self.worker.topics.partitions)) - here):
             raise Problem(INCOMPLETE, f"partitions {gone} do not run here, and queries.all_instances is false")
-        return await self.read_store(store, **question)
+        return await self.read_store(store, **params)
 
     def registration(self) -> Registration:
         """Return the registration by which the other instances know this one."""

@@ -14,16 +14,14 @@ NARROWING = ("key", "key_from", "key_to", "from_ms", "to_ms")
 """The parameters of a query that select its rows. The page size is not one of them and may change."""
 
 
-def row_pages(application: str, store: str, question: Mapping[str, Any]) -> Continuations[RowPosition]:
+def row_pages(application: str, store: str, params: Mapping[str, Any]) -> Continuations[RowPosition]:
     """Return the continuations for rows of a store."""
-    return Continuations(RowPosition, application, store, *(question[name] for name in NARROWING))
+    return Continuations(RowPosition, application, store, *(params[name] for name in NARROWING))
 
 
-def window_pages(
-    application: str, store: str, status: str, question: Mapping[str, Any]
-) -> Continuations[WindowPosition]:
+def window_pages(application: str, store: str, status: str, params: Mapping[str, Any]) -> Continuations[WindowPosition]:
     """Return the continuations for windows of a store, open and closed."""
-    return Continuations(WindowPosition, application, store, status, *(question[name] for name in NARROWING))
+    return Continuations(WindowPosition, application, store, status, *(params[name] for name in NARROWING))
 
 
 def live_pages(application: str, store: str | None, key: str) -> Continuations[LivePosition]:

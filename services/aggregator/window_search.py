@@ -50,45 +50,45 @@ class WindowSearch:
         self._read_store = read_store
         self._finding = asyncio.Semaphore(FINDING_MAX)
 
-    async def find(self, schema: StoreSchema, status: Status, question: StoreQueryParams) -> FoundWindows:
+    async def find(self, schema: StoreSchema, status: Status, params: StoreQueryParams) -> FoundWindows:
         """Return a page of a store's windows. Raises ConfigError, WrongContinuation, or Problem if it is busy."""
         if schema.kind not in WINDOWED:
             raise ConfigError(f"no store with windows {schema.name!r}")
         if self._settings.streams.lake is None:
             if status != "open":
                 raise Problem(NO_LAKE, "streams.lake is not set: query only open windows (status=open)")
-            return await self._open(schema, question)
+            return await self._open(schema, params)
         if self._finding.locked():
             raise Problem(BUSY, f"{FINDING_MAX} such queries are running")
         async with self._finding:
-            return await self._whole(schema, status, question)
+            return await self._whole(schema, status, params)
 
-    async def _whole(self, schema: StoreSchema, status: Status, question: StoreQueryParams) -> FoundWindows:
+    async def _whole(self, schema: StoreSchema, status: Status, params: StoreQueryParams) -> FoundWindows:
         """Return windows from lake and changelog, in order of their start."""
         streams, queries = self._settings.streams, self._settings.queries
-        pages = window_pages(streams.application_id, schema.name, status, question)
+        pages = window_pages(streams.application_id, schema.name, status, params)
         where = (self._settings.kafka, streams.application_id, streams.lake, streams.lake_options)
-        from_ms, to_ms = map(str, _reach(question))
-        limits = (queries.changelog_timeout_ms, question["rows_max"])
-        asked = WindowQueryOptions(*where, schema.name, _keys(question), from_ms, to_ms, *limits, status)
-        query = Query(asked, pages.position(question["continuation"]))
+        from_ms, to_ms = map(str, _reach(params))
+        limits = (queries.changelog_timeout_ms, params["rows_max"])
+        options = WindowQueryOptions(*where, schema.name, _keys(params), from_ms, to_ms, *limits, status)
+        query = Query(options, pages.position(params["continuation"]))
         _, found = await run_in_loop_thread(query.run)
         windows = [cast(Window, one._asdict()) for one in found]
         return {"windows": windows, "position": query.position, "continuation": pages.text(query.last)}
 
-    async def _open(self, schema: StoreSchema, question: StoreQueryParams) -> FoundWindows:
+    async def _open(self, schema: StoreSchema, params: StoreQueryParams) -> FoundWindows:
         """Return open windows from the tasks."""
-        found = await self._read_store(schema.name, question)
+        found = await self._read_store(schema.name, params)
         windows = [_window(row) for row in found["rows"]]
         return {"windows": windows, "position": found["position"], "continuation": found["continuation"]}
 
 
-def _keys(question: StoreQueryParams) -> KeyRange:
-    return KeyRange.of(question["key"], question["key_from"], question["key_to"])
+def _keys(params: StoreQueryParams) -> KeyRange:
+    return KeyRange.of(params["key"], params["key_from"], params["key_to"])
 
 
-def _reach(question: StoreQueryParams) -> tuple[int, int]:
-    from_ms, to_ms = question["from_ms"], question["to_ms"]
+def _reach(params: StoreQueryParams) -> tuple[int, int]:
+    from_ms, to_ms = params["from_ms"], params["to_ms"]
     return EVER_MS[0] if from_ms is None else from_ms, EVER_MS[1] if to_ms is None else to_ms
 
 

@@ -93,10 +93,10 @@ class Continuations(Generic[PositionT]):
     None is the continuation of the first page. In an answer, None marks the last page.
     """
 
-    def __init__(self, kind: type[PositionT], *question: Any) -> None:
-        packed_question = msgspec.msgpack.encode((kind.__name__, question))
+    def __init__(self, kind: type[PositionT], *query: Any) -> None:
+        packed_query = msgspec.msgpack.encode((kind.__name__, query))
         self._shape: Any = tuple[bytes, kind]  # type: ignore[valid-type]
-        self._digest = blake2b(packed_question, digest_size=DIGEST_BYTES).digest()
+        self._digest = blake2b(packed_query, digest_size=DIGEST_BYTES).digest()
 
     def text(self, position: PositionT | None) -> str | None:
         """The position as text that a URL can contain without escapes."""

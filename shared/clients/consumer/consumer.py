@@ -415,7 +415,7 @@ class Consumer(Generic[K, V]):
         """Return the ms since the current rebalance began, including the first join; 0 if there is none."""
         return self._subscription.rebalance_ms
 
-    def ask_for_answer(self) -> None:
+    def ping(self) -> None:
         """Send a request that any broker answers at once, so that `silent_ms` measures the brokers. Does not wait."""
         if self._state == "open":
             self._subscription.connection.refresh_metadata()

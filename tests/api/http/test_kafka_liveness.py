@@ -19,7 +19,7 @@ class Client:
     def silent_ms(self) -> float | None:
         return self.silent
 
-    def ask_for_answer(self) -> None:
+    def ping(self) -> None:
         self.asked += 1
 
 

@@ -193,7 +193,7 @@ async def test_aiokafka_logs_nothing_for_a_consumer(cluster: FakeCluster, caplog
         consumer.subscribe(["t"])
         await anext(consumer)
         await cluster.stop_node(node)
-        consumer.ask_for_answer()
+        consumer.ping()
         await consumer.poll(200, 1)
         await cluster.start_node(node)
         consumer.enforce_rebalance()

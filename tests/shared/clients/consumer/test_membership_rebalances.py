@@ -798,7 +798,7 @@ async def test_a_pattern_that_matches_nothing_any_more_revokes(cluster: FakeClus
         await handed_out(consumer, 3)
         consumer.pause(A, B)
         cluster.delete_topic("t")
-        consumer.ask_for_answer()
+        consumer.ping()
         await until(consumer, lambda: not consumer.assignment())
         assert revoked == [frozenset({A, B})]
 
