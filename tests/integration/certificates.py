@@ -1,4 +1,4 @@
-"""Certificates for tests, made when they are needed: an authority, and what it signs."""
+"""A certificate authority for tests, and the certificates that it signs. All are generated when a test needs them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 
 class Authority:
-    """A certificate authority that was made a moment ago."""
+    """A certificate authority with a new key."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self._folder, self._name, self._key = folder, name, ec.generate_private_key(ec.SECP256R1())
@@ -41,7 +41,7 @@ class Authority:
         return builder.sign(self._key, hashes.SHA256())
 
     def issue(self, name: str, password: str | None = None) -> Path:
-        """A certificate for 127.0.0.1 and its key, in one PEM file."""
+        """Write a certificate for 127.0.0.1 and its key into one PEM file, and return its path."""
         key = ec.generate_private_key(ec.SECP256R1())
         sealed = (
             serialization.NoEncryption()

@@ -1,8 +1,8 @@
-"""Runs handler runners as processes of their own for the chaos test, which may kill and stop them.
+"""Runs handler runners as separate processes for the chaos test, which may kill and stop them.
 
-One process imports everything and forks a member for each line that it reads, the name of the member's log; it answers
-with the process id. A member writes what it does to its log, a line each, with the time on the clock that all processes
-share: which partitions it is given and lets go, and the start and the end of each call of its handler.
+One process imports everything. For each line that it reads, the name of a log, it forks a member and prints the
+member's process id. A member writes events to its log, one a line: which partitions it is assigned and releases, and
+the start and the end of each call of its handler. The times are from the monotonic clock, which all processes share.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ HANDLER_SECONDS_MAX = 0.03
 
 
 class Journal:
-    """The log of one member; each line is with the kernel before anything else is done."""
+    """The log of one member. Each line is written to the file before `write` returns, without a buffer."""
 
     def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -45,7 +45,7 @@ class Journal:
 
 
 class Recorded(HandlerLoop):
-    """A runner that says what it owns, and in which generation of the group it was given it."""
+    """A handler loop that logs the partitions that it owns, and the generation in which they were assigned."""
 
     journal: Journal
     group_consumer: Consumer
@@ -110,7 +110,7 @@ async def member(settings: ConsumerServiceSettings, journal: Journal) -> None:
 
 
 def main(servers: str, topic: str, strategy: str, folder: Path) -> None:
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the members
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps members, since no code waits for them
     for line in sys.stdin:
         name = line.strip()
         if pid := os.fork():

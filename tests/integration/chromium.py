@@ -1,4 +1,4 @@
-"""A real headless Chromium, driven by the DevTools protocol over two pipes: no driver and no port."""
+"""A headless Chromium, driven by the DevTools protocol over two pipes. It needs no driver and no port."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ WAIT_SECONDS = 20
 
 
 def find_chromium() -> str | None:
-    """The browser's path; None where there is none."""
+    """Return the browser's path, or None if no browser is installed."""
     return next((path for name in NAMES if (path := shutil.which(name))), None)
 
 
 class Page:
-    """One page of the browser."""
+    """A page of the browser."""
 
     def __init__(self, browser: Browser, session: str) -> None:
         self._browser, self._session = browser, session
@@ -33,22 +33,22 @@ class Page:
         return await self._browser.send(method, self._session, **parameters)
 
     async def open(self, url: str) -> None:
-        """Go to an address."""
+        """Navigate to an address."""
         await self.send("Page.navigate", url=url)
 
     async def run(self, script: str) -> Any:
-        """The value of an expression in the page."""
+        """Evaluate an expression in the page and return its value."""
         answer = await self.send("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
 
     async def until(self, script: str) -> Any:
-        """Wait until an expression is true; its value."""
+        """Wait until an expression is true, and return its value."""
         value = None
         try:
             async with asyncio.timeout(WAIT_SECONDS):
                 while not value:
-                    with contextlib.suppress(AssertionError):  # the page may not be there yet
+                    with contextlib.suppress(AssertionError):  # the page may not be loaded yet
                         value = await self.run(script)
                     await asyncio.sleep(0.05)
         except TimeoutError:
@@ -57,13 +57,13 @@ class Page:
         return value
 
     async def key(self, key: str) -> None:
-        """Press a key."""
+        """Press and release a key."""
         for kind in ("keyDown", "keyUp"):
             text = {"text": key} if kind == "keyDown" else {}
             await self.send("Input.dispatchKeyEvent", type=kind, key=key, **text)
 
     async def size(self, width: int, height: int, *, dark: bool = False) -> None:
-        """The window's size, and whether the system is dark."""
+        """Set the window's size and the preferred color scheme."""
         await self.send(
             "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False
         )
@@ -71,7 +71,7 @@ class Page:
         await self.send("Emulation.setEmulatedMedia", features=[scheme])
 
     async def picture(self, path: Path) -> None:
-        """A screenshot as PNG."""
+        """Write a screenshot as PNG."""
         answer = await self.send("Page.captureScreenshot", format="png")
         path.write_bytes(  # noqa: ASYNC240 - a small file
             base64.b64decode(answer["data"])
@@ -79,7 +79,7 @@ class Page:
 
 
 class Browser:
-    """The process, and the answers and events that it sends."""
+    """The browser's process, with the answers and events that it sends."""
 
     def __init__(self, reader: asyncio.StreamReader, writing: int) -> None:
         self._reader, self._writing = reader, writing
@@ -88,7 +88,7 @@ class Browser:
         self._pages: dict[str, Page] = {}
 
     async def send(self, method: str, session: str | None = None, **parameters: Any) -> dict[str, Any]:
-        """One command; its result."""
+        """Send one command and return its result."""
         self._next += 1
         message = {"id": self._next, "method": method, "params": parameters}
         if session is not None:
@@ -99,7 +99,7 @@ class Browser:
             return await answer
 
     async def listen(self) -> None:
-        """Read until the browser ends."""
+        """Read messages until the browser ends."""
         while True:
             message = json.loads((await self._reader.readuntil(b"\0"))[:-1])
             if "id" in message:
@@ -118,7 +118,7 @@ class Browser:
                     self._accept = asyncio.ensure_future(page.send("Page.handleJavaScriptDialog", accept=True))
 
     async def page(self) -> Page:
-        """A new page."""
+        """Open a new page."""
         target = await self.send("Target.createTarget", url="about:blank")
         attached = await self.send("Target.attachToTarget", targetId=target["targetId"], flatten=True)
         page = self._pages[attached["sessionId"]] = Page(self, attached["sessionId"])
@@ -129,7 +129,7 @@ class Browser:
 
 @asynccontextmanager
 async def chromium(folder: Path) -> AsyncIterator[Browser]:
-    """A browser with a profile of its own in `folder`, ended at the end."""
+    """A running browser, with its profile in `folder`. It is closed on exit."""
     path = find_chromium()
     assert path is not None
     to_read, to_write = os.pipe(), os.pipe()
@@ -140,7 +140,7 @@ async def chromium(folder: Path) -> AsyncIterator[Browser]:
 
     flags = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--remote-debugging-pipe"]
     flags += ["--no-first-run", "--disable-background-networking", "--no-proxy-server", f"--user-data-dir={folder}"]
-    high = [os.dup(fd) for fd in (to_read[0], to_write[1])]  # clear of 3 and 4
+    high = [os.dup(fd) for fd in (to_read[0], to_write[1])]  # copies with higher numbers, since 3 and 4 are overwritten
     process = await asyncio.create_subprocess_exec(
         path,
         *flags,

@@ -1,8 +1,8 @@
-"""A real broker for the integration tests.
+"""Real brokers for the integration tests.
 
-`kafka` is one broker for the whole run, for synchronous and asynchronous tests alike: it lives on an event loop of
-its own in another thread, so it belongs to no test's loop. Do not pause, kill or restart it; `own_kafka` is a broker
-for one test, on that test's loop, which may be treated badly.
+`kafka` is one broker for the whole test run. It runs on an event loop in another thread, so synchronous and
+asynchronous tests can share it. Do not pause, kill or restart it. `own_kafka` is a broker for one test, on that test's
+event loop, which the test may pause, kill and restart.
 """
 
 from __future__ import annotations
@@ -35,13 +35,16 @@ TEST_PROPERTIES = {
 
 @pytest.fixture(scope="session")
 def kafka_settings() -> EmbeddedKafkaSettings:
-    """Settings that let tests of time-outs be quick; the quick compiler alone makes a start cost half the CPU time."""
+    """Broker settings with short time-outs.
+
+    JVM options that use only the quick compiler halve the CPU time of a start.
+    """
     return EmbeddedKafkaSettings(properties=TEST_PROPERTIES, jvm_options=QUICK_START)
 
 
 @pytest.fixture(scope="session")
 def kafka(tmp_path_factory: pytest.TempPathFactory, kafka_settings: EmbeddedKafkaSettings) -> Iterator[EmbeddedKafka]:
-    """One running broker for the whole run; use its `bootstrap_servers`."""
+    """One broker for the whole test run; use its `bootstrap_servers`."""
     broker = EmbeddedKafka(tmp_path_factory.mktemp("kafka"), kafka_settings)
     with start_blocking_portal("asyncio") as portal, portal.wrap_async_context_manager(broker):
         yield broker
@@ -49,16 +52,20 @@ def kafka(tmp_path_factory: pytest.TempPathFactory, kafka_settings: EmbeddedKafk
 
 @pytest.fixture(scope="session")
 def environments(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Environments:
-    """Makes environments with Penstock's wheel."""
+    """Makes virtual environments with Penstock's wheel."""
     own = tmp_path_factory.getbasetemp()  # with several processes, each has a folder in a common one
     return Environments((own.parent if hasattr(request.config, "workerinput") else own) / "environments")
 
 
 @pytest.fixture(scope="session")
 def formatted(tmp_path_factory: pytest.TempPathFactory, kafka_settings: EmbeddedKafkaSettings) -> Path:
-    """A data folder as Kafka's own formatting leaves it, which no broker runs in: a second of a JVM, spent once."""
+    """A data folder that Kafka's tool has formatted, for brokers to copy.
+
+    Formatting takes a JVM a second, so it is done once.
+    """
     folder = tmp_path_factory.mktemp("formatted")
-    taken = {config.CLIENT_LISTENER: 1, config.CONTROLLER_LISTENER: 2}  # each start writes its own over them
+    # placeholders: each start writes its own ports over them
+    taken = {config.CLIENT_LISTENER: 1, config.CONTROLLER_LISTENER: 2}
     properties = config.render_properties(config.broker_properties(kafka_settings, taken))
     (folder / config.PROPERTIES_FILE).write_text(properties, encoding="ascii")
     (folder / config.LOG4J_FILE).write_text(config.log4j_config(), encoding="ascii")
@@ -73,7 +80,7 @@ def formatted(tmp_path_factory: pytest.TempPathFactory, kafka_settings: Embedded
 async def own_kafka(
     tmp_path: Path, formatted: Path, kafka_settings: EmbeddedKafkaSettings
 ) -> AsyncIterator[EmbeddedKafka]:
-    """A broker for one test, to pause, kill and restart; costs about two seconds."""
+    """A broker for one test, which may pause, kill and restart it. It costs about two seconds."""
     shutil.copytree(formatted, tmp_path / "kafka")
     async with EmbeddedKafka(tmp_path / "kafka", kafka_settings) as broker:
         yield broker
@@ -81,5 +88,5 @@ async def own_kafka(
 
 @pytest.fixture
 def topic_name(request: pytest.FixtureRequest) -> str:
-    """A topic name that no other test has, with the test's name in it."""
+    """A topic name that is unique and contains the test's name."""
     return f"{re.sub(r'[^a-zA-Z0-9._-]', '-', request.node.name)[:80]}-{uuid.uuid4().hex[:8]}"

@@ -1,4 +1,4 @@
-"""Distributed Connect workers as processes of their own, to be stopped and killed."""
+"""Distributed Connect workers as separate processes that tests can stop and kill."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ START_S, STOP_S = 60, 60
 
 
 class WorkerProcess:
-    """One worker; `url` is its REST."""
+    """One worker; `url` is the address of its REST API."""
 
     def __init__(self, folder: Path, props: dict[str, str], mode: str = "distributed", *more: str) -> None:
         [port] = pick("127.0.0.1", 1)
@@ -49,7 +49,7 @@ class WorkerProcess:
         return self._log.read_text(errors="replace")
 
     async def ready(self) -> None:
-        """Return when it has its place in the group."""
+        """Wait until the worker is healthy, that is, has joined its group."""
         async with asyncio.timeout(START_S), httpx.AsyncClient(trust_env=False) as client:
             while True:
                 assert self.process.poll() is None, self.log[-3_000:]
@@ -59,26 +59,29 @@ class WorkerProcess:
                 await asyncio.sleep(0.1)
 
     async def ended(self) -> int:
-        """Its exit status, once it has ended."""
+        """Wait until the process ends, and return its exit status."""
         async with asyncio.timeout(STOP_S):
-            while (status := self.process.poll()) is None:  # noqa: ASYNC110 - a process gives no event
+            while (status := self.process.poll()) is None:  # noqa: ASYNC110 - a process has no event to wait for
                 await asyncio.sleep(0.05)
             return int(status)
 
     async def stop(self) -> int:
-        """End it in good order; its exit status."""
+        """Stop the worker with SIGTERM, and return its exit status."""
         self.process.send_signal(signal.SIGTERM)
         return await self.ended()
 
     def kill(self) -> None:
-        """End it at once."""
+        """Kill the worker with SIGKILL."""
         self.process.kill()
         self.process.wait()
 
 
 @contextlib.contextmanager
 def workers(folder: Path, props: dict[str, str], count: int) -> Iterator[list[WorkerProcess]]:
-    """So many workers of one group; those still running are killed at the end. More may be added to the list."""
+    """Start `count` workers of one group.
+
+    The caller may add workers to the list; all that still run are killed on exit.
+    """
     started = [WorkerProcess(folder, props) for _ in range(count)]
     try:
         yield started
@@ -95,7 +98,7 @@ async def statuses(client: httpx.AsyncClient, url: str) -> dict[str, Any]:
 
 
 def all_running(found: dict[str, Any], tasks: int, among: set[str] | None = None) -> bool:
-    """Whether every connector and each of its tasks runs, on one of these workers where they are given."""
+    """Whether every connector and all its tasks run, on the workers `among` if given."""
     for status in found.values():
         parts = [status.get("connector", {}), *status.get("tasks", [])]
         if len(parts) != 1 + tasks or any(part.get("state") != "RUNNING" for part in parts):

@@ -1,4 +1,4 @@
-"""A distributed Connect worker in this process, over a real broker, and a client on its REST."""
+"""A Connect worker in this process, on a real broker, with an HTTP client for its REST API."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ JSON_CONVERTER = "org.apache.kafka.connect.json.JsonConverter"
 
 
 def properties(bootstrap_servers: str, group: str | None = None, **more: str) -> dict[str, str]:
-    """A worker's settings, of a cluster of its own unless `group` names one; underscores stand for dots."""
+    """The properties of a worker, by default in a Connect cluster of its own. Underscores in names stand for dots."""
     group = group or f"connect-{uuid.uuid4().hex[:8]}"
     return {
         "bootstrap.servers": bootstrap_servers,
@@ -36,7 +36,7 @@ def properties(bootstrap_servers: str, group: str | None = None, **more: str) ->
 
 
 def properties_file(folder: Path, props: dict[str, str]) -> Path:
-    """The settings as a file for a command line; file connectors may use its folder unless they say otherwise."""
+    """Write the properties to a file for a command line. By default file connectors may use the file's folder."""
     props = {"connect.files.allowed": str(folder), **props}
     path = folder / f"worker-{uuid.uuid4().hex[:6]}.properties"
     path.write_text("".join(f"{name}={value}\n" for name, value in props.items()))
@@ -45,7 +45,7 @@ def properties_file(folder: Path, props: dict[str, str]) -> Path:
 
 @contextlib.asynccontextmanager
 async def running(folder: Path, props: dict[str, str], mode: str = "distributed") -> AsyncIterator[httpx.AsyncClient]:
-    """A worker that has started, and a client on its REST."""
+    """Start a worker, and yield a client of its REST API."""
     file = str(properties_file(folder, props))
     daemon = ConnectDaemon(read_command_line("standalone" if mode == "standalone" else "distributed", [file]))
     working: asyncio.Task[None] | None = None

@@ -1,8 +1,7 @@
-"""Virtual environments that hold an installed Penstock and nothing of the checkout or of the developers.
+"""Virtual environments that hold an installed Penstock, and nothing of the checkout or of the development tools.
 
 Penstock comes from a wheel that is built from the checkout once a test run. Its dependencies are hard links to the
-packages that scripts/install put into this environment: the same files that a package index serves, without the
-download.
+packages that scripts/install put into this environment: the files that a package index serves, without the download.
 """
 
 from __future__ import annotations
@@ -26,27 +25,27 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 LOCK = ROOT / "deploy" / "requirements.lock"
-# Without the developers' commands, if their environment is activated.
+# Without the commands of this environment, if it is activated.
 SYSTEM_PATH = os.pathsep.join(p for p in os.environ["PATH"].split(":") if Path(p) != Path(sys.executable).parent)
 
 
 def install_tool(*arguments: str | Path) -> None:
-    """Run a module of this environment that builds or installs. AssertionError with its message if it fails."""
+    """Run a module of this environment that builds or installs. Raises AssertionError with its output if it fails."""
     command = [sys.executable, "-m", *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
 
 def pinned(lock: Path) -> dict[str, str]:
-    """Version by canonical name of each package that the lock pins for this Python."""
+    """The version of each package that the lock pins for this Python, by canonical name."""
     marked = re.findall(r"^([\w.-]+)==([^ ]+)(?: ; (.+?))? \\$", lock.read_text(encoding="utf-8"), re.MULTILINE)
     return {canonicalize_name(n): version for n, version, marker in marked if not marker or Marker(marker).evaluate()}
 
 
 def required(distribution_name: str, extras: Iterable[str] = ()) -> dict[str, str]:
-    """Version by canonical name of everything that a distribution requires, directly or not, by its own metadata.
+    """The version of everything that a distribution requires, directly or not, by canonical name.
 
-    The versions are those of this environment. Packages that are here but that no metadata names are left out.
+    The versions are those of this environment. Packages that no metadata names are left out.
     """
     found: dict[str, str] = {}
     todo = [(distribution_name, extra) for extra in ("", *extras)]
@@ -58,7 +57,7 @@ def required(distribution_name: str, extras: Iterable[str] = ()) -> dict[str, st
             if requirement.marker is not None and not requirement.marker.evaluate({"extra": extra}):
                 continue
             needed = canonicalize_name(requirement.name)
-            if needed != distribution_name:  # an extra that names others of the same distribution
+            if needed != distribution_name:  # not an extra that refers to the same distribution
                 found[needed] = distribution(needed).version
             for wanted in {(needed, e) for e in ("", *requirement.extras)} - seen:
                 seen.add(wanted)
@@ -67,7 +66,7 @@ def required(distribution_name: str, extras: Iterable[str] = ()) -> dict[str, st
 
 
 def link(name: str, version: str, python: Path) -> None:
-    """Give another environment a distribution of this one, file by file; commands start the other one's Python."""
+    """Hard-link a distribution of this environment into another one. The shebang of its commands is changed."""
     found = distribution(name)
     assert found.version == version, f"{name}: the two locks differ, or scripts/install was not run"
     paths = [Path(os.path.normpath(str(file.locate()))) for file in found.files or ()]
@@ -75,7 +74,7 @@ def link(name: str, version: str, python: Path) -> None:
 
 
 def _link_files(paths: Iterable[Path], here: Path, python: Path) -> None:
-    """Link files of the environment `here` into that of `python`, and what this Python and numba compiled of them."""
+    """Link files of the environment `here` into that of `python`, with what Python and numba compiled of them."""
     there = python.parent.parent
     for path in {file for given in paths for file in (given, *_compiled(given))}:
         if path.is_file():
@@ -83,7 +82,7 @@ def _link_files(paths: Iterable[Path], here: Path, python: Path) -> None:
 
 
 def _compiled(path: Path) -> Iterable[Path]:
-    """The byte code of a module, and numba's cache of its functions. Both stay valid, since links keep times."""
+    """The byte code of a module, and numba's cache of its functions. Links keep times, so both stay valid."""
     if path.suffix != ".py":
         return ()
     folder = path.parent / "__pycache__"
@@ -98,7 +97,7 @@ def _link(path: Path, here: Path, target: Path, python: Path) -> None:
         return
     try:
         os.link(path, target)
-    except OSError:  # on another disk
+    except OSError:  # on another file system
         shutil.copy2(path, target)
 
 
@@ -122,10 +121,10 @@ class Environments:
         return wheel
 
     def make(self, folder: Path, dependencies: dict[str, str]) -> Path:
-        """Make `folder`/venv with these versions of packages, and with Penstock's wheel; the path of its Python.
+        """Make `folder`/venv with these versions of packages and Penstock's wheel, and return the path of its Python.
 
-        It has neither pip nor setuptools, which would provide modules that no dependency names. AssertionError if a
-        dependency that the wheel requires is missing.
+        It has neither pip nor setuptools, which would provide modules that no dependency names. Raises AssertionError
+        if a dependency that the wheel requires is missing.
         """
         first = self._installed()
         python = _make_venv(folder, dependencies)
@@ -136,7 +135,7 @@ class Environments:
         return python
 
     def _installed(self) -> Path:
-        """The Python of the environment from which the others get Penstock, with all byte code and kernels."""
+        """The Python of the environment that Penstock is linked from, with all byte code and kernels."""
         wheel, python = self.wheel, self._folder / "venv" / "bin" / "python"
         with self._once("wheel_is_installed") as is_first:
             if is_first:
@@ -149,7 +148,7 @@ class Environments:
 
     @contextmanager
     def _once(self, name: str) -> Iterator[bool]:
-        """Whether this process is the first that gets here; others wait until it is done."""
+        """Yield whether this process is the first to do this work; others wait until it is done."""
         self._folder.mkdir(exist_ok=True)
         with (self._folder / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -171,26 +170,31 @@ def _make_venv(folder: Path, dependencies: dict[str, str]) -> Path:
     return python
 
 
-def ask(python: Path, code: str, *arguments: str) -> str:
-    """What a Python prints that sees neither the checkout nor the user's own packages."""
+def run_python(python: Path, code: str, *arguments: str) -> str:
+    """Run code in a Python that imports neither the checkout nor the user's packages, and return its output."""
     command = [python, "-I", "-c", code, *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=True, cwd=python.parent).stdout.strip()
 
 
 def distributions(python: Path) -> set[str]:
-    """The canonical names of what is installed in an environment."""
-    listed = ask(python, "from importlib.metadata import distributions as d; print(*(x.name for x in d()), sep='\\n')")
+    """The canonical names of the distributions that are installed in an environment."""
+    listed = run_python(
+        python, "from importlib.metadata import distributions as d; print(*(x.name for x in d()), sep='\\n')"
+    )
     return {canonicalize_name(name) for name in listed.split()}
 
 
 def inherited() -> dict[str, str]:
-    """The variables of this process that an installed command may see: they say where jars and Java are."""
+    """The variables of this process that an installed command needs to find jars and Java."""
     return {name: os.environ[name] for name in ("HOME", "JAVA_HOME", "LANG", "XDG_CACHE_HOME") if name in os.environ}
 
 
 @contextmanager
 def started(command: list[str], environment: dict[str, str], folder: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A process in a folder of its own, its output in `output` there; killed at the end if it still runs."""
+    """Start a process in `folder` and write its output to the file `output` there.
+
+    It is killed on exit if it still runs.
+    """
     with (folder / "output").open("ab") as output:
         process = subprocess.Popen(
             command, env=inherited() | environment, cwd=folder, stdin=subprocess.DEVNULL, stdout=output, stderr=output
@@ -204,6 +208,6 @@ def started(command: list[str], environment: dict[str, str], folder: Path) -> It
 
 
 def get(url: str) -> str:
-    """What an HTTP address answers, as text."""
+    """Fetch a URL and return the body as text."""
     with urllib.request.urlopen(url, timeout=10) as answer:
         return str(answer.read().decode())

@@ -1,11 +1,11 @@
 """Runs the Dockerfile's steps one by one in a scratch folder, since there is no container engine.
 
-Every RUN is split at its `&&`, and each command is run by a shell. The image's absolute paths are replaced by paths in
-the scratch folder. The Python is the one that made this checkout's environment, not the image's. Packages are hard
-links to the locked ones of this environment, so pip checks them and downloads nothing; the soak downloads them.
+Every RUN is split at its `&&`, and a shell runs each command. Absolute paths of the image are replaced by paths in the
+scratch folder. The Python is the one that made this checkout's environment, not the image's. Packages are hard links to
+the locked ones of this environment, so pip checks them and downloads nothing; the soak test downloads them.
 
-Not run are the steps that change the machine: SKIPPED lists them with their reasons. A step that is neither run nor
-listed raises AssertionError.
+Steps that change the machine do not run: SKIPPED lists them with their reasons. A step that is neither run nor listed
+raises AssertionError.
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ SKIPPED = {
     "useradd": "no user is made",
 }
 LEFT_OUT = " --class-archive"
-"""Of a step, unless packages are downloaded: scripts/install runs the same, and it takes 40 s of CPU."""
+"""An option that is removed from a step unless packages are downloaded: scripts/install runs the same, and it takes 40
+s of CPU.
+"""
 IMAGE_PATHS = re.compile(r"(?<![\w./])/(?=(?:opt/penstock|build|var/lib/penstock|home/penstock)\b)")
 BUILDS_WHEELS = {"setuptools", "hatchling", "packaging", "pathspec", "pluggy", "trove-classifiers"}
 STEP_TIMEOUT_S = 900
@@ -57,7 +59,7 @@ def instructions(dockerfile: str) -> list[tuple[str, str]]:
 
 
 def passes(path: str, ignore: str) -> bool:
-    """Whether a path of the checkout is sent to the build, by a .dockerignore of names and their exceptions."""
+    """Whether a path of the checkout is in the build context, by the rules and exceptions of a .dockerignore."""
     taken = True
     for rule in filter(None, ignore.splitlines()):
         pattern = rule.removeprefix("!")
@@ -68,7 +70,7 @@ def passes(path: str, ignore: str) -> bool:
 
 @dataclass
 class Build:
-    """The image's file system below `root`, and what the instructions have set so far."""
+    """The image's file system below `root`, and the state that the instructions have set so far."""
 
     root: Path
     from_index: bool
@@ -94,7 +96,7 @@ class Build:
             (cache / SPARK_JARS.folder).symlink_to(cache_root() / SPARK_JARS.folder)
 
     def all_steps(self) -> Self:
-        """Carry out the whole Dockerfile."""
+        """Run the whole Dockerfile."""
         for name, argument in instructions(DOCKERFILE):
             self.run(name, argument)
         return self
@@ -104,11 +106,11 @@ class Build:
         return self.root / "opt/penstock/bin/python"
 
     def here(self, text: str) -> str:
-        """A command or value with the image's paths replaced."""
+        """A command or value in which the image's paths are replaced."""
         return IMAGE_PATHS.sub(f"{self.root}/", text)
 
     def run(self, name: str, argument: str) -> None:
-        """Carry out one instruction."""
+        """Run one instruction."""
         match name:
             case "RUN":
                 for command in argument.split(" && "):
@@ -138,7 +140,7 @@ class Build:
             shutil.copy(ROOT / source, target)
 
     def shell(self, command: str) -> str:
-        """Run one command in the current folder; what it prints."""
+        """Run one command in the current folder and return its output."""
         if command.startswith(tuple(SKIPPED)):
             self.skip(command)
             return ""
@@ -166,5 +168,5 @@ class Build:
 
 
 def tools() -> dict[str, str]:
-    """Version by name of what builds wheels in the image."""
+    """The versions of the packages that build wheels in the image, by name."""
     return {name: version for name, version in pinned(ROOT / "requirements.lock").items() if name in BUILDS_WHEELS}

@@ -1,4 +1,4 @@
-"""A Maven repository on this machine, with the jars of one set that are in this user's cache."""
+"""A Maven repository on this machine that serves one set of jars from this user's cache."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ class Quiet(SimpleHTTPRequestHandler):
     """Serves a folder's files."""
 
     def log_message(self, format: str, *args: object) -> None:
-        """Nothing: a request a line would hide the test's own output."""
+        """Log nothing: a line for each request would hide the test's own output."""
 
 
 @contextmanager
 def mirror(jars: JarSet, folder: Path) -> Iterator[str]:
-    """The address of a repository that has these jars, which are in the cache; laid out in `folder`."""
+    """Serve these jars of the cache from `folder`, and yield the repository's address."""
     for jar in jars.jars:
         (folder / jar.path).parent.mkdir(parents=True, exist_ok=True)
         (folder / jar.path).symlink_to(cache_root() / jars.folder / jar.name)

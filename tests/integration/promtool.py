@@ -1,4 +1,4 @@
-"""Prometheus' own linter, `promtool check metrics`, over the page that a service serves at `/metrics`."""
+"""Checks the page at `/metrics` with `promtool check metrics`, the linter of Prometheus."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def with_samples(page: str) -> str:
 
 
 def complaints(page: str) -> str:
-    """What promtool says against a page; nothing if the page is clean."""
+    """The problems that promtool reports for a page; empty if there are none."""
     assert PROMTOOL is not None
     command = [PROMTOOL, "check", "metrics"]
     done = subprocess.run(command, input=f"{with_samples(page)}\n", capture_output=True, text=True, check=False)
@@ -41,7 +41,7 @@ def complaints(page: str) -> str:
 
 
 def assert_clean(page: str) -> None:
-    """The page has no `_created` series, and promtool, if it is installed, says nothing against it."""
+    """Assert that the page has no `_created` series, and that promtool, if installed, reports no problem."""
     assert not re.findall(r"^\w+_created\b.*$", page, re.MULTILINE)
     if PROMTOOL is not None:
         said = complaints(page)

@@ -1,4 +1,4 @@
-"""A server that speaks S3's protocol (moto's), as a process of its own."""
+"""moto's server, which implements S3's protocol, as a separate process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MOTO = shutil.which("moto_server", path=f"{Path(sys.executable).parent}:{os.envi
 
 @contextmanager
 def s3_server(folder: Path, bucket: str) -> Iterator[str]:
-    """Its address; it is fresh, with one bucket. `folder` takes its log."""
+    """Start a server with one empty bucket, and yield its address. Its log is in `folder`."""
     assert MOTO is not None
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))

@@ -1,8 +1,8 @@
-"""A stream worker in a process of its own, to be killed: says `committed` once its first commit is durable.
+"""A stream worker in a separate process that tests can kill. It prints `committed` once its first commit is durable.
 
-With `dies_after` (one of POINTS, and how many calls) it kills itself there, once it has a task. On SIGTERM it commits
-and leaves the group as a service does. On SIGUSR1 it stops (SIGSTOP) when it next has a commit to write: whoever wakes
-it when its partitions have other owners has a zombie that writes.
+With `dies_after`, a key of POINTS and a number of calls, it kills itself after that call once it has a task. On SIGTERM
+it commits and leaves the group, as a service does. On SIGUSR1 it stops itself (SIGSTOP) before its next commit. If its
+partitions have other owners when a test continues it, it is a zombie that writes.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from penstock.shared.streams.windows.window_table import WindowTable
 GAP_MS, GRACE_MS = 100, 50
 LONG_GRACE_MS, TICK_MS = 60_000, 200
 SHUTDOWN_MS = 10_000
-RECORDS_A_TURN = 50  # few, so that there is always a next turn to be killed in
+RECORDS_A_TURN = 50  # few, so that the worker can always be killed in a later turn
 
 
 class Deltas(Processor):
-    """Adds up what came of each key, and says it at each tick of the wall clock, to begin anew."""
+    """Sums the values of each key, forwards the sums at each wall-clock tick, and then clears them."""
 
     def init(self, context: ProcessorContext) -> None:
         super().init(context)
@@ -59,7 +59,7 @@ class Deltas(Processor):
 
 
 def sessions(topic: str) -> Topology:
-    """One source, one session window."""
+    """One source and one session window."""
     builder = StreamsBuilder()
     windows = builder.stream(topic).group_by_key().session_window(GAP_MS, GRACE_MS)
     windows.aggregate("s", n=Count(), sum=Sum("id")).on_close().to(f"{topic}-out")
@@ -87,11 +87,11 @@ POINTS: dict[str, tuple[type, str]] = {
     "a write": (ChangelogPartition, "_write"),
     "a commit": (ChangelogPartition, "commit"),
 }
-"""Where it can be killed: after a call of this method of that class."""
+"""The methods after whose call the worker can be killed."""
 
 
 def die_after(point: str, calls: int) -> None:
-    """Have the process killed after so many calls from now on."""
+    """Kill the process after this many further calls."""
     owner, name = POINTS[point]
     method = getattr(owner, name)
     left = calls
@@ -115,8 +115,8 @@ def die_after(point: str, calls: int) -> None:
     setattr(owner, name, waited if asyncio.iscoroutinefunction(method) else called)
 
 
-def stop_when_told() -> None:
-    """Have the process stop before a commit is written, once SIGUSR1 has come."""
+def stop_on_sigusr1() -> None:
+    """After SIGUSR1, stop the process before its next commit is written."""
     told, write = asyncio.Event(), ChangelogPartition.commit
 
     async def commit(self: ChangelogPartition, commit: TaskCommit, group: GroupMetadata) -> CommitPosition:
@@ -130,8 +130,8 @@ def stop_when_told() -> None:
 
 
 async def main(argument: str) -> None:
-    stop_when_told()
-    log.configure(LogSettings(), "child")  # to standard error: standard output is for the one word
+    stop_on_sigusr1()
+    log.configure(LogSettings(), "child")  # to standard error: standard output is for `committed`
     config = msgspec.json.decode(argument)
     if config["build"] == "sessions":
         build, given = sessions(config["topic"]), {"max_poll_records": RECORDS_A_TURN, "commit_interval_ms": 1}

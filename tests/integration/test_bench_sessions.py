@@ -1,4 +1,4 @@
-"""The benchmark of sessions, on few records: what it measures is what it says."""
+"""The benchmark of session windows, on few records."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ CONTESTS = [
 
 
 @pytest.mark.parametrize(("contestant", "windows"), CONTESTS)
-async def test_each_contestant_takes_all_records(contestant: str, windows: str, kafka: EmbeddedKafka) -> None:
-    """Every record is read, and counted in each of its windows or found late: a round that loses one ends otherwise."""
+async def test_each_contestant_reads_all_records(contestant: str, windows: str, kafka: EmbeddedKafka) -> None:
+    """Every contestant reads all records, and finishes only if each is counted in its windows or late."""
     settings = KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)
     what, law = sessions.parts_of(contestant)
     async with Admin(settings) as admin:
@@ -42,8 +42,8 @@ async def test_each_contestant_takes_all_records(contestant: str, windows: str, 
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-async def test_worker_processes_take_all_records(workers: int, kafka: EmbeddedKafka) -> None:
-    """They start on an empty topic, are given all records at once, and end once these are committed."""
+async def test_worker_processes_read_all_records(workers: int, kafka: EmbeddedKafka) -> None:
+    """Worker processes start on an empty topic, receive all records at once, and end once these are committed."""
     settings = KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)
     figures = await _sessions_workers.session_count(settings, workers, RECORDS, "zipf", 200)
     assert figures["records_per_second"] > 0
@@ -52,8 +52,8 @@ async def test_worker_processes_take_all_records(workers: int, kafka: EmbeddedKa
 
 @pytest.mark.soak
 @pytest.mark.parametrize("guarantee", list(GUARANTEES))
-async def test_kafka_streams_takes_all_records(guarantee: str, kafka: EmbeddedKafka) -> None:
-    """It counts sessions of a real topic under each guarantee, and prints its figures at the end."""
+async def test_kafka_streams_reads_all_records(guarantee: str, kafka: EmbeddedKafka) -> None:
+    """Kafka Streams counts the sessions of a real topic under each guarantee and prints its figures."""
     settings = KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)
     launch = await launcher()
     assert not isinstance(launch, str), launch

@@ -1,4 +1,4 @@
-"""Every call of the admin against a real broker."""
+"""Every method of the admin client against a real broker."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def fill(kafka: EmbeddedKafka, topic: str, records: int) -> None:
 
 
 async def test_topics(kafka: EmbeddedKafka, topic_name: str) -> None:
-    """A topic is created as asked, described with an id that changes when it is made again, and deleted."""
+    """A topic is created with its configs, described with a new id each time it is created, and deleted."""
     async with Admin(settings_of(kafka)) as admin:
         await admin.create_topics([NewTopic(topic_name, 3, configs={"cleanup.policy": "compact"})])
         await admin.create_topics([NewTopic(topic_name, 3)], exist_ok=True)
@@ -59,7 +59,7 @@ async def test_topics(kafka: EmbeddedKafka, topic_name: str) -> None:
         assert "__consumer_offsets" not in await admin.list_topics()
         await admin.delete_topics([topic_name])
         async with asyncio.timeout(10):
-            while topic_name in await admin.list_topics():  # noqa: ASYNC110 - the broker hears of it after the controller
+            while topic_name in await admin.list_topics():  # noqa: ASYNC110 - the controller knows first
                 await asyncio.sleep(0.02)
         for call in (admin.delete_topics([topic_name]), admin.describe_topics([topic_name])):
             with pytest.raises(UnknownTopicOrPartition, match=topic_name):
@@ -70,8 +70,8 @@ async def test_topics(kafka: EmbeddedKafka, topic_name: str) -> None:
         assert (await admin.describe_topics([topic_name]))[topic_name].topic_id != described.topic_id
 
 
-async def test_what_the_broker_refuses_is_named(kafka: EmbeddedKafka, topic_name: str) -> None:
-    """A topic that cannot be created is refused with its name and the broker's reason."""
+async def test_errors_of_topic_creation_name_the_topic(kafka: EmbeddedKafka, topic_name: str) -> None:
+    """A topic that cannot be created is an error with its name and the broker's reason."""
     async with Admin(settings_of(kafka)) as admin:
         with pytest.raises(InvalidTopic, match="a b"):
             await admin.create_topics([NewTopic("a b", 1)])
@@ -86,7 +86,7 @@ async def test_what_the_broker_refuses_is_named(kafka: EmbeddedKafka, topic_name
 
 
 async def test_event_time_topic(kafka: EmbeddedKafka, topic_name: str) -> None:
-    """A topic for event times expires nothing, and takes times far in the past and in the future."""
+    """A topic for event times never expires records, and accepts timestamps far in the past and in the future."""
     async with Admin(settings_of(kafka)) as admin:
         await admin.create_topics([event_time_topic(topic_name, 1, max_message_bytes="2000000")])
         configs = await admin.describe_configs(topic_name)
@@ -99,7 +99,7 @@ async def test_event_time_topic(kafka: EmbeddedKafka, topic_name: str) -> None:
 
 
 async def test_offsets_and_records(kafka: EmbeddedKafka, topic_name: str) -> None:
-    """Offsets are found by end and by time; deleting records moves the start."""
+    """Offsets are found at either end and by timestamp; deleting records moves the start offset."""
     tp = TopicPartition(topic_name, 0)
     async with Admin(settings_of(kafka)) as admin:
         await admin.create_topics([NewTopic(topic_name, 1)])
@@ -118,7 +118,7 @@ async def test_offsets_and_records(kafka: EmbeddedKafka, topic_name: str) -> Non
 
 
 async def test_last_stable_offset(kafka: EmbeddedKafka, topic_name: str) -> None:
-    """Under read_committed the latest offset stops before the first open transaction."""
+    """Under read_committed the latest offset is the first offset of an open transaction."""
     tp = TopicPartition(topic_name, 0)
     settings = ProducerSettings(transactional_id=topic_name)
     async with Admin(settings_of(kafka)) as admin, Producer(settings_of(kafka), settings) as producer:
@@ -132,7 +132,7 @@ async def test_last_stable_offset(kafka: EmbeddedKafka, topic_name: str) -> None
 
 
 async def test_groups(kafka: EmbeddedKafka, topic_name: str) -> None:
-    """A group's offsets can be listed, moved and deleted while it is empty, and not while it has members."""
+    """A group's offsets can be listed, reset and deleted while it is empty, and not while it has members."""
     group, tp = topic_name, TopicPartition(topic_name, 0)
     async with Admin(settings_of(kafka)) as admin:
         await admin.create_topics([NewTopic(topic_name, 1)])
@@ -194,14 +194,16 @@ async def test_cluster(kafka: EmbeddedKafka) -> None:
 
 
 async def test_unreachable() -> None:
-    """Without a broker the admin does not open, and says which address it tried."""
+    """Without a broker the admin client does not open, and the error names the address that it tried."""
     with pytest.raises(BrokerNotAvailable, match=r"127\.0\.0\.1:1"):
         async with Admin(KafkaSettings(bootstrap_servers="127.0.0.1:1", request_timeout_ms=300)):
             pass
 
 
 async def test_configs_are_altered_one_by_one(kafka: EmbeddedKafka, topic_name: str) -> None:
-    """What is set is in force, the others stay; None puts the default back; a value that makes no sense is named."""
+    """Altering a config leaves the others unchanged; None restores the default; an invalid value is an error with the
+    topic.
+    """
     async with Admin(KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)) as admin:
         await admin.create_topics([NewTopic(topic_name, 1, configs={"retention.ms": "1000"})])
         await admin.create_topics([NewTopic(f"{topic_name}-default", 1)])
@@ -213,14 +215,14 @@ async def test_configs_are_altered_one_by_one(kafka: EmbeddedKafka, topic_name: 
             await admin.alter_configs(topic_name, changes)
             async with asyncio.timeout(10):
                 configs = await admin.describe_configs(topic_name)
-                while (configs["max.message.bytes"], configs["retention.ms"]) != expected:  # in force a little later
+                while (configs["max.message.bytes"], configs["retention.ms"]) != expected:  # the change takes a moment
                     configs = await admin.describe_configs(topic_name)
         with pytest.raises(InvalidRequest, match=topic_name):
             await admin.alter_configs(topic_name, {"retention.ms": "soon"})
 
 
 async def test_offsets_of_a_group_are_deleted(kafka: EmbeddedKafka, topic_name: str) -> None:
-    """Of the partitions named, the others stay; refused with the members named while there are any."""
+    """Offsets of the named partitions alone are deleted; while the group has members, the error names them."""
     connection = KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)
     both = [TopicPartition(topic_name, p) for p in (0, 1)]
     async with Admin(connection) as admin:

@@ -42,7 +42,7 @@ def member(group: str, **more: object) -> ConsumerSettings:
 
 
 async def fill(kafka: EmbeddedKafka, topic: str, partitions: int, each: int) -> None:
-    """A topic with `each` records (values 0, 1, …; timestamps 1000, 1001, …) in every partition."""
+    """Create a topic with `each` records (values 0, 1, …; timestamps 1000, 1001, …) in every partition."""
     async with Admin(settings_of(kafka)) as admin, Producer(settings_of(kafka)) as producer:
         await admin.create_topics([NewTopic(topic, partitions)], exist_ok=True)
         records = [
@@ -54,7 +54,7 @@ async def fill(kafka: EmbeddedKafka, topic: str, partitions: int, each: int) -> 
 
 
 async def poll_until(*consumers: Consumer, until: Callable[[], bool]) -> list[Columns]:
-    """Poll in turns until a condition holds; what was polled."""
+    """Poll the consumers in turn until a condition holds, and return the records."""
     found: list[Columns] = []
     async with asyncio.timeout(40):
         while not until():
@@ -64,14 +64,14 @@ async def poll_until(*consumers: Consumer, until: Callable[[], bool]) -> list[Co
 
 
 async def eventually(ask: Callable[[], Awaitable[object]], expected: object) -> None:
-    """Ask until the answer is as expected."""
+    """Call `ask` until it returns the expected value."""
     async with asyncio.timeout(10):
-        while await ask() != expected:  # noqa: ASYNC110 - the broker tells nobody when it changes
+        while await ask() != expected:  # noqa: ASYNC110 - the broker sends no event when it changes
             await asyncio.sleep(0.05)
 
 
-class Heard(RebalanceListener):
-    """Keeps what it is told."""
+class RecordingListener(RebalanceListener):
+    """Records the calls of the listener."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, frozenset[TopicPartition]]] = []
@@ -89,7 +89,7 @@ class Heard(RebalanceListener):
 
 
 async def test_commit_and_resume(kafka: EmbeddedKafka, topic_name: str) -> None:
-    """A later member goes on after the committed offset, and sees the metadata that was committed with it."""
+    """A later member continues from the committed offset and reads the metadata that was committed with it."""
     await fill(kafka, topic_name, 1, 10)
     tp = TopicPartition(topic_name, 0)
     async with Consumer(settings_of(kafka), member(topic_name)) as consumer:
@@ -117,8 +117,10 @@ async def test_commit_and_resume(kafka: EmbeddedKafka, topic_name: str) -> None:
         assert await consumer.committed(tp) == OffsetAndMetadata(9)
 
 
-async def test_auto_commits_only_what_a_later_poll_has_released(kafka: EmbeddedKafka, topic_name: str) -> None:
-    """Under auto, what the current poll returned is not committed, neither by the interval nor when the block fails."""
+async def test_auto_commits_only_records_of_earlier_polls(kafka: EmbeddedKafka, topic_name: str) -> None:
+    """Under auto, the records of the latest poll are not committed, neither by the interval nor when the block
+    fails.
+    """
     await fill(kafka, topic_name, 1, 10)
     tp = TopicPartition(topic_name, 0)
     settings = member(topic_name, commit_strategy="auto", auto_commit_interval_ms=1)
@@ -141,8 +143,8 @@ async def test_auto_commits_only_what_a_later_poll_has_released(kafka: EmbeddedK
 
 
 @pytest.mark.parametrize("strategy", ["sync", "async"])
-async def test_strategies_that_commit_by_every_poll(kafka: EmbeddedKafka, topic_name: str, strategy: str) -> None:
-    """sync and async commit with every poll what the polls before it returned."""
+async def test_sync_and_async_commit_at_every_poll(kafka: EmbeddedKafka, topic_name: str, strategy: str) -> None:
+    """sync and async commit, at every poll, the records of the polls before it."""
     await fill(kafka, topic_name, 1, 10)
     tp = TopicPartition(topic_name, 0)
     async with Consumer(settings_of(kafka), member(topic_name, commit_strategy=strategy)) as consumer:
@@ -153,9 +155,9 @@ async def test_strategies_that_commit_by_every_poll(kafka: EmbeddedKafka, topic_
 
 
 async def test_two_members_share_the_partitions(kafka: EmbeddedKafka, topic_name: str) -> None:
-    """A second member makes the first give partitions back; it commits in time and nothing is missed."""
+    """A second member takes half of the partitions and gives them back; no record is missed."""
     await fill(kafka, topic_name, 4, 50)
-    one, two, registry = Heard(), Heard(), CollectorRegistry()
+    one, two, registry = RecordingListener(), RecordingListener(), CollectorRegistry()
     everything = frozenset(TopicPartition(topic_name, p) for p in range(4))
     settings = member(topic_name, commit_strategy="sync")
     async with Consumer(settings_of(kafka), settings, registry=registry) as first:
@@ -177,7 +179,7 @@ async def test_two_members_share_the_partitions(kafka: EmbeddedKafka, topic_name
         async with asyncio.timeout(30):
             while any((await first.lag()).values()):
                 found += (await first.poll(100)).values()
-    # What a poll had returned when the partitions were given back is read again: at least once, not exactly.
+    # Records of the last poll before a revocation are read again: at least once, not exactly once.
     assert {(c.partition, o) for c in found for o in c.offsets.tolist()} == {
         (p, o) for p in range(4) for o in range(50)
     }
@@ -187,24 +189,26 @@ async def test_two_members_share_the_partitions(kafka: EmbeddedKafka, topic_name
     assert registry.get_sample_value("penstock_consumer_rebalances_total", {"group": topic_name}) == 3
 
 
-async def test_a_member_that_is_thrown_out_has_lost_its_partitions(kafka: EmbeddedKafka, topic_name: str) -> None:
-    """A member that does not poll within max_poll_interval_ms leaves; its listener hears that they are lost."""
+async def test_max_poll_interval_loses_the_partitions(kafka: EmbeddedKafka, topic_name: str) -> None:
+    """A member that does not poll within max_poll_interval_ms leaves the group, and its listener gets
+    `on_partitions_lost`.
+    """
     await fill(kafka, topic_name, 1, 5)
-    heard = Heard()
+    heard = RecordingListener()
     async with Consumer(settings_of(kafka), member(topic_name, max_poll_interval_ms=500)) as consumer:
         consumer.subscribe([topic_name], heard)
         await poll_until(consumer, until=lambda: bool(consumer.assignment()))
         await asyncio.sleep(0.7)
         with pytest.raises(CommitFailed, match="max_poll_interval_ms=500"):
             await consumer.commit({TopicPartition(topic_name, 0): 1}, timeout_ms=500)
-        assert [name for name, _ in heard.calls] == ["assigned"]  # the listener is called by polls alone
+        assert [name for name, _ in heard.calls] == ["assigned"]  # only polls call the listener
         await poll_until(consumer, until=lambda: len(heard.calls) == 3)
         await consumer.commit({TopicPartition(topic_name, 0): 1})
     assert [name for name, _ in heard.calls] == ["assigned", "lost", "assigned", "revoked"]
 
 
 async def test_a_listener_seeks_and_its_errors_surface(kafka: EmbeddedKafka, topic_name: str) -> None:
-    """What a listener seeks to is where reading starts; what it raises, or not ending in time, is raised by poll."""
+    """Reading starts where a listener seeks to; poll raises the listener's error, or KafkaTimeout if it is too slow."""
     await fill(kafka, topic_name, 1, 10)
     tp = TopicPartition(topic_name, 0)
 
@@ -231,7 +235,7 @@ async def test_a_listener_seeks_and_its_errors_surface(kafka: EmbeddedKafka, top
 
 
 async def test_seek_pause_and_lookups(kafka: EmbeddedKafka, topic_name: str) -> None:
-    """Positions are what was asked for, a paused partition keeps what is buffered, and times are looked up."""
+    """Seeks set the position, a paused partition keeps its buffered records, and offsets are found by timestamp."""
     await fill(kafka, topic_name, 2, 10)
     zero, one = TopicPartition(topic_name, 0), TopicPartition(topic_name, 1)
     settings = ConsumerSettings(auto_offset_reset="earliest")
@@ -268,7 +272,9 @@ async def test_seek_pause_and_lookups(kafka: EmbeddedKafka, topic_name: str) -> 
 
 
 async def test_no_offset_reset(kafka: EmbeddedKafka, topic_name: str) -> None:
-    """Under auto_offset_reset=none a missing or unreachable offset is an error that tells what the partition holds."""
+    """Under auto_offset_reset=none a missing or unreachable offset is an error with the partition's range of
+    offsets.
+    """
     await fill(kafka, topic_name, 1, 10)
     tp = TopicPartition(topic_name, 0)
     async with Admin(settings_of(kafka)) as admin:
@@ -284,8 +290,8 @@ async def test_no_offset_reset(kafka: EmbeddedKafka, topic_name: str) -> None:
         assert (await consumer.poll(10_000))[tp].offsets.tolist() == list(range(4, 10))
 
 
-async def test_iteration_pattern_and_a_topic_that_comes_later(kafka: EmbeddedKafka, topic_name: str) -> None:
-    """Records can be read one by one; a topic that does not exist yet is read as soon as it does."""
+async def test_iteration_pattern_and_a_topic_created_later(kafka: EmbeddedKafka, topic_name: str) -> None:
+    """Records can be iterated one by one, and a subscribed topic is read once it exists."""
     async with Consumer(settings_of(kafka), member(topic_name)) as consumer:
         consumer.subscribe(re.compile(re.escape(topic_name)))
         assert await consumer.poll(300) == {}
@@ -303,7 +309,7 @@ async def test_iteration_pattern_and_a_topic_that_comes_later(kafka: EmbeddedKaf
 
 
 async def test_static_membership(kafka: EmbeddedKafka, topic_name: str) -> None:
-    """A group_instance_id is kept in the group's metadata and lets commits pass."""
+    """A group_instance_id is in the group's metadata, and the member can commit."""
     await fill(kafka, topic_name, 1, 3)
     tp = TopicPartition(topic_name, 0)
     async with Consumer(settings_of(kafka), member(topic_name, group_instance_id="instance-1")) as consumer:
@@ -317,8 +323,8 @@ async def test_static_membership(kafka: EmbeddedKafka, topic_name: str) -> None:
         assert await consumer.committed(tp) == OffsetAndMetadata(3)
 
 
-async def test_a_seek_leaves_no_error_that_nobody_saw(kafka: EmbeddedKafka, topic_name: str) -> None:
-    """A seek that is over before the position is known leaves nothing for asyncio to complain about later."""
+async def test_a_seek_leaves_no_unretrieved_exception(kafka: EmbeddedKafka, topic_name: str) -> None:
+    """A seek that ends before the position is known leaves no exception that asyncio reports later."""
     left: list[dict[str, object]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: left.append(context))
     await fill(kafka, topic_name, 1, 3)

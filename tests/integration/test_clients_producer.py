@@ -52,7 +52,7 @@ async def create(kafka: EmbeddedKafka, topic: str, partitions: int = 1, **config
 
 
 async def read_all(kafka: EmbeddedKafka, topic: str, isolation_level: str = "read_uncommitted") -> list[ConsumerRecord]:
-    """Every record of a topic, in order of partition and offset."""
+    """Read all records of a topic, ordered by partition and offset."""
     settings = ConsumerSettings(isolation_level=isolation_level, auto_offset_reset="earliest", max_poll_records=None)
     async with Admin(settings_of(kafka)) as admin, Consumer(settings_of(kafka), settings) as consumer:
         partitions = [
@@ -68,13 +68,13 @@ async def read_all(kafka: EmbeddedKafka, topic: str, isolation_level: str = "rea
 
 
 async def freeze(kafka: EmbeddedKafka) -> None:
-    """Pause the broker, and let the last of its threads notice."""
+    """Pause the broker, and wait until its last thread has stopped."""
     kafka.pause()
     await asyncio.sleep(0.3)
 
 
 async def test_round_trip(kafka: EmbeddedKafka, topic_name: str) -> None:
-    """Keys, values, headers and timestamps come back as they were sent, None and empty kept apart."""
+    """Keys, values, headers and timestamps are read as they were sent, and None differs from empty."""
     await create(kafka, topic_name)
     async with Producer(settings_of(kafka)) as producer:
         headers = (("a", b"1"), ("b", None), ("a", b""))
@@ -92,7 +92,7 @@ async def test_round_trip(kafka: EmbeddedKafka, topic_name: str) -> None:
 
 @pytest.mark.parametrize("compression", ["none", "gzip", "snappy", "lz4", "zstd"])
 async def test_compression(kafka: EmbeddedKafka, topic_name: str, compression: str) -> None:
-    """Every codec gives back what was sent."""
+    """Records are read as they were sent with every codec."""
     await create(kafka, topic_name)
     values = [b"value %d " % i * 20 for i in range(300)]
     async with Producer(settings_of(kafka), ProducerSettings(compression_type=compression)) as producer:
@@ -101,7 +101,7 @@ async def test_compression(kafka: EmbeddedKafka, topic_name: str, compression: s
 
 
 async def test_send_many_keeps_the_order_of_each_partition(kafka: EmbeddedKafka, topic_name: str) -> None:
-    """Records of one key come back in the order they were sent in, and every delivery tells where its record is."""
+    """Records of one partition keep their order, and each delivery returns its record's partition and offset."""
     await create(kafka, topic_name, 3)
     records = [ProducerRecord(topic_name, b"%d" % i, b"k%d" % (i % 17)) for i in range(20_000)]
     async with Producer(settings_of(kafka), ProducerSettings(batch_size=2_000)) as producer:
@@ -117,7 +117,7 @@ async def test_send_many_keeps_the_order_of_each_partition(kafka: EmbeddedKafka,
 
 
 async def test_errors_before_anything_is_enqueued(kafka: EmbeddedKafka, topic_name: str) -> None:
-    """What cannot be sent is refused by what is wrong with it, and in bulk it is that record's result alone."""
+    """An invalid record raises an error that names the problem; in `send_many` it is that record's result alone."""
     await create(kafka, topic_name)
     unknown = f"{topic_name}-unknown"
     async with Producer(settings_of(kafka), ProducerSettings(max_block_ms=500, max_request_size=10_000)) as producer:
@@ -154,8 +154,8 @@ async def test_errors_before_anything_is_enqueued(kafka: EmbeddedKafka, topic_na
         await producer.send(topic_name, b"")
 
 
-async def test_a_refused_record_leaves_no_gap(kafka: EmbeddedKafka, topic_name: str) -> None:
-    """After the broker has refused a batch, the partition's next batch is accepted: no sequence number was used up."""
+async def test_a_rejected_batch_uses_no_sequence_number(kafka: EmbeddedKafka, topic_name: str) -> None:
+    """After the broker rejects a batch, it accepts the partition's next batch: no sequence number is used up."""
     await create(kafka, topic_name, message_timestamp_after_max_ms="3600000")
     async with Producer(settings_of(kafka), ProducerSettings(linger_ms=0)) as producer:
         await (await producer.send(topic_name, b"first"))
@@ -166,7 +166,9 @@ async def test_a_refused_record_leaves_no_gap(kafka: EmbeddedKafka, topic_name: 
 
 
 async def test_callbacks_interceptors_and_metrics(kafka: EmbeddedKafka, topic_name: str) -> None:
-    """Callbacks and interceptors hear of every fate once, what they raise changes nothing, and the metrics count it."""
+    """Callbacks and interceptors are called once for each record, their errors change nothing, and metrics count the
+    record.
+    """
 
     class Recorder(ProducerInterceptor):
         def __init__(self) -> None:
@@ -198,7 +200,7 @@ async def test_callbacks_interceptors_and_metrics(kafka: EmbeddedKafka, topic_na
 
 
 async def test_acks_zero(kafka: EmbeddedKafka, topic_name: str) -> None:
-    """Under acks=0 a delivery ends when the record was written to the socket, without an offset."""
+    """Under acks=0 a delivery ends without an offset once the record is written to the socket."""
     await create(kafka, topic_name)
     async with Producer(settings_of(kafka), ProducerSettings(acks=0)) as producer:
         assert (await (await producer.send(topic_name, b"v"))).offset == -1
@@ -208,7 +210,7 @@ async def test_acks_zero(kafka: EmbeddedKafka, topic_name: str) -> None:
 
 
 async def test_unreachable_broker_ends_within_the_deadline() -> None:
-    """A start without a broker ends in BrokerNotAvailable with the address, not in a hang."""
+    """A start without a broker raises BrokerNotAvailable with the address within the deadline."""
     started = time.monotonic()
     with pytest.raises(BrokerNotAvailable, match=r"127\.0\.0\.1:1: .*refused|127\.0\.0\.1:1"):
         async with Producer(KafkaSettings(bootstrap_servers="127.0.0.1:1", request_timeout_ms=500)):
@@ -217,8 +219,10 @@ async def test_unreachable_broker_ends_within_the_deadline() -> None:
 
 
 async def test_delivery_timeout(own_kafka: EmbeddedKafka, topic_name: str) -> None:
-    """With the broker frozen for longer than delivery_timeout_ms the record ends in DeliveryTimeout, for both who ask;
-    with it back, sending goes on."""
+    """If the broker is paused for longer than delivery_timeout_ms, the delivery and its callback get DeliveryTimeout.
+
+    After that, sending works again.
+    """
     await create(own_kafka, topic_name)
     kafka = settings_of(own_kafka, request_timeout_ms=1_000)
     told: list[Exception | None] = []
@@ -247,9 +251,10 @@ async def test_delivery_timeout(own_kafka: EmbeddedKafka, topic_name: str) -> No
     assert values.count(b"lost") <= 1
 
 
-async def test_nothing_is_lost_or_doubled_by_a_short_freeze(own_kafka: EmbeddedKafka, topic_name: str) -> None:
-    """A freeze shorter than the delivery timeout makes requests time out and be sent again: every record is there once,
-    in order."""
+async def test_a_short_pause_loses_and_repeats_no_record(own_kafka: EmbeddedKafka, topic_name: str) -> None:
+    """A pause shorter than the delivery timeout makes requests time out and retry: every record is written once, in
+    order.
+    """
     await create(own_kafka, topic_name, 2)
     kafka = settings_of(own_kafka, request_timeout_ms=700)
     async with Producer(kafka, ProducerSettings(delivery_timeout_ms=60_000, batch_size=1_000)) as producer:
@@ -273,7 +278,9 @@ async def test_nothing_is_lost_or_doubled_by_a_short_freeze(own_kafka: EmbeddedK
 
 
 async def test_buffer_memory(own_kafka: EmbeddedKafka, topic_name: str) -> None:
-    """A full buffer makes send wait for max_block_ms and end in BufferExhausted; in bulk all that follow end so too."""
+    """If the buffer is full, send raises BufferExhausted after max_block_ms; in `send_many` all later records get it
+    too.
+    """
     await create(own_kafka, topic_name)
     settings = ProducerSettings(buffer_memory=10_000, batch_size=1_000, max_block_ms=400)
     async with Producer(settings_of(own_kafka), settings) as producer:
@@ -294,7 +301,7 @@ async def test_buffer_memory(own_kafka: EmbeddedKafka, topic_name: str) -> None:
 
 
 async def test_close_with_a_timeout(own_kafka: EmbeddedKafka, topic_name: str) -> None:
-    """close(timeout_ms) gives up what the broker has not acknowledged by then, and says so to whoever awaits it."""
+    """close(timeout_ms) abandons records that are not acknowledged by then, and their deliveries raise IllegalState."""
     await create(own_kafka, topic_name)
     producer = Producer(settings_of(own_kafka))
     await producer.start()
@@ -309,14 +316,14 @@ async def test_close_with_a_timeout(own_kafka: EmbeddedKafka, topic_name: str) -
     own_kafka.resume()
 
 
-def test_settings_that_contradict() -> None:
-    """delivery_timeout_ms below linger + request timeout is refused when it was asked for."""
+def test_delivery_timeout_must_cover_the_request_timeout() -> None:
+    """A delivery_timeout_ms below linger plus request timeout is a ConfigError."""
     with pytest.raises(ConfigError, match="delivery_timeout_ms=1000"):
         Producer(KafkaSettings(), ProducerSettings(delivery_timeout_ms=1_000))
 
 
 async def test_transactions_by_isolation_level(kafka: EmbeddedKafka, topic_name: str) -> None:
-    """read_committed sees committed transactions alone, read_uncommitted the aborted one too."""
+    """read_committed reads committed transactions alone; read_uncommitted reads the aborted and the open one too."""
     await create(kafka, topic_name, 2)
     async with Producer(settings_of(kafka), ProducerSettings(transactional_id=topic_name)) as producer:
         with pytest.raises(IllegalState, match="open transaction"):
@@ -352,8 +359,8 @@ async def test_transactions_by_isolation_level(kafka: EmbeddedKafka, topic_name:
     assert len(everything) == 22
 
 
-async def test_a_transaction_goes_on_after_a_lost_batch(own_kafka: EmbeddedKafka, topic_name: str) -> None:
-    """A batch whose fate is unknown makes its transaction fail; aborted, the work is done again, and is there once."""
+async def test_a_transaction_is_repeated_after_a_lost_batch(own_kafka: EmbeddedKafka, topic_name: str) -> None:
+    """A batch with an unknown outcome makes its transaction fail; aborted and repeated, its records are read once."""
     await create(own_kafka, topic_name)
     settings = ProducerSettings(transactional_id=topic_name, delivery_timeout_ms=1_500, linger_ms=0)
     async with Producer(settings_of(own_kafka, request_timeout_ms=1_000), settings) as producer:
@@ -375,8 +382,8 @@ async def test_a_transaction_goes_on_after_a_lost_batch(own_kafka: EmbeddedKafka
     assert [r.value for r in records] == [b"before", b"in doubt", b"again"]
 
 
-async def test_abort_drops_what_was_not_sent(kafka: EmbeddedKafka, topic_name: str) -> None:
-    """An abort ends the deliveries of records that were still buffered in TransactionAborted."""
+async def test_abort_drops_buffered_records(kafka: EmbeddedKafka, topic_name: str) -> None:
+    """An abort drops buffered records, and their deliveries raise TransactionAborted."""
     await create(kafka, topic_name)
     settings = ProducerSettings(transactional_id=topic_name, linger_ms=20_000)
     async with Producer(settings_of(kafka), settings) as producer:
@@ -392,7 +399,7 @@ async def test_abort_drops_what_was_not_sent(kafka: EmbeddedKafka, topic_name: s
 
 
 async def test_fencing(kafka: EmbeddedKafka, topic_name: str) -> None:
-    """A second producer with the same transactional id ends the first one for good, whatever it was about to do."""
+    """A second producer with the same transactional id fences the first one for all further calls."""
     await create(kafka, topic_name)
     settings = ProducerSettings(transactional_id=topic_name)
     async with (
@@ -421,7 +428,7 @@ async def test_fencing(kafka: EmbeddedKafka, topic_name: str) -> None:
 
 
 async def test_offsets_in_a_transaction(kafka: EmbeddedKafka, topic_name: str) -> None:
-    """Offsets are committed with the transaction or not at all, and an older generation is refused."""
+    """Offsets are committed with their transaction or not at all, and an older generation raises IllegalGeneration."""
     await create(kafka, topic_name)
     tp, group = TopicPartition(topic_name, 0), topic_name
     consumer_settings = ConsumerSettings(group_id=group, isolation_level="read_committed", auto_offset_reset="earliest")

@@ -1,4 +1,4 @@
-"""Every way into a real broker: TLS, client certificates, each SASL mechanism; and what a refusal says."""
+"""TLS, client certificates and each SASL mechanism on a real broker, and the errors of rejected connections."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ WRONG = "shut-sesame-9034"
 KEY_PASSWORD = "under-the-mat-2210"
 TOKENS = "penstock_test_oauth"
 QUICK_MS = 3_000
-"""A refusal is there long before `request_timeout_ms`, on a busy machine too."""
+"""A rejected connection ends within this time, long before `request_timeout_ms`, on a busy machine too."""
 
 SCRAM = {"SCRAM-SHA-256": (1, "sha256"), "SCRAM-SHA-512": (2, "sha512")}
 ITERATIONS = 4096
@@ -68,7 +68,7 @@ given_tokens: list[str] = []
 
 
 def _token(lifetime_s: float) -> str:
-    """An unsecured JSON web token, as Kafka's own validator for trying things out takes it."""
+    """An unsecured JSON web token, which Kafka's validator for development accepts."""
     now = time.time()
     parts = {"alg": "none"}, {"sub": "ali", "iat": now - 10, "exp": now + lifetime_s}
     given_tokens.append(
@@ -90,7 +90,7 @@ def expired_token() -> str:
 
 
 class Secured(NamedTuple):
-    """A broker with a listener for each way in, and what it takes to use them."""
+    """A broker with a listener for each security protocol, and the certificates to connect to it."""
 
     kafka: EmbeddedKafka
     cafile: Path
@@ -99,7 +99,7 @@ class Secured(NamedTuple):
     other_certfile: Path
 
     def settings(self, listener: str, **more: Any) -> KafkaSettings:
-        """Settings for a listener by its name: its security protocol, and the authority where it is TLS."""
+        """Settings for a listener: its security protocol, and the certificate authority if it uses TLS."""
         protocol = LISTENERS.get(listener, "PLAINTEXT")
         given = {"bootstrap_servers": self.kafka.address(listener), "security_protocol": protocol}
         if protocol.endswith("SSL"):
@@ -133,7 +133,7 @@ def broker_settings(folder: Path, authority: Authority) -> EmbeddedKafkaSettings
 
 @pytest.fixture(scope="module")
 def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
-    """One broker for all of this file."""
+    """One broker for this file."""
     folder = tmp_path_factory.mktemp("secured")
     authority, other = Authority(folder, "authority"), Authority(folder, "another")
     broker = EmbeddedKafka(folder / "kafka", broker_settings(folder, authority))
@@ -150,13 +150,13 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
 
 @pytest.fixture(autouse=True)
 def _tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    """This file under a name that a setting can have."""
+    """Make this module importable under a name that a setting can contain."""
     given_tokens.clear()
     monkeypatch.setitem(sys.modules, TOKENS, sys.modules[__name__])
 
 
 async def set_password(kafka: EmbeddedKafka, user: str, password: str | None) -> None:
-    """SCRAM credentials of a user; None takes them away."""
+    """Set a user's SCRAM credentials; None deletes them."""
     connection = Connection(KafkaSettings(bootstrap_servers=kafka.bootstrap_servers))
     await connection.open()
     for number, name in SCRAM.values():
@@ -194,7 +194,7 @@ WAYS_IN = {
 
 
 async def written_and_read(settings: KafkaSettings, topic: str) -> list[bytes | None]:
-    """A producer's record, read back by a group's consumer, the topic made by an admin: all over `settings`."""
+    """Create a topic, send a record and read it in a consumer group, all with `settings`; return the values read."""
     async with Admin(settings) as admin:
         await admin.create_topics([NewTopic(topic, 1)])
     async with Producer(settings) as producer:
@@ -210,18 +210,20 @@ async def written_and_read(settings: KafkaSettings, topic: str) -> list[bytes | 
 
 
 @pytest.mark.parametrize("way", WAYS_IN)
-async def test_each_way_in(secured: Secured, topic_name: str, way: str, caplog: pytest.LogCaptureFixture) -> None:
-    """Admin, producer and consumer come in over each mechanism, and the log at DEBUG has none of their secrets."""
+async def test_each_mechanism_connects(
+    secured: Secured, topic_name: str, way: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Admin, producer and consumer connect with each mechanism, and the log at DEBUG contains no secret."""
     listener, more = WAYS_IN[way]
     caplog.set_level(logging.DEBUG)
-    caplog.set_level(logging.DEBUG, logger="aiokafka")  # a service's logging, configured before, keeps it quiet
+    caplog.set_level(logging.DEBUG, logger="aiokafka")  # a service's logging, configured before, silences it
     assert await written_and_read(secured.settings(listener, **more), topic_name) == [b"v"]
     assert "api='SaslAuthenticate'" in caplog.text
     assert_no_secret(caplog.text)
 
 
 async def test_a_client_certificate(secured: Secured, topic_name: str) -> None:
-    """With a certificate of the broker's authority, its key under a password, all three come in."""
+    """Admin, producer and consumer connect with a client certificate whose key has a password."""
     settings = secured.settings("MUTUAL", **certificate(secured.certfile))
     assert await written_and_read(settings, topic_name) == [b"v"]
 
@@ -239,8 +241,11 @@ async def consumer_of(settings: KafkaSettings) -> AsyncIterator[None]:
         yield
 
 
-async def refusals(settings: KafkaSettings) -> list[PenstockError]:
-    """What a producer, a consumer and an admin that cannot come in end in; each says where, and has no secret."""
+async def connection_errors(settings: KafkaSettings) -> list[PenstockError]:
+    """The errors of a producer, a consumer and an admin that cannot connect.
+
+    Each names the address and contains no secret.
+    """
     found = []
     for client in (Producer(settings), consumer_of(settings), Admin(settings)):
         started = time.monotonic()
@@ -263,11 +268,11 @@ REFUSED = {
 
 @pytest.mark.parametrize("case", REFUSED)
 async def test_wrong_credentials(secured: Secured, case: str, caplog: pytest.LogCaptureFixture) -> None:
-    """Wrong credentials are AuthenticationFailed at once, with the broker's reason, and tried once alone."""
+    """Wrong credentials raise AuthenticationFailed with the broker's reason, and are not retried."""
     more, reason = REFUSED[case]
     caplog.set_level(logging.DEBUG)
-    caplog.set_level(logging.DEBUG, logger="aiokafka")  # a service's logging, configured before, keeps it quiet
-    for error in await refusals(secured.settings("TLS", **more)):
+    caplog.set_level(logging.DEBUG, logger="aiokafka")  # a service's logging, configured before, silences it
+    for error in await connection_errors(secured.settings("TLS", **more)):
         assert isinstance(error, AuthenticationFailed)
         error.add_note("as the broker says")
         with pytest.raises(AuthenticationFailed, match=reason):
@@ -276,26 +281,28 @@ async def test_wrong_credentials(secured: Secured, case: str, caplog: pytest.Log
     assert_no_secret(caplog.text)
 
 
-async def test_a_mechanism_that_the_listener_has_not(secured: Secured) -> None:
-    """A mechanism that is not enabled is refused by its name."""
-    for error in await refusals(secured.settings("BARE", **credentials("PLAIN"))):
+async def test_an_unsupported_mechanism(secured: Secured) -> None:
+    """A mechanism that the listener does not enable raises AuthenticationFailed with UNSUPPORTED_SASL_MECHANISM."""
+    for error in await connection_errors(secured.settings("BARE", **credentials("PLAIN"))):
         assert isinstance(error, AuthenticationFailed)
         assert "UNSUPPORTED_SASL_MECHANISM" in str(error)
 
 
-async def test_an_authority_that_is_not_the_brokers(secured: Secured) -> None:
-    """A broker whose certificate is signed by another authority gets no credentials: AuthenticationFailed, at once."""
+async def test_an_untrusted_broker_certificate(secured: Secured) -> None:
+    """A broker certificate of another authority raises AuthenticationFailed before credentials are sent."""
     settings = secured.settings("TLS", **credentials("PLAIN"), ssl_cafile=secured.other_cafile)
-    for error in await refusals(settings):
+    for error in await connection_errors(settings):
         assert isinstance(error, AuthenticationFailed)
         assert "the broker's certificate is refused: " in str(error)
 
 
 @pytest.mark.parametrize("missing", [True, False], ids=["missing", "of another authority"])
-async def test_a_client_certificate_that_is_not_right(secured: Secured, missing: bool) -> None:
-    """Without a client certificate, or with a stranger's, the broker's TLS alert is the reason."""
+async def test_a_missing_or_untrusted_client_certificate(secured: Secured, missing: bool) -> None:
+    """A missing or untrusted client certificate raises AuthenticationFailed with the TLS alert and the setting's
+    name.
+    """
     more = {} if missing else certificate(secured.other_certfile)
-    for error in await refusals(secured.settings("MUTUAL", **more)):
+    for error in await connection_errors(secured.settings("MUTUAL", **more)):
         assert isinstance(error, AuthenticationFailed)
         assert "TLS: " in str(error)
         assert "kafka.ssl_certfile" in str(error)
@@ -305,8 +312,8 @@ async def test_a_client_certificate_that_is_not_right(secured: Secured, missing:
     ("listener", "protocol"),
     [("TLS", "PLAINTEXT"), ("MUTUAL", "PLAINTEXT"), ("BARE", "PLAINTEXT"), ("PLAINTEXT", "SSL")],
 )
-async def test_another_protocol_than_the_listeners(secured: Secured, listener: str, protocol: str) -> None:
-    """Speaking another protocol than the listener ends within the deadline, with a hint at the setting."""
+async def test_the_wrong_security_protocol(secured: Secured, listener: str, protocol: str) -> None:
+    """A client with another protocol than the listener's fails within the deadline, and the error names the setting."""
     settings = secured.settings(listener, security_protocol=protocol, request_timeout_ms=600)
     with pytest.raises(BrokerNotAvailable, match=settings.bootstrap_servers) as caught:
         async with Producer(settings):
@@ -314,8 +321,10 @@ async def test_another_protocol_than_the_listeners(secured: Secured, listener: s
     assert f"is this a listener for kafka.security_protocol={protocol}?" in str(caught.value)
 
 
-async def test_credentials_that_are_taken_away(secured: Secured, topic_name: str) -> None:
-    """Who is in stays in; once the socket was idle and is made anew, calls and polls end in AuthenticationFailed."""
+async def test_deleted_credentials(secured: Secured, topic_name: str) -> None:
+    """Deleted credentials end no open connection, but once it is idle and reopened, calls and polls raise
+    AuthenticationFailed.
+    """
     await set_password(secured.kafka, "baba", PASSWORD)
     more = {**credentials("SCRAM-SHA-256", PASSWORD, "baba"), "connections_max_idle_ms": 300}
     settings = secured.settings("TLS", **more)
@@ -328,7 +337,7 @@ async def test_credentials_that_are_taken_away(secured: Secured, topic_name: str
         for connection in (admin._connection, consumer._subscription.connection):
             (node,) = connection.nodes()
             async with asyncio.timeout(5):
-                while connection.connected(node):  # noqa: ASYNC110 - nothing tells
+                while connection.connected(node):  # noqa: ASYNC110 - there is no event to wait for
                     await asyncio.sleep(0.05)
         consumer.resume(TopicPartition(topic_name, 0))
 
@@ -344,7 +353,9 @@ async def test_credentials_that_are_taken_away(secured: Secured, topic_name: str
 
 
 async def test_tokens_that_expire(secured: Secured, topic_name: str) -> None:
-    """The broker drops a connection whose token has expired; a new one is asked for, and no record lost or doubled."""
+    """The broker closes a connection whose token has expired; the client fetches a new token, and no record is lost or
+    repeated.
+    """
     settings = secured.settings("TLS", **tokens("short_token"))
     async with Admin(secured.settings("PLAINTEXT")) as admin:
         await admin.create_topics([NewTopic(topic_name, 1)])

@@ -22,12 +22,14 @@ COMMITS, COMPACTED, KEYS = 400, 300, 97
 WINDOWS_A_COMMIT = 150
 RECORDS_A_COMMIT = WINDOWS_A_COMMIT + 3
 TICK_S, HELD_UP_MAX_S = 0.005, 0.5
-"""A tick that comes later than that was held up; the bound is that of a machine with other work."""
+"""A tick later than this is too late; the limit is for a machine with other work."""
 
 
 async def test_a_key_of_a_lake_and_a_long_changelog(kafka: EmbeddedKafka, topic_name: str, tmp_path: Path) -> None:
-    """Most of 120,000 windows are in the lake and the others in the changelog: a key's come page by page, each once,
-    those that begin first come first, and the service goes on meanwhile."""
+    """Of 120,000 windows, most are in the lake and the others in the changelog.
+
+    A key's windows come page by page, each once, ordered by start, and the event loop is not blocked meanwhile.
+    """
     logs = [
         Log.of(
             [
@@ -84,7 +86,9 @@ async def test_a_key_of_a_lake_and_a_long_changelog(kafka: EmbeddedKafka, topic_
 
 
 def compact(root: Path, application: str, partition: int, log: Log, topic_id: str | None) -> None:
-    """What a compaction of the first commits leaves in the lake, and of a torn one the windows of the next commit."""
+    """Write the lake as a compaction of the first commits leaves it, and windows of the next commit as of an
+    interrupted compaction.
+    """
     windows = log.closed[: (COMPACTED + 1) * WINDOWS_A_COMMIT]
     covered = 1 + COMPACTED * RECORDS_A_COMMIT
     rows = [
@@ -100,7 +104,7 @@ def compact(root: Path, application: str, partition: int, log: Log, topic_id: st
 
 
 async def _tick(gaps: list[float]) -> None:
-    """How long each tick took."""
+    """Record how long each tick takes."""
     while True:
         began = time.monotonic()
         await asyncio.sleep(TICK_S)

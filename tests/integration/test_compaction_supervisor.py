@@ -1,4 +1,4 @@
-"""The compaction supervisor with real child processes; the job is a small script in place of Spark's."""
+"""The compaction supervisor with real child processes; the job is a small script instead of a Spark job."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def settings(**compaction: int) -> AggregatorSettings:
 
 
 class Jobs:
-    """A supervisor whose n-th job is the n-th script, the last one for all that follow."""
+    """A supervisor whose n-th job is the n-th script; the last script repeats."""
 
     def __init__(self, *scripts: str, backlog: BacklogWatch | None = None, **compaction: int) -> None:
         self._scripts = list(scripts)
@@ -89,7 +89,7 @@ def lives(pid: int) -> bool:
 
 
 async def test_a_job_that_succeeds() -> None:
-    """What the job's last line says is kept, counted and shown; nothing runs without being asked for."""
+    """The result on a job's last line is kept, counted and shown; no job starts without a request."""
     jobs = Jobs(DONE)
     async with supervised(jobs) as supervisor:
         await asyncio.sleep(0.1)
@@ -105,8 +105,8 @@ async def test_a_job_that_succeeds() -> None:
         assert jobs.started == 1
 
 
-async def test_a_job_that_left_records_is_followed_at_once() -> None:
-    """What one job was too small for, the next one does without being asked, until nothing is left."""
+async def test_a_job_follows_one_that_left_records() -> None:
+    """If a job leaves records, the next one starts without a request, until no records remain."""
     left = [f"print('{{\"remaining_records\": {number}}}')" for number in (20, 10, 0)]
     jobs = Jobs(*left, DONE)
     async with supervised(jobs) as supervisor:
@@ -116,15 +116,15 @@ async def test_a_job_that_left_records_is_followed_at_once() -> None:
         assert (jobs.started, jobs.runs("failed")) == (3, 0)
 
 
-async def test_how_far_a_job_is_can_be_seen(caplog: pytest.LogCaptureFixture) -> None:
-    """What a job says while it runs is shown, logged and measured at once, not when it ends."""
+async def test_a_jobs_progress_is_shown(caplog: pytest.LogCaptureFixture) -> None:
+    """The progress that a job prints is shown, logged and measured while it runs."""
     caplog.set_level("INFO")
     said = "run 3: 9 entries", "WARNING: Using incubator modules", 'Setting default log level to "OFF".'
     jobs = Jobs(f"import sys, time; print(*{said!r}, sep='\\n', file=sys.stderr, flush=True); time.sleep(600)")
     async with supervised(jobs) as supervisor:
         supervisor.request(0)
         await until(lambda: any(run.get("progress") == "run 3: 9 entries" for run in supervisor.describe()))
-        await asyncio.sleep(0.1)  # what Spark's JVM says of itself, too, is here by now
+        await asyncio.sleep(0.1)  # by now the JVM's own messages have been read too
         (state,) = supervisor.describe()
         assert (state["status"], state["rows"], state.get("progress")) == ("running", None, "run 3: 9 entries")
         assert jobs.registry.get_sample_value("penstock_compaction_running") == 1
@@ -133,7 +133,7 @@ async def test_how_far_a_job_is_can_be_seen(caplog: pytest.LogCaptureFixture) ->
 
 
 async def test_losing_to_another_job_is_no_failure() -> None:
-    """A job whose commit another one's went before is done, and not tried again."""
+    """A job that loses to another job's commit is not a failure and is not retried."""
     jobs = Jobs(LOST, retry_backoff_ms=10)
     async with supervised(jobs) as supervisor:
         supervisor.request(0)
@@ -143,8 +143,8 @@ async def test_losing_to_another_job_is_no_failure() -> None:
         assert supervisor.health().facts["last_success_at_ms"] is None
 
 
-async def test_a_failed_job_is_tried_again() -> None:
-    """A failed job shows its last line, and is started again after a pause until it succeeds."""
+async def test_a_failed_job_is_retried() -> None:
+    """A failed job shows its last line, and is retried after a backoff until it succeeds."""
     jobs = Jobs(FAILED, FAILED, DONE, retry_backoff_ms=10)
     async with supervised(jobs) as supervisor:
         supervisor.request(0)
@@ -157,8 +157,8 @@ async def test_a_failed_job_is_tried_again() -> None:
 
 
 @pytest.mark.parametrize("script", [FAILED, "print('{\"remaining_records\": 20}')"], ids=["failed", "left"])
-async def test_who_lost_partition_0_leaves_the_rest_to_its_owner(script: str) -> None:
-    """An instance goes on after a job that failed or left records only while the application's compactions are its."""
+async def test_an_instance_without_partition_0_starts_no_further_job(script: str) -> None:
+    """After a job that failed or left records, an instance that has lost partition 0 starts no further job."""
 
     def is_owned() -> bool:
         return jobs.started < 2 or jobs.statuses()[0][0] == "running"
@@ -174,8 +174,8 @@ async def test_who_lost_partition_0_leaves_the_rest_to_its_owner(script: str) ->
         assert jobs.registry.get_sample_value("penstock_compaction_consecutive_failures") == 0
 
 
-async def test_who_loses_partition_0_stops_its_job(tmp_path: Path) -> None:
-    """The next owner starts its own, and on S3 nothing else keeps the two apart; it is no failure."""
+async def test_losing_partition_0_stops_the_job(tmp_path: Path) -> None:
+    """An instance that loses partition 0 stops its job, without counting a failure."""
     pid, ours = tmp_path / "pid", True
     backlog = BacklogWatch(settings(), CollectorRegistry(), lambda: ours)
     jobs = Jobs(HANGING.format(deaf=False, pid=str(pid)), backlog=backlog)
@@ -195,7 +195,7 @@ async def test_who_loses_partition_0_stops_its_job(tmp_path: Path) -> None:
 
 
 async def test_a_job_that_cannot_be_started() -> None:
-    """A command that is not there counts as a failed job: the supervisor goes on."""
+    """A command that cannot be started counts as a failed job, and the supervisor continues."""
     registry, asked = CollectorRegistry(), 0
 
     def job(given: AggregatorSettings) -> list[str]:
@@ -215,7 +215,7 @@ async def test_a_job_that_cannot_be_started() -> None:
 
 
 async def test_requests_while_a_job_runs_are_not_queued(tmp_path: Path) -> None:
-    """One job at a time: what is asked for meanwhile is left to the next grid point."""
+    """One job runs at a time: requests meanwhile are dropped, and the next grid point requests again."""
     pid = tmp_path / "pid"
     jobs = Jobs(HANGING.format(deaf=False, pid=str(pid)))
     async with supervised(jobs) as supervisor:
@@ -228,10 +228,10 @@ async def test_requests_while_a_job_runs_are_not_queued(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("deaf", [False, True], ids=["willing", "deaf"])
-async def test_a_job_that_takes_too_long(tmp_path: Path, deaf: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A job over its limit is stopped, by force if it does not listen, and counts as failed; the next has half of it.
+async def test_a_job_over_its_timeout_is_stopped(tmp_path: Path, deaf: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job over its time limit is stopped, by SIGKILL if necessary, and counts as failed.
 
-    Else a backlog that takes longer than the limit would be begun again and again.
+    The next job reads half as many records, so that a large backlog cannot time out forever.
     """
     monkeypatch.setattr("penstock.services.aggregator.compaction.STOP_TIMEOUT_MS", 300)
     pid = tmp_path / "pid"
@@ -249,9 +249,10 @@ async def test_a_job_that_takes_too_long(tmp_path: Path, deaf: bool, monkeypatch
         assert jobs.records_max == [100, 50]
 
 
-async def test_a_job_reads_as_much_again_after_one_that_counts() -> None:
-    """Half of it after one that was stopped while it read, not where Spark had not even started; twice of it after each
-    that counts, up to the setting."""
+async def test_records_max_recovers_after_a_success() -> None:
+    """A job reads half as many records after one that timed out while it read, and twice as many after a success, up to
+    the setting. A timeout before Spark starts changes nothing.
+    """
     slow_start = "import time; time.sleep(600)"
     slow = f"import sys; print('reading 9 changelog records', file=sys.stderr, flush=True); {slow_start}"
     jobs = Jobs(slow_start, slow, DONE, timeout_ms=2_000, retry_backoff_ms=10, run_records_max=100)
@@ -262,8 +263,8 @@ async def test_a_job_reads_as_much_again_after_one_that_counts() -> None:
         assert jobs.records_max == [100, 100, 50, 100, 100]
 
 
-async def test_what_counts_is_told_though_something_failed_after_it() -> None:
-    """The run's rows and its time are known; that its upkeep failed is a failure, and is tried again."""
+async def test_a_result_before_a_failure_is_kept() -> None:
+    """If a job fails after it printed its result, its rows are shown, it counts as failed and it is retried."""
     jobs = Jobs(f"{DONE}; import sys; print('no DELETE', file=sys.stderr); sys.exit(1)", DONE, retry_backoff_ms=10)
     async with supervised(jobs) as supervisor:
         supervisor.request(0)
@@ -274,7 +275,7 @@ async def test_what_counts_is_told_though_something_failed_after_it() -> None:
 
 
 async def test_shutdown_stops_the_job(tmp_path: Path) -> None:
-    """A supervisor that is cancelled leaves no child behind."""
+    """A cancelled supervisor leaves no child process behind."""
     pid = tmp_path / "pid"
     jobs = Jobs(HANGING.format(deaf=False, pid=str(pid)))
     async with supervised(jobs) as supervisor:
@@ -304,7 +305,7 @@ asyncio.run(main())
 
 @pytest.mark.parametrize("deaf", [False, True], ids=["willing", "deaf"])
 async def test_a_job_does_not_outlive_a_killed_aggregator(tmp_path: Path, deaf: bool) -> None:
-    """When SIGKILL takes the process that started a job, the job and what it started are gone within moments."""
+    """If the aggregator is killed with SIGKILL, its job and the job's child processes end within seconds."""
     pid, child = tmp_path / "pid", tmp_path / "child"
     grandchild = f"import os, pathlib, time; pathlib.Path({str(child)!r}).write_text(str(os.getpid())); time.sleep(600)"
     spawn = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {grandchild!r}])"
@@ -322,8 +323,8 @@ async def test_a_job_does_not_outlive_a_killed_aggregator(tmp_path: Path, deaf: 
     assert time.monotonic() - started < 5
 
 
-async def test_a_last_line_that_is_no_result() -> None:
-    """A job that succeeds without saying what it did counts as done, with nothing known."""
+async def test_a_job_without_a_result_counts_as_done() -> None:
+    """A job that succeeds without printing a result counts as done with zero rows."""
     jobs = Jobs('print("all good")')
     async with supervised(jobs) as supervisor:
         supervisor.request(0)

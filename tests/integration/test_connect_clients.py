@@ -1,4 +1,4 @@
-"""Kafka Connect clients that nobody here wrote, unchanged, against our worker: one of Java and one of Python."""
+"""Two unmodified Kafka Connect clients, one in Java and one in Python, against the Connect worker."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CLIENT_JARS = read_jar_set(Path(__file__).parent / "connect" / "client_jars.json
 
 @pytest.mark.soak
 async def test_every_method_of_the_java_client_works(kafka: EmbeddedKafka, tmp_path: Path, topic_name: str) -> None:
-    """What it asks is answered, what it must be refused is refused as it expects, with basic auth throughout."""
+    """Every method of the Java client succeeds or fails as it should, with basic auth throughout."""
     async with Admin(KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)) as admin:
         await admin.create_topics([NewTopic(topic_name, 1)])
     (tmp_path / "in.txt").write_text("a\n")
@@ -45,7 +45,7 @@ async def test_every_method_of_the_java_client_works(kafka: EmbeddedKafka, tmp_p
 
 
 def every_method(url: str, file: str, topic: str) -> None:
-    """All that kafka-connect-py offers, in an order in which each is to succeed; it raises where one does not."""
+    """Call every method of kafka-connect-py, in an order in which each must succeed; a failure raises."""
     client = pytest.importorskip("kafka_connect", reason="needs kafka-connect-py").KafkaConnect(
         url, auth="ann:0123456789abcdef"
     )
@@ -87,7 +87,7 @@ def until(holds: Callable[[], object]) -> None:
 
 @pytest.mark.soak
 async def test_every_method_of_the_python_client_works(kafka: EmbeddedKafka, tmp_path: Path, topic_name: str) -> None:
-    """kafka-connect-py's, with basic auth; what a method gives is what it says."""
+    """Every method of kafka-connect-py works, with basic auth throughout."""
     async with Admin(KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)) as admin:
         await admin.create_topics([NewTopic(topic_name, 1)])
     (tmp_path / "in.txt").write_text("a\n")

@@ -1,4 +1,6 @@
-"""Three distributed workers on a real broker: requests to any of them, one that is killed, stopped, added."""
+"""Three distributed workers on a real broker share 20 connectors while one worker is killed, one is stopped and one is
+added.
+"""
 
 from __future__ import annotations
 
@@ -39,13 +41,13 @@ async def until(what: str, check: Callable[[], Awaitable[bool]], timeout_s: floa
 
 
 REBALANCES_MAX = 12
-"""While one worker dies, one leaves and one comes: each costs a few at most, waiting for who is gone included."""
+"""The limit of rebalances while one worker dies, one leaves and one joins, with the delay for absent workers."""
 ANSWER_P99_MAX_S = 2.0
-"""Of REST meanwhile, on a machine that is busy with all of it and more."""
+"""The limit of REST's p99 latency meanwhile, on a busy machine."""
 
 
 async def metric(client: httpx.AsyncClient, worker: WorkerProcess, name: str) -> str:
-    """The line of a worker's metrics that begins with this name, without it."""
+    """The rest of the line of a worker's metrics that begins with this name."""
     text = (await client.get(f"{worker.url}/metrics")).text
     return next(line.partition(name)[2] for line in text.splitlines() if line.startswith(name))
 
@@ -57,7 +59,7 @@ async def rebalances_of(client: httpx.AsyncClient, worker: WorkerProcess) -> flo
 
 
 async def take_leader(client: httpx.AsyncClient, cluster: list[WorkerProcess]) -> WorkerProcess:
-    """The worker that leads, out of the list."""
+    """Remove the leader from the list and return it."""
     said = await metric(client, cluster[0], "kafka_connect_connect_worker_rebalance_metrics_leader_name")
     return cluster.pop(next(at for at, worker in enumerate(cluster) if worker.url in said))
 
@@ -71,7 +73,7 @@ def host(worker: WorkerProcess) -> str:
 
 
 class Load:
-    """Writes numbered records all the time, and asks REST all the time: what was sent, what was answered."""
+    """Sends numbered records and polls REST until it is stopped, and records sent counts, latencies and failures."""
 
     def __init__(self, bootstrap_servers: str, topic: str, urls: list[str]) -> None:
         self._servers, self._topic, self.urls = bootstrap_servers, topic, urls
@@ -110,7 +112,7 @@ class Load:
                         if answer.status_code != 200:
                             self.unanswered.append(f"{url}: {answer.status_code} {answer.text[:200]}")
                     except httpx.HTTPError as e:
-                        if url in self.urls:  # else it was ended meanwhile
+                        if url in self.urls:  # otherwise the worker was stopped meanwhile
                             self.unanswered.append(f"{url}: {e!r}")
                     self.answers.append(time.monotonic() - began)
                 await asyncio.sleep(0.1)
@@ -120,8 +122,10 @@ class Load:
 async def test_no_record_is_lost_while_workers_come_and_go(
     kafka: EmbeddedKafka, tmp_path: Path, topic_name: str
 ) -> None:
-    """20 connectors with two tasks each: the leader is killed, another worker stopped, one added; nothing is lost, the
-    others' REST answers throughout, and the work ends up evenly spread."""
+    """With 20 connectors of two tasks, and workers killed, stopped and added, no record is lost.
+
+    The other workers' REST answers throughout, and the tasks end up balanced.
+    """
     props = properties(kafka.bootstrap_servers, session_timeout_ms="6000", heartbeat_interval_ms="1000")
     async with Admin(KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)) as admin:
         await admin.create_topics([NewTopic(topic_name, 4)])
@@ -129,7 +133,7 @@ async def test_no_record_is_lost_while_workers_come_and_go(
         await asyncio.gather(*(worker.ready() for worker in cluster))
         load = Load(kafka.bootstrap_servers, topic_name, [worker.url for worker in cluster])
         async with httpx.AsyncClient(trust_env=False, timeout=100) as client:
-            for number in range(CONNECTORS):  # to any worker: who does not lead asks the leader
+            for number in range(CONNECTORS):  # to any worker: a follower forwards to the leader
                 url = cluster[number % 3].url
                 answer = await client.put(
                     f"{url}/connectors/sink-{number}/config", json=sink(tmp_path, number, topic_name)

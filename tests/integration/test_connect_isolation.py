@@ -1,4 +1,4 @@
-"""Connectors that block or end their process, on a worker with processes for them: what becomes of everything else."""
+"""Connectors in separate processes that block or exit: the worker and the other connectors keep running."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from tests.integration.test_connect_workers import committed, make_topic, runs, 
 from tests.integration.test_connect_workers import until as asked_until
 
 ANSWER_MS_MAX = 5_000
-"""Of a worker that is not held up, on a machine that has much to do."""
+"""The limit of a worker's REST latency, on a busy machine."""
 LEAVE_S_MAX = 15.0
-"""Of a worker with a process that hangs: twice the graceful time, and what its clients need."""
+"""The limit to stop a worker with a hanging process: twice the graceful time, and the time its clients need."""
 GONE_S_MAX = 15.0
-"""Of a process whose worker was killed: the graceful time of five seconds at most, on such a machine."""
+"""The limit for processes of a killed worker to end: a graceful time of at most five seconds, on a busy machine."""
 STRING = "org.apache.kafka.connect.storage.StringConverter"
 
 
 def children(pid: int) -> set[int]:
-    """The processes that a process has started and that are there."""
+    """The live child processes of a process."""
     found = set()
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
@@ -42,18 +42,18 @@ def children(pid: int) -> set[int]:
     return found
 
 
-def are_there(pids: set[int]) -> bool:
+def any_is_alive(pids: set[int]) -> bool:
     return any(Path(f"/proc/{pid}").exists() for pid in pids)
 
 
 async def until(holds: Callable[[], bool], timeout_s: float = 60.0) -> None:
     async with asyncio.timeout(timeout_s):
-        while not holds():  # noqa: ASYNC110 - a process gives no event
+        while not holds():  # noqa: ASYNC110 - a process has no event to wait for
             await asyncio.sleep(0.05)
 
 
-class Asking:
-    """Asks a worker, and how long its longest answer to a question took."""
+class TimedClient:
+    """A client of a worker that records the longest latency of its GET requests."""
 
     def __init__(self, client: httpx.AsyncClient) -> None:
         self._client = client
@@ -83,11 +83,13 @@ class Asking:
             raise AssertionError(f"{name} stayed {status}") from None
 
 
-async def test_what_a_connector_does_to_its_process_is_its_own_alone(
+async def test_a_failing_connector_process_affects_no_other_connector(
     kafka: EmbeddedKafka, tmp_path: Path, topic_name: str
 ) -> None:
-    """One blocks when started, one when it is to divide its work, one ends the process each time: another one runs
-    meanwhile and REST answers. What blocks is deleted like any other; when the worker is killed, nothing is left."""
+    """If connectors block or exit, another connector keeps running and REST answers.
+
+    A blocked connector can be deleted, and no process outlives a killed worker.
+    """
     async with Admin(KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)) as admin:
         await admin.create_topics([NewTopic(topic_name, 1)])
     awkward = {
@@ -103,7 +105,7 @@ async def test_what_a_connector_does_to_its_process_is_its_own_alone(
     try:
         await worker.ready()
         async with httpx.AsyncClient(base_url=worker.url, trust_env=False, timeout=60) as client:
-            asking = Asking(client)
+            asking = TimedClient(client)
             for name in ("start", "configs"):
                 await asking.put(name, {**awkward, f"{name}.does": "block"})
             await asking.put("ending", {**awkward, "start.does": "exit"})
@@ -125,18 +127,20 @@ async def test_what_a_connector_does_to_its_process_is_its_own_alone(
         left = children(worker.process.pid)
         assert left
         worker.kill()
-        await until(lambda: not are_there(left), GONE_S_MAX)
+        await until(lambda: not any_is_alive(left), GONE_S_MAX)
     finally:
         if worker.process.poll() is None:
             worker.kill()
 
 
 @pytest.mark.parametrize("exactly_once", ["enabled", "disabled"])
-async def test_a_source_goes_on_where_its_killed_process_was(
+async def test_a_source_continues_after_its_process_is_killed(
     kafka: EmbeddedKafka, tmp_path: Path, exactly_once: str
 ) -> None:
-    """Killed again and again, as it starts, reads and commits: no line is lost, and with exactly-once none is there
-    twice. Then its offsets are shown, altered and taken away over REST."""
+    """A source whose process is killed repeatedly loses no line, and with exactly-once repeats none.
+
+    Its offsets can be read, altered and deleted over REST.
+    """
     topic, file = f"lines-{uuid.uuid4().hex[:6]}", tmp_path / "in.txt"
     await make_topic(kafka, topic)
     props = properties(
@@ -165,7 +169,7 @@ async def test_a_source_goes_on_where_its_killed_process_was(
             for after_ms in (0, 400, 900, 1_500, 2_500, 4_000):
                 await until(lambda: bool(children(worker.process.pid)))
                 append(1_000)
-                await asyncio.sleep(after_ms / 1000)  # the point of the kill, from the process' start on
+                await asyncio.sleep(after_ms / 1000)  # when to kill, from the start of the process
                 for pid in children(worker.process.pid):
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(pid, signal.SIGKILL)
@@ -193,18 +197,17 @@ async def test_a_source_goes_on_where_its_killed_process_was(
             await asked_until(client, "/connectors/src/status", runs(1))
         left = children(worker.process.pid)
         worker.kill()
-        await until(lambda: not are_there(left), GONE_S_MAX)
+        await until(lambda: not any_is_alive(left), GONE_S_MAX)
     finally:
         if worker.process.poll() is None:
             worker.kill()
 
 
-async def test_a_process_that_hangs_holds_up_no_rebalance(
-    kafka: EmbeddedKafka, tmp_path: Path, topic_name: str
-) -> None:
-    """Its worker leaves in time, with the process; the other one takes all the work, and has a process of that
-    connector that hangs, too. Its tasks can be restarted, paused and deleted, and what else runs there is held up by
-    none of it."""
+async def test_a_hanging_process_delays_no_rebalance(kafka: EmbeddedKafka, tmp_path: Path, topic_name: str) -> None:
+    """A worker with a hanging process stops in time, and the other worker takes over all its work.
+
+    Hanging tasks can be restarted, paused and deleted, and other connectors keep running.
+    """
     async with Admin(KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)) as admin:
         await admin.create_topics([NewTopic(name, 1) for name in (topic_name, "t")], exist_ok=True)
     block = tmp_path / "block"
@@ -235,7 +238,7 @@ async def test_a_process_that_hangs_holds_up_no_rebalance(
             left, began = children(first.process.pid), time.monotonic()
             assert await first.stop() == 0, first.log[-3_000:]
             assert time.monotonic() - began < LEAVE_S_MAX
-            assert not are_there(left)
+            assert not any_is_alive(left)
 
             def is_here(status: Any) -> bool:
                 return all(part["worker_id"] in second.url for part in [status["connector"], *status["tasks"]])
@@ -258,7 +261,7 @@ async def test_a_process_that_hangs_holds_up_no_rebalance(
 
 
 async def stalled(clients: tuple[httpx.AsyncClient, ...], connector: str, task: int) -> None:
-    """Return when a worker reports a task as stalled."""
+    """Wait until a worker's metrics report a task as stalled."""
     line = f'kafka_connect_connector_task_metrics_stalled{{connector="{connector}",task="{task}"}} 1.0'
     async with asyncio.timeout(60):
         while not any([line in (await client.get("/metrics")).text for client in clients]):  # noqa: ASYNC110

@@ -1,7 +1,8 @@
-"""Our distributed worker beside the recording of a real Kafka Connect: the same requests, the same answers.
+"""The REST API of a distributed worker, compared with a recording of a real Kafka Connect: the same requests get the
+same answers.
 
-Free to differ: who and where the worker is, lists of plugins and of settings, the order of what stands for a set, texts
-that quote Java, and the status of malformed bodies, which here is 400.
+These may differ: the worker's identity and address, lists of plugins and settings, the order of sets, messages that
+quote Java, and the status of malformed bodies, which is 400 here.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def recorded() -> list[dict[str, Any]]:
 
 
 def comparable(value: Any) -> Any:
-    """Without what is free to differ, and with lists of offsets in order."""
+    """Remove members that may differ, and sort lists of offsets."""
     if isinstance(value, dict):
         found = {name: comparable(item) for name, item in value.items() if name not in FREE}
         if isinstance(found.get("offsets"), list):
@@ -42,7 +43,7 @@ def comparable(value: Any) -> Any:
 
 
 def expected(line: dict[str, Any]) -> tuple[int, Any]:
-    """Status and body that ours must have; the body None where it is free."""
+    """The status and body that the worker must return; the body is None if it may differ."""
     status, body = line["status"], comparable(line["response"])
     said = body.get("message", "") if isinstance(body, dict) and "error_code" in body else ""
     if status == 500 and not line["path"].endswith("/validate"):
@@ -52,8 +53,10 @@ def expected(line: dict[str, Any]) -> tuple[int, Any]:
     return status, body
 
 
-def is_alike(line: dict[str, Any], found: Any, wanted: Any) -> bool:
-    """Whether a body is the recorded one; of a list of plugins, whether it has all of those and only their like."""
+def matches(line: dict[str, Any], found: Any, wanted: Any) -> bool:
+    """Whether a body equals the recorded one; a list of plugins must contain the recorded plugins, in the same
+    shape.
+    """
     if wanted is None or found == wanted:
         return True
     if not line["path"].partition("?")[0].endswith("/connector-plugins"):
@@ -64,11 +67,11 @@ def is_alike(line: dict[str, Any], found: Any, wanted: Any) -> bool:
 
 
 class Replay:
-    """Sends the recorded requests to one worker, each at once after the one before, but for what the recording waits.
+    """Sends the recorded requests to one worker, each right after the one before, except where the recording waits.
 
-    The recorded worker was quick enough for what was read to show what the request before it had led to; how long that
-    takes is chance, and is waited for. So is the partition that three records without a key go to: the recording's
-    partition 0 is here the one that has them.
+    A read in the recording shows the effect of the request before it. That takes a varying time, so a read is repeated
+    until it matches. In the recording, three records without a key are in partition 0; here their partition may be 1,
+    and then the numbers are swapped.
     """
 
     def __init__(self, client: httpx.AsyncClient, scratch: Path) -> None:
@@ -86,7 +89,7 @@ class Replay:
                 self._compare(number, line, await self._send(line))
 
     async def _wait(self, number: int, path: str, predicate: str) -> None:
-        """Poll until the recording's own predicate holds of the body."""
+        """Poll until the recording's predicate is true of the body."""
         if not await self._until(lambda: self._holds(path, predicate)):
             found = (await self._client.get(path)).text
             self.differences.append(f"{number}: {path} never became {predicate}: {found}")
@@ -104,16 +107,17 @@ class Replay:
             return False
         if not path.endswith("/status"):
             return True
-        tasks = (await self._client.get(path.replace("/status", "/tasks"))).json()  # their states come one by one
+        # tasks change their states one by one
+        tasks = (await self._client.get(path.replace("/status", "/tasks"))).json()
         return len(tasks) == len(answer.json()["tasks"])
 
     async def _read(self, number: int, line: dict[str, Any]) -> None:
-        """Ask until the answer is what was recorded: what is written beside a request takes a moment."""
+        """Repeat a read until its answer matches the recorded one."""
         status, wanted = expected(line)
 
         async def alike() -> bool:
             answer = await self._send(line)
-            return answer.status_code == status and is_alike(line, self._shown(answer), wanted)
+            return answer.status_code == status and matches(line, self._shown(answer), wanted)
 
         await self._until(alike, SETTLE_S)
         self._compare(number, line, await self._send(line))
@@ -138,7 +142,7 @@ class Replay:
         return comparable(self._renamed(json.loads(answer.text.replace(self._scratch, "SCRATCH"))))
 
     def _renamed(self, value: Any) -> Any:
-        """With the two partitions' numbers exchanged where ours are the other way round."""
+        """Swap the two partitions' numbers if they differ from the recording's."""
         if isinstance(value, list):
             return [self._renamed(item) for item in value]
         if not isinstance(value, dict):
@@ -156,7 +160,7 @@ class Replay:
         )
         if answer.status_code != status:
             self.differences.append(f"{what}: {answer.status_code}, not {status}: {found}")
-        elif not is_alike(line, found, wanted):
+        elif not matches(line, found, wanted):
             self.differences.append(f"{what}: {found}, not {wanted}")
         elif status >= 400 and (found is None or set(found) != {"error_code", "message"}):
             self.differences.append(f"{what}: no error body: {found}")
@@ -165,8 +169,8 @@ class Replay:
             self.differences.append(f"{what}: location {location!r}, not {line.get('location')!r}")
 
 
-async def test_the_recorded_script_is_answered_alike(kafka: EmbeddedKafka, tmp_path: Path) -> None:
-    """111 exchanges: every status is Kafka Connect's, and so is every body but for what is free."""
+async def test_recorded_requests_get_the_recorded_answers(kafka: EmbeddedKafka, tmp_path: Path) -> None:
+    """All 111 requests get Kafka Connect's statuses and bodies, except for members that may differ."""
     (tmp_path / "in.txt").write_text("alpha\nbeta\ngamma\n")
     (tmp_path / "out.txt").touch()
     async with Admin(KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)) as admin:

@@ -1,4 +1,4 @@
-"""A standalone worker, the command line beside it, and what keeps a worker from starting."""
+"""A standalone worker, the `penstock connectors` command line, and exit statuses of workers that cannot start."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def lines(path: Path) -> list[str]:
 
 async def lines_of(path: Path, count: int) -> list[str]:
     async with asyncio.timeout(30):
-        while len(lines(path)) < count:  # noqa: ASYNC110 - a file gives no event
+        while len(lines(path)) < count:  # noqa: ASYNC110 - a file has no event to wait for
             await asyncio.sleep(0.05)
     return lines(path)
 
@@ -52,7 +52,9 @@ async def lines_of(path: Path, count: int) -> list[str]:
 async def test_lines_go_through_kafka_and_offsets_survive(
     kafka: EmbeddedKafka, tmp_path: Path, topic_name: str
 ) -> None:
-    """Connectors of the command line run; a second worker goes on where the first one stopped, each line once."""
+    """Connectors named on the command line run, and a restarted worker continues where it stopped, with each line
+    once.
+    """
     async with Admin(KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)) as admin:
         await admin.create_topics([NewTopic(topic_name, 1)])
     source = connector(tmp_path / "src.properties", name="src", connector_class="FileStreamSource",
@@ -77,34 +79,36 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
 
 
-def said(done: subprocess.CompletedProcess[str]) -> str:
-    """The one line that says why: of the log, or plain before there is one."""
+def error_line(done: subprocess.CompletedProcess[str]) -> str:
+    """The only error line on standard error, logged or plain."""
     lines = [line for line in done.stderr.splitlines() if '"level": "error"' in line or line.startswith("penstock")]
     assert len(lines) == 1, done.stderr
     return lines[0]
 
 
-def test_what_keeps_a_worker_from_starting_has_its_own_status(kafka: EmbeddedKafka, tmp_path: Path) -> None:
-    """A wrong setting, a port taken, Kafka that is not there, a connector that cannot be made: one line each."""
+def test_each_start_error_has_its_exit_status(kafka: EmbeddedKafka, tmp_path: Path) -> None:
+    """An invalid setting, a port in use, an unreachable Kafka and an invalid connector each have their exit status and
+    one line.
+    """
     file = tmp_path / "worker.properties"
     rest, no_kafka = pick("127.0.0.1", 2)
     props = standalone(kafka.bootstrap_servers, tmp_path) | {"listeners": f"http://127.0.0.1:{rest}"}
     file.write_text("".join(f"{name}={value}\n" for name, value in props.items()))
     wrong = run("standalone", str(file), "--offset.flush.interval.ms=never")
-    assert (wrong.returncode, "offset.flush.interval.ms" in said(wrong)) == (WRONG_SETTING, True)
+    assert (wrong.returncode, "offset.flush.interval.ms" in error_line(wrong)) == (WRONG_SETTING, True)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
         refused = run("standalone", str(file), f"--listeners=http://127.0.0.1:{port}")
-    assert (refused.returncode, str(port) in said(refused)) == (PORT_IN_USE, True)
+    assert (refused.returncode, str(port) in error_line(refused)) == (PORT_IN_USE, True)
     nowhere = f"127.0.0.1:{no_kafka}"
     alone = run("standalone", str(file), f"--bootstrap.servers={nowhere}", "--request.timeout.ms=1000")
-    assert (alone.returncode, nowhere in said(alone)) == (KAFKA_UNREACHABLE, True)
+    assert (alone.returncode, nowhere in error_line(alone)) == (KAFKA_UNREACHABLE, True)
     bad = connector(tmp_path / "bad.properties", name="bad", connector_class="no.such.Class")
     failed = run("standalone", str(file), bad)
     assert failed.returncode == CONNECTOR_FAILED
-    assert "bad.properties" in said(failed)
+    assert "bad.properties" in error_line(failed)
     bad = connector(tmp_path / "worse.properties", name="worse",
                     connector_class="tests.shared.connect.isolation.blocking.FailingSource")  # fmt: skip
     failed = run("standalone", str(file), bad)
@@ -112,14 +116,14 @@ def test_what_keeps_a_worker_from_starting_has_its_own_status(kafka: EmbeddedKaf
     assert "worse.properties: KeyError: 'on purpose'" in failed.stderr
 
 
-def ask(worker: WorkerProcess, *arguments: str) -> int:
+def run_connectors(worker: WorkerProcess, *arguments: str) -> int:
     return connectors.main([*arguments, "--url", worker.url])
 
 
 async def test_connectors_from_the_command_line(
     kafka: EmbeddedKafka, tmp_path: Path, topic_name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`penstock connectors` makes, shows, steers and deletes; what the worker refuses is said."""
+    """`penstock connectors` creates, shows, controls and deletes connectors, and reports the worker's errors."""
     async with Admin(KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)) as admin:
         await admin.create_topics([NewTopic(topic_name, 1)])
     (tmp_path / "in.txt").write_text("one\n")
@@ -128,20 +132,20 @@ async def test_connectors_from_the_command_line(
     worker = WorkerProcess(tmp_path, standalone(kafka.bootstrap_servers, tmp_path), "standalone")
     await worker.ready()
     try:
-        assert ask(worker, "create", file) == 0
+        assert run_connectors(worker, "create", file) == 0
         assert json.loads(capsys.readouterr().out)["name"] == "src"
-        assert ask(worker, "create", file) == 1
+        assert run_connectors(worker, "create", file) == 1
         assert "already exists" in capsys.readouterr().err
-        assert ask(worker, "create", file, "--update") == 0
+        assert run_connectors(worker, "create", file, "--update") == 0
         for steps in (["pause"], ["resume"], ["restart"], ["config"], ["status"]):
-            assert ask(worker, *steps, "src") == 0
+            assert run_connectors(worker, *steps, "src") == 0
         capsys.readouterr()
-        assert ask(worker, "list") == 0
+        assert run_connectors(worker, "list") == 0
         assert "src" in capsys.readouterr().out
-        assert ask(worker, "offsets", "reset", "src") == 1
+        assert run_connectors(worker, "offsets", "reset", "src") == 1
         for steps in (["stop"], ["offsets", "get"], ["offsets", "reset"], ["delete"]):
-            assert ask(worker, *steps, "src") == 0
-        assert ask(worker, "status", "src") == 1
-        assert ask(worker, "offsets", "set", "src", str(tmp_path / "none.json")) == 2
+            assert run_connectors(worker, *steps, "src") == 0
+        assert run_connectors(worker, "status", "src") == 1
+        assert run_connectors(worker, "offsets", "set", "src", str(tmp_path / "none.json")) == 2
     finally:
         worker.kill()

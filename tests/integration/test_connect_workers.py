@@ -1,4 +1,6 @@
-"""Two distributed workers of one group in this process: leader and follower, forwarding, signatures, fencing."""
+"""Two distributed workers of one group in this process: forwarding to the leader, signed requests, and fencing of
+tasks.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ WAIT_S = 30
 
 @dataclass
 class Pair:
-    """Two workers' REST: the one that leads and the other one."""
+    """Clients of the REST APIs of two workers, the leader and the follower."""
 
     leader: httpx.AsyncClient
     other: httpx.AsyncClient
@@ -36,7 +38,7 @@ class Pair:
 @contextlib.asynccontextmanager
 async def two_workers(folder: Path, props: dict[str, str]) -> AsyncIterator[Pair]:
     async with running(folder, props) as first, running(folder, props) as second:
-        # Who leads is asked of the one that must not do it by itself.
+        # A follower answers 409 if it may not forward.
         refused = await first.delete("/connectors/none", params={"forward": "false"})
         yield Pair(second, first) if refused.status_code == 409 else Pair(first, second)
 
@@ -82,8 +84,9 @@ def source(file: Path, topic: str, **more: str) -> dict[str, str]:
 async def test_any_worker_takes_requests_and_all_share_the_work(
     kafka: EmbeddedKafka, tmp_path: Path, topic_name: str
 ) -> None:
-    """Who has the token may ask; who does not lead asks the leader; connectors run on both; what one runs is restarted
-    through the other."""
+    """Requests need the token, a follower forwards them to the leader, connectors run on both workers, and either
+    worker can restart a connector of the other.
+    """
     asked = {"rest_auth_token": "0123456789abcdef"}
     props = properties(kafka.bootstrap_servers, scheduled_rebalance_max_delay_ms="0", **asked)
     await make_topic(kafka, topic_name)
@@ -118,7 +121,7 @@ async def test_any_worker_takes_requests_and_all_share_the_work(
 
 
 async def test_requests_between_workers_are_signed(kafka: EmbeddedKafka, tmp_path: Path, topic_name: str) -> None:
-    """Task configs are taken only from who has the group's key."""
+    """A worker rejects task configs and fencing requests that are not signed with the group's key."""
     await make_topic(kafka, topic_name)
     (tmp_path / "in.txt").write_text("a\n")
     async with running(tmp_path, properties(kafka.bootstrap_servers)) as client:
@@ -137,7 +140,7 @@ async def test_requests_between_workers_are_signed(kafka: EmbeddedKafka, tmp_pat
 
 
 async def committed(servers: str, topic: str) -> list[bytes | None]:
-    """The values of a topic as a reader of committed records has them."""
+    """The values of all committed records of a topic."""
     settings = ConsumerSettings(auto_offset_reset="earliest", isolation_level="read_committed", max_poll_records=None)
     async with Consumer(KafkaSettings(bootstrap_servers=servers), settings) as consumer:
         consumer.assign([TopicPartition(topic, 0)])
@@ -150,8 +153,9 @@ async def committed(servers: str, topic: str) -> list[bytes | None]:
 
 
 async def test_exactly_once_sources_are_fenced_and_repeat_nothing(kafka: EmbeddedKafka, tmp_path: Path) -> None:
-    """Under `exactly.once.source.support=enabled` task sets replace each other, one of them in a process of its
-    own, and each line is in the topic once."""
+    """Under `exactly.once.source.support=enabled` each new set of tasks fences the one before, and each line is in the
+    topic once.
+    """
     topic = f"lines-{uuid.uuid4().hex[:6]}"
     await make_topic(kafka, topic)
     file = tmp_path / "in.txt"
@@ -183,7 +187,7 @@ async def test_exactly_once_sources_are_fenced_and_repeat_nothing(kafka: Embedde
 
 
 async def test_java_tools_see_the_group(kafka: EmbeddedKafka, tmp_path: Path) -> None:
-    """The coordinator has the workers as members of a group of type `connect`, by Kafka Connect's own protocol."""
+    """The coordinator lists the workers as a stable group of protocol type `connect`."""
     props = properties(kafka.bootstrap_servers)
     async with two_workers(tmp_path, props), Admin(KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)) as admin:
         found = {group.group_id: group for group in await admin.list_groups()}[props["group.id"]]

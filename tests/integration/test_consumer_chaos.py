@@ -1,9 +1,10 @@
-"""A group of handler runners under kills, stops and newcomers: what is promised holds, read from their own journals.
+"""A group of handler runners whose members are killed, stopped and added: ordering and delivery guarantees hold.
 
-Each member writes down what it owns and what its handler does (chaos_child.py); what was committed, and when, is read
-from `__consumer_offsets`. An ownership is the time from a partition's assignment to its release, or to its assignment
-in a later generation of the group, or to the member's death. A member that was stopped may learn of its assignment
-after the group has given the partition to somebody else: of two ownerships the one of the later generation counts.
+Each member logs the partitions that it owns and the calls of its handler (chaos_child.py). Commits and their times are
+read from `__consumer_offsets`. An ownership is the time from a partition's assignment to the first of three events: its
+release, its assignment in a later generation of the group, or the member's death. A stopped member may learn of its
+assignment after the group has given the partition to another member. If two ownerships overlap, the one of the later
+generation counts.
 """
 
 from __future__ import annotations
@@ -40,20 +41,22 @@ STOPPED_S = 3
 """Twice the session timeout."""
 CONCURRENCY = 16
 CLOCK_NS = 5_000_000
-"""The broker's time-stamps are in ms of another clock of the same machine."""
+"""The broker's timestamps are in ms, by another clock of the same machine."""
 COMMIT_GAP_NS = 1_000_000_000
-"""The median of the times between two commits of a partition, at most: five times the members' `commit_interval_ms`."""
+"""The limit of the median time between two commits of a partition: five times the members' `commit_interval_ms`."""
 GAPS_JUDGED = 20
-"""With fewer the median says nothing."""
+"""With fewer gaps the median is not significant."""
 COMMIT_LAG_NS = (3 + STOPPED_S) * 1_000_000_000
-"""How long before a loss what was done may not be committed: a rebalance may wait a session or two for the dead, and
-the member may have been stopped meanwhile."""
+"""How long before a loss finished records may be uncommitted.
+
+A rebalance may wait a session or two for dead members, and the member may have been stopped meanwhile.
+"""
 NEVER_NS = 2**63
 
 
 @dataclass
 class Call:
-    """One call of a handler; `is_late` where it ended after somebody else had been given the partition."""
+    """One call of a handler; `is_late` if it ended after another member had got the partition."""
 
     offset: int
     key: str
@@ -65,7 +68,7 @@ class Call:
 
 @dataclass
 class Ownership:
-    """What one member did with one partition; `is_released` where it gave it back in order."""
+    """One member's ownership of one partition; `is_released` if the member released it."""
 
     member: str
     partition: int
@@ -78,7 +81,7 @@ class Ownership:
 
 @dataclass(frozen=True)
 class Commit:
-    """A group's offset of one partition, as the broker stored it."""
+    """A committed offset of one partition, as the broker stored it."""
 
     partition: int
     at_ns: int
@@ -89,7 +92,7 @@ class Commit:
 
 
 def ownerships_in(member: str, journal: str) -> Iterator[Ownership]:
-    """A member's journal, from its first assignment to its last line."""
+    """Parse a member's journal, from its first assignment to its last line."""
     open_ones: dict[int, Ownership] = {}
     running: dict[tuple[int, int], Call] = {}
     for line in journal.splitlines():
@@ -115,8 +118,8 @@ def ownerships_in(member: str, journal: str) -> Iterator[Ownership]:
             call.ended_ns, call.outcome = now_ns, what
 
 
-def take_overs(ownerships: list[Ownership]) -> None:
-    """End each ownership where the one of the next generation begins, and mark the calls that ended after that."""
+def end_at_take_overs(ownerships: list[Ownership]) -> None:
+    """End each ownership when the one of the next generation begins, and mark the calls that ended after that."""
     for partition in range(PARTITIONS):
         in_order = sorted((o for o in ownerships if o.partition == partition), key=lambda o: o.generation)
         assert len({owned.generation for owned in in_order}) == len(in_order), "a generation has two owners"
@@ -128,7 +131,7 @@ def take_overs(ownerships: list[Ownership]) -> None:
 
 
 def check_order(owned: Ownership) -> None:
-    """A key's records one at a time, each until it is done, in the order of their offsets."""
+    """Assert that a key's records are handled one at a time, in the order of their offsets, each until it is done."""
     by_key: dict[str, list[Call]] = defaultdict(list)
     for call in sorted(owned.calls, key=lambda c: c.started_ns):
         by_key[call.key].append(call)
@@ -140,15 +143,17 @@ def check_order(owned: Ownership) -> None:
 
 
 class Clocks:
-    """The wall clock, which is corrected while it runs, and the monotonic one: compared first and last, and straight
-    between."""
+    """Converts times of the wall clock, which is corrected while it runs, to the monotonic clock.
+
+    The clocks are compared at the start and the end, and times between are interpolated.
+    """
 
     def __init__(self) -> None:
         self._pairs: list[tuple[int, int]] = []
         self.compare()
 
     def compare(self) -> None:
-        """Compare them now; of a few attempts the one that nothing came between."""
+        """Compare the clocks now, and keep the quickest of a few attempts."""
         attempts = []
         for _ in range(9):
             before, wall_ns, after = time.monotonic_ns(), time.time_ns(), time.monotonic_ns()
@@ -156,7 +161,7 @@ class Clocks:
         self._pairs.append(min(attempts)[1:])
 
     def monotonic_ns(self, wall_ns: int) -> int:
-        """The monotonic clock's time at a time of the wall clock's."""
+        """The monotonic clock's time at a time of the wall clock."""
         (wall, mono), (wall_last, mono_last) = self._pairs
         return mono + (wall_ns - wall) * (mono_last - mono) // (wall_last - wall)
 
@@ -175,7 +180,7 @@ def read_commits(keys: list[bytes | None], values: list[bytes | None], group: st
             continue
         version, offset = struct.unpack_from(">hq", value)
         at = 10 + (4 if version >= 3 else 0)
-        if version >= 4:  # a length one higher, seven bits a byte
+        if version >= 4:  # the length plus one, as a varint
             size, at = value[at] & 0x7F, at + 1
             if value[at - 1] & 0x80:
                 size, at = size | value[at] << 7, at + 1
@@ -189,7 +194,7 @@ def read_commits(keys: list[bytes | None], values: list[bytes | None], group: st
 
 
 async def commits_of(connection: KafkaSettings, group: str, clocks: Clocks) -> dict[int, list[Commit]]:
-    """Every commit that the broker ever took, by partition, in order."""
+    """Every commit that the broker stored, by partition, in order."""
     found: dict[int, list[Commit]] = defaultdict(list)
     async with Admin(connection) as admin:
         described = (await admin.describe_topics(["__consumer_offsets"]))["__consumer_offsets"]
@@ -206,7 +211,7 @@ async def commits_of(connection: KafkaSettings, group: str, clocks: Clocks) -> d
 
 
 class Group:
-    """The members, and what happens to them."""
+    """The members of the group, with the counts of what was done to them."""
 
     def __init__(self, zygote: asyncio.subprocess.Process) -> None:
         self._zygote = zygote
@@ -241,8 +246,8 @@ class Group:
         self._stopped.add(task)
         task.add_done_callback(self._stopped.discard)
 
-    async def one_thing(self, rng: random.Random) -> None:
-        """A member comes, and every other second one is killed, stopped or leaves."""
+    async def disturb(self, rng: random.Random) -> None:
+        """Kill, stop or terminate a member if there are enough, and add one if there are few."""
         what = rng.choice(["killed", "killed", "stopped", "stopped", "left"])
         if len(self.members) >= MEMBERS:
             victim = rng.choice(list(self.members))
@@ -258,7 +263,7 @@ class Group:
             await self.add()
             self.happened["added"] += 1
 
-    async def calm(self) -> None:
+    async def wait_until_resumed(self) -> None:
         if self._stopped:
             await asyncio.wait(self._stopped)
 
@@ -294,7 +299,9 @@ async def group_of(servers: str, topic: str, strategy: str, folder: Path) -> Asy
 async def cause_chaos(
     connection: KafkaSettings, topic: str, strategy: str, folder: Path, seconds: int, rng: random.Random
 ) -> tuple[Group, Counter[int]]:
-    """The members at work on a stream of records; gives what happened, and how many records each partition has."""
+    """Run and disturb the members while records are sent; return the group and the number of records of each
+    partition.
+    """
     sent: Counter[int] = Counter()
     async with Admin(connection) as admin:
         await admin.create_topics([NewTopic(topic, PARTITIONS), NewTopic(f"{topic}-dlq", 1)])
@@ -314,8 +321,8 @@ async def cause_chaos(
                 records.append(ProducerRecord(topic, b"v", b"%d" % key, partition=key % PARTITIONS))
             assert await (await producer.send_many(records)).first_error() is None
             await asyncio.sleep(max(0.0, started + second - time.monotonic()))
-            await group.one_thing(rng)
-        await group.calm()
+            await group.disturb(rng)
+        await group.wait_until_resumed()
         deadline = time.monotonic() + 60
         while sum(at.offset for at in (await admin.group_offsets(topic)).values()) < sent.total():
             assert time.monotonic() < deadline, await admin.group_offsets(topic)
@@ -325,8 +332,8 @@ async def cause_chaos(
 
 
 def judge(ownerships: list[Ownership], commits: dict[int, list[Commit]], sent: Counter[int]) -> dict[str, int]:
-    """Every promise, by assertions; what is to be counted is given back."""
-    take_overs(ownerships)
+    """Assert every guarantee, and return the counts."""
+    end_at_take_overs(ownerships)
     done: dict[int, dict[int, list[int]]] = {p: defaultdict(list) for p in range(PARTITIONS)}
     counts: Counter[str] = Counter()
     for owned in ownerships:
@@ -345,7 +352,7 @@ def judge(ownerships: list[Ownership], commits: dict[int, list[Commit]], sent: C
         for commit in commits[partition]:
             beyond = [offset for a, b in decode_finished(commit.offset) for offset in range(a, b + 1)]
             for offset in [*range(commit.offset.offset), *beyond]:
-                first_ns = min(offsets[offset])  # what ended after its ownership was lost counts for nothing
+                first_ns = min(offsets[offset])  # calls that ended after their ownership was lost do not count
                 assert first_ns <= commit.at_ns + CLOCK_NS, f"{partition}@{offset} was committed before it was done"
     gaps = sorted(after.at_ns - at.at_ns for each in commits.values() for at, after in itertools.pairwise(each))
     median_ns = gaps[len(gaps) // 2] if len(gaps) >= GAPS_JUDGED else 0
@@ -358,8 +365,11 @@ def judge(ownerships: list[Ownership], commits: dict[int, list[Commit]], sent: C
 
 
 def in_flight(ownerships: list[Ownership], commits: dict[int, list[Commit]]) -> int:
-    """What may be done twice, and no more: of each ownership that was lost, the calls that were running then or begun
-    later, and those that had ended too shortly before to have been committed, COMMIT_LAG_NS."""
+    """The number of records that may be handled twice.
+
+    For each lost ownership these are the calls that were running or began later, and those that ended within
+    COMMIT_LAG_NS before.
+    """
     total = 0
     for owned in ownerships:
         if owned.is_released:
@@ -367,19 +377,19 @@ def in_flight(ownerships: list[Ownership], commits: dict[int, list[Commit]]) -> 
         before = [commit for commit in commits[owned.partition] if commit.at_ns <= owned.ended_ns + CLOCK_NS]
         starts = [call.started_ns for call in owned.calls if call.started_ns <= owned.ended_ns]
         last_ns = max(starts, default=owned.began_ns)
-        end_ns = min(owned.ended_ns, last_ns)  # of a member that was killed nobody wrote down when
+        end_ns = min(owned.ended_ns, last_ns)  # the time of a kill is not logged
         open_ones = {
             call.offset
             for call in owned.calls
             if call.started_ns <= owned.ended_ns and call.ended_ns > end_ns - COMMIT_LAG_NS
         }
         total += sum(not before or not before[-1].covers(offset) for offset in open_ones)
-        total += sum(call.started_ns > owned.ended_ns for call in owned.calls)  # it did not know yet
+        total += sum(call.started_ns > owned.ended_ns for call in owned.calls)  # the member did not know yet
     return total
 
 
 def history(*, commits_at: int) -> tuple[list[Ownership], dict[int, list[Commit]], Counter[int]]:
-    """A member that does 1,000 records in 10 s and is lost, the next that does them all again, and a first commit."""
+    """A member handles 1,000 records in 10 s and is lost, and the next one handles those after `commits_at` again."""
 
     def calls(from_ns: int) -> list[Call]:
         starts = [from_ns + offset * 10_000_000 for offset in range(1_000)]
@@ -397,9 +407,10 @@ def history(*, commits_at: int) -> tuple[list[Ownership], dict[int, list[Commit]
     return owned, commits, Counter({0: 1_000})
 
 
-def test_a_member_that_never_commits_is_found() -> None:
-    """What it did long before it was lost was not in flight, so that doing it again is too much; of one that commits
-    the last records may be done again."""
+def test_judge_finds_a_member_that_never_commits() -> None:
+    """`judge` fails if a member never commits, since it repeats more than was in flight; the last records may be
+    repeated.
+    """
     counts = judge(*history(commits_at=900))
     assert counts["done twice or more"] == 100 <= counts["in flight at take-overs"]
     with pytest.raises(AssertionError, match="more was done twice"):
@@ -407,8 +418,8 @@ def test_a_member_that_never_commits_is_found() -> None:
 
 
 @pytest.mark.parametrize("interval_ms", [200, 3_000])
-def test_commits_that_are_too_rare_are_found(interval_ms: int) -> None:
-    """Fifteen times their interval, though what is lost at a take-over would still pass for in flight."""
+def test_judge_finds_commits_that_are_too_rare(interval_ms: int) -> None:
+    """`judge` fails if commits come at fifteen times their interval, even if no more than was in flight is repeated."""
     owned, commits, sent = history(commits_at=900)
     end = commits[0].pop()
     step_ns = interval_ms * 1_000_000
@@ -431,9 +442,11 @@ def test_commits_that_are_too_rare_are_found(interval_ms: int) -> None:
     ],
 )
 async def test_chaos(kafka: EmbeddedKafka, topic_name: str, tmp_path: Path, strategy: str, seconds: int) -> None:
-    """Members are killed, stopped past their session, added every second, while handlers fail 5 % of the time: every
-    record is handled, each key's in order within an ownership, what ends after an ownership is lost is not committed,
-    committed offsets only rise, and twice is done only what was in flight."""
+    """Members are killed, stopped past their session and added every second, while 5 % of the handler calls fail.
+
+    Every record is handled, and each key's records stay in order within an ownership. Calls that end after a lost
+    ownership are not committed, committed offsets never decrease, and only records in flight are handled twice.
+    """
     connection = KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)
     clocks = Clocks()
     seed = random.Random(seconds)

@@ -1,4 +1,4 @@
-"""A service and the signals that end it, in a process of its own."""
+"""A service in a separate process and the signals that stop it."""
 
 from __future__ import annotations
 
@@ -58,39 +58,39 @@ def service(kind: str, limit_ms: int = LIMIT_MS) -> Iterator[subprocess.Popen[st
             process.kill()
 
 
-def said(process: subprocess.Popen[str]) -> list[str]:
-    """Its own words of the rest of its output, logs left out."""
+def remaining_output(process: subprocess.Popen[str]) -> list[str]:
+    """The service's own lines in the rest of its output, without logs."""
     rest, _ = process.communicate(timeout=END_LIMIT_SECONDS)
     return [line for line in rest.splitlines() if line in ("shutdown", "cancelled", "up")]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_it_in_order(number: signal.Signals) -> None:
+def test_a_signal_shuts_down(number: signal.Signals) -> None:
     """SIGTERM or SIGINT ends the main loop, shuts down once, and the exit status is 0."""
     with service("plain") as process:
         process.send_signal(number)
-        assert said(process) == ["shutdown"]
+        assert remaining_output(process) == ["shutdown"]
         assert process.returncode == 0
 
 
 def test_a_signal_during_startup() -> None:
-    """A service that is still starting is shut down, too."""
+    """A service that is still starting is shut down too."""
     with service("starting") as process:
         process.send_signal(signal.SIGTERM)
-        assert said(process) == ["shutdown"]
+        assert remaining_output(process) == ["shutdown"]
         assert process.returncode == 0
 
 
 def test_a_shutdown_over_its_limit() -> None:
-    """A shutdown that does not end is cut off, and the exit status is 1."""
+    """A shutdown that exceeds its time limit is aborted, and the exit status is 1."""
     with service("endless") as process:
         process.send_signal(signal.SIGTERM)
-        assert said(process) == ["shutdown"]
+        assert remaining_output(process) == ["shutdown"]
         assert process.returncode == 1
 
 
 def test_a_second_signal_ends_it_at_once() -> None:
-    """A second signal does not wait for a shutdown that hangs."""
+    """A second signal ends a service whose shutdown hangs, with status 130."""
     with service("endless", limit_ms=600_000) as process:
         process.send_signal(signal.SIGTERM)
         assert process.stdout is not None
@@ -101,10 +101,10 @@ def test_a_second_signal_ends_it_at_once() -> None:
         assert process.returncode == 130
 
 
-def test_a_main_loop_that_does_not_let_itself_be_cancelled() -> None:
-    """The limit holds for the main loop, too: what does not end in time is given up, and the exit status is 1."""
+def test_a_main_loop_that_ignores_cancellation() -> None:
+    """A main loop that ignores its cancellation is abandoned after the limit, and the exit status is 1."""
     with service("stubborn") as process:
         process.send_signal(signal.SIGTERM)
-        words = said(process)
+        words = remaining_output(process)
         assert words[:2] == ["cancelled", "shutdown"]
         assert process.returncode == 1

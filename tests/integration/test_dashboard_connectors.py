@@ -1,4 +1,4 @@
-"""The page's connectors in a real headless Chromium, with a real Connect worker behind the one address."""
+"""The dashboard's page of connectors in a headless Chromium, with a real Connect worker behind the gateway."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ TOKEN = "a-token-of-enough-length"
 pytestmark = pytest.mark.skipif(find_chromium() is None, reason="there is no Chromium (Debian's package: chromium)")
 
 
-async def test_the_page_steers_a_workers_connectors(kafka: EmbeddedKafka, tmp_path: Path, topic_name: str) -> None:
-    """A connector that runs and one whose task failed are shown, with the trace; the buttons act on the worker, which
-    asks for the same token as the page."""
+async def test_the_page_controls_a_workers_connectors(kafka: EmbeddedKafka, tmp_path: Path, topic_name: str) -> None:
+    """The page shows a running connector and a failed task with its trace, and its buttons control the worker, which
+    requires the page's token.
+    """
     await make_topic(kafka, topic_name)
     (tmp_path / "in.txt").write_text("a\n")
     async with running(tmp_path, properties(kafka.bootstrap_servers, rest_auth_token=TOKEN)) as worker:
@@ -46,7 +47,7 @@ async def test_the_page_steers_a_workers_connectors(kafka: EmbeddedKafka, tmp_pa
             await page.until(f"{table}.includes('good / 0') && {table}.includes('RUNNING')")
             await page.until(f"{table}.includes('bad / 0') && {table}.includes('FAILED')")
             await page.until(f"{table}.includes('Traceback')")
-            await press(page, "pause", "connectors")  # the first row's: connectors stand in the order of their names
+            await press(page, "pause", "connectors")  # in the first row: connectors are sorted by name
             await until(worker, "/connectors/bad/status", lambda status: status["connector"]["state"] == "PAUSED")
             await press(page, "resume", "connectors")
             await until(worker, "/connectors/bad/status", lambda status: status["connector"]["state"] == "RUNNING")

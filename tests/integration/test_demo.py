@@ -1,4 +1,4 @@
-"""`penstock demo` with its flights, with a user's own events, and its command line."""
+"""`penstock demo` with its flights and with a user's own events, and its command line."""
 
 from __future__ import annotations
 
@@ -36,8 +36,10 @@ def clicks(rows: int) -> list[str]:
     return [f"user-{i % 7},2024-05-{1 + i // 1440:02}T{i // 60 % 24:02}:{i % 60:02}:00Z" for i in range(rows)]
 
 
-def test_flights_go_through_the_whole_chain_and_a_crash(tmp_path: Path) -> None:
-    """A prefix of the flights: the audit passes, every event is accounted for, and the state came from the snapshot."""
+def test_flights_pass_all_services_and_a_crash(tmp_path: Path) -> None:
+    """With the first 20,000 flights the audit passes, every event is accounted for, and a crash restores state from the
+    snapshot and the changelog.
+    """
     run = demo("--events", "20000", "--json", cwd=tmp_path)
     result = summary(run)
     assert result["audit_ok"] is True
@@ -63,7 +65,7 @@ def test_flights_go_through_the_whole_chain_and_a_crash(tmp_path: Path) -> None:
 
 
 def notable_sessions(folder: Path) -> tuple[set[tuple[str, int, int]], set[tuple[str, int, int]]]:
-    """What the consumer kept, and what of the lake's closed sessions it should have."""
+    """The sessions that the consumer kept, and the closed sessions of the lake that it should have kept."""
     kept = [json.loads(line) for line in (folder / "notable.jsonl").read_bytes().splitlines()]
     closed = DeltaTable(folder / "lake" / "departure-banks" / "closed" / "banks")
     sql = "SELECT key, window_start, window_end FROM banks WHERE flights >= 40 OR mean_delay >= 90"
@@ -74,8 +76,8 @@ def notable_sessions(folder: Path) -> tuple[set[tuple[str, int, int]], set[tuple
 
 
 @pytest.mark.soak
-def test_a_users_own_csv_goes_the_same_way(tmp_path: Path) -> None:
-    """A gzipped CSV with bad rows: they are dead letters that name row and column, and the audit counts them too."""
+def test_a_users_csv_with_bad_rows(tmp_path: Path) -> None:
+    """Bad rows of a gzipped CSV become dead letters that name row and column, and the audit counts them."""
     rows = clicks(400)
     rows[100:103] = ["user-1,yesterday", ",2024-05-01T01:41:00Z", "user-3"]
     (tmp_path / "clicks.csv.gz").write_bytes(gzip.compress(("who,at\n" + "\n".join(rows) + "\n").encode()))
@@ -101,7 +103,7 @@ def test_a_users_own_csv_goes_the_same_way(tmp_path: Path) -> None:
 
 @pytest.mark.soak
 def test_a_long_csv_is_compacted_while_it_runs(tmp_path: Path) -> None:
-    """So many rows that the aggregator goes on compacting after its crash, and the audit over all of them passes."""
+    """A long CSV is compacted while the demo runs, also after the crash, and the audit passes."""
     rows = [f"user-{i % 997},{1_714_557_600_000 + i * 250}" for i in range(1_500_000)]
     (tmp_path / "clicks.csv").write_text("who,at\n" + "\n".join(rows) + "\n")
     arguments = ("--input", "clicks.csv", "--key", "who", "--time", "at", "--time-format", "epoch_ms", "--gap", "4m")
@@ -134,8 +136,8 @@ def test_a_long_csv_is_compacted_while_it_runs(tmp_path: Path) -> None:
         (("--data-dir", "."), "is not empty, and no demo made it"),
     ],
 )
-def test_wrong_arguments_are_named(tmp_path: Path, arguments: tuple[str, ...], says: str) -> None:
-    """Status 2 and the argument's name, before anything is started."""
+def test_invalid_arguments_are_named(tmp_path: Path, arguments: tuple[str, ...], says: str) -> None:
+    """An invalid argument exits with status 2 and one line that names it, before a service starts."""
     (tmp_path / "latin.csv").write_bytes(b"n\xe9,at\n")
     (tmp_path / "ok.csv").write_bytes(b"who,at\nann,17\n")
     (tmp_path / "seconds.csv").write_bytes(b"who,at\nann,1714557600\n")
@@ -146,8 +148,8 @@ def test_wrong_arguments_are_named(tmp_path: Path, arguments: tuple[str, ...], s
     assert not (tmp_path / ".penstock").exists()
 
 
-def test_an_interrupt_is_answered_at_once(tmp_path: Path) -> None:
-    """A second demo in the folder is refused and does no harm; Ctrl-C says that it was heard before anything stops."""
+def test_an_interrupt_and_a_second_demo(tmp_path: Path) -> None:
+    """A second demo in the same folder is rejected, and Ctrl-C is acknowledged before the services stop."""
     command = [sys.executable, "-m", "penstock.services.cli", "demo", "--events", "10", "--json"]
     with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as run:
         assert run.stderr is not None
@@ -161,7 +163,7 @@ def test_an_interrupt_is_answered_at_once(tmp_path: Path) -> None:
 
 
 def test_help_names_the_command(tmp_path: Path) -> None:
-    """The usage line is what one types."""
+    """The usage line names the command as the user types it."""
     run = demo("--help", cwd=tmp_path)
     assert run.returncode == 0
     assert "Usage: penstock demo [OPTIONS]" in run.stdout

@@ -1,4 +1,4 @@
-"""`penstock doctor` against a real Kafka: what is a trap there is found, and what it says mends it."""
+"""`penstock doctor` against a real Kafka: it finds problems, and the commands that it prints fix them."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ WEEK_MS = 7 * 86_400_000
 MENDED = re.compile(r"--add-config (\S+)")
 
 
-async def test_traps_are_found_and_mended(kafka: EmbeddedKafka, topic_name: str) -> None:
-    """Old event times under a retention, a compacted changelog, a narrow dead-letter topic: each is found, and topics
-    with the configs that the commands set have no finding."""
+async def test_problems_are_found_and_fixed(kafka: EmbeddedKafka, topic_name: str) -> None:
+    """Old event times under a retention, a compacted changelog and a dead-letter topic with too small a limit are
+    found. Topics with the configs that the commands set have no finding.
+    """
     settings = KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)
     source, letters, changelog = topic_name, f"{topic_name}-dlq", f"{topic_name}-changelog"
-    # Segments as they are by default: the broker would delete the old records within minutes, not within this test.
+    # Default segments: the broker would delete the old records within minutes, not within this test.
     trap = NewTopic(source, 2, configs={"retention.ms": str(WEEK_MS)})
     compacted = NewTopic(changelog, 2, configs={"cleanup.policy": "compact"})
     async with Admin(settings) as admin:
@@ -47,8 +48,8 @@ async def test_traps_are_found_and_mended(kafka: EmbeddedKafka, topic_name: str)
         assert [finding.level for finding in await examine_kafka(settings, names, NOW_MS)] == ["ok", "ok"]
 
 
-async def test_what_penstock_creates_is_well(kafka: EmbeddedKafka, topic_name: str) -> None:
-    """Nothing is found on an event-time topic with old records, its dead letters and a changelog."""
+async def test_topics_that_penstock_creates_have_no_findings(kafka: EmbeddedKafka, topic_name: str) -> None:
+    """An event-time topic with old records, its DLQ and a changelog, as Penstock creates them, have no finding."""
     settings = KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)
     made = [
         event_time_topic(topic_name, 1),
@@ -62,8 +63,8 @@ async def test_what_penstock_creates_is_well(kafka: EmbeddedKafka, topic_name: s
     assert [finding.level for finding in findings] == ["ok", "ok"]
 
 
-async def test_every_topic_is_looked_at_where_none_is_named(kafka: EmbeddedKafka, topic_name: str) -> None:
-    """Old records give a topic of event times away; a topic that is not there is a problem of its own."""
+async def test_all_topics_are_examined_by_default(kafka: EmbeddedKafka, topic_name: str) -> None:
+    """Without topics all are examined, and old records mark a topic of event times; a missing topic is a problem."""
     settings = KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)
     async with Admin(settings) as admin, Producer(settings) as producer:
         await admin.create_topics([NewTopic(topic_name, 1, configs={"retention.ms": str(WEEK_MS)})])

@@ -1,4 +1,4 @@
-"""The embedded Kafka, run for real: started, stopped, crashed, frozen, and denied what it needs."""
+"""The embedded Kafka, run for real: started, stopped, killed, paused, and started under bad conditions."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from penstock.shared.common.settings import KafkaSettings
 
 ANSWER_MS = 1_000
 RESUMED_MS = 15_000
-"""What a broker that was frozen may need until it answers: it first finds its own sessions expired."""
+"""How long a resumed broker may take until it answers: it first finds that its own sessions have expired."""
 END_LIMIT_SECONDS = 15.0
 STARTER = """
 import asyncio, sys
@@ -61,17 +61,17 @@ async def partitions_of(kafka: EmbeddedKafka, name: str) -> int:
 
 
 def test_one_broker_serves_synchronous_tests(kafka: EmbeddedKafka) -> None:
-    """The session's broker can be reached from a test that has no event loop."""
+    """A test without an event loop can reach the session's broker."""
     assert asyncio.run(answers(kafka))
 
 
 async def test_one_broker_serves_asynchronous_tests(kafka: EmbeddedKafka) -> None:
-    """The session's broker can be reached from a test on anyio's loop, though it lives on another."""
+    """A test on anyio's event loop can reach the session's broker, which runs on another loop."""
     assert await answers(kafka)
 
 
 async def test_topics_survive_stop_and_crash_on_the_same_ports(own_kafka: EmbeddedKafka) -> None:
-    """A restart and a SIGKILL keep address, topics and their settings."""
+    """A restart and a SIGKILL keep the address and the topics."""
     address = own_kafka.bootstrap_servers
     await create_topic(own_kafka, "kept", 3)
     await own_kafka.restart()
@@ -84,7 +84,7 @@ async def test_topics_survive_stop_and_crash_on_the_same_ports(own_kafka: Embedd
 
 
 async def test_graceful_stop_is_quick_with_topics(own_kafka: EmbeddedKafka) -> None:
-    """A stop ends by SIGTERM alone, far below the limit at which it would become SIGKILL."""
+    """A stop ends by SIGTERM alone, before the time limit for SIGKILL."""
     await create_topic(own_kafka, "some", 12)
     child, begin = own_kafka.child, time.monotonic()
     await own_kafka.stop()
@@ -93,7 +93,7 @@ async def test_graceful_stop_is_quick_with_topics(own_kafka: EmbeddedKafka) -> N
 
 
 async def test_paused_broker_is_silent_and_comes_back(own_kafka: EmbeddedKafka) -> None:
-    """Frozen, it answers nothing though the port is open; resumed, it answers again."""
+    """A paused broker answers nothing though its port is open; after a resume it answers again."""
     own_kafka.pause()
     assert not await answers(own_kafka)
     own_kafka.resume()
@@ -102,7 +102,7 @@ async def test_paused_broker_is_silent_and_comes_back(own_kafka: EmbeddedKafka) 
 
 @pytest.mark.soak
 async def test_paused_broker_can_be_stopped(own_kafka: EmbeddedKafka) -> None:
-    """A stop does not wait for a process that cannot run."""
+    """A stop also ends a paused process."""
     own_kafka.pause()
     child = own_kafka.child
     await own_kafka.stop()
@@ -111,7 +111,7 @@ async def test_paused_broker_can_be_stopped(own_kafka: EmbeddedKafka) -> None:
 
 
 async def test_a_broker_that_dies_is_reported(own_kafka: EmbeddedKafka) -> None:
-    """`wait` raises when nobody asked for the end."""
+    """`wait` raises KafkaDied if the broker ends without a stop."""
     waiting = asyncio.ensure_future(own_kafka.wait())
     os.kill(own_kafka.child.pid, signal.SIGKILL)
     with pytest.raises(KafkaDied, match="the embedded Kafka ended"):
@@ -119,7 +119,7 @@ async def test_a_broker_that_dies_is_reported(own_kafka: EmbeddedKafka) -> None:
 
 
 def start_and_kill_starter(folder: Path) -> int:
-    """Start a broker from another process, kill that with SIGKILL; the broker's process id."""
+    """Start a broker from another process, kill that process, and return the broker's process id."""
     starter = subprocess.Popen([sys.executable, "-c", STARTER, str(folder)], stdout=subprocess.PIPE, text=True)
     try:
         assert starter.stdout is not None
@@ -132,7 +132,7 @@ def start_and_kill_starter(folder: Path) -> int:
 
 
 async def test_killed_parent_takes_the_broker_along(tmp_path: Path) -> None:
-    """After SIGKILL of the process that started it, the broker ends within its limit and the folder starts again."""
+    """If the process that started a broker is killed, the broker ends, and its folder can be used again."""
     folder = tmp_path / "kafka"
     java = await asyncio.to_thread(start_and_kill_starter, folder)
     # The next start waits for the lock that the dying broker still holds.
@@ -141,16 +141,16 @@ async def test_killed_parent_takes_the_broker_along(tmp_path: Path) -> None:
         assert await answers(kafka)
 
 
-async def test_second_broker_on_a_folder_is_refused(own_kafka: EmbeddedKafka) -> None:
-    """The lock is found before the second broker touches anything, and the first goes on."""
+async def test_second_broker_on_a_folder_is_rejected(own_kafka: EmbeddedKafka) -> None:
+    """A second broker on a folder raises FolderInUse, and the first one keeps running."""
     with pytest.raises(FolderInUse, match=f"in use by another running broker, started by process {os.getpid()}"):
         await EmbeddedKafka(own_kafka.data_dir).start()
     assert await answers(own_kafka)
 
 
 @pytest.mark.soak
-async def test_folder_locked_by_a_broker_that_is_not_ours(own_kafka: EmbeddedKafka) -> None:
-    """Kafka's own lock is respected too, for a broker that was started without ours."""
+async def test_folder_locked_by_kafka_itself(own_kafka: EmbeddedKafka) -> None:
+    """Kafka's own lock on a folder raises FolderInUse, if our lock file is missing."""
     (own_kafka.data_dir / LOCK_FILE).unlink()
     with pytest.raises(FolderInUse, match="is in use by another running broker"):
         await EmbeddedKafka(own_kafka.data_dir).start()
@@ -158,7 +158,7 @@ async def test_folder_locked_by_a_broker_that_is_not_ours(own_kafka: EmbeddedKaf
 
 
 async def test_taken_fixed_port_is_named(tmp_path: Path) -> None:
-    """A port of the settings that something else listens on is refused by its number."""
+    """A configured port that is in use raises PortTaken with its number."""
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         with pytest.raises(PortTaken, match=f"port {port} on 127.0.0.1 is in use"):
@@ -166,7 +166,7 @@ async def test_taken_fixed_port_is_named(tmp_path: Path) -> None:
 
 
 class RacedKafka(EmbeddedKafka):
-    """Chooses a port that is taken, once: what losing the race between choosing and binding looks like."""
+    """Chooses a port that is in use, once, as if another process had bound it after the choice."""
 
     def __init__(self, data_dir: Path, taken: int) -> None:
         super().__init__(data_dir)
@@ -177,8 +177,8 @@ class RacedKafka(EmbeddedKafka):
 
 
 @pytest.mark.soak
-async def test_lost_race_for_a_port_is_run_again(tmp_path: Path) -> None:
-    """A chosen port that another process takes first costs another attempt, not the start."""
+async def test_lost_race_for_a_port_is_retried(tmp_path: Path) -> None:
+    """If another process takes a chosen port first, the start is retried."""
     with socket.create_server(("127.0.0.1", 0)) as other:
         taken = other.getsockname()[1]
         async with RacedKafka(tmp_path, taken) as kafka:
@@ -188,7 +188,7 @@ async def test_lost_race_for_a_port_is_run_again(tmp_path: Path) -> None:
 
 
 async def test_listeners_and_properties_of_the_settings_reach_the_broker(tmp_path: Path) -> None:
-    """A further listener gets a free port of its own, and its properties arrive whatever characters they hold."""
+    """An additional listener gets its own free port, and its properties reach the broker with any characters."""
     login = 'org.apache.kafka.common.security.plain.PlainLoginModule required user_a="pässword: #1";'
     settings = EmbeddedKafkaSettings(
         listeners={"INSIDE": "SASL_PLAINTEXT"},
@@ -207,8 +207,8 @@ async def test_listeners_and_properties_of_the_settings_reach_the_broker(tmp_pat
         pytest.param("__cluster_metadata-0/quorum-state", "is damaged", marks=pytest.mark.soak),
     ],
 )
-async def test_damaged_folder_is_said(own_kafka: EmbeddedKafka, damage: str, match: str) -> None:
-    """Garbage in one of Kafka's own files ends in an error that names the folder and what to do."""
+async def test_a_damaged_folder_is_an_error(own_kafka: EmbeddedKafka, damage: str, match: str) -> None:
+    """Garbage in one of Kafka's own files is an error that names the fix."""
     await own_kafka.stop()
     (own_kafka.data_dir / LOG_FOLDER / damage).write_text("garbage\n")
     with pytest.raises(KafkaDied, match=f"{match}.*: move the folder away"):
@@ -216,22 +216,22 @@ async def test_damaged_folder_is_said(own_kafka: EmbeddedKafka, damage: str, mat
 
 
 @pytest.mark.soak
-async def test_unformatted_folder_with_topics_is_refused(own_kafka: EmbeddedKafka) -> None:
-    """Formatting anew would hide the topics that are there, so it is not done."""
+async def test_a_folder_with_topics_is_not_formatted(own_kafka: EmbeddedKafka) -> None:
+    """A folder with topics but without meta.properties is an error, since formatting would hide the topics."""
     await own_kafka.stop()
     (own_kafka.data_dir / LOG_FOLDER / "meta.properties").unlink()
     with pytest.raises(ConfigError, match=r"is damaged: log/meta\.properties is missing"):
         await own_kafka.start()
 
 
-async def test_wrong_property_is_shown(tmp_path: Path) -> None:
-    """A property that Kafka refuses is in the error, in Kafka's words."""
+async def test_an_invalid_property_is_shown(tmp_path: Path) -> None:
+    """An invalid property is an error with Kafka's message."""
     with pytest.raises(KafkaDied, match=r"num\.io\.threads: Not a number"):
         await EmbeddedKafka(tmp_path, EmbeddedKafkaSettings(properties={"num.io.threads": "many"})).start()
 
 
 async def test_failed_start_leaves_nothing_behind(tmp_path: Path) -> None:
-    """After a start that failed, no process lives and the folder can be used at once."""
+    """After a failed start no process lives, and the folder can be used again."""
     kafka = EmbeddedKafka(tmp_path, EmbeddedKafkaSettings(start_timeout_ms=1))
     with pytest.raises(KafkaDied, match=r"could not be formatted|has logged nothing for start_timeout_ms=1"):
         await kafka.start()
@@ -244,7 +244,7 @@ async def test_cancelled_start_leaves_nothing_behind(tmp_path: Path) -> None:
     kafka = EmbeddedKafka(tmp_path)
     start = asyncio.ensure_future(kafka.start())
     async with asyncio.timeout(END_LIMIT_SECONDS):
-        while not (tmp_path / BROKER_LOG).exists():  # noqa: ASYNC110 - the broker's own sign of life
+        while not (tmp_path / BROKER_LOG).exists():  # noqa: ASYNC110 - the first output of the broker
             await asyncio.sleep(0.01)
     start.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -255,7 +255,7 @@ async def test_cancelled_start_leaves_nothing_behind(tmp_path: Path) -> None:
 
 @contextmanager
 def disk_of(folder: Path, size_bytes: int) -> Iterator[Path]:
-    """A file system of its own in memory; skips where one cannot be mounted."""
+    """Mount a small file system in memory; skip the test if that is not possible."""
     if sys.platform != "linux" or os.geteuid() != 0:
         pytest.skip("mounting a small disk needs root on Linux")
     folder.mkdir()
@@ -268,8 +268,8 @@ def disk_of(folder: Path, size_bytes: int) -> Iterator[Path]:
         subprocess.run(["umount", str(folder)], check=True)
 
 
-async def test_full_disk_is_said_before_the_start(tmp_path: Path) -> None:
-    """A disk on which no topic could be made is refused with what is needed."""
+async def test_a_full_disk_is_found_before_the_start(tmp_path: Path) -> None:
+    """A disk without space for a topic is a ConfigError before the start."""
     with disk_of(tmp_path / "small", TINY_DISK_BYTES) as disk, pytest.raises(ConfigError, match="no space for Kafka"):
         await EmbeddedKafka(disk / "kafka").start()
 
@@ -281,8 +281,8 @@ def fill(disk: Path) -> None:
 
 
 @pytest.mark.soak
-async def test_disk_that_fills_up_is_said(tmp_path: Path) -> None:
-    """A broker that dies of a full disk is reported as that, though it could not log it."""
+async def test_a_disk_that_fills_up_is_reported(tmp_path: Path) -> None:
+    """If the broker dies of a full disk, KafkaDied names the disk, although the broker could not log it."""
     with disk_of(tmp_path / "filling", FILLING_DISK_BYTES) as disk:
         async with EmbeddedKafka(disk / "kafka") as kafka:
             fill(disk)

@@ -1,7 +1,6 @@
-"""Each extra alone: installed into an empty environment, where its smallest program runs.
+"""Each extra alone, installed into an empty environment, runs its smallest program.
 
-The environments hold what the metadata names and nothing else, so that nothing that another extra brings along hides a
-dependency that is missing.
+The environments hold only what the metadata names, so that a package of another extra cannot hide a missing dependency.
 """
 
 from __future__ import annotations
@@ -25,16 +24,16 @@ from tests.integration.environments import (
     ROOT,
     SYSTEM_PATH,
     Environments,
-    ask,
     distributions,
     inherited,
     link,
     required,
+    run_python,
 )
 from tests.integration.maven_mirror import mirror
 
 WITH_SPARK = ("server", "spark", "streams")
-"""What an aggregator with compactions needs."""
+"""The extras that an aggregator with compactions needs."""
 INSTALL_TIMEOUT_S = 600
 BASE_BYTES_MAX = 120_000_000
 HEAVY = {"pyarrow", "deltalake", "fastapi", "numba", "pyspark", "pandas", "uvicorn", "datasketches"}
@@ -52,7 +51,7 @@ PRINTED = {
     "otel": "send orders 0 True",
     "demo": "2 penstock demo: --time: clicks.csv has no column 'when'; it has user, at",
 }
-"""By extra: what its program prints, which is extra_programs/EXTRA.py."""
+"""The output of each extra's program, extra_programs/EXTRA.py."""
 PUBLIC = {"penstock", *(f"penstock.{name}" for name in ("clients", "connect", "errors", "otel", "streams", "testing")),
           "penstock.connect.connectors", "penstock.connect.converters"}  # fmt: skip
 """The public modules."""
@@ -91,9 +90,9 @@ TopologyTestDriver(builder.build(), state=state)
     "otel": "import penstock.otel",
     "demo": "command('demo')",
 }
-"""By extra: what needs it, and fails without."""
+"""Code that needs each extra and fails without it."""
 FIRST_NEEDED = {"schemas": "server", "rocksdb": "streams"}
-"""An extra whose use needs another one, which is named where both are missing."""
+"""An extra that requires another one; the error names the other one if both are missing."""
 ASK_FOR_EACH = """
 import asyncio, json, subprocess, sys
 from pathlib import Path
@@ -132,7 +131,7 @@ asyncio.run(main(sys.argv[1]))
 
 
 def run(python: Path, folder: Path, *command: str | Path) -> str:
-    """What the Python prints in `folder`, seeing neither the checkout nor the user's own packages."""
+    """Run a Python in `folder` that imports neither the checkout nor the user's packages, and return its output."""
     variables = inherited() | {"PATH": f"{python.parent}:{SYSTEM_PATH}", "NO_PROXY": "127.0.0.1"}
     done = subprocess.run(
         [python, "-I", *command], env=variables, cwd=folder, capture_output=True, text=True, check=False
@@ -142,7 +141,9 @@ def run(python: Path, folder: Path, *command: str | Path) -> str:
 
 
 def names_each_missing_extra(python: Path, folder: Path) -> None:
-    """What needs an extra that the environment lacks says so with the command, a command in one line and status 2."""
+    """Assert that each use of a missing extra fails with the pip command; a command fails with one line and status
+    2.
+    """
     (folder / "schema.toml").write_text('[ingest.topics.a]\njson_schema = "schema.json"\n', encoding="utf-8")
     (folder / "schema.json").write_text("{}", encoding="utf-8")
     present = distributions(python)
@@ -156,18 +157,20 @@ def names_each_missing_extra(python: Path, folder: Path) -> None:
 
 
 def test_the_base_is_small_and_has_the_clients_and_the_command(tmp_path: Path, environments: Environments) -> None:
-    """A base install takes less than 120 MB; clients import, commands start, and what needs an extra names it."""
+    """A base install takes less than 120 MB, imports the clients, runs commands, and names the extra that another
+    command needs.
+    """
     python = environments.make(tmp_path, required("penstock"))
     assert not distributions(python) & HEAVY
-    site = Path(ask(python, "import sysconfig; print(sysconfig.get_path('purelib'))"))
+    site = Path(run_python(python, "import sysconfig; print(sysconfig.get_path('purelib'))"))
     sizes = {
         path.stat().st_ino: path.stat().st_size
         for path in site.rglob("*")
         if path.is_file() and path.parent.name != "__pycache__"
     }
     assert sum(sizes.values()) < BASE_BYTES_MAX
-    assert ask(python, "from penstock import Producer, Consumer, Admin; print(Producer.__name__)") == "Producer"
-    ask(python, "import penstock.connect, penstock.testing")
+    assert run_python(python, "from penstock import Producer, Consumer, Admin; print(Producer.__name__)") == "Producer"
+    run_python(python, "import penstock.connect, penstock.testing")
     statuses = {"--help": 0, "doctor --help": 0, "dlq --help": 0, "jars --help": 0}
     for name, status in {**statuses, "aggregator": 2, "up": 2, "jars spark": 2, "jars s3": 2}.items():
         done = subprocess.run(
@@ -179,8 +182,8 @@ def test_the_base_is_small_and_has_the_clients_and_the_command(tmp_path: Path, e
     shutil.rmtree(tmp_path / "venv")
 
 
-def test_the_programs_import_what_is_public() -> None:
-    """Each extra has its program, and these import nothing of Penstock's but its public modules."""
+def test_the_programs_import_only_public_modules() -> None:
+    """Each extra has a program, and the programs import only Penstock's public modules."""
     assert (
         set(PRINTED) == set(LACKING) == set(distribution("penstock").metadata.get_all("Provides-Extra") or ()) - {"all"}
     )
@@ -196,7 +199,7 @@ def test_the_programs_import_what_is_public() -> None:
 def test_an_extra_alone_runs_its_smallest_program(
     tmp_path: Path, environments: Environments, kafka: EmbeddedKafka, topic_name: str, extra: str
 ) -> None:
-    """Nothing is missing from the extra's dependencies, and every other extra is missed by its name."""
+    """Each extra's dependencies suffice for its program, and the errors name every missing extra."""
     python = environments.make(tmp_path, required("penstock", [extra]))
     names_each_missing_extra(python, tmp_path)
     arguments = {
@@ -218,7 +221,9 @@ def test_an_extra_alone_runs_its_smallest_program(
 
 @pytest.mark.parametrize("extras", [(), ("server",)], ids=["base", "server"])
 async def test_kafka_starts_without_spark(tmp_path: Path, environments: Environments, extras: tuple[str, ...]) -> None:
-    """Without pyspark, from an empty cache: the jars come from the user's repository, and a record is acknowledged."""
+    """Without pyspark and with an empty cache, the jars come from the configured repository, and a record is
+    acknowledged.
+    """
     await fetch_jars(KAFKA_JARS)
     python = await asyncio.to_thread(environments.make, tmp_path, required("penstock", extras))
     assert "pyspark" not in distributions(python)
@@ -239,7 +244,9 @@ async def test_kafka_starts_without_spark(tmp_path: Path, environments: Environm
 
 @pytest.mark.soak
 def test_index_has_what_the_wheel_requires(tmp_path: Path, environments: Environments) -> None:
-    """What uv installs for the wheel from the package index, at the lock's versions, is the environment tried here."""
+    """uv installs from the package index, at the lock's versions, the same packages as in the environments of these
+    tests.
+    """
     folder = tmp_path / "venv"
     for arguments in (
         ["venv", "--quiet", "--python", sys.executable, folder],

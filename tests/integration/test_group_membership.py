@@ -1,4 +1,6 @@
-"""Members of a group against a real broker: who gives back what, and who may share a group."""
+"""Members of a consumer group on a real broker: which partitions they revoke, static members, and groups with Java
+members.
+"""
 
 from __future__ import annotations
 
@@ -68,8 +70,8 @@ public class Member {
 """
 
 
-class Heard(RebalanceListener):
-    """Keeps what it is told, as (what, the partitions' numbers), without what is empty."""
+class RecordingListener(RebalanceListener):
+    """Records the listener's calls as (name, partition numbers), without empty ones."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, list[int]]] = []
@@ -108,7 +110,7 @@ async def member(
 
 
 async def poll_until(until: Callable[[], object], *consumers: Consumer) -> list[tuple[int, int]]:
-    """Poll in turns until a condition holds; partitions and offsets of what came."""
+    """Poll the consumers in turn until a condition holds, and return the partitions and offsets of the records."""
     found: list[tuple[int, int]] = []
     async with asyncio.timeout(60):
         while not until():
@@ -118,11 +120,14 @@ async def poll_until(until: Callable[[], object], *consumers: Consumer) -> list[
     return found
 
 
-async def test_only_what_moves_is_given_back(kafka: EmbeddedKafka, topic_name: str) -> None:
-    """A second cooperative member gets half; the other half is read on, each record once, and commits go on."""
+async def test_a_cooperative_rebalance_revokes_only_moved_partitions(kafka: EmbeddedKafka, topic_name: str) -> None:
+    """When a second cooperative member joins, the first revokes only the moved partitions.
+
+    It reads the others on, each record once, and can commit.
+    """
     await fill(kafka, topic_name, 4, 100)
     everything = frozenset(TopicPartition(topic_name, p) for p in range(4))
-    one, two = Heard(), Heard()
+    one, two = RecordingListener(), RecordingListener()
     settings = {"partition_assignment_strategy": COOPERATIVE, "max_poll_records": 7}
     async with member(kafka, topic_name, one, **settings) as first:
         found = await poll_until(lambda: first.assignment() == everything, first)
@@ -144,7 +149,7 @@ async def test_only_what_moves_is_given_back(kafka: EmbeddedKafka, topic_name: s
 
 
 async def process(consumer: Consumer, topic: str, work: Callable[[ConsumerRecord], Awaitable[None]]) -> None:
-    """What docs/consumer.md shows of a listener that commits, without end, with this as the work for each record."""
+    """Run the example of a committing listener in docs/consumer.md without end, with `work` for each record."""
     document = DOCS / "consumer.md"
     shown = block(document, "python", "class CommitFirst(")
     for of_document, ours in (('["orders"]', repr([topic])), ("done.append(record.value)", "await work(record)")):
@@ -157,10 +162,10 @@ async def process(consumer: Consumer, topic: str, work: Callable[[ConsumerRecord
 
 @pytest.mark.parametrize("strategy", ["range", COOPERATIVE])
 @pytest.mark.parametrize("crash", ["before the next poll", "after the rebalance"])
-async def test_the_recipe_loses_no_record_in_a_crash(
+async def test_the_documented_listener_loses_no_record_in_a_crash(
     kafka: EmbeddedKafka, topic_name: str, crash: str, strategy: str
 ) -> None:
-    """A second member joins while the first is at work, which then dies with records of a batch in its hands."""
+    """With the documented listener, a member that crashes during or after a rebalance loses no record."""
     partitions, each = 4, 50
     await fill(kafka, topic_name, partitions, each)
     processed: dict[str, set[tuple[int, int]]] = {"first": set(), "second": set()}
@@ -176,7 +181,7 @@ async def test_the_recipe_loses_no_record_in_a_crash(
             while crash == "after the rebalance" and not processed["second"]:  # noqa: ASYNC110 - beside the members
                 await asyncio.sleep(0.01)
             has_crashed.set()
-            await first._subscription.connection.close()  # as a process that is killed
+            await first._subscription.connection.close()  # as if the process were killed
             await asyncio.Event().wait()
         processed["first"].add((record.partition, record.offset))
 
@@ -212,9 +217,9 @@ async def test_the_recipe_loses_no_record_in_a_crash(
 async def test_a_static_member_restarts_without_a_rebalance(
     kafka: EmbeddedKafka, topic_name: str, assignor: str
 ) -> None:
-    """One that is back within its session has its partitions again; the other member notices nothing."""
+    """A static member that restarts within its session gets its partitions back without a rebalance."""
     await fill(kafka, topic_name, 4, 1)
-    other = Heard()
+    other = RecordingListener()
     settings = {"partition_assignment_strategy": assignor}
     async with member(kafka, topic_name, other, group_instance_id="stays", **settings) as stays:
         async with member(kafka, topic_name, group_instance_id="restarts", **settings) as restarts:
@@ -232,9 +237,9 @@ async def test_a_static_member_restarts_without_a_rebalance(
 
 @asynccontextmanager
 async def java_member(kafka: EmbeddedKafka, topic: str, assignor: str, folder: Path) -> AsyncIterator[list[list[int]]]:
-    """Kafka's own consumer as a member of the group; what it was assigned, last first. Needs a JDK.
+    """Run Kafka's Java consumer as a member of the group, and yield its assignments, latest first. It needs a JDK.
 
-    Without an assignor the group is one of the newer protocol.
+    Without an assignor it uses the new consumer group protocol (KIP-848).
     """
     java = find_java().executable
     asked = [java, "--list-modules"]
@@ -276,10 +281,10 @@ async def java_member(kafka: EmbeddedKafka, topic: str, assignor: str, folder: P
 
 @pytest.mark.parametrize("assignor", JAVA_ASSIGNORS)
 async def test_a_group_with_a_java_member(kafka: EmbeddedKafka, topic_name: str, tmp_path: Path, assignor: str) -> None:
-    """Kafka's own consumer and ours share the partitions, whoever of the two leads."""
+    """A Java consumer and a Penstock consumer share the partitions, whichever of them leads the group."""
     await fill(kafka, topic_name, 4, 1)
-    heard, settings = Heard(), {"partition_assignment_strategy": assignor, "session_timeout_ms": 6_000}
-    async with member(kafka, topic_name, heard, **settings) as first:  # ours leads
+    heard, settings = RecordingListener(), {"partition_assignment_strategy": assignor, "session_timeout_ms": 6_000}
+    async with member(kafka, topic_name, heard, **settings) as first:  # this client leads
         await poll_until(lambda: len(first.assignment()) == 4, first)
         async with java_member(kafka, topic_name, assignor, tmp_path) as theirs:
 
@@ -296,20 +301,20 @@ async def test_a_group_with_a_java_member(kafka: EmbeddedKafka, topic_name: str,
                 kept = first.assignment()
                 await first.commit(dict.fromkeys(kept, 1))
             await poll_until(lambda: shared_out(first) and len(first.assignment()) == 2, first)
-            await first.close()  # theirs leads
+            await first.close()  # the Java client leads
             async with member(kafka, topic_name, **settings) as third:
                 await poll_until(lambda: shared_out(third) and len(third.assignment()) == 2, third)
 
 
-async def test_a_group_of_the_newer_protocol_is_described(
-    kafka: EmbeddedKafka, topic_name: str, tmp_path: Path
-) -> None:
-    """Its members and what they read; its offsets are changed no sooner than it is empty, and the members are named."""
+async def test_a_group_of_the_new_protocol_is_described(kafka: EmbeddedKafka, topic_name: str, tmp_path: Path) -> None:
+    """A group of the new protocol is described with its members; while it has members, changing its offsets is an error
+    that names them.
+    """
     await fill(kafka, topic_name, 2, 1)
     tps = [TopicPartition(topic_name, partition) for partition in (0, 1)]
     async with Admin(KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)) as admin, asyncio.timeout(60):
         async with java_member(kafka, topic_name, "", tmp_path) as theirs:
-            while not theirs or not theirs[0]:  # noqa: ASYNC110 - another process tells
+            while not theirs or not theirs[0]:  # noqa: ASYNC110 - another process changes it
                 await asyncio.sleep(0.05)
             group = await admin.describe_group(topic_name)
             assert (group.state, [each.assignment for each in group.members]) == ("Stable", [frozenset(tps)])

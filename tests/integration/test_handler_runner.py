@@ -1,4 +1,4 @@
-"""The handler runner on a real broker: dead letters, crashes, rebalances, order."""
+"""The handler runner on a real broker: dead letters, crashes, rebalances and order."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def connection(kafka: EmbeddedKafka) -> KafkaSettings:
 
 
 async def until(true: Callable[[], bool], *tasks: asyncio.Task[None]) -> None:
-    """Wait for a condition; a task that ends meanwhile shows its error."""
+    """Wait for a condition; a task that ends meanwhile raises its error."""
     deadline = time.monotonic() + WAIT_S
     while not true():
         for task in tasks:
@@ -83,7 +83,7 @@ async def committed(connection: KafkaSettings, group: str) -> dict[TopicPartitio
 async def running(
     connection: KafkaSettings, topic: str, handle: Callable[[ConsumerRecord], Awaitable[None]], **changes: object
 ) -> AsyncIterator[tuple[HandlerLoop, asyncio.Task[None], CollectorRegistry]]:
-    """A runner within this process, stopped in order at the end."""
+    """Run a handler runner in this process, and stop it on exit."""
     given: dict[str, object] = {
         "kafka": connection, "topics": (topic,), "group_id": topic, "handler": "tests:handle",
         "commit_interval_ms": 100, "lag_interval_ms": 100, "retry": {"backoff_ms": 1},
@@ -111,7 +111,9 @@ async def running(
 
 
 async def test_a_failing_record_becomes_a_dead_letter(connection: KafkaSettings, topic_name: str) -> None:
-    """Raw bytes, original headers, then place and reason; the others are handled; all of it is committed."""
+    """A dead letter has the record's raw bytes and headers, its coordinates and the error; the other records are
+    handled, and all are committed.
+    """
     headers = (("trace", b"\x00\x01"), ("none", None))
     values = [b"good", b"\xff bad", b"good"]
     await fill(
@@ -148,7 +150,9 @@ async def test_a_failing_record_becomes_a_dead_letter(connection: KafkaSettings,
 
 
 async def test_order_per_key_under_concurrency_64(connection: KafkaSettings, topic_name: str) -> None:
-    """Each record is handled once, each key's in the order of its offsets, one at a time, retries included."""
+    """Each record is handled once, and each key's records one at a time in the order of their offsets, even with
+    retries.
+    """
     rng = random.Random(5)
     keys = [b"key-%d" % rng.randrange(100) for _ in range(4_000)]
     await fill(connection, topic_name, 4, [ProducerRecord(topic_name, b"%d" % i, key) for i, key in enumerate(keys)])
@@ -180,7 +184,7 @@ async def test_order_per_key_under_concurrency_64(connection: KafkaSettings, top
 
 
 async def test_two_runners_rebalance_without_loss(connection: KafkaSettings, topic_name: str) -> None:
-    """A member joins and leaves while records flow: every record is handled, none twice, since revocation drains."""
+    """While a member joins and leaves, every record is handled exactly once, since a revocation drains."""
     total, handled = 3_000, Counter[bytes | None]()
 
     async def handle(record: ConsumerRecord) -> None:
@@ -202,8 +206,8 @@ async def test_two_runners_rebalance_without_loss(connection: KafkaSettings, top
     assert sum(o.offset for o in (await committed(connection, topic_name)).values()) == total
 
 
-async def test_a_hanging_handler_does_not_hold_a_rebalance_up(connection: KafkaSettings, topic_name: str) -> None:
-    """After the drain limit it is cancelled, nothing of it is committed, and the next owner handles the record."""
+async def test_a_hanging_handler_does_not_block_a_rebalance(connection: KafkaSettings, topic_name: str) -> None:
+    """A handler that exceeds the drain limit is cancelled and not committed, and the next owner handles the record."""
     await fill(connection, topic_name, 1, [ProducerRecord(topic_name, b"%d" % i, b"key-%d" % i) for i in range(10)])
     hang, calls = True, list[tuple[str, bytes | None]]()
 
@@ -253,7 +257,7 @@ async def handle(record: ConsumerRecord) -> None:
 async def daemon(
     connection: KafkaSettings, topic: str, folder: Path, log: str, **environment: str
 ) -> AsyncIterator[asyncio.subprocess.Process]:
-    """`penstock consumer` as a process of its own."""
+    """Run `penstock consumer` as a separate process."""
     (folder / "own_handler.py").write_text(HANDLER)
     value, handler = environment.pop("VALUE", "bytes"), environment.pop("HANDLER", "own_handler:handle")
     arguments = {
@@ -286,10 +290,12 @@ def lines(file: Path, what: str) -> list[int]:
     return [int(line.split()[1]) for line in text.splitlines() if line.startswith(what)]
 
 
-async def test_a_restart_after_a_crash_redoes_only_the_unfinished(
+async def test_a_restart_after_a_crash_repeats_only_unfinished_records(
     connection: KafkaSettings, topic_name: str, tmp_path: Path
 ) -> None:
-    """Killed with one record stuck and all others beyond it finished: the next process handles that one record."""
+    """If a process is killed with one record stuck and all others finished, the next process handles only that
+    record.
+    """
     await fill(connection, topic_name, 1, [ProducerRecord(topic_name, b"%d" % i, b"key-%d" % i) for i in range(300)])
     tp = TopicPartition(topic_name, 0)
     async with daemon(connection, topic_name, tmp_path, "first", STUCK="17") as process:
@@ -324,7 +330,7 @@ class V(msgspec.Struct):
 async def test_a_poison_record_does_not_end_the_daemon(
     connection: KafkaSettings, topic_name: str, tmp_path: Path
 ) -> None:
-    """A struct that raises KeyError for one record makes a dead letter of it; the records around it are handled."""
+    """A record whose struct raises KeyError becomes a dead letter, and the records around it are handled."""
     (tmp_path / "poison.py").write_text(POISON)
     (tmp_path / "own.py").write_text(HANDLER.replace("record.value.decode()", "str(record.value.id)"))
     await fill(connection, topic_name, 1, [ProducerRecord(topic_name, b'{"id":%d}' % i) for i in (1, 2, 3)])
@@ -341,7 +347,7 @@ async def test_a_poison_record_does_not_end_the_daemon(
 
 
 async def test_sigterm_drains_commits_and_leaves(connection: KafkaSettings, topic_name: str, tmp_path: Path) -> None:
-    """What was started is finished and committed, nothing else; the group is empty at once."""
+    """On SIGTERM the started records are finished and committed, no further one starts, and the group is empty."""
     await fill(connection, topic_name, 1, [ProducerRecord(topic_name, b"%d" % i, None) for i in range(1_000)])
     async with daemon(connection, topic_name, tmp_path, "log", SECONDS="0.4") as process:
         await alive(process, lambda: len(lines(tmp_path / "log", "end")) >= 64)
@@ -356,7 +362,7 @@ async def test_sigterm_drains_commits_and_leaves(connection: KafkaSettings, topi
 
 
 async def test_damaged_commit_metadata_does_not_stop_a_start(connection: KafkaSettings, topic_name: str) -> None:
-    """The offset holds, the metadata is left aside, and records beyond it are handled again."""
+    """Damaged commit metadata is ignored: handling starts at the committed offset."""
     await fill(connection, topic_name, 1, [ProducerRecord(topic_name, b"%d" % i, None) for i in range(5)])
     tp = TopicPartition(topic_name, 0)
     async with Consumer(connection, ConsumerSettings(group_id=topic_name, commit_strategy="none")) as consumer:
@@ -373,7 +379,7 @@ async def test_damaged_commit_metadata_does_not_stop_a_start(connection: KafkaSe
 
 
 async def test_dead_letters_are_listed_and_replayed_once(connection: KafkaSettings, topic_name: str) -> None:
-    """A replay by exception sends those as they were; the rest stays for a later one, and nothing goes twice."""
+    """A replay by exception sends the original records, leaves the rest for a later replay, and sends none twice."""
     headers = (("trace", b"a1"),)
     await fill(
         connection, topic_name, 3,
@@ -420,10 +426,10 @@ async def test_dead_letters_are_listed_and_replayed_once(connection: KafkaSettin
     )
 
 
-async def test_health_tells_a_stuck_handler(
+async def test_health_reports_a_stuck_handler(
     connection: KafkaSettings, topic_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Well while records are handled, 503 with the lag once one hangs and nothing is finished; metrics say the same."""
+    """`/health` returns 503 with the lag while a handler hangs, and the metrics agree."""
     (tmp_path / "handler_of_health.py").write_text(
         "import asyncio\nasync def handle(record):\n    if record.value == b'stuck': await asyncio.Event().wait()\n"
     )
@@ -461,10 +467,10 @@ async def test_health_tells_a_stuck_handler(
     assert await committed(connection, topic_name) == {TopicPartition(topic_name, 0): OffsetAndMetadata(1)}
 
 
-async def test_a_program_of_its_own_runs_handlers(
+async def test_handler_runner_works_in_a_users_program(
     connection: KafkaSettings, topic_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the public name and without any HTTP: what a handler returns is written, and what is finished is committed."""
+    """The public HandlerRunner runs without HTTP: it writes the records that a handler returns and commits."""
     (tmp_path / "handler_of_program.py").write_text(
         "from penstock import ProducerRecord\n"
         f"async def handle(record): return ProducerRecord('{topic_name}-out', record.value.upper())\n"

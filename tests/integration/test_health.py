@@ -1,4 +1,4 @@
-"""What `/health` says of services whose broker hangs, and how they say at start-up what keeps them from working."""
+"""`/health` of services whose broker hangs, and the errors that services report at startup."""
 
 from __future__ import annotations
 
@@ -48,8 +48,9 @@ async def until(http: httpx.AsyncClient, service: Service, status: int) -> dict[
 
 
 async def test_a_broker_that_hangs_is_unhealthy_until_it_answers_again(own_kafka: EmbeddedKafka, stack: Stack) -> None:
-    """SIGSTOP leaves every socket open: aggregator and consumer say 503 with the silence after the limit that is set,
-    and 200 after SIGCONT; the gateway's health has each of them by its name."""
+    """While the broker is stopped with SIGSTOP, aggregator and consumer return 503 with the silence limit, and 200
+    after SIGCONT. The gateway's health contains each of them.
+    """
     address = {"KAFKA__BOOTSTRAP_SERVERS": own_kafka.bootstrap_servers}
     quick = address | {"KAFKA_SILENCE_MAX_MS": str(SILENCE_MAX_MS)}
     async with Admin(KafkaSettings(bootstrap_servers=own_kafka.bootstrap_servers)) as admin:
@@ -70,7 +71,7 @@ async def test_a_broker_that_hangs_is_unhealthy_until_it_answers_again(own_kafka
     )
     async with httpx.AsyncClient(trust_env=False, timeout=10) as http:
         await asyncio.gather(*(service.healthy() for service in (aggregator, consumer, gateway)))
-        await asyncio.sleep(SILENCE_MAX_MS / 1000)  # nothing to do is no silence
+        await asyncio.sleep(SILENCE_MAX_MS / 1000)  # an idle service is healthy
         for service in (aggregator, consumer, gateway):
             assert (await health(http, service))[0] == 200
         own_kafka.pause()
@@ -100,7 +101,7 @@ SERVICES = {
 
 
 async def ended(name: str, *arguments: str, folder: Path) -> tuple[int | None, list[str]]:
-    """Exit status and standard error of a service that is expected to end by itself."""
+    """The exit status and standard error of a service that ends by itself."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "penstock.services.cli", name, *SERVICES[name], *arguments, "--log.level=error",
         stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE, cwd=folder,
@@ -117,7 +118,7 @@ async def ended(name: str, *arguments: str, folder: Path) -> tuple[int | None, l
 
 @pytest.mark.parametrize("name", SERVICES)
 async def test_a_port_that_is_taken(name: str, tmp_path: Path) -> None:
-    """One line that names the setting and the port; exit status 2."""
+    """A port in use ends each service with status 2 and one line that names the setting and the port."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         status, lines = await ended(name, f"--http.port={port}", folder=tmp_path)
@@ -126,8 +127,8 @@ async def test_a_port_that_is_taken(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", SERVICES)
-async def test_a_certificate_that_is_not_there(name: str, tmp_path: Path) -> None:
-    """One line that names the setting and the path; exit status 2, since waiting mends nothing."""
+async def test_a_missing_certificate(name: str, tmp_path: Path) -> None:
+    """A missing certificate ends each service with status 2 and one line that names the setting and the path."""
     status, lines = await ended(
         name, "--http.port=0", "--kafka.security-protocol=SSL", "--kafka.ssl-cafile=no.pem", folder=tmp_path
     )
@@ -148,15 +149,15 @@ COMMANDS = {
 
 
 def write_tables(lake: Path) -> None:
-    """A lake that says that `app` has a store of sessions: without one, the audit has nothing to ask Kafka about."""
+    """Write a lake in which `app` has a store of sessions; without one, the audit does not connect to Kafka."""
     schemas = sessions().of_application("app").schemas()
     said = msgspec.json.encode(Progress("app", "exactly_once", {}, -1, {}, {}, tuple(schemas), 0))
     lake_tables.write_state(lake, "app", schemas, [lake_tables.progress(0, 0, said)])
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-async def test_a_kafka_that_is_not_there_is_named_soon(name: str, tmp_path: Path) -> None:
-    """Every service and command says which brokers it does not reach, long before it gives up; and goes on trying."""
+async def test_an_unreachable_kafka_is_logged_early(name: str, tmp_path: Path) -> None:
+    """Every service and command logs a warning with the address that it cannot reach, and keeps trying."""
     write_tables(tmp_path / "lake")
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "penstock.services.cli", *COMMANDS[name],
@@ -178,8 +179,8 @@ async def test_a_kafka_that_is_not_there_is_named_soon(name: str, tmp_path: Path
         await process.wait()
 
 
-async def test_a_consumer_whose_topic_is_not_there_says_so(kafka: EmbeddedKafka, stack: Stack, topic_name: str) -> None:
-    """It waits, as the topic may be created any moment; `/health` names the topic, and is well once it is there."""
+async def test_a_consumer_waits_for_a_missing_topic(kafka: EmbeddedKafka, stack: Stack, topic_name: str) -> None:
+    """A consumer waits for a missing topic; `/health` names the topic, and is healthy once the topic exists."""
     settings = {
         "KAFKA__BOOTSTRAP_SERVERS": kafka.bootstrap_servers, "TOPICS": topic_name, "GROUP_ID": topic_name,
         "HANDLER": "penstock.services.local.log_handler:log_record",
@@ -195,10 +196,8 @@ async def test_a_consumer_whose_topic_is_not_there_says_so(kafka: EmbeddedKafka,
         await until(http, consumer, 200)
 
 
-async def test_an_aggregator_whose_topic_is_not_there_ends_in_time(
-    kafka: EmbeddedKafka, tmp_path: Path, topic_name: str
-) -> None:
-    """One line that names the topic and the limit; exit status 1, for whoever starts it again."""
+async def test_a_missing_topic_ends_the_aggregator(kafka: EmbeddedKafka, tmp_path: Path, topic_name: str) -> None:
+    """An aggregator ends with status 1 and one line that names the missing topic and the time limit."""
     status, lines = await ended(
         "aggregator", f"--kafka.bootstrap-servers={kafka.bootstrap_servers}", "--http.port=0",
         f'--topology-options={{"topic": "{topic_name}"}}', "--streams.topic-wait-ms=500", folder=tmp_path,
@@ -208,7 +207,7 @@ async def test_an_aggregator_whose_topic_is_not_there_ends_in_time(
 
 
 async def test_a_kafka_that_cannot_be_reached_ends_the_aggregator(tmp_path: Path) -> None:
-    """One line with the address; exit status 1."""
+    """An aggregator that cannot reach Kafka ends with status 1 and one line that names the address."""
     status, lines = await ended(
         "aggregator",
         "--kafka.bootstrap-servers=127.0.0.1:1",

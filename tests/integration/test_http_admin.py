@@ -1,4 +1,4 @@
-"""The admin service over a real broker, with a producer service beside it."""
+"""The admin service on a real broker."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.integration.test_http_ingest import read_all
 
 @contextlib.asynccontextmanager
 async def serving(bootstrap_servers: str, **services: str) -> AsyncIterator[httpx.AsyncClient]:
-    """An admin service in this process, connected, and a client on its address."""
+    """Run an admin service in this process, and yield a client for it."""
     settings = {"kafka": {"bootstrap_servers": bootstrap_servers}, "services": services, "http": {"port": 0}}
     daemon = AdminDaemon(AdminServiceSettings.model_validate(settings))
     await daemon.startup()
@@ -32,7 +32,7 @@ async def serving(bootstrap_servers: str, **services: str) -> AsyncIterator[http
     try:
         async with httpx.AsyncClient(base_url=daemon.server.url, trust_env=False, timeout=30) as client:
             async with asyncio.timeout(30):
-                while (await client.get("/health")).status_code != 200:  # noqa: ASYNC110 - it is polled as a client would
+                while (await client.get("/health")).status_code != 200:  # noqa: ASYNC110 - polled as a client would
                     await asyncio.sleep(0.1)
             yield client
     finally:
@@ -42,7 +42,7 @@ async def serving(bootstrap_servers: str, **services: str) -> AsyncIterator[http
 
 
 async def test_a_groups_offsets_are_read_reset_and_deleted(kafka: EmbeddedKafka, topic_name: str) -> None:
-    """Refused with the member's name while a consumer is in the group; in force for the next consumer afterwards."""
+    """Resetting a group with members returns 409 with the member's id; later resets apply to the next consumer."""
     settings = KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)
     group, tp = f"group-{topic_name}", TopicPartition(topic_name, 0)
     async with Admin(settings) as admin:
@@ -82,7 +82,7 @@ async def test_a_groups_offsets_are_read_reset_and_deleted(kafka: EmbeddedKafka,
 
 
 async def test_rest_proxys_operations_are_answered_from_kafka(kafka: EmbeddedKafka, topic_name: str) -> None:
-    """Every reading operation of the Go client `kafkarestv3`, with the members and types of its models."""
+    """Every read operation of the Go client `kafkarestv3` returns the members and types of its models."""
     settings = KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)
     group = f"group-{topic_name}"
     async with Admin(settings) as admin:
@@ -116,7 +116,7 @@ async def test_rest_proxys_operations_are_answered_from_kafka(kafka: EmbeddedKaf
 
 
 async def test_topics_and_the_cluster_are_described(kafka: EmbeddedKafka, topic_name: str) -> None:
-    """From the broker itself."""
+    """Topics and the cluster are described from the broker's answers."""
     async with Admin(KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)) as admin:
         await admin.create_topics([event_time_topic(topic_name, 3)])
     async with serving(kafka.bootstrap_servers) as client:
@@ -129,7 +129,7 @@ async def test_topics_and_the_cluster_are_described(kafka: EmbeddedKafka, topic_
 
 
 async def test_the_overview_shows_kafka_and_the_services(kafka: EmbeddedKafka) -> None:
-    """Itself is a service like any other; one that is not there is unreachable, and the rest is shown."""
+    """The overview shows Kafka, a service that answers and one that is unreachable."""
     async with serving(kafka.bootstrap_servers) as other:
         services = {"other": str(other.base_url), "gone": "http://127.0.0.1:1"}
         async with serving(kafka.bootstrap_servers, **services) as client:
@@ -144,7 +144,9 @@ async def test_the_overview_shows_kafka_and_the_services(kafka: EmbeddedKafka) -
 async def test_dead_letters_are_found_by_stage_and_late_records_sent_elsewhere(
     kafka: EmbeddedKafka, topic_name: str
 ) -> None:
-    """A stage is found behind many newer letters; late records go to a topic by name, or back, each once."""
+    """Dead letters are found by stage behind many newer ones, and late records are replayed once to a named topic or to
+    their source.
+    """
     settings = KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)
     dead, late, other = f"{topic_name}-dlq", f"{topic_name}-late", f"{topic_name}-other"
     async with Admin(settings) as admin:

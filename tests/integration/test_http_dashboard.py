@@ -1,4 +1,4 @@
-"""The page in a real headless Chromium, over a gateway on a real broker: it opens, values change, buttons act."""
+"""The dashboard in a headless Chromium, with a gateway on a real broker: pages open, values change and buttons work."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ from tests.integration.chromium import Page, chromium, find_chromium
 from tests.integration.test_http_ingest import NDJSON, create, healthy
 
 PICTURES = os.environ.get("PENSTOCK_TEST_PICTURES", "")
-"""A folder for a screenshot of each page; docs/ has those of the last time."""
+"""A folder for a screenshot of each page; docs/ contains the latest ones."""
 PAGES = ("overview", "groups", "streams", "sessions", "connectors", "compactions", "dead-letters")
 
 pytestmark = pytest.mark.skipif(find_chromium() is None, reason="there is no Chromium (Debian's package: chromium)")
 
 
 class Streams:
-    """Two live sessions, late records that go on coming, and compactions that run until they are let end."""
+    """Two live sessions, a rising count of late records, and compactions that run until the test ends them."""
 
     def __init__(self) -> None:
         self.late, self.runs = 0, list[CompactionState]()
@@ -75,7 +75,7 @@ class Streams:
 
 
 class OtherServices:
-    """What stands behind the gateway: streams, and a connector with a failed task that is steered."""
+    """The services behind the gateway: streams, and a connector with a failed task."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, str]] = []
@@ -99,7 +99,7 @@ class OtherServices:
 
 @asynccontextmanager
 async def gateway(bootstrap_servers: str, others: OtherServices, **given: Any) -> AsyncIterator[str]:
-    """A gateway in front of the other services; its address."""
+    """Run a gateway in front of the other services, and yield its address."""
     await others.server.start()
     services = {"aggregator": others.server.url, "connect": others.server.url}
     settings = {"kafka": {"bootstrap_servers": bootstrap_servers}, "http": {"port": 0}, "services": services}
@@ -122,7 +122,7 @@ async def text_of(page: Page, id_: str) -> str:
 
 
 async def press(page: Page, label: str, within: str, row: str = "") -> None:
-    """Press the button with a label, in the table row with this text where one is given: tests share a broker."""
+    """Press the button with a label; `row` selects the table row, since tests share a broker."""
     place = f"#{within} tr" if row else f"#{within}"
     buttons = f"[...document.querySelectorAll('{place}')].filter(e => e.textContent.includes('{row}'))"
     wanted = f"{buttons}.flatMap(e => [...e.querySelectorAll('button')]).find(b => b.textContent === '{label}')"
@@ -131,7 +131,7 @@ async def press(page: Page, label: str, within: str, row: str = "") -> None:
 
 
 async def search_by_key(page: Page) -> None:
-    """`/` goes to the sessions and into the search, wherever one is; late records come meanwhile."""
+    """`/` opens the sessions from any page and focuses the search; the rate of late records rises meanwhile."""
     await page.until("Number(document.getElementById('laterate').textContent) > 0")
     await page.key("/")
     await page.until("document.getElementById('windows').textContent.includes('ann')")
@@ -146,7 +146,7 @@ async def search_by_key(page: Page) -> None:
 
 
 async def turn_pages(page: Page) -> None:
-    """What one page does not show follows on the next, and that is said."""
+    """Sessions that do not fit on one page follow on the next, and the note counts rows that were not searched."""
     await page.run("location.hash = 'sessions'; true")
     await page.until("document.getElementById('sessions-note').textContent.includes('more follow; ')")
     assert re.search(r"7.000.000 more rows were not searched", await text_of(page, "sessions-note"))
@@ -159,7 +159,7 @@ async def turn_pages(page: Page) -> None:
 
 
 async def a_group_catches_up(page: Page, servers: str, topic: str) -> None:
-    """Its lag is shown; when a consumer has joined and read, the rebalance is on the timeline and nothing is behind."""
+    """The page shows a group's lag; after a consumer has joined and read, it shows the rebalance and no lag."""
     group, kafka = f"{topic}-readers", KafkaSettings(bootstrap_servers=servers)
     async with Admin(kafka) as admin:
         await admin.reset_group_offsets(group, "earliest", [TopicPartition(topic, 0)])
@@ -182,7 +182,7 @@ async def a_group_catches_up(page: Page, servers: str, topic: str) -> None:
 
 
 async def a_compaction_runs(page: Page, streams: Streams) -> None:
-    """The button starts one, a second is refused while it runs, and its end is shown with what it wrote."""
+    """The button starts a compaction, a second one is rejected while it runs, and its result is shown."""
     await page.run("location.hash = 'compactions'")
     await press(page, "Start a compaction", "main")
     await page.until("document.getElementById('compactions').textContent.includes('running')")
@@ -193,8 +193,8 @@ async def a_compaction_runs(page: Page, streams: Streams) -> None:
     assert (await text_of(page, "compactions")).endswith("42")
 
 
-async def test_the_page_lives(kafka: EmbeddedKafka, topic_name: str, tmp_path: Path) -> None:
-    """Every page opens without an error, records that flow show, charts outlive a reload, and buttons act."""
+async def test_all_pages_and_buttons(kafka: EmbeddedKafka, topic_name: str, tmp_path: Path) -> None:
+    """Every page opens without an error, values update, charts survive a reload, and buttons work."""
     servers, others = kafka.bootstrap_servers, OtherServices()
     topic_name = "flights" if PICTURES else topic_name
     dead = f"{topic_name}-dlq"
@@ -247,8 +247,8 @@ async def test_the_page_lives(kafka: EmbeddedKafka, topic_name: str, tmp_path: P
         assert page.errors == []
 
 
-async def test_the_token_is_asked_for_and_shown_nowhere(kafka: EmbeddedKafka, tmp_path: Path) -> None:
-    """Without it nothing is shown; with it the page lives, and neither the page nor any answer repeats it."""
+async def test_the_token_is_required_and_never_shown(kafka: EmbeddedKafka, tmp_path: Path) -> None:
+    """The page requires the token, and neither the page nor any answer contains it."""
     token = "a-token-of-enough-length"
     others = OtherServices()
     async with gateway(kafka.bootstrap_servers, others, auth_token=token) as url:

@@ -1,4 +1,4 @@
-"""Heads of requests against real services: what they cost, and that every service limits them.
+"""Request heads against real services: their memory is bounded, and every service limits them.
 
 No broker is needed: every service answers before it has found one.
 """
@@ -20,8 +20,9 @@ NO_KAFKA = {"KAFKA__BOOTSTRAP_SERVERS": "127.0.0.1:1"}
 CONNECTIONS = 16
 SENDING_S = 2
 GROWTH_MAX_KIB = 48 * 1024
-"""16 connections with 256 KiB of one read, 64 KiB of a head and the copies that parsing makes of both, and what the
-service's first requests cost it anyway."""
+"""16 connections with 256 KiB of one read, 64 KiB of a head and the copies that parsing makes of both, and the memory
+of the service's first requests.
+"""
 
 HEAD = b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n"
 CHUNKED = b"POST /health HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n0\r\n"
@@ -35,7 +36,7 @@ async def stack(tmp_path: Path) -> AsyncIterator[Stack]:
 
 
 async def answering(service: Service) -> None:
-    """Wait until /health is answered, whatever it says."""
+    """Wait until /health answers, with any status."""
     async with asyncio.timeout(60), httpx.AsyncClient(trust_env=False) as client:
         while True:
             with contextlib.suppress(httpx.TransportError):
@@ -45,7 +46,7 @@ async def answering(service: Service) -> None:
 
 
 async def send_for_ever(port: int, start: bytes, block: bytes) -> None:
-    """Send `start` and then `block` again and again, as fast as it is taken; anew where the server closes."""
+    """Send `start` and then `block` repeatedly, as fast as the server reads; reconnect when the server closes."""
 
     async def read(reader: asyncio.StreamReader) -> None:
         while await reader.read(1_048_576):
@@ -67,7 +68,7 @@ async def send_for_ever(port: int, start: bytes, block: bytes) -> None:
 
 
 def peak_kib(pid: int) -> int:
-    """The most memory that a process ever had."""
+    """The peak memory of a process."""
     found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
     assert found is not None
     return int(found[1])
@@ -83,13 +84,14 @@ SENT = {
     "trailers": (CHUNKED, b"a:b\r\n" * 10_000),
     "one trailer": (CHUNKED + b"Y: ", b"a" * 65_536),
 }
-"""What a connection sends: once, and then again and again."""
+"""What a connection sends: once, and then repeatedly."""
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="a process's peak memory is read from /proc")
-async def test_memory_stays_flat_under_heads_without_end(stack: Stack) -> None:
-    """16 connections send heads, of one request or of many, as fast as they can: the peak hardly grows, and the service
-    answers others meanwhile."""
+async def test_memory_is_bounded_under_endless_heads(stack: Stack) -> None:
+    """While 16 connections send endless heads, the peak memory grows only within its limit, and the service answers
+    others.
+    """
     service = await stack.start(ServiceSpec("producer", NO_KAFKA))
     await answering(service)
     assert service._child is not None
@@ -125,7 +127,7 @@ async def test_memory_stays_flat_under_heads_without_end(stack: Stack) -> None:
     ids=["producer", "admin", "consumer", "aggregator", "aggregator with workers", "gateway", "connect"],
 )
 async def test_every_service_limits_heads(stack: Stack, name: str, settings: dict[str, str]) -> None:
-    """http.max_head_bytes is each one's, for a Connect worker as rest.max.head.bytes."""
+    """Every service applies http.max_head_bytes, and a Connect worker rest.max.head.bytes."""
     module = f"penstock.services.local.{name}" if name in ("gateway", "connect_worker") else "penstock.services.cli"
     own = {"HTTP__MAX_HEAD_BYTES": "80000"}
     service = await stack.start(ServiceSpec(name, NO_KAFKA | own | settings, module=module))

@@ -1,4 +1,4 @@
-"""The producer service over a real broker: what was answered with a 2xx is in the topic, and nothing else was said."""
+"""The producer service on a real broker: a record is in the topic if and only if the answer reports it as stored."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ENTRY = "import sys; from penstock.services.producer.main import main; sys.exit(
 
 @contextlib.asynccontextmanager
 async def serving(bootstrap_servers: str, **settings: Any) -> AsyncIterator[tuple[ProducerDaemon, httpx.AsyncClient]]:
-    """A producer service in this process, connected, and a client on its address."""
+    """Run a producer service in this process, and yield it with a client for it."""
     kafka = {"bootstrap_servers": bootstrap_servers, "request_timeout_ms": 2_000}
     producer = {"delivery_timeout_ms": 3_000, "max_block_ms": 2_000}
     given = {"kafka": kafka, "producer": producer, "http": {"port": 0}}
@@ -59,7 +59,7 @@ async def create(bootstrap_servers: str, topic: NewTopic) -> None:
 
 
 async def read_all(bootstrap_servers: str, topic: str, partitions: int) -> list[ConsumerRecord]:
-    """Every record of a topic, partition by partition."""
+    """Read all records of a topic, partition by partition."""
     tps = [TopicPartition(topic, p) for p in range(partitions)]
     kafka = KafkaSettings(bootstrap_servers=bootstrap_servers)
     settings = ConsumerSettings(group_id=f"read-{topic}", auto_offset_reset="earliest", commit_strategy="none")
@@ -75,7 +75,7 @@ async def read_all(bootstrap_servers: str, topic: str, partitions: int) -> list[
 
 
 async def test_ten_thousand_lines_are_read_back(kafka: EmbeddedKafka, topic_name: str) -> None:
-    """Values are the lines' bytes, with key, event time, and the offsets that the answer gave."""
+    """Records have the lines' bytes as values, their keys and event times, and the offsets that the answer reports."""
     await create(kafka.bootstrap_servers, event_time_topic(topic_name, 4))
     topics = {topic_name: {"key": ["/carrier", "/origin"], "time": "/at"}}
     lines = [
@@ -103,7 +103,7 @@ async def test_ten_thousand_lines_are_read_back(kafka: EmbeddedKafka, topic_name
 
 
 async def test_bad_lines_fail_alone(kafka: EmbeddedKafka, topic_name: str) -> None:
-    """The good ones are in the topic, in order, and the bad ones are not."""
+    """Valid lines are stored in order, and invalid lines are reported and not stored."""
     await create(kafka.bootstrap_servers, event_time_topic(topic_name, 1))
     async with serving(kafka.bootstrap_servers, ingest={"max_line_bytes": 100}) as (_, client):
         url = f"/v1/topics/{topic_name}/events"
@@ -116,8 +116,8 @@ async def test_bad_lines_fail_alone(kafka: EmbeddedKafka, topic_name: str) -> No
     assert [r.value for r in await read_all(kafka.bootstrap_servers, topic_name, 1)] == [b"1", b"2"]
 
 
-async def test_a_record_that_only_the_broker_refuses_is_named(kafka: EmbeddedKafka, topic_name: str) -> None:
-    """The topic's own max.message.bytes is an error of the record, not of the service."""
+async def test_a_record_over_the_topics_limit_is_reported(kafka: EmbeddedKafka, topic_name: str) -> None:
+    """A record over the topic's max.message.bytes is reported as that record's error with status 413."""
     await create(kafka.bootstrap_servers, NewTopic(topic_name, 1, configs={"max.message.bytes": "1000"}))
     async with serving(kafka.bootstrap_servers) as (_, client):
         answer = await client.post(
@@ -127,8 +127,10 @@ async def test_a_record_that_only_the_broker_refuses_is_named(kafka: EmbeddedKaf
 
 
 @pytest.mark.parametrize("way", ["kill", "pause"])
-async def test_kafka_away_is_answered_within_a_bound(own_kafka: EmbeddedKafka, way: str) -> None:
-    """Never a 2xx while it is away, and 503 only for what is not there; at once when that is known; well afterwards."""
+async def test_requests_without_kafka_fail_within_a_limit(own_kafka: EmbeddedKafka, way: str) -> None:
+    """Without Kafka, requests fail with 503 or 504 within a time limit, and at once when the outage is known. 503 means
+    that the records are not stored. Afterwards requests succeed again.
+    """
     await create(own_kafka.bootstrap_servers, event_time_topic("t", 1))
     async with serving(own_kafka.bootstrap_servers) as (_, client):
 
@@ -160,8 +162,10 @@ async def test_kafka_away_is_answered_within_a_bound(own_kafka: EmbeddedKafka, w
     assert first.json()["unknown"] == (first.status_code == 504)
 
 
-async def test_a_batch_that_was_out_when_kafka_hung_is_never_said_to_be_not_stored(own_kafka: EmbeddedKafka) -> None:
-    """Its requests reach the broker late: 504 with every outcome unknown, and the records are in the topic."""
+async def test_a_batch_in_flight_when_kafka_hangs_has_unknown_outcomes(own_kafka: EmbeddedKafka) -> None:
+    """If Kafka hangs while a batch is in flight, the answer is 504 with all outcomes unknown, and the records are
+    stored later.
+    """
     await create(own_kafka.bootstrap_servers, event_time_topic("t", 1))
     body = b"".join(b'{"id":%d}\n' % i for i in range(200))
     async with serving(own_kafka.bootstrap_servers) as (_, client):
@@ -185,7 +189,7 @@ async def test_a_batch_that_was_out_when_kafka_hung_is_never_said_to_be_not_stor
 
 
 async def test_a_service_that_starts_before_kafka_waits_for_it() -> None:
-    """It answers, says what is missing, and takes nothing."""
+    """A service without Kafka answers 503, and its health names the failing check."""
     kafka = {"bootstrap_servers": "127.0.0.1:1", "request_timeout_ms": 1_000}
     settings = {"kafka": kafka, "http": {"port": 0}}
     daemon = ProducerDaemon(ProducerServiceSettings.model_validate(settings))
@@ -205,8 +209,10 @@ async def test_a_service_that_starts_before_kafka_waits_for_it() -> None:
         await daemon.shutdown()
 
 
-async def test_sigterm_in_mid_load_loses_nothing_acknowledged(kafka: EmbeddedKafka, topic_name: str) -> None:
-    """Everything that a 2xx claims is in the topic; the process leaves with status 0 within its limit."""
+async def test_sigterm_under_load_loses_no_acknowledged_record(kafka: EmbeddedKafka, topic_name: str) -> None:
+    """After a SIGTERM under load, all acknowledged records are in the topic, and the process exits with status 0 in
+    time.
+    """
     await create(kafka.bootstrap_servers, event_time_topic(topic_name, 2))
     process = await asyncio.create_subprocess_exec(
         sys.executable,
@@ -251,7 +257,7 @@ async def address(process: asyncio.subprocess.Process) -> str:
 
 
 async def load_until_gone(process: asyncio.subprocess.Process, url: str, topic: str) -> tuple[set[int], dict[int, int]]:
-    """Post from several clients until the service is gone; SIGTERM comes after twenty answers."""
+    """Post from several clients until the service has stopped; SIGTERM is sent after twenty answers."""
     acknowledged: set[int] = set()
     statuses: dict[int, int] = {}
     answers = 0
@@ -282,8 +288,9 @@ async def load_until_gone(process: asyncio.subprocess.Process, url: str, topic: 
 
 
 async def test_bulk_requests_are_served_first_come_first_served(kafka: EmbeddedKafka, topic_name: str) -> None:
-    """Of 64 requests of 10,000 records at once a quarter is answered when less than half of all records is in the log,
-    all in about the order in which they came; small requests are answered meanwhile."""
+    """64 concurrent requests of 10,000 records are answered about in their order: a quarter is answered when less than
+    half of all records is in the log. Small requests are answered meanwhile.
+    """
     await create(kafka.bootstrap_servers, event_time_topic(topic_name, 2))
     lines = b"".join(b'{"user":"u%05d","path":"/item/%d","status":200}\n' % (i % 997, i) for i in range(10_000))
     bulk, small, url = 64, 5, f"/v1/topics/{topic_name}/events"

@@ -1,7 +1,7 @@
-"""kill -9 in mid-load, of the service and of the broker: what a client got a 2xx for is in the topic, checked by ids.
+"""The service and the broker are killed with SIGKILL under load: records acknowledged with a 2xx are in the topic.
 
-Clients post under ids of their own and repeat a request until it is answered 200: under an Idempotency-Key each id is
-then there exactly once, without one at least once.
+Each client posts its own ids and repeats a request until the answer is 200. With an Idempotency-Key each id is stored
+exactly once, without one at least once.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LOAD_BEFORE_A_KILL = 100
 
 
 class Load:
-    """Clients that repeat each request until it is answered 200; `done` are the ids that they know to be stored."""
+    """Clients that repeat each request until the answer is 200; `done` counts the ids known to be stored."""
 
     def __init__(self, topic: str, keyed: bool) -> None:
         self._topic, self._keyed = topic, keyed
@@ -36,7 +36,7 @@ class Load:
         self._ended = asyncio.Event()
 
     async def client(self, number: int) -> None:
-        """One client, until `end`."""
+        """Run one client until the load ends."""
         request = 0
         async with httpx.AsyncClient(trust_env=False, timeout=15) as client:
             while not self._ended.is_set():
@@ -58,7 +58,7 @@ class Load:
         return answer.status_code == 200
 
     async def run(self, kills: int, kill: Callable[[], Awaitable[None]]) -> None:
-        """Kill so many times, each in the middle of the load."""
+        """Kill `kills` times, each under load."""
         clients = [asyncio.create_task(self.client(number)) for number in range(CLIENTS)]
         try:
             for _ in range(kills):
@@ -74,7 +74,7 @@ class Load:
             await asyncio.gather(*clients, return_exceptions=True)
 
     async def check(self, bootstrap_servers: str) -> None:
-        """Hold what is in the topic to what was answered."""
+        """Compare the topic with the answers."""
         assert self.retried > 0
         found = Counter(value["id"] for value in await committed(bootstrap_servers, self._topic, 2))
         assert set(self.done) <= set(found)
@@ -89,7 +89,7 @@ class Load:
 
 
 class Service:
-    """The producer service as a process of its own."""
+    """The producer service as a separate process."""
 
     def __init__(self, bootstrap_servers: str, load: Load) -> None:
         self._load = load
@@ -125,10 +125,10 @@ class Service:
     ("keyed", "kills"),
     [(True, 1), pytest.param(True, 6, marks=pytest.mark.soak), pytest.param(False, 3, marks=pytest.mark.soak)],
 )
-async def test_a_killed_service_has_stored_what_it_answered(
+async def test_a_killed_service_has_stored_what_it_acknowledged(
     kafka: EmbeddedKafka, topic_name: str, keyed: bool, kills: int
 ) -> None:
-    """Each id exactly once under a key; without one none is missing, and some may be there twice."""
+    """After kills of the service each id is stored exactly once with a key, and at least once without."""
     await create(kafka.bootstrap_servers, event_time_topic(topic_name, 2))
     load = Load(topic_name, keyed)
     service = Service(kafka.bootstrap_servers, load)
@@ -142,8 +142,10 @@ async def test_a_killed_service_has_stored_what_it_answered(
 
 @pytest.mark.soak
 @pytest.mark.parametrize("keyed", [True, False])
-async def test_a_killed_broker_has_what_was_answered(own_kafka: EmbeddedKafka, topic_name: str, keyed: bool) -> None:
-    """The broker is killed and comes back, three times: each id exactly once under a key, at least once without."""
+async def test_a_killed_broker_has_all_acknowledged_records(
+    own_kafka: EmbeddedKafka, topic_name: str, keyed: bool
+) -> None:
+    """After three kills of the broker each id is stored exactly once with a key, and at least once without."""
     await create(own_kafka.bootstrap_servers, event_time_topic(topic_name, 2))
     load = Load(topic_name, keyed)
     service = Service(own_kafka.bootstrap_servers, load)

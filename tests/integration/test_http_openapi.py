@@ -1,4 +1,6 @@
-"""The REST interfaces against their own OpenAPI document, and a real CloudEvents SDK against them, on a real broker."""
+"""The REST APIs on a real broker, tested with requests generated from their OpenAPI document, the CloudEvents SDK, and
+requests of REST Proxy's clients.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ TOPIC, GROUP = "openapi", "openapi-readers"
 
 @pytest.fixture(scope="module")
 def gateway(kafka: EmbeddedKafka) -> Iterator[str]:
-    """The address of a gateway, served on a loop of its own in another thread."""
+    """The address of a gateway, which runs on an event loop in another thread."""
     started, ended = threading.Event(), threading.Event()
     where: dict[str, Any] = {}
 
@@ -61,8 +63,10 @@ def gateway(kafka: EmbeddedKafka) -> Iterator[str]:
     thread.join(60)
 
 
-def pinned(document: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
-    """The document with these path parameters fixed: a made-up topic never lets a body be looked at."""
+def with_fixed_parameters(document: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
+    """The document with these path parameters fixed, since requests for generated names never reach the body's
+    validation.
+    """
     for operations in document["paths"].values():
         for operation in operations.values():
             for parameter in operation.get("parameters", []):
@@ -71,22 +75,22 @@ def pinned(document: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
     return document
 
 
-def hold_to_the_schema(
+def call_operations(
     url: str, examples: int, names: dict[str, str], only: Callable[[str, str], bool] = lambda method, path: True
 ) -> dict[str, Counter[int]]:
-    """Call operations with made-up input; the statuses that came, by operation. A 500 fails."""
-    document = pinned(httpx.get(f"{url}/openapi.json", trust_env=False).json(), names)
+    """Call operations with generated requests, and count the statuses by operation. A 500 fails."""
+    document = with_fixed_parameters(httpx.get(f"{url}/openapi.json", trust_env=False).json(), names)
     schema = schemathesis.openapi.from_dict(document)
     statuses: dict[str, Counter[int]] = {}
     for result in schema.get_all_operations():
         operation = result.ok()
         if only(operation.method, operation.path):
-            statuses[f"{operation.method.upper()} {operation.path}"] = call_it(url, operation, examples)
+            statuses[f"{operation.method.upper()} {operation.path}"] = call_operation(url, operation, examples)
     return statuses
 
 
-def call_it(url: str, operation: Any, examples: int) -> Counter[int]:
-    """Call one operation so many times; the statuses that came. An answer that its schema does not allow fails."""
+def call_operation(url: str, operation: Any, examples: int) -> Counter[int]:
+    """Call one operation `examples` times, and count the statuses. An answer that violates the schema fails."""
     came = Counter[int]()
 
     @settings(
@@ -109,7 +113,7 @@ def call_it(url: str, operation: Any, examples: int) -> Counter[int]:
 
 
 def known(url: str) -> dict[str, str]:
-    """Names of what there is."""
+    """Names that exist, for the path parameters."""
     clusters = httpx.get(f"{url}/v3/clusters", trust_env=False).json()["data"]
     return {"topic": TOPIC, "cluster_id": clusters[0]["cluster_id"], "group": GROUP}
 
@@ -121,28 +125,29 @@ def stores(method: str, path: str) -> bool:
     return method == "post" and path.endswith(STORING)
 
 
-def test_no_made_up_request_ends_in_a_500(gateway: str) -> None:
-    """Whatever the schema allows is answered, for names that there are and for others; what is wrong is a 4xx."""
-    statuses = hold_to_the_schema(gateway, 2, {})
+def test_no_generated_request_ends_in_a_500(gateway: str) -> None:
+    """Generated requests, for existing and other names, never get a 500, and answers match the schema."""
+    statuses = call_operations(gateway, 2, {})
     assert len(statuses) > 60
-    statuses = hold_to_the_schema(gateway, 2, known(gateway), lambda method, path: not stores(method, path))
+    statuses = call_operations(gateway, 2, known(gateway), lambda method, path: not stores(method, path))
     assert sum(came[200] > 0 for came in statuses.values()) >= 25
-    storing = hold_to_the_schema(gateway, 10, known(gateway), stores)
+    storing = call_operations(gateway, 10, known(gateway), stores)
     assert len(storing) == 5
     for operation, came in storing.items():
         assert came[200] + came[207] + came[202] > 0, (operation, came)
 
 
 @pytest.mark.soak
-def test_no_made_up_request_ends_in_a_500_however_many(gateway: str) -> None:
-    """The same with hundreds of requests for each operation."""
+def test_no_generated_request_of_many_ends_in_a_500(gateway: str) -> None:
+    """Hundreds of generated requests for each operation never get a 500."""
     for names in ({}, known(gateway)):
-        hold_to_the_schema(gateway, 500, names)
+        call_operations(gateway, 500, names)
 
 
 async def test_a_cloudevents_sdk_posts_in_every_mode(gateway: str, kafka: EmbeddedKafka) -> None:
-    """What CNCF's own SDK for Python makes of an event is stored alike, structured, binary and in a batch, in the form
-    that the SDK reads from Kafka."""
+    """Events that CNCF's Python SDK posts as structured, binary and batch requests are stored alike, in the form that
+    the SDK reads from Kafka.
+    """
     http = pytest.importorskip("cloudevents.core.bindings.http", reason="needs the package cloudevents (>= 2)")
     from cloudevents.core.bindings import kafka as kafka_binding
     from cloudevents.core.formats.json import JSONFormat
@@ -193,7 +198,7 @@ def b64(data: bytes) -> str:
 
 
 async def test_rest_proxys_clients_store_and_read_back(gateway: str, kafka: EmbeddedKafka) -> None:
-    """v2 json and binary, v3 alone, streamed and in a batch: what is told is what the broker has."""
+    """v2 requests in JSON and binary, and v3 requests alone, streamed and in a batch, report what the broker stores."""
     topic = await make_topic(kafka, f"rest-{uuid.uuid4().hex[:8]}", 2)
     at = "2013-01-01T05:15:00Z"
     async with httpx.AsyncClient(base_url=gateway, trust_env=False) as client:

@@ -1,4 +1,4 @@
-"""`?atomic=true` and Idempotency-Key on a real broker: all or nothing, once and not twice."""
+"""`?atomic=true` and Idempotency-Key on a real broker: requests are stored completely or not at all, and only once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.integration.test_http_ingest import NDJSON, create, serving
 
 
 async def committed(bootstrap_servers: str, topic: str, partitions: int) -> list[Any]:
-    """The values of every committed record, decoded."""
+    """The values of all committed records, decoded."""
     tps = [TopicPartition(topic, p) for p in range(partitions)]
     settings = ConsumerSettings(
         auto_offset_reset="earliest", commit_strategy="none", isolation_level="read_committed", max_poll_records=None
@@ -33,7 +33,9 @@ async def committed(bootstrap_servers: str, topic: str, partitions: int) -> list
 
 
 async def test_atomic_is_all_or_nothing(kafka: EmbeddedKafka, topic_name: str) -> None:
-    """One transaction for a good body; a bad line, or a record that the broker refuses, leaves none of the others."""
+    """With `?atomic=true` a valid body is one transaction; an invalid line or a rejected record leaves no record of its
+    body.
+    """
     await create(kafka.bootstrap_servers, NewTopic(topic_name, 2, configs={"max.message.bytes": "2000"}))
     async with serving(kafka.bootstrap_servers) as (_, client):
         url = f"/v1/topics/{topic_name}/events?atomic=true&offsets=true"
@@ -49,8 +51,10 @@ async def test_atomic_is_all_or_nothing(kafka: EmbeddedKafka, topic_name: str) -
     assert sorted(await committed(kafka.bootstrap_servers, topic_name, 2)) == [1, 2, 3, 7]
 
 
-async def test_a_key_is_stored_once_whoever_answers(kafka: EmbeddedKafka, topic_name: str) -> None:
-    """The same request again gets the same answer, from the same service, from another, and from one started anew."""
+async def test_a_request_with_a_key_is_stored_once_by_any_service(kafka: EmbeddedKafka, topic_name: str) -> None:
+    """A repeated request with an Idempotency-Key gets the same answer from the same service and from another one, and
+    is stored once.
+    """
     await create(kafka.bootstrap_servers, event_time_topic(topic_name, 1))
     await create(kafka.bootstrap_servers, event_time_topic(f"{topic_name}-many", 3))
     ingest = {"idempotency_topic": f"keys-{uuid.uuid4().hex[:8]}", "idempotency_partitions": 1}
@@ -65,13 +69,13 @@ async def test_a_key_is_stored_once_whoever_answers(kafka: EmbeddedKafka, topic_
         async with serving(kafka.bootstrap_servers, ingest=ingest) as (_, two):
             elsewhere = await two.post(url, content=b"1\noops\n2\n", headers=headers)
             taken = await two.post(url, content=b"4\n", headers=NDJSON | {"Idempotency-Key": "order-8"})
-            # The first one has lost the partition: it takes it back, and knows what the other has stored.
+            # The first service takes the partition back, and finds the request that the other one stored.
             back = await one.post(url, content=b"5\n", headers=NDJSON | {"Idempotency-Key": "order-9"})
             known = await one.post(url, content=b"4\n", headers=NDJSON | {"Idempotency-Key": "order-8"})
             placed_again = await one.post(many, content=b"1\n" * 30_000, headers=headers)
     assert (first.status_code, first.json()["stored"]) == (207, 2)
     assert (placed.status_code, len(placed.json()["offsets"])) == (200, 30_000)
-    assert len(placed.content) > 1_048_576  # more than a record holds
+    assert len(placed.content) > 1_048_576  # more than fits in one record
     assert (placed_again.headers.get("idempotency-replayed"), placed_again.content) == ("true", placed.content)
     assert "idempotency-replayed" not in first.headers
     for answer in (again, elsewhere):

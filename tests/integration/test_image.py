@@ -1,7 +1,7 @@
-"""The image and what compose.yaml starts: the Dockerfile's steps make an environment, and each service runs in it.
+"""The image and compose.yaml: the Dockerfile's steps make an environment, and each service runs in it.
 
-A service runs by compose's command with compose's environment. Addresses are replaced by the embedded Kafka's, ports by
-free ones, volumes by temporary folders.
+A service runs by compose's command with compose's environment. The test replaces addresses by the embedded Kafka's,
+ports by free ones and volumes by temporary folders.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from tests.integration.environments import (
     ROOT,
     SYSTEM_PATH,
     Environments,
-    ask,
     distributions,
     get,
     install_tool,
     pinned,
+    run_python,
     started,
 )
 from tests.integration.image import DOCKERFILE, SKIPPED, Build, instructions, tools
@@ -59,7 +59,7 @@ TOPICS = ("flights", "banks")
 
 @pytest.fixture(scope="session")
 def image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Build]:
-    """What the Dockerfile's steps made; about 1 GB."""
+    """The result of the Dockerfile's steps; about 1 GB."""
     build = Build(tmp_path_factory.mktemp("image"), from_index=False).all_steps()
     yield build
     shutil.rmtree(build.root / "opt")
@@ -67,12 +67,12 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Build]:
 
 @pytest.fixture(scope="session")
 def installed(image: Build) -> Path:
-    """The bin folder of the image."""
+    """The image's folder of commands."""
     return image.python.parent
 
 
 def test_every_step_is_known() -> None:
-    """Each reason to leave a step out is needed, and what the image's owner needs is not left out."""
+    """Every entry of SKIPPED matches a step, and most commands run."""
     steps = instructions(DOCKERFILE)
     commands = [c.strip() for name, argument in steps if name == "RUN" for c in argument.split(" && ")]
     whole = [f"{name} {argument}" for name, argument in steps if name != "RUN"]
@@ -81,17 +81,17 @@ def test_every_step_is_known() -> None:
     assert len([c for c in commands if not c.startswith(tuple(SKIPPED))]) >= 7
 
 
-def test_the_steps_make_what_the_lock_names(image: Build) -> None:
-    """The image has the lock's packages, Penstock, and Spark's jars; its command runs."""
+def test_the_image_has_the_locks_packages(image: Build) -> None:
+    """The image has the lock's packages, Penstock and Spark's jars, and its command runs."""
     assert_complete(image)
     assert len(pinned(LOCK)) > 30
-    site = Path(ask(image.python, "import penstock; print(penstock.__file__)"))
+    site = Path(run_python(image.python, "import penstock; print(penstock.__file__)"))
     assert site.is_relative_to(image.root), "the checkout is seen instead of the wheel"
 
 
 @pytest.mark.soak
 def test_the_steps_run_with_an_index(tmp_path: Path) -> None:
-    """The same with packages and jars that are downloaded, and with the class archive."""
+    """The steps also work with downloaded packages and jars, and make the class archive."""
     build = Build(tmp_path, from_index=True).all_steps()
     assert_complete(build)
     assert len(list((build.root / CACHE).glob("spark-*.jsa"))) == 1
@@ -106,13 +106,13 @@ def assert_complete(image: Build) -> None:
 
 
 def missing(python: Path, names: set[str]) -> set[str]:
-    """Those of the modules that this Python does not find."""
+    """The modules that this Python does not find."""
     find = "import sys; from importlib.util import find_spec; print(*(n for n in sys.argv[1:] if not find_spec(n)))"
-    return set(ask(python, find, *sorted(names)).split())
+    return set(run_python(python, find, *sorted(names)).split())
 
 
 def imported_by(room: Path) -> set[str]:
-    """The top-level modules that a room's code imports anywhere, inside of functions too."""
+    """The top-level modules that a folder's code imports, also within functions."""
     nodes = [node for path in room.rglob("*.py") for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))]
     names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
     names |= {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module and not node.level}
@@ -123,8 +123,8 @@ LATER_STANDARD_LIBRARY = {"compression"} - sys.stdlib_module_names
 """Modules of a newer Python's standard library, for which this one has a backport."""
 
 
-def test_every_import_is_there(installed: Path) -> None:
-    """What the wheel's code imports, late or early, is found in the new environment; what is the developers' is not."""
+def test_every_import_is_installed(installed: Path) -> None:
+    """The image has every module that the wheel's code imports, and no module of the development tools."""
     python = installed / "python"
     names = set().union(*(imported_by(ROOT / room) for room in ("shared", "services", "api", "penstock")))
     assert {"aiokafka", "pyspark", "fastapi", "deltalake", "penstock"} <= names
@@ -133,8 +133,8 @@ def test_every_import_is_there(installed: Path) -> None:
     assert missing(python, developers) == developers
 
 
-def test_a_gap_in_the_lock_is_seen(installed: Path, environments: Environments, tmp_path: Path) -> None:
-    """Without one of its distributions the environment refuses the wheel, and a service's import of it fails."""
+def test_a_missing_dependency_is_found(installed: Path, environments: Environments, tmp_path: Path) -> None:
+    """Without one of its dependencies the wheel cannot be installed, and the module is missing."""
     (site,) = (installed.parent / "lib").glob("python*/site-packages")
     venv.create(tmp_path / "venv", symlinks=True, with_pip=False)
     (less,) = (tmp_path / "venv" / "lib").glob("python*/site-packages")
@@ -150,7 +150,7 @@ def test_a_gap_in_the_lock_is_seen(installed: Path, environments: Environments, 
 
 @pytest.fixture(scope="module")
 def bootstrap_servers(kafka: EmbeddedKafka) -> str:
-    """The embedded Kafka, with the topics that are there before the services are."""
+    """The embedded Kafka, with the topics that exist before the services start."""
 
     async def create_topics() -> None:
         async with Admin(KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)) as admin:
@@ -160,16 +160,16 @@ def bootstrap_servers(kafka: EmbeddedKafka) -> str:
     return kafka.bootstrap_servers
 
 
-def here(value: Any, replaced: dict[str, str]) -> str:
-    """A value of compose.yaml with the secrets filled in and the places replaced."""
+def substituted(value: Any, replaced: dict[str, str]) -> str:
+    """A value of compose.yaml with secrets filled in and texts replaced."""
     text = re.sub(r"\$\{\w+:\?[^}]*\}", SECRET, str(value))
     for there, ours in replaced.items():
         text = text.replace(there, ours)
     return text
 
 
-def places(service: str, bootstrap_servers: str, folder: Path, port: int) -> dict[str, str]:
-    """What stands here for the places that a service knows in compose: addresses, volumes, files of the checkout."""
+def replacements(service: str, bootstrap_servers: str, folder: Path, port: int) -> dict[str, str]:
+    """Replacements for a service's addresses, volumes and configuration files in compose.yaml."""
     found = {
         "kafka-1:9092,kafka-2:9092,kafka-3:9092": bootstrap_servers,
         f"http://{service}:8080": f"http://127.0.0.1:{port}",
@@ -182,7 +182,7 @@ def places(service: str, bootstrap_servers: str, folder: Path, port: int) -> dic
         found[target] = str(folder / source)
     for config in SERVICES[service].get("configs", ()):
         file = folder / Path(config["target"]).name
-        file.write_text(here(COMPOSE["configs"][config["source"]]["content"], found), encoding="utf-8")
+        file.write_text(substituted(COMPOSE["configs"][config["source"]]["content"], found), encoding="utf-8")
         found[config["target"]] = str(file)
     return found
 
@@ -190,7 +190,7 @@ def places(service: str, bootstrap_servers: str, folder: Path, port: int) -> dic
 def wait_until_healthy(
     check: list[str], environment: dict[str, str], process: subprocess.Popen[bytes], folder: Path
 ) -> None:
-    """Run compose's own health check until it says yes."""
+    """Run compose's health check until it succeeds."""
     deadline = time.monotonic() + START_TIMEOUT_SECONDS
     while time.monotonic() < deadline and process.poll() is None:
         if subprocess.run(check, env=environment, capture_output=True, check=False, cwd=folder).returncode == 0:
@@ -204,21 +204,21 @@ def wait_until_healthy(
 def service_running(
     service: str, installed: Path, bootstrap_servers: str, folder: Path
 ) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
-    """A service by compose's command, healthy by compose's check: its process and its HTTP port."""
+    """Run a service by compose's command until compose's check succeeds, and yield its process and HTTP port."""
     (port,) = pick("127.0.0.1", 1)
-    replaced = places(service, bootstrap_servers, folder, port)
-    environment = {name: here(value, replaced) for name, value in SERVICES[service]["environment"].items()}
+    replaced = replacements(service, bootstrap_servers, folder, port)
+    environment = {name: substituted(value, replaced) for name, value in SERVICES[service]["environment"].items()}
     environment["PATH"] = f"{installed}:{SYSTEM_PATH}"
-    command = [here(part, replaced) for part in SERVICES[service]["command"]]
+    command = [substituted(part, replaced) for part in SERVICES[service]["command"]]
     kind, *check = SERVICES[service]["healthcheck"]["test"]
     assert kind == "CMD"
     with started([str(installed / command[0]), *command[1:]], environment, folder) as process:
-        wait_until_healthy([here(part, replaced) for part in check], environment, process, folder)
+        wait_until_healthy([substituted(part, replaced) for part in check], environment, process, folder)
         yield process, port
 
 
 def stop(process: subprocess.Popen[bytes], folder: Path) -> None:
-    """End a service as the engine does; its exit status is 0."""
+    """Stop a service as the container engine does; its exit status is 0."""
     process.send_signal(signal.SIGTERM)
     status = process.wait(timeout=60)
     assert status == 0, (folder / "output").read_text(encoding="utf-8", errors="replace")[-4000:]
@@ -226,15 +226,19 @@ def stop(process: subprocess.Popen[bytes], folder: Path) -> None:
 
 @pytest.mark.parametrize("service", ["producer", "consumer", "aggregator", "admin"])
 def test_command_runs(service: str, installed: Path, bootstrap_servers: str, tmp_path: Path) -> None:
-    """A service comes up healthy by compose's command and check, serves what the dashboard shows, and ends with 0."""
+    """Each service becomes healthy by compose's command and check, serves the dashboard's metrics, and exits with
+    status 0.
+    """
     with service_running(service, installed, bootstrap_servers, tmp_path) as (process, port):
         assert json.loads(get(f"http://127.0.0.1:{port}/health"))["service"] == service
-        assert_clean(wait_for_metrics(f"http://127.0.0.1:{port}/metrics", shown_of(service)))
+        assert_clean(wait_for_metrics(f"http://127.0.0.1:{port}/metrics", dashboard_metrics(service)))
         stop(process, tmp_path)
 
 
 def test_connect_worker_runs(installed: Path, bootstrap_servers: str, tmp_path: Path) -> None:
-    """The Connect worker comes up by compose's command and check, asks for compose's token, and ends with 0."""
+    """The Connect worker becomes healthy by compose's command and check, requires compose's token, and exits with
+    status 0.
+    """
     with service_running("connect", installed, bootstrap_servers, tmp_path) as (process, port):
         assert_clean(get(f"http://127.0.0.1:{port}/metrics"))
         with pytest.raises(urllib.error.HTTPError, match="401"):
@@ -242,15 +246,17 @@ def test_connect_worker_runs(installed: Path, bootstrap_servers: str, tmp_path: 
         stop(process, tmp_path)
 
 
-@pytest.mark.skipif(not postgres.found(), reason="no Postgres: initdb, pg_ctl and postgres must be on the PATH")
+@pytest.mark.skipif(not postgres.is_installed(), reason="no Postgres: initdb, pg_ctl and postgres must be on the PATH")
 def test_connect_worker_writes_to_postgres(installed: Path, bootstrap_servers: str, tmp_path: Path) -> None:
-    """What `connectors` makes writes a closed window to compose's database; made once more it goes on."""
+    """The connectors that compose's service creates write closed windows to Postgres; created a second time, they
+    continue.
+    """
     user, database = (SERVICES["postgres"]["environment"][f"POSTGRES_{name}"] for name in ("USER", "DB"))
     running = service_running("connect", installed, bootstrap_servers, tmp_path)
     with postgres.server() as admin_url, running as (process, port):
         address = admin_url.partition("@")[2].partition("/")[0]
         for statement in (f"CREATE ROLE {user} LOGIN", f"CREATE DATABASE {database} OWNER {user}"):
-            asyncio.run(in_postgres(admin_url, statement))
+            asyncio.run(query_postgres(admin_url, statement))
         url = f"postgresql://{user}@{address}/{database}"
         create_connectors(installed, port, address, tmp_path)
         asyncio.run(send_bank(bootstrap_servers, flights=41))
@@ -258,12 +264,14 @@ def test_connect_worker_writes_to_postgres(installed: Path, bootstrap_servers: s
         create_connectors(installed, port, address, tmp_path)
         asyncio.run(send_bank(bootstrap_servers, flights=42))
         wait_for_rows(url, [("UA-EWR", 42, 7.5)], tmp_path)
-        assert_clean(wait_for_metrics(f"http://127.0.0.1:{port}/metrics", shown_of("connect")))
+        assert_clean(wait_for_metrics(f"http://127.0.0.1:{port}/metrics", dashboard_metrics("connect")))
         stop(process, tmp_path)
 
 
 def create_connectors(installed: Path, port: int, database: str, folder: Path) -> None:
-    """Run compose's one-shot service that makes the connectors, with the addresses of this worker and this Postgres."""
+    """Run compose's one-shot service that creates the connectors, with the addresses of this worker and this
+    Postgres.
+    """
     service = SERVICES["connectors"]
     replaced = {"http://connect:8080": f"http://127.0.0.1:{port}"}
     for mount in service["volumes"]:
@@ -272,8 +280,8 @@ def create_connectors(installed: Path, port: int, database: str, folder: Path) -
         for file in copy.iterdir():
             file.write_text(file.read_text(encoding="utf-8").replace("//postgres:5432/", f"//{database}/"))
         replaced[target] = str(copy)
-    environment = {name: here(value, replaced) for name, value in service["environment"].items()}
-    name, *arguments = (here(part, replaced) for part in service["command"])
+    environment = {name: substituted(value, replaced) for name, value in service["environment"].items()}
+    name, *arguments = (substituted(part, replaced) for part in service["command"])
     done = subprocess.run(
         [installed / name, *arguments],
         env=environment | {"PATH": f"{installed}:{SYSTEM_PATH}"},
@@ -285,14 +293,14 @@ def create_connectors(installed: Path, port: int, database: str, folder: Path) -
 
 
 async def send_bank(bootstrap_servers: str, flights: int) -> None:
-    """A closed window as the aggregator writes it."""
+    """Send a closed window as the aggregator writes it."""
     window = {"key": "UA-EWR", "start": 1_357_034_400_000, "end": 1_357_038_000_000}
     value = json.dumps({**window, "flights": flights, "mean_delay": 7.5}).encode()
     async with Producer(KafkaSettings(bootstrap_servers=bootstrap_servers)) as producer:
         await (await producer.send("banks", value, key=b"UA-EWR"))
 
 
-async def in_postgres(url: str, statement: str) -> list[tuple[Any, ...]]:
+async def query_postgres(url: str, statement: str) -> list[tuple[Any, ...]]:
     """The rows of one statement."""
     connection = await asyncpg.connect(url)
     try:
@@ -302,19 +310,19 @@ async def in_postgres(url: str, statement: str) -> list[tuple[Any, ...]]:
 
 
 def wait_for_rows(url: str, wanted: list[tuple[Any, ...]], folder: Path) -> None:
-    """Until the table of windows has these rows."""
+    """Wait until the table of windows has these rows."""
     deadline = time.monotonic() + START_TIMEOUT_SECONDS
     rows: list[tuple[Any, ...]] = []
     while rows != wanted:
         with suppress(asyncpg.UndefinedTableError):
-            rows = asyncio.run(in_postgres(url, "SELECT key, flights, mean_delay FROM banks"))
+            rows = asyncio.run(query_postgres(url, "SELECT key, flights, mean_delay FROM banks"))
         said = (folder / "output").read_text(encoding="utf-8", errors="replace")[-4000:]
         assert time.monotonic() < deadline, f"{rows}\n{said}"
         time.sleep(0.3)
 
 
 def wait_for_metrics(url: str, wanted: set[str]) -> str:
-    """The page of metrics, once it has all that are wanted: some come only once a partition is assigned."""
+    """Wait until the page has all wanted metrics, and return it; some appear once a partition is assigned."""
     deadline = time.monotonic() + START_TIMEOUT_SECONDS
     while missing := wanted - served(page := get(url)):
         assert time.monotonic() < deadline, f"in the dashboard, but not served: {missing}"
@@ -322,7 +330,7 @@ def wait_for_metrics(url: str, wanted: set[str]) -> str:
     return page
 
 
-def shown_of(service: str) -> set[str]:
+def dashboard_metrics(service: str) -> set[str]:
     """The metrics of a service in the dashboard's queries."""
     queries = " ".join(target["expr"] for panel in DASHBOARD["panels"] for target in panel["targets"])
     found = re.findall(rf'((?:penstock|kafka_connect)_\w+?)(?:_bucket)?\{{service="{service}"', queries)
@@ -331,12 +339,14 @@ def shown_of(service: str) -> set[str]:
 
 
 def served(metrics: str) -> set[str]:
-    """The names of metrics in Prometheus' text format, of counters as they are queried."""
+    """The names of the metrics on a page in Prometheus' text format."""
     return set(re.findall(r"^# TYPE (\w+) \w+$", metrics, re.MULTILINE))
 
 
 def test_spark_cluster_runs(installed: Path, tmp_path: Path) -> None:
-    """Master and worker come up by compose's commands and checks, and the worker reports to the master."""
+    """Spark's master and worker become healthy by compose's commands and checks, and the worker registers with the
+    master.
+    """
     (tmp_path / "master").mkdir()
     (tmp_path / "worker").mkdir()
     master_port, master_ui, worker_ui = pick("127.0.0.1", 3)
@@ -345,13 +355,15 @@ def test_spark_cluster_runs(installed: Path, tmp_path: Path) -> None:
     environment = {"PATH": f"{installed}:{SYSTEM_PATH}", "SPARK_LOCAL_IP": "127.0.0.1"}
 
     def command(service: str, port: int) -> list[str]:
-        name, *arguments = (here(part, {**common, "8080": str(port)}) for part in SERVICES[service]["command"])
+        name, *arguments = (substituted(part, {**common, "8080": str(port)}) for part in SERVICES[service]["command"])
         return [str(installed / name), *arguments]
 
     def check(service: str, port: int) -> list[str]:
-        return [here(part, {**common, "8080": str(port)}) for part in SERVICES[service]["healthcheck"]["test"][1:]]
+        return [
+            substituted(part, {**common, "8080": str(port)}) for part in SERVICES[service]["healthcheck"]["test"][1:]
+        ]
 
-    own = {name: here(value, common) for name, value in SERVICES["spark-worker"]["environment"].items()}
+    own = {name: substituted(value, common) for name, value in SERVICES["spark-worker"]["environment"].items()}
     with started(command("spark-master", master_ui), environment, tmp_path / "master") as master:
         wait_until_healthy(check("spark-master", master_ui), environment, master, tmp_path / "master")
         with started(command("spark-worker", worker_ui), environment | own, tmp_path / "worker") as worker:

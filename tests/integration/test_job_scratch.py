@@ -1,4 +1,4 @@
-"""A job that is stopped or killed, and its scratch folder; the job is a small script in place of Spark's."""
+"""The scratch folder of a job that is stopped or killed; the job is a small script instead of a Spark job."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ with scratch_folder(Path(sys.argv[1])) as work:
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
-def test_what_a_job_that_was_stopped_leaves_the_next_one_removes(tmp_path: Path, how: int) -> None:
-    """Its folder is in use until it ends, however it ends, and then it is nobody's."""
+def test_the_next_job_removes_an_abandoned_folder(tmp_path: Path, how: int) -> None:
+    """A job's scratch folder is in use until the job ends, by SIGTERM or SIGKILL, and then the next job removes it."""
     job = subprocess.Popen([sys.executable, "-c", JOB, str(tmp_path)], stdout=subprocess.PIPE)
     try:
         assert job.stdout is not None

@@ -1,4 +1,4 @@
-"""Downloading Kafka's jars: without a network, by two processes at once from a mirror, and given up half-way."""
+"""Downloads of Kafka's jars: without a network, by two processes at once, and cancelled."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WAIT_SECONDS = 30.0
 
 
 async def test_no_network_for_the_first_download(tmp_path: Path) -> None:
-    """What could not be had and from where is said; a later try starts afresh."""
+    """Without a network the error names the jar and the repository, and no folder is left in the cache."""
     (closed,) = pick("127.0.0.1", 1)
     repository = f"http://127.0.0.1:{closed}/maven/"
     environ = {"XDG_CACHE_HOME": str(tmp_path), "PENSTOCK_MAVEN_REPOSITORY": repository}
@@ -32,7 +32,7 @@ async def test_no_network_for_the_first_download(tmp_path: Path) -> None:
 
 
 async def test_two_processes_at_once_both_succeed(tmp_path: Path) -> None:
-    """From an empty cache and a mirror, two downloads end with the same whole folder and no leftovers."""
+    """Two concurrent downloads into an empty cache leave one complete folder and no temporary files."""
     names = {jar.name for jar in (await fetch_jars(KAFKA_JARS)).iterdir()}
     with mirror(KAFKA_JARS, tmp_path / "mirror") as repository:
         variables = {"XDG_CACHE_HOME": str(tmp_path / "cache"), "PENSTOCK_MAVEN_REPOSITORY": repository}
@@ -48,7 +48,7 @@ async def test_two_processes_at_once_both_succeed(tmp_path: Path) -> None:
 
 
 class Silent:
-    """A repository that takes a request and never answers; `asked` is set by the first, `gone` when it hangs up."""
+    """A repository that never answers; `asked` is set by the first request, and `gone` when the client disconnects."""
 
     def __init__(self) -> None:
         self.asked, self.gone = asyncio.Event(), asyncio.Event()
@@ -72,7 +72,7 @@ async def silent_repository() -> AsyncIterator[Silent]:
 
 
 async def test_a_cancelled_start_ends_its_download(tmp_path: Path) -> None:
-    """Nobody waits for the jars any more: the connections go at once."""
+    """A cancelled download closes its connection."""
     async with silent_repository() as silent:
         environ = {"XDG_CACHE_HOME": str(tmp_path), "PENSTOCK_MAVEN_REPOSITORY": silent.address}
         starting = asyncio.create_task(fetch_jars(KAFKA_JARS, environ))

@@ -1,6 +1,6 @@
-"""Prometheus' linter over a Connect worker's metrics, and over pages that it has to complain about.
+"""promtool's check of a Connect worker's metrics, and of pages with known problems.
 
-The pages of the other services are linted where they are started: in test_image.py and in the tests of each.
+The pages of the other services are checked where they are started: in test_image.py and in the tests of each.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ from tests.shared.connect.herder.test_metrics import Herding
         ("# TYPE a gauge\na 1\n", "help"),
     ],
 )
-def test_linter_sees_what_is_wrong(page: str, said: str) -> None:
-    """A unit that is no base unit, a counter that is not a total, a histogram's suffix and a missing text are found,
-    also of metrics without a sample."""
+def test_the_linter_finds_problems(page: str, said: str) -> None:
+    """promtool finds a unit that is no base unit, a counter without `_total`, a histogram's suffix and a missing help
+    text, also for metrics without a sample.
+    """
     assert said in complaints(page)
 
 
@@ -41,7 +42,7 @@ def test_metrics_without_samples_are_linted_too() -> None:
 
 @pytest.mark.parametrize(("connector", "props"), [(SayingSink, {"topics": "t"}), (SayingSource, {})])
 async def test_connect_worker_has_clean_metrics(connector: type, props: dict[str, str]) -> None:
-    """The metrics of a worker with a running sink or source task follow Prometheus' rules."""
+    """The metrics of a worker with a running sink or source task pass promtool's check."""
     async with running() as run:
         await run.run(connector, **props)
         registry = CollectorRegistry()

@@ -1,10 +1,10 @@
-"""What the idempotent producer promises, by the numbers: 200,000 records, and a broker that is treated badly.
+"""The guarantees of the idempotent producer with 200,000 records, while the broker is paused, stopped or killed.
 
-The longer runs are soaks; a fifth of the records goes through the same in every run.
+Longer runs are soak tests; shorter ones use a fifth of the records.
 
-Each record's value is its number. Afterwards the log is read back and held against what each delivery said: what was
-acknowledged is there, at its offset; nothing is there twice; the numbers of each partition ascend; and what was said
-to be not written is not there.
+Each record's value is its number. Afterwards the log is compared with the deliveries: acknowledged records are at their
+offsets, no record is there twice, the numbers of each partition ascend, and records reported as not written are
+missing.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ CHUNK = 500
 PARTITIONS = 4
 KEYS = [b"key-%d" % i for i in range(64)]
 FAULT_AT = 5
-"""The fifth of the chunks after which the fault begins: records are out, and most are still to come."""
+"""The fault begins after this fraction of the chunks, when records are in flight and most are still to come."""
 FEW = 40_000
-"""For a run that is not a soak."""
+"""The number of records for tests that are no soak tests."""
 
 Log = dict[int, list[tuple[int, int]]]
 
@@ -43,7 +43,7 @@ def settings_of(kafka: EmbeddedKafka, request_timeout_ms: int) -> KafkaSettings:
 async def load(
     producer: Producer, topic: str, count: int, load_ms: int, fault: Callable[[], Awaitable[None]]
 ) -> Sequence[RecordMetadata | Exception]:
-    """Send all records, spread over `load_ms`, with the fault running beside them; the fate of each, in their order."""
+    """Send all records, spread over `load_ms`, while the fault runs, and return each record's result in order."""
     sent: list[Deliveries] = []
     running: asyncio.Future[None] | None = None
     started = time.monotonic()
@@ -61,7 +61,7 @@ async def load(
 
 
 async def log_of(kafka: EmbeddedKafka, topic: str) -> Log:
-    """Offset and number of every record, by partition, as they are in the log."""
+    """The offset and number of every record in the log, by partition."""
     settings = ConsumerSettings(auto_offset_reset="earliest", max_poll_records=None)
     partitions = [TopicPartition(topic, i) for i in range(PARTITIONS)]
     found: Log = {tp.partition: [] for tp in partitions}
@@ -76,7 +76,7 @@ async def log_of(kafka: EmbeddedKafka, topic: str) -> Log:
 
 
 def check(fates: Sequence[RecordMetadata | Exception], log: Log) -> dict[str, int]:
-    """Hold the log against the fates; gives how many records had which."""
+    """Compare the log with the results, and count the records by result."""
     for entries in log.values():
         numbers = [number for _, number in entries]
         assert all(a < b for a, b in pairwise(numbers)), "a partition's order is not kept"
@@ -109,7 +109,7 @@ async def run(
     fault: Callable[[], Awaitable[None]],
     count: int = RECORDS,
 ) -> tuple[dict[str, int], float]:
-    """One load with one fault: what came of the records, and how many batches were sent again."""
+    """Run one load with one fault, and return the counts of results and the number of retried batches."""
     async with Admin(settings_of(kafka, 10_000)) as admin:
         await admin.create_topics([NewTopic(topic, PARTITIONS)])
     async with Producer(settings_of(kafka, request_timeout_ms), settings) as producer:
@@ -128,8 +128,10 @@ async def freeze(kafka: EmbeddedKafka, for_ms: int) -> None:
     kafka.resume()
 
 
-async def test_a_freeze_shorter_than_the_delivery_timeout(own_kafka: EmbeddedKafka, topic_name: str) -> None:
-    """Requests time out and are sent again, with the first tries still in the broker's hands: all are there once."""
+async def test_a_pause_shorter_than_the_delivery_timeout(own_kafka: EmbeddedKafka, topic_name: str) -> None:
+    """Requests time out and are retried while the broker still holds the first attempts: every record is written
+    once.
+    """
     settings = ProducerSettings(delivery_timeout_ms=20_000)
     counts, retries = await run(own_kafka, topic_name, settings, 700, 4_000, lambda: freeze(own_kafka, 2_000))
     assert counts["acknowledged"] == RECORDS
@@ -137,8 +139,8 @@ async def test_a_freeze_shorter_than_the_delivery_timeout(own_kafka: EmbeddedKaf
 
 
 @pytest.mark.parametrize("count", [FEW, pytest.param(RECORDS, marks=pytest.mark.soak)])
-async def test_a_freeze_longer_than_the_delivery_timeout(own_kafka: EmbeddedKafka, topic_name: str, count: int) -> None:
-    """Records end in DeliveryTimeout, most as not written and a few in doubt; the rest is there, in order, once."""
+async def test_a_pause_longer_than_the_delivery_timeout(own_kafka: EmbeddedKafka, topic_name: str, count: int) -> None:
+    """Records end in DeliveryTimeout, most as not written and a few in doubt; all others are written once, in order."""
     settings = ProducerSettings(delivery_timeout_ms=1_500)
     load_ms, freeze_ms = (8_000, 3_500) if count == RECORDS else (4_000, 2_500)
     counts, _ = await run(own_kafka, topic_name, settings, 700, load_ms, lambda: freeze(own_kafka, freeze_ms), count)
@@ -155,8 +157,8 @@ async def test_a_freeze_longer_than_the_delivery_timeout(own_kafka: EmbeddedKafk
         pytest.param(True, RECORDS, id="SIGKILL", marks=pytest.mark.soak),
     ],
 )
-async def test_a_restart_in_mid_load(own_kafka: EmbeddedKafka, topic_name: str, crash: bool, count: int) -> None:
-    """The broker goes and comes back on its data while records are sent: all are there once, in order."""
+async def test_a_restart_under_load(own_kafka: EmbeddedKafka, topic_name: str, crash: bool, count: int) -> None:
+    """The broker stops or is killed and restarts while records are sent: every record is written once, in order."""
 
     async def fault() -> None:
         await (own_kafka.kill() if crash else own_kafka.stop())

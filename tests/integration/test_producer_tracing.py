@@ -1,4 +1,4 @@
-"""Spans of a producer's records over a real broker: every record that was to be sent has one, and it ends."""
+"""Spans of a producer's records on a real broker: every record has a span, and every span ends."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ from penstock.shared.common.records import ProducerRecord, TopicPartition
 from penstock.shared.common.settings import KafkaSettings
 
 
-async def test_spans_of_every_fate(kafka: EmbeddedKafka, topic_name: str) -> None:
-    """Acknowledged, in bulk, refused, taken back, cancelled while waiting: the span ends so, and what is in the log
-    carries its span's context."""
+async def test_spans_of_every_outcome(kafka: EmbeddedKafka, topic_name: str) -> None:
+    """The span of an acknowledged, rejected or cancelled record ends with its outcome, and stored records carry their
+    span's context.
+    """
     settings = KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)
     exporter, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))

@@ -1,4 +1,6 @@
-"""What a consumer reads from a real broker: transactions, times, compacted logs, large batches, compression."""
+"""A consumer reads transactions, timestamps, compacted logs, large batches and compressed records from a real
+broker.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ from penstock.shared.common.settings import KafkaSettings
 
 
 class GaveUp(Exception):
-    """Ends a transaction."""
+    """Aborts a transaction."""
 
 
 Read = list[tuple[int, bytes | None]]
@@ -35,7 +37,7 @@ async def send(producer: Producer, records: Sequence[ProducerRecord]) -> None:
 
 
 async def read_to(consumer: Consumer, tp: TopicPartition, end: int, limit: int | None = None) -> Read:
-    """Polls until the position is at `end`."""
+    """Poll until the position is at `end`, and return offsets and values."""
     found: Read = []
     async with asyncio.timeout(30):
         while await consumer.position(tp) < end:
@@ -45,7 +47,9 @@ async def read_to(consumer: Consumer, tp: TopicPartition, end: int, limit: int |
 
 
 async def test_only_committed_transactions_are_read(kafka: EmbeddedKafka, topic_name: str) -> None:
-    """Under read_committed neither aborted records nor what lies behind an open transaction; otherwise all of them."""
+    """Under read_committed neither aborted records nor records after an open transaction are read; otherwise all are
+    read.
+    """
     tp = TopicPartition(topic_name, 0)
     async with Admin(settings_of(kafka)) as admin:
         await admin.create_topics([NewTopic(topic_name, 1)])
@@ -88,14 +92,14 @@ async def test_only_committed_transactions_are_read(kafka: EmbeddedKafka, topic_
 
 
 async def _stable(consumer: Consumer, tp: TopicPartition, offset: int) -> None:
-    """The broker answers a commit before its markers are written."""
+    """Wait until the last stable offset is at least this: a commit is answered before its markers are written."""
     async with asyncio.timeout(10):
-        while (await consumer.end_offsets([tp]))[tp] < offset:  # noqa: ASYNC110 - nobody is told
+        while (await consumer.end_offsets([tp]))[tp] < offset:  # noqa: ASYNC110 - there is no event to wait for
             await asyncio.sleep(0.02)
 
 
 async def test_reading_begins_a_duration_ago(kafka: EmbeddedKafka, topic_name: str) -> None:
-    """by_duration begins at the first record that is not older; at the end where all are."""
+    """by_duration starts at the first record that is not older, or at the end if all are older."""
     now_ms = time.time_ns() // 1_000_000
     one, two = TopicPartition(topic_name, 0), TopicPartition(topic_name, 1)
     async with Admin(settings_of(kafka)) as admin, Producer(settings_of(kafka)) as producer:
@@ -115,7 +119,7 @@ async def test_reading_begins_a_duration_ago(kafka: EmbeddedKafka, topic_name: s
 
 
 async def test_a_compacted_log_has_holes(kafka: EmbeddedKafka, topic_name: str) -> None:
-    """What the cleaner left is read with its offsets, and the position goes past what it took."""
+    """A compacted log is read with its offsets, and the position passes the removed records."""
     tp = TopicPartition(topic_name, 0)
     configs = {
         "cleanup.policy": "compact",
@@ -155,7 +159,7 @@ async def test_a_compacted_log_has_holes(kafka: EmbeddedKafka, topic_name: str) 
 
 @pytest.mark.parametrize("compression", ["none", "gzip", "lz4", "zstd"])
 async def test_batches_larger_than_every_limit(kafka: EmbeddedKafka, topic_name: str, compression: str) -> None:
-    """With limits of one byte all is read, batch by batch, whatever the compression; headers and nulls as well."""
+    """Batches larger than the limits of one byte are read with every compression, with headers and nulls."""
     async with Admin(settings_of(kafka)) as admin:
         await admin.create_topics([NewTopic(topic_name, 2)])
     settings = ProducerSettings.model_validate({"compression_type": compression, "batch_size": 50_000})
@@ -181,8 +185,10 @@ async def test_batches_larger_than_every_limit(kafka: EmbeddedKafka, topic_name:
 
 
 @pytest.mark.parametrize("policy", ["earliest", "none"])
-async def test_a_log_that_is_not_the_one_that_was_read(kafka: EmbeddedKafka, topic_name: str, policy: str) -> None:
-    """A topic that was made again and is shorter: the policy says where to go on, without one it is an error."""
+async def test_a_recreated_shorter_topic(kafka: EmbeddedKafka, topic_name: str, policy: str) -> None:
+    """After a topic is recreated and is shorter, auto_offset_reset decides where to continue; with none it is an
+    error.
+    """
     tp, settings = TopicPartition(topic_name, 0), settings_of(kafka)
     old = [ProducerRecord(topic_name, b"old %d" % i) for i in range(10)]
     new = [ProducerRecord(topic_name, b"new %d" % i) for i in range(4)]
@@ -211,8 +217,8 @@ async def test_a_log_that_is_not_the_one_that_was_read(kafka: EmbeddedKafka, top
             assert found == [record.value for record in new]
 
 
-async def test_a_broker_says_where_its_log_diverges(kafka: EmbeddedKafka, topic_name: str) -> None:
-    """Told the epoch of what was read before, it names the end of that epoch where the reader is past it."""
+async def test_a_broker_reports_where_its_log_diverges(kafka: EmbeddedKafka, topic_name: str) -> None:
+    """A fetch with the epoch of the last read record reports the end of that epoch if the reader is past it."""
     async with Admin(settings_of(kafka)) as admin:
         await admin.create_topics([NewTopic(topic_name, 1)])
     async with Producer(settings_of(kafka)) as producer:

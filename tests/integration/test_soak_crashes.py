@@ -1,7 +1,8 @@
-"""Soak: stream workers that are killed, stopped and rebalanced for a minute under load, under both guarantees.
+"""Soak: stream workers are killed, stopped and rebalanced for a minute under load, under both guarantees.
 
-Besides what came out, the changelog is read by the reader's rule and compared with that of an unbroken run: the state
-is exact under both guarantees, since an owner's epoch and a commit's progress record say which entries count.
+Besides the output, the test reads the changelog as a reader does, and compares it with that of an uninterrupted run.
+The state is exact under both guarantees, since the owner's epoch and the commit's progress record decide which entries
+count.
 """
 
 from __future__ import annotations
@@ -37,16 +38,16 @@ from tests.integration.test_stream_worker import (
 )
 
 SOAK_SECONDS = 60.0
-STOPPED_SECONDS = 5.0  # past the session timeout: the group goes on without it, and it wakes as a zombie
+STOPPED_SECONDS = 5.0  # past the session timeout: the group rebalances, and the continued worker is a zombie
 GUEST_SECONDS = 3.0  # how long a third worker has its share before it leaves
 EVENTS_A_TIME, EVERY_SECONDS = 250, 0.5
 PARTITIONS = 4
 Given = Callable[[int], dict[str, Any]]
-"""The settings of the worker at each place."""
+"""The settings of each worker, by its index."""
 
 
 class State:
-    """What a changelog partition holds for a reader: live windows, and each closed one."""
+    """The state of a changelog partition for a reader: live windows, and each closed one."""
 
     def __init__(self) -> None:
         self.live: dict[tuple[bytes, int], tuple[int, bytes]] = {}
@@ -76,13 +77,13 @@ class State:
 
 
 def rows_of(owned: OwnedTask) -> dict[tuple[bytes, int], int]:
-    """A running task's live windows: their ends by key and start."""
+    """The live windows of a running task: their ends by key and start."""
     assert owned.task is not None
     return {(row.key.encode(), row.start): row.end for row in owned.task.stores["s"].rows()}
 
 
 def offline_state(chain: Chain, partition: int) -> State:
-    """The state of an unbroken run over a partition."""
+    """The state of a partition after an uninterrupted run."""
     driver = TopologyTestDriver(topology(chain.topic), partition=partition, errors=ErrorHandlers())
     for _, key, timestamp, number in (event for event in chain.sent if event[0] == partition):
         driver.pipe(chain.topic, key=key, value=b'{"id":%d}' % number, timestamp=timestamp)
@@ -90,7 +91,9 @@ def offline_state(chain: Chain, partition: int) -> State:
 
 
 class Crew:
-    """Two workers in processes of their own that are killed and stopped at random, and started again; and guests."""
+    """Two workers in separate processes that are killed and stopped at random and restarted, and temporary third
+    workers.
+    """
 
     def __init__(self, chain: Chain, guarantee: str, seed: int, given: Given) -> None:
         self._chain, self._guarantee, self.random, self._given = chain, guarantee, random.Random(seed), given
@@ -107,7 +110,7 @@ class Crew:
         await self._stack.aclose()
 
     async def disturb(self) -> None:
-        """Kill or stop one of them, or have a third one come and go; and bring back whoever ended."""
+        """Kill or stop a worker, or run a third one for a while; restart workers that ended."""
         process = self.random.choice(self._processes)
         what = self.random.choice(("killed", "stopped", "rebalanced"))
         if what == "killed":
@@ -126,7 +129,7 @@ class Crew:
                 self._processes[i] = await self._start(i)
 
     async def _make_zombie(self, process: asyncio.subprocess.Process) -> None:
-        """Stop it with a commit at hand, and wake it when another owner has taken over what it had."""
+        """Stop a worker before a commit, and continue it when another owner has taken over its partitions."""
 
         async def stopped() -> bool:
             return _is_stopped(process)
@@ -160,7 +163,7 @@ def _is_stopped(process: asyncio.subprocess.Process) -> bool:
 
 @contextlib.asynccontextmanager
 async def load(chain: Chain) -> AsyncIterator[None]:
-    """Events all the while."""
+    """Send events until the block ends."""
 
     async def send() -> None:
         while not ended.is_set():
@@ -181,7 +184,7 @@ def in_memory(place: int) -> dict[str, Any]:
 
 
 def on_disk(folder: Path) -> Given:
-    """Each worker with a folder of its own, which outlives it, and with standbys."""
+    """Settings of workers with standbys, each with a state folder that survives the process."""
 
     def given(place: int) -> dict[str, Any]:
         own = {"default_dsl_store": "rocksDB", "state_dir": str(folder / str(place)), "statestore_cache_max_bytes": 0}
@@ -196,7 +199,9 @@ def on_disk(folder: Path) -> Given:
 async def test_soak_of_crashes(
     kafka: EmbeddedKafka, topic_name: str, tmp_path: Path, guarantee: str, store: str
 ) -> None:
-    """A minute of kills, stops and rebalances under load: output, late records and state equal an unbroken run's."""
+    """After a minute of kills, stops and rebalances under load, output, late records and state equal an uninterrupted
+    run's.
+    """
     given = in_memory if store == "in_memory" else on_disk(tmp_path)
     async with chain_of(kafka, topic_name, partitions=PARTITIONS) as chain:
         async with Crew(chain, guarantee, 11, given) as crew, load(chain):

@@ -1,8 +1,9 @@
-"""Soak: a fuller topology at a higher rate whose workers are killed again and again, under both guarantees.
+"""Soak: workers of a topology with several features are killed repeatedly at a high rate of records, under both
+guarantees.
 
-Clicks go through a repartition topic, are joined with a table, aggregated in sessions, and added up in a store that a
-named wall-clock schedule empties. Whatever the order in which partitions come to a worker, each click is in `joined`
-once, and by user counts and sums are exact: of sessions and late clicks, and of what the schedule said.
+Clicks go through a repartition topic, are joined with a table, aggregated in sessions, and summed in a store that a
+named wall-clock schedule empties. In whatever order a worker gets its partitions, each click is in `joined` once. By
+user, counts and sums are exact: of sessions and late clicks, and of the schedule's output.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ from tests.integration.test_stream_worker import GUARANTEES, Chain, chain_of, ch
 
 SOAK_SECONDS, KILLS_MIN, DONE_SECONDS = 60.0, 3, 300.0
 PARTITIONS, USERS, CLICKS_A_TIME, EVERY_SECONDS = 4, 50, 1_000, 0.4
-PATIENT = {"session_timeout_ms": 10_000}  # on a machine that is full a turn may take seconds
+PATIENT = {"session_timeout_ms": 10_000}  # on a busy machine a turn may take seconds
 FLUSH_MS = 3_600_000
 FIRST_MS = 1_790_000_000_000
 
 
 class Clicks:
-    """Sends numbered clicks, a millisecond of event time each, and knows what it sent."""
+    """Sends numbered clicks, one a millisecond of event time, and records what it sent."""
 
     def __init__(self, chain: Chain) -> None:
         self._chain, self.random, self.sent = chain, random.Random(5), 0
@@ -43,7 +44,7 @@ class Clicks:
         """User, timestamp and ms of each."""
 
     async def users(self) -> None:
-        """The table's rows, before any click."""
+        """Send the table's rows, before any click."""
         rows = [
             ProducerRecord(f"{self._chain.topic}-users", b'{"city":"c%d"}' % i, b"u%d" % i, (), None, FIRST_MS - 1)
             for i in range(USERS)
@@ -51,11 +52,11 @@ class Clicks:
         await self._send(rows)
 
     async def some(self) -> None:
-        """The next clicks, over all source partitions."""
+        """Send the next clicks, over all source partitions."""
         await self._send([self._click(f"u{int(USERS * self.random.random() ** 2)}") for _ in range(CLICKS_A_TIME)])
 
     async def last(self) -> None:
-        """One of each user, so much later that every session before it closes."""
+        """Send one click of each user, so much later that every earlier session closes."""
         await self._send([self._click(f"u{i}", FLUSH_MS) for i in range(USERS)])
 
     def _click(self, user: str, later_ms: int = 0) -> ProducerRecord:
@@ -88,7 +89,7 @@ def decoded(records: Iterable[ConsumerRecord]) -> Iterator[tuple[bytes, dict[str
 
 
 async def kill_and_load(chain: Chain, clicks: Clicks, guarantee: str) -> int:
-    """Clicks all the while, for two workers of which one is killed every few seconds; how often."""
+    """Send clicks to two workers of which one is killed every few seconds, and return the number of kills."""
     kills = 0
     async with contextlib.AsyncExitStack() as stack:
 
@@ -122,7 +123,7 @@ async def kill_and_load(chain: Chain, clicks: Clicks, guarantee: str) -> int:
 
 
 async def until_done(worker: StreamWorker) -> None:
-    """Until all is read, processed, said by the schedule, and committed."""
+    """Wait until all records are read, processed, forwarded by the schedule and committed."""
 
     async def done() -> bool:
         tasks = [owned.task for owned in worker.tasks().values()]
@@ -133,7 +134,7 @@ async def until_done(worker: StreamWorker) -> None:
             and all(task is not None and not task.needs_commit and not len(task.stores["sums"]) for task in tasks)
         )
 
-    for _ in range(3):  # what a task wrote to another one's partition is on its way
+    for _ in range(3):  # records that a task wrote to another one's partition are in flight
         await until(done, DONE_SECONDS)
         await asyncio.sleep(0.5)
 
@@ -141,7 +142,9 @@ async def until_done(worker: StreamWorker) -> None:
 @pytest.mark.soak
 @pytest.mark.parametrize("guarantee", GUARANTEES)
 async def test_soak_of_visits(kafka: EmbeddedKafka, topic_name: str, guarantee: str) -> None:
-    """Every click once in `joined`; counts and sums of each user exact, in sessions and in what the schedule said."""
+    """Every click is in `joined` once, and each user's counts and sums are exact, in sessions and in the schedule's
+    output.
+    """
     async with chain_of(kafka, topic_name, PARTITIONS) as chain:
         async with Admin(chain.kafka) as admin:
             await admin.create_topics([event_time_topic(f"{topic_name}-users", PARTITIONS)])

@@ -1,4 +1,4 @@
-"""How the services of one machine are ended, with real processes."""
+"""How a stack stops its services and waits for their health, with real processes."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ print("done", flush=True)
 LIMIT_MS = 1_000
 
 
-async def test_a_service_has_the_whole_time_that_it_was_told(tmp_path: Path) -> None:
-    """One that takes all of its limit ends in order; one that takes more is killed soon after, and holds up none."""
+async def test_a_service_may_use_its_whole_shutdown_timeout(tmp_path: Path) -> None:
+    """A service may use its whole shutdown timeout; one that takes longer is killed and delays no other."""
     (tmp_path / "program.py").write_text(PROGRAM)
     stack = Stack(tmp_path, hermetic=True)
     for kind in ("slow", "stubborn"):
@@ -75,7 +75,9 @@ STILL_MS = 2_000
 
 
 async def health_of(tmp_path: Path, steps: int, step_s: float, end: str) -> tuple[Stack, Service]:
-    """A service whose `/health` says so many things, each for so long, and then 200; or the last one, or it dies."""
+    """Start a service whose `/health` reports `steps` details, each for `step_s`, and then is healthy, stays stuck or
+    dies.
+    """
     (tmp_path / "health.py").write_text(HEALTH)
     stack = Stack(tmp_path, hermetic=True)
     environment = {"PYTHONPATH": str(tmp_path), "STEPS": str(steps), "STEP_S": str(step_s), "END": end}
@@ -83,8 +85,8 @@ async def health_of(tmp_path: Path, steps: int, step_s: float, end: str) -> tupl
     return stack, await stack.start(spec)
 
 
-async def test_a_service_that_gets_on_is_waited_for(tmp_path: Path) -> None:
-    """However long it takes in all, as on a loaded machine: longer than anything may stay the same."""
+async def test_a_service_that_makes_progress_is_awaited(tmp_path: Path) -> None:
+    """The stack waits for a service whose health makes progress, also longer than the limit without progress."""
     stack, service = await health_of(tmp_path, 5, 0.8, "healthy")
     before = time.monotonic()
     try:
@@ -94,8 +96,10 @@ async def test_a_service_that_gets_on_is_waited_for(tmp_path: Path) -> None:
     assert (time.monotonic() - before) * 1000 > STILL_MS
 
 
-async def test_a_service_that_says_the_same_for_long_is_stuck(tmp_path: Path) -> None:
-    """The error has what it says, and where its log is; a number that grows is no progress."""
+async def test_a_service_without_progress_is_stuck(tmp_path: Path) -> None:
+    """A service whose health does not change raises ServiceStuck with the detail and the log's path; a rising number is
+    no progress.
+    """
     stack, service = await health_of(tmp_path, 1, 0.1, "stuck")
     try:
         with pytest.raises(ServiceStuck, match=r"service is not healthy.* tasks: starting: a, .*service\.log"):
@@ -104,8 +108,8 @@ async def test_a_service_that_says_the_same_for_long_is_stuck(tmp_path: Path) ->
         await stack.stop()
 
 
-async def test_a_service_that_dies_is_not_waited_for(tmp_path: Path) -> None:
-    """Its own last words are the error."""
+async def test_a_service_that_dies_is_reported(tmp_path: Path) -> None:
+    """A service that dies raises ChildDied with its last output."""
     stack, service = await health_of(tmp_path, 2, 0.2, "dies")
     try:
         with pytest.raises(ChildDied, match="no such topology"):

@@ -1,4 +1,4 @@
-"""Several instances of one application on a real broker: any of them answers for all."""
+"""Several instances of one application on a real broker: each answers queries for all."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from tests.integration.promtool import assert_clean
 WAIT_S = 45
 TOKEN = "0123456789abcdef"
 PARTITIONS = 2
-HOURS_3_MS = 3 * 3_600_000  # more than gap and grace: what came before is closed
+HOURS_3_MS = 3 * 3_600_000  # more than gap and grace: earlier sessions are closed
 
 
 def settings_of(kafka: EmbeddedKafka, topic: str) -> dict[str, str]:
-    """An aggregator's, with a group that notices a death soon."""
+    """Settings of an aggregator whose group detects a dead member soon."""
     return {
         "KAFKA__BOOTSTRAP_SERVERS": kafka.bootstrap_servers,
         "TOPOLOGY": "penstock.services.local.topologies:sessions",
@@ -47,7 +47,7 @@ def settings_of(kafka: EmbeddedKafka, topic: str) -> dict[str, str]:
 
 
 async def send(kafka: EmbeddedKafka, topic: str, first_ms: int = 0) -> None:
-    """Three events of key k<p> in each partition p, of a topic that is made where it is not there."""
+    """Send three events of key k<p> to each partition p of a topic, which is created if missing."""
     settings = KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)
     async with Admin(settings) as admin:
         await admin.create_topics([event_time_topic(topic, PARTITIONS)], exist_ok=True)
@@ -58,7 +58,7 @@ async def send(kafka: EmbeddedKafka, topic: str, first_ms: int = 0) -> None:
 
 
 async def until(done: Callable[[], Awaitable[Any]]) -> Any:
-    """What `done` gives once it gives something."""
+    """Wait until `done` returns something true, and return it."""
     deadline = time.monotonic() + WAIT_S
     while not (got := await done()):
         assert time.monotonic() < deadline, "it did not come about in time"
@@ -77,10 +77,13 @@ async def stack(tmp_path: Path) -> AsyncIterator[Stack]:
     await stack.stop()
 
 
-async def test_any_instance_answers_for_all_and_says_what_is_missing(
+async def test_any_instance_answers_for_all_and_reports_missing_partitions(
     kafka: EmbeddedKafka, topic_name: str, stack: Stack
 ) -> None:
-    """Each tells of the key that the other has; one that is killed is missing, and said to be, until it is replaced."""
+    """Each instance answers for the other's keys.
+
+    Partitions of a killed instance are reported as missing until they have a new owner.
+    """
     await send(kafka, topic_name)
     settings = settings_of(kafka, topic_name)
     specs = [ServiceSpec(name, settings, arguments=["aggregator"]) for name in ("a", "b")]
@@ -119,7 +122,7 @@ async def test_any_instance_answers_for_all_and_says_what_is_missing(
             ("stores/sessions/windows?status=open&rows_max=1", "windows"),
             ("windows?limit=1", "windows"),
         ):
-            await pages_are_of_both(http, f"/v1/streams/{path}", rows, a, b)
+            await check_pages_of_both(http, f"/v1/streams/{path}", rows, a, b)
         refused = await get(a, "/v1/streams/stores/sessions/windows")
         assert (refused.status_code, refused.json()["error_code"]) == (409, "NO_LAKE")
         (lost,) = [task["partition"] for task in (await get(b, "/v1/streams?local=true")).json()["tasks"]]
@@ -141,8 +144,8 @@ async def test_any_instance_answers_for_all_and_says_what_is_missing(
         assert sorted((row["key"], row["events"]) for row in whole["rows"]) == [("k0", 3), ("k1", 3)]
 
 
-async def pages_are_of_both(http: httpx.AsyncClient, path: str, rows: str, a: Service, b: Service) -> None:
-    """One row a page: each instance goes on where the other ended, and another question's continuation is refused."""
+async def check_pages_of_both(http: httpx.AsyncClient, path: str, rows: str, a: Service, b: Service) -> None:
+    """Assert that each instance continues a page of the other, and that another query's continuation is rejected."""
     seen, continuation = [], ""
     for service in (a, b, a):
         page = (await http.get(f"{service.url}{path}{continuation}")).json()
@@ -160,7 +163,9 @@ async def pages_are_of_both(http: httpx.AsyncClient, path: str, rows: str, a: Se
 async def test_two_workers_share_the_partitions_and_one_is_killed(
     kafka: EmbeddedKafka, topic_name: str, stack: Stack, tmp_path: Path
 ) -> None:
-    """One address for both; a worker that is killed is replaced, results are complete, and none outlives its parent."""
+    """Two workers serve one address; a killed worker is replaced, results are complete, and no worker outlives its
+    parent.
+    """
     await send(kafka, topic_name)
     more = {"WORKERS": "2", "STREAMS__LAKE": str(tmp_path), "COMPACTION__ENABLED": "false"}
     service = await stack.start(ServiceSpec("aggregator", settings_of(kafka, topic_name) | more))

@@ -1,4 +1,4 @@
-"""Consumers of another project that use an application's group id, on a real broker, under both group protocols."""
+"""Foreign consumers (librdkafka) that use an application's group id, on a real broker, under both group protocols."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from penstock.shared.clients.admin import Admin
 from penstock.shared.common.errors import InconsistentGroupProtocol
 from penstock.shared.streams.runtime.source_offsets import GroupAhead
 from penstock.shared.streams.runtime.standby_assignor import PREFIX
-from tests.integration.test_stream_worker import Chain, chain_of, offline, or_its_error, running, until
-from tests.integration.test_stream_worker_losses import fails, work
+from tests.integration.test_stream_worker import Chain, chain_of, offline, running, until, wait_or_raise
+from tests.integration.test_stream_worker_losses import run_until_error, work
 
 POLL_S = 0.2
 PROTOCOLS = ["classic", "consumer"]
 
 
 class Stray:
-    """A consumer of librdkafka's in a thread of its own, which commits by itself; `close` ends it."""
+    """A consumer of librdkafka in its own thread, with auto-commit; `close` stops it."""
 
     def __init__(self, chain: Chain, protocol: str) -> None:
         config = {
@@ -72,21 +72,23 @@ def stray_of(chain: Chain, protocol: str) -> Iterator[Stray]:
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-async def test_a_stranger_is_refused(kafka: EmbeddedKafka, topic_name: str, protocol: str) -> None:
-    """The broker tells it so, also one of KIP-848; it gets no partition, and the application goes on."""
+async def test_a_foreign_consumer_is_rejected(kafka: EmbeddedKafka, topic_name: str, protocol: str) -> None:
+    """The broker rejects a foreign consumer, also one of KIP-848; it gets no partition, and the application keeps
+    running.
+    """
     async with chain_of(kafka, topic_name) as chain:
         worker = chain.worker()
         async with running(worker) as loop:
             await chain.send(100)
-            await or_its_error(loop, chain.wait_processed(worker))
+            await wait_or_raise(loop, chain.wait_processed(worker))
             with stray_of(chain, protocol) as stray:
 
                 async def is_told() -> bool:
                     return bool(stray.errors)
 
-                await or_its_error(loop, until(is_told))
+                await wait_or_raise(loop, until(is_told))
             await chain.send(100)
-            await or_its_error(loop, chain.wait_processed(worker))
+            await wait_or_raise(loop, chain.wait_processed(worker))
             async with Admin(chain.kafka) as admin:
                 group = await admin.describe_group(topic_name)
         assert (stray.read, stray.assigned) == (0, 0)
@@ -95,9 +97,14 @@ async def test_a_stranger_is_refused(kafka: EmbeddedKafka, topic_name: str, prot
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-async def test_a_stranger_that_is_there_first_is_named(kafka: EmbeddedKafka, topic_name: str, protocol: str) -> None:
-    """The start fails with the stranger's client id. Once it is gone the error says what it has committed, and its
-    command, given while the application restarts, ends that: everything is processed."""
+async def test_a_foreign_consumer_that_joined_first_is_named(
+    kafka: EmbeddedKafka, topic_name: str, protocol: str
+) -> None:
+    """A start fails with the foreign consumer's client id while it is in the group.
+
+    After that, the error reports its commits, and `restore-offsets` fixes the offsets, so that all records are
+    processed.
+    """
     async with chain_of(kafka, topic_name) as chain:
         await work(chain, 100)
         await chain.send(100)
@@ -108,9 +115,9 @@ async def test_a_stranger_that_is_there_first_is_named(kafka: EmbeddedKafka, top
 
             await until(has_read)
             with pytest.raises(InconsistentGroupProtocol, match=r"has members that are not .*: client 'stray' \(host"):
-                await fails(chain.worker())
+                await run_until_error(chain.worker())
         with pytest.raises(GroupAhead, match="This is not lost state") as refused:
-            await fails(chain.worker())
+            await run_until_error(chain.worker())
         assert [(one.committed, one.known) for one in refused.value.ahead] == [(100, 50), (100, 50)]
         restarts = asyncio.create_task(_restart(chain))
         arguments = ["--application-id", topic_name, "--bootstrap-servers", kafka.bootstrap_servers, "--execute"]
@@ -119,7 +126,7 @@ async def test_a_stranger_that_is_there_first_is_named(kafka: EmbeddedKafka, top
         async def is_processed() -> bool:
             return [(await chain.confirmed(p)).progress.sources[topic_name] for p in (0, 1)] == [100, 100]  # type: ignore[union-attr]
 
-        await or_its_error(restarts, until(is_processed))
+        await wait_or_raise(restarts, until(is_processed))
         restarts.cancel()
         await asyncio.wait([restarts])
         assert (await chain.values("out"), await chain.values("late")) == offline(topic_name, chain.sent)
@@ -128,4 +135,4 @@ async def test_a_stranger_that_is_there_first_is_named(kafka: EmbeddedKafka, top
 async def _restart(chain: Chain) -> None:
     while True:
         with contextlib.suppress(GroupAhead):
-            await fails(chain.worker())
+            await run_until_error(chain.worker())

@@ -1,4 +1,4 @@
-"""The stream worker on a real broker: both guarantees, crashes, rebalances, fencing, and what it refuses."""
+"""The stream worker on a real broker: both guarantees, crashes, rebalances, fencing and errors at the start."""
 
 from __future__ import annotations
 
@@ -81,7 +81,10 @@ def events(number: int, partitions: int, first: int = 0) -> list[Event]:
 def offline(
     topic: str, given: list[Event], build: Topology | None = None, **more: Aggregation[Any]
 ) -> tuple[list[bytes], list[bytes]]:
-    """Closed windows and late records of an uninterrupted run over each partition, sorted; by default of sessions."""
+    """Closed windows and late records of an uninterrupted run over each partition, sorted.
+
+    The default topology has sessions.
+    """
     closed: list[bytes] = []
     late: list[bytes] = []
     for partition in {event[0] for event in given}:
@@ -110,7 +113,7 @@ def settings_of(application: str, **given: Any) -> StreamsSettings:
 
 @dataclass
 class Chain:
-    """A source topic with what reads and writes it."""
+    """A source topic, with methods that send to it and read the topics of its application."""
 
     kafka: KafkaSettings
     topic: str
@@ -121,7 +124,7 @@ class Chain:
         return settings_of(self.topic, **given)
 
     async def send(self, number: int) -> None:
-        """Send that many more events, each to its partition."""
+        """Send `number` more events, each to its partition."""
         new = events(number, self.partitions, first=len(self.sent))
         records = [ProducerRecord(self.topic, b'{"id":%d}' % i, key, (), p, at) for p, key, at, i in new]
         async with Producer(self.kafka, ProducerSettings(linger_ms=0)) as producer:
@@ -133,9 +136,10 @@ class Chain:
         return StreamWorker(self.kafka, self.settings(**given), build or topology(self.topic))
 
     async def read(self, topic: str) -> list[ConsumerRecord]:
-        """All that a read_committed reader sees once the last transaction's marks are there.
+        """Read all committed records of a topic.
 
-        A commit is answered before they are: for some ms more the stable end lies before what it wrote.
+        A commit is answered before its markers are written: for some ms the last stable offset is before the committed
+        records. So this reads to the end offset, not to the last stable offset.
         """
         settings = ConsumerSettings(isolation_level="read_committed", auto_offset_reset="none")
         out: list[ConsumerRecord] = []
@@ -154,7 +158,7 @@ class Chain:
         return sorted(record.value or b"" for record in await self.read(f"{self.topic}-{suffix}"))
 
     async def confirmed(self, partition: int) -> ChangelogReader:
-        """A reader that has taken the whole changelog partition."""
+        """A reader that has read the whole changelog partition."""
         reader = ChangelogReader(ignore)
         for record in await self.read(f"{self.topic}-changelog"):
             if record.partition == partition:
@@ -162,7 +166,7 @@ class Chain:
         return reader
 
     async def wait_processed(self, *workers: StreamWorker) -> None:
-        """Until committed positions, of all workers together, have reached the ends of the source."""
+        """Wait until the committed positions of all workers together have reached the ends of the source."""
         wanted = {p: sum(1 for e in self.sent if e[0] == p) for p in range(self.partitions)}
 
         async def done() -> bool:
@@ -190,7 +194,7 @@ async def _loop(worker: StreamWorker) -> None:
 
 @asynccontextmanager
 async def running(worker: StreamWorker) -> AsyncIterator[asyncio.Task[None]]:
-    """The worker in its loop, shut down at the end; an error of the loop is raised there."""
+    """Run the worker's loop, and shut the worker down on exit; an error of the loop is raised there."""
     await worker.startup()
     loop = asyncio.create_task(_loop(worker))
     try:
@@ -204,8 +208,8 @@ async def running(worker: StreamWorker) -> AsyncIterator[asyncio.Task[None]]:
             await worker.shutdown()
 
 
-async def or_its_error(loop: asyncio.Task[None], coming: Coroutine[Any, Any, None]) -> None:
-    """Wait for what is to come about, or raise at once what ended the loop before."""
+async def wait_or_raise(loop: asyncio.Task[None], coming: Coroutine[Any, Any, None]) -> None:
+    """Wait for a coroutine, or raise the error of the loop if it ends first."""
     waiting = asyncio.create_task(coming)
     try:
         await asyncio.wait([waiting, loop], return_when=asyncio.FIRST_COMPLETED)
@@ -226,8 +230,10 @@ async def chain_of(broker: EmbeddedKafka, topic: str, partitions: int = 2) -> As
 async def child(
     chain: Chain, guarantee: str, build: str = "sessions", dies_after: tuple[str, int] | None = None, **given: Any
 ) -> AsyncIterator[asyncio.subprocess.Process]:
-    """A worker in a process of its own, which runs the topology of that name; killed at the end if it still runs, or
-    by itself after so many calls at one of its POINTS."""
+    """Run a worker with the named topology in a separate process.
+
+    It is killed on exit, or kills itself after a number of calls at one of its POINTS.
+    """
     config = {
         "kafka": chain.kafka.bootstrap_servers,
         "topic": chain.topic,
@@ -251,7 +257,7 @@ async def child(
 
 @pytest.mark.parametrize("guarantee", GUARANTEES)
 async def test_sessions_end_to_end(kafka: EmbeddedKafka, topic_name: str, guarantee: str) -> None:
-    """Closed sessions and late records on the broker are those of an offline run, and the group's offsets are there."""
+    """Closed sessions and late records equal those of an offline run, and the group's offsets are committed."""
     async with chain_of(kafka, topic_name) as chain:
         await chain.send(300)
         worker = chain.worker(processing_guarantee=guarantee)
@@ -273,7 +279,7 @@ async def test_sessions_end_to_end(kafka: EmbeddedKafka, topic_name: str, guaran
 
 @pytest.mark.parametrize("guarantee", GUARANTEES)
 async def test_a_commit_of_progress_alone(kafka: EmbeddedKafka, topic_name: str, guarantee: str) -> None:
-    """Records that bring about nothing are read, and need not be read again."""
+    """The positions of records without output or state changes are committed."""
     builder = StreamsBuilder()
     builder.stream(topic_name).filter(lambda record: False).to(f"{topic_name}-out")
     async with chain_of(kafka, topic_name) as chain:
@@ -284,8 +290,8 @@ async def test_a_commit_of_progress_alone(kafka: EmbeddedKafka, topic_name: str,
         assert [one.sources if one else None for one in progress] == [{topic_name: 5}] * 2
 
 
-async def test_a_stopped_worker_goes_on_where_it_was(kafka: EmbeddedKafka, topic_name: str) -> None:
-    """After a clean shutdown the next worker has the open sessions, and nothing is computed twice."""
+async def test_a_restarted_worker_continues(kafka: EmbeddedKafka, topic_name: str) -> None:
+    """After a clean shutdown the next worker has the open sessions and repeats no output."""
     async with chain_of(kafka, topic_name) as chain:
         for _ in range(3):
             await chain.send(100)
@@ -297,11 +303,11 @@ async def test_a_stopped_worker_goes_on_where_it_was(kafka: EmbeddedKafka, topic
 
 
 async def test_wall_clock_punctuation_runs_and_its_grid_survives(kafka: EmbeddedKafka, topic_name: str) -> None:
-    """A wall-clock schedule fires while nothing is read, and a restarted worker keeps the grid of the last commit."""
+    """A wall-clock schedule fires while no record is read, and a restarted worker keeps the committed grid."""
     grids: list[int] = []
 
     class Ticking(Processor):
-        """Notes when its schedule is first due."""
+        """Records when its schedule is first due."""
 
         def init(self, context: ProcessorContext) -> None:
             self.fired = 0
@@ -332,12 +338,14 @@ async def test_wall_clock_punctuation_runs_and_its_grid_survives(kafka: Embedded
         assert (grids[1] - grids[0]) % 200 == 0
 
 
-# --- killed, and more than one ---
+# --- killed workers, and several workers ---
 
 
 @pytest.mark.parametrize("guarantee", GUARANTEES)
 async def test_a_killed_worker_is_continued_exactly(kafka: EmbeddedKafka, topic_name: str, guarantee: str) -> None:
-    """After SIGKILL in the middle of work, output (exactly_once) or state (both) equals that of an unbroken run."""
+    """After SIGKILL under load, output (exactly_once) or state (both guarantees) equals that of an uninterrupted
+    run.
+    """
     async with chain_of(kafka, topic_name, partitions=1) as chain:
         await chain.send(3_000)
         async with child(chain, guarantee) as process:
@@ -364,13 +372,13 @@ async def test_a_killed_worker_is_continued_exactly(kafka: EmbeddedKafka, topic_
         got = await chain.values("out"), await chain.values("late")
         if guarantee == "exactly_once":
             assert got == (closed, late)
-        else:  # results may come twice, none is wrong or missing
+        else:  # results may come twice, but none is wrong or missing
             assert (set(got[0]), set(got[1])) == (set(closed), set(late))
 
 
 @pytest.mark.parametrize("strategy", ["range", "cooperative-sticky"])
 async def test_two_workers_share_and_rebalance(kafka: EmbeddedKafka, topic_name: str, strategy: str) -> None:
-    """Partitions move to a second worker and back while records come, and no session is lost, doubled or split."""
+    """While partitions move to a second worker and back, no session is lost, repeated or split."""
     async with chain_of(kafka, topic_name) as chain:
         await chain.send(200)
         first, second = (chain.worker(partition_assignment_strategy=strategy) for _ in range(2))
@@ -390,8 +398,8 @@ async def test_two_workers_share_and_rebalance(kafka: EmbeddedKafka, topic_name:
         assert (await chain.values("out"), await chain.values("late")) == offline(topic_name, chain.sent)
 
 
-async def test_a_rebalance_within_a_poll_costs_no_record(kafka: EmbeddedKafka, topic_name: str) -> None:
-    """Partitions that are taken away and given back while a poll waits: what that poll then brings is processed."""
+async def test_a_rebalance_during_a_poll_loses_no_record(kafka: EmbeddedKafka, topic_name: str) -> None:
+    """If partitions are revoked and assigned again during a poll, the records of that poll are processed."""
     async with chain_of(kafka, topic_name) as chain:
         await chain.send(100)
         worker = chain.worker(poll_ms=1_000)
@@ -413,11 +421,11 @@ async def test_a_rebalance_within_a_poll_costs_no_record(kafka: EmbeddedKafka, t
         assert (await chain.values("out"), await chain.values("late")) == offline(topic_name, chain.sent)
 
 
-# --- what cannot be processed or written ---
+# --- records that cannot be processed or written ---
 
 
 async def test_a_tombstone_does_not_stop_the_worker(kafka: EmbeddedKafka, topic_name: str) -> None:
-    """User code that raises at a tombstone costs that record alone: it is in the dead-letter topic with its place."""
+    """A tombstone for which user code raises becomes a dead letter with its offset, and the worker continues."""
     builder = StreamsBuilder()
     stream = builder.stream(topic_name).filter(lambda record: record.value["id"] >= 0)
     stream.group_by_key().session_window(GAP_MS, GRACE_MS).aggregate("s", n=Count(), sum=Sum("id")).on_close().to(
@@ -438,10 +446,8 @@ async def test_a_tombstone_does_not_stop_the_worker(kafka: EmbeddedKafka, topic_
         assert (await chain.confirmed(0)).epoch == 1
 
 
-async def test_a_dead_letter_is_written_where_its_record_was_as_large_as_can_be(
-    kafka: EmbeddedKafka, topic_name: str
-) -> None:
-    """A record that just fits into its topic fits into the dead-letter topic too, with all its headers."""
+async def test_the_largest_record_fits_into_the_dead_letter_topic(kafka: EmbeddedKafka, topic_name: str) -> None:
+    """A record that just fits into its topic also fits into the dead-letter topic, with all its headers."""
     async with chain_of(kafka, topic_name, 1) as chain:
         value = b"{" * (1024 * 1024 - 200)
         async with Producer(chain.kafka) as producer:
@@ -462,13 +468,13 @@ async def until_position(worker: StreamWorker, chain: Chain, position: int) -> N
 
 
 async def make_narrow(chain: Chain, topic: str) -> None:
-    """A topic that takes little records only."""
+    """Create a topic that accepts small records only."""
     async with Admin(chain.kafka) as admin:
         await admin.create_topics([NewTopic(topic, 1, configs={"max.message.bytes": "10000"})])
 
 
-async def test_a_result_that_only_its_topic_refuses_stops_the_worker(kafka: EmbeddedKafka, topic_name: str) -> None:
-    """A topic that takes less than `max_request_size` is named with partition, key, size and limit."""
+async def test_a_result_over_its_topics_limit_stops_the_worker(kafka: EmbeddedKafka, topic_name: str) -> None:
+    """A result over its topic's limit stops the worker, and the error names partition, key, size and limit."""
     builder = StreamsBuilder()
     builder.stream(topic_name).map_values(lambda value: "x" * value["size"]).to(out := f"{topic_name}-out")
     async with chain_of(kafka, topic_name, 1) as chain:
@@ -491,8 +497,8 @@ async def test_a_result_that_only_its_topic_refuses_stops_the_worker(kafka: Embe
         assert [(letter.record.offset, letter.stage) for letter in letters] == [(1, "produce")]
 
 
-async def test_the_record_that_spoils_a_state_becomes_a_dead_letter(kafka: EmbeddedKafka, topic_name: str) -> None:
-    """A state that cannot be encoded costs the record that would make it so; the window goes on without it."""
+async def test_a_record_that_makes_a_state_unencodable_is_a_dead_letter(kafka: EmbeddedKafka, topic_name: str) -> None:
+    """A record that makes a state impossible to encode becomes a dead letter, and the window continues without it."""
     builder = StreamsBuilder()
     every = Aggregate(list, lambda state, value: [*state, value or object()], lambda a, b: a + b)
     windows = builder.stream(topic_name).group_by_key().session_window(GAP_MS, GRACE_MS)
@@ -522,8 +528,10 @@ async def until_taken(worker: StreamWorker, chain: Chain) -> None:
 
 
 @pytest.mark.parametrize("guarantee", GUARANTEES)
-async def test_a_commit_under_way_survives_the_loop(kafka: EmbeddedKafka, topic_name: str, guarantee: str) -> None:
-    """Cancelled at any moment of its commits, the loop leaves a worker whose shutdown commits all that was taken."""
+async def test_a_shutdown_commits_after_the_loop_is_cancelled(
+    kafka: EmbeddedKafka, topic_name: str, guarantee: str
+) -> None:
+    """If the loop is cancelled at any moment of a commit, the shutdown commits all records that were processed."""
     async with chain_of(kafka, topic_name, 1) as chain:
         for turn in range(6):
             await chain.send(50)
@@ -552,7 +560,9 @@ async def test_a_commit_under_way_survives_the_loop(kafka: EmbeddedKafka, topic_
 async def test_a_shutdown_without_kafka_keeps_its_limit(
     own_kafka: EmbeddedKafka, topic_name: str, guarantee: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With a broker that does not answer the shutdown ends in time, names what it could not commit, leaves nothing."""
+    """With a broker that does not answer, the shutdown ends in time, logs the uncommitted partitions, and leaves no
+    unretrieved exception.
+    """
     left: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: left.append(context))
     log.configure(LogSettings(format="json"), "test")
@@ -592,7 +602,7 @@ async def test_a_shutdown_without_kafka_keeps_its_limit(
 async def owner(
     chain: Chain, guarantee: str, local: LocalState | None = None
 ) -> AsyncIterator[tuple[ChangelogPartition, StreamTask]]:
-    """One owner of partition 0, taken over from whoever had it."""
+    """Take over partition 0, and yield its changelog and task."""
     settings = chain.settings(processing_guarantee=guarantee)
     await prepare_topics(chain.kafka, settings, topology(chain.topic), SYSTEM_CLOCK)
     changelog = ChangelogPartition(chain.kafka, settings, 0, "test")
@@ -609,7 +619,7 @@ async def owner(
         await changelog.close()
 
 
-def take(task: StreamTask, chain: Chain, *timestamps: int) -> None:
+def process_records(task: StreamTask, chain: Chain, *timestamps: int) -> None:
     """Process records of key a from the task's position on."""
     first = task.sources.get(chain.topic, 0)
     records = [ConsumerRecord(chain.topic, 0, first + i, at, b"a", b'{"id":1}') for i, at in enumerate(timestamps)]
@@ -621,16 +631,16 @@ async def commit(changelog: ChangelogPartition, task: StreamTask, chain: Chain) 
 
 
 async def test_an_old_owner_is_fenced_under_exactly_once(kafka: EmbeddedKafka, topic_name: str) -> None:
-    """A commit of the old owner after a takeover is refused by the broker, and leaves no trace for any reader."""
+    """The broker fences a commit of the old owner after a takeover, and no reader sees its records."""
     async with chain_of(kafka, topic_name, 1) as chain, owner(chain, "exactly_once") as (old, old_task):
-        take(old_task, chain, 0, 10)
+        process_records(old_task, chain, 0, 10)
         await commit(old, old_task, chain)
         async with owner(chain, "exactly_once") as (new, new_task):
-            take(old_task, chain, 1_000)
+            process_records(old_task, chain, 1_000)
             with pytest.raises(PenstockError) as refused:
                 await commit(old, old_task, chain)
             assert type(refused.value).__name__ == "ProducerFenced"
-            take(new_task, chain, 20, 2_000)
+            process_records(new_task, chain, 20, 2_000)
             await commit(new, new_task, chain)
         reader = await chain.confirmed(0)
         assert (reader.epoch, reader.entries_ignored) == (2, 0)
@@ -640,16 +650,16 @@ async def test_an_old_owner_is_fenced_under_exactly_once(kafka: EmbeddedKafka, t
 
 
 async def test_an_old_owner_is_ignored_under_at_least_once(kafka: EmbeddedKafka, topic_name: str) -> None:
-    """Without transactions an old owner can still write, but no reader takes that for state, and its commit fails."""
+    """Without transactions an old owner can still write, but readers ignore its entries, and its commit fails."""
     async with chain_of(kafka, topic_name, 1) as chain, owner(chain, "at_least_once") as (old, old_task):
-        take(old_task, chain, 0, 10)
+        process_records(old_task, chain, 0, 10)
         await commit(old, old_task, chain)
         async with owner(chain, "at_least_once") as (new, new_task):
-            take(old_task, chain, 11, 12, 13)
+            process_records(old_task, chain, 11, 12, 13)
             written = old_task.prepare_commit(0)
             with pytest.raises(ProducerFenced, match="another owner has taken it over at offset 3"):
                 await old.commit(written, GroupMetadata(topic_name))
-            take(new_task, chain, 20)
+            process_records(new_task, chain, 20)
             await commit(new, new_task, chain)
             with pytest.raises(ProducerFenced, match="another owner has taken it over at offset 3"):
                 await old.commit(written, GroupMetadata(topic_name))
@@ -661,11 +671,11 @@ async def test_an_old_owner_is_ignored_under_at_least_once(kafka: EmbeddedKafka,
             assert (session.end, session.states[0]) == (20, 3)
 
 
-@pytest.mark.parametrize("generations", [0, 1, 2])  # a static member may come back in the same one
+@pytest.mark.parametrize("generations", [0, 1, 2])  # a static member may return in the same generation
 async def test_a_task_is_kept_only_over_the_next_generation(
     kafka: EmbeddedKafka, topic_name: str, generations: int
 ) -> None:
-    """A member that missed a generation restores what it gets back: another may have owned it meanwhile."""
+    """A member that missed a generation restores its task, since another member may have owned it meanwhile."""
     async with chain_of(kafka, topic_name, 1) as chain:
         await chain.send(10)
         worker = chain.worker(processing_guarantee="at_least_once")
@@ -685,8 +695,8 @@ async def test_a_task_is_kept_only_over_the_next_generation(
             assert (after.task.epoch, after.task.sources) == (max(1, generations), {topic_name: 10})
 
 
-async def test_of_owners_that_come_at_once_each_has_an_epoch_of_its_own(kafka: EmbeddedKafka, topic_name: str) -> None:
-    """Owners that take over at the same moment never hold the same epoch: there is one writer at a time."""
+async def test_concurrent_owners_have_different_epochs(kafka: EmbeddedKafka, topic_name: str) -> None:
+    """Owners that take over at the same moment get different epochs: there is one writer at a time."""
     async with chain_of(kafka, topic_name, 1) as chain:
         settings = chain.settings(processing_guarantee="at_least_once")
         await prepare_topics(chain.kafka, settings, topology(topic_name), SYSTEM_CLOCK)
@@ -699,11 +709,11 @@ async def test_of_owners_that_come_at_once_each_has_an_epoch_of_its_own(kafka: E
         assert len(set(epochs)) == 4
 
 
-# --- refusals ---
+# --- errors at the start ---
 
 
-async def test_a_hole_in_the_changelog_is_refused(kafka: EmbeddedKafka, topic_name: str) -> None:
-    """Where changelog records were deleted and no snapshot covers them, the worker ends and names the offsets."""
+async def test_a_hole_in_the_changelog_is_an_error(kafka: EmbeddedKafka, topic_name: str) -> None:
+    """If changelog records were deleted and no snapshot covers them, the worker ends and names the offsets."""
     async with chain_of(kafka, topic_name, 1) as chain:
         await chain.send(100)
         worker = chain.worker()
@@ -716,8 +726,8 @@ async def test_a_hole_in_the_changelog_is_refused(kafka: EmbeddedKafka, topic_na
                 await asyncio.wait_for(loop, WAIT_SECONDS)
 
 
-async def make_changelog_anew(chain: Chain) -> None:
-    """Delete the changelog topic under the group's offsets; the next worker creates it, empty."""
+async def delete_changelog(chain: Chain) -> None:
+    """Delete the changelog topic but not the group's offsets; the next worker creates an empty one."""
     changelog = f"{chain.topic}-changelog"
     async with Admin(chain.kafka) as admin:
         await admin.delete_topics([changelog])
@@ -728,29 +738,33 @@ async def make_changelog_anew(chain: Chain) -> None:
         await until(gone)
 
 
-async def test_a_changelog_that_was_made_anew_is_refused(kafka: EmbeddedKafka, topic_name: str) -> None:
-    """Where the group has offsets and the changelog nothing, the worker ends and names the group and both offsets."""
+async def test_an_empty_changelog_with_group_offsets_is_an_error(kafka: EmbeddedKafka, topic_name: str) -> None:
+    """If the group has offsets and the changelog is empty, the worker ends and names the partition and both
+    positions.
+    """
     async with chain_of(kafka, topic_name, 1) as chain:
         await chain.send(100)
         worker = chain.worker()
         async with running(worker):
             await chain.wait_processed(worker)
-        await make_changelog_anew(chain)
+        await delete_changelog(chain)
         with pytest.raises(GroupAhead, match="the state was lost") as refused:
             async with running(chain.worker()) as loop:
                 await asyncio.wait_for(loop, WAIT_SECONDS)
         assert refused.value.ahead == (Ahead(TopicPartition(topic_name, 0), 100, None, True),)
 
 
-async def test_starting_from_the_groups_offsets_when_asked_to(kafka: EmbeddedKafka, topic_name: str) -> None:
-    """With `start_from_group_offsets` an empty changelog means empty state there; later starts need no flag."""
+async def test_start_from_group_offsets(kafka: EmbeddedKafka, topic_name: str) -> None:
+    """With `start_from_group_offsets` a worker with an empty changelog starts with empty state at the group's offsets;
+    later starts need no flag.
+    """
     async with chain_of(kafka, topic_name, 1) as chain:
         await chain.send(100)
         worker = chain.worker()
         async with running(worker):
             await chain.wait_processed(worker)
         closed, late = offline(topic_name, chain.sent)
-        await make_changelog_anew(chain)
+        await delete_changelog(chain)
         await chain.send(100)
         worker = chain.worker(start_from_group_offsets=True)
         async with running(worker):
@@ -766,10 +780,12 @@ async def test_starting_from_the_groups_offsets_when_asked_to(kafka: EmbeddedKaf
         )
 
 
-async def test_a_group_offset_that_was_set_back_is_no_order(
+async def test_a_group_offset_that_was_set_back_is_ignored(
     kafka: EmbeddedKafka, topic_name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The changelog's position wins over an older offset of the group, with a warning that names the partition."""
+    """The changelog's position takes precedence over an older offset of the group, with a warning that names the
+    partition.
+    """
     async with chain_of(kafka, topic_name, 1) as chain:
         await chain.send(100)
         worker = chain.worker()
@@ -793,8 +809,8 @@ async def test_a_group_offset_that_was_set_back_is_no_order(
         assert (await chain.values("out"), await chain.values("late")) == offline(topic_name, chain.sent)
 
 
-async def test_another_topology_is_refused(kafka: EmbeddedKafka, topic_name: str) -> None:
-    """State of a topology with other aggregations ends the worker, with the difference by name; the state stays."""
+async def test_a_topology_with_other_aggregations_is_an_error(kafka: EmbeddedKafka, topic_name: str) -> None:
+    """State of a topology with other aggregations ends the worker with the difference, and the state is unchanged."""
     async with chain_of(kafka, topic_name, 1) as chain:
         await chain.send(100)
         worker = chain.worker()
@@ -808,7 +824,7 @@ async def test_another_topology_is_refused(kafka: EmbeddedKafka, topic_name: str
 
 
 async def test_a_missing_source_topic_is_named(kafka: EmbeddedKafka, topic_name: str) -> None:
-    """A source topic that does not come within `topic_wait_ms` ends start-up with its name, and nothing is created."""
+    """A source topic that is missing after `topic_wait_ms` ends the start with its name, and no topic is created."""
     settings = settings_of(topic_name, topic_wait_ms=300)
     worker = StreamWorker(kafka_of(kafka), settings, topology(topic_name))
     with pytest.raises(UnknownTopicOrPartition, match=f"no topic {topic_name} after 300 ms"):
@@ -818,8 +834,8 @@ async def test_a_missing_source_topic_is_named(kafka: EmbeddedKafka, topic_name:
     await worker.shutdown()
 
 
-async def test_a_source_topic_that_comes_later(kafka: EmbeddedKafka, topic_name: str) -> None:
-    """A worker may be started before its source topic: it waits, then creates the others with as many partitions."""
+async def test_a_source_topic_that_is_created_later(kafka: EmbeddedKafka, topic_name: str) -> None:
+    """A worker waits for its source topic, and then creates its own topics with as many partitions."""
     settings = settings_of(topic_name)
     waiting = asyncio.create_task(prepare_topics(kafka_of(kafka), settings, topology(topic_name), SYSTEM_CLOCK))
     async with Admin(kafka_of(kafka)) as admin:

@@ -25,7 +25,7 @@ STORES = ("in_memory", "rocksDB")
 
 
 def totals(topic: str) -> Topology:
-    """A row a key, its updates, and what asks for it."""
+    """A row for each key with its updates, and a join that looks rows up."""
     builder = StreamsBuilder()
     table = builder.stream(topic).group_by_key().aggregate("totals", n=Count(), sum=Sum("id"))
     table.to_stream().to(f"{topic}-out")
@@ -34,7 +34,9 @@ def totals(topic: str) -> Topology:
 
 
 def expected(chain: Chain) -> dict[bytes, dict[str, Any]]:
-    """Each key's row; a key's events are in several partitions, and each has a row of its own."""
+    """The expected row of each partition and key: a key's events are in several partitions, which have their own
+    rows.
+    """
     rows: dict[bytes, dict[str, Any]] = {}
     for partition, key, _, number in chain.sent:
         own = rows.setdefault(b"%d-%s" % (partition, key), {"key": key.decode(), "n": 0, "sum": 0.0})
@@ -51,17 +53,17 @@ async def stack(tmp_path: Path) -> AsyncIterator[Stack]:
 
 @pytest.mark.parametrize("store", STORES)
 @pytest.mark.parametrize("guarantee", GUARANTEES)
-async def test_rows_go_on_where_they_were(
+async def test_rows_survive_restarts(
     kafka: EmbeddedKafka, topic_name: str, tmp_path: Path, guarantee: str, store: str
 ) -> None:
-    """Over restarts each key's last update is its row, at the time of its latest record, and joins see it."""
+    """After restarts each key's last update is its row, with the timestamp of its latest record, and joins find it."""
     given = {"processing_guarantee": guarantee, "default_dsl_store": store, "state_dir": str(tmp_path)}
     async with chain_of(kafka, topic_name, partitions=1) as chain:
         async with Admin(chain.kafka) as admin:
             await admin.create_topics([event_time_topic(f"{topic_name}-asked", 1)])
         for turn in range(3):
             await chain.send(200)
-            if turn == 2:  # only the changelog has what there was
+            if turn == 2:  # only the changelog has the state
                 given["state_dir"] = str(tmp_path / "elsewhere")
             worker = chain.worker(totals(topic_name), **given)
             async with running(worker):
@@ -88,7 +90,7 @@ async def test_rows_go_on_where_they_were(
 
 
 async def test_rows_are_read_over_http(kafka: EmbeddedKafka, topic_name: str, stack: Stack) -> None:
-    """Rows of all partitions, by key and page by page, have key and results; they have no windows."""
+    """Rows of all partitions are read over HTTP by key and page by page; they have key and results, and no windows."""
     async with chain_of(kafka, topic_name, PARTITIONS) as chain:
         async with Admin(chain.kafka) as admin:
             await admin.create_topics([event_time_topic(f"{topic_name}-asked", PARTITIONS)])

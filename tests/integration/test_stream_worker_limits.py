@@ -1,4 +1,4 @@
-"""The stream worker where something is too large, or the source topics do not belong together."""
+"""Size limits of the stream worker, and source topics with different numbers of partitions."""
 
 from __future__ import annotations
 
@@ -46,8 +46,10 @@ def visits(topic: str, emit: str) -> Topology:
 
 
 @pytest.mark.parametrize("emit", ["on_close", "on_update"])
-async def test_a_key_that_is_too_large_stops_nothing(kafka: EmbeddedKafka, topic_name: str, emit: str) -> None:
-    """A key that no result could hold is a dead letter; the largest that is taken comes back from a restore, closed."""
+async def test_a_key_that_is_too_large_is_a_dead_letter(kafka: EmbeddedKafka, topic_name: str, emit: str) -> None:
+    """A key too large for any result becomes a dead letter; a window of the largest allowed key is restored and
+    closed.
+    """
     build = visits(topic_name, emit)
     async with chain_of(kafka, topic_name, 1) as chain:
         async with Producer(chain.kafka, WIDE) as producer:
@@ -69,8 +71,8 @@ async def test_a_key_that_is_too_large_stops_nothing(kafka: EmbeddedKafka, topic
         assert expected in await chain.values("out")
 
 
-async def test_a_topic_may_take_larger_records_than_results_are(kafka: EmbeddedKafka, topic_name: str) -> None:
-    """What cannot be decoded, or is late, is written as it came, also where it is larger than `max_request_size`."""
+async def test_records_larger_than_max_request_size(kafka: EmbeddedKafka, topic_name: str) -> None:
+    """Invalid and late records are written as they came, even if they are larger than `max_request_size`."""
     async with Admin(KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)) as admin:
         wide = str(3 * 1024 * 1024)
         await admin.create_topics([event_time_topic(topic_name, 1, max_message_bytes=wide)])
@@ -85,8 +87,8 @@ async def test_a_topic_may_take_larger_records_than_results_are(kafka: EmbeddedK
     assert [record.value for record in await chain.read(f"{topic_name}-late")] == [late]
 
 
-async def test_a_state_beyond_all_limits_is_told_and_let_out(kafka: EmbeddedKafka, topic_name: str) -> None:
-    """With `fail` a window whose result has grown too large is named, and written once a larger limit allows it."""
+async def test_a_state_beyond_the_limit_is_an_error(kafka: EmbeddedKafka, topic_name: str) -> None:
+    """With `fail` an error names a window whose result is too large; a larger limit lets the result be written."""
     builder = StreamsBuilder()
     every = Aggregate(str, lambda state, value: state + value, lambda a, b: a + b)
     windows = builder.stream(topic_name).group_by_key().session_window(GAP_MS).aggregate("s", all=every)
@@ -109,8 +111,8 @@ async def test_a_state_beyond_all_limits_is_told_and_let_out(kafka: EmbeddedKafk
         assert await chain.values("out") == [b'"%s"' % (b"x" * 1_200)]
 
 
-async def test_sources_of_different_sizes_are_refused_at_the_start(kafka: EmbeddedKafka, topic_name: str) -> None:
-    """Two source topics whose partitions cannot be dealt out in pairs end the start-up with both names and numbers."""
+async def test_sources_with_different_numbers_of_partitions_are_an_error(kafka: EmbeddedKafka, topic_name: str) -> None:
+    """Two source topics with different numbers of partitions end the start, and the error names topics and numbers."""
     builder = StreamsBuilder()
     first, second = f"{topic_name}-a", f"{topic_name}-b"
     builder.stream(first).merge(builder.stream(second)).to(f"{topic_name}-out")
@@ -126,7 +128,7 @@ async def test_sources_of_different_sizes_are_refused_at_the_start(kafka: Embedd
 
 
 async def test_large_records_wait_at_the_broker(kafka: EmbeddedKafka, topic_name: str) -> None:
-    """With so many bytes at hand no more are fetched, however few records that are; all are processed in the end."""
+    """No more records are fetched while the buffer holds input_buffer_max_bytes, and all are processed in the end."""
     held: list[int] = []
 
     def slow(record: Record) -> None:

@@ -1,4 +1,4 @@
-"""The stream worker where something was lost or put in from outside: source topics, source records, the changelog."""
+"""Source topics, source records and changelog records that are lost, recreated or foreign."""
 
 from __future__ import annotations
 
@@ -49,39 +49,39 @@ from tests.integration.test_stream_worker import (
     commit,
     offline,
     owner,
+    process_records,
     running,
-    take,
     topology,
     until,
 )
 
-FETCH_SECONDS = 1.0  # longer than the fetch that is under way when a partition is paused
+FETCH_SECONDS = 1.0  # longer than a fetch that is in flight when a partition is paused
 FOREIGN = [(None, b'{"id":1}'), (b"k", b"text"), (b"k", None)]
 
 
 async def work(chain: Chain, number: int, **given: Any) -> None:
-    """Send that many events and have a new worker process them."""
+    """Send `number` events and process them with a new worker."""
     await chain.send(number)
     worker = chain.worker(**given)
     async with running(worker):
         await chain.wait_processed(worker)
 
 
-async def fails(worker: StreamWorker) -> None:
-    """Run the worker until it ends, which it must do by raising."""
+async def run_until_error(worker: StreamWorker) -> None:
+    """Run the worker until it raises an error."""
     async with running(worker) as loop:
         await asyncio.wait_for(loop, WAIT_SECONDS)
 
 
 async def put(chain: Chain, topic: str, *records: tuple[bytes | None, bytes | None]) -> int:
-    """Write records to partition 0 of a topic; the last one's offset."""
+    """Write records to partition 0 of a topic, and return the last one's offset."""
     async with Producer(chain.kafka, ProducerSettings(linger_ms=0)) as producer:
         results = await (await producer.send_many([ProducerRecord(topic, v, k, (), 0, None) for k, v in records]))
     assert not [result for result in results if isinstance(result, BaseException)]
     return results[-1].offset  # type: ignore[union-attr]
 
 
-async def remake(chain: Chain, topic: NewTopic) -> None:
+async def recreate(chain: Chain, topic: NewTopic) -> None:
     async with Admin(chain.kafka) as admin:
         await admin.delete_topics([topic.name])
 
@@ -98,7 +98,7 @@ async def remake(chain: Chain, topic: NewTopic) -> None:
 async def test_foreign_records_in_the_changelog_change_nothing(
     kafka: EmbeddedKafka, topic_name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What others wrote to a live application's changelog is passed over, counted, and named once with its offset."""
+    """Foreign records in the changelog are skipped, counted, and logged once with their offset."""
     async with chain_of(kafka, topic_name, 1) as chain:
         await chain.send(100)
         worker = chain.worker()
@@ -124,35 +124,35 @@ async def test_foreign_records_in_the_changelog_change_nothing(
         assert (await chain.values("out"), await chain.values("late")) == offline(topic_name, chain.sent)
 
 
-async def test_a_corrupt_changelog_record_is_refused(kafka: EmbeddedKafka, topic_name: str) -> None:
-    """A record that claims to be an entry ends the worker with its place and the ways out."""
+async def test_a_corrupt_changelog_record_ends_the_worker(kafka: EmbeddedKafka, topic_name: str) -> None:
+    """A changelog record of an unknown version ends the worker with its offset and the possible fixes."""
     async with chain_of(kafka, topic_name, 1) as chain:
         await work(chain, 100)
         at = await put(chain, f"{topic_name}-changelog", (b"k", b"\x02L of a layout to come"))
         said = rf"changelog-0 at offset {at}: .* version 2; .* version 1\. .*streams reset"
         for _ in range(2):
             with pytest.raises(CorruptRecord, match=said):
-                await fails(chain.worker())
+                await run_until_error(chain.worker())
 
 
-async def test_no_owner_takes_an_epoch_that_no_reader_takes(kafka: EmbeddedKafka, topic_name: str) -> None:
-    """The record above which there is none ends the worker before it has written anything."""
+async def test_the_highest_epoch_ends_the_worker(kafka: EmbeddedKafka, topic_name: str) -> None:
+    """A takeover with the highest epoch ends the worker before it writes a record."""
     async with chain_of(kafka, topic_name, 1) as chain:
         await work(chain, 100)
         highest = encode_takeover(EPOCH_MAX, Takeover(topic_name, "other", 0))
         at = await put(chain, f"{topic_name}-changelog", (None, highest))
         for _ in range(2):
             with pytest.raises(CorruptRecord, match=rf"at offset {at}: .* no owner can take over.*streams reset"):
-                await fails(chain.worker())
+                await run_until_error(chain.worker())
         assert (await chain.read(f"{topic_name}-changelog"))[-1].offset == at
 
 
-async def test_an_owner_that_another_takes_over_unseen_restores(
+async def test_an_owner_that_was_overtaken_restores(
     kafka: EmbeddedKafka, topic_name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Under at_least_once, by one that lost the partition while it was stopped, and takes it over when it wakes.
+    """Under at_least_once a member that was stopped may take over a partition that it has lost.
 
-    What the rightful owner commits behind that counts for no reader, so the group is not told of it.
+    Readers ignore what the rightful owner commits after that, so that owner must not commit to the group but restore.
     """
     log.configure(LogSettings(format="json"), "test")
     async with chain_of(kafka, topic_name, 1) as chain:
@@ -176,36 +176,36 @@ async def test_an_owner_that_another_takes_over_unseen_restores(
 
 
 @pytest.mark.parametrize("guarantee", ["at_least_once", "exactly_once"])
-async def test_an_owner_whose_log_is_another_one_does_not_go_on(
+async def test_an_owner_finds_a_recreated_changelog_by_offsets(
     kafka: EmbeddedKafka, topic_name: str, tmp_path: Path, guarantee: str
 ) -> None:
-    """A topic that was made again has an owner of the same epoch, so the place of what is written has to tell."""
+    """The owner of a changelog that was deleted and created again finds this by the offsets of its commit, although its
+    epoch fits.
+    """
     async with chain_of(kafka, topic_name, 1) as chain, owner(chain, guarantee) as (changelog, task):
         for at in range(3):
-            take(task, chain, at)
+            process_records(task, chain, at)
             await commit(changelog, task, chain)
-        await remake(chain, NewTopic(f"{topic_name}-changelog", 1, -1, CHANGELOG_CONFIGS))
-        take(task, chain, 30)
+        await recreate(chain, NewTopic(f"{topic_name}-changelog", 1, -1, CHANGELOG_CONFIGS))
+        process_records(task, chain, 30)
         with pytest.raises(LogReplaced, match=rf"{topic_name}-changelog-0: a commit is at offset \d, and 1?\d was"):
             await commit(changelog, task, chain)
         there = await chain.read(f"{topic_name}-changelog")
         assert PROGRESS not in [decode(record.value).operation for record in there]
 
 
-async def test_an_owner_among_others_records_in_another_log_does_not_go_on(
-    kafka: EmbeddedKafka, topic_name: str
-) -> None:
-    """However long the log is that took its place: the topic's id is looked at before its records."""
+async def test_an_owner_finds_a_recreated_changelog_by_its_id(kafka: EmbeddedKafka, topic_name: str) -> None:
+    """The owner of a changelog with foreign records finds by the topic's id that it was deleted and created again."""
     async with chain_of(kafka, topic_name, 1) as chain, owner(chain, "at_least_once") as (changelog, task):
-        await remake(chain, NewTopic(f"{topic_name}-changelog", 1, -1, CHANGELOG_CONFIGS))
+        await recreate(chain, NewTopic(f"{topic_name}-changelog", 1, -1, CHANGELOG_CONFIGS))
         await put(chain, f"{topic_name}-changelog", *FOREIGN)
-        take(task, chain, 30)
+        process_records(task, chain, 30)
         with pytest.raises(LogReplaced, match=r"the topic was deleted and created again: its id was .* and is now "):
             await commit(changelog, task, chain)
 
 
-async def test_an_open_transaction_of_another_hangs_no_owner(kafka: EmbeddedKafka, topic_name: str) -> None:
-    """Its records are looked at while it is open: a takeover in it counts from where it stands."""
+async def test_a_foreign_open_transaction_blocks_no_owner(kafka: EmbeddedKafka, topic_name: str) -> None:
+    """An owner reads the records of a foreign open transaction, and a takeover in it counts from its offset."""
     changelog_topic = f"{topic_name}-changelog"
     other = ProducerSettings(transactional_id=f"{topic_name}-other", linger_ms=0)
     async with (
@@ -216,18 +216,18 @@ async def test_an_open_transaction_of_another_hangs_no_owner(kafka: EmbeddedKafk
         await producer.init_transactions()
         async with producer.transaction():
             await producer.send(changelog_topic, b"{}", partition=0)
-            take(task, chain, 0)
+            process_records(task, chain, 0)
             async with asyncio.timeout(WAIT_SECONDS):
                 await commit(changelog, task, chain)
             takeover = encode_takeover(2, Takeover("app", "other", 0))
             at = await (await producer.send(changelog_topic, takeover, partition=0))
-            take(task, chain, 1)
+            process_records(task, chain, 1)
             with pytest.raises(ProducerFenced, match=f"another owner has taken it over at offset {at.offset}"):
                 await commit(changelog, task, chain)
 
 
-async def test_what_others_wrote_is_waited_for_so_long(kafka: EmbeddedKafka, topic_name: str) -> None:
-    """Records that do not come are an error that names them, and no wait for ever."""
+async def test_waiting_for_foreign_records_has_a_timeout(kafka: EmbeddedKafka, topic_name: str) -> None:
+    """Foreign records that do not come within the timeout raise KafkaTimeout with their offsets."""
     at = TopicPartition(f"{topic_name}-changelog", 0)
     async with (
         chain_of(kafka, topic_name, 1) as chain,
@@ -244,9 +244,9 @@ async def test_what_others_wrote_is_waited_for_so_long(kafka: EmbeddedKafka, top
 async def test_without_transactions_progress_is_written_after_its_entries(
     kafka: EmbeddedKafka, topic_name: str
 ) -> None:
-    """Under at_least_once a commit of which one entry could not be written is confirmed by nothing."""
+    """Under at_least_once a commit has no progress record if one of its entries could not be written."""
     async with chain_of(kafka, topic_name, 1) as chain, owner(chain, "at_least_once") as (changelog, task):
-        take(task, chain, 0, 10)
+        process_records(task, chain, 0, 10)
         commit = task.prepare_commit(0)
         *entries, progress = commit.changelog
         too_large = (
@@ -264,7 +264,7 @@ async def test_without_transactions_progress_is_written_after_its_entries(
 
 
 async def test_a_changelog_that_would_lose_state_ends_startup(kafka: EmbeddedKafka, topic_name: str) -> None:
-    """A changelog that was made by hand with a retention, or with other partitions, is refused before anything runs."""
+    """A changelog with a retention or another number of partitions ends the start with an error."""
     async with chain_of(kafka, topic_name, 2) as chain, Admin(chain.kafka) as admin:
         changelog = f"{topic_name}-changelog"
         await admin.create_topics([NewTopic(changelog, 2, -1, {**CHANGELOG_CONFIGS, "retention.ms": "86400000"})])
@@ -274,12 +274,12 @@ async def test_a_changelog_that_would_lose_state_ends_startup(kafka: EmbeddedKaf
         ):
             await worker.startup()
         await worker.shutdown()
-        await remake(chain, NewTopic(changelog, 1, -1, CHANGELOG_CONFIGS))
+        await recreate(chain, NewTopic(changelog, 1, -1, CHANGELOG_CONFIGS))
         worker = chain.worker()
         with pytest.raises(ConfigError, match=rf"{changelog} has 1 partitions, the source topics have 2"):
             await worker.startup()
         await worker.shutdown()
-        await remake(chain, NewTopic(changelog, 2, -1, CHANGELOG_CONFIGS))
+        await recreate(chain, NewTopic(changelog, 2, -1, CHANGELOG_CONFIGS))
         await work(chain, 100)
 
 
@@ -287,41 +287,39 @@ async def test_a_changelog_that_would_lose_state_ends_startup(kafka: EmbeddedKaf
 
 
 @pytest.mark.parametrize("events", [10, 300], ids=["shorter", "longer"])
-async def test_a_source_topic_that_was_made_again_is_refused(
-    kafka: EmbeddedKafka, topic_name: str, events: int
-) -> None:
-    """A new topic under the old name ends the worker with both ids, whether the position fits into it or not."""
+async def test_a_recreated_source_topic_is_an_error(kafka: EmbeddedKafka, topic_name: str, events: int) -> None:
+    """A recreated source topic ends the worker with both ids, whether the position is within it or not."""
     async with chain_of(kafka, topic_name, 1) as chain:
         await work(chain, 100)
         async with Admin(chain.kafka) as admin:
             before = (await admin.describe_topics([topic_name]))[topic_name].topic_id
-            await remake(chain, event_time_topic(topic_name, 1))
+            await recreate(chain, event_time_topic(topic_name, 1))
             after = (await admin.describe_topics([topic_name]))[topic_name].topic_id
         await chain.send(events)
         said = rf"{topic_name} was deleted and created again: its id is {after}, the state .* id {before}\."
         with pytest.raises(SourceTopicChanged, match=said):
-            await fails(chain.worker(on_missing_source_offsets="skip"))
+            await run_until_error(chain.worker(on_missing_source_offsets="skip"))
 
 
-async def remake_while_running(chain: Chain, events: int) -> None:
-    """Make the source topic again under a running worker, fill it, and wait for the worker's end."""
+async def recreate_while_running(chain: Chain, events: int) -> None:
+    """Recreate the source topic while a worker runs, fill it, and wait until the worker ends."""
     worker = chain.worker()
     async with running(worker) as loop:
         await chain.wait_processed(worker)
-        await remake(chain, event_time_topic(chain.topic, 1))
+        await recreate(chain, event_time_topic(chain.topic, 1))
         await chain.send(events)
         await asyncio.wait_for(loop, WAIT_SECONDS)
 
 
 @pytest.mark.parametrize("events", [10, 300], ids=["shorter", "longer"])
-async def test_a_source_topic_that_is_made_again_meanwhile_is_refused(
+async def test_a_source_topic_recreated_while_running_is_an_error(
     kafka: EmbeddedKafka, topic_name: str, events: int
 ) -> None:
-    """A running worker ends as well: it does not wait for its position to come, and does not go on in the middle."""
+    """A running worker ends when its source topic is recreated, whether its position is within it or not."""
     async with chain_of(kafka, topic_name, 1) as chain:
         await work(chain, 100)
         with pytest.raises(SourceTopicChanged, match=f"{topic_name} was deleted and created again"):
-            await remake_while_running(chain, events)
+            await recreate_while_running(chain, events)
 
 
 async def lose(chain: Chain, before: int) -> None:
@@ -331,7 +329,7 @@ async def lose(chain: Chain, before: int) -> None:
 
 
 async def lose_while_running(chain: Chain, before: int) -> None:
-    """Delete source records below an offset that a running worker has yet to read, and wait for its end."""
+    """Delete source records that a running worker has not read, and wait until the worker ends."""
     worker = chain.worker()
     async with running(worker) as loop:
         await chain.wait_processed(worker)
@@ -345,7 +343,7 @@ async def lose_while_running(chain: Chain, before: int) -> None:
 
 @pytest.mark.parametrize("live", [False, True], ids=["stopped", "running"])
 async def test_source_records_deleted_before_they_were_read(kafka: EmbeddedKafka, topic_name: str, live: bool) -> None:
-    """Deleted unread records end the worker, which names them, or are counted to the offset where that is asked for."""
+    """Unread source records that were deleted end the worker with their offsets; with `skip` they are counted."""
     async with chain_of(kafka, topic_name, 1) as chain:
         await work(chain, 100)
         await chain.send(100)
@@ -357,7 +355,7 @@ async def test_source_records_deleted_before_they_were_read(kafka: EmbeddedKafka
         else:
             await lose(chain, 130)
             with pytest.raises(SourceOffsetsMissing, match=f"{topic_name}-0: offsets 100 to 129 were deleted"):
-                await fails(chain.worker())
+                await run_until_error(chain.worker())
             first, lost = 100, 30
         registry = CollectorRegistry()
         settings = chain.settings(on_missing_source_offsets="skip")
@@ -368,11 +366,11 @@ async def test_source_records_deleted_before_they_were_read(kafka: EmbeddedKafka
         assert registry.get_sample_value("penstock_streams_skipped_offsets_total", labels) == lost
         read = chain.sent[:first] + chain.sent[first + lost :]
         assert (await chain.values("out"), await chain.values("late")) == offline(topic_name, read)
-        await work(chain, 100)  # the position past the gap is in the changelog: it is no gap any more
+        await work(chain, 100)  # the position past the gap is in the changelog: it is not counted again
 
 
-async def test_the_marks_of_transactions_are_no_missing_records(kafka: EmbeddedKafka, topic_name: str) -> None:
-    """Where retention has deleted all that was read, and the last mark of a transaction, nothing is missing."""
+async def test_transaction_markers_are_no_missing_records(kafka: EmbeddedKafka, topic_name: str) -> None:
+    """If only a transaction's marker was deleted after the last read record, no record is missing."""
     async with chain_of(kafka, topic_name, 1) as chain:
         worker = chain.worker()
         async with running(worker):
@@ -401,10 +399,12 @@ async def test_the_marks_of_transactions_are_no_missing_records(kafka: EmbeddedK
 # --- the application's own topics ---
 
 
-async def test_what_a_topic_with_another_name_still_holds_is_refused(
+async def test_unread_records_of_a_renamed_topic_are_an_error(
     kafka: EmbeddedKafka, topic_name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A key_by without a name gets another topic when a node comes before it: not before the old one is read."""
+    """An unnamed key_by gets another topic if a node is inserted before it; unread records of the old topic are an
+    error.
+    """
 
     def build(*, filtered: bool) -> Topology:
         builder = StreamsBuilder()
@@ -428,7 +428,7 @@ async def test_what_a_topic_with_another_name_still_holds_is_refused(
         with pytest.raises(
             SchemaMismatch, match=f"{old}-0 holds records from offset 0 on that were not read.*key_by-2"
         ):
-            await fails(chain.worker(build(filtered=True)))
+            await run_until_error(chain.worker(build(filtered=True)))
         for filtered, number in ((False, 100), (True, 200)):
 
             async def all_written(number: int = number) -> bool:

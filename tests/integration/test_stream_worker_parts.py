@@ -1,4 +1,6 @@
-"""Topologies of several parts on a real broker: repartition topics, tables, global tables, joins, paused tasks."""
+"""Topologies with several sub-topologies on a real broker: repartition topics, tables, global tables, joins and paused
+tasks.
+"""
 
 from __future__ import annotations
 
@@ -30,12 +32,14 @@ GRACE_MS = 10_000
 IDLE_TIMEOUT_MS, WINDOW_MS = 150, 400
 SLOW_RECORDS, SLOW_RECORD_MS = 1_000, 1
 FETCH_SECONDS = 0.8
-FIRST_MS = 100  # of the orders: what is known of users and countries is older, so that it comes first wherever it waits
+FIRST_MS = 100  # of the orders: rows of users and countries are older, so they are processed first in any case
 CITIES = {"ann": "Oslo", "bob": "Rome", "cat": None}
 
 
 def parts(topic: str) -> Topology:
-    """Orders by user, joined with the user's row and the city's, counted in tumbling windows and met with visits."""
+    """Orders by user, joined with the user's row and the city's country, counted in tumbling windows and joined with
+    visits.
+    """
     builder = StreamsBuilder()
     users, countries = builder.table(f"{topic}-users"), builder.global_table(f"{topic}-countries")
     orders = builder.stream(topic).key_by(lambda record: record.value["user"], name="by-user")
@@ -44,7 +48,7 @@ def parts(topic: str) -> Topology:
         countries, lambda order, country: {**order, "country": country}, key=lambda record: record.value["city"]
     )
     placed.to(f"{topic}-placed")
-    # The grace is for what comes by way of the repartition topic, later than what comes straight.
+    # The grace covers records that arrive later since they go through the repartition topic.
     windows = orders.group_by_key().tumbling_window(100, grace=GRACE_MS)
     windows.aggregate("w", n=Count(), sum=Sum("n")).on_update().to(f"{topic}-out")
     within = JoinWindows.of(5, grace=GRACE_MS)
@@ -64,15 +68,15 @@ def order_ms(number: int) -> int:
 
 
 def orders(topic: str, first: int, number: int) -> list[ProducerRecord]:
-    """Orders whose keys say nothing about their users, spread over all partitions."""
+    """Orders whose keys are unrelated to their users, spread over all partitions."""
     return [
         ProducerRecord(topic, b'{"n":%d,"user":"%s"}' % (i, USERS[i % 3].encode()), b"o%d" % i, (), i % 2, order_ms(i))
         for i in range(first, first + number)
     ]
 
 
-async def test_all_parts_over_a_restart(kafka: EmbeddedKafka, topic_name: str) -> None:
-    """Every order meets its user's row, its country and its visit, and is counted once, though the worker changes."""
+async def test_all_sub_topologies_over_a_restart(kafka: EmbeddedKafka, topic_name: str) -> None:
+    """Over a restart every order is joined with its user's row, its country and its visit, and is counted once."""
     async with chain_of(kafka, topic_name) as chain:
         async with Admin(chain.kafka) as admin:
             more = ("users", "countries", "visits")
@@ -118,7 +122,9 @@ async def test_all_parts_over_a_restart(kafka: EmbeddedKafka, topic_name: str) -
 async def test_at_least_once_counts_once_behind_a_repartition_topic(
     kafka: EmbeddedKafka, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A commit that fails when its records are in the topic already is done again: what it left counts for nobody."""
+    """A commit that fails after its records were written to a repartition topic is repeated, and the records count
+    once.
+    """
     torn, write = list[str](), ChangelogPartition._write
 
     async def tearing(self: ChangelogPartition, *bulks: Bulk) -> RecordMetadata:
@@ -154,7 +160,7 @@ async def test_at_least_once_counts_once_behind_a_repartition_topic(
 
 
 async def test_a_paused_task_waits(kafka: EmbeddedKafka, topic_name: str) -> None:
-    """A paused task takes nothing while another goes on, says so, and takes everything once it goes on."""
+    """A paused task processes no records while another continues, and processes all once it is resumed."""
     async with chain_of(kafka, topic_name) as chain:
         worker = chain.worker()
         async with running(worker):
@@ -182,8 +188,10 @@ async def test_a_paused_task_waits(kafka: EmbeddedKafka, topic_name: str) -> Non
             await chain.wait_processed(worker)
 
 
-async def test_an_own_topic_with_other_partitions_is_refused(kafka: EmbeddedKafka, topic_name: str) -> None:
-    """A repartition topic that is there with another number of partitions would part keys from their state."""
+async def test_a_repartition_topic_with_other_partitions_is_an_error(kafka: EmbeddedKafka, topic_name: str) -> None:
+    """An existing repartition topic with another number of partitions is an error, since keys would be separated from
+    their state.
+    """
     async with chain_of(kafka, topic_name) as chain:
         async with Admin(chain.kafka) as admin:
             await admin.create_topics([event_time_topic(f"{topic_name}-by-user-repartition", 3)])
@@ -196,7 +204,7 @@ async def test_an_own_topic_with_other_partitions_is_refused(kafka: EmbeddedKafk
 
 
 async def test_a_quiet_topic_closes_its_last_windows(kafka: EmbeddedKafka, topic_name: str) -> None:
-    """With `idle_timeout_ms` they close without another record; not while a transaction is open in the topic."""
+    """With `idle_timeout_ms` windows close without another record, but not while a transaction is open."""
     async with chain_of(kafka, topic_name, partitions=1) as chain:
         settings = ProducerSettings(transactional_id=f"{topic_name}-writer", linger_ms=0)
         worker = chain.worker(sessions(topic_name), idle_timeout_ms=IDLE_TIMEOUT_MS)
@@ -215,7 +223,7 @@ async def test_a_quiet_topic_closes_its_last_windows(kafka: EmbeddedKafka, topic
             async with producer.transaction():
                 await send_to(producer, topic_name, 1_050)
                 await producer.flush()
-                await asyncio.sleep(FETCH_SECONDS)  # until the next answer to a fetch tells of the record
+                await asyncio.sleep(FETCH_SECONDS)  # until the next fetch response contains the record
                 before = times()
                 await asyncio.sleep(3 * IDLE_TIMEOUT_MS / 1000)
                 assert times() == before
@@ -234,7 +242,7 @@ async def test_a_quiet_topic_closes_its_last_windows(kafka: EmbeddedKafka, topic
 
 
 async def test_a_quiet_chain_of_windows_loses_nothing(kafka: EmbeddedKafka, topic_name: str) -> None:
-    """Sessions that close without another record are in time for windows behind a topic, whoever else writes to it."""
+    """Sessions that close by idleness are in time for windows behind a repartition topic with several writers."""
     builder = StreamsBuilder()
     first = builder.stream(topic_name).group_by_key().session_window(40).aggregate("first", n=Count()).on_close()
     windows = first.key_by(lambda record: "all", name="all").group_by_key().tumbling_window(100)
@@ -264,8 +272,10 @@ async def send_to(producer: Producer, topic: str, timestamp_ms: int) -> None:
     await (await producer.send(topic, b"{}", key=b"k", partition=0, timestamp=timestamp_ms))
 
 
-async def test_a_worker_that_takes_too_long_lets_its_partitions_go(kafka: EmbeddedKafka, topic_name: str) -> None:
-    """No turn within `max_poll_interval_ms`: another has its tasks; when it comes back nothing is lost or doubled."""
+async def test_a_slow_worker_loses_its_partitions(kafka: EmbeddedKafka, topic_name: str) -> None:
+    """A worker without a turn within `max_poll_interval_ms` loses its tasks to another; when it returns no record is
+    lost or repeated.
+    """
     async with chain_of(kafka, topic_name) as chain:
         await chain.send(100)
         slow, other = chain.worker(max_poll_interval_ms=1_000), chain.worker()
@@ -285,8 +295,10 @@ async def test_a_worker_that_takes_too_long_lets_its_partitions_go(kafka: Embedd
         assert (await chain.values("out"), await chain.values("late")) == offline(topic_name, chain.sent)
 
 
-async def test_slow_records_hold_up_neither_heartbeats_nor_commits(kafka: EmbeddedKafka, topic_name: str) -> None:
-    """However many records were fetched at once, a turn is short: the group keeps the member, and commits come."""
+async def test_slow_records_delay_neither_heartbeats_nor_commits(kafka: EmbeddedKafka, topic_name: str) -> None:
+    """However many records were fetched at once, turns are short: the member stays in the group, and commits
+    continue.
+    """
     calls: list[float] = []
 
     def slow(record: Record) -> bool:
@@ -320,12 +332,12 @@ async def test_slow_records_hold_up_neither_heartbeats_nor_commits(kafka: Embedd
     assert len(set(committed) - {0, SLOW_RECORDS}) > 1, "there were commits meanwhile"
 
 
-async def test_a_turn_at_a_time_of_ones_own(kafka: EmbeddedKafka, topic_name: str) -> None:
-    """`run_once(now_ms)` takes that for the wall clock: an hour's schedule is due in the turn that says so."""
+async def test_run_once_takes_the_wall_clock_as_an_argument(kafka: EmbeddedKafka, topic_name: str) -> None:
+    """`run_once(now_ms)` uses that time as the wall clock: an hourly schedule fires in the turn with its time."""
     fired: list[int] = []
 
     class Hourly(Processor):
-        """Notes when it is called."""
+        """Records when it is called."""
 
         def init(self, context: ProcessorContext) -> None:
             self.schedule = context.schedule(3_600_000, PunctuationType.WALL_CLOCK_TIME, fired.append)

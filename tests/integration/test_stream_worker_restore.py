@@ -1,4 +1,4 @@
-"""The stream worker on a snapshot: tables written here by hand, as the layout of the lake says, and no Spark."""
+"""Restores from a snapshot: the tables are written here in the lake's layout, without Spark."""
 
 from __future__ import annotations
 
@@ -32,8 +32,9 @@ PARTITIONS = 2
 
 
 async def partition_rows(chain: Chain, partition: int, topic_id: str, ahead: int) -> list[lake_tables.Row]:
-    """What a snapshot of all that the changelog partition holds has, where nothing of it was rewritten: a row a change
-    of a window, and one for the progress."""
+    """The rows of a snapshot of a whole changelog partition without a rewrite: one for each change of a window, and one
+    for the progress.
+    """
     rows: list[lake_tables.Row] = []
 
     def apply(confirmed: Confirmed) -> None:
@@ -67,9 +68,9 @@ async def partition_rows(chain: Chain, partition: int, topic_id: str, ahead: int
 async def write_snapshot(
     chain: Chain, folder: Path, topic_id: str | None = None, ahead: int = 0
 ) -> dict[int, tuple[int, int]]:
-    """A table `state` that covers the changelog to its end, or says that it covers so many records more.
+    """Write a table `state` that covers the changelog to its end, or claims to cover `ahead` more records.
 
-    By partition its live windows and the covered offset.
+    Returns for each partition the number of live windows and the covered offset.
     """
     async with Admin(chain.kafka) as admin:
         described = await admin.describe_topics([f"{chain.topic}-changelog"])
@@ -88,7 +89,10 @@ async def write_snapshot(
 
 
 async def work(chain: Chain, number: int, **given: Any) -> dict[int, tuple[int, int]]:
-    """Send that many events and have a new worker process them; by partition the windows and records it restored."""
+    """Send `number` events and process them with a new worker.
+
+    Returns the windows and records that it restored, by partition.
+    """
     await chain.send(number)
     worker = chain.worker(topology(chain.topic, **BINARY), **given)
     async with running(worker):
@@ -108,7 +112,7 @@ async def delete_head(chain: Chain, offsets: dict[int, int]) -> None:
 async def test_a_snapshot_and_the_changelogs_tail_are_the_whole_state(
     kafka: EmbeddedKafka, topic_name: str, tmp_path: Path, store: str
 ) -> None:
-    """From windows in Delta and what came after them, the worker goes on as if it had never stopped."""
+    """A worker that restores from a snapshot and the rest of the changelog continues as if it had never stopped."""
     async with chain_of(kafka, topic_name, PARTITIONS) as chain:
         await work(chain, 300)
         covered = await write_snapshot(chain, tmp_path)
@@ -134,10 +138,10 @@ async def test_a_snapshot_and_the_changelogs_tail_are_the_whole_state(
     ],
     ids=["another topic", "a gap after it", "a log that lost its end"],
 )
-async def test_a_snapshot_that_does_not_fit_is_refused(
+async def test_a_snapshot_that_does_not_fit_is_an_error(
     kafka: EmbeddedKafka, topic_name: str, tmp_path: Path, snapshot: dict[str, Any], lost: int, says: str
 ) -> None:
-    """A snapshot of another topic, or a log that begins after it or ends before it, ends the worker, which says so."""
+    """A snapshot of another topic, or a log that begins after it or ends before it, ends the worker with the reason."""
     async with chain_of(kafka, topic_name, 1) as chain:
         await work(chain, 100)
         covered = await write_snapshot(chain, tmp_path, **snapshot)
@@ -151,9 +155,9 @@ async def test_a_snapshot_that_does_not_fit_is_refused(
 
 
 def overtaken_by_compactions(chain: Chain, monkeypatch: pytest.MonkeyPatch, folder: Path, covered: int) -> list[int]:
-    """Have the snapshot below `newer` take the place of the one that is looked at first, and the log before it deleted.
+    """Replace the first snapshot that is read by the one below `newer`, and delete the log before it.
 
-    The list gets the version of each snapshot that is read, -1 for none.
+    Returns a list to which the version of each snapshot that is read is appended, -1 for none.
     """
     read, looked, loop = delta_tables.read_snapshot, list[int](), asyncio.get_running_loop()
 
@@ -170,10 +174,10 @@ def overtaken_by_compactions(chain: Chain, monkeypatch: pytest.MonkeyPatch, fold
     return looked
 
 
-async def test_a_question_that_lost_its_ground_is_answered_from_the_newer_snapshot(
+async def test_a_query_continues_from_a_newer_snapshot(
     kafka: EmbeddedKafka, topic_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Compactions that end while a key's windows are looked up do not show; without a newer snapshot a hole does."""
+    """If a compaction deletes the log during a query, the query uses the newer snapshot; without one it is an error."""
     async with chain_of(kafka, topic_name, 1) as chain:
         await work(chain, 100)
         await write_snapshot(chain, tmp_path)
@@ -196,10 +200,10 @@ async def test_a_question_that_lost_its_ground_is_answered_from_the_newer_snapsh
 
 
 @pytest.mark.parametrize("first", [True, False], ids=["one is loaded", "there is none yet"])
-async def test_a_restore_that_lost_its_ground_goes_on_from_the_newer_snapshot(
+async def test_a_restore_continues_from_a_newer_snapshot(
     kafka: EmbeddedKafka, topic_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: bool
 ) -> None:
-    """Compactions that end while a snapshot is loaded, and delete what comes after it, cost a second look, no more."""
+    """If a compaction deletes the log during a restore, the restore looks again and uses the newer snapshot."""
     async with chain_of(kafka, topic_name, 1) as chain:
         await work(chain, 100)
         if first:
@@ -213,10 +217,10 @@ async def test_a_restore_that_lost_its_ground_goes_on_from_the_newer_snapshot(
 
 
 @pytest.mark.parametrize("store", ["in_memory", "rocksDB"])
-async def test_a_restore_whose_files_are_taken_goes_on_from_the_newer_version(
+async def test_a_restore_continues_from_a_newer_version(
     kafka: EmbeddedKafka, topic_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: str
 ) -> None:
-    """A rewrite and a VACUUM while the windows of a version are read cost a second look, no more."""
+    """If a rewrite and a VACUUM delete the files of the version that is read, the restore reads the newer version."""
     async with chain_of(kafka, topic_name, 1) as chain:
         await work(chain, 100)
         await write_snapshot(chain, tmp_path)

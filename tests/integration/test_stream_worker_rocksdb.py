@@ -1,4 +1,4 @@
-"""The stream worker with its state on disk: killed, overtaken, and the folder lost under it."""
+"""The stream worker with its state on disk: killed, overtaken, and with a recreated changelog."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from tests.integration.test_stream_worker import (
     chain_of,
     child,
     commit,
-    make_changelog_anew,
+    delete_changelog,
     offline,
     owner,
+    process_records,
     running,
-    take,
     until,
 )
 
 
 def on_disk(folder: Path) -> dict[str, Any]:
-    """Settings of a worker that keeps its state there, and next to nothing in memory."""
+    """Settings of a worker that keeps its state in `folder`, without a cache in memory."""
     return {"default_dsl_store": "rocksDB", "state_dir": str(folder), "statestore_cache_max_bytes": 0}
 
 
 async def processed(chain: Chain, worker: StreamWorker) -> RestoreReport:
-    """Have a worker process all there is; what it restored partition 0 from."""
+    """Process all records with a worker, and return the restore report of partition 0."""
     async with running(worker):
         await chain.wait_processed(worker)
         return worker.tasks()[0].report
@@ -49,7 +49,9 @@ async def processed(chain: Chain, worker: StreamWorker) -> RestoreReport:
 async def test_a_killed_worker_restores_only_the_tail(
     kafka: EmbeddedKafka, topic_name: str, tmp_path: Path, guarantee: str
 ) -> None:
-    """After SIGKILL the rows on disk are those of a commit: what came after it is read, and the output is exact."""
+    """After SIGKILL the rows on disk are those of a commit, only later entries are restored, and the output is
+    exact.
+    """
     async with chain_of(kafka, topic_name, partitions=1) as chain:
         await chain.send(3_000)
         async with child(chain, guarantee, **on_disk(tmp_path)) as process:
@@ -80,22 +82,22 @@ async def test_a_killed_worker_restores_only_the_tail(
             assert (set(got[0]), set(got[1])) == (set(closed), set(late))
         again = await processed(chain, chain.worker(**given))
         assert (again.changelog_windows, again.local_windows > 0) == (0, True)
-        assert again.changelog_records <= 2  # its own takeover: all before it is proven to be one owner's
+        assert again.changelog_records <= 2  # its own takeover: all earlier records are verified to be of one owner
 
 
-async def test_what_was_overtaken_is_not_kept(kafka: EmbeddedKafka, topic_name: str, tmp_path: Path) -> None:
-    """The commit of an owner that is one no more is refused, and so it is not on its disk: what is there counts."""
+async def test_a_fenced_commit_is_not_written_to_disk(kafka: EmbeddedKafka, topic_name: str, tmp_path: Path) -> None:
+    """A fenced commit of a former owner is not written to its disk, so its rows there are valid."""
     directory = StateDirectory(str(tmp_path), "old", memory_bytes_max=4 * 1024 * 1024, cache_bytes_max=0)
     local = directory.state_of(0)
     async with chain_of(kafka, topic_name, 1) as chain:
         async with owner(chain, "at_least_once", local) as (old, old_task):
-            take(old_task, chain, 0, 10)
+            process_records(old_task, chain, 0, 10)
             await commit(old, old_task, chain)
             async with owner(chain, "at_least_once") as (new, new_task):
-                take(old_task, chain, 11, 12, 13)
+                process_records(old_task, chain, 11, 12, 13)
                 with pytest.raises(ProducerFenced, match="changelog-0: another owner has taken it over at offset 3"):
                     await commit(old, old_task, chain)
-                take(new_task, chain, 20)
+                process_records(new_task, chain, 20)
                 await commit(new, new_task, chain)
             assert local.checkpoint is not None
             assert local.checkpoint.covered_offset == local.checkpoint.verified_offset == 3
@@ -107,14 +109,14 @@ async def test_what_was_overtaken_is_not_kept(kafka: EmbeddedKafka, topic_name: 
         local.close()
 
 
-async def test_rows_of_another_changelog_are_thrown_away(kafka: EmbeddedKafka, topic_name: str, tmp_path: Path) -> None:
-    """Where the changelog was made anew, what is on disk is of one that is no more: nothing of it is kept."""
+async def test_rows_of_a_recreated_changelog_are_deleted(kafka: EmbeddedKafka, topic_name: str, tmp_path: Path) -> None:
+    """If the changelog was recreated, the rows on disk belong to the old one and are deleted."""
     local = StateDirectory(str(tmp_path), "a", memory_bytes_max=4 * 1024 * 1024, cache_bytes_max=0).state_of(0)
     async with chain_of(kafka, topic_name, 1) as chain:
         async with owner(chain, "exactly_once", local) as (changelog, task):
-            take(task, chain, 0, 10)
+            process_records(task, chain, 0, 10)
             await commit(changelog, task, chain)
-        await make_changelog_anew(chain)
+        await delete_changelog(chain)
         async with owner(chain, "exactly_once", local) as (_, task):
             assert (list(task.stores["s"].rows()), task.sources, task.epoch) == ([], {}, 1)
         local.close()

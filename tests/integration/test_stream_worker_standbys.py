@@ -1,4 +1,4 @@
-"""Standbys on a real broker: the owner ends, another instance goes on with what it has kept up."""
+"""Standbys on a real broker: when the owner ends, another instance continues from its standby's state."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def settings_of(store: str, folder: Path) -> dict[str, Any]:
 
 
 async def until_current(chain: Chain, *workers: StreamWorker) -> None:
-    """Until each worker has a partition, stands by for the other, and has read what its owner wrote."""
+    """Wait until each worker owns a partition and has a current standby of the other."""
 
     async def done() -> bool:
         ends = {p: (await chain.confirmed(p)).next_offset for p in range(chain.partitions)}
@@ -62,7 +62,7 @@ async def until_current(chain: Chain, *workers: StreamWorker) -> None:
 
 
 async def until_standby(worker: StreamWorker, state: str) -> None:
-    """Until its one standby says that it is so."""
+    """Wait until the worker's one standby has this state."""
 
     async def done() -> bool:
         return [standby["state"] for standby in worker.describe()["standbys"]] == [state]
@@ -71,7 +71,7 @@ async def until_standby(worker: StreamWorker, state: str) -> None:
 
 
 def patient(topic: str, grace_ms: int) -> Topology:
-    """The usual topology with a grace of its own."""
+    """The usual topology with another grace."""
     builder = StreamsBuilder()
     windows = builder.stream(topic).group_by_key().session_window(GAP_MS, grace_ms)
     windows.aggregate("s", n=Count(), sum=Sum("id")).on_close().to(f"{topic}-out")
@@ -82,7 +82,7 @@ def patient(topic: str, grace_ms: int) -> Topology:
 async def test_a_standby_takes_over_with_the_tail_alone(
     kafka: EmbeddedKafka, topic_name: str, tmp_path: Path, store: str
 ) -> None:
-    """What the owner had written is there already; only its end is read, and the output is that of an unbroken run."""
+    """A standby that takes over reads only the end of the changelog, and the output is that of an uninterrupted run."""
     async with chain_of(kafka, topic_name) as chain:
         await chain.send(1_000)
         first, second = (chain.worker(**settings_of(store, tmp_path / name)) for name in ("a", "b"))
@@ -113,7 +113,7 @@ async def test_a_standby_takes_over_with_the_tail_alone(
 
 
 async def test_a_standby_of_a_killed_owner_takes_over(kafka: EmbeddedKafka, topic_name: str, tmp_path: Path) -> None:
-    """After SIGKILL of the only owner the one that stood by goes on, exactly, without its snapshot or whole log."""
+    """After SIGKILL of the only owner its standby takes over, with the output of an uninterrupted run."""
     async with chain_of(kafka, topic_name, partitions=1) as chain:
         await chain.send(2_000)
         given = settings_of("rocksDB", tmp_path / "a")
@@ -137,7 +137,7 @@ async def test_a_standby_of_a_killed_owner_takes_over(kafka: EmbeddedKafka, topi
 async def test_a_standby_stops_at_a_record_that_cannot_be_read(
     kafka: EmbeddedKafka, topic_name: str, tmp_path: Path, store: str
 ) -> None:
-    """It says what the record is, and harms nobody."""
+    """A standby fails at an unreadable changelog record and names its offset; the owner continues."""
     async with chain_of(kafka, topic_name, partitions=1) as chain:
         await chain.send(300)
         owner = chain.worker(**settings_of(store, tmp_path / "a"))
@@ -160,7 +160,7 @@ async def test_a_standby_stops_at_a_record_that_cannot_be_read(
 async def test_a_standby_with_another_grace_takes_over_as_a_restore_does(
     kafka: EmbeddedKafka, topic_name: str, tmp_path: Path, store: str, grace_ms: int
 ) -> None:
-    """A release with another grace stands by for the one before, and closes what that would have kept or not."""
+    """A standby with another grace than the owner's closes the same windows as after a restore."""
     outputs = []
     for name in ("standby", "restore"):
         topic = f"{topic_name}-{name}"

@@ -1,4 +1,4 @@
-"""`penstock streams reset` with a lake on S3, against a server that speaks its protocol (moto's)."""
+"""`penstock streams reset` with a lake on S3; the server is moto's, which implements S3's protocol."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ AWS = {"AWS_ACCESS_KEY_ID": "ann", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_REGIO
 
 @pytest.fixture
 def endpoint(tmp_path: Path) -> Iterator[str]:
-    """The address of a fresh S3 server with a bucket `lake`."""
+    """The address of a new S3 server with a bucket `lake`."""
     with s3_server(tmp_path, "lake") as url:
         yield url
 
@@ -31,8 +31,9 @@ def endpoint(tmp_path: Path) -> Iterator[str]:
 async def test_a_snapshot_on_s3(
     endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Said first; a store that refuses is named and nothing is lost; then the application's objects go and no other's,
-    half removed ones too."""
+    """A dry run lists the snapshot, an unreachable bucket is an error that deletes nothing, and `--execute` deletes
+    only the application's objects, even after a partial removal.
+    """
     monkeypatch.chdir(tmp_path)
     options = {**AWS, "AWS_ENDPOINT_URL": endpoint, "AWS_ALLOW_HTTP": "true"}
     for name, value in AWS.items():
@@ -52,7 +53,7 @@ async def test_a_snapshot_on_s3(
 
     for table in ("app/state", "app/closed/visits", "app-eu/state"):
         append_once(f"s3a://lake/penstock/{table}", pa.table({"n": [1]}), {"w": (None, 1)}, options)
-    # What begins with the application's name, and Hadoop's objects in place of folders.
+    # Keys that begin with the application's name, and Hadoop's objects for folders.
     for key in ("app", "app/", "app/state/", "apple/state/_delta_log/0.json"):
         s3.put_object(Bucket="lake", Key=f"penstock/{key}", Body=b"")
     before, kept = keys(), {"penstock/app", "penstock/app/", "penstock/app/state/"}

@@ -1,8 +1,8 @@
-"""README in a project of a user's own: its programs, and `penstock up` with its topology, the post, lake and audit.
+"""README's programs, and `penstock up` with its topology, event, lake and audit, in a user's own project.
 
 Penstock's wheel is installed beside the project, and the project's root is the working directory. The project has
-packages of its own under the names of the checkout's folders. Its topology checks that it gets these, and whatever of
-Penstock looked for its own modules there would not find them.
+packages with the names of the checkout's folders. Its topology checks that it imports these. If Penstock looked for its
+own modules there, it would not find them.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ import pytest
 
 from penstock.services.local import ports
 from tests.documents import DOCS, README, block
-from tests.integration.environments import ROOT, SYSTEM_PATH, Environments, ask, inherited, required
+from tests.integration.environments import ROOT, SYSTEM_PATH, Environments, inherited, required, run_python
 from tests.integration.promtool import assert_clean
 
 START_TIMEOUT_S, RESULT_TIMEOUT_S, COMMAND_TIMEOUT_S, STOP_TIMEOUT_S = 360, 240, 360, 90
 LAKE_TIMEOUT_S = 180
-INTERVAL_MS = 20_000  # that of docs/deployment.md
+INTERVAL_MS = 20_000  # the interval in docs/deployment.md
 LAST_LINE = "Ctrl-C stops everything"
 OWN_PACKAGES = ("api", "services", "shared", "tests")
 PROGRAM = "from visits import topology"
-"""README's complete program contains this. Its last line is what it prints."""
+"""README's complete program contains this; its last line is its output."""
 EXAMPLES = ("orders.py", "producing.py", "committing.py", "punctuated_sessions.py")
-"""Of `examples/`, likewise: the last line of each is the last that it prints."""
+"""Files of `examples/`; the last line of each is the last line of its output."""
 CONNECTORS = ("load_average.py", "value_lines.py")
-"""Of `examples/`: a source and a sink, as modules of the project."""
+"""Files of `examples/`: a source and a sink, as modules of the project."""
 
 
 def flags() -> list[str]:
@@ -47,7 +47,7 @@ def flags() -> list[str]:
 
 @pytest.fixture(scope="module")
 def bin(tmp_path_factory: pytest.TempPathFactory, environments: Environments) -> Iterator[Path]:
-    """Where the commands of an environment with the wheel and what `up` needs are."""
+    """The folder of commands of an environment with the wheel and the dependencies of `up`."""
     folder = tmp_path_factory.mktemp("project-environment")
     yield environments.make(folder, required("penstock", ["demo"])).parent
     shutil.rmtree(folder / "venv")
@@ -72,8 +72,8 @@ def variables(bin: Path) -> dict[str, str]:
 
 
 @pytest.fixture
-def said(bin: Path, project: Path) -> Iterator[dict[str, str]]:
-    """What a running `up` has printed, by the name of the row."""
+def printed_rows(bin: Path, project: Path) -> Iterator[dict[str, str]]:
+    """The output of a running `up`, by the name of the row."""
     port = ports.pick("127.0.0.1", 1)[0]
     command = [bin / "penstock", "up", "--http.port=0", f"--connect-port={port}", *flags()]
     environment = variables(bin) | {"PENSTOCK_COMPACTION__INTERVAL_MS": str(INTERVAL_MS)}
@@ -99,14 +99,14 @@ def said(bin: Path, project: Path) -> Iterator[dict[str, str]]:
             up.kill()
 
 
-def answered(script: str, cwd: Path) -> str:
+def shell_output(script: str, cwd: Path) -> str:
     run = subprocess.run(["bash", "-c", script], cwd=cwd, capture_output=True, text=True, timeout=180, check=False)
     assert run.returncode == 0, run.stderr
     return run.stdout
 
 
 def printed(command: list[str | Path], bin: Path, cwd: Path) -> str:
-    """What a command of the environment prints; it ends with status 0."""
+    """Run a command of the environment, which exits with status 0, and return its output."""
     done = subprocess.run(
         command, cwd=cwd, env=variables(bin), capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S, check=False
     )
@@ -115,13 +115,13 @@ def printed(command: list[str | Path], bin: Path, cwd: Path) -> str:
 
 
 def lines_of(command: list[str], bin: Path, cwd: Path) -> list[dict[str, Any]]:
-    """What a command of Penstock's prints with `--json`."""
+    """Run a command of Penstock with `--json`, and return its decoded output."""
     lines = printed([bin / "penstock", *command, "--json"], bin, cwd).splitlines()
     return [json.loads(line) for line in lines if line.startswith("{")]
 
 
-def connector_runs(connectors: str, tmp_path: Path) -> None:
-    """A connector is made at the printed address, and the page's overview has the worker."""
+def run_a_connector(connectors: str, tmp_path: Path) -> None:
+    """Create a sink at the printed address, outside and inside the allowed folder, and wait for its output."""
     written = tmp_path / ".penstock" / "files" / "visits.txt"
     sink = {"connector.class": "FileStreamSink", "topics": "visits", "file": str(written)}
     outside = httpx.put(f"{connectors}/visits/config", json={**sink, "file": str(tmp_path / "visits.txt")}, timeout=60)
@@ -136,8 +136,8 @@ def connector_runs(connectors: str, tmp_path: Path) -> None:
     assert health["checks"]["connect"]["status"] == "ok"
 
 
-def connectors_of_the_project_run(connectors: str, tmp_path: Path) -> None:
-    """A source's records are in its topic, and the sink writes each once, in the order of offsets."""
+def run_the_projects_connectors(connectors: str, tmp_path: Path) -> None:
+    """Run the project's source and sink: the sink writes each record of the source once, ordered by offset."""
     lines = tmp_path / "lines"
     json_values = {"value.converter": "org.apache.kafka.connect.json.JsonConverter"}
     json_values |= {"value.converter.schemas.enable": "false"}
@@ -159,8 +159,8 @@ def connectors_of_the_project_run(connectors: str, tmp_path: Path) -> None:
     assert [line.partition(" 'load'")[0] for line in written] == places != []
 
 
-def the_whole_rest_is_there(worker: str) -> None:
-    """What the one address keeps for its page is answered at the worker's own: its version, its loggers."""
+def check_the_workers_rest_api(worker: str) -> None:
+    """Check that the worker's own address serves paths that the gateway reserves for its page: version and loggers."""
     assert httpx.get(f"{worker}/", timeout=60).json().keys() == {"version", "commit", "kafka_cluster_id"}
     level = httpx.put(f"{worker}/admin/loggers/penstock.shared.connect", json={"level": "DEBUG"}, timeout=60)
     assert level.status_code == 200
@@ -168,8 +168,10 @@ def the_whole_rest_is_there(worker: str) -> None:
     assert httpx.get(f"{worker}/connectors", timeout=60).json() == ["visits"]
 
 
-def the_lake_is_read(bin: Path, project: Path) -> None:
-    """The program of docs/lake.md prints what it shows, once a compaction that `up` started has written the visit."""
+def read_the_lake(bin: Path, project: Path) -> None:
+    """Wait until a compaction of `up` has written the visit, and run docs/lake.md's program, which prints what the
+    document shows.
+    """
     assert f"PENSTOCK_COMPACTION__INTERVAL_MS={INTERVAL_MS}`" in (DOCS / "deployment.md").read_text(encoding="utf-8")
     program = block(DOCS / "lake.md", "py", "DeltaTable(")
     (project / "read_lake.py").write_text(
@@ -179,21 +181,21 @@ def the_lake_is_read(bin: Path, project: Path) -> None:
     log = project / ".penstock" / "lake" / "penstock" / "closed" / "visits" / "_delta_log"
     deadline = time.monotonic() + LAKE_TIMEOUT_S
     while not any('"add":' in commit.read_text(encoding="utf-8") for commit in log.glob("*.json")):
-        assert time.monotonic() < deadline, answered("cat .penstock/logs/aggregator.log", project)
+        assert time.monotonic() < deadline, shell_output("cat .penstock/logs/aggregator.log", project)
         time.sleep(0.2)
     assert printed([bin / "python", "read_lake.py"], bin, project).strip() == shown
 
 
-def test_the_project_sees_the_wheel_alone(bin: Path) -> None:
-    """Nothing of the checkout is on the path of the environment, and the wheel has one top-level package."""
-    where = Path(ask(bin / "python", "import penstock; print(penstock.__file__)"))
+def test_the_project_imports_the_wheel_alone(bin: Path) -> None:
+    """The environment imports the wheel and not the checkout, and the wheel has one top-level package."""
+    where = Path(run_python(bin / "python", "import penstock; print(penstock.__file__)"))
     assert where.is_relative_to(bin.parent)
     assert not where.is_relative_to(ROOT)
     assert not {path.name for path in where.parent.parent.iterdir()} & set(OWN_PACKAGES)
 
 
 def test_readmes_program_prints_what_it_shows(bin: Path, project: Path) -> None:
-    """It runs from the project's root, and its output is README's comment."""
+    """README's program runs in the project, and its output is README's comment."""
     program = block(README, "python", PROGRAM)
     (project / "try_visits.py").write_text(program, encoding="utf-8")
     assert printed([bin / "python", "try_visits.py"], bin, project).strip() == program.strip().splitlines()[
@@ -203,7 +205,7 @@ def test_readmes_program_prints_what_it_shows(bin: Path, project: Path) -> None:
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_examples_print_what_they_show(name: str, bin: Path, project: Path) -> None:
-    """Each is a program of the project's that needs public modules alone."""
+    """Each example runs in the project with public modules alone, and prints its last line."""
     program = (ROOT / "examples" / name).read_text(encoding="utf-8")
     assert "penstock.shared" not in program
     (project / name).write_text(program, encoding="utf-8")
@@ -211,32 +213,33 @@ def test_examples_print_what_they_show(name: str, bin: Path, project: Path) -> N
     assert last == program.splitlines()[-1].removeprefix("# ")
 
 
-def test_what_up_prints_and_the_document_shows_works(said: dict[str, str], bin: Path, tmp_path: Path) -> None:
-    """The printed event is taken, not a dead letter; the document's visit is seen where it says, in the lake
-    too; the printed audit passes."""
-    shown = block(DOCS / "deployment.md", "console", "curl").replace("http://127.0.0.1:8080", said["dashboard"])
+def test_up_and_its_document(printed_rows: dict[str, str], bin: Path, tmp_path: Path) -> None:
+    """The event that `up` prints is stored, the document's visit is found where it says and in the lake, and the
+    printed audit passes.
+    """
+    shown = block(DOCS / "deployment.md", "console", "curl").replace("http://127.0.0.1:8080", printed_rows["dashboard"])
     post, look = (step.strip().rsplit("\n", 1) for step in shown.split("$ ")[1:])
-    assert answered(post[0], tmp_path).strip() == post[1]
-    assert json.loads(answered(said["ingest"], tmp_path))["stored"] == 1
+    assert shell_output(post[0], tmp_path).strip() == post[1]
+    assert json.loads(shell_output(printed_rows["ingest"], tmp_path))["stored"] == 1
     deadline = time.monotonic() + RESULT_TIMEOUT_S
     while '"topic": "visits"' not in (tmp_path / ".penstock" / "logs" / "consumer.log").read_text():
-        assert time.monotonic() < deadline, answered("cat .penstock/logs/*.log", tmp_path)
+        assert time.monotonic() < deadline, shell_output("cat .penstock/logs/*.log", tmp_path)
         time.sleep(0.2)
-    assert answered(look[0], tmp_path).strip() == look[1]
-    connector_runs(said["connectors"], tmp_path)
-    connectors_of_the_project_run(said["connectors"], tmp_path)
-    assert_clean(httpx.get(f"{said['dashboard']}/metrics", timeout=60).text)
-    the_whole_rest_is_there(said["Connect"].partition(": ")[0])
-    assert said["topology"] == "visits:topology, as application penstock"
+    assert shell_output(look[0], tmp_path).strip() == look[1]
+    run_a_connector(printed_rows["connectors"], tmp_path)
+    run_the_projects_connectors(printed_rows["connectors"], tmp_path)
+    assert_clean(httpx.get(f"{printed_rows['dashboard']}/metrics", timeout=60).text)
+    check_the_workers_rest_api(printed_rows["Connect"].partition(": ")[0])
+    assert printed_rows["topology"] == "visits:topology, as application penstock"
     logs = tmp_path / ".penstock" / "logs"
     handler = "penstock.services.local.log_handler:log_record"
-    assert said["results"] == f"topic visits, handled by {handler}, which logs to {logs / 'consumer.log'}"
-    assert said["files"].startswith(f"{tmp_path / '.penstock' / 'files'}, ")
-    assert said["logs"] == str(logs)
-    assert f"a compaction every 20 s (compaction.interval_ms={INTERVAL_MS})" in said["lake"]
-    the_lake_is_read(bin, tmp_path)
-    program, *audit = shlex.split(said["audit"])
-    assert said["Kafka"] == audit[audit.index("--kafka.bootstrap-servers") + 1]
+    assert printed_rows["results"] == f"topic visits, handled by {handler}, which logs to {logs / 'consumer.log'}"
+    assert printed_rows["files"].startswith(f"{tmp_path / '.penstock' / 'files'}, ")
+    assert printed_rows["logs"] == str(logs)
+    assert f"a compaction every 20 s (compaction.interval_ms={INTERVAL_MS})" in printed_rows["lake"]
+    read_the_lake(bin, tmp_path)
+    program, *audit = shlex.split(printed_rows["audit"])
+    assert printed_rows["Kafka"] == audit[audit.index("--kafka.bootstrap-servers") + 1]
     assert program.endswith("penstock")
     (result,) = lines_of(audit, bin, tmp_path)[-1:]
     assert (result["records"], result["dead_letters"], result["late"], result["uncovered"]) == (4, 0, 1, 0)

@@ -1,4 +1,4 @@
-"""A fuller topology, exactly once, whose one worker is killed in the middle; `test_soak_visits` does so at length."""
+"""The topology of `test_soak_visits`, exactly once, with one worker that is killed once under load."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Session = tuple[str, int, int, int, int]
 
 
 def sessions(clicks: list[tuple[str, int, int]]) -> list[Session]:
-    """Those of clicks (user, timestamp, ms), whatever order they came in: none was late."""
+    """The sessions of clicks (user, timestamp, ms) in any order, if none was late."""
     by_user = defaultdict[str, list[tuple[int, int]]](list)
     for user, at, ms in clicks:
         by_user[user].append((at, ms))
@@ -36,8 +36,8 @@ def _session(user: str, run: list[tuple[int, int]]) -> Session:
     return user, run[0][0], run[-1][0], len(run), sum(ms for _, ms in run)
 
 
-async def test_a_kill_in_the_middle_of_a_fuller_topology(kafka: EmbeddedKafka, topic_name: str) -> None:
-    """Repartition topic, table join, sessions and schedule: what is committed is what an unbroken computation gives."""
+async def test_a_kill_under_load_with_several_sub_topologies(kafka: EmbeddedKafka, topic_name: str) -> None:
+    """After a kill, the committed output of the join, the sessions and the schedule is that of an uninterrupted run."""
     async with chain_of(kafka, topic_name, PARTITIONS) as chain:
         async with Admin(chain.kafka) as admin:
             await admin.create_topics([event_time_topic(f"{topic_name}-users", PARTITIONS)])

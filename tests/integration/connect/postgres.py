@@ -1,4 +1,7 @@
-"""A real Postgres for tests, from the binaries on the machine; its server refuses root, so another user runs it."""
+"""A real Postgres for tests, from the binaries on the machine.
+
+The server does not run as root, so root runs it as another user.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +18,13 @@ from pathlib import Path
 BINARIES = ("initdb", "pg_ctl", "postgres")
 
 
-def found() -> bool:
-    """Whether there is a Postgres that these tests can start."""
+def is_installed() -> bool:
+    """Whether the binaries to start a Postgres server are on the PATH."""
     return all(shutil.which(name) for name in BINARIES)
 
 
 def _user() -> str | None:
-    """Who runs the server, where root does not."""
+    """The user that runs the server if this process is root, or None."""
     if os.getuid() != 0:
         return None
     for name in ("postgres", "nobody"):
@@ -34,7 +37,10 @@ def _user() -> str | None:
 
 @contextmanager
 def server(**settings: str) -> Iterator[str]:
-    """A server in a folder of its own, with these settings; gives its URL. It is gone afterwards, data and all."""
+    """Start a server with these settings in a temporary folder, and yield its URL.
+
+    On exit the server and its data are removed.
+    """
     user = _user()
     folder = Path(tempfile.mkdtemp(prefix="penstock-pg-"))
     data = folder / "data"

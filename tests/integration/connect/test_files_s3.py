@@ -1,4 +1,4 @@
-"""The files sink on S3, against a server that speaks its protocol (moto's)."""
+"""The files sink writes to S3; the server is moto's, which implements S3's protocol."""
 
 from __future__ import annotations
 
@@ -23,8 +23,10 @@ pytestmark = [
 JSON = {"value_converter": "org.apache.kafka.connect.json.JsonConverter", "value_converter_schemas_enable": "false"}
 
 
-async def test_files_are_objects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whole files of Parquet under the bucket; a task that begins again writes the rest, each record once."""
+async def test_a_restarted_task_writes_the_remaining_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sink writes complete Parquet objects into the bucket, and a restarted task writes the remaining records
+    once.
+    """
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "ann")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     with s3_server(tmp_path, "lake") as endpoint:

@@ -1,4 +1,4 @@
-"""The Postgres connectors on a real Postgres, with the fake broker as their Kafka."""
+"""The Postgres sink and source connectors on a real Postgres, with the fake cluster as Kafka."""
 
 from __future__ import annotations
 
@@ -21,12 +21,14 @@ from penstock.shared.connect.connectors.postgres.source import PostgresSourceCon
 from penstock.shared.connect.errors import ConnectError, RetriableError
 from penstock.shared.connect.record import SinkRecord
 from penstock.shared.connect.runtime.states import ConnectorTaskId
-from tests.integration.connect.postgres import found, server
+from tests.integration.connect.postgres import is_installed, server
 from tests.shared.connect.connectors import sink_context
 from tests.shared.connect.harness import TP, Running, running
 
 asyncpg = pytest.importorskip("asyncpg")
-pytestmark = pytest.mark.skipif(not found(), reason="no Postgres: initdb, pg_ctl and postgres must be on the PATH")
+pytestmark = pytest.mark.skipif(
+    not is_installed(), reason="no Postgres: initdb, pg_ctl and postgres must be on the PATH"
+)
 
 JSON = "org.apache.kafka.connect.json.JsonConverter"
 PLAIN = {
@@ -54,7 +56,7 @@ async def db(url: str) -> AsyncIterator[Any]:
 
 
 class NoOffsets:
-    """Nothing was read yet."""
+    """An offset reader without stored offsets."""
 
     async def offset(self, partition: Any) -> None:
         return None
@@ -64,7 +66,7 @@ class NoOffsets:
 
 
 class Context:
-    """What a source task may ask, without a worker."""
+    """The context of a source task, without a worker."""
 
     configs: Mapping[str, str] = {}
     offset_storage_reader = NoOffsets()
@@ -73,7 +75,7 @@ class Context:
 
 
 async def produce(run: Running, *pairs: tuple[Any, Any]) -> None:
-    """Records of JSON keys and values; None is a tombstone."""
+    """Send records with JSON keys and values to topic t; a value of None is a tombstone."""
     async with Producer(KafkaSettings(bootstrap_servers=run.cluster.bootstrap_servers)) as producer:
         for key, value in pairs:
             data = None if value is None else value if isinstance(value, bytes) else json.dumps(value).encode()
@@ -98,7 +100,7 @@ async def until_rows(run: Running, db: Any, query: str, expected: list[tuple[Any
 
 
 async def test_rows_are_upserted_and_deleted_by_key(url: str, db: Any) -> None:
-    """The last value of a key is its row; a tombstone takes it away; the table is made from the first record."""
+    """The sink creates the table, keeps the last value of each key as its row, and deletes the row on a tombstone."""
     async with running() as run:
         await produce(
             run,
@@ -113,8 +115,8 @@ async def test_rows_are_upserted_and_deleted_by_key(url: str, db: Any) -> None:
         assert {row[0]: row[1] for row in types} == {"id": "bigint", "name": "text", "n": "bigint", "tags": "jsonb"}
 
 
-async def test_columns_are_added_where_that_is_wanted(url: str, db: Any) -> None:
-    """`auto.evolve` adds what a record has more; without it the task fails and says which column."""
+async def test_auto_evolve_adds_missing_columns(url: str, db: Any) -> None:
+    """`auto.evolve` adds missing columns; without it the task fails and the error names the column."""
     async with running() as run:
         await run.run(PostgresSinkConnector, connection_url=url, auto_evolve="true", **UPSERT)
         await produce(run, ({"id": 1}, {"a": 1}), ({"id": 2}, {"a": 2, "b": "x"}))
@@ -127,7 +129,7 @@ async def test_columns_are_added_where_that_is_wanted(url: str, db: Any) -> None
 
 
 async def test_rows_are_inserted_and_updated(url: str, db: Any) -> None:
-    """`insert` appends by COPY, with Kafka's coordinates as a key; `update` changes what is there and adds nothing."""
+    """`insert` appends rows with Kafka's coordinates as columns; `update` changes existing rows and adds none."""
     async with running() as run:
         settings = {**UPSERT, "insert_mode": "insert", "pk_mode": "kafka"}
         await produce(run, (None, {"v": "x"}), (None, {"v": "y"}))
@@ -144,8 +146,8 @@ async def test_rows_are_inserted_and_updated(url: str, db: Any) -> None:
         await until_rows(run, db, "SELECT id, v, extract(epoch from at)::int FROM t", [(1, "new", 1704164645)])
 
 
-async def test_what_cannot_be_a_row_is_reported(url: str, db: Any) -> None:
-    """Under `errors.tolerance=all` the bad record goes to the dead letters and all others are written."""
+async def test_invalid_records_go_to_the_dlq(url: str, db: Any) -> None:
+    """Under `errors.tolerance=all` invalid records go to the DLQ and all others are written."""
     await db.execute("CREATE TABLE t (id integer PRIMARY KEY, n integer CHECK (n < 100))")
     async with running() as run:
         settings = {**UPSERT, "errors_tolerance": "all", "errors_deadletterqueue_topic_name": "dlq"}
@@ -169,9 +171,11 @@ NUL_IN = {
 
 @pytest.mark.parametrize("where", NUL_IN)
 @pytest.mark.parametrize("mode", ["insert", "upsert", "update", "exactly once"])
-async def test_a_nul_is_an_error_of_its_record(url: str, db: Any, mode: str, where: str) -> None:
-    """Postgres's texts cannot hold U+0000: the record that has one goes to the dead letters, the others are written.
-    Without tolerance the task fails, names the record and has written nothing."""
+async def test_a_record_with_nul_is_an_error(url: str, db: Any, mode: str, where: str) -> None:
+    """Postgres's text cannot hold U+0000: a record with it goes to the DLQ and the others are written.
+
+    Without tolerance the task fails, names the record and writes nothing.
+    """
     table = "CREATE TABLE t (id integer, part text NOT NULL DEFAULT '-', v text, doc jsonb, PRIMARY KEY (id, part))"
     settings = {**UPSERT, "insert_mode": "upsert" if mode == "exactly once" else mode, "connection_url": url}
     settings |= {"exactly_once": "true"} if mode == "exactly once" else {}
@@ -202,11 +206,14 @@ async def test_a_nul_is_an_error_of_its_record(url: str, db: Any, mode: str, whe
         id = await run.run(PostgresSinkConnector, **settings, **reporting)
         await run.until(lambda: "failure" in run.listener.of(id))
         assert "t-0@1" in run.listener.traces[0]
-        assert await rows_of(db, "SELECT v FROM t WHERE v IS NOT NULL") == []  # or each restart would write them again
+        # otherwise each restart would write them again
+        assert await rows_of(db, "SELECT v FROM t WHERE v IS NOT NULL") == []
 
 
-async def test_exactly_once_counts_each_record_once(url: str, db: Any) -> None:
-    """Offsets change with the rows: a restart without Kafka's commits writes nothing twice, a zombie nothing."""
+async def test_exactly_once_writes_each_record_once(url: str, db: Any) -> None:
+    """Offsets are stored with the rows: a restart without Kafka's commits repeats no row, and a zombie task writes
+    none.
+    """
     settings = {**UPSERT, "insert_mode": "insert", "pk_mode": "none", "exactly_once": "true", "connection_url": url}
     never = {"offset_flush_interval_ms": "600000"}
     async with running(**never) as run:
@@ -214,12 +221,12 @@ async def test_exactly_once_counts_each_record_once(url: str, db: Any) -> None:
         id = await run.run(PostgresSinkConnector, **settings)
         await until_rows(run, db, "SELECT count(*)::int, sum(n)::int FROM t", [(100, 4950)])
         await run.worker.stop_tasks([id])
-        lost = {"consumer_override_group_id": "another"}  # as if Kafka had none of its commits
+        lost = {"consumer_override_group_id": "another"}  # as if Kafka had lost the group's commits
         await run.run(PostgresSinkConnector, **settings, **lost)
         await produce(run, (None, {"n": 1000}))
         await until_rows(run, db, "SELECT count(*)::int, sum(n)::int FROM t", [(101, 5950)])
         assert await rows_of(db, "SELECT next_offset FROM penstock_connect_offsets") == [(101,)]
-        await db.execute("UPDATE penstock_connect_offsets SET next_offset = 500")  # another task has gone on
+        await db.execute("UPDATE penstock_connect_offsets SET next_offset = 500")  # another task has continued
         await produce(run, (None, {"n": 7}))
         await run.until(lambda: "failure" in run.listener.of(ConnectorTaskId("c", 0)))
         assert "was written by another task" in run.listener.traces[0]
@@ -227,7 +234,9 @@ async def test_exactly_once_counts_each_record_once(url: str, db: Any) -> None:
 
 
 async def test_offsets_in_the_database_are_altered_with_the_groups(url: str, db: Any) -> None:
-    """Moved back, records are written again from there; forgotten, all of them; without exactly-once none are there."""
+    """Altering offsets moves the offsets in the database, and reading restarts there; without exactly-once no table is
+    created.
+    """
     settings = {**UPSERT, "insert_mode": "insert", "pk_mode": "none", "exactly_once": "true", "connection_url": url}
     props = {"name": "c", "connection.url": url, "exactly.once": "true", "topics": "t"}
     connector, kept = PostgresSinkConnector(), "SELECT next_offset FROM penstock_connect_offsets"
@@ -246,20 +255,20 @@ async def test_offsets_in_the_database_are_altered_with_the_groups(url: str, db:
             assert await rows_of(db, kept) == [(20,)]
 
 
-async def test_a_topic_that_was_made_anew_is_not_left_out_in_silence(url: str, db: Any) -> None:
-    """Records below the offset that the database has are no repetition when reading begins there: the task says so."""
+async def test_a_recreated_topic_fails_the_task(url: str, db: Any) -> None:
+    """The task fails if it reads a recreated topic from an offset below the one in the database."""
     settings = {**UPSERT, "insert_mode": "insert", "pk_mode": "none", "exactly_once": "true", "connection_url": url}
     async with running() as run:
         await produce(run, *[(None, {"n": n}) for n in range(20)])
         await run.run(PostgresSinkConnector, **settings)
         await until_rows(run, db, "SELECT count(*)::int FROM t", [(20,)])
-    async with running() as run:  # another cluster, with a topic of that name
+    async with running() as run:  # another cluster with a topic of the same name
         await produce(run, *[(None, {"n": n}) for n in range(5)])
         await run.run(PostgresSinkConnector, consumer_override_auto_offset_reset="earliest", **settings)
         await run.until(lambda: "failure" in run.listener.of(ConnectorTaskId("c", 0)))
         assert "t-0 is read from offset 0, and the database has it up to 20" in run.listener.traces[0]
     await db.execute("DROP TABLE t; DROP TABLE penstock_connect_offsets")
-    async with running() as run:  # and while the task runs
+    async with running() as run:  # the same, while the task runs
         await produce(run, *[(None, {"n": n}) for n in range(20)])
         await run.run(PostgresSinkConnector, **settings)
         await until_rows(run, db, "SELECT count(*)::int FROM t", [(20,)])
@@ -270,7 +279,7 @@ async def test_a_topic_that_was_made_anew_is_not_left_out_in_silence(url: str, d
 
 
 async def test_a_batch_may_have_many_sets_of_columns(url: str, db: Any) -> None:
-    """Each set of columns needs a temporary table, of which there is a limit: beyond it a batch is cut."""
+    """A batch whose records have many sets of columns is written: it is split at the limit of temporary tables."""
     async with running() as run:
         settings = {**UPSERT, "pk_mode": "record_value", "pk_fields": "id", "auto_evolve": "true"}
         values = [{"id": n, **{f"f{bit}": n for bit in range(9) if n >> bit & 1}} for n in range(300)]
@@ -280,8 +289,8 @@ async def test_a_batch_may_have_many_sets_of_columns(url: str, db: Any) -> None:
         assert "failure" not in run.listener.of(ConnectorTaskId("c", 0))
 
 
-async def test_a_table_is_made_from_all_of_a_batch(url: str, db: Any) -> None:
-    """A null says nothing of its column's type, and a tombstone nothing of its table's columns."""
+async def test_a_new_table_has_the_columns_of_the_whole_batch(url: str, db: Any) -> None:
+    """A new table's columns come from all records of the batch: nulls and tombstones determine no type."""
     async with running() as run:
         values = [{"a": None, "b": None, "c": 1}, {"a": 5, "b": None, "c": None}]
         await produce(run, ({"id": 1}, None), *[({"id": n}, value) for n, value in enumerate(values)])
@@ -294,8 +303,8 @@ async def test_a_table_is_made_from_all_of_a_batch(url: str, db: Any) -> None:
         assert "table t has no column b, and auto.evolve is false" in run.listener.traces[0]
 
 
-async def test_a_lost_connection_is_made_again(url: str, db: Any) -> None:
-    """A batch that failed with the connection is delivered once more, on a new one."""
+async def test_a_lost_connection_is_reopened(url: str, db: Any) -> None:
+    """A batch that failed with its connection is delivered again on a new one."""
     async with running() as run:
         await run.run(PostgresSinkConnector, connection_url=url, retry_backoff_ms="10", **UPSERT)
         await produce(run, ({"id": 1}, {"n": 1}))
@@ -305,9 +314,11 @@ async def test_a_lost_connection_is_made_again(url: str, db: Any) -> None:
         await until_rows(run, db, "SELECT id FROM t ORDER BY id", [(1,), (2,)])
 
 
-async def test_what_a_put_had_written_is_not_written_again(url: str, db: Any) -> None:
-    """A put is several transactions: where a later one loses its connection, which is what the error says, the retry
-    goes on behind those that were committed."""
+async def test_a_retried_put_skips_committed_transactions(url: str, db: Any) -> None:
+    """A put is several transactions.
+
+    If the connection is lost, the error is retriable, and the retry continues after the committed transactions.
+    """
     await db.execute("CREATE TABLE t (n int UNIQUE, at timestamptz DEFAULT clock_timestamp())")
     task = PostgresSinkTask()
     task.context = sink_context.Context()
@@ -317,10 +328,10 @@ async def test_what_a_put_had_written_is_not_written_again(url: str, db: Any) ->
     async with asyncio.timeout(30):
         held = other.transaction()
         await held.start()
-        await other.execute("INSERT INTO t VALUES (3)")  # the second transaction waits for this one's end
+        await other.execute("INSERT INTO t VALUES (3)")  # the second transaction waits for this one to end
         putting = asyncio.create_task(task.put(list(given)))
         terminate = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE wait_event = 'transactionid'"
-        while not await db.fetchval(terminate):  # noqa: ASYNC110  # there is no event to wait for in a database
+        while not await db.fetchval(terminate):  # noqa: ASYNC110  # a database has no event to wait for
             await asyncio.sleep(0.02)
         with pytest.raises(RetriableError, match=r"AdminShutdown|ConnectionDoesNotExist|ConnectionLost"):
             await putting
@@ -328,17 +339,20 @@ async def test_what_a_put_had_written_is_not_written_again(url: str, db: Any) ->
         assert await rows_of(db, "SELECT n FROM t ORDER BY n") == [(0,), (1,)]
         await task.put(list(given))
     assert await rows_of(db, "SELECT n FROM t ORDER BY n") == [(n,) for n in range(6)]
-    await task.put([SinkRecord("t", 0, None, None, None, {"n": 9}, kafka_offset=0)])  # read on elsewhere: written
+    # a reset offset: the record is written
+    await task.put([SinkRecord("t", 0, None, None, None, {"n": 9}, kafka_offset=0)])
     assert await rows_of(db, "SELECT count(*)::int FROM t") == [(7,)]
     await task.stop()
     await other.close()
 
 
-async def test_what_half_of_a_batch_had_written_is_not_written_again(
+async def test_an_invalid_row_repeats_no_committed_transaction(
     url: str, db: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A batch with too many sets of columns is several transactions: a record of a later one that cannot be a row has
-    those of the earlier ones neither written again nor reported."""
+    """A batch with too many sets of columns is several transactions.
+
+    If a later one has an invalid record, only that record is reported and earlier ones are not written again.
+    """
     monkeypatch.setattr(sink, "STAGINGS_MAX", 1)
     for table in ("t", "u"):
         await db.execute(f"CREATE TABLE {table} (id int PRIMARY KEY, n int)")
@@ -361,8 +375,8 @@ async def test_what_half_of_a_batch_had_written_is_not_written_again(
     await task.stop()
 
 
-async def test_tasks_that_start_together_make_the_table_of_offsets_once(url: str, db: Any) -> None:
-    """On a fresh database each of them finds none."""
+async def test_tasks_that_start_together_create_one_offset_table(url: str, db: Any) -> None:
+    """Tasks that start at the same time on an empty database create the table of offsets without an error."""
     partitions = [TopicPartition("t", number) for number in range(8)]
     connections = [await asyncpg.connect(url) for _ in partitions]
     for _ in range(5):
@@ -375,7 +389,7 @@ async def test_tasks_that_start_together_make_the_table_of_offsets_once(url: str
 
 
 async def test_new_and_changed_rows_are_read(url: str, db: Any) -> None:
-    """By time and rising number together: what is new, and what changed, each once and in order."""
+    """`timestamp+incrementing` reads new and changed rows, each once and in order, also after a restart."""
     await db.execute("CREATE TABLE src (id serial PRIMARY KEY, v text, price numeric, at timestamptz DEFAULT now())")
     await db.execute("INSERT INTO src (v, price) VALUES ('a', 1.5), ('b', NULL)")
     settings = {
@@ -407,8 +421,8 @@ async def test_new_and_changed_rows_are_read(url: str, db: Any) -> None:
         await run.until(lambda: read()[3:] == [(3, "c")])
 
 
-async def test_a_rising_number_or_a_query_is_enough(url: str, db: Any) -> None:
-    """`incrementing` finds new rows in batches; a query is read as a table is."""
+async def test_incrementing_mode_reads_a_query(url: str, db: Any) -> None:
+    """`incrementing` reads the rows of a query in batches and stores the last number."""
     await db.execute("CREATE TABLE src (id int PRIMARY KEY, v int)")
     await db.execute("INSERT INTO src SELECT n, n * 2 FROM generate_series(1, 25) n")
     settings = {**PLAIN, "connection_url": url, "mode": "incrementing", "incrementing_column_name": "id"}
@@ -425,8 +439,8 @@ BY_TIME = {**PLAIN, "mode": "timestamp", "timestamp_column_name": "at", "table_w
 
 
 @pytest.mark.parametrize("zone", ["America/New_York", "Europe/Berlin"])
-async def test_times_without_a_zone_are_utc_whatever_the_databases_zone(url: str, db: Any, zone: str) -> None:
-    """West of Greenwich no row is read twice, east of it none is left out."""
+async def test_timestamps_without_a_zone_are_utc(url: str, db: Any, zone: str) -> None:
+    """Timestamps without a zone are UTC in any database time zone: no row is read twice or skipped."""
     await db.execute(f"ALTER DATABASE postgres SET timezone = '{zone}'")
     try:
         await db.execute("CREATE TABLE src (id int, at timestamp); INSERT INTO src VALUES (1, '2024-01-01 12:00')")
@@ -447,8 +461,8 @@ async def test_times_without_a_zone_are_utc_whatever_the_databases_zone(url: str
         await db.execute("ALTER DATABASE postgres RESET timezone")
 
 
-async def test_rows_of_one_moment_are_read_together(url: str, db: Any) -> None:
-    """By time alone a poll has a limit, and yet no row of the limit's moment is left for later, or left out."""
+async def test_rows_of_one_timestamp_are_read_together(url: str, db: Any) -> None:
+    """`timestamp` mode limits a poll, but skips no row that has the same timestamp as the last one."""
     await db.execute("CREATE TABLE src (id int, at timestamptz)")
     await db.execute("INSERT INTO src SELECT n, to_timestamp(n / 4) FROM generate_series(0, 19) n")
     async with running() as run:
@@ -460,8 +474,8 @@ async def test_rows_of_one_moment_are_read_together(url: str, db: Any) -> None:
         await run.until(lambda: b'"timestamp":4000' in b"".join(run.store.data.values()))
 
 
-async def test_a_table_is_read_whole_a_part_at_a_time(url: str, db: Any) -> None:
-    """`bulk` gives `batch.max.rows` rows a poll, from one cursor, and every row of every table each time."""
+async def test_bulk_mode_reads_tables_in_batches(url: str, db: Any) -> None:
+    """`bulk` returns `batch.max.rows` rows a poll, and reads all rows of every table each time."""
     await db.execute("CREATE TABLE src AS SELECT n AS id FROM generate_series(1, 25) n; CREATE TABLE other (id int)")
     await db.execute("INSERT INTO other VALUES (100)")
     task = PostgresSourceTask()
@@ -476,10 +490,12 @@ async def test_a_table_is_read_whole_a_part_at_a_time(url: str, db: Any) -> None
         await task.stop()
 
 
-async def test_a_paused_reading_holds_up_no_vacuum_and_goes_on(url: str, db: Any) -> None:
-    """Without polls for `bulk.idle.ms` no transaction stays open: dead rows are removed. What is read then is the rest
-    of the same view of the table: nothing is lost or comes twice, and what was changed since comes with the next one. A
-    reading whose connection is lost meanwhile begins anew."""
+async def test_a_paused_bulk_read_does_not_block_vacuum(url: str, db: Any) -> None:
+    """After `bulk.idle.ms` without a poll the transaction ends, so that VACUUM removes dead rows.
+
+    Later polls return the rest of the same snapshot. If the connection is lost meanwhile, the table is read again from
+    the start.
+    """
     await db.execute("CREATE TABLE src AS SELECT n AS id FROM generate_series(1, 25) n")
     task = PostgresSourceTask()
     settings = {"connection.url": url, "mode": "bulk", "table.whitelist": "src", "topic.prefix": ""}
@@ -490,7 +506,7 @@ async def test_a_paused_reading_holds_up_no_vacuum_and_goes_on(url: str, db: Any
         return [record.value["id"] for record in await task.poll() or []]
 
     async def held() -> int:
-        """The process of the reader's connection, once its transaction has been committed."""
+        """The process id of the reader's connection, once its transaction is committed."""
         async with asyncio.timeout(30):
             while True:
                 query = "SELECT pid FROM pg_stat_activity WHERE query = 'COMMIT' AND state = 'idle'"

@@ -1,4 +1,6 @@
-"""Three distributed workers that write into a real Postgres, exactly once, while one is killed, stopped and added."""
+"""Three distributed workers write into a real Postgres exactly once, while one is killed, one is stopped and one is
+added.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ import pytest
 from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.shared.clients.admin import Admin, NewTopic
 from penstock.shared.common.settings import KafkaSettings
-from tests.integration.connect.postgres import found, server
+from tests.integration.connect.postgres import is_installed, server
 from tests.integration.connect_processes import WorkerProcess, workers
 from tests.integration.connect_worker import JSON_CONVERTER, properties
 from tests.integration.test_connect_cluster import (
@@ -33,7 +35,7 @@ from tests.integration.test_connect_cluster import (
 asyncpg = pytest.importorskip("asyncpg")
 pytestmark = [
     pytest.mark.soak,
-    pytest.mark.skipif(not found(), reason="no Postgres: initdb, pg_ctl and postgres must be on the PATH"),
+    pytest.mark.skipif(not is_installed(), reason="no Postgres: initdb, pg_ctl and postgres must be on the PATH"),
 ]
 
 
@@ -44,7 +46,7 @@ def url() -> Iterator[str]:
 
 
 def sink(url: str, topic: str, number: int) -> dict[str, str]:
-    """A table of its own for each connector; nothing in it would keep a record from being there twice."""
+    """A sink with a table of its own; the table has no constraint that would hide a duplicate."""
     return {
         "connector.class": "PostgresSink",
         "tasks.max": "1",
@@ -60,14 +62,14 @@ def sink(url: str, topic: str, number: int) -> dict[str, str]:
 
 
 class Numbered(Load):
-    """Writes JSON objects that have the number."""
+    """Sends JSON objects that contain the record's number."""
 
     def value(self, number: int) -> bytes:
         return json.dumps({"n": number}).encode()
 
 
 async def tables(db: Any) -> dict[int, tuple[int, int, int]]:
-    """By connector: rows, different numbers, and the sum of the numbers."""
+    """By connector: the number of rows, the number of distinct values, and the sum of the values."""
     rows = {}
     for number in range(CONNECTORS):
         try:
@@ -83,8 +85,10 @@ async def tables(db: Any) -> dict[int, tuple[int, int, int]]:
 async def test_each_record_is_in_each_table_once(
     kafka: EmbeddedKafka, tmp_path: Path, topic_name: str, url: str
 ) -> None:
-    """20 connectors: the leader is killed, one stopped, one added; counts and sums of every table are those of what was
-    sent, REST answers throughout, and rebalances are bounded."""
+    """With 20 connectors, and workers killed, stopped and added, every table has each record once.
+
+    REST answers throughout, and rebalances are bounded.
+    """
     props = properties(kafka.bootstrap_servers, session_timeout_ms="6000", heartbeat_interval_ms="1000")
     async with Admin(KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)) as admin:
         await admin.create_topics([NewTopic(topic_name, 4)])

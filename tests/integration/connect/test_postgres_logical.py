@@ -1,4 +1,4 @@
-"""Logical decoding on a real Postgres, with the fake broker as Kafka."""
+"""Logical decoding on a real Postgres, with the fake cluster as Kafka."""
 
 from __future__ import annotations
 
@@ -13,15 +13,17 @@ from penstock.shared.connect.allowed_files import AllowedFiles
 from penstock.shared.connect.connectors.postgres.source import PostgresSourceConnector, PostgresSourceTask
 from penstock.shared.connect.errors import ConnectError, RetriableError
 from penstock.shared.connect.record import SourceRecord
-from tests.integration.connect.postgres import found, server
+from tests.integration.connect.postgres import is_installed, server
 from tests.integration.connect.test_postgres import PLAIN
 from tests.shared.connect.harness import Running, running
 
 asyncpg = pytest.importorskip("asyncpg")
-pytestmark = pytest.mark.skipif(not found(), reason="no Postgres: initdb, pg_ctl and postgres must be on the PATH")
+pytestmark = pytest.mark.skipif(
+    not is_installed(), reason="no Postgres: initdb, pg_ctl and postgres must be on the PATH"
+)
 
 LARGE = "x" * 100_000
-"""More than Postgres keeps in a row, where it is not to compress."""
+"""A value larger than Postgres keeps in a row if it may not compress it."""
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +44,7 @@ async def db(url: str) -> AsyncIterator[Any]:
 
 
 class Offsets:
-    """What is stored, as the test says."""
+    """An offset reader that returns the offset that the test sets."""
 
     def __init__(self) -> None:
         self.stored: Mapping[str, Any] | None = None
@@ -52,7 +54,7 @@ class Offsets:
 
 
 class Context:
-    """What a source task may ask, without a worker."""
+    """The context of a source task, without a worker."""
 
     configs: Mapping[str, str] = {}
     transaction_context = None
@@ -72,7 +74,7 @@ async def started(url: str, context: Context, **more: str) -> PostgresSourceTask
 
 
 async def polled(task: PostgresSourceTask) -> list[SourceRecord]:
-    """The next records that there are."""
+    """Poll until there are records, and return them."""
     async with asyncio.timeout(30):
         while not (records := await task.poll()):
             pass
@@ -85,13 +87,14 @@ def ids(records: list[SourceRecord]) -> list[tuple[str, int]]:
 
 async def until(db: Any, query: str, *arguments: Any) -> None:
     async with asyncio.timeout(30):
-        while not await db.fetchval(query, *arguments):  # noqa: ASYNC110 - a database gives no event
+        while not await db.fetchval(query, *arguments):  # noqa: ASYNC110 - a database has no event to wait for
             await asyncio.sleep(0.02)
 
 
 async def test_every_change_is_a_record_and_none_is_lost_between_two_tasks(url: str, db: Any) -> None:
-    """Rows that come, change and go; a large value that an update does not touch; what happens while nothing runs. The
-    slot and the publication are made, stay, and move up to what is stored."""
+    """Inserts, updates and deletes are records, also if they happen while no task runs or leave a large value
+    unchanged. The slot and the publication are created and kept, and the slot advances to the stored offset.
+    """
     settings = {**PLAIN, "connection_url": url, "mode": "logical", "slot_name": "s", "table_whitelist": "src"}
     settings |= {"topic_prefix": "", "poll_interval_ms": "5"}
     moved = "SELECT confirmed_flush_lsn >= $1::text::pg_lsn FROM pg_replication_slots WHERE slot_name = 's'"
@@ -120,15 +123,17 @@ async def test_every_change_is_a_record_and_none_is_lost_between_two_tasks(url: 
         await until(db, moved, await db.fetchval("SELECT pg_current_wal_lsn()::text"))
 
 
-async def test_the_slot_stays_where_nothing_was_stored(url: str, db: Any) -> None:
-    """What is not stored the next task reads again, from within a transaction too. A lost
-    connection repeats nothing."""
+async def test_the_slot_advances_only_to_stored_offsets(url: str, db: Any) -> None:
+    """The next task reads again from the stored offset, even within a transaction.
+
+    A lost connection repeats no record.
+    """
     context = Context()
     task = await started(url, context, batch_max_rows="3")
     assert await task.poll() == []
     await db.execute("INSERT INTO src SELECT n, 'v' FROM generate_series(1, 10) n")
     records = await polled(task)
-    assert ids(records) == [("c", 1)]  # the transaction's beginning and the table are messages too
+    assert ids(records) == [("c", 1)]  # the BEGIN message and the table's description count too
     await db.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid() "
                      "AND backend_type = 'client backend'")  # fmt: skip
     with pytest.raises(RetriableError):
@@ -150,9 +155,8 @@ async def test_the_slot_stays_where_nothing_was_stored(url: str, db: Any) -> Non
     assert await db.fetchval("SELECT count(*) FROM pg_replication_slots") == 1
 
 
-async def test_what_was_read_in_vain_is_read_again(url: str, db: Any) -> None:
-    """A poll that fails after it has read, here for a value that it must look up in a table that is locked, has given
-    nothing: the next one gives all of it."""
+async def test_a_poll_after_a_failed_poll_returns_all_records(url: str, db: Any) -> None:
+    """If a poll fails after it has read changes, here because of a locked table, the next poll returns all of them."""
     task = await started(url, Context(), statement_timeout_ms="300")
     try:
         assert await task.poll() == []
@@ -169,9 +173,10 @@ async def test_what_was_read_in_vain_is_read_again(url: str, db: Any) -> None:
         await task.stop()
 
 
-async def test_what_is_missing_or_lost_is_said(url: str, db: Any) -> None:
-    """A slot that is gone with its changes, a table that the publication has not, one that would refuse its updates
-    once it is published, and what may not be made: each with what to do."""
+async def test_errors_of_slots_and_publications_name_the_fix(url: str, db: Any) -> None:
+    """A lost slot, a missing publication, a table without a primary key and a missing privilege are errors that name
+    the fix.
+    """
     context = Context()
 
     async def refused(said: str, **more: str) -> None:
@@ -196,8 +201,8 @@ async def test_what_is_missing_or_lost_is_said(url: str, db: Any) -> None:
     await refused("the replication slot s is gone")
 
 
-async def test_a_postgres_without_logical_decoding_is_said() -> None:
-    """With the setting that it lacks."""
+async def test_wal_level_must_be_logical() -> None:
+    """A Postgres without `wal_level=logical` is an error that names the setting."""
     with server() as plain:
         task = await started(plain, Context())
         with pytest.raises(ConnectError, match="wal_level=replica: run ALTER SYSTEM SET wal_level = 'logical'"):

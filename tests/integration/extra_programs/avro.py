@@ -1,4 +1,4 @@
-"""`penstock[avro]`: a struct becomes Avro bytes and a struct again, its schema in a registry of this process."""
+"""`penstock[avro]`: a struct is converted to Avro and back, with its schema in a registry in this process."""
 
 import asyncio
 import json
@@ -15,7 +15,7 @@ ORDER = Schema.struct("shop.Order", Field("id", Schema(SchemaType.INT64)), Field
 
 
 class Registry(BaseHTTPRequestHandler):
-    """Answers as a schema registry that has one schema."""
+    """A schema registry that holds one schema."""
 
     schema = ""
 
@@ -33,11 +33,11 @@ class Registry(BaseHTTPRequestHandler):
         self.wfile.write(json.dumps(body).encode())
 
     def log_message(self, format: str, *args: object) -> None:
-        """Not a word."""
+        """Log nothing."""
 
 
 async def converted(convert: Callable[[], T]) -> T:
-    """What a conversion returns once it has fetched what it needs."""
+    """Repeat a conversion until it has fetched the schemas that it needs, and return its result."""
     while True:
         try:
             return convert()

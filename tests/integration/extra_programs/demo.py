@@ -1,4 +1,4 @@
-"""`penstock[demo]`: the demo looks at a user's file, and names the column that it lacks before anything is started."""
+"""`penstock[demo]`: the demo reads a user's file and names a missing column before it starts a service."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""`penstock[files]`: the files sink writes Parquet to a folder, and lines of JSON to a store of fsspec's."""
+"""`penstock[files]`: the files sink writes Parquet to a folder, and lines of JSON to an fsspec file system."""
 
 import asyncio
 import sys
@@ -14,7 +14,7 @@ TP = TopicPartition("orders", 0)
 
 
 class Context(SinkTaskContext):
-    """What the worker is for the task: it allows these places."""
+    """The context of a sink task that allows these URLs."""
 
     def __init__(self, *allowed: str) -> None:
         self._files = AllowedFiles(allowed)
@@ -25,9 +25,9 @@ class Context(SinkTaskContext):
 
 
 async def write(url: str, **settings: str) -> None:
-    """Have a task write two records to `url`."""
+    """Write two records to `url` with a sink task."""
     task = FilesSinkConnector.task_class()
-    task.initialize(Context(url))  # type: ignore[abstract]  # it asks for nothing else
+    task.initialize(Context(url))  # type: ignore[abstract]  # the task uses nothing else
     await task.start({"url": url, "topics": TP.topic, "flush.size": "2", **settings})
     await task.open(frozenset({TP}))
     orders = [SinkRecord(TP.topic, TP.partition, None, None, None, {"id": n}, kafka_offset=n) for n in range(2)]

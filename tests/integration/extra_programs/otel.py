@@ -1,4 +1,4 @@
-"""`penstock[otel]` with an application's SDK: a record that is sent yields a span, and carries its context."""
+"""`penstock[otel]` with an application's SDK: sending a record creates a span, and the record carries its context."""
 
 import asyncio
 

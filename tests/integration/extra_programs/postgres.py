@@ -1,4 +1,4 @@
-"""`penstock[postgres]`: the sink finds a wrong setting, and tries to reach a database that is not there."""
+"""`penstock[postgres]`: the sink reports an invalid setting, and an unreachable database is a retriable error."""
 
 import asyncio
 import socket
@@ -11,7 +11,7 @@ async def main() -> None:
     wrong = {"connection.url": "postgres://shop", "topics": "orders", "insert.mode": "nonsense"}
     print([value.name for value in PostgresSinkConnector().validate(wrong) if value.errors])
     with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))  # and does not listen
+        taken.bind(("127.0.0.1", 0))  # bound, but not listening
         url = f"postgres://127.0.0.1:{taken.getsockname()[1]}/shop"
         try:
             await PostgresSinkConnector.task_class().start({"connection.url": url, "topics": "orders"})

@@ -1,4 +1,4 @@
-"""`penstock[schemas]`: the ingest refuses an event that its topic's JSON Schema does not allow."""
+"""`penstock[schemas]`: the ingest service rejects an event that violates its topic's JSON Schema."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""`penstock[server]`: an event that is posted to the ingest lies in the file that a Connect worker's sink writes."""
+"""`penstock[server]`: an event posted to the ingest service arrives in the file that a Connect sink writes."""
 
 import asyncio
 import contextlib
@@ -33,7 +33,7 @@ def free_url() -> str:
 
 @contextlib.contextmanager
 def running(url: str, *command: str) -> Iterator[None]:
-    """A command of Penstock's that serves `url`; what it says goes to standard error."""
+    """Run a command of Penstock until it serves `url`; its output goes to standard error."""
     with subprocess.Popen([Path(sys.executable).with_name("penstock"), *command], stdout=sys.stderr) as process:
         deadline = time.monotonic() + TIMEOUT_S
         while not answers(url):

@@ -1,4 +1,4 @@
-"""`penstock[spark]`: a batch makes a lake from a file of events, and its closed window is in the table."""
+"""`penstock[spark]`: a batch makes a lake from a file of events, and the table holds its closed window."""
 
 import asyncio
 import json

@@ -37,9 +37,9 @@ from tests.integration.test_stream_worker import (
     chain_of,
     kafka_of,
     offline,
-    or_its_error,
     running,
     until,
+    wait_or_raise,
 )
 
 TOPOLOGY = '''
@@ -202,7 +202,7 @@ async def live(chain: Chain, folder: Path) -> None:
     """Run a live worker until it has processed all records."""
     worker = chain.worker(lake=str(folder / "lake"))
     async with running(worker) as loop:
-        await or_its_error(loop, chain.wait_processed(worker))
+        await wait_or_raise(loop, chain.wait_processed(worker))
 
 
 def rows_of(folder: Path, application: str, table: str, columns: tuple[str, ...]) -> list[tuple[Any, ...]]:
@@ -303,7 +303,7 @@ async def test_a_rejected_batch_changes_nothing(
         await chain.send(20)
         worker = chain.worker(lake=str(folder / "lake"))
         async with running(worker) as loop:
-            await or_its_error(loop, chain.wait_processed(worker))
+            await wait_or_raise(loop, chain.wait_processed(worker))
             with pytest.raises(BatchRejected, match=rf"the group {topic_name} has members: penstock-.* at "):
                 await batch(spark, settings_of(chain, folder))
         for build, needed in (("by_another_key", "repartition"), ("with_global_table", "-table")):
@@ -345,7 +345,7 @@ async def test_a_live_start_fences_a_batch(
             at_once = {"topic": topic_name, "mark": str(folder / "none"), "seconds": "0"}
             worker = chain.worker(load_topology(f"{MODULE}:slow", at_once), **given)
             async with running(worker) as loop:
-                await or_its_error(loop, chain.wait_processed(worker))
+                await wait_or_raise(loop, chain.wait_processed(worker))
                 mark.touch()
                 _, logged = await process.communicate()
         assert process.returncode == 3
@@ -505,7 +505,7 @@ async def test_history_from_files_then_live(
                 tasks = {p: one.task for p, one in worker.tasks().items() if one.task is not None}
                 return {p: task.sources[topic_name] for p, task in tasks.items() if not task.needs_commit} == ends
 
-            await or_its_error(loop, until(done_))
+            await wait_or_raise(loop, until(done_))
         assert (await chain.values("out"), await chain.values("late")) == offline(topic_name, chain.sent)
         more = await batch(spark, settings_of(chain, folder))
         assert more.partitions == 0
@@ -529,7 +529,7 @@ async def test_a_partition_without_a_commit_of_its_files_is_not_begun_without_th
             await batch(spark, settings_of(chain, folder))
         with pytest.raises(ConfigError, match="a batch over files ended after 0 rows"):
             async with running(worker := chain.worker(lake=str(folder / "lake"))) as loop:
-                await or_its_error(loop, chain.wait_processed(worker))
+                await wait_or_raise(loop, chain.wait_processed(worker))
         chain.sent = history + chain.sent
         done = await batch(spark, settings_of(chain, folder, **of_files))
         assert done.read == sum(partition == 1 for partition, *_ in history)
@@ -557,7 +557,7 @@ async def test_files_that_were_not_read_to_their_end(
             await batch(spark, settings_of(chain, folder))
         with pytest.raises(ConfigError, match="ended after 50 rows"):
             async with running(worker := chain.worker(lake=str(folder / "lake"))) as loop:
-                await or_its_error(loop, chain.wait_processed(worker))
+                await wait_or_raise(loop, chain.wait_processed(worker))
         for other in ({"time_unit": "s"}, {"live_from": "0:1"}):
             with pytest.raises(ConfigError, match="holds 50 rows of other files"):
                 await batch(spark, settings_of(chain, folder, **of_files | other))

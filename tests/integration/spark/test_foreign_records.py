@@ -13,7 +13,7 @@ from penstock.services.spark.compaction.compact import Compaction, CompactionRep
 from penstock.services.spark.compaction.settings import CompactSettings
 from penstock.shared.common.errors import CorruptRecord
 from tests.integration.test_stream_worker import chain_of, offline, running
-from tests.integration.test_stream_worker_losses import FOREIGN, fails, put
+from tests.integration.test_stream_worker_losses import FOREIGN, put, run_until_error
 
 
 def test_a_compaction_over_foreign_and_corrupt_records(
@@ -43,7 +43,7 @@ def test_a_compaction_over_foreign_and_corrupt_records(
             with pytest.raises(CorruptRecord, match=rf"{changelog}-0 at offset {at}: .*streams reset"):
                 await asyncio.to_thread(compact)
             with pytest.raises(CorruptRecord, match=rf"{changelog}-0 at offset {at}: .*streams reset"):
-                await fails(chain.worker(lake=str(tmp_path)))
+                await run_until_error(chain.worker(lake=str(tmp_path)))
             assert (await chain.values("out"), await chain.values("late")) == offline(topic_name, chain.sent)
 
     asyncio.run(live())

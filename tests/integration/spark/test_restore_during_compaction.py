@@ -16,14 +16,14 @@ from penstock.services.spark.compaction.settings import CompactSettings
 from penstock.shared.clients.admin import Admin
 from penstock.shared.common.lake import delta_tables
 from penstock.shared.common.records import TopicPartition
-from tests.integration.test_stream_worker import Chain, chain_of, offline, or_its_error, running
+from tests.integration.test_stream_worker import Chain, chain_of, offline, running, wait_or_raise
 
 
 async def work(chain: Chain, lake: Path) -> None:
     """A worker that processes all records."""
     worker = chain.worker(lake=str(lake))
     async with running(worker) as loop:
-        await or_its_error(loop, chain.wait_processed(worker))
+        await wait_or_raise(loop, chain.wait_processed(worker))
 
 
 async def test_a_restore_reads_the_newer_version_if_its_files_are_removed(

@@ -19,7 +19,7 @@ from penstock.shared.streams.runtime.source_offsets import Ahead, GroupAhead, ow
 from penstock.shared.streams.settings import StreamsSettings
 from penstock.shared.testing.fake_broker import FakeCluster
 from tests.integration.test_stream_worker import Chain, chain_of, offline, running, topology, until
-from tests.integration.test_stream_worker_losses import fails, work
+from tests.integration.test_stream_worker_losses import run_until_error, work
 from tests.integration.test_stream_worker_restore import BINARY, delete_head, write_snapshot
 
 TOPIC = "clicks"
@@ -54,7 +54,7 @@ async def restarts(chain: Chain, **given: Any) -> None:
     """Run the application as a supervisor does: it restarts at once whenever it fails."""
     while True:
         try:
-            await fails(chain.worker(**given))
+            await run_until_error(chain.worker(**given))
         except GroupAhead:
             continue
 
@@ -74,7 +74,7 @@ async def test_offsets_of_a_stranger_are_set_back_while_the_application_restarts
         await chain.send(40)
         await commit_as_stranger(chain, 70)
         with pytest.raises(GroupAhead, match="This is not lost state") as refused:
-            await fails(chain.worker(**given))
+            await run_until_error(chain.worker(**given))
         assert refused.value.ahead == (Ahead(FIRST, 70, 50, False), Ahead(SECOND, 70, 50, False))
         assert f"penstock streams restore-offsets --application-id {TOPIC} --execute`" in str(refused.value)
         loop = asyncio.create_task(restarts(chain, **given))
@@ -138,7 +138,7 @@ async def test_without_a_position_in_the_changelog_it_is_asked_for() -> None:
         await chain.send(100)
         await commit_as_stranger(chain, 20)
         with pytest.raises(GroupAhead, match=r"has no position.* --execute --start-over clicks`"):
-            await fails(chain.worker())
+            await run_until_error(chain.worker())
         assert await command(chain, "--execute") == 0
         assert await committed(chain) == {FIRST: 20, SECOND: 20}
         assert await command(chain, "--execute", "--start-over", "other") == 2

@@ -10,7 +10,7 @@ from penstock.shared.common.errors import InconsistentGroupProtocol
 from penstock.shared.streams.runtime.stream_worker import StreamWorker
 from penstock.shared.testing.fake_broker import FakeCluster
 from tests.integration.test_stream_worker import Chain, chain_of, running, until
-from tests.integration.test_stream_worker_losses import fails
+from tests.integration.test_stream_worker_losses import run_until_error
 
 TOPIC = "clicks"
 POLL_MS = 20
@@ -49,7 +49,7 @@ async def test_a_stranger_that_is_there_first_is_named() -> None:
         with pytest.raises(
             InconsistentGroupProtocol, match=r"not instances .* strategy 'range': client 'stray' \(host"
         ):
-            await fails(chain.worker())
+            await run_until_error(chain.worker())
         await consumer.poll(POLL_MS)
         assert len(consumer.assignment()) == 2
 
@@ -62,7 +62,7 @@ async def test_instances_with_another_strategy_are_no_strangers() -> None:
             await until(lambda: _has_tasks(worker))
             said = r"client .* uses streams\.partition_assignment_strategy=range, this instance cooperative-sticky"
             with pytest.raises(InconsistentGroupProtocol, match=said):
-                await fails(chain.worker(partition_assignment_strategy="cooperative-sticky"))
+                await run_until_error(chain.worker(partition_assignment_strategy="cooperative-sticky"))
 
 
 async def _polled(consumer: Consumer) -> None:

@@ -10,7 +10,7 @@ import pytest
 from penstock.shared.common.records import TopicPartition
 from penstock.shared.streams.runtime.stream_worker import StreamWorker
 from penstock.shared.testing.fake_broker import Api, ErrorCode, Fail, FakeCluster
-from tests.integration.test_stream_worker import chain_of, or_its_error, topology, until
+from tests.integration.test_stream_worker import chain_of, topology, until, wait_or_raise
 
 TOPIC = "clicks"
 QUICK = {"group.min.session.timeout.ms": "10"}
@@ -64,7 +64,7 @@ async def test_a_worker_neither_polls_nor_closes_with_the_listeners_lock(way: st
         loop = asyncio.create_task(turns())
         try:
             await chain.send(10)
-            await or_its_error(loop, chain.wait_processed(worker))
+            await wait_or_raise(loop, chain.wait_processed(worker))
             match way:
                 case "rebalance":
                     worker.consumer.enforce_rebalance()
@@ -72,8 +72,8 @@ async def test_a_worker_neither_polls_nor_closes_with_the_listeners_lock(way: st
                     cluster.control(Api.HEARTBEAT, Fail(ErrorCode.UNKNOWN_MEMBER_ID), times=1)
                 case "fenced":
                     worker._fenced = True
-            await or_its_error(loop, until(again))
-            await or_its_error(loop, chain.wait_processed(worker))
+            await wait_or_raise(loop, until(again))
+            await wait_or_raise(loop, chain.wait_processed(worker))
         finally:
             loop.cancel()
             with contextlib.suppress(asyncio.CancelledError):
