@@ -11,7 +11,7 @@ PROMTOOL = shutil.which("promtool")
 
 
 def with_samples(page: str) -> str:
-    """A page with one sample for each metric that has none yet: promtool passes over metrics without samples.
+    """A page with one sample for each metric that has none: promtool ignores metrics without samples.
 
     >>> print(with_samples("# HELP a_total A.\\n# TYPE a_total counter\\n# HELP b B.\\n# TYPE b gauge\\nb 1.0\\n"))
     # HELP a_total A.

@@ -131,7 +131,7 @@ def start_and_kill_starter(folder: Path) -> int:
     return java
 
 
-async def test_killed_parent_takes_the_broker_along(tmp_path: Path) -> None:
+async def test_killing_the_parent_ends_the_broker(tmp_path: Path) -> None:
     """If the process that started a broker is killed, the broker ends, and its folder can be used again."""
     folder = tmp_path / "kafka"
     java = await asyncio.to_thread(start_and_kill_starter, folder)
@@ -157,7 +157,7 @@ async def test_folder_locked_by_kafka_itself(own_kafka: EmbeddedKafka) -> None:
     assert await answers(own_kafka)
 
 
-async def test_taken_fixed_port_is_named(tmp_path: Path) -> None:
+async def test_a_configured_port_in_use_is_named(tmp_path: Path) -> None:
     """A configured port that is in use raises PortTaken with its number."""
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]

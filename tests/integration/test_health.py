@@ -117,7 +117,7 @@ async def ended(name: str, *arguments: str, folder: Path) -> tuple[int | None, l
 
 
 @pytest.mark.parametrize("name", SERVICES)
-async def test_a_port_that_is_taken(name: str, tmp_path: Path) -> None:
+async def test_a_port_in_use(name: str, tmp_path: Path) -> None:
     """A port in use ends each service with status 2 and one line that names the setting and the port."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

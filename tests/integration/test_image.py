@@ -351,7 +351,7 @@ def test_spark_cluster_runs(installed: Path, tmp_path: Path) -> None:
     (tmp_path / "worker").mkdir()
     master_port, master_ui, worker_ui = pick("127.0.0.1", 3)
     common = {"7077": str(master_port), "spark-master": "127.0.0.1", "/var/lib/penstock": str(tmp_path / "worker")}
-    # Where the lock put Spark's own scripts, too.
+    # Spark's own scripts are in the same folder.
     environment = {"PATH": f"{installed}:{SYSTEM_PATH}", "SPARK_LOCAL_IP": "127.0.0.1"}
 
     def command(service: str, port: int) -> list[str]:

@@ -83,10 +83,10 @@ async def test_a_foreign_consumer_is_rejected(kafka: EmbeddedKafka, topic_name: 
             await wait_or_raise(loop, chain.wait_processed(worker))
             with stray_of(chain, protocol) as stray:
 
-                async def is_told() -> bool:
+                async def is_rejected() -> bool:
                     return bool(stray.errors)
 
-                await wait_or_raise(loop, until(is_told))
+                await wait_or_raise(loop, until(is_rejected))
             await chain.send(100)
             await wait_or_raise(loop, chain.wait_processed(worker))
             async with Admin(chain.kafka) as admin:

@@ -519,7 +519,7 @@ async def test_a_record_that_makes_a_state_unencodable_is_a_dead_letter(kafka: E
 # --- shutting down ---
 
 
-async def until_taken(worker: StreamWorker, chain: Chain) -> None:
+async def until_all_processed(worker: StreamWorker, chain: Chain) -> None:
     async def done() -> bool:
         tasks = [owned.task for owned in worker.tasks().values() if owned.task is not None]
         return sum(task.sources.get(chain.topic, 0) for task in tasks) == len(chain.sent)
@@ -571,7 +571,7 @@ async def test_a_shutdown_without_kafka_keeps_its_limit(
         await worker.startup()
         loop = asyncio.create_task(_loop(worker))
         await chain.send(100)
-        await until_taken(worker, chain)
+        await until_all_processed(worker, chain)
         own_kafka.pause()
         try:
             loop.cancel()

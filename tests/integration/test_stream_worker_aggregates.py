@@ -73,10 +73,10 @@ async def test_rows_survive_restarts(
                     async with Producer(chain.kafka) as producer:
                         assert await (await producer.send_many([ask])).first_error() is None
 
-                    async def is_told() -> bool:
+                    async def is_joined() -> bool:
                         return bool(await chain.values("told"))
 
-                    await until(is_told)
+                    await until(is_joined)
         rows = expected(chain)
         out = await chain.read(f"{topic_name}-out")
         last = {record.key: record for record in out}

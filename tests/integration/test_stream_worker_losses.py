@@ -421,10 +421,10 @@ async def test_unread_records_of_a_renamed_topic_are_an_error(
         worker = chain.worker(build(filtered=False), commit_interval_ms=60_000)
         async with running(worker):
 
-            async def all_taken() -> bool:
+            async def all_processed() -> bool:
                 return [o.task.sources.get(topic_name) for o in worker.tasks().values() if o.task] == [100]
 
-            await until(all_taken)
+            await until(all_processed)
         with pytest.raises(
             SchemaMismatch, match=f"{old}-0 holds records from offset 0 on that were not read.*key_by-2"
         ):

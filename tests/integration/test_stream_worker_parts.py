@@ -241,7 +241,7 @@ async def test_a_quiet_topic_closes_its_last_windows(kafka: EmbeddedKafka, topic
         assert progress.stream_time_ms > 1_050 + WINDOW_MS
 
 
-async def test_a_quiet_chain_of_windows_loses_nothing(kafka: EmbeddedKafka, topic_name: str) -> None:
+async def test_windows_behind_quiet_windows_lose_no_record(kafka: EmbeddedKafka, topic_name: str) -> None:
     """Sessions that close by idleness are in time for windows behind a repartition topic with several writers."""
     builder = StreamsBuilder()
     first = builder.stream(topic_name).group_by_key().session_window(40).aggregate("first", n=Count()).on_close()

@@ -179,7 +179,7 @@ async def test_errors_of_slots_and_publications_name_the_fix(url: str, db: Any) 
     """
     context = Context()
 
-    async def refused(said: str, **more: str) -> None:
+    async def expect_error(said: str, **more: str) -> None:
         task = await started(url, context, **more)
         try:
             with pytest.raises(ConnectError, match=said):
@@ -187,18 +187,18 @@ async def test_errors_of_slots_and_publications_name_the_fix(url: str, db: Any) 
         finally:
             await task.stop()
 
-    await refused('make it: CREATE PUBLICATION "s" FOR TABLE "src"', slot_autocreate="false")
+    await expect_error('make it: CREATE PUBLICATION "s" FOR TABLE "src"', slot_autocreate="false")
     await db.execute("CREATE TABLE bare (v int); CREATE ROLE reader LOGIN; GRANT ALL ON SCHEMA public TO reader")
     try:
-        await refused("bare has no primary key", table_whitelist="src,bare")
-        await refused("the publication cannot be made: .*CREATE PUBLICATION", connection_user="reader")
+        await expect_error("bare has no primary key", table_whitelist="src,bare")
+        await expect_error("the publication cannot be made: .*CREATE PUBLICATION", connection_user="reader")
         await db.execute("CREATE PUBLICATION s FOR TABLE src")
-        await refused('ADD TABLE "bare"', table_whitelist="src,bare")
-        await refused("the replication slot cannot be made: .*pg_create_logical", connection_user="reader")
+        await expect_error('ADD TABLE "bare"', table_whitelist="src,bare")
+        await expect_error("the replication slot cannot be made: .*pg_create_logical", connection_user="reader")
     finally:
         await db.execute("DROP TABLE bare; DROP OWNED BY reader; DROP ROLE reader")
     context.offset_storage_reader.stored = {"lsn": "0/10", "change": 1}
-    await refused("the replication slot s is gone")
+    await expect_error("the replication slot s is gone")
 
 
 async def test_wal_level_must_be_logical() -> None:
