@@ -1,5 +1,7 @@
-"""What every test shares: asyncio alone as anyio's backend, no limit on the time of one Hypothesis example, and logging
-that is set up anew: what one test configured says nothing in the next."""
+"""Fixtures for all tests.
+
+Async tests run on asyncio alone. A Hypothesis example has no time limit. Each test begins with default logging.
+"""
 
 from __future__ import annotations
 
@@ -10,28 +12,37 @@ from typing import Any
 
 import pytest
 import structlog
+from anyio.from_thread import start_blocking_portal
 from hypothesis import settings
 from xdist.scheduler import LoadScopeScheduling
 
-# How long an example takes says more about what else the machine does than about the code.
+from penstock.services.local.broker_config import QUICK_START, EmbeddedKafkaSettings
+from penstock.services.local.embedded_kafka import EmbeddedKafka
+
+# The time of an example depends on what else the machine does.
 settings.register_profile("penstock", deadline=None)
 settings.load_profile("penstock")
 
-COMPACTOR = "tests/integration/spark/"
+BROKER_PROPERTIES = {
+    "group.min.session.timeout.ms": "100",
+    "log.cleaner.backoff.ms": "200",
+    "transaction.abort.timed.out.transaction.cleanup.interval.ms": "200",
+}
+SPARK_TESTS = "tests/integration/spark/"
 QUIETED = ("httpx", "httpcore", "uvicorn.access", "py4j")
-"""What a service's logging keeps quiet."""
+"""The loggers that a service's logging configuration silences."""
 
 
 class ByFile(LoadScopeScheduling):
-    """Where processes share the tests, a file's stay together, and so do all of the compactor's, for one Spark."""
+    """Keeps the tests of a file in one process, and all tests with Spark, which share a session."""
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]
-        return COMPACTOR if file.startswith(COMPACTOR) else file
+        return SPARK_TESTS if file.startswith(SPARK_TESTS) else file
 
 
 class OneName:
-    """Fails imports of `shared`, `services` and `api`: they are in `penstock`, and would be there twice."""
+    """Fails imports of `shared`, `services` and `api`. Under `penstock` they would be imported a second time."""
 
     @staticmethod
     def find_spec(name: str, path: object = None, target: object = None) -> None:
@@ -52,8 +63,29 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
+@pytest.fixture(scope="session")
+def kafka_settings() -> EmbeddedKafkaSettings:
+    """Broker settings with short timeouts.
+
+    With the quick compiler alone, a broker's start takes half the CPU time.
+    """
+    return EmbeddedKafkaSettings(properties=BROKER_PROPERTIES, jvm_options=QUICK_START)
+
+
+@pytest.fixture(scope="session")
+def kafka(tmp_path_factory: pytest.TempPathFactory, kafka_settings: EmbeddedKafkaSettings) -> Iterator[EmbeddedKafka]:
+    """One broker for all tests of the process; use its `bootstrap_servers`.
+
+    It runs on an event loop in another thread, so that synchronous and asynchronous tests can share it. Do not pause,
+    kill or restart it.
+    """
+    broker = EmbeddedKafka(tmp_path_factory.mktemp("kafka"), kafka_settings)
+    with start_blocking_portal("asyncio") as portal, portal.wrap_async_context_manager(broker):
+        yield broker
+
+
 @pytest.fixture(autouse=True)
-def _logging_as_it_was(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _default_logging(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     root, configure = logging.getLogger(), structlog.configure
 
     def configure_for_one_test(**given: Any) -> None:

@@ -9,25 +9,22 @@ import asyncio
 import struct
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import pytest
-from anyio.from_thread import start_blocking_portal
 
-from penstock.services.local.broker_config import EmbeddedKafkaSettings
-from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.shared.clients.connection import new_batch_builder, seal_batch
 from penstock.shared.testing.fake_broker import Api, ErrorCode, FakeCluster, Message
 from penstock.shared.testing.fake_broker.protocol import SPOKEN, decode_response, encode_request
 
-QUICK = {
+CONFIGS = {
     "group.min.session.timeout.ms": "100",
     "transaction.max.timeout.ms": "900000",
 }
-QUICK_KAFKA = {**QUICK, "transaction.abort.timed.out.transaction.cleanup.interval.ms": "200"}
+"""The fake broker's configs, as the real broker of tests/conftest.py has them."""
 READER_BYTES = 1 << 22
 PATIENCE_S = 20
 PASSING = {
@@ -43,21 +40,13 @@ class Broker(Protocol):
     def bootstrap_servers(self) -> str: ...
 
 
-@pytest.fixture(scope="session")
-def embedded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedKafka]:
-    """One Apache Kafka for all tests, on an event loop of its own."""
-    broker = EmbeddedKafka(tmp_path_factory.mktemp("kafka"), EmbeddedKafkaSettings(properties=QUICK_KAFKA))
-    with start_blocking_portal("asyncio") as portal, portal.wrap_async_context_manager(broker):
-        yield broker
-
-
 @pytest.fixture(params=["fake", "kafka"])
 async def broker(request: pytest.FixtureRequest) -> AsyncIterator[Broker]:
     """A broker that is one of the two."""
     if request.param == "kafka":
-        yield request.getfixturevalue("embedded")
+        yield request.getfixturevalue("kafka")
     else:
-        async with FakeCluster(configs=QUICK, transaction_completion_ms=10) as cluster:
+        async with FakeCluster(configs=CONFIGS, transaction_completion_ms=10) as cluster:
             yield cluster
 
 

@@ -81,10 +81,10 @@ async def body_of(wire: Wire, api: Api, topic: str, version: int) -> Message:
 
 
 @pytest.mark.parametrize("api", APIS, ids=[api.name.lower() for api in APIS])
-async def test_every_version_reads_as_kafka_writes(embedded: EmbeddedKafka, name: str, api: Api) -> None:
+async def test_every_version_reads_as_kafka_writes(kafka: EmbeddedKafka, name: str, api: Api) -> None:
     """Kafka understands our request, and we read its answer to the last byte and would write it the same."""
     spoken = SPOKEN[api]
-    async with connected(embedded) as wire:
+    async with connected(kafka) as wire:
         await created(wire, name)
         for version in range(spoken.min_version, spoken.max_version + 1):
             answer = await wire.frame(api, version, await body_of(wire, api, name, version))
@@ -94,9 +94,9 @@ async def test_every_version_reads_as_kafka_writes(embedded: EmbeddedKafka, name
             assert error_of(body) not in (ErrorCode.INVALID_REQUEST, ErrorCode.UNKNOWN_SERVER_ERROR), (version, body)
 
 
-async def test_every_version_is_one_of_kafkas(embedded: EmbeddedKafka) -> None:
+async def test_every_version_is_one_of_kafkas(kafka: EmbeddedKafka) -> None:
     """The fake broker claims no version that Apache Kafka does not have."""
-    async with connected(embedded) as wire:
+    async with connected(kafka) as wire:
         theirs = {row.api_key: row for row in (await wire.ask(Api.API_VERSIONS, 0)).api_keys}
     for api, spoken in SPOKEN.items():
         assert theirs[api].min_version <= spoken.min_version <= spoken.max_version <= theirs[api].max_version, (

@@ -1,8 +1,7 @@
-"""Real brokers for the integration tests.
+"""A broker for one test, and the environments of the integration tests.
 
-`kafka` is one broker for the whole test run. It runs on an event loop in another thread, so synchronous and
-asynchronous tests can share it. Do not pause, kill or restart it. `own_kafka` is a broker for one test, on that test's
-event loop, which the test may pause, kill and restart.
+Most tests share the broker `kafka` of tests/conftest.py. `own_kafka` is a broker for one test, on that test's event
+loop, which the test may pause, kill and restart.
 """
 
 from __future__ import annotations
@@ -12,42 +11,18 @@ import re
 import shutil
 import subprocess
 import uuid
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from anyio.from_thread import start_blocking_portal
 
 from penstock.services.local import broker_config as config
-from penstock.services.local.broker_config import QUICK_START, EmbeddedKafkaSettings
+from penstock.services.local.broker_config import EmbeddedKafkaSettings
 from penstock.services.local.embedded_kafka import EmbeddedKafka, new_cluster_id
 from penstock.services.local.kafka_jars import KAFKA_JARS
 from penstock.shared.common.java.installed_java import find_java
 from penstock.shared.common.java.jars import fetch_jars
 from tests.integration.environments import Environments
-
-TEST_PROPERTIES = {
-    "group.min.session.timeout.ms": "100",
-    "log.cleaner.backoff.ms": "200",
-    "transaction.abort.timed.out.transaction.cleanup.interval.ms": "500",
-}
-
-
-@pytest.fixture(scope="session")
-def kafka_settings() -> EmbeddedKafkaSettings:
-    """Broker settings with short time-outs.
-
-    JVM options that use only the quick compiler halve the CPU time of a start.
-    """
-    return EmbeddedKafkaSettings(properties=TEST_PROPERTIES, jvm_options=QUICK_START)
-
-
-@pytest.fixture(scope="session")
-def kafka(tmp_path_factory: pytest.TempPathFactory, kafka_settings: EmbeddedKafkaSettings) -> Iterator[EmbeddedKafka]:
-    """One broker for the whole test run; use its `bootstrap_servers`."""
-    broker = EmbeddedKafka(tmp_path_factory.mktemp("kafka"), kafka_settings)
-    with start_blocking_portal("asyncio") as portal, portal.wrap_async_context_manager(broker):
-        yield broker
 
 
 @pytest.fixture(scope="session")
