@@ -70,7 +70,9 @@ class Link:
         loop = asyncio.get_running_loop()
 
         def run() -> None:
-            with contextlib.suppress(DataError):  # a line that the end of the worker has cut off
+            # A killed worker can cut a line off (DataError). If it had not read all messages, the connection is reset
+            # (OSError). Both are its end, after which a source that went on would write records a second time.
+            with contextlib.suppress(DataError, OSError):
                 for line in self._lines:
                     loop.call_soon_threadsafe(on_command, unpack(line))
             try:

@@ -165,3 +165,18 @@ async def test_the_end_of_the_worker_is_the_end_of_the_commands() -> None:
             assert commands == [{"do": "stop", "tasks": []}]
             ours.close()
             Link(theirs, lines).send({"event": "shutdown"})  # nobody is there to take it
+
+
+async def test_a_killed_worker_that_had_not_read_all_messages_has_ended() -> None:
+    """The connection is reset then. The process must end, or a source would go on without its worker."""
+    ours, theirs = socket.socketpair()
+    commands: list[Message] = []
+    over = asyncio.Event()
+    with theirs, theirs.makefile("rb") as lines:
+        link = Link(theirs, lines)
+        link.send({"event": "running"})
+        ours.close()
+        link.read(commands.append, over.set, GRACE_MS)
+        async with asyncio.timeout(10):
+            await over.wait()
+    assert commands == []
