@@ -142,6 +142,7 @@ class Environments:
                 _make_venv(self._folder, required("penstock", ["streams"]))
                 options = ("--quiet", "--no-index", "--no-cache", "--compile-bytecode")
                 install_tool("uv", "pip", "install", *options, "--python", python, wheel)
+                _link_kernels(python)
                 compiling = [python, "-I", "-m", "penstock.shared.streams.windows.compile_kernels"]
                 subprocess.run(compiling, check=True, cwd=self._folder)
         return python
@@ -160,6 +161,15 @@ _FILES_OF_PENSTOCK = """
 from importlib.metadata import distribution
 print(*(file.locate().resolve() for file in distribution("penstock").files), sep="\\n")
 """
+
+
+def _link_kernels(python: Path) -> None:
+    """Give the installed wheel the kernels that the checkout has compiled, with the modules that they belong to."""
+    (site,) = (python.parent.parent / "lib").glob("python*/site-packages")
+    for index in {path for room in ("shared", "services") for path in (ROOT / room).rglob("*.nbi")}:
+        module = index.parent.parent / f"{index.name.partition('.')[0]}.py"
+        for path in (module, *_compiled(module)):
+            _link(path, ROOT, site / "penstock" / path.relative_to(ROOT), python)
 
 
 def _make_venv(folder: Path, dependencies: dict[str, str]) -> Path:

@@ -18,7 +18,7 @@ import pytest
 from aiokafka.protocol.types import CompactArray, CompactBytes, Int8, Int16, Int32
 from anyio.from_thread import start_blocking_portal
 
-from penstock.services.local.broker_config import EmbeddedKafkaSettings
+from penstock.services.local.broker_config import QUICK_START, EmbeddedKafkaSettings
 from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.shared.clients.admin import Admin, NewTopic
 from penstock.shared.clients.connection import Connection
@@ -128,7 +128,7 @@ def broker_settings(folder: Path, authority: Authority) -> EmbeddedKafkaSettings
         for mechanism in SCRAM:
             name = f"listener.name.{listener}.{mechanism.lower()}.sasl.jaas.config"
             properties[name] = f"{security}.scram.ScramLoginModule required;"
-    return EmbeddedKafkaSettings(listeners=LISTENERS, properties=properties)
+    return EmbeddedKafkaSettings(listeners=LISTENERS, properties=properties, jvm_options=QUICK_START)
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from penstock.services.local import broker_probe
-from penstock.services.local.broker_config import BROKER_LOG, LOG_FOLDER, EmbeddedKafkaSettings
+from penstock.services.local.broker_config import BROKER_LOG, LOG_FOLDER, QUICK_START, EmbeddedKafkaSettings
 from penstock.services.local.embedded_kafka import EmbeddedKafka, KafkaDied
 from penstock.services.local.folder_lock import LOCK_FILE, FolderInUse
 from penstock.services.local.ports import PortTaken
@@ -25,6 +25,7 @@ from penstock.shared.clients.admin import Admin, NewTopic
 from penstock.shared.common.errors import ConfigError, PenstockError
 from penstock.shared.common.settings import KafkaSettings
 
+QUICK = EmbeddedKafkaSettings(jvm_options=QUICK_START)
 ANSWER_MS = 1_000
 RESUMED_MS = 15_000
 """How long a resumed broker may take until it answers: it first finds that its own sessions have expired."""
@@ -32,10 +33,11 @@ END_LIMIT_SECONDS = 15.0
 STARTER = """
 import asyncio, sys
 from pathlib import Path
+from penstock.services.local.broker_config import QUICK_START, EmbeddedKafkaSettings
 from penstock.services.local.embedded_kafka import EmbeddedKafka
 
 async def main():
-    async with EmbeddedKafka(Path(sys.argv[1])) as kafka:
+    async with EmbeddedKafka(Path(sys.argv[1]), EmbeddedKafkaSettings(jvm_options=QUICK_START)) as kafka:
         print("PID", kafka.child.pid, flush=True)
         await asyncio.Event().wait()
 
@@ -136,7 +138,7 @@ async def test_killing_the_parent_ends_the_broker(tmp_path: Path) -> None:
     folder = tmp_path / "kafka"
     java = await asyncio.to_thread(start_and_kill_starter, folder)
     # The next start waits for the lock that the dying broker still holds.
-    async with EmbeddedKafka(folder) as kafka:
+    async with EmbeddedKafka(folder, QUICK) as kafka:
         assert not exists(java)
         assert await answers(kafka)
 
@@ -144,7 +146,7 @@ async def test_killing_the_parent_ends_the_broker(tmp_path: Path) -> None:
 async def test_second_broker_on_a_folder_is_rejected(own_kafka: EmbeddedKafka) -> None:
     """A second broker on a folder raises FolderInUse, and the first one keeps running."""
     with pytest.raises(FolderInUse, match=f"in use by another running broker, started by process {os.getpid()}"):
-        await EmbeddedKafka(own_kafka.data_dir).start()
+        await EmbeddedKafka(own_kafka.data_dir, QUICK).start()
     assert await answers(own_kafka)
 
 
@@ -153,7 +155,7 @@ async def test_folder_locked_by_kafka_itself(own_kafka: EmbeddedKafka) -> None:
     """Kafka's own lock on a folder raises FolderInUse, if our lock file is missing."""
     (own_kafka.data_dir / LOCK_FILE).unlink()
     with pytest.raises(FolderInUse, match="is in use by another running broker"):
-        await EmbeddedKafka(own_kafka.data_dir).start()
+        await EmbeddedKafka(own_kafka.data_dir, QUICK).start()
     assert await answers(own_kafka)
 
 
@@ -162,7 +164,7 @@ async def test_a_configured_port_in_use_is_named(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         with pytest.raises(PortTaken, match=f"port {port} on 127.0.0.1 is in use"):
-            await EmbeddedKafka(tmp_path, EmbeddedKafkaSettings(port=port)).start()
+            await EmbeddedKafka(tmp_path, EmbeddedKafkaSettings(port=port, jvm_options=QUICK_START)).start()
 
 
 class RacedKafka(EmbeddedKafka):
@@ -191,6 +193,7 @@ async def test_listeners_and_properties_of_the_settings_reach_the_broker(tmp_pat
     """An additional listener gets its own free port, and its properties reach the broker with any characters."""
     login = 'org.apache.kafka.common.security.plain.PlainLoginModule required user_a="pässword: #1";'
     settings = EmbeddedKafkaSettings(
+        jvm_options=QUICK_START,
         listeners={"INSIDE": "SASL_PLAINTEXT"},
         properties={"sasl.enabled.mechanisms": "PLAIN", "listener.name.inside.plain.sasl.jaas.config": login},
     )
@@ -226,8 +229,9 @@ async def test_a_folder_with_topics_is_not_formatted(own_kafka: EmbeddedKafka) -
 
 async def test_an_invalid_property_is_shown(tmp_path: Path) -> None:
     """An invalid property is an error with Kafka's message."""
+    settings = EmbeddedKafkaSettings(properties={"num.io.threads": "many"}, jvm_options=QUICK_START)
     with pytest.raises(KafkaDied, match=r"num\.io\.threads: Not a number"):
-        await EmbeddedKafka(tmp_path, EmbeddedKafkaSettings(properties={"num.io.threads": "many"})).start()
+        await EmbeddedKafka(tmp_path, settings).start()
 
 
 async def test_failed_start_leaves_nothing_behind(tmp_path: Path) -> None:
@@ -235,13 +239,13 @@ async def test_failed_start_leaves_nothing_behind(tmp_path: Path) -> None:
     kafka = EmbeddedKafka(tmp_path, EmbeddedKafkaSettings(start_timeout_ms=1))
     with pytest.raises(KafkaDied, match=r"could not be formatted|has logged nothing for start_timeout_ms=1"):
         await kafka.start()
-    async with EmbeddedKafka(tmp_path) as again:
+    async with EmbeddedKafka(tmp_path, QUICK) as again:
         assert await answers(again)
 
 
 async def test_cancelled_start_leaves_nothing_behind(tmp_path: Path) -> None:
     """A start that is cancelled while the JVM boots ends the JVM."""
-    kafka = EmbeddedKafka(tmp_path)
+    kafka = EmbeddedKafka(tmp_path, QUICK)
     start = asyncio.ensure_future(kafka.start())
     async with asyncio.timeout(END_LIMIT_SECONDS):
         while not (tmp_path / BROKER_LOG).exists():  # noqa: ASYNC110 - the first output of the broker
@@ -249,7 +253,7 @@ async def test_cancelled_start_leaves_nothing_behind(tmp_path: Path) -> None:
     start.cancel()
     with pytest.raises(asyncio.CancelledError):
         await start
-    async with EmbeddedKafka(tmp_path) as again:
+    async with EmbeddedKafka(tmp_path, QUICK) as again:
         assert await answers(again)
 
 
@@ -271,7 +275,7 @@ def disk_of(folder: Path, size_bytes: int) -> Iterator[Path]:
 async def test_a_full_disk_is_found_before_the_start(tmp_path: Path) -> None:
     """A disk without space for a topic is a ConfigError before the start."""
     with disk_of(tmp_path / "small", TINY_DISK_BYTES) as disk, pytest.raises(ConfigError, match="no space for Kafka"):
-        await EmbeddedKafka(disk / "kafka").start()
+        await EmbeddedKafka(disk / "kafka", QUICK).start()
 
 
 def fill(disk: Path) -> None:
@@ -284,7 +288,7 @@ def fill(disk: Path) -> None:
 async def test_a_disk_that_fills_up_is_reported(tmp_path: Path) -> None:
     """If the broker dies of a full disk, KafkaDied names the disk, although the broker could not log it."""
     with disk_of(tmp_path / "filling", FILLING_DISK_BYTES) as disk:
-        async with EmbeddedKafka(disk / "kafka") as kafka:
+        async with EmbeddedKafka(disk / "kafka", QUICK) as kafka:
             fill(disk)
             with contextlib.suppress(PenstockError):
                 await create_topic(kafka, "one-too-many", 9)

@@ -8,6 +8,7 @@ own modules there, it would not find them.
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import shutil
 import signal
@@ -28,7 +29,6 @@ from tests.integration.promtool import assert_clean
 
 START_TIMEOUT_S, RESULT_TIMEOUT_S, COMMAND_TIMEOUT_S, STOP_TIMEOUT_S = 360, 240, 360, 90
 LAKE_TIMEOUT_S = 180
-INTERVAL_MS = 20_000  # the interval in docs/deployment.md
 LAST_LINE = "Ctrl-C stops everything"
 OWN_PACKAGES = ("api", "services", "shared", "tests")
 PROGRAM = "from visits import topology"
@@ -76,8 +76,7 @@ def printed_rows(bin: Path, project: Path) -> Iterator[dict[str, str]]:
     """The output of a running `up`, by the name of the row."""
     port = ports.pick("127.0.0.1", 1)[0]
     command = [bin / "penstock", "up", "--http.port=0", f"--connect-port={port}", *flags()]
-    environment = variables(bin) | {"PENSTOCK_COMPACTION__INTERVAL_MS": str(INTERVAL_MS)}
-    with subprocess.Popen(command, cwd=project, env=environment, stdout=subprocess.PIPE, text=True) as up:
+    with subprocess.Popen(command, cwd=project, env=variables(bin), stdout=subprocess.PIPE, text=True) as up:
         watchdog = threading.Timer(START_TIMEOUT_S, up.kill)
         watchdog.start()
         try:
@@ -168,11 +167,12 @@ def check_the_workers_rest_api(worker: str) -> None:
     assert httpx.get(f"{worker}/connectors", timeout=60).json() == ["visits"]
 
 
-def read_the_lake(bin: Path, project: Path) -> None:
-    """Wait until a compaction of `up` has written the visit, and run docs/lake.md's program, which prints what the
-    document shows.
+def read_the_lake(address: str, bin: Path, project: Path) -> None:
+    """Start a compaction as the document shows, wait until it has written the visit, and run docs/lake.md's program,
+    which prints what that document shows.
     """
-    assert f"PENSTOCK_COMPACTION__INTERVAL_MS={INTERVAL_MS}`" in (DOCS / "deployment.md").read_text(encoding="utf-8")
+    (start,) = re.findall(r"`(curl -X POST [^`]+)`", (DOCS / "deployment.md").read_text(encoding="utf-8"))
+    assert json.loads(shell_output(start.replace("http://127.0.0.1:8080", address), project)) == {"started": True}
     program = block(DOCS / "lake.md", "py", "DeltaTable(")
     (project / "read_lake.py").write_text(
         program.replace('"lake/visits/', '".penstock/lake/penstock/'), encoding="utf-8"
@@ -236,8 +236,8 @@ def test_up_and_its_document(printed_rows: dict[str, str], bin: Path, tmp_path: 
     assert printed_rows["results"] == f"topic visits, handled by {handler}, which logs to {logs / 'consumer.log'}"
     assert printed_rows["files"].startswith(f"{tmp_path / '.penstock' / 'files'}, ")
     assert printed_rows["logs"] == str(logs)
-    assert f"a compaction every 20 s (compaction.interval_ms={INTERVAL_MS})" in printed_rows["lake"]
-    read_the_lake(bin, tmp_path)
+    assert "a compaction every 300 s (compaction.interval_ms=300000)" in printed_rows["lake"]
+    read_the_lake(printed_rows["dashboard"], bin, tmp_path)
     program, *audit = shlex.split(printed_rows["audit"])
     assert printed_rows["Kafka"] == audit[audit.index("--kafka.bootstrap-servers") + 1]
     assert program.endswith("penstock")

@@ -115,7 +115,9 @@ def differences(report: AuditReport) -> dict[str, int]:
     return {check.name: check.differences for check in report.checks if check.differences}
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(k, marks=pytest.mark.soak) if k in ("tumbling", "hopping") else k for k in KINDS]
+)
 def test_output_of_the_engine_passes(lake: Lake, kind: str) -> None:
     """Every record is in exactly one group. Records beyond the covered offsets are counted, which is not a
     difference."""

@@ -14,7 +14,7 @@ import pytest
 from anyio.from_thread import start_blocking_portal
 from deltalake import DeltaTable
 
-from penstock.services.local.broker_config import EmbeddedKafkaSettings
+from penstock.services.local.broker_config import QUICK_START, EmbeddedKafkaSettings
 from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.shared.clients.admin import Admin, NewTopic
 from penstock.shared.clients.producer import Producer
@@ -54,7 +54,8 @@ def secured(tmp_path: Path) -> Iterator[EmbeddedKafka]:
             "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule required;"
         ),
     }
-    settings = EmbeddedKafkaSettings(listeners={"TOKENS": "SASL_PLAINTEXT"}, properties=properties)
+    listeners = {"TOKENS": "SASL_PLAINTEXT"}
+    settings = EmbeddedKafkaSettings(listeners=listeners, properties=properties, jvm_options=QUICK_START)
     broker = EmbeddedKafka(tmp_path / "kafka", settings)
     with start_blocking_portal("asyncio") as portal, portal.wrap_async_context_manager(broker):
         yield broker
