@@ -47,6 +47,7 @@ CODES: dict[int, tuple[str, type[e.PenstockError]]] = {
     38: ("INVALID_REPLICATION_FACTOR", e.InvalidRequest),
     39: ("INVALID_REPLICA_ASSIGNMENT", e.InvalidRequest),
     40: ("INVALID_CONFIG", e.InvalidRequest),
+    # Retriable: the next attempt looks up the controller again.
     41: ("NOT_CONTROLLER", e.BrokerNotAvailable),
     42: ("INVALID_REQUEST", e.InvalidRequest),
     44: ("POLICY_VIOLATION", e.InvalidRequest),
@@ -58,16 +59,20 @@ CODES: dict[int, tuple[str, type[e.PenstockError]]] = {
     51: ("CONCURRENT_TRANSACTIONS", e.ConcurrentTransactions),
     53: ("TRANSACTIONAL_ID_AUTHORIZATION_FAILED", e.AuthorizationFailed),
     55: ("OPERATION_NOT_ATTEMPTED", e.BrokerError),
+    # The disk of the leader failed: the partition gets another leader (KIP-112).
     56: ("KAFKA_STORAGE_ERROR", e.NotLeaderOrFollower),
     58: ("SASL_AUTHENTICATION_FAILED", e.AuthenticationFailed),
+    # The broker has lost the producer's state. As after a gap, a new epoch helps (KIP-360).
     59: ("UNKNOWN_PRODUCER_ID", e.OutOfOrderSequence),
     65: ("DELEGATION_TOKEN_AUTHORIZATION_FAILED", e.AuthorizationFailed),
     67: ("INVALID_PRINCIPAL_TYPE", e.InvalidRequest),
     68: ("NON_EMPTY_GROUP", e.GroupNotEmpty),
     69: ("GROUP_ID_NOT_FOUND", e.GroupNotFound),
+    # Client and broker know different leader epochs of the partition (KIP-320): one of them has stale metadata.
     74: ("FENCED_LEADER_EPOCH", e.NotLeaderOrFollower),
     75: ("UNKNOWN_LEADER_EPOCH", e.NotLeaderOrFollower),
     76: ("UNSUPPORTED_COMPRESSION_TYPE", e.ConfigError),
+    # A new leader does not know its high watermark yet (KIP-207).
     78: ("OFFSET_NOT_AVAILABLE", e.NotLeaderOrFollower),
     79: ("MEMBER_ID_REQUIRED", e.UnknownMember),
     81: ("GROUP_MAX_SIZE_REACHED", e.GroupMaxSizeReached),
@@ -75,9 +80,11 @@ CODES: dict[int, tuple[str, type[e.PenstockError]]] = {
     86: ("GROUP_SUBSCRIBED_TO_TOPIC", e.GroupNotEmpty),
     87: ("INVALID_RECORD", e.InvalidRequest),
     88: ("UNSTABLE_OFFSET_COMMIT", e.UnstableOffsets),
+    # Retriable: the quota on changes of topics (KIP-599) is free again later.
     89: ("THROTTLING_QUOTA_EXCEEDED", e.BrokerNotAvailable),
     90: ("PRODUCER_FENCED", e.ProducerFenced),
     113: ("MISMATCHED_ENDPOINT_TYPE", e.InvalidRequest),
+    # The broker names the errors after which an abort is enough (KIP-890).
     120: ("TRANSACTION_ABORTABLE", e.TransactionAborted),
 }
 
@@ -94,7 +101,9 @@ def codes_of(*names: str) -> frozenset[int]:
     return frozenset(CODE_OF[name] for name in names)
 
 
+NO_ERROR = 0
 DUPLICATE_SEQUENCE_NUMBER = 46
+"""Not in the table, since it is no error for the producer: the batch is in the log already."""
 MAYBE_APPENDED = codes_of(
     "UNKNOWN_SERVER_ERROR",
     "UNKNOWN_TOPIC_OR_PARTITION",

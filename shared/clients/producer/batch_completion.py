@@ -11,7 +11,13 @@ import copy
 import random
 
 from penstock.shared.clients.connection import ProduceAnswer, SealedBatch, error_for_code
-from penstock.shared.clients.connection.errors import CODE_OF, DUPLICATE_SEQUENCE_NUMBER, MAYBE_APPENDED, codes_of
+from penstock.shared.clients.connection.errors import (
+    CODE_OF,
+    DUPLICATE_SEQUENCE_NUMBER,
+    MAYBE_APPENDED,
+    NO_ERROR,
+    codes_of,
+)
 from penstock.shared.clients.producer.buffer_pool import BufferPool
 from penstock.shared.clients.producer.metrics import ProducerMetrics
 from penstock.shared.clients.producer.producer_batch import NO_STATE, Batch, BatchState, ProducerState
@@ -43,6 +49,7 @@ from penstock.shared.common.log import get_logger
 log = get_logger(__name__)
 
 STALE_METADATA = (NotLeaderOrFollower, UnknownTopicOrPartition, BrokerNotAvailable)
+"""Errors after which the leader is looked up again (Java: `InvalidMetadataException`)."""
 MESSAGE_TOO_LARGE = CODE_OF["MESSAGE_TOO_LARGE"]
 FENCED = codes_of("INVALID_PRODUCER_EPOCH", "PRODUCER_FENCED")
 ENDS_TRANSACTION_ALONE = codes_of(
@@ -55,8 +62,8 @@ ENDS_TRANSACTION_ALONE = codes_of(
 )
 """Codes after which the transaction must be aborted and the producer can go on: a missing permission for the topic, and
 epochs, sequences and transaction states that a new epoch corrects (KIP-360). INVALID_PRODUCER_EPOCH is also the answer
-after the coordinator has timed the transaction out. The abort requests the next epoch, which shows whether a newer
-producer exists."""
+after the coordinator has timed the transaction out (KIP-588). The abort requests the next epoch, which shows whether a
+newer producer exists."""
 RETRY_BACKOFF_JITTER = 0.2
 
 
@@ -94,7 +101,11 @@ class BatchCompletion:
         """
         ledger = self.ledger
         for tp in ledger.troubled():
-            queue, gap = self._accumulator.queue(tp), ledger.has_gap(tp)
+            queue = self._accumulator.queue(tp)
+            gap = ledger.has_gap(tp)
+            # There are two reasons to wait (Java: `TransactionManager.maybeResolveSequences`). 1. A batch in flight may
+            # still be acknowledged, and with it every batch before. 2. A retry keeps its number: the broker's answer to
+            # it shows whether there is a gap. Once a gap is shown, the numbers of the queued batches are void.
             if queue.out or (not gap and queue.queued and queue.queued[0].sequenced):
                 continue
             epoch = ledger.epoch
@@ -106,10 +117,14 @@ class BatchCompletion:
 
     def may_send(self, queue: PartitionQueue) -> bool:
         """Whether the first batch of a partition may be sent now."""
+        # The coordinator writes its marker only to partitions that were added to the transaction. A batch in any other
+        # partition would hang there as an open transaction. Brokers since KIP-890 reject it with INVALID_TXN_STATE.
         if self._transaction is not None and self._transaction.muted(queue.tp):
             return False
         if not self._settings.enable_idempotence:
             return True
+        # A retry keeps its number: another number would store the batch twice if an earlier attempt has succeeded. Only
+        # a gap shows that no attempt has, and `settle` then clears the number before the batch is sent again.
         if queue.queued[0].sequenced:
             return not self.ledger.has_gap(queue.tp)
         return self.ledger.may_assign(queue.tp)
@@ -137,8 +152,11 @@ class BatchCompletion:
         """Handle the broker's response for a batch. The batch is no longer in flight."""
         self._accumulator.landed(batch)
         code = answer.error_code
-        # A duplicate is in the log already: an earlier attempt succeeded (KIP-98).
-        if code in (0, DUPLICATE_SEQUENCE_NUMBER):
+        # There are five cases, as in Java's `Sender.completeBatch`.
+        #
+        # 1. The batch is in the log. DUPLICATE_SEQUENCE_NUMBER means that an earlier attempt succeeded (KIP-98) and
+        #    that the broker no longer knows its offset: for one of the last five batches it answers with the offset.
+        if code in (NO_ERROR, DUPLICATE_SEQUENCE_NUMBER):
             self._acknowledged(batch, answer, now_ms)
             return
         batch.fate_unknown |= code in MAYBE_APPENDED
@@ -148,23 +166,29 @@ class BatchCompletion:
         error = error_for_code(code, f"{batch.tp}", detail)
         if isinstance(error, STALE_METADATA):
             self.metadata_is_stale = True
+        # 2. The batch has failed while its request was in flight: its waiters have their error already.
         if self._is_over(batch):
             return
-        # The broker's limit is smaller than the batch: send it in parts (KIP-126).
+        # 3. The broker's limit is smaller than the batch: send it in parts (KIP-126).
         if code == MESSAGE_TOO_LARGE and batch.count > 1 and not self._transaction_is_lost():
             self._metrics.split(batch.tp.topic)
             log.info("a batch is too large for the broker: split", topic_partition=str(batch.tp), records=batch.count)
             self._accumulator.replace(batch, batch.split(), now_ms)
             return
+        # 4. The broker rejected the sequence number or epoch (KIP-98): the batch is not in the log, whatever became of
+        #    earlier attempts.
         if isinstance(error, OutOfOrderSequence | ProducerFenced) and batch.sequenced:
-            # The broker rejected the sequence number or epoch (KIP-98): the batch is not in the log, whatever became of
-            # earlier attempts.
             batch.fate_unknown = False
             pending = self._accumulator.queue(batch.tp).earlier_pending(batch)
+            # Without an earlier batch that could fill the gap, this partition needs a new epoch (KIP-360). A
+            # transaction gets one from the coordinator when it is aborted.
             if self._transaction is None and not pending:
                 self.ledger.gap_shown(batch.tp)
+            # Retry in both cases: the batch follows an earlier one that is pending, or it gets a new number
+            # (Java: `TransactionManager.canRetry`). NotLeaderOrFollower stands for any retriable error here.
             if self._transaction is None or (pending and isinstance(error, OutOfOrderSequence)):
                 error = NotLeaderOrFollower(str(error))
+        # 5. Any other error decides by its class whether the batch is retried.
         self._rejected(batch, error, now_ms, alone=code in ENDS_TRANSACTION_ALONE)
 
     def unanswered(self, batch: Batch, error: PenstockError, now_ms: int) -> None:
@@ -196,6 +220,7 @@ class BatchCompletion:
                 f"delivery_timeout_ms={self._settings.delivery_timeout_ms}; {fate}{last}{why}"
             )
             self.fail(batch, error)
+            # A commit would leave out the expired records silently.
             if self._transaction is not None:
                 self.fail_transaction(error)
 
@@ -205,6 +230,7 @@ class BatchCompletion:
         self._transaction.fail(error)
         fatal = is_fatal(error)
         where = f"transactional id {self._transaction.transactional_id}"
+        # Batches in flight are left alone: the broker may append them. The abort waits for their responses.
         self.fail_all(error if fatal else TransactionAborted(f"{where}: not sent, since {error}"), out=False)
 
     def _on_cancelled(self, error: SendCancelled) -> None:
@@ -228,8 +254,10 @@ class BatchCompletion:
 
     def fail(self, batch: Batch, error: PenstockError) -> None:
         """End a batch with an error and call its callbacks."""
+        # The numbers of a batch in flight are settled by its response, see `_is_over`: it may still be acknowledged.
         if batch.sequenced and not self._accumulator.is_out(batch):
             self._given_up(batch)
+        # Cancelled records have ended in SendCancelled already: leave them out of the log line and the metrics.
         if batch.removed and not batch.sequenced and batch.state is BatchState.OPEN:
             batch.without_removed()
         maybe_written = batch.fate_unknown or self._accumulator.is_out(batch)
@@ -250,6 +278,8 @@ class BatchCompletion:
     def _acknowledged(self, batch: Batch, answer: ProduceAnswer, now_ms: int) -> None:
         queue = self._accumulator.queue(batch.tp)
         queue.batches_at_ack = queue.batches
+        # First the ledger, also for a batch that has failed: its numbers are used, and the next batch must not repeat
+        # them.
         if batch.sequenced:
             self.ledger.acknowledged(batch.tp, batch.producer_state, batch.count)
         if batch.state is BatchState.DONE:
@@ -274,6 +304,8 @@ class BatchCompletion:
         return True
 
     def _rejected(self, batch: Batch, error: PenstockError, now_ms: int, *, alone: bool = False) -> None:
+        # CORRUPT_MESSAGE is retriable here, as in Java: the bytes were damaged on their way, and the batch itself is
+        # intact. The consumer's CorruptRecord is not, since it is in the log.
         passing = isinstance(error, RetriableError | CorruptRecord)
         if passing and batch.attempts - batch.splits <= self._settings.retries and not self._transaction_is_lost():
             self._metrics.retried(batch.tp.topic, batch.count)
@@ -284,6 +316,7 @@ class BatchCompletion:
             )
             return
         error.abortable |= alone
+        # First this batch with its own error. `fail_transaction` then fails the queued ones with TransactionAborted.
         self.fail(batch, error)
         if self._transaction is not None:
             self._transaction.epoch_is_spent |= alone
@@ -309,8 +342,11 @@ class BatchCompletion:
 
     def _done(self, batch: Batch) -> None:
         self._accumulator.forget(batch)
+        # The request of a batch that expired in flight still holds its bytes. Java's producer reused such a buffer, and
+        # records arrived in the wrong topic (KAFKA-19012).
         if not self._accumulator.is_out(batch):
             self._release(batch)
+        # A callback may call the producer: take the list first, so that no callback runs twice.
         callbacks, batch.callbacks = batch.callbacks, []
         for callback in callbacks:
             if batch.error is None:

@@ -21,8 +21,8 @@ from penstock.shared.common.errors import SendCancelled
 from penstock.shared.common.records import TopicPartition
 
 OUT_PER_PARTITION_MAX = 5
-"""The broker remembers an idempotent producer's last five batches of a partition. It could not identify duplicates
-among more."""
+"""The broker remembers an idempotent producer's last five batches of a partition (KAFKA-5494). It could not identify
+duplicates among more."""
 
 
 HELD_UP_MS = 100
@@ -69,24 +69,28 @@ class PartitionQueue:
     def retried(self) -> Batch | None:
         """Return the batch that blocks the partition because it must be sent again, or None."""
         first = self.out[0] if self.out else self.queued[0] if self.queued else None
-        if first is None or first.state is BatchState.DONE:  # given up, but its request is not over yet
+        # A batch that has failed in flight stays in `out` until its request is over, and is not sent again.
+        if first is None or first.state is BatchState.DONE:
             return None
+        # Draining counts an attempt: the first attempt of a batch in flight is no retry.
         return first if first.attempts > (1 if self.out else 0) else None
 
     def is_held_up(self, now_ms: int) -> bool:
-        """Whether the partition makes no progress, as far as is known.
-
-        There are three cases. 1. A batch of it is retried. 2. Its leader is unreachable or does not respond. 3. It has
-        more batches than may be in flight, and the oldest was created after the last acknowledgement.
-        """
+        """Whether the partition makes no progress, as far as is known."""
+        # There are four cases.
+        # 1. Its leader is unreachable, or a batch of it is retried.
         if self.unreachable or self.retried() is not None:
             return True
+        # 2. It has more batches than may be in flight, and all are newer than the last acknowledgement. A burst of
+        #    sends to a silent broker shows here, before HELD_UP_MS has passed.
         if len(self.out) + len(self.queued) > self.in_flight_max:
             oldest = self.out[0] if self.out else self.queued[0]
             if oldest.order[0] >= self.batches_at_ack:
                 return True
+        # 3. The broker does not respond.
         if self.out and now_ms - self.out[0].sent_ms > HELD_UP_MS:
             return True
+        # 4. A due batch waits for its node, which takes no more requests.
         return self.ready_since_ms is not None and now_ms - self.ready_since_ms > HELD_UP_MS
 
     def earlier_pending(self, batch: Batch) -> bool:
@@ -151,10 +155,12 @@ class RecordAccumulator:
 
         For columns `new_builder` is ColumnBatchBuilder. The batch that was open takes no more records.
         """
-        queue = self.queue(queue.tp)  # the caller may have waited, and the topic been dropped meanwhile
+        # The caller may have waited for memory, and `drop` may have removed the queue in the meantime.
+        queue = self.queue(queue.tp)
         builder = new_builder and new_builder(memory, self.batch_size, transactional=self._transactional)
         batch = Batch(queue.tp, self.batch_size, self._compression, self._transactional, now_ms, builder)
-        batch.memory, batch.on_cancelled = memory, self.on_cancelled
+        batch.memory = memory
+        batch.on_cancelled = self.on_cancelled
         queue.held += memory
         batch.order = (queue.batches, 0)
         queue.batches += 1
@@ -194,9 +200,7 @@ class RecordAccumulator:
 
         `usable` tells which nodes take another request, `reachable` which nodes are reachable, `may_send` which
         partitions may send. One node's batches share a request up to `max_request_size`. Partitions take turns to be
-        first, so that this limit starves none. The returned batches are marked as out. A retry is sent without backoff
-        if the partition has a new leader that has not been tried. If two nodes name each other as the leader, each is
-        tried once without backoff.
+        first, so that this limit starves none. The returned batches are marked as out.
         """
         requests: dict[int, list[Batch]] = {}
         sizes: dict[int, int] = {}
@@ -204,8 +208,10 @@ class RecordAccumulator:
         emptied: list[Batch] = []
         for queue in list(self._active):
             batch = queue.queued[0]
+            # A retry goes to a new leader at once: the backoff is meant for the node that failed (KIP-951).
             if not self._due(queue, now_ms, hurry) and not _moved(batch, node_for):
                 continue
+            # A record batch without records is invalid (every record was cancelled), so it never goes to a broker.
             if not batch.attempts and len(batch.removed) == batch.count:
                 self._pop(queue)
                 batch.state = BatchState.OUT
@@ -213,6 +219,8 @@ class RecordAccumulator:
                 continue
             if not self._free(queue) or not may_send(queue):
                 continue
+            # From here on the batch waits for its node alone. The time since then tells a slow broker: see `is_slow` of
+            # the sender (KIP-794) and `is_held_up`.
             if queue.ready_since_ms is None:
                 queue.ready_since_ms = now_ms
             node = node_for(queue.tp)
@@ -222,6 +230,7 @@ class RecordAccumulator:
             if node is None:
                 leaderless.add(queue.tp.topic)
                 continue
+            # A batch that is larger than `max_request_size` alone is still sent, in a request of its own.
             size = sizes.get(node, 0) + batch.size()
             if not usable(node) or (node in requests and size > self._settings.max_request_size):
                 continue
@@ -229,6 +238,7 @@ class RecordAccumulator:
             batch.state = BatchState.OUT
             if node not in batch.nodes:
                 batch.nodes = (*batch.nodes, node)
+            # Only before the first attempt: afterwards the bytes are sealed.
             if not batch.attempts:
                 batch.without_removed()
             sizes[node] = size
@@ -241,6 +251,7 @@ class RecordAccumulator:
         if queue.open is batch:
             queue.open = None
         queue.ready_since_ms = None
+        # Go to the end of the order in which `drain` visits the partitions (Java: `drainIndex`).
         del self._active[queue]
         if queue.queued:
             self._active[queue] = None
@@ -259,6 +270,7 @@ class RecordAccumulator:
         batch.state = BatchState.QUEUED
         batch.retry_at_ms = retry_at_ms
         queue = self._queues[batch.tp]
+        # Not at the front: with several batches in flight a later one may fail first (Java: `insertInSequenceOrder`).
         at = 0
         while at < len(queue.queued) and queue.queued[at].order < batch.order:
             at += 1
@@ -267,9 +279,8 @@ class RecordAccumulator:
 
     def replace(self, batch: Batch, parts: list[Batch], retry_at_ms: int) -> None:
         """Replace a batch in the queue by its parts."""
-        self.incomplete = {  # kept in order of age
-            each: None for known in self.incomplete for each in (parts if known is batch else (known,))
-        }
+        # The parts take the batch's position, since `expire` relies on the order of age.
+        self.incomplete = {each: None for known in self.incomplete for each in (parts if known is batch else (known,))}
         for part in parts:
             self.reenqueue(part, retry_at_ms)
 
@@ -285,10 +296,12 @@ class RecordAccumulator:
         """
         oldest = now_ms - self._settings.delivery_timeout_ms
         expired = []
-        for batch in self.incomplete:  # in order of age
+        # `incomplete` is in order of age.
+        for batch in self.incomplete:
             if batch.created_ms > oldest:
                 break
             expired.append(batch)
+        # First note the reasons: removing the first batch of a partition clears the partition's reason.
         for batch in expired:
             if not self.is_out(batch):
                 batch.held_up_by = self._queues[batch.tp].unreachable
@@ -300,7 +313,8 @@ class RecordAccumulator:
         queue = self._queues[batch.tp]
         if batch in queue.queued:
             queue.queued.remove(batch)
-            queue.ready_since_ms, queue.unreachable = None, ""
+            queue.ready_since_ms = None
+            queue.unreachable = ""
             if queue.open is batch:
                 queue.open = None
             if not queue.queued:
@@ -337,6 +351,8 @@ class RecordAccumulator:
     def _free(self, queue: PartitionQueue) -> bool:
         if not queue.out:
             return True
+        # A retry is sent alone, before it and after it: it keeps the order of the records, and the response to it shows
+        # whether there is a gap (Java: `shouldStopDrainBatchesForPartition`).
         if queue.queued[0].attempts or len(queue.out) >= self._in_flight_max:
             return False
         return all(batch.attempts == 1 for batch in queue.out)
@@ -351,4 +367,6 @@ class RecordAccumulator:
 
 
 def _moved(batch: Batch, node_for: Callable[[TopicPartition], int | None]) -> bool:
+    # A node that was tried before does not count. Otherwise two nodes that name each other as the leader would get the
+    # batch in turn without any backoff.
     return batch.attempts > 0 and node_for(batch.tp) not in (None, *batch.nodes)

@@ -39,6 +39,9 @@ from penstock.shared.common.records import TopicPartition
 
 log = get_logger(__name__)
 
+CLOCK_GRAIN_MS = 1
+"""The resolution of the clock that turns are compared with."""
+
 ACKNOWLEDGED_UNSEEN = ProduceAnswer(0)
 """Used as the response with acks=0: the request was written to the socket."""
 
@@ -116,6 +119,7 @@ class Sender:
         try:
             delay_ms = self.run_once(self._clock.monotonic_ms())
         except Exception as e:
+            # A bug. Without turns every send and flush would wait for ever, so the producer must fail them.
             self._loop = None
             assert self._on_broken is not None
             self._on_broken(e)
@@ -125,10 +129,14 @@ class Sender:
 
     def run_once(self, now_ms: int) -> float | None:
         """Take one turn. Returns the ms until the next turn is due, None if only `wake` makes one due."""
+        # 1. Expire before draining: a batch that is over its time must not be sent once more.
         self.completion.expire(now_ms)
+        # 2. Settle before a number is assigned: an expired batch may have left a gap.
         self.completion.settle()
+        # 3. Without a producer id no batch can get a number. Only the expiry of a batch depends on time then.
         if not self._prepared():
             return self._accumulator.delay_ms(now_ms, lambda queue: True)
+        # 4. Drain and send. Each round takes at most one batch of a partition, so several rounds fill the pipeline.
         leaderless = False
         while True:
             drained = self._accumulator.drain(
@@ -139,8 +147,10 @@ class Sender:
                 self.completion.may_send,
                 hurry=self._memory.waiting > 0,
             )
+            # The topic may have been idle for so long that its metadata was dropped (KIP-526). Java's
+            # `Sender.sendProducerData` adds it again too.
             for topic in drained.leaderless:
-                self._connection.watch(topic)  # its metadata may have been dropped while it was idle
+                self._connection.watch(topic)
                 leaderless = True
             for batch in drained.emptied:
                 self.completion.emptied(batch)
@@ -152,6 +162,8 @@ class Sender:
             if not drained.requests and not drained.emptied:
                 break
         delay_ms = self._accumulator.delay_ms(now_ms, self.completion.waiting)
+        # 5. Refresh stale metadata. A leaderless partition also needs another turn, since a refresh that finds no
+        #    leader must be repeated.
         if leaderless:
             self.completion.metadata_is_stale = True
         if self.completion.metadata_is_stale:
@@ -224,6 +236,7 @@ class Sender:
             return False
         if self._connection.connected(node):
             return True
+        # Connect first, in the background. A batch that is drained for an unreachable node would use up an attempt.
         known.connecting = True
         self._spawn(self._connect(node, known))
         return False
@@ -234,7 +247,8 @@ class Sender:
         except PenstockError as e:
             reached = False
             log.warning("cannot connect", node=node, reason=str(e))
-        except Exception:  # whatever the error is, the node must become usable again
+        except Exception:
+            # Whatever the error is, `connecting` must be reset, or the node is never used again.
             reached = False
             log.exception("cannot connect", node=node)
         known.connecting = False
@@ -246,6 +260,7 @@ class Sender:
                 settings.reconnect_backoff_ms, settings.reconnect_backoff_max_ms, jitter=RETRY_BACKOFF_JITTER
             )
             known.attempts += 1
+            # The partition may have a leader on another node by now.
             self.completion.metadata_is_stale = True
             await self._pause(known, round(backoff.wait_ms(known.attempts, random.random())))  # noqa: S311
         self.wake()
@@ -253,10 +268,13 @@ class Sender:
     async def _pause(self, known: _Node, wait_ms: int) -> None:
         known.usable_at_ms = self._clock.monotonic_ms() + wait_ms
         assert self._loop is not None
-        self._loop.call_later(wait_ms / 1000 + 0.001, self.wake)
+        # An event loop may fire a timer slightly early: without the extra ms the turn could find the node unusable
+        # still.
+        self._loop.call_later((wait_ms + CLOCK_GRAIN_MS) / 1000, self.wake)
 
     def _refresh(self, now_ms: int) -> float:
         wait_ms = float(self._connection.settings.retry_backoff_ms)
+        # At most one refresh in `retry_backoff_ms`: while a partition has no leader, every turn wants one.
         if now_ms >= self._refresh_at_ms:
             self.completion.metadata_is_stale = False
             self._refresh_at_ms = now_ms + self._connection.settings.retry_backoff_ms
@@ -269,9 +287,13 @@ class Sender:
         if self._transaction is not None:
             if self._transaction.state in (TxnState.IN_TRANSACTION, TxnState.COMMITTING):
                 self._transaction.want(set(self._accumulator.queued()))
+                # One request at a time: the coordinator answers concurrent changes with CONCURRENT_TRANSACTIONS. The
+                # partitions that come up meanwhile go into the next one.
                 if self._transaction.pending and self._preparing is None:
                     self._preparing = asyncio.ensure_future(self._add_partitions(set(self._transaction.pending)))
+            # Batches of the partitions already added may be sent meanwhile; `may_send` holds back the others.
             return ledger.ready
+        # The id is missing at the start, and after the last epoch (`SequenceLedger.bump`).
         if self._settings.enable_idempotence and not ledger.ready:
             if self._preparing is None and self._accumulator.incomplete:
                 self._preparing = asyncio.ensure_future(self._fetch_producer_id())
@@ -283,6 +305,8 @@ class Sender:
             await self.coordinator.init_producer_id()
         except PenstockError as e:
             log.warning("no producer id", client_id=self._connection.client_id, reason=str(e))
+            # Without an id (for example CLUSTER_AUTHORIZATION_FAILED) nothing can be sent: fail the records now, not
+            # after `delivery_timeout_ms`.
             if not isinstance(e, RetriableError):
                 self.fail_all(e, out=False)
             await asyncio.sleep(self._connection.settings.retry_backoff_ms / 1000)
@@ -303,6 +327,7 @@ class Sender:
         except Exception as e:
             log.exception("partitions not added to the transaction", client_id=self._connection.client_id)
             self.fail_transaction(TransactionAborted(f"partitions not added to the transaction: {e!r}"))
+        # Also after an error: a partition left in `pending` would be requested again in the next turn.
         finally:
             self._transaction.pending -= partitions
             self._preparing = None
@@ -333,10 +358,12 @@ class Sender:
         except PenstockError as e:
             failure = e
         except asyncio.CancelledError:
+            # `close` gives up the request and then fails the batches. They must not count as in flight any more.
             for batch in batches:
                 self._accumulator.landed(batch)
             raise
-        except Exception as e:  # whatever the error is, the batches must not stay out for ever
+        except Exception as e:
+            # Whatever the error is, the batches must not stay in flight for ever.
             log.exception("a produce request failed", node=node)
             failure = BrokerNotAvailable(f"produce to node {node}: {e!r}")
         finally:
@@ -347,6 +374,8 @@ class Sender:
             self.wake()
         if response is not None:
             self._metrics.throttled(response.throttle_ms)
+            # The broker answers first, then does not read from this connection for so long (KIP-219). A request sent in
+            # that time waits unread, while its timeout runs.
             if response.throttle_ms > 0:
                 await self._pause(known, response.throttle_ms)
         self._land(batches, response, failure, landed_ms)
@@ -354,17 +383,24 @@ class Sender:
     def _land(
         self, batches: list[Batch], response: ProduceResponse | None, failure: PenstockError | None, now_ms: int
     ) -> None:
+        # Addresses first: `leader_moved` ignores a leader without one (KIP-951).
         if response is not None and response.endpoints:
             self._connection.brokers_told(response.endpoints)
         with self._memory.together():
             for batch in batches:
+                # There are four cases.
                 if failure is not None:
+                    # 1. The client rejected the request before it was written: the batch is certainly not in the log.
                     if isinstance(failure, UnsupportedVersion):
                         self.completion.unsent(batch, failure, now_ms)
+                    # 2. No response came. The request may have been written, and the batch may be in the log.
                     else:
                         self.completion.unanswered(batch, failure, now_ms)
                     continue
+                # 3. The response has the batch. With acks=0 there is none, and a written request counts as
+                #    acknowledged.
                 answer = ACKNOWLEDGED_UNSEEN if response is None else response.answers.get(batch.tp)
+                # 4. The response leaves the batch out: as without a response, it may be in the log.
                 if answer is None:
                     missing = BrokerNotAvailable("missing in the response")
                     self.completion.unanswered(batch, missing, now_ms)

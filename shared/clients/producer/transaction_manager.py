@@ -138,6 +138,9 @@ class SequenceLedger:
         """The state of a partition's next new batch, of `count` records."""
         assert self.ready, "no producer id yet"
         known = self._partitions.get(tp)
+        # A partition moves to a new id or epoch, and to number 0, once every assigned number is acknowledged (Java:
+        # `TransactionManager.maybeUpdateProducerIdAndEpoch`). Until then it keeps its own: a retry under the old epoch
+        # would be rejected once the broker has seen the new one.
         if known is None or (
             known.next == known.expected and (known.producer_id, known.epoch) != (self.producer_id, self.epoch)
         ):
@@ -149,10 +152,13 @@ class SequenceLedger:
     def acknowledged(self, tp: TopicPartition, state: ProducerState, count: int) -> None:
         """Note that the broker has `count` records under `state`, and so all records before them."""
         known = self._partitions.get(tp)
+        # An earlier epoch has numbers of its own: its late response says nothing about the current ones.
         if known is None or (known.producer_id, known.epoch) != (state.producer_id, state.epoch):
             return
         known.known = True
         after = (state.base_sequence + count) % SEQUENCES
+        # `expected` only moves forward, since two brokers may answer out of order after a change of leader. The numbers
+        # wrap: a number is ahead if it is less than half of the ring away.
         if (after - known.expected) % SEQUENCES < SEQUENCES // 2:
             known.expected = after
 
@@ -169,14 +175,13 @@ class SequenceLedger:
             known.gap = True
 
     def may_assign(self, tp: TopicPartition) -> bool:
-        """Whether a new number may be assigned. A troubled partition must be settled first.
-
-        Under a new producer id or epoch only one batch may have a number until it is acknowledged. A broker that does
-        not know a producer accepts any first number, and would accept the second batch without the first.
-        """
+        """Whether a new number may be assigned. A troubled partition must be settled first."""
         if not self.ready or tp in self._troubled:
             return False
         known = self._partitions.get(tp)
+        # Under a new producer id or epoch only one batch may have a number until it is acknowledged. A broker without
+        # state for a producer accepts any first number (`ProducerAppendInfo.checkSequence`). It would accept the second
+        # batch without the first.
         return known is None or known.known or known.next == known.expected
 
     def is_troubled(self, tp: TopicPartition) -> bool:
@@ -193,16 +198,19 @@ class SequenceLedger:
         return known is not None and known.gap
 
     def settle(self, tp: TopicPartition) -> None:
-        """Resolve a partition's trouble: no batch of it is in flight, and no queued batch must keep its number.
-
-        Several troubled partitions share one bump: an epoch newer than the partition's own is enough (KIP-360).
-        """
+        """Resolve a partition's trouble: no batch of it is in flight, and no queued batch must keep its number."""
         del self._troubled[tp]
         known = self._partitions[tp]
+        # There are two cases.
+        # 1. A gap was shown, or no later batch was acknowledged after a lost one. The lost batch may still arrive with
+        #    its old number. A new epoch makes the broker reject it (KIP-360).
         if known.gap or (known.lost and known.next != known.expected):
             del self._partitions[tp]
+            # Several troubled partitions share one bump: any epoch newer than the partition's own is enough.
             if (known.producer_id, known.epoch) == (self.producer_id, self.epoch):
                 self.bump()
+        # 2. The numbers from `expected` on are free again: the broker has rejected them, or never received them. (In a
+        #    transaction a lost batch is noted in `epoch_is_spent` instead.)
         else:
             known.next = known.expected
             known.lost = False
@@ -274,6 +282,7 @@ class Transaction:
         """Raise the error that ended this producer, if there is one."""
         if self.state is TxnState.FATAL_ERROR:
             assert self.error is not None
+            # A copy: the same object would collect the traceback of every call.
             raise type(self.error)(*self.error.args)
 
     def check_open(self, what: str) -> None:
@@ -296,9 +305,13 @@ class Transaction:
             return
         was = self.state
         if is_fatal(error):
-            self.state, self.error = TxnState.FATAL_ERROR, error
+            self.state = TxnState.FATAL_ERROR
+            self.error = error
+        # The first abortable error decides. An abort in progress already ends the transaction (Java:
+        # `TransactionManager.transitionToAbortableError`).
         elif self.state in (TxnState.IN_TRANSACTION, TxnState.COMMITTING):
-            self.state, self.error = TxnState.ABORTABLE_ERROR, error
+            self.state = TxnState.ABORTABLE_ERROR
+            self.error = error
         if self.state is not was:
             log.warning(
                 "transaction failed",
@@ -354,20 +367,24 @@ class TransactionCoordinator:
         `bump` requests the next epoch of the current id (KIP-360). The coordinator rejects it if a newer producer has
         the id.
         """
-        ledger, transactional_id = self._ledger, self._settings.transactional_id
+        ledger = self._ledger
+        transactional_id = self._settings.transactional_id
         held = (ledger.producer_id, ledger.epoch) if bump else NO_IDENTITY
         timeout_ms = self._settings.transaction_timeout_ms if transactional_id else NO_TIMEOUT_MS
         request = wire.INIT_PRODUCER_ID(transactional_id, timeout_ms, *held)
         where = f"transactional id {transactional_id}" if transactional_id else "producer id"
 
         async def ask() -> None:
+            # Without a transactional id every broker grants producer ids (KIP-98).
             if transactional_id is None:
                 response = await self._connection.send(self._connection.any_node(), request, where)
             else:
                 response = await self._connection.ask_coordinator("transaction", transactional_id, request, where)
             self._check(response.error_code, "transaction", transactional_id or "", where)
+            # Between transactions no batch is in flight, and the numbers of a new epoch start at 0. An idempotent
+            # producer keeps its numbers until the batches in flight are done, see `SequenceLedger.assign`.
             if transactional_id is not None:
-                ledger.forget()  # between transactions no batch is in flight, and a new epoch starts at 0
+                ledger.forget()
             ledger.adopt(response.producer_id, response.producer_epoch)
             log.info(
                 "producer id",
@@ -412,6 +429,8 @@ class TransactionCoordinator:
         """
         member = f"member {group.member_id}, generation {group.generation_id}"
         where = f"transactional id {self._id}, group {group.group_id} ({member})"
+        # 1. The transaction coordinator must know the group: it will write its marker to the group's partition of
+        #    `__consumer_offsets` (KIP-98).
         if not known:
             announce = wire.ADD_OFFSETS_TO_TXN(*self._identity(), group.group_id)
 
@@ -421,6 +440,8 @@ class TransactionCoordinator:
                 self._check(response.error_code, "transaction", self._id, where, abortable)
 
             await self._run(ask, where, soon=first)
+        # 2. The group coordinator stores the offsets as pending. It checks generation and member, which fences a
+        #    consumer that has lost its partitions (KIP-447).
         topics: dict[str, list[Any]] = defaultdict(list)
         for tp, at in offsets.items():
             topics[tp.topic].append((tp.partition, at.offset, at.leader_epoch, at.metadata, {}))
@@ -439,9 +460,11 @@ class TransactionCoordinator:
         async def commit() -> None:
             try:
                 response = await self._connection.ask_coordinator("group", group.group_id, request, where)
-            except AuthorizationFailed as e:  # raised by FindCoordinator of the group
+            except AuthorizationFailed as e:
+                # FindCoordinator raised it for the group: the producer may still use other groups.
                 e.abortable = True
                 raise
+            # Being fenced ends the consumer (KIP-345), not the producer.
             abortable = frozenset({GROUP_AUTHORIZATION_FAILED, FENCED_INSTANCE_ID})
             for topic, rows, _ in response.topics:
                 for partition, code, _ in rows:
@@ -474,6 +497,7 @@ class TransactionCoordinator:
     ) -> None:
         if code:
             error = error_for_code(code, where)
+            # NOT_COORDINATOR and its relatives: the retry looks the coordinator up again.
             if isinstance(error, CoordinatorNotAvailable):
                 self._connection.forget_coordinator(kind, key)
             if isinstance(error, ProducerFenced):
