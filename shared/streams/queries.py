@@ -110,7 +110,8 @@ def read_in_slices(
         raise ConfigError(f"no task that runs here has a store {store!r}")
     if builder.schema.kind == "join":
         raise ConfigError(f"store {store!r} holds the records of a join and cannot be queried")
-    kind, key_type = builder.schema.kind, builder.schema.key
+    kind = builder.schema.kind
+    key_type = builder.schema.key
     position = {partition: dict(task.sources) for partition, task in sorted(tasks.items())}
     wanted = _Range.of(query, key_type)
     pages: dict[int, _Page] = {}

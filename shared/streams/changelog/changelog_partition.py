@@ -160,7 +160,8 @@ class ChangelogPartition:
         """
         started = self._clock.monotonic_ms()
         for attempt in range(1, SNAPSHOT_ATTEMPTS_MAX + 1):
-            restoring, standby = standby or Restoring(self._kafka, self._settings, make_task(), self._clock), None
+            restoring = standby or Restoring(self._kafka, self._settings, make_task(), self._clock)
+            standby = None
             restoring.progress = self.progress = RestoreProgress(self.topic_partition.partition, self._metrics)
             try:
                 await self._restore(restoring)
@@ -185,7 +186,8 @@ class ChangelogPartition:
         """
         partition = self.topic_partition.partition
         offsets = {TopicPartition(topic, partition): own_offset(at) for topic, at in commit.sources.items()}
-        entries, progress = self._entries(commit.changelog[:-1]), self._entries(commit.changelog[-1:])
+        entries = self._entries(commit.changelog[:-1])
+        progress = self._entries(commit.changelog[-1:])
         topics = commit.produced.topics_by_source_key()
         commit.produced.assign_partitions({topic: await self._producer.partitions_for(topic) for topic in topics})
         outputs = _in_bulk(commit.produced)
@@ -207,7 +209,8 @@ class ChangelogPartition:
     # --- restore ---
 
     async def _restore(self, restoring: Restoring) -> None:
-        reader, at = restoring.reader, self.topic_partition
+        reader = restoring.reader
+        at = self.topic_partition
         async with restoring.consumer() as consumer:
             end = await restoring.begin(consumer)
             await restoring.compare_newest(end, consumer)
@@ -240,7 +243,8 @@ class ChangelogPartition:
         """
         if not others:
             return
-        was, now = self._log_position.topic_id, await fetch_topic_id(self._kafka, self.topic_partition.topic)
+        was = self._log_position.topic_id
+        now = await fetch_topic_id(self._kafka, self.topic_partition.topic)
         if now != was:
             raise LogReplaced(
                 f"{self.topic_partition}: the topic was deleted and created again: its id was {was} and is now {now}"

@@ -167,7 +167,8 @@ class _Batch:
             try:  # decoded whether it counts or not, as every other record is
                 self.progress[index] = fmt.decode_progress(self.body(index))
             except CorruptRecord as e:
-                self.count, self.error = index, CorruptEntry(int(offsets[index]), str(e))
+                self.count = index
+                self.error = CorruptEntry(int(offsets[index]), str(e))
                 break
 
     def body(self, index: int) -> bytes:
@@ -246,7 +247,8 @@ class ChangelogReader:
         """
         if self.epoch < fmt.EPOCH_MAX:
             return self.epoch + 1
-        offset, reason = self.takeover_offset, f"the highest epoch {self.epoch} is in use, and no owner can take over"
+        offset = self.takeover_offset
+        reason = f"the highest epoch {self.epoch} is in use, and no owner can take over"
         raise CorruptRecord(f"the snapshot: {reason}") if offset is None else CorruptEntry(offset, reason)
 
     def feed_record(self, offset: int, key: bytes | None, value: bytes | None) -> None:
@@ -267,20 +269,25 @@ class ChangelogReader:
         if not len(offsets):
             return
         batch = _Batch(offsets, PackedBytes.of(keys), PackedBytes.of(values))
-        confirmed, ends = np.empty(batch.count, np.int64), np.empty((len(batch.progress), 2), np.int64)
+        confirmed = np.empty(batch.count, np.int64)
+        ends = np.empty((len(batch.progress), 2), np.int64)
         counters = np.zeros(k.COUNTERS, np.int64)
         counters[k.FORCE] = self.epoch
-        unconfirmed, self._unconfirmed = self._unconfirmed, []
+        unconfirmed = self._unconfirmed
+        self._unconfirmed = []
         error: Exception | None = batch.error
         while (stop_reason := k.settle(batch.numbers, batch.count, confirmed, ends, counters)) != k.DONE:
             index = int(counters[k.AT])
             epoch = int(batch.numbers[index, k.EPOCH])
             if stop_reason == k.LOST:
                 reason = _missing_takeover(epoch, self.epoch)
-                batch.count, error = index, CorruptEntry(int(offsets[index]), reason)
+                batch.count = index
+                error = CorruptEntry(int(offsets[index]), reason)
                 break
-            self.epoch, self.takeover_offset = epoch, int(offsets[index])
-            counters[k.FORCE], counters[k.AT] = epoch, index + 1
+            self.epoch = epoch
+            self.takeover_offset = int(offsets[index])
+            counters[k.FORCE] = epoch
+            counters[k.AT] = index + 1
             counters[k.IGNORED] += counters[k.PENDING]
             counters[k.PENDING] = 0
             # If the batch had a commit before the takeover, step 3 decides about the unconfirmed entries.
@@ -307,12 +314,15 @@ class ChangelogReader:
         self, batch: _Batch, confirmed: Int64Array, ends: Int64Array, unconfirmed: list[tuple[Confirmed, Int64Array]]
     ) -> None:
         """Apply the commits that end in the batch; consecutive ones under the same stores are applied at once."""
-        first, commits = 0, list[Commit]()
+        first = 0
+        commits = list[Commit]()
         for number, (index, end) in enumerate(ends.tolist()):
-            progress, epoch = batch.progress[index], int(batch.numbers[index, k.EPOCH])
+            progress = batch.progress[index]
+            epoch = int(batch.numbers[index, k.EPOCH])
             if commits and progress.stores != commits[-1].progress.stores:
                 self._apply_commits(batch, confirmed[first : first + commits[-1].changes], commits)
-                first, commits = first + commits[-1].changes, []
+                first += commits[-1].changes
+                commits = []
             if not commits and self._stores is not None:
                 check_schema(progress.stores, self._stores)
             # Held entries precede the batch, so they can only be of its first commit.
@@ -361,7 +371,8 @@ class ChangelogReader:
     ) -> None:
         if batch.count:
             self.next_offset = int(batch.offsets[batch.count - 1]) + 1
-        waiting, first = int(counters[k.PENDING]), int(counters[k.FIRST_PENDING])
+        waiting = int(counters[k.PENDING])
+        first = int(counters[k.FIRST_PENDING])
         if not unconfirmed and batch.count:
             if not waiting:
                 self.covered_offset = self.next_offset
@@ -442,7 +453,8 @@ def check_schema(stored: tuple[StoreSchema, ...], own: tuple[StoreSchema, ...]) 
 
 
 def _other_stores(stored: tuple[StoreSchema, ...], own: tuple[StoreSchema, ...]) -> str:
-    was, now = [one.name for one in stored], [one.name for one in own]
+    was = [one.name for one in stored]
+    now = [one.name for one in own]
     changes = [f"{name!r} is new" for name in now if name not in was]
     changes += [f"{name!r} is gone" for name in was if name not in now]
     had, has = (", ".join(map(repr, names)) or "none" for names in (was, now))

@@ -29,9 +29,11 @@ from penstock.shared.streams.windows.window_store import WindowStore
 def restore_progress(task: StreamTask, progress: Progress) -> None:
     """Check the schema of the stored state, and restore times, offsets and grids; call it before `initialize`."""
     check_schema(progress.stores, task.topology.schemas())
-    task.stream_time_ms, task.sources = progress.stream_time_ms, dict(progress.sources)
+    task.stream_time_ms = progress.stream_time_ms
+    task.sources = dict(progress.sources)
     task.source_ids = dict(progress.source_ids)
-    task.idle_ms, task.input = progress.idle_ms, progress.input
+    task.idle_ms = progress.idle_ms
+    task.input = progress.input
     task.schedules.restored = dict(progress.grids_ms)
     task.times.restore(progress)
 
@@ -51,7 +53,8 @@ def restore_changes(task: StreamTask, confirmed: Confirmed) -> None:
     for number in np.unique(confirmed.numbers).tolist():
         written = confirmed.stores[number]
         own = confirmed.at(np.flatnonzero(confirmed.numbers == number)) if len(confirmed.stores) > 1 else confirmed
-        store, schema = task.stores[written.name], task.topology.stores[written.name].schema
+        store = task.stores[written.name]
+        schema = task.topology.stores[written.name].schema
         known = {column.name for column in written.state_columns()}
         if isinstance(store, WindowStore) and all(column.name in known for column in schema.state_columns()):
             try:
@@ -66,7 +69,8 @@ def _replay(store: WindowStore, schema: StoreSchema, changes: Confirmed, written
     if schema.key == "string" and not are_ascii(changes.keys):
         for key in changes.keys.tolist():
             key.decode()
-    codec, names = _codec(written), [column.name for column in written.state_columns()]
+    codec = _codec(written)
+    names = [column.name for column in written.state_columns()]
     is_live = changes.operations == LIVE[0]
 
     def read(indexes: Int64Array) -> list[Any]:
@@ -84,7 +88,8 @@ def _chosen(column: Any, indexes: Int64Array) -> Any:
 
 def restore_change(task: StreamTask, change: Change) -> None:
     """Apply one confirmed change to a task's store. Raises CorruptRecord if its key or state cannot be decoded."""
-    written, own = change.written_as, task.topology.stores[change.store].schema
+    written = change.written_as
+    own = task.topology.stores[change.store].schema
     try:
         if task.local is not None and written.aggregations == own.aggregations:
             state = change.state if change.operation == LIVE else None
@@ -101,7 +106,8 @@ def restore_change(task: StreamTask, change: Change) -> None:
 
 def restore_window(task: StreamTask, store: str, key: bytes, start: int, end: int, columns: Sequence[Any]) -> None:
     """Restore one live window from its state's column values; None for an aggregation that has no state yet."""
-    states, at = [], 0
+    states = []
+    at = 0
     for aggregation in task.topology.stores[store].aggregations:
         own = columns[at : at + len(aggregation.state_columns)]
         states.append(aggregation.initial() if None in own else aggregation.from_columns(own))
@@ -115,7 +121,8 @@ def restore_windows(task: StreamTask, written: StoreSchema, batch: pa.RecordBatc
     Later rows replace earlier ones and existing windows; a row that is not live removes its window. Raises
     CorruptRecord if a key or a state cannot be decoded.
     """
-    store, own = task.stores[written.name], task.topology.stores[written.name].schema
+    store = task.stores[written.name]
+    own = task.topology.stores[written.name].schema
     try:
         if isinstance(store, WindowStore):
             _replay_rows(task, store, own, batch)
@@ -143,7 +150,8 @@ def _replay_rows(task: StreamTask, store: WindowStore, schema: StoreSchema, batc
         return [_values(column) for column in _whole(live, schema, aggregations)]
 
     is_live = batch.column("live").to_numpy(zero_copy_only=False)
-    starts, ends = batch.column("start_ms").to_numpy(), batch.column("end_ms").fill_null(0).to_numpy()
+    starts = batch.column("start_ms").to_numpy()
+    ends = batch.column("end_ms").fill_null(0).to_numpy()
     store.replay(keys, starts, ends, is_live, read)
 
 

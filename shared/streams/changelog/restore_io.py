@@ -189,7 +189,8 @@ class Restoring:
         if end - start <= NEWEST_RECORDS:
             return
         consumer.seek(self.at, end - NEWEST_RECORDS)
-        newest, deadline_ms = None, self._clock.monotonic_ms() + NEWEST_MS
+        newest = None
+        deadline_ms = self._clock.monotonic_ms() + NEWEST_MS
         while await consumer.position(self.at) < end and self._clock.monotonic_ms() < deadline_ms:
             for columns in (await consumer.poll(RESTORE_POLL_MS, NEWEST_RECORDS)).values():
                 newest = _newest_progress(columns) or newest
@@ -206,7 +207,9 @@ class Restoring:
         self.progress.moved(position, end, moved)
         while position < end:
             await self.poll(consumer)
-            before, position, now = position, await consumer.position(self.at), self._clock.monotonic_ms()
+            before = position
+            position = await consumer.position(self.at)
+            now = self._clock.monotonic_ms()
             self.progress.moved(position, end, now)
             if position > before:
                 moved = now
@@ -226,10 +229,12 @@ class Restoring:
 
     def finish(self, epoch: int) -> None:
         """Finish the restore: the task continues from the last progress record, as the owner of that epoch."""
-        reader, report = self.reader, self.report
+        reader = self.reader
+        report = self.report
         if reader.progress is not None:
             restore_progress(self.task, reader.progress)
-        self.task.epoch, self.task.changelog_id = epoch, self.topic_id
+        self.task.epoch = epoch
+        self.task.changelog_id = self.topic_id
         self.write()
         report.changelog_windows = reader.entries_applied - self._applied_before
         report.foreign_records = reader.foreign_records - self._foreign_before
@@ -257,7 +262,8 @@ class Restoring:
         return CorruptRecord(f"{self.at} at offset {e.offset}: {e.reason}. {WAYS_OUT}")
 
     def _feed(self, columns: Columns) -> int:
-        reader, checkpoint = self.reader, self._checkpoint
+        reader = self.reader
+        checkpoint = self._checkpoint
         covered = 0 if checkpoint is None else int(columns.offsets.searchsorted(checkpoint.covered_offset))
         try:
             if checkpoint is not None and covered:
@@ -291,18 +297,21 @@ class Restoring:
     async def _resume(self, consumer: Consumer) -> int:
         first = (await consumer.beginning_offsets([self.at]))[self.at]
         end = (await consumer.end_offsets([self.at]))[self.at]
-        start, topic_id = self.reader.next_offset or 0, await fetch_topic_id(self._kafka, self.at.topic)
+        start = self.reader.next_offset or 0
+        topic_id = await fetch_topic_id(self._kafka, self.at.topic)
         if topic_id != self.topic_id or not first <= start <= end:
             was = f"offset {start} of the topic with id {self.topic_id}"
             raise OffsetOutOfRange(f"{self.at}: from {was}; it has {first} to {end} and id {topic_id}")
         self.write()
-        self._applied_before, self._foreign_before = self.reader.entries_applied, self.reader.foreign_records
+        self._applied_before = self.reader.entries_applied
+        self._foreign_before = self.reader.foreign_records
         self.report = RestoreReport(standby_windows=sum(map(len, self.task.stores.values())))
         return start
 
     async def _take_up_local(self, consumer: Consumer) -> Checkpoint | None:
         """Continue from the state on disk, and return its checkpoint; None if there is none or it is not valid."""
-        task, reader = self.task, self.reader
+        task = self.task
+        reader = self.reader
         if (local := task.local) is None:
             return None
         if take_up(reader, local, task.topology.schemas()) is None or (found := local.checkpoint) is None:
@@ -311,14 +320,16 @@ class Restoring:
         end = (await consumer.end_offsets([self.at]))[self.at]
         if (reason := mismatch(found, self.topic_id, first, end)) is not None:
             discard(local, reason)
-            reader.epoch, reader.progress = 0, None
+            reader.epoch = 0
+            reader.progress = None
             return None
         self.report.local_windows = sum(map(len, task.stores.values()))
         return found
 
     async def _newest_snapshot(self) -> tuple[int, delta_tables.PartitionSnapshot] | None:
         """Return the table's version and this partition's coverage in it; None if no snapshot covers it."""
-        settings, own = self._settings, self.at.partition
+        settings = self._settings
+        own = self.at.partition
         if settings.lake is None:
             return None
         where = settings.lake, settings.application_id, [own], settings.lake_options or None
@@ -338,7 +349,8 @@ class Restoring:
                 f"{self.topic_id}: it was deleted and created again. To start afresh, move the application's tables "
                 f"({delta_tables.table_uri(settings.lake, settings.application_id)}) to another place"
             )
-        progress, report = decode_progress(snapshot.progress), self.report
+        progress = decode_progress(snapshot.progress)
+        report = self.report
         restore_progress(self.task, progress)
         started = self._clock.monotonic_ms()
         try:
@@ -354,13 +366,15 @@ class Restoring:
             self.task.local.write(None)
         report.snapshot_windows = sum(map(len, self.task.stores.values()))
         report.snapshot_milliseconds = self._clock.monotonic_ms() - started
-        self.reader.epoch, self.reader.progress = snapshot.epoch, progress
+        self.reader.epoch = snapshot.epoch
+        self.reader.progress = progress
         report.snapshot_version = version
         return snapshot.covered_offset
 
     async def _load_windows(self, schema: StoreSchema, version: int) -> None:
         """Restore one store's windows from a version of the snapshot. A thread reads ahead by one slice."""
-        settings, local = self._settings, self.task.local
+        settings = self._settings
+        local = self.task.local
         assert settings.lake is not None
         columns = [column.name for column in schema.state_columns()]
         where = settings.lake, settings.application_id, self.at.partition, schema.name, version, columns

@@ -44,12 +44,14 @@ class RestoreProgress:
     def moved(self, position: int, end: int, now_ms: int) -> None:
         """Set the next offset to read, `position`, and the offset of completion, `end`; `now_ms` is monotonic."""
         if self._first is None:
-            self._first, self._logged_at_ms = (position, now_ms), now_ms
+            self._first = (position, now_ms)
+            self._logged_at_ms = now_ms
         first, since_ms = self._first
         self.remaining_records = max(0, end - position)
         if now_ms > since_ms and position > first:
             rate = (position - first) * 1000 / (now_ms - since_ms)
-            self.records_per_second, self.eta_ms = round(rate), round(self.remaining_records * 1000 / rate)
+            self.records_per_second = round(rate)
+            self.eta_ms = round(self.remaining_records * 1000 / rate)
         elif self.remaining_records == 0:
             self.eta_ms = 0
         if self._metrics is not None:

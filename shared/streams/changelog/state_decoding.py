@@ -16,7 +16,9 @@ def packed_columns(codec: StateCodec, states: PackedBytes) -> list[Any]:
 
     Raises CorruptRecord with the error of the first invalid state.
     """
-    count, fixed, binary = len(states), codec.fixed, codec.binary
+    count = len(states)
+    fixed = codec.fixed
+    binary = codec.binary
     cells = np.empty((len(fixed), count), np.int64)
     begins, sizes = np.empty((2, len(binary), count), np.int64)
     bad = k.read_states(*states.arrays, len(fixed), len(binary), cells, begins, sizes)

@@ -62,7 +62,8 @@ def encode_stores(
             own, finals = encode_columns(store.windows, number, epoch, commit)
         else:
             tracks: Any = store
-            own, finals = encode_rows(builders[name], number, tracks.changes(), epoch, commit), 0
+            own = encode_rows(builders[name], number, tracks.changes(), epoch, commit)
+            finals = 0
         parts.append(own)
         closed += finals
     return Entries.joined(parts), closed
@@ -70,7 +71,8 @@ def encode_stores(
 
 def encode_columns(store: WindowStore, number: int, epoch: int, commit: int) -> tuple[Entries, int]:
     """Return the entries of finals and deletions, then live windows, and the number of finals."""
-    finals, live = store.finals(), store.live()
+    finals = store.finals()
+    live = store.live()
     keys, starts = store.deleted()
     parts = []
     for operation, of, bounds, states in (

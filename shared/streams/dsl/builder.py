@@ -213,7 +213,8 @@ class StreamsBuilder:
         """
         require_name("table: name", name)
         source = self._source(topic, value, key, dead_letters, None)
-        store, row_type = name or topic, value if is_type(value) else dict
+        store = name or topic
+        row_type = value if is_type(value) else dict
         self._add_table_store(store, row_type, key, topic)
         self._add(ProcessorNode(store, lambda: TableProcessor(store), (store,)), (source.name,))
         return Table(Stream(self, store, Flow(source, row_type, key, origin=topic, has_deletions=True)), store)
@@ -477,7 +478,8 @@ class Stream(Generic[K, V]):
             raise ConfigError(f"merge: the keys of one are {self._flow.key}, those of the other {other._flow.key}")
         node = ProcessorNode(self._builder._name("merge"), lambda: Each(pass_on))
         self._builder._add(node, (self._node, other._node))
-        own, its = self._flow, other._flow
+        own = self._flow
+        its = other._flow
         mixed = own.mixed + its.mixed
         if own.value != its.value:
             mixed += (type_name(own.value), type_name(its.value))
@@ -621,7 +623,9 @@ class Stream(Generic[K, V]):
         """Pass the stream through a topic of the application itself, so that a key's records are in one partition."""
         require_groupable("repartition", self._flow)
         require_one_type("repartition", self._flow)
-        builder, flow, topic = self._builder, self._flow, self._node + REPARTITION_SUFFIX
+        builder = self._builder
+        flow = self._flow
+        topic = self._node + REPARTITION_SUFFIX
         require_repartition_topic(self._node, topic)
         if topic not in builder._repartitioned:
             builder._repartitioned[topic] = Stream(builder, *repartitioned(builder, self._node, flow, topic))
@@ -728,7 +732,8 @@ class GroupedStream(Generic[K, V]):
         self, size: timedelta | int, advance: timedelta | int, grace: timedelta | int = 0
     ) -> WindowedGroup[K, V]:
         """Group into windows of one size that begin every `advance`, and so overlap."""
-        size_ms, advance_ms = interval_ms(size, "hopping_window: size"), interval_ms(advance, "hopping_window: advance")
+        size_ms = interval_ms(size, "hopping_window: size")
+        advance_ms = interval_ms(advance, "hopping_window: advance")
         return WindowedGroup(self._stream, hopping_windows(size_ms, advance_ms, _grace_ms(grace)))
 
     def sliding_window(self, difference: timedelta | int, grace: timedelta | int = 0) -> WindowedGroup[K, V]:
@@ -780,7 +785,8 @@ def _bound(
 
 
 def _schema(stream: Stream, name: str, rule: Rule, emit: Emit, bound: Bound) -> StoreSchema:
-    source, is_table = stream._flow.source, rule.kind == "table"
+    source = stream._flow.source
+    is_table = rule.kind == "table"
     return StoreSchema(
         name=name,
         kind="aggregate" if rule.kind == "table" else rule.kind,
@@ -799,7 +805,8 @@ def _schema(stream: Stream, name: str, rule: Rule, emit: Emit, bound: Bound) -> 
 
 
 def _add_store(stream: Stream, schema: StoreSchema, bound: Bound) -> None:
-    topology, name = stream._builder._topology, schema.name
+    topology = stream._builder._topology
+    name = schema.name
     if name in topology.stores:
         raise ConfigError(
             f"aggregate({name!r}): the store {name!r} is there already; another aggregate needs a name of its "
@@ -847,7 +854,10 @@ class WindowedTable(Generic[K]):
         return self._emit("on_update")
 
     def _emit(self, emit: Emit) -> Stream:
-        stream, name, rule, bound = self._stream, self._name, self._rule, self._bound
+        stream = self._stream
+        name = self._name
+        rule = self._rule
+        bound = self._bound
         builder = stream._builder
         schema = _schema(stream, name, rule, emit, bound)
         _add_store(stream, schema, bound)
@@ -855,7 +865,8 @@ class WindowedTable(Generic[K]):
         node = ProcessorNode(name, lambda: WindowAggregate(name, rule, bound, emit), (name,))
         builder._add(node, (stream._node,))
         encode = encode_json if emit == "on_close" else encode_updates
-        key, deletes = stream._flow.key, emit == "on_update"
+        key = stream._flow.key
+        deletes = emit == "on_update"
         return stream._derived(name, WindowResult, encode, is_windowed=True, window_key=key, has_deletions=deletes)
 
 
@@ -937,7 +948,8 @@ def _join_table(stream: Stream, table: Table, joiner: Joiner, options: JoinOptio
 
 
 def _join_streams(stream: Stream, other: Stream, joiner: Joiner, options: JoinOptions) -> Stream:
-    windows, builder = options.windows, stream._builder
+    windows = options.windows
+    builder = stream._builder
     assert windows is not None
     _require_same_key(stream._flow.key, other._flow.key)
     name = options.name or builder._name("join")

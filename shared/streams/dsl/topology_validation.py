@@ -109,7 +109,8 @@ def require_no_loops(topology: Topology) -> None:
 
 def _written_from(topology: Topology, source: SourceNode) -> dict[str, str]:
     """Return the topics that a source's records may be written to, each with the argument that names it."""
-    below, is_windowed = [source.name], False
+    below = [source.name]
+    is_windowed = False
     for name in below:
         below += [child for child in topology.children[name] if child not in below]
         node = topology.nodes[name]
@@ -124,7 +125,8 @@ def _written_from(topology: Topology, source: SourceNode) -> dict[str, str]:
 
 def _path_back(writes: Mapping[str, Mapping[str, str]], topic: str) -> list[str] | None:
     """Return the shortest path on which records of a topic come back to it, with both ends; None if there is none."""
-    paths, seen = [[topic]], set()
+    paths = [[topic]]
+    seen = set()
     for path in paths:
         for following in writes.get(path[-1], ()):
             if following == topic:

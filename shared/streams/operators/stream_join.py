@@ -167,7 +167,8 @@ class StreamJoin(TimedProcessor):
             return
         if not self.context.takes_time(record.timestamp, max(self.windows.before_ms, self.windows.after_ms, 0)):
             return
-        at, stream_time = record.timestamp, max(self.stream_time_ms, record.timestamp)
+        at = record.timestamp
+        stream_time = max(self.stream_time_ms, record.timestamp)
         close_time = self._close_time(stream_time)
         if at < self.windows.limit(side, close_time):
             self.context.emit_late(record._replace(value=value), close_time, stream_time)
@@ -201,7 +202,8 @@ class StreamJoin(TimedProcessor):
             self._settle()
 
     def _close_time(self, stream_time_ms: int) -> int:
-        due, known = stream_time_ms - self.windows.grace_ms, self.close_time_ms
+        due = stream_time_ms - self.windows.grace_ms
+        known = self.close_time_ms
         return due if known is None or due > known else known
 
     def _settle(self) -> None:

@@ -62,7 +62,8 @@ async def prepare_topics(
     sources = [topic for topic in topology.source_topics() if topic not in internal]
     others = [table.topic for table in topology.global_tables.values()]
     async with Admin(kafka) as admin:
-        deadline, reported = clock.monotonic_ms() + settings.topic_wait_ms, list[str]()
+        deadline = clock.monotonic_ms() + settings.topic_wait_ms
+        reported = list[str]()
         while missing := sorted({*sources, *others} - set(await admin.list_topics())):
             if clock.monotonic_ms() > deadline:
                 names = ", ".join(missing)

@@ -42,11 +42,13 @@ class GlobalTables:
         partitions = [TopicPartition(name, p.partition) for name, topic in described.items() for p in topic.partitions]
         consumer.assign(partitions)
         await consumer.seek_to_beginning(*partitions)
-        ends, moved = await consumer.end_offsets(partitions), self._clock.monotonic_ms()
+        ends = await consumer.end_offsets(partitions)
+        moved = self._clock.monotonic_ms()
         at: dict[TopicPartition, int] = {}
         while any(at.get(tp, 0) < end for tp, end in ends.items()):
             self._apply(await consumer.poll(LOAD_POLL_MS))
-            before, at = at, {tp: await consumer.position(tp) for tp in partitions}
+            before = at
+            at = {tp: await consumer.position(tp) for tp in partitions}
             now = self._clock.monotonic_ms()
             if at != before:
                 moved = now
@@ -61,7 +63,8 @@ class GlobalTables:
 
     async def close(self) -> None:
         """Stop reading; the tables keep their rows."""
-        consumer, self._consumer = self._consumer, None
+        consumer = self._consumer
+        self._consumer = None
         if consumer is not None:
             await consumer.close()
 

@@ -80,7 +80,8 @@ class InstanceRegistry:
         async with consuming as consumer, Producer(self._kafka, ProducerSettings(linger_ms=0)) as producer:
             consumer.assign([at])
             await consumer.seek_to_beginning(at)
-            self._published, self.failed = None, ""
+            self._published = None
+            self.failed = ""
             try:
                 while True:
                     await self._publish(producer)
@@ -109,10 +110,12 @@ class InstanceRegistry:
             )
 
     async def _publish(self, producer: Producer) -> None:
-        own, now_ms = self._own(), self._clock.monotonic_ms()
+        own = self._own()
+        now_ms = self._clock.monotonic_ms()
         if own != self._published or now_ms - self._published_at_ms >= REGISTER_MS:
             self._published_offset = await self._write(producer, self._url, encode(own))
-            self._published, self._published_at_ms = own, now_ms
+            self._published = own
+            self._published_at_ms = now_ms
             for url in self.instances.expired(now_ms, [self._url]):
                 await self._write(producer, url, None)
 

@@ -138,12 +138,14 @@ def partition_owners(instances: Instances, url: str, own: Registration) -> Parts
     >>> partition_owners(table, "http://a", Registration("a", {0: 1, 1: 4, 2: 4}, 4))
     Parts(own=frozenset({0, 2}), others={'http://b': [1]}, missing={3: 'no instance has it'})
     """
-    claims, own_partitions = instances.claims(), set()
+    claims = instances.claims()
+    own_partitions = set()
     others: dict[str, list[int]] = {}
     missing: dict[int, str] = {}
     known = [own.partitions, *(instances.registration(each).partitions for each in instances.urls())]
     for partition in range(max(known)):
-        claim, epoch = claims.get(partition), own.running.get(partition)
+        claim = claims.get(partition)
+        epoch = own.running.get(partition)
         if epoch is not None and (claim is None or claim.url == url or -1 < (claim.epoch or -1) < epoch):
             own_partitions.add(partition)
         elif partition in own.restoring or (claim is not None and claim.epoch is None):

@@ -51,7 +51,8 @@ class RejectionLog:
         new = {name: now - before for name, now, before in zip(names, counts, self._logged_counts, strict=True)}
         coordinates = {f"last_{name}": metrics.rejected_at.get(name) for name, number in new.items() if number}
         log.info("records rejected", partition=self._partition, **new, **coordinates)
-        self._logged_counts, self._logged_at_ms = counts, now_ms
+        self._logged_counts = counts
+        self._logged_at_ms = now_ms
         return True
 
 
@@ -87,7 +88,8 @@ class OwnedTask:
 
     def log_restored(self, metrics: RestoreMetrics) -> None:
         """Log and measure the finished restore."""
-        task, report = self.task, self.report
+        task = self.task
+        report = self.report
         assert task is not None
         restored = report.snapshot_windows + report.changelog_records
         metrics.restored(self.partition, report.milliseconds, restored, report.foreign_records)
@@ -122,8 +124,10 @@ class OwnedTask:
         `timeout_ms` (None: no limit) requests to the broker are abandoned.
         """
         deadline = None if timeout_ms is None else time.monotonic() + timeout_ms / 1000
-        task, self.task = self.task, None
-        restoring, self.restoring = self.restoring, None
+        task = self.task
+        self.task = None
+        restoring = self.restoring
+        self.restoring = None
         try:
             if task is not None:
                 task.close()
@@ -142,7 +146,8 @@ class OwnedTask:
 
     def describe(self, partition: int) -> dict[str, Any]:
         """Return the task as plain values; its counts are those of the last commit."""
-        task, report = self.task, self.report
+        task = self.task
+        report = self.report
         if task is None:
             progress = self.changelog.progress
             known = {} if progress is None else progress.describe()

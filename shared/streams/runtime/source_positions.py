@@ -51,11 +51,13 @@ class SourcePositions:
 
     async def find(self, task: StreamTask, consumer: Consumer, partitions: Iterable[TopicPartition]) -> None:
         """Set a restored task's positions: the changelog's, else the group's offsets, else the beginning."""
-        application, from_group = self._settings.application_id, self._settings.start_from_group_offsets
+        application = self._settings.application_id
+        from_group = self._settings.start_from_group_offsets
         found: dict[TopicPartition, int | None] = {}
         ahead: list[Ahead] = []
         for at in partitions:
-            known, committed = task.sources.get(at.topic), await consumer.committed(at)
+            known = task.sources.get(at.topic)
+            committed = await consumer.committed(at)
             if committed is not None and committed.offset < (known or 0):
                 log.warning(
                     "the group's offset was set back: continuing at the changelog's position", topic_partition=str(at)
@@ -74,14 +76,16 @@ class SourcePositions:
 
     async def _leave(self, task: StreamTask) -> None:
         """Drop the application's own topics that the topology no longer reads. SchemaMismatch if one has records."""
-        application, read = self._settings.application_id, task.topology.source_topics()
+        application = self._settings.application_id
+        read = task.topology.source_topics()
         dropped = left_topics(task.sources, read, application)
         if not dropped:
             return
         async with Admin(self._kafka, timeout_ms=LOOKUP_TIMEOUT_MS) as admin:
             known = await admin.list_topics()
         for topic in dropped:
-            at, position = TopicPartition(topic, task.partition), task.sources[topic]
+            at = TopicPartition(topic, task.partition)
+            position = task.sources[topic]
             if topic in known and await self._holds_more(at, position):
                 raise_unread(at, position, read, application)
             log.info("a topic that the topology no longer reads was read to its end", topic_partition=str(at))
@@ -94,7 +98,8 @@ class SourcePositions:
         settings = ConsumerSettings(isolation_level="read_committed", auto_offset_reset="none", commit_strategy="none")
         async with Consumer(self._kafka, settings) as consumer:
             consumer.assign([at])
-            first, end = await consumer.beginning_offsets([at]), await consumer.end_offsets([at])
+            first = await consumer.beginning_offsets([at])
+            end = await consumer.end_offsets([at])
             if first[at] < end[at] > position:
                 consumer.seek(at, max(position, first[at]))
                 while await consumer.position(at) < end[at]:
@@ -126,5 +131,6 @@ class SourcePositions:
         wanted = list(partitions)
         async with Admin(self._kafka, timeout_ms=LOOKUP_TIMEOUT_MS) as admin:
             described = await admin.describe_topics({at.topic for at in wanted})
-        first, end = await consumer.beginning_offsets(wanted), await consumer.end_offsets(wanted)
+        first = await consumer.beginning_offsets(wanted)
+        end = await consumer.end_offsets(wanted)
         return {at: Held(described[at.topic].topic_id, first[at], end[at]) for at in wanted}

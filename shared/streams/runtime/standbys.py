@@ -161,14 +161,17 @@ class Standbys:
         if standby.restoring is None:
             task = self._maker.standby_task(standby.partition)
             standby.restoring = Restoring(self._kafka, self._settings, task, self._clock)
-        restoring, standby.is_current = standby.restoring, False
+        restoring = standby.restoring
+        standby.is_current = False
         async with restoring.consumer() as consumer:
             await restoring.read_until(await restoring.begin(consumer), consumer)
             restoring.write()
-            standby.is_current, standby.failed = True, ""
+            standby.is_current = True
+            standby.failed = ""
             standby.failing.succeeded(self._clock.monotonic_ms())  # the next line logs that it is current
             log.info("a standby is current", partition=standby.partition, **_sizes(restoring))
-            unwritten, written_ms = 0, self._clock.monotonic_ms()
+            unwritten = 0
+            written_ms = self._clock.monotonic_ms()
             while True:
                 unwritten += await restoring.poll(consumer)
                 standby.lag = consumer.known_lag(restoring.at) or 0
@@ -176,7 +179,8 @@ class Standbys:
                 self._lag.labels(partition=str(standby.partition)).set(standby.lag)
                 if unwritten and self._clock.monotonic_ms() - written_ms >= WRITE_MS:
                     restoring.write()
-                    unwritten, written_ms = 0, self._clock.monotonic_ms()
+                    unwritten = 0
+                    written_ms = self._clock.monotonic_ms()
 
 
 def _sizes(restoring: Restoring) -> dict[str, int]:

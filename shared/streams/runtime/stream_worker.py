@@ -112,7 +112,8 @@ class StreamWorker(RebalanceListener):
         self._commits = TaskCommits(settings, clock, self._registry)
         self._maker = TaskMaker(settings, self.topology, clock, self._registry)
         self._standbys = Standbys(kafka, settings, self._maker, clock, self._registry)
-        replicas, strategy = settings.num_standby_replicas, settings.partition_assignment_strategy
+        replicas = settings.num_standby_replicas
+        strategy = settings.partition_assignment_strategy
         self._assignor = STRATEGIES[strategy](replicas, self._standbys.warm)
         self._consumer = make_consumer(kafka, settings, self._registry, self._assignor)
         self._tables = GlobalTables(kafka, self.topology, clock)
@@ -374,7 +375,8 @@ class StreamWorker(RebalanceListener):
         for partition, owned in list(self._owned.items()):
             if owned.restoring is None or not owned.restoring.done():
                 continue
-            error, owned.restoring = owned.restoring.exception(), None
+            error = owned.restoring.exception()
+            owned.restoring = None
             if error is None:
                 self._seek_to_task(partition)
             elif isinstance(error, GroupAhead):
@@ -387,7 +389,8 @@ class StreamWorker(RebalanceListener):
             raise GroupAhead(self._settings.application_id, [one for error in ahead for one in error.ahead])
 
     def _seek_to_task(self, partition: int) -> None:
-        task, inputs = self._owned[partition].task, self._owned[partition].inputs
+        task = self._owned[partition].task
+        inputs = self._owned[partition].inputs
         assert task is not None
         assert inputs is not None
         inputs.clear()

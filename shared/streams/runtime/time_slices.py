@@ -66,7 +66,8 @@ class TurnTime:
 
     def begin(self, sharers: int) -> None:
         """Begin a turn that is shared by `sharers`."""
-        self._end_ms, self._sharers = self._clock.monotonic_ms() + PROCESSING_MS_MAX, max(1, sharers)
+        self._end_ms = self._clock.monotonic_ms() + PROCESSING_MS_MAX
+        self._sharers = max(1, sharers)
         self._least_ms = max(1, PROCESSING_MS_MAX // self._sharers)
 
     def share(self) -> Share:

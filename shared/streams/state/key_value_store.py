@@ -76,7 +76,8 @@ class KeyValueStore(Generic[K, V]):
             raise DataError(f"store {self.name!r}: a key must be text or bytes, got {type(key).__name__}")
         if self.check is not None:
             self.check(key, [value])
-        value, row = detached(value), self._rows.get(key)
+        value = detached(value)
+        row = self._rows.get(key)
         if row is None:
             # A row that was deleted since the last commit is still in the changelog.
             row = self._rows[key] = Row(key, value, persisted=key in self._dirty)

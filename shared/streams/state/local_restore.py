@@ -32,7 +32,8 @@ def take_up(reader: ChangelogReader, local: LocalState, stores: tuple[StoreSchem
     if found is None or reason is not None:
         discard(local, str(reason))
         return None
-    reader.epoch, reader.progress = found.epoch, found.progress
+    reader.epoch = found.epoch
+    reader.progress = found.progress
     return found.covered_offset
 
 

@@ -116,7 +116,8 @@ class LocalState:
 
     def store(self, number: int, builder: Blueprint, codec: RowCodec) -> AnyPersistentStore:
         """Build the store with this number."""
-        rows, schema = _StoreRows(self, number), builder.schema
+        rows = _StoreRows(self, number)
+        schema = builder.schema
         store: AnyPersistentStore
         if schema.kind == "table":
             store = PersistentKeyValueStore(KeyValueStore(schema.name), rows, codec, self._budget)
@@ -131,7 +132,8 @@ class LocalState:
 
     def clear(self) -> None:
         """Delete all rows."""
-        self._buffered, self._buffered_bytes = {}, 0
+        self._buffered = {}
+        self._buffered_bytes = 0
         self.db.clear()
 
     def close(self) -> None:
@@ -160,7 +162,9 @@ class LocalState:
 
     def write(self, checkpoint: Checkpoint | None) -> None:
         """Write the buffered rows; without a checkpoint if the state is not complete yet."""
-        rows, self._buffered, self._buffered_bytes = self._buffered, {}, 0
+        rows = self._buffered
+        self._buffered = {}
+        self._buffered_bytes = 0
         self.db.write(rows, checkpoint, indexed=self._indexed)
 
     # --- committing ---
@@ -188,7 +192,8 @@ class LocalState:
         if self._closed:  # the commit's result came late; the log has the commit
             return
         assert self._prepared is not None, "no commit was prepared"
-        (rows, progress), self._prepared = self._prepared, None
+        rows, progress = self._prepared
+        self._prepared = None
         due = {number: store.due_ms for number, store in self._stores.items()}
         checkpoint = Checkpoint(position.topic_id, epoch, position.covered_offset, position.verified_offset, progress)
         more = self.db.write(rows, checkpoint, indexed=self._indexed, due=due)
@@ -204,5 +209,6 @@ class LocalState:
         for store in self._stores.values():
             store.forget()
         self._stores.clear()
-        self._buffered, self._buffered_bytes = {}, 0
+        self._buffered = {}
+        self._buffered_bytes = 0
         self._prepared = None

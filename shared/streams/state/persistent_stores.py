@@ -63,7 +63,8 @@ class DueIndex:
 
     def take(self, rows: Rows, limit: int) -> Iterable[bytes]:
         """Return the keys of the rows that end before `limit` and were not returned before."""
-        since, self.to_ms = self.to_ms, max(self.to_ms, limit)
+        since = self.to_ms
+        self.to_ms = max(self.to_ms, limit)
         if limit <= max(since, self.upcoming_ms):
             return ()
         keys, self.upcoming_ms = rows.take_due(since, limit)
@@ -262,7 +263,8 @@ class PersistentWindowStore(PersistentStore[WindowStore]):
         self._expired = DueIndex()
 
     def _prepare(self, keys: Iterable[bytes], time_ms: int) -> None:
-        rule, now = self.windows.rule, self.windows.close_time_ms
+        rule = self.windows.rule
+        now = self.windows.close_time_ms
         if now is not None:  # windows that end before this are closed
             self._due.to_ms = max(self._due.to_ms, now + rule.last_ms)
         self.fetch_ahead(keys)
@@ -284,7 +286,8 @@ class PersistentWindowStore(PersistentStore[WindowStore]):
         self._expired.came(end)
 
     def _row(self, key: Any, start: int, end: int, states: list[Any]) -> LiveRow:
-        closed, rule = self.windows.close_time_ms, self.windows.rule
+        closed = self.windows.close_time_ms
+        rule = self.windows.rule
         return LiveWindow(key, start, end, states, rule.retains and closed is not None and end < closed)
 
 

@@ -157,7 +157,9 @@ class RocksDb:
         with self._errors:
             self._db.close()
             Rdict.destroy(str(self.folder), self._memory.options())
-        self._db, self._meta, self.is_new = self._open(), Meta(), True
+        self._db = self._open()
+        self._meta = Meta()
+        self.is_new = True
 
     # --- reading ---
 
@@ -180,7 +182,8 @@ class RocksDb:
         with self._errors:
             rows = self._db.iter(self._in_prefix)
         for begin, key in sorted((_prefix(store, key) + key, key) for key in keys):
-            found, whole = [], len(begin)
+            found = []
+            whole = len(begin)
             with self._errors:
                 rows.seek(begin)
                 while rows.valid():
@@ -222,13 +225,17 @@ class RocksDb:
 
         Index entries that a row has outgrown are moved on the way.
         """
-        own, keys, batch = DUE + bytes((store,)), set(), WriteBatch(raw_mode=True)
+        own = DUE + bytes((store,))
+        keys = set()
+        batch = WriteBatch(raw_mode=True)
         upcoming = -NEVER
         with self._errors:
             entries = self._db.iter(self._in_order)
             entries.seek(own + start_bytes(since))
             while entries.valid() and (at := entries.key()).startswith(own):
-                listed, start, key = _number(at, 2), _number(at, 10), at[18:]
+                listed = _number(at, 2)
+                start = _number(at, 10)
+                key = at[18:]
                 if listed >= limit:
                     upcoming = min(upcoming, listed)
                     break
@@ -261,9 +268,12 @@ class RocksDb:
         `indexed` are the stores that have an index by end. `due` is the end up to which each index was searched; no
         entry is left before it.
         """
-        due, indexed, changed = due or {}, frozenset(indexed), dict[int, int]()
+        due = due or {}
+        indexed = frozenset(indexed)
+        changed = dict[int, int]()
         counts = dict(self._meta.counts)
-        batch, keyed_rows = WriteBatch(raw_mode=True), sorted((_row_key(*id_), id_) for id_ in rows)
+        batch = WriteBatch(raw_mode=True)
+        keyed_rows = sorted((_row_key(*id_), id_) for id_ in rows)
         for first in range(0, len(keyed_rows), WRITE_ROWS_MAX):
             some = keyed_rows[first : first + WRITE_ROWS_MAX]
             with self._errors:
@@ -278,7 +288,8 @@ class RocksDb:
         batch.put(META, msgspec.msgpack.encode(meta))
         with self._errors:
             self._db.write(batch)
-        self._meta, self.is_new = meta, False
+        self._meta = meta
+        self.is_new = False
         return changed
 
     # --- inside ---

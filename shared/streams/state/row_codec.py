@@ -20,7 +20,8 @@ class RowCodec:
         self._is_text = schema.key == "string"
         self._aggregations = tuple(aggregations)
         self._codec = StateCodec(schema.state_columns())
-        self._slices, at = [], 0
+        self._slices = []
+        at = 0
         for aggregation in self._aggregations:
             self._slices.append(slice(at, at + len(aggregation.state_columns)))
             at = self._slices[-1].stop

@@ -57,7 +57,8 @@ class DecodedBatch:
         """Return codes, values and objects of the records at these indexes, which must ascend."""
         if len(at) == len(self.values.has[0] if len(self.values.has) else self.codes):
             return self.codes, self.values, self.inputs
-        values, indexes = self.values, at.tolist()
+        values = self.values
+        indexes = at.tolist()
         some = Values(np.ascontiguousarray(values.cells[:, at]), np.ascontiguousarray(values.has[:, at]))
         return self.codes[at], some, [[column[index] for index in indexes] for column in self.inputs]
 
@@ -86,10 +87,13 @@ class BatchDecoder:
             return DecodedBatch(codes, numbers, [], sorted(exceptional), None)
         decoded = None if self._source.value is bytes_deserializer else self._decoded(columns.values, exceptional)
         values: Sequence[Any] = columns.values if decoded is None else decoded
-        is_out, out, count = None, set[int](), len(columns)
+        is_out = None
+        out = set[int]()
+        count = len(columns)
         if self._chain is not None:
             values, is_out, count = self._chain.values(columns, values, exceptional)
-            decoded, out = values, set(np.flatnonzero(is_out).tolist())
+            decoded = values
+            out = set(np.flatnonzero(is_out).tolist())
         states = self._states(values, columns.timestamps, exceptional, out)
         if states is None:
             return None
@@ -213,5 +217,6 @@ def _decoder(source: SourceNode) -> Callable[[Any], Any]:
         return msgspec.json.Decoder().decode
     if source.value_type is not None and source.is_json:
         return msgspec.json.Decoder(source.value_type).decode
-    topic, deserialize = source.topic, source.value
+    topic = source.topic
+    deserialize = source.value
     return lambda data: deserialize(topic, data)

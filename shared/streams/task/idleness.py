@@ -45,7 +45,8 @@ class IdleAdvance:
         if not at_end:
             self._since_ms = None
         elif self._since_ms is None or self._positions != positions:
-            self._positions, self._since_ms = dict(positions), now_ms
+            self._positions = dict(positions)
+            self._since_ms = now_ms
         elif (quiet_ms := now_ms - self._since_ms) >= self._idle_advance_ms:
             self._since_ms = now_ms
             return quiet_ms
@@ -73,5 +74,6 @@ def take_watermark(task: TaskContext, topic: str, offset: int, mark: Watermark) 
     """Pass another task's watermark to a task; no node sees it."""
     if offset >= task.sources.get(topic, -1):
         task.times.take(topic, mark)
-        task.sources[topic], task.needs_commit = offset + 1, True
+        task.sources[topic] = offset + 1
+        task.needs_commit = True
         task.advance_time(0)

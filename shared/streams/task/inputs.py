@@ -98,9 +98,11 @@ class TaskInputs:
 
     def _process_run(self, group: PartitionGroup, length: RunLength, share: Share, now_ms: int) -> None:
         """Process as many records at once as may fit into the share, and put back the rest."""
-        columns, before_ms = group.next_run(length.records_max), share.used_ms()
+        columns = group.next_run(length.records_max)
+        before_ms = share.used_ms()
         self._process(columns, now_ms, share.is_left)
-        next_offset, ms = self._task.sources[columns.topic], share.used_ms() - before_ms
+        next_offset = self._task.sources[columns.topic]
+        ms = share.used_ms() - before_ms
         done = int(np.searchsorted(columns.offsets, next_offset))
         if ms > self._blocking_ms_max:  # a slow record is the last of its run
             log_blocking(f"{done} records up to {columns.topic}-{self._task.partition}@{next_offset - 1}", ms)
@@ -128,7 +130,8 @@ class TaskInputs:
 
     def is_full(self, topic: str) -> bool:
         """Return whether the topic has so many records here that no more should be fetched."""
-        group, capacity = self._group_of[topic], self._buffered_records_max
+        group = self._group_of[topic]
+        capacity = self._buffered_records_max
         if capacity >= BUFFERED_RECORDS_MAX:
             capacity = max(capacity, self._lengths[self._groups.index(group)].records_max)
         return self.is_paused or len(group.queues[topic]) > capacity

@@ -278,8 +278,10 @@ class JsonFields:
         The first two have a row for each wanted field. A cell is an int64, or a float64 in the same memory. Values that
         are left have no numbers.
         """
-        count, members = len(values), len(self._kinds)
-        numbers, has = np.zeros((members, count), np.int64), np.zeros((members, count), np.uint8)
+        count = len(values)
+        members = len(self._kinds)
+        numbers = np.zeros((members, count), np.int64)
+        has = np.zeros((members, count), np.uint8)
         left = np.empty(count, np.int64)
         lefts = read_fields(
             values.data, values.offsets, values.lengths, self._names, self._ends, self._kinds, self._nullable, _POWERS,

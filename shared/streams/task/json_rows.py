@@ -91,7 +91,8 @@ def texts(values: Sequence[Any] | NDArray[Any]) -> PackedBytes:
     >>> texts(np.array([0, -7, 1_700_000_000_000])).tolist()
     [b'0', b'-7', b'1700000000000']
     """
-    starts, lengths = np.empty(len(values), np.int64), np.empty(len(values), np.int64)
+    starts = np.empty(len(values), np.int64)
+    lengths = np.empty(len(values), np.int64)
     if isinstance(values, np.ndarray) and values.dtype == np.int64:
         written = np.empty(DIGITS_MAX * len(values), np.uint8)
         _write_integers(values, written, starts, lengths)

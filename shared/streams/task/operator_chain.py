@@ -73,9 +73,12 @@ class OperatorChain:
 
         Indexes in `exceptional` are skipped. Those at which a function raises are added.
         """
-        known, has_time, keys = self._outcomes, self._task.has_time, list(columns.keys)
+        known = self._outcomes
+        has_time = self._task.has_time
+        keys = list(columns.keys)
         results: list[Any] = list(values)
-        is_out, count = np.zeros(len(columns), np.bool_), len(columns)
+        is_out = np.zeros(len(columns), np.bool_)
+        count = len(columns)
         self._task.set_current_record(columns.record(0))
         self._gate.is_open = False
         try:
@@ -83,7 +86,8 @@ class OperatorChain:
                 if index in exceptional:
                     continue
                 if index and not has_time():
-                    count, is_out[index:] = index, True
+                    count = index
+                    is_out[index:] = True
                     break
                 outcome = known[offset] = self._outcome(columns, index, keys[index], results[index])
                 if outcome is None:

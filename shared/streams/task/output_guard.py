@@ -111,10 +111,12 @@ class OutputGuard:
         if not self._is_past_return():
             edge.entrance(record)
             return
-        window, stores = self._window, [task.stores[name] for name in edge.reached]
+        window = self._window
+        stores = [task.stores[name] for name in edge.reached]
         if isinstance(record.key, WindowKey):
             self._window = (edge.store, record.key)
-        touched, mark = [store.touched for store in stores], task.mark()
+        touched = [store.touched for store in stores]
+        mark = task.mark()
         for store in stores:
             store.touched = False
         try:
@@ -158,7 +160,8 @@ class OutputGuard:
         return task.record_metadata is None or any(store.touched for store in task.stores.values())
 
     def _reject(self, node: str, store: str | None, record: Record, error: Exception, mark: Mark | None) -> None:
-        task, source = self.task, self.task.source_record()
+        task = self.task
+        source = self.task.source_record()
         stage = STAGE_PRODUCE if self._is_sink_error(error) else STAGE_PROCESS
         handler, _ = task.handlers.of(stage, error)
         if handler == "fail":
@@ -174,7 +177,8 @@ class OutputGuard:
             task.metrics.rejected_at["skipped"] = str(emitted)
             return
         origin = task.source_node(node)
-        topic, limit = origin.dead_letters, task.record_bytes_max
+        topic = origin.dead_letters
+        limit = task.record_bytes_max
         task.outputs.add(output_dead_letter(topic, emitted, source, stage, error, task.application, limit))
         task.metrics.dead_letter(origin.topic, stage)
         task.metrics.rejected_at["dead_letters"] = str(emitted)
@@ -218,7 +222,8 @@ def output_dead_letter(
 
     Return the dead letter; a value that makes it larger than `record_bytes_max` is left out.
     """
-    record, window = emitted.record, emitted.window
+    record = emitted.record
+    window = emitted.window
     dead_letter = DeadLetter.of(source or ConsumerRecord(topic, 0, 0, 0, None, None), stage, error, 1, application)
     texts = {
         STAGE: stage,

@@ -37,7 +37,8 @@ class _Sized:
     def from_offset(self, offset: int) -> int:
         """Return the bytes of the records from an offset on."""
         if self._columns is not None:
-            self._ends, self._columns = np.cumsum(self._columns.sizes()), None
+            self._ends = np.cumsum(self._columns.sizes())
+            self._columns = None
         before = int(np.searchsorted(self.offsets, offset))
         return int(self._ends[-1]) - (int(self._ends[before - 1]) if before else 0)
 

@@ -73,7 +73,8 @@ class SinkWriter:
             record = record._replace(headers=record.headers + origin_headers(source))
         size = record_size(key, value, list(record.headers))
         if size > self._record_bytes_max:
-            topic, limit = self._node.topic, self._record_bytes_max
+            topic = self._node.topic
+            limit = self._record_bytes_max
             raise RecordTooLarge(f"topic {topic}: a record of {size} bytes; max_request_size={limit}")
         is_window = self._has_window_keys and isinstance(record.key, WindowKey)
         source_key = encode_key(record.key.key) if is_window else None
@@ -296,7 +297,8 @@ class NodeContext:
         return np.full(count, offset, np.int64)
 
     def takes_time(self, timestamp: int, span_ms: int) -> bool:
-        task, node = self._task, self._node.name
+        task = self._task
+        node = self._node.name
         if timestamp > INT64_MAX - span_ms:
             message = f"{node!r}: the time {timestamp} ms with windows of {span_ms} ms leaves 64 bits"
         elif task.max_future_ms is not None and timestamp > task.now_ms + task.max_future_ms:

@@ -48,7 +48,9 @@ def without_origin(headers: Headers) -> Headers:
 def original(record: ConsumerRecord) -> ConsumerRecord:
     """Return a repartition topic's record with its source record's coordinates and key; unchanged without headers."""
     headers = dict(record.headers)
-    topic, partition, offset = headers.get(TOPIC), headers.get(PARTITION), headers.get(OFFSET)
+    topic = headers.get(TOPIC)
+    partition = headers.get(PARTITION)
+    offset = headers.get(OFFSET)
     if topic is None or partition is None or offset is None:
         return record
     return replace(

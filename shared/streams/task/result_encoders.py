@@ -33,7 +33,9 @@ def result_deserializer(window_key: str) -> Deserializer:
         if (value := json_deserializer(topic, data)) is None:
             return None
         try:
-            key, start, end = value.pop("key"), value.pop("start"), value.pop("end")
+            key = value.pop("key")
+            start = value.pop("start")
+            end = value.pop("end")
             key = base64.b64decode(key, validate=True) if window_key == "bytes" else key
         except (AttributeError, TypeError, LookupError, ValueError) as e:
             raise SerializationError(f"{topic}: no window's result: {e!r}") from e

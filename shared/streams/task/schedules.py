@@ -52,7 +52,8 @@ class TaskSchedules:
         node: str | None,
     ) -> Schedule:
         """See `ProcessorContext.schedule`. `node` is the processor's; None for schedules of the task's owner."""
-        ms, start_ms = interval_ms(interval, "schedule: interval"), _start_ms(start)
+        ms = interval_ms(interval, "schedule: interval")
+        start_ms = _start_ms(start)
         if not isinstance(type_, PunctuationType):
             known = " or ".join(map(str, PunctuationType))
             raise ConfigError(f"schedule: type must be {known}, got {type_!r}")

@@ -169,7 +169,8 @@ class StreamTask:
 
     def initialize(self, now_ms: int) -> None:
         """Call the processors' `init`. If there is a state to restore, call `restore.restore_progress` first."""
-        self.now_ms, self.not_running_reason = now_ms, None
+        self.now_ms = now_ms
+        self.not_running_reason = None
         for name, processor in self._processors.items():
             node = self.topology.nodes[name]
             assert isinstance(node, ProcessorNode)
@@ -190,8 +191,10 @@ class StreamTask:
         Raises ProcessingFailed, which names node, topic, partition and offset. ConfigError and FatalError are raised
         unchanged.
         """
-        self.now_ms, self.has_time = now_ms, has_time
-        position, self._processed_records = self.sources.get(columns.topic, -1), 0
+        self.now_ms = now_ms
+        self.has_time = has_time
+        position = self.sources.get(columns.topic, -1)
+        self._processed_records = 0
         if len(columns) and columns.offsets[0] < position:
             columns = columns[int(np.searchsorted(columns.offsets, position)) :]
         path = self.vectorized_executors.get(columns.topic)
@@ -202,7 +205,8 @@ class StreamTask:
                 self.take_records(columns)
         finally:
             self._source_record = self.record_metadata = None
-            late, self.late_records = self.late_records, 0
+            late = self.late_records
+            self.late_records = 0
             self.metrics.late(columns.topic, late)
             if self._processed_records and self.failed is None:
                 self._uncommitted = True
@@ -252,7 +256,8 @@ class StreamTask:
         self.set_current_record(record)
         for store in self._all_stores:
             store.touched = False
-        mark, stage = self.mark(), STAGE_DESERIALIZE
+        mark = self.mark()
+        stage = STAGE_DESERIALIZE
         try:
             if record.timestamp < 0:
                 raise DataError(f"{record.topic}: the record has no timestamp, so it has no event time")
@@ -298,7 +303,8 @@ class StreamTask:
 
     def _fail(self, subject: str, error: Exception) -> ProcessingFailed:
         """Mark the task as failed, because it holds half of a change: it is not committed and takes no more records."""
-        self.failed, self.needs_commit = self._processor_nodes.failure(subject, error), False
+        self.failed = self._processor_nodes.failure(subject, error)
+        self.needs_commit = False
         return self.failed
 
     def reject(self, record: ConsumerRecord, error: PenstockError, stage: str = STAGE_DESERIALIZE) -> None:
@@ -401,15 +407,19 @@ class StreamTask:
             self.local.prepare(changelog, progress)
         end = Entries.of([(None, encode_progress(self.epoch, self.commit_number, progress))])
         changelog = Entries.joined([changelog, late, end])
-        outputs, self.outputs = self.outputs, TaskOutputs()
-        self._uncommitted, self._committing, self.schedules.has_new_grid = False, True, False
+        outputs = self.outputs
+        self.outputs = TaskOutputs()
+        self._uncommitted = False
+        self._committing = True
+        self.schedules.has_new_grid = False
         self._prepared = self.metrics.totals()
         return TaskCommit(outputs, changelog, dict(self.sources), self.epoch, self.commit_number)
 
     def _late_entries(self) -> list[Entries]:
         """Return the changelog entries of late records."""
         numbers = {name: number for number, name in enumerate(self.stores)}
-        rows, self.late_rows = self.late_rows, []
+        rows = self.late_rows
+        self.late_rows = []
         return [
             encode_late_rows(one, self.codecs[one.store], numbers[one.store], self.epoch, self.commit_number)
             for one in rows

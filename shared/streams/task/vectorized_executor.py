@@ -126,7 +126,8 @@ class VectorizedExecutor:
         while start < len(columns):
             if start == next_exceptional:
                 self._take_records(columns[start : start + 1])
-                start, next_exceptional = start + 1, next(exceptional, len(columns))
+                start += 1
+                next_exceptional = next(exceptional, len(columns))
             else:
                 stop = self._until_due(columns.timestamps[start:next_exceptional]) + start
                 done = self._take_part(columns, values, start, stop)
@@ -149,7 +150,8 @@ class VectorizedExecutor:
 
     def _take_part(self, columns: Columns, values: DecodedBatch, start: int, stop: int) -> int:
         """Process records until one is rejected; return the index of the first that was not processed."""
-        task, operator = self._task, self._operator
+        task = self._task
+        operator = self._operator
         operator.store.touched = True  # records taken in bulk cannot be rejected one by one
         task.set_current_record(columns.record(stop - 1))
         try:

@@ -47,7 +47,9 @@ def watermark_of(headers: Headers) -> Watermark | None:
 
 def watermarks_in(columns: Columns) -> Iterator[tuple[int, Watermark]]:
     """Yield the watermarks among records of a repartition topic, each with its index."""
-    keys, headers, at = columns.keys, columns.headers, -1
+    keys = columns.keys
+    headers = columns.headers
+    at = -1
     if headers is None or None not in keys:
         return
     for _ in range(keys.count(None)):

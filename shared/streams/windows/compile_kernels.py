@@ -31,7 +31,8 @@ def compile_kernels() -> None:
         store = WindowStore("compiled", rule, StateColumns([Count()]), text_keys=True)
         store.take(times, store.index.codes_of([b"a", b"b"]), *store.columns.take(None, times))
         store.load("c", 5, 15, [1])
-        key, starts = PackedBytes.of([b"c"]).at(times[:1] - 1), times[:1]
+        key = PackedBytes.of([b"c"]).at(times[:1] - 1)
+        starts = times[:1]
         store.replay(key, starts + 4, starts + 14, np.zeros(1, np.bool_), lambda indexes: [indexes])
         store.unload("c", 5)
         store.advance(1_000)

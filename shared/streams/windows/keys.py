@@ -261,7 +261,8 @@ class KeyIndex:
         """Compact the remaining bytes, in memory of this size; the default is the current size."""
         packed = np.zeros(len(self.arena) if size is None else size, np.uint8)
         self._counts[_BYTES] = _compact(self.arena, packed, self.offsets, self.sizes, int(self._counts[_USED]))
-        self._counts[_GARBAGE], self.arena = 0, packed
+        self._counts[_GARBAGE] = 0
+        self.arena = packed
 
     def _grow(self, length: int) -> None:
         """Make room for one more key of this length, and for some others."""
@@ -270,8 +271,10 @@ class KeyIndex:
             self.repack(max(len(self.arena), int(least * GROWTH)))
         if not self._counts[_FREE] and self._counts[_USED] == self.capacity:
             self.capacity = int(self.capacity * GROWTH)
-            self.hashes, self.offsets = grown(self.hashes, self.capacity), grown(self.offsets, self.capacity)
-            self.sizes, self._free = grown(self.sizes, self.capacity, NONE), grown(self._free, self.capacity)
+            self.hashes = grown(self.hashes, self.capacity)
+            self.offsets = grown(self.offsets, self.capacity)
+            self.sizes = grown(self.sizes, self.capacity, NONE)
+            self._free = grown(self._free, self.capacity)
         if 2 * (self._counts[_OCCUPIED] + 1) > len(self.slots):
             self.slots = np.full(2 * len(self.slots), NONE, np.int32)
             _rehash(self.slots, self.hashes, self.sizes, int(self._counts[_USED]))
@@ -307,7 +310,8 @@ def last_of_each(codes: Any, starts: Int64Array) -> Int64Array:
     if (last[codes] == indexes).all():  # each code occurs once
         return indexes
     order = np.lexsort((starts, codes))  # stable: the last of equal ones is the newest
-    codes, starts = codes[order], starts[order]
+    codes = codes[order]
+    starts = starts[order]
     is_last = np.ones(len(order), np.bool_)
     is_last[:-1] = (codes[1:] != codes[:-1]) | (starts[1:] != starts[:-1])
     found: Int64Array = np.sort(order[is_last])

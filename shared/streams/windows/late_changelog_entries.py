@@ -78,7 +78,8 @@ def missed_windows(rule: Rule, times: Int64Array, close_times_ms: Int64Array) ->
         return times, np.ones(len(times), np.int64)
     if rule.kind == "sliding":
         return np.maximum(times - rule.span_ms, 0), np.ones(len(times), np.int64)
-    size, advance = rule.span_ms, rule.advance_ms
+    size = rule.span_ms
+    advance = rule.advance_ms
     first = np.maximum(times - size + advance, 0) // advance
     last = np.minimum(times // advance, (close_times_ms - size) // advance)
     return first * advance, last - first + 1
@@ -97,7 +98,8 @@ def encode_late_rows(rows: LateRows, codec: StateCodec, number: int, epoch: int,
     states = list(zip(*columns, strict=True)) or [()] * len(rows)
     values = []
     for i, state in enumerate(states):
-        first, count = int(rows.first_missed[i]), int(rows.missed[i])
+        first = int(rows.first_missed[i])
+        count = int(rows.missed[i])
         missed = range(first, first + count * rows.advance_ms, rows.advance_ms) if count > 1 else [first]
         packed = codec.pack(state) if rows.has_state[i] else None
         values.append(encode_late(number, epoch, commit, int(rows.times[i]), int(rows.offsets[i]), missed, packed))
@@ -111,8 +113,11 @@ def _packed(rows: LateRows, indexes: Int64Array, count: int, head: bytes) -> Pac
     fields += [("missed", ">i8", (count,)), ("flag", "u1")]
     fields += [(name, column.dtype.newbyteorder(">")) for name, column in states]
     packed = np.zeros(len(indexes), np.dtype(fields))
-    packed["head"], packed["count"], packed["flag"] = np.void(head), count, 1
-    packed["time"], packed["offset"] = rows.times[indexes], rows.offsets[indexes]
+    packed["head"] = np.void(head)
+    packed["count"] = count
+    packed["flag"] = 1
+    packed["time"] = rows.times[indexes]
+    packed["offset"] = rows.offsets[indexes]
     packed["missed"] = rows.first_missed[indexes, None] + np.arange(count) * rows.advance_ms
     for name, column in states:
         packed[name] = column

@@ -85,7 +85,8 @@ def parse_late_record(record: ConsumerRecord) -> DeadLetter:
             raise DataError(f"{where} is not a late record: the header {name} is {value!r}, not a number")
     own = {*HEADERS, CHANGELOG_ID}
     original: Headers = tuple(header for header in record.headers if header[0] not in own)
-    partition, offset = int(text[PARTITION]), int(text[OFFSET])
+    partition = int(text[PARTITION])
+    offset = int(text[OFFSET])
     source = replace(record, topic=text[TOPIC], partition=partition, offset=offset, headers=original)
     message = f"{text[LATENESS_MS]} ms too late for {text[STORE]}"
     return DeadLetter(source, STAGE_LATE, "", message, 1, text[APPLICATION])
@@ -123,7 +124,8 @@ def send_late(task: TaskContext, forwarded: Record, node: str, close_time_ms: in
     if task.record_metadata is not None:
         _send_current_record(task, node, close_time_ms, stream_time_ms)
         return
-    source, store = task.source_node(node), _store_of(task, node)
+    source = task.source_node(node)
+    store = _store_of(task, node)
     fields = (close_time_ms, stream_time_ms, store, task.application, task.changelog_id)
     task.outputs.add(forwarded_late_record(forwarded, source.late, *fields, task.record_bytes_max))
     task.metrics.late(source.topic, 1)
@@ -149,7 +151,8 @@ def send_late_columns(
     source = task.source_node(node)
     topic: bytes | PackedBytes = columns.topic.encode()
     partition: int | Int64Array = columns.partition
-    offset, timestamps = columns.offsets[indexes], columns.timestamps[indexes]
+    offset = columns.offsets[indexes]
+    timestamps = columns.timestamps[indexes]
     if source.is_internal:  # each record's headers have the coordinates of its source record
         records = [original(columns.record(index)) for index in indexes.tolist()]
         topic = PackedBytes.of([record.topic.encode() for record in records])
@@ -167,7 +170,8 @@ def send_late_columns(
 
 
 def _send_current_record(task: TaskContext, node: str, close_time_ms: int, stream_time_ms: int) -> None:
-    record, source = _current_record(task), task.source_node(node)
+    record = _current_record(task)
+    source = task.source_node(node)
     fields = (close_time_ms, stream_time_ms, _store_of(task, node), task.application, task.changelog_id)
     task.outputs.add(late_record(record, source.late, *fields))
     _count(task, record, 1)

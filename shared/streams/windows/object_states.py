@@ -121,7 +121,10 @@ class ObjectStates:
 
         With `undo` the rows' previous states are appended to it, and none of them is changed in place.
         """
-        rows, aggregation, feed, done = self.rows, self.aggregation, self._feed, Done([], {})
+        rows = self.rows
+        aggregation = self.aggregation
+        feed = self._feed
+        done = Done([], {})
         waiting: dict[int, list[int]] = {}
 
         def settle(row: int) -> None:

@@ -67,7 +67,8 @@ class StateColumns:
         """The aggregations that read a number, in the order of the rows of values."""
         types: list[str] = []
         for aggregation in aggregations:
-            at, kind = len(types), type(aggregation)
+            at = len(types)
+            kind = type(aggregation)
             if kind in _PLAIN:
                 self.program.append((_PLAIN[kind], self.cells, k.NONE))
                 types.append("int64")
@@ -165,7 +166,8 @@ class StateColumns:
                 cells[:, at] = times
             elif op in (k.FIRST, k.LAST):
                 has = values.has[row] != 0
-                cells[:, at], cells[:, at + 1] = np.where(has, times, -1), np.where(has, values.cells[row], 0)
+                cells[:, at] = np.where(has, times, -1)
+                cells[:, at + 1] = np.where(has, values.cells[row], 0)
             elif op != k.OBJECT:
                 cells[:, at + 1] = values.has[row]
                 cells[:, at] = np.where(values.has[row], values.cells[row], 0)
@@ -261,7 +263,8 @@ class StateColumns:
     def from_changelog(self, columns: Sequence[Any]) -> list[Column]:
         """Return the windows' columns from the aggregations' `state_columns`. Raises decoding errors."""
         found: list[Column] = []
-        at, own = 0, iter(self.objects)
+        at = 0
+        own = iter(self.objects)
         for (op, _, _), aggregation in zip(self.program, self.aggregations, strict=True):
             of = columns[at : at + len(aggregation.state_columns)]
             at += len(of)
@@ -278,7 +281,8 @@ def _means(sums: Column, counts: Column) -> Column:
 
 
 def _take_numbers(aggregation: Any, values: Sequence[Any], cells: Int64Array, has: NDArray[np.uint8]) -> None:
-    count, type_ = len(values), aggregation.type
+    count = len(values)
+    type_ = aggregation.type
     has[:] = 1
     get: Callable[[Any], Any] = aggregation._get
     column: NDArray[Any] = cells if type_ == "int64" else cells.view(np.float64)

@@ -53,7 +53,8 @@ class WindowAggregate(TimedProcessor):
         super().init(context)
         self.store = context.store(self.store_name).windows
         self._columns: StateColumns = self.store.columns
-        self._state_bytes_max, self._key_bytes_max = context.state_bytes_max, context.key_bytes_max
+        self._state_bytes_max = context.state_bytes_max
+        self._key_bytes_max = context.key_bytes_max
         self._emits_each_update = self.emit == "on_update" and not context.deduplicate_updates
         self.store.begin(self.stream_time_ms, self.close_time_ms)
         self._one_time = np.zeros(1, np.int64)
@@ -70,7 +71,8 @@ class WindowAggregate(TimedProcessor):
         if not self.context.takes_time(record.timestamp, self.rule.reach_ms):
             return
         check_key(key, self.store_name, self._key_bytes_max)
-        raw, value = key if isinstance(key, bytes) else key.encode(), record.value
+        raw = key if isinstance(key, bytes) else key.encode()
+        value = record.value
         self._columns.take_one(value, self._one)
         inputs = [states.take_one(value) for states in self._columns.objects]
         self._one_time[0] = record.timestamp
@@ -122,7 +124,8 @@ class WindowAggregate(TimedProcessor):
         """Keep for the lake what records would have added to the windows that they missed."""
         if not len(late) or not self.context.keeps_late:
             return
-        at, close_times_ms = late[:, 0], late[:, 1]
+        at = late[:, 0]
+        close_times_ms = late[:, 1]
         of = times[at]
         own = Values(np.ascontiguousarray(values.cells[:, at]), np.ascontiguousarray(values.has[:, at]))
         late_inputs = [[one[i] for i in at.tolist()] for one in inputs]
@@ -167,7 +170,8 @@ class WindowAggregate(TimedProcessor):
             self.context.forward_results(self._results(outcome.updates, is_retracted=outcome.is_retracted))
 
     def _keep_time(self) -> None:
-        self.stream_time_ms, self.close_time_ms = self.store.stream_time_ms, self.store.close_time_ms
+        self.stream_time_ms = self.store.stream_time_ms
+        self.close_time_ms = self.store.close_time_ms
 
     def _results(self, windows: Any, **options: Any) -> WindowResults:
         store = self.store

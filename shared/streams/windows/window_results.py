@@ -62,11 +62,14 @@ class WindowResults:
         """Yield the results as records one by one, with an error if one cannot be made."""
         windows = self.windows
         retracted = [False] * len(self) if self.is_retracted is None else self.is_retracted.tolist()
-        keys, times = self.keys_of(windows.keys), self._times().tolist()
-        starts, ends = windows.starts.tolist(), windows.ends.tolist()
+        keys = self.keys_of(windows.keys)
+        times = self._times().tolist()
+        starts = windows.starts.tolist()
+        ends = windows.ends.tolist()
         results = self._results()
         for at in self._order.tolist():
-            error, result = None, cast(Any, None)
+            error = None
+            result = cast(Any, None)
             if not retracted[at]:
                 try:
                     own = self._results_of(at) if results is None else [column[at] for column in results]
@@ -103,9 +106,11 @@ class WindowResults:
         columns = [keys.at(present), *(column.at(present) for column in bounds), *map(texts, results)]
         values = objects([*BOUNDS[: 1 + len(bounds)], *self.names[self._has_latest :]], columns, is_bare=is_bare)
         if len(present) < len(order):
-            offsets, lengths = np.zeros(len(order), np.int64), np.full(len(order), NULL, np.int64)
+            offsets = np.zeros(len(order), np.int64)
+            lengths = np.full(len(order), NULL, np.int64)
             is_present = ~self.is_retracted[order]  # type: ignore[index]  # or all would be there
-            offsets[is_present], lengths[is_present] = values.offsets, values.lengths
+            offsets[is_present] = values.offsets
+            lengths[is_present] = values.lengths
             values = PackedBytes(values.data, offsets, lengths)
         if not (whole_window_keys and self.has_bounds):
             return self.source_keys(), values

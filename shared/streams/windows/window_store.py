@@ -156,7 +156,8 @@ class WindowStore:
         """
         table = self.table
         table.logs_updates = updates
-        mark, changes = table.mark(int(codes[0])), int(table.meta[k.CHANGED])
+        mark = table.mark(int(codes[0]))
+        changes = int(table.meta[k.CHANGED])
         undo: list[list[tuple[int, Any]]] = [[] for _ in self.columns.objects]
         try:
             count, rejected_by = table.take(times, codes, values, closes=False)
@@ -211,7 +212,8 @@ class WindowStore:
         return int(len(late) - late[:, k.LATE_ACCEPTED].sum())
 
     def _outcome(self, count: int, rejected_by: int | None, done: Sequence[Done], changes: int) -> BatchOutcome:
-        table, meta = self.table, self.table.meta
+        table = self.table
+        meta = self.table.meta
         if meta[k.CHANGED] > changes or meta[k.CLOSED] or count > self._late_records():
             self.touched = True
         late = self._late().copy()
@@ -228,7 +230,8 @@ class WindowStore:
         rows = self.table.closed[:count].copy()
         columns = self.columns.of_rows(rows[:, k.CLOSED_COLUMNS :], states)
         ends = rows[:, k.TO] + self.rule.last_ms
-        starts, closed_at = rows[:, k.FROM].copy(), rows[:, k.CLOSED_AT].copy()
+        starts = rows[:, k.FROM].copy()
+        closed_at = rows[:, k.CLOSED_AT].copy()
         windows = Windows(self.index.keys(rows[:, k.CODE]), starts, ends, columns, closed_at)
         self._finals.append(windows)
         if (is_new := rows[:, k.WAS_DIRTY] != 0).any():
@@ -288,13 +291,15 @@ class WindowStore:
 
     def _columns(self, rows: Int64Array) -> Windows:
         table = self.table
-        cells, keys = table.cells[rows], self.index.keys(table.links[rows, k.KEY])
+        cells = table.cells[rows]
+        keys = self.index.keys(table.links[rows, k.KEY])
         own = [[states.rows[row] for row in rows.tolist()] for states in self.columns.objects]
         columns = self.columns.of_rows(cells[:, table.base :], own)
         return Windows(keys, cells[:, k.START].copy(), cells[:, k.END] + self.rule.last_ms, columns)
 
     def _states(self, row: int) -> list[Any]:
-        cells, own = self.table.cells[row : row + 1, self.table.base :], self.columns.objects
+        cells = self.table.cells[row : row + 1, self.table.base :]
+        own = self.columns.objects
         columns = self.columns.of_rows(cells, [states.rows[row : row + 1] for states in own])
         return self.columns.states([column.tolist()[0] for column in columns])
 
@@ -328,7 +333,9 @@ class WindowStore:
         moved = table.moved_rows()
         if kind == k.REMOVED:
             moved = moved[table.cells[moved, k.START] != table.cells[moved, k.SHOWN_START]]
-        codes, starts, ends = removed[:, 0], removed[:, 1], removed[:, 2]
+        codes = removed[:, 0]
+        starts = removed[:, 1]
+        ends = removed[:, 2]
         if len(moved):
             shown = table.cells[moved]
             codes = np.concatenate((codes, table.links[moved, k.KEY]))
@@ -356,7 +363,8 @@ class WindowStore:
 
     def committed(self) -> None:
         """Drop the changes, which are in the changelog or will be; after a failed commit the store is restored."""
-        self._finals, self._final_changed = [], []
+        self._finals = []
+        self._final_changed = []
         self.table.committed()
 
     def dirty_keys(self) -> set[Any]:

@@ -151,7 +151,8 @@ class WindowTable:
             self._grow(k.FULL)
 
     def _kernel(self, times: Int64Array, codes: Int32Array, values: Values, first: int, closes: bool) -> int:
-        rule, keys = self.rule, self.keys
+        rule = self.rule
+        keys = self.keys
         batch = (times, codes, first, len(times), values.cells, values.cells.view(np.float64), values.has)
         rows = (self.links, self.flags, self.cells, self.floats, self.heads, self._free)
         outputs = (self.updates, self.logs_updates, self.steps, self.has_objects, self.meta)
@@ -178,7 +179,8 @@ class WindowTable:
 
     def rows_of(self, code: int) -> list[int]:
         """Return the rows of a key in order of start."""
-        rows, row = [], int(self.heads[code]) if 0 <= code < len(self.heads) else k.NONE
+        rows = []
+        row = int(self.heads[code]) if 0 <= code < len(self.heads) else k.NONE
         while row != k.NONE:
             rows.append(row)
             row = int(self.links[row, k.NEXT])
@@ -216,7 +218,8 @@ class WindowTable:
 
     def committed(self) -> None:
         """Mark the changes as committed, and release keys without a window."""
-        listed, rows = self.changed[: self.meta[k.CHANGED]], self.changed_rows()
+        listed = self.changed[: self.meta[k.CHANGED]]
+        rows = self.changed_rows()
         self.flags[listed] &= 0xFF ^ (k.LISTED | k.DIRTY)
         self.flags[rows] |= k.PERSISTED
         if self.rule.kind == "session":
@@ -244,17 +247,22 @@ class WindowTable:
 
     def roll_back(self, mark: Mark) -> None:
         """Undo everything since the mark; new rows are freed like removed ones."""
-        meta, was = self.meta, mark.meta
+        meta = self.meta
+        was = mark.meta
         new = self._free[meta[k.FREE] : was[k.FREE]]
         listed = new[np.isin(new, self.changed[: was[k.CHANGED]])]
-        self.links[new, k.KEY], self.flags[new] = k.NONE, 0
+        self.links[new, k.KEY] = k.NONE
+        self.flags[new] = 0
         self.flags[listed] = k.LISTED
-        self.cells[mark.rows], self.flags[mark.rows] = mark.cells, mark.flags
+        self.cells[mark.rows] = mark.cells
+        self.flags[mark.rows] = mark.flags
         self.heads[mark.code] = mark.head
-        free, heap = int(meta[k.FREE]), int(meta[k.HEAP])
+        free = int(meta[k.FREE])
+        heap = int(meta[k.HEAP])
         meta[:] = was
         if self.rule.kind != "table":  # a table's rows are in no wheel
-            meta[k.FREE], meta[k.HEAP] = free, heap
+            meta[k.FREE] = free
+            meta[k.HEAP] = heap
         self._sweep_many()
 
     # --- restoring ---
@@ -267,7 +275,8 @@ class WindowTable:
             self._add_rows(max(int(len(self.flags) * GROWTH), len(self.flags) + count))
         if self.meta[k.HEAP] + count > len(self._heap):
             size = max(2 * len(self._heap), int(self.meta[k.HEAP]) + count)
-            self._heap, self._dues = grown(self._heap, size), grown(self._dues, size)
+            self._heap = grown(self._heap, size)
+            self._dues = grown(self._dues, size)
         rows = np.empty(count, np.int64)
         rule = self.rule
         k.load_rows(
@@ -294,7 +303,8 @@ class WindowTable:
 
     def begin(self, stream_time_ms: int, close_time_ms: int) -> None:
         """Continue at these times, after windows were loaded."""
-        self.meta[k.STREAM_TIME], self.meta[k.CLOSE_TIME] = stream_time_ms, close_time_ms
+        self.meta[k.STREAM_TIME] = stream_time_ms
+        self.meta[k.CLOSE_TIME] = close_time_ms
         if self.rule.retains:
             rows = self.live_rows()
             self.flags[rows[self.cells[rows, k.END] < close_time_ms]] |= k.RETAINED
@@ -318,13 +328,15 @@ class WindowTable:
 
     def _add_rows(self, capacity: int) -> None:
         previous = len(self.flags)
-        self.cells, self.flags = grown(self.cells, capacity), grown(self.flags, capacity)
+        self.cells = grown(self.cells, capacity)
+        self.flags = grown(self.flags, capacity)
         self.links = self.cells.view(np.int32)
         self.links[previous:, k.KEY] = k.NONE
         new = np.arange(capacity - 1, previous - 1, -1, dtype=np.int32)
         free = np.zeros(capacity, np.int32)
         count = int(self.meta[k.FREE])
-        free[: len(new)], free[len(new) : len(new) + count] = new, self._free[:count]
+        free[: len(new)] = new
+        free[len(new) : len(new) + count] = self._free[:count]
         self._free = free
         self.meta[k.FREE] = count + len(new)
         self.changed = grown(self.changed, capacity)
