@@ -152,7 +152,7 @@ class BatchCompletion:
         """Handle the broker's response for a batch. The batch is no longer in flight."""
         self._accumulator.landed(batch)
         code = answer.error_code
-        # There are five cases, as in Java's `Sender.completeBatch`.
+        # There are five cases (compare Java's `Sender.completeBatch`).
         #
         # 1. The batch is in the log. DUPLICATE_SEQUENCE_NUMBER means that an earlier attempt succeeded (KIP-98) and
         #    that the broker no longer knows its offset: for one of the last five batches it answers with the offset.

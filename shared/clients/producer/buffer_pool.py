@@ -46,6 +46,7 @@ class BufferPool:
 
     def try_acquire(self, size: int) -> bool:
         """Take `size` bytes if they are free and no request waits. Returns whether it took them."""
+        # Free bytes are not enough: small requests would overtake a large one that waits, and could starve it.
         if self._waiters or size > self.available:
             return False
         self.available -= size
@@ -62,8 +63,11 @@ class BufferPool:
             async with asyncio.timeout(max(0.0, timeout_ms) / 1000):
                 await future
         except BaseException as e:
+            # The wait timed out or was cancelled. There are two cases.
+            # 1. The bytes were granted in the same step of the event loop: return them, or they are lost for ever.
             if future.done() and not future.cancelled() and future.exception() is None:
-                self.release(size)  # granted at the moment the waiter was given up
+                self.release(size)
+            # 2. The entry still waits. If it was the first and too large, it has held up smaller ones: serve them now.
             elif entry in self._waiters:
                 self._waiters.remove(entry)
                 self._grant()
@@ -102,6 +106,7 @@ class BufferPool:
             return
         while self._waiters:
             future, size = self._waiters[0]
+            # A future that is done belongs to a cancelled waiter that has not run yet: drop it without bytes.
             if not future.done():
                 if size > self.available:
                     break
@@ -148,15 +153,18 @@ class HeldUpShare:
 
     def must_wait(self, queue: PartitionQueue, size: int) -> bool:
         """Whether a request for `size` more bytes of a partition must wait."""
+        # There must be another partition to leave memory to. A partition that holds nothing may try its broker.
         if self._accumulator.partitions == 1 or not (queue.held or self._is_away(queue.tp)):
             return False
+        # A later send must not overtake: its records would be written before those of the waiting one.
         if any(waiter.queue is queue for waiter in self._waiters):
-            return True  # no request overtakes another
+            return True
         return self._is_over(queue, size, self._now_ms())
 
     def _is_over(self, queue: PartitionQueue, size: int, now_ms: int) -> bool:
+        # Every new batch comes through here. While all partitions together are below the limit, none is examined.
         if self._memory.size - self._memory.available + self._granted + size <= self._limit:
-            return False  # even all partitions together are below the limit
+            return False
         if not (queue.is_held_up(now_ms) or self._is_away(queue.tp)):
             return False
         return self._accumulator.held_up_bytes(now_ms) + self._granted + size > self._limit
@@ -169,6 +177,7 @@ class HeldUpShare:
             async with asyncio.timeout(max(0.0, timeout_ms) / 1000):
                 await waiter.future
         except BaseException as e:
+            # As in `BufferPool.acquire`: a grant that came too late must be returned.
             if waiter in self._waiters:
                 self._waiters.remove(waiter)
             elif not waiter.future.cancelled() and waiter.future.exception() is None:
@@ -182,7 +191,8 @@ class HeldUpShare:
                 f"{queue.tp}: does not get on, and partitions that do not hold {HELD_UP_SHARE:.0%} of "
                 f"buffer_memory={self._memory.size}; nothing became free within max_block_ms{why}"
             ) from None
-        self._granted -= size  # the caller requests it now
+        # The caller requests the bytes from the pool now.
+        self._granted -= size
 
     def close(self) -> None:
         """Fail every waiting request with IllegalState."""
@@ -194,7 +204,9 @@ class HeldUpShare:
     def _serve(self) -> None:
         if not self._waiters:
             return
-        now_ms, still = self._now_ms(), deque[_Waiter]()
+        now_ms = self._now_ms()
+        still = deque[_Waiter]()
+        # A partition that must go on waiting does not hold up the others, but its own later requests stay behind it.
         passed_over: set[PartitionQueue] = set()
         for waiter in self._waiters:
             future, queue, size = waiter

@@ -65,13 +65,15 @@ class Bulk:
 
     def _fill(self, topics: Mapping[str, Topic], run: Run) -> ProducerRecord | None:
         """The loop is flat: one more call, property or object here lowers the throughput."""
-        append, now_ms = self._locations.of.append, self.timestamp
+        append = self._locations.of.append
+        now_ms = self.timestamp
         name: str | None = None
         by_key: dict[bytes, PartitionQueue] = {}
         topic: Topic | None = None
         record: ProducerRecord | None = None
         try:
             for record in self._rest:
+                # By identity: the records of a bulk mostly share one string. Equal strings cost one more lookup.
                 if record.topic is not name:
                     name = record.topic
                     topic = topics.get(name)
@@ -92,10 +94,12 @@ class Bulk:
                     return record
                 batch.count = index + 1
                 if batch.run is not run:
-                    batch.run, run[batch] = run, index
+                    batch.run = run
+                    run[batch] = index
                 append(batch)
+        # Not bytes, or no record at all: `_take_one` raises the error that fits.
         except (TypeError, OverflowError, AttributeError):
-            return record  # not bytes, or no record at all: `_take_one` raises the error that fits
+            return record
         return None
 
     def rejected(self, record: ProducerRecord) -> PenstockError | None:
@@ -103,23 +107,26 @@ class Bulk:
 
         Returns None if there is no such error.
         """
-        topic, partition = record.topic, record.partition
-        known = self._unknown.get((topic, None))
-        if known is None and partition is not None:
-            known = self._unknown.get((topic, partition))
+        known = self._unknown.get((record.topic, None))
+        if known is None and record.partition is not None:
+            known = self._unknown.get((record.topic, record.partition))
         return known or self._ended
 
     def failed(self, record: ProducerRecord, error: Exception, *, whole_topic: bool = False) -> None:
         """Note that the next record was rejected. With `whole_topic`, so is every later record of its topic."""
         self.rejections += 1
         self.first_rejection = self.first_rejection or error
+        # Without these rules every later record would wait for `max_block_ms` again: a bulk of 1,000 for 17 hours.
+        # 1. The buffer has stayed full, or the transaction cannot be committed: no later record is taken.
         if isinstance(error, BufferExhausted | TransactionAborted):
             self._ended = error
         elif isinstance(error, UnknownTopicOrPartition):
             self.impatient.add(record.topic)
+            # 2. The topic is unknown: so it is for every later record of the topic.
             if whole_topic:
                 self._unknown[record.topic, None] = error
-            elif record.partition is not None:  # a partitioner may choose another partition for the next record
+            # 3. One partition is unknown. If a partitioner chose it, the next record may have another one.
+            elif record.partition is not None:
                 self._unknown[record.topic, record.partition] = error
         self._locations.add(error, -1)
 
@@ -174,6 +181,7 @@ class ColumnBulk(Bulk):
         columns = self.columns
         topic = topics.get(columns.topic)
         try:
+            # As the loops do, read the one record that is not taken here: the caller takes it alone.
             if topic is None:
                 next(self._fields, None)
             elif columns.partition is None:
@@ -181,13 +189,16 @@ class ColumnBulk(Bulk):
             else:
                 queue = topic.queues.get(columns.partition)
                 self._fill_batch(None if queue is None else queue.open, run)
+        # Not bytes: `_take_one` raises the error that fits.
         except (TypeError, OverflowError):
-            pass  # not bytes: `_take_one` raises the error that fits
-        at = len(self._locations)  # the position of the one record that was read and not taken
+            pass
+        # The record that was read and not taken.
+        at = len(self._locations)
         return columns[at] if at < self.stop else None
 
     def _fill_by_key(self, topic: Topic, run: Run) -> None:
-        append, by_key = self._locations.of.append, topic.by_key
+        append = self._locations.of.append
+        by_key = topic.by_key
         for key, value, timestamp, headers in self._fields:
             queue = topic.sticky_queue if key is None else by_key.get(key) or topic.for_key(key)
             if queue is None or (batch := queue.open) is None or type(timestamp) is not int or timestamp < 0 or headers:
@@ -197,7 +208,8 @@ class ColumnBulk(Bulk):
                 return
             batch.count = index + 1
             if batch.run is not run:
-                batch.run, run[batch] = run, index
+                batch.run = run
+                run[batch] = index
             append(batch)
 
     def _fill_batch(self, batch: Batch | None, run: Run) -> None:
@@ -216,6 +228,7 @@ class ColumnBulk(Bulk):
                 ):
                     return
                 index += 1
+        # Also if `append` raised: the records before are in the batch.
         finally:
             batch.count = index
             if index > first:

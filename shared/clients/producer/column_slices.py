@@ -34,22 +34,28 @@ SLICE_RECORDS = 16_384
 SLICE_BYTES = 4 * 1024 * 1024
 """Bytes of lists that are copied into one buffer at once, in addition to the buffer memory."""
 
-WRONG_KEYS, WRONG_VALUES, WRONG_HEADERS, WRONG_TIMESTAMP = -1, -2, -3, -4
-"""Error codes that `_measure` returns instead of the largest record's size."""
+# Error codes that `_measure` returns instead of the largest record's size.
+WRONG_KEYS = -1
+WRONG_VALUES = -2
+WRONG_HEADERS = -3
+WRONG_TIMESTAMP = -4
 OUTSIDE = {WRONG_KEYS: "keys", WRONG_VALUES: "values", WRONG_HEADERS: "headers"}
 
 new_builder = ColumnBatchBuilder
 NO_PARTITION = -1
 """The partition number of a record without a key."""
 
-_MULTIPLIER, _SEED, _LOW = 0x5BD1E995, 0x9747B28C, 0xFFFFFFFF
+_MULTIPLIER = 0x5BD1E995
+_SEED = 0x9747B28C
+_LOW = 0xFFFFFFFF
 
 
 @compiled
 def murmur2_of(data: Any, offset: Any, length: Any) -> Any:
     """Kafka's `Utils.murmur2`, unsigned: 32 bits in an int64, in which no product overflows."""
     h = np.int64(_SEED) ^ length
-    at, end = offset, offset + (length & ~3)
+    at = offset
+    end = offset + (length & ~3)
     while at < end:
         k = np.int64(data[at])
         k |= np.int64(data[at + 1]) << 8
@@ -85,13 +91,16 @@ def _partitions(data: Any, offsets: Any, lengths: Any, partition_count: Any, out
 @compiled
 def _sort(partitions: Any, ends: Any, out: Any) -> None:
     """A stable counting sort: `out[ends[p - 1]:ends[p]]` are the rows of partition p in order."""
+    # 1. Count the rows of each partition.
     for row in range(len(partitions)):
         ends[partitions[row]] += 1
+    # 2. Turn the counts into the positions at which the partitions begin.
     begin = 0
     for number in range(len(ends)):
         count = ends[number]
         ends[number] = begin
         begin += count
+    # 3. Place each row. A partition's begin moves with each of its rows, and so becomes its end.
     for row in range(len(partitions)):
         number = partitions[row]
         out[ends[number]] = row
@@ -118,9 +127,11 @@ def partitions_of_keys(keys: PackedBytes, partition_count: int) -> Int64Array:
 
 def rows_by_partition(partitions: Int64Array, partition_count: int) -> list[tuple[int, Int64Array]]:
     """Return the partitions that occur, ascending, each with its rows in order."""
-    ends, rows = np.zeros(partition_count, np.int64), np.empty(len(partitions), np.int64)
+    ends = np.zeros(partition_count, np.int64)
+    rows = np.empty(len(partitions), np.int64)
     _sort(partitions, ends, rows)
-    found, begin = list[tuple[int, Int64Array]](), 0
+    found = list[tuple[int, Int64Array]]()
+    begin = 0
     for number, end in enumerate(ends.tolist()):
         if end > begin:
             found.append((number, rows[begin:end]))
@@ -143,9 +154,13 @@ def _measure(
     sizes: Any,
 ) -> Any:
     """Write the bytes of each record's key, value and headers to `sizes`. Returns the largest, or an error code."""
-    largest, has_headers = np.int64(0), len(header_lengths) > 0
+    largest = np.int64(0)
+    has_headers = len(header_lengths) > 0
     for row in range(len(sizes)):
-        key, value = key_lengths[row], value_lengths[row]
+        key = key_lengths[row]
+        value = value_lengths[row]
+        # The caller may have built the columns itself. A kernel checks no bounds: a string outside of its buffer would
+        # send foreign memory to the broker.
         if key < NULL or key_offsets[row] < 0 or key_offsets[row] + key > key_bytes:
             return np.int64(WRONG_KEYS)
         if value < NULL or value_offsets[row] < 0 or value_offsets[row] + value > value_bytes:
@@ -193,8 +208,10 @@ class Group:
         """Move records into a batch, as many as fit. Returns their number."""
         if batch is None or batch is self.full:
             return 0
+        # Whatever fits goes in now, so no later call needs to try this batch again.
         self.full = batch
-        first, index = self.at, batch.count
+        first = self.at
+        index = batch.count
         self.at = batch.extend(self.of.columns, self.rows, first)
         if self.at > first:
             self.of.spans.append((batch, index, self.rows[first : self.at]))
@@ -337,9 +354,11 @@ def _headers(columns: RecordColumns, first: int, stop: int) -> PackedBytes | Non
         return None
     if isinstance(some, PackedHeaders):
         return some.blocks
-    blocks, size = list[bytes](), 0
+    blocks = list[bytes]()
+    size = 0
     for own in some:
-        if not isinstance(own, tuple | list | dict):  # `_take_one` would find an iterator empty
+        # An iterator can be read only once. After None the caller takes the record alone, and would find it empty.
+        if not isinstance(own, tuple | list | dict):
             return None
         try:
             blocks.append(header_block(checked_headers(columns.topic, header_pairs(own))))

@@ -86,7 +86,8 @@ class Delivery(msgspec.Struct, eq=False, gc=False):
 
     def add_done_callback(self, call: DoneCallback, *, context: Context | None = None) -> None:
         """Have the event loop call `call(delivery)` once the record is done."""
-        loop, context = asyncio.get_running_loop(), context or copy_context()
+        loop = asyncio.get_running_loop()
+        context = context or copy_context()
         if self.done():
             loop.call_soon(call, self, context=context)
             return
@@ -111,7 +112,9 @@ class Delivery(msgspec.Struct, eq=False, gc=False):
             asyncio.get_running_loop().call_soon(call, self, context=context)
 
     def __await__(self) -> Generator[Any, None, RecordMetadata]:
-        batch, index = self._batch, self._index
+        batch = self._batch
+        index = self._index
+        # The short way: in a batch that is done, was not split and has no cancelled record, the index is the position.
         if batch.state is not BatchState.DONE or batch.removed:
             batch, index = yield from self._wait().__await__()
         if batch.error is not None:
@@ -126,6 +129,7 @@ class Delivery(msgspec.Struct, eq=False, gc=False):
                     raise batch.cancelled_error()
                 if batch.state is BatchState.DONE:
                     return batch, index
+                # The wait may end in a split: then the record is in a part, which `located` finds.
                 await batch.wait()
         except asyncio.CancelledError:
             self.cancel()
@@ -175,6 +179,7 @@ class Deliveries:
         """
         pairs = zip(self._locations.of, self._locations.indices(), strict=True)
         batches = [batch for batch, index in pairs if isinstance(batch, Batch) and batch.remove(index)]
+        # Once for all batches: it fails the transaction, which they share.
         if batches:
             batches[0].cancelled_records()
         return len(batches)
@@ -191,6 +196,7 @@ class Deliveries:
     async def first_error(self) -> Exception | None:
         """Wait for all records. Returns the error of the first record that has one, or None."""
         await self.wait()
+        # The short way for the common case, without a look at each record.
         whole = all(b.error is None and not b.parts and not b.removed for b in self._batches)
         if whole and self._all_accepted:
             return None

@@ -152,7 +152,7 @@ class ProducerMetrics:
             self._own.append(family)
             return family.labels(client_id=client_id)
 
-        # A registry outlives its clients.
+        # A registry outlives its clients: without weak references it would keep a producer's memory after its end.
         free = own("buffer_available_bytes", "Free buffer memory.")
         free.set_function(partial(_free, weakref.ref(memory)))
         self.in_flight = own("requests_in_flight", "Produce requests that are not answered yet.")

@@ -81,13 +81,18 @@ class StickyPartition:
         all are slow. Without adaptive partitioning `queued` and `slow` are ignored.
         """
         choices = available or all_partitions
+        # Stay until the partition has had `batch_size` bytes, in however many batches. A slow broker fills larger
+        # batches, so a change with each batch would send it more records (KIP-794). A partition that lost its leader is
+        # left.
         if self.partition in choices and self._bytes < self._batch_size:
             return self.partition  # type: ignore[return-value]
         self._bytes = 0
         if not self._adaptive:
             self.partition = self._random.choice(choices)
             return self.partition
-        # A partition with fewer queued batches is drawn more often (KIP-794).
+        # A partition with fewer queued batches is drawn more often (Java: `BuiltInPartitioner`). For example the queue
+        # lengths 2, 0, 1 have the weights 1, 3, 2, with the running sums 1, 4, 6. Of the numbers 0 to 5, one draws the
+        # first partition (0), three the second (1, 2, 3) and two the third (4, 5).
         quick = [p for p in choices if not slow(TopicPartition(topic, p))] or choices
         sizes = [queued(TopicPartition(topic, p)) for p in quick]
         weights = list(accumulate(max(sizes) + 1 - size for size in sizes))
@@ -169,6 +174,7 @@ class Routes:
         if numbers is None:
             return None
         known = self._topics.get(name)
+        # New partitions move keys, so the cached partitions of keys are void. The queues themselves stay the same.
         if known is None or known.numbers != numbers:
             queues = {number: self._accumulator.queue(TopicPartition(name, number)) for number in numbers}
             adaptive = self._settings.partitioner_adaptive_partitioning_enable
@@ -181,16 +187,16 @@ class Routes:
         return known
 
     def forget_idle(self, now_ms: int) -> None:
-        """Called with fresh metadata: stop watching topics that were not used since `metadata_max_idle_ms`.
-
-        The queues of deleted topics are dropped. Their sequence numbers are kept: if a topic only seems to be deleted,
-        the broker would take a number used twice for a duplicate.
-        """
+        """Called with fresh metadata: stop watching topics that were not used since `metadata_max_idle_ms`."""
+        # A producer that sends to changing topics would otherwise fetch the metadata of all of them for ever (KIP-526).
         for name, known in list(self._topics.items()):
             if known.is_used or any(queue.held for queue in known.queues.values()):
-                known.is_used, known.used_ms = False, now_ms
+                known.is_used = False
+                known.used_ms = now_ms
             elif now_ms - known.used_ms > self._settings.metadata_max_idle_ms and self._connection.unwatch(name):
                 del self._topics[name]
+                # The topic was deleted, or only seems to be: drop its queues, but keep its sequence numbers. The broker
+                # would take a number that is used twice for a duplicate.
                 if self._connection.partitions(name) is None:
                     self._accumulator.drop(name)
 
@@ -212,13 +218,18 @@ class Routes:
 
         Returns None if there is no such partition.
         """
+        # There are four cases.
+        # 1. The record or the partitioner has chosen.
         if number is not None:
             return topic.queues.get(number)
+        # 2. The key decides. `partitioner.ignore.keys` is from KIP-794.
         if key is not None and not self._settings.partitioner_ignore_keys:
             return topic.for_key(key)
+        # 3. The sticky choice stays while its batch is open (KIP-480).
         queue = topic.sticky_queue
         if queue is not None and queue.open is not None and queue.open is topic.sticky_batch:
             return queue
+        # 4. That batch was sent, or there was none.
         return self._next_sticky(topic)
 
     def spread(self, topic: RoutedTopic, sizes: Int64Array) -> list[tuple[int, int]]:
@@ -227,20 +238,26 @@ class Routes:
         Returns for each run of records the index of its partition in `topic.numbers`, and the end of the run. A run
         fills the rest of the sticky batch, or a whole batch, as far as the sizes tell.
         """
-        queue, batch_size = topic.sticky_queue, self._accumulator.batch_size
+        batch_size = self._accumulator.batch_size
+        queue = topic.sticky_queue
         if queue is None or queue.open is None or queue.open is not topic.sticky_batch:
             queue = self._next_sticky(topic)
-        batch, ends = queue.open, np.cumsum(sizes + RECORD_OVERHEAD)
+        batch = queue.open
+        ends = np.cumsum(sizes + RECORD_OVERHEAD)
+        # A batch of single records takes no columns: the first run then opens a batch of its own.
         room = batch_size - (batch.size() if batch is not None and batch.takes_columns else 0)
         runs: list[tuple[int, int]] = []
         before = end = 0
         while True:
+            # At least one record: a record that is larger than a batch gets a batch alone.
             end = max(end + 1, int(np.searchsorted(ends, before + room, "right")))
             runs.append((topic.numbers.index(queue.tp.partition), end))
             if end >= len(ends):
                 return runs
             topic.sticky.produced(int(ends[end - 1]) - before)
-            queue, before, room = self._next_sticky(topic), int(ends[end - 1]), batch_size
+            queue = self._next_sticky(topic)
+            before = int(ends[end - 1])
+            room = batch_size
 
     def slice_taken(self, topic: RoutedTopic) -> None:
         """Note that records without a key went where `spread` chose.
@@ -253,10 +270,9 @@ class Routes:
     def after_full(
         self, topic: RoutedTopic, record: ProducerRecord, key: bytes | None, queue: PartitionQueue
     ) -> PartitionQueue:
-        """Return the queue for a record that does not fit into its queue's open batch.
-
-        The sticky choice may move on.
-        """
+        """Return the queue for a record that does not fit into its queue's open batch."""
+        # A full batch is the moment at which the sticky choice may move on (KIP-480): within a batch a move would only
+        # make smaller batches.
         if queue is topic.sticky_queue and self._is_free(record, key):
             return self._next_sticky(topic)
         return queue
@@ -270,6 +286,7 @@ class Routes:
         return record.partition is None and (key is None or self._settings.partitioner_ignore_keys)
 
     def _next_sticky(self, topic: RoutedTopic) -> PartitionQueue:
+        # Bytes are counted for a whole batch, since the choice does not change within one.
         if topic.sticky_batch is not None:
             topic.sticky.produced(topic.sticky_batch.size())
         number = topic.sticky.choose(

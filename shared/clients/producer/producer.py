@@ -145,7 +145,8 @@ class Producer:
         self._closed = asyncio.Event()
         self._close_deadline: asyncio.Timeout | None = None
         self._routes = Routes(self._connection, self._accumulator, settings, partitioner, self._sender.is_slow)
-        # Topics whose records may go straight into an open batch. A metadata update, close and a failure empty it.
+        # Topics whose records may go straight into an open batch. A metadata update, close and a failure empty it, so
+        # `send` needs no check of the producer's state.
         self._direct: dict[str, RoutedTopic] = {}
         plain = key_serializer is bytes_serializer and value_serializer is bytes_serializer
         self._may_be_direct = (
@@ -174,16 +175,20 @@ class Producer:
         An open transaction is aborted. Calls that wait for metadata or buffer memory end in IllegalState at once. A
         second call waits for the first, and ends it early if its own `timeout_ms` passes first.
         """
+        # There are three cases. 1. Another call closes the producer: wait for it, perhaps for a shorter time.
         if self._state == "closed":
             self._close_within(timeout_ms)
             await self._closed.wait()
             return
+        # 2. The producer was not started.
         if self._state == "new":
             self._state = "closed"
             self._metrics.close()
             self._closed.set()
             return
-        broken, self._state = self._state == "broken", "closed"
+        # 3. It is open or broken. First end the waits: a waiting send would add records after the flush.
+        broken = self._state == "broken"
+        self._state = "closed"
         self._end_waits()
         try:
             async with asyncio.timeout(None) as self._close_deadline:
@@ -213,7 +218,9 @@ class Producer:
         deadline = self._close_deadline
         if deadline is None or timeout_ms is None or deadline.expired():
             return
-        when, sooner = deadline.when(), asyncio.get_running_loop().time() + timeout_ms / 1000
+        # A second call may shorten the time, not extend it.
+        when = deadline.when()
+        sooner = asyncio.get_running_loop().time() + timeout_ms / 1000
         if when is None or sooner < when:
             deadline.reschedule(sooner)
 
@@ -261,7 +268,8 @@ class Producer:
         """
         # The hot path: one more call, property or object here lowers the throughput.
         try:
-            known, transaction = self._direct.get(topic), self._transaction  # type: ignore[arg-type]
+            known = self._direct.get(topic)  # type: ignore[arg-type]
+            transaction = self._transaction
             if (
                 known is not None
                 and partition is None
@@ -275,12 +283,14 @@ class Producer:
                     index = batch.count
                     if type(at) is int and at >= 0 and batch.append(index, at, key, value, NO_HEADERS) is not None:
                         batch.count = index + 1
-                        key_size, value_size = -1 if key is None else len(key), -1 if value is None else len(value)
+                        key_size = -1 if key is None else len(key)
+                        value_size = -1 if value is None else len(value)
                         if on_delivery is not None:
                             batch.callbacks.append(Callback(index, at, key_size, value_size, on_delivery))
                         return Delivery(batch, index, at, key_size, value_size)
+        # Not bytes, no timestamp, or a record without a hash: `_enqueue` raises the error that fits.
         except (TypeError, OverflowError):
-            pass  # not bytes, no timestamp, or a record without a hash: `_enqueue` raises the error that fits
+            pass
         record = record_of(topic, value, key, headers, partition, timestamp)
         return await self._take(record, on_delivery)
 
@@ -330,7 +340,8 @@ class Producer:
                 if len(bulk) < bulk.stop:
                     await self._take_one(bulk, record)
         except BaseException:
-            bulk.deliveries().cancel()  # the caller does not get them
+            # The caller does not get the deliveries, and would send the records again.
+            bulk.deliveries().cancel()
             raise
         if bulk.rejections:
             log.warning("records rejected", records=bulk.rejections, reason=str(bulk.first_rejection))
@@ -348,6 +359,7 @@ class Producer:
         """
         error = SendCancelled("abort_pending was called before the record was acknowledged")
         failed = self._sender.fail_all(error, out=False)
+        # A commit would leave out the dropped records silently.
         if self._transaction is not None and failed:
             self._sender.fail_transaction(error)
         return failed
@@ -415,22 +427,28 @@ class Producer:
 
     async def _commit(self) -> None:
         txn = self._transactional()
+        # A commit whose outcome is unknown may be requested again: the coordinator answers a repeated EndTxn with
+        # success once the transaction is committed.
         again = txn.state is TxnState.COMMITTING
         if not again:
             txn.check_open("commit")
         txn.move(TxnState.COMMITTING)
+        # 1. Every record must be acknowledged first: the coordinator's marker commits what lies before it in the log.
         try:
             await self._flush()
             await self._sender.until_prepared()
         except BaseException:
+            # EndTxn was not sent, so the transaction can still be aborted.
             if not again:
                 txn.not_committed()
             raise
+        # 2. A record may have failed during the flush.
         txn.check_fatal()
         if txn.state is TxnState.ABORTABLE_ERROR:
             raise TransactionAborted(
                 f"transactional id {txn.transactional_id}: not committed: {txn.error}"
             ) from txn.error
+        # 3. For a transaction that it does not know, the coordinator would answer INVALID_TXN_STATE.
         if not txn.is_empty:
             with self._noting(txn):
                 await self._sender.coordinator.end(commit=True)
@@ -454,22 +472,26 @@ class Producer:
 
     async def _abort(self, txn: Transaction) -> None:
         dropped = TransactionAborted(f"transactional id {txn.transactional_id}: aborted before the record was sent")
+        # 1. Drop what is not sent, and wait for what is in flight: a batch that reaches the broker after the
+        #    coordinator's marker would open a transaction there that nobody ends (KIP-890 calls it a hanging
+        #    transaction).
         self._sender.fail_all(dropped, out=False)
         await self._sender.until_landed(self._settings.max_block_ms)
         txn.check_fatal()
         self._sender.fail_all(dropped, out=False)
         with self._noting(txn):
+            # 2. Abort at the coordinator.
             if not txn.is_empty:
                 try:
                     await self._sender.coordinator.end(commit=False)
                 except (ProducerFenced, InvalidProducerIdMapping):
-                    # There are three cases. 1. The coordinator has aborted the transaction after its timeout: it grants
-                    # the next epoch (KIP-360). 2. It has forgotten the id: it grants a new one. 3. A newer producer
-                    # has the id: it answers PRODUCER_FENCED.
+                    # Step 3 shows which of three cases it is. 1. The coordinator has aborted the transaction after its
+                    # timeout: it grants the next epoch (KIP-588). 2. It has forgotten the id: it grants a new one
+                    # (KIP-360). 3. A newer producer has the id: it answers PRODUCER_FENCED.
                     txn.epoch_is_spent = True
+            # 3. Request the next epoch if this one is spent. A lost batch may still be in flight with sequence numbers
+            #    that are used again. The new epoch makes the broker reject it (KIP-360).
             if txn.epoch_is_spent:
-                # A lost batch may still be in flight with sequence numbers that are used again. The new epoch makes the
-                # broker reject it (KIP-360).
                 await self._sender.coordinator.init_producer_id(bump=True)
                 txn.epoch_is_spent = False
 
@@ -487,6 +509,7 @@ class Producer:
             yield
             await self.commit_transaction()
         except BaseException as e:
+            # Not in COMMITTING: the commit may have succeeded, and an abort would contradict it.
             if txn.state in (TxnState.IN_TRANSACTION, TxnState.ABORTABLE_ERROR):
                 try:
                     await self.abort_transaction()
@@ -511,7 +534,9 @@ class Producer:
         if not offsets:
             return
         with self._noting(txn):
-            known, first = group.group_id in txn.groups, txn.is_empty
+            known = group.group_id in txn.groups
+            first = txn.is_empty
+            # Before the request: if its response is lost, the coordinator may know the group, and EndTxn is needed.
             txn.groups.add(group.group_id)
             await self._sender.coordinator.add_offsets(offsets, group, known=known, first=first)
 
@@ -522,7 +547,9 @@ class Producer:
                 await self.abort_transaction()
             except PenstockError as e:
                 log.warning("abort on close failed", transactional_id=txn.transactional_id, reason=str(e))
-        elif txn.state is TxnState.COMMITTING:  # the commit was requested; its outcome is unknown
+        # The commit was requested, and its outcome is unknown: request it again, or the transaction stays open until
+        # its timeout and is then aborted.
+        elif txn.state is TxnState.COMMITTING:
             try:
                 await self._commit()
             except PenstockError as e:
@@ -537,23 +564,26 @@ class Producer:
         return _Noting(self._sender, txn)
 
     async def _take_columns(self, bulk: ColumnBulk) -> None:
-        """Take the next records of columns with compiled kernels, or mark them to be taken one by one.
-
-        Records are taken one by one in four cases: 1. there is no compiler; 2. serializers, interceptors or a
-        partitioner must see each record; 3. an earlier record was rejected; 4. a record is invalid, too large, or for
-        an unknown partition. Taken alone, it raises its own error or waits for its partition.
-        """
-        at, columns = len(bulk), bulk.columns
+        """Take the next records of columns with compiled kernels, or mark them to be taken one by one."""
+        at = len(bulk)
+        columns = bulk.columns
+        # Records are taken one by one in four cases.
+        # 1. There is no compiler, or serializers, interceptors or a partitioner must see each record.
+        # 2. An earlier record was rejected: `Bulk.rejected` then decides for each record.
         if self._slices is UNLOADED:
             self._slices = await loaded(_load_slices, "the encoding of records") if self._may_be_direct else None
             self._check_open()
         if self._slices is None or bulk.rejections:
             bulk.one_by_one(len(columns))
             return
-        known, partition = self._known(columns.topic), columns.partition
+        # 3. The topic is unknown: the next record waits for it, and the others go on here.
+        known = self._known(columns.topic)
         if known is None:
-            bulk.one_by_one(at + 1)  # waits for the topic
+            bulk.one_by_one(at + 1)
             return
+        # 4. A record of this slice is invalid, too large, or for an unknown partition. Taken alone, it raises its own
+        #    error or waits for its partition.
+        partition = columns.partition
         limit = min(self._settings.max_request_size, self._settings.buffer_memory)
         part = self._slices.slice_of(columns, at, bulk.timestamp, limit)
         if part is None or (partition is not None and (type(partition) is not int or partition not in known.queues)):
@@ -574,13 +604,16 @@ class Producer:
 
         An error that ends a wait for memory becomes the result of every record that is left.
         """
-        groups, topic = part.groups, bulk.columns.topic
+        groups = part.groups
+        topic = bulk.columns.topic
         try:
+            # One batch of each partition in turn: they share the buffer evenly when it becomes full.
             while groups:
                 for group in groups:
                     await self._fill_batch(group)
                 groups = [group for group in groups if group.left]
         except asyncio.CancelledError:
+            # `send_many` cancels the records before as well. A commit would leave them all out.
             cancelled = SendCancelled(f"topic {topic}: the send was cancelled")
             part.fail(cancelled)
             self._metrics.failed(topic, 1)
@@ -606,7 +639,8 @@ class Producer:
             return
         memory = max(self._accumulator.batch_size, group.next_size())
         await self._acquire(queue, memory, SYSTEM_CLOCK.monotonic_ms() + self._settings.max_block_ms)
-        if group.fill(queue.open):  # another send opened it in the meantime
+        # Another send may have opened a batch while this one waited: use the room there.
+        if group.fill(queue.open):
             self._memory.release(memory)
             return
         assert self._slices is not None
@@ -628,9 +662,11 @@ class Producer:
             if record.timestamp is None:
                 record = msgspec.structs.replace(record, timestamp=bulk.timestamp)
             delivery = await self._take(record, None, patient=record.topic not in bulk.impatient)
+        # The producer was closed or has no transaction: this is an error of the call, not of the record.
         except IllegalState:
             raise
-        except Exception as e:  # a partitioner or serializer may raise any exception
+        # A partitioner or serializer may raise any exception.
+        except Exception as e:
             unknown = isinstance(e, UnknownTopicOrPartition) and self._connection.partitions(record.topic) is None
             bulk.failed(record, self._own_error(record, e), whole_topic=unknown)
         else:
@@ -659,7 +695,8 @@ class Producer:
             checked_callback(on_delivery)
             record = record.with_header_pairs()
             if self._interceptors:
-                record, is_observed = self._interceptors.on_send(record), True
+                record = self._interceptors.on_send(record)
+                is_observed = True
                 on_delivery = self._interceptors.observed(record, on_delivery)
             return await self._enqueue(record, on_delivery, patient=patient)
         except Exception as e:
@@ -686,6 +723,7 @@ class Producer:
         self._sender.fail_transaction(error)
 
     async def _enqueue(self, record: ProducerRecord, on_delivery: OnDelivery | None, *, patient: bool) -> Delivery:
+        # `max_block_ms` bounds the wait for metadata and the wait for memory together, as in Java.
         deadline_ms = SYSTEM_CLOCK.monotonic_ms() + self._settings.max_block_ms
         metadata_by_ms = deadline_ms if patient else 0
         topic = record.topic
@@ -698,13 +736,15 @@ class Producer:
         at = time_ns() // 1_000_000 if record.timestamp is None else record.timestamp
         fields = at, key, value, headers
         batch = queue.open
+        # A record without a key that needs a new batch may go to another partition (KIP-480).
         if batch is not None and batch.append(batch.count, *fields) is None:
             batch = None
             queue = self._routes.after_full(known, record, key, queue)
         if batch is None:
             batch = await self._with_room(queue, fields, size, deadline_ms)
             self._routes.opened(known, record, key, batch)
-        index, batch.count = batch.count, batch.count + 1
+        index = batch.count
+        batch.count = index + 1
         if on_delivery is not None:
             batch.callbacks.append(Callback(index, at, size_of(key), size_of(value), on_delivery))
         return Delivery(batch, index, at, size_of(key), size_of(value))
@@ -745,13 +785,16 @@ class Producer:
 
     async def _acquire(self, queue: PartitionQueue, memory: int, deadline_ms: float) -> None:
         """Acquire the memory of a new batch of a partition, waiting up to the deadline."""
+        # A loop of sends that never waits would keep the sender from its turns, until the buffer is full.
         if self._sender.batches_since_turn >= YIELD_EVERY_BATCHES:
             await asyncio.sleep(0)
         if self._held_up.must_wait(queue, memory):
             await self._held_up.wait(queue, memory, deadline_ms - SYSTEM_CLOCK.monotonic_ms())
+        # While a send waits for memory, batches do not linger: the sender must take a turn now.
         if not self._memory.try_acquire(memory):
             self._sender.wake()
             await self._memory.acquire(memory, deadline_ms - SYSTEM_CLOCK.monotonic_ms())
+        # The producer may have been closed, or the transaction aborted, during the waits.
         try:
             self._check_open()
         except BaseException:
@@ -761,8 +804,10 @@ class Producer:
     async def _choose(
         self, record: ProducerRecord, key: bytes | None, value: bytes | None, deadline_ms: float
     ) -> tuple[RoutedTopic, PartitionQueue]:
+        # The partition may be new, and this client's metadata older than it (Java: `KafkaProducer.waitOnMetadata`).
         while True:
-            known, number = self._known(record.topic), record.partition
+            known = self._known(record.topic)
+            number = record.partition
             if known is not None:
                 number = self._routes.number_for(known, record, key, value)
                 queue = self._routes.queue_for(known, number, key)
@@ -787,9 +832,11 @@ class Producer:
         return known
 
     async def _flush(self) -> None:
+        # While `flushes` is above 0, batches do not linger.
         self._accumulator.flushes += 1
         self._sender.wake()
         try:
+            # The batches of now: with other sends going on, a wait for all later ones would never end.
             for batch in list(self._accumulator.incomplete):
                 await batch.wait_all()
         finally:
@@ -836,6 +883,8 @@ class _Noting:
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         if isinstance(error, asyncio.CancelledError) or not isinstance(error, PenstockError):
             return
+        # These calls may be repeated after a timeout, and their outcome is unknown until then. Offsets that were not
+        # added in time, in contrast, would be missing in the commit.
         ending = self._txn.state in (TxnState.COMMITTING, TxnState.ABORTING, TxnState.UNINITIALIZED)
         if not (ending and isinstance(error, RetriableError)):
             self._sender.fail_transaction(error)
@@ -876,7 +925,8 @@ class UntilClosed:
 def _load_slices() -> ModuleType | None:
     if not kernel_loading.IS_COMPILED:
         return None
-    from penstock.shared.clients.producer import column_slices  # imported late: it loads numba, which takes 0.5 s
+    # Imported late: it loads numba, which takes 0.5 s.
+    from penstock.shared.clients.producer import column_slices
 
     column_slices.compile_kernels()
     return column_slices

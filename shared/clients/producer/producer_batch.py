@@ -38,6 +38,11 @@ log = get_logger(__name__)
 
 OnDelivery = Callable[[RecordMetadata | None, Exception | None], object]
 
+SEQUENCES = 2**31
+"""Sequence numbers wrap to 0 after 2^31 - 1."""
+UNLIMITED = 2**31 - 1
+"""The batch size of a builder that takes every record."""
+
 
 class BatchState(Enum):
     """The states of a batch."""
@@ -163,7 +168,7 @@ class Batch:
         self.last_error: PenstockError | None = None
         self.future: asyncio.Future[None] | None = None
         self.run: object = None
-        """The current run of a bulk's appends, if it has filled this batch (places.py)."""
+        """The current run of a bulk's appends, if it has filled this batch (record_locations.py)."""
         self._builder: Any = new_batch_builder(batch_size, transactional) if builder is None else builder
         self._data: SealedBatch | None = None
         self._size = 0
@@ -220,7 +225,8 @@ class Batch:
         if not self.removed:
             return self.count
         records = batch_records(seal_batch(self._builder, NO_STATE))
-        self._builder = new_batch_builder(2**31 - 1, self.transactional)
+        # Without a size limit: every record that is left has fitted before.
+        self._builder = new_batch_builder(UNLIMITED, self.transactional)
         gone = set(self.removed)
         for index, record in enumerate(r for i, r in enumerate(records) if i not in gone):
             self._builder.append(index, *record)
@@ -243,41 +249,51 @@ class Batch:
             self._data = seal_batch(self._builder, state, self.compression)
             self._size = len(self._data)
             self._builder = self.append = None
+        # After a gap the batch gets new numbers (KIP-360). The records stay compressed: only the header changes.
         elif state != self.producer_state:
             restamp(self._data, state)
         self.producer_state = state
         return self._data
 
     def split(self) -> list[Batch]:
-        """Return two batches with half of the bytes each.
-
-        They keep this one's sequence numbers, age, callbacks and memory.
-        """
+        """Return two batches with half of the bytes each. They keep this one's age, callbacks and memory."""
         assert self._data is not None, "only a batch that was sent can turn out too large"
         assert self.count > 1, "one record cannot be split"
         records = batch_records(self._data)
+        # 1. Cut where half of the bytes are reached, with at least one record on each side. A part that is too large
+        #    again is split again.
         sizes = [len(key or b"") + len(value or b"") + 1 for _, key, value, _ in records]
-        total, so_far, cut = sum(sizes), 0, 0
+        total = sum(sizes)
+        so_far = 0
+        cut = 0
         while cut < self.count - 1 and (cut == 0 or so_far + sizes[cut] <= total // 2):
             so_far += sizes[cut]
             cut += 1
+        # 2. Make the parts.
         for start, end in ((0, cut), (cut, self.count)):
-            part = Batch(self.tp, 2**31 - 1, self.compression, self.transactional, self.created_ms)
+            part = Batch(self.tp, UNLIMITED, self.compression, self.transactional, self.created_ms)
             for index, record in enumerate(records[start:end]):
                 part.append(index, *record)
             part.count = end - start
+            # The parts share the numbers of the whole, since later batches may have the numbers after it already
+            # (Java: `ProducerBatch.split`).
             if self.sequenced:
                 producer_id, epoch, base = self.producer_state
-                part.data(ProducerState(producer_id, epoch, (base + start) % 2**31))
+                part.data(ProducerState(producer_id, epoch, (base + start) % SEQUENCES))
             part.callbacks = [c._replace(place=c.place - start) for c in self.callbacks if start <= c.place < end]
-            part.attempts, part.splits, part.nodes = self.attempts, self.splits + 1, self.nodes
+            part.attempts = self.attempts
+            part.splits = self.splits + 1
+            part.nodes = self.nodes
             part.order = (self.order[0], self.order[1] + start)
             part.state = BatchState.QUEUED
             self.parts.append((start, part))
+        # 3. Hand over the memory, so that it is released once, and wake up the waiters: they go on to the parts.
         parts = [part for _, part in self.parts]
         parts[0].memory = self.memory // 2
         parts[1].memory = self.memory - parts[0].memory
-        self.memory, self.callbacks, self.state = 0, [], BatchState.SPLIT
+        self.memory = 0
+        self.callbacks = []
+        self.state = BatchState.SPLIT
         self._tell()
         return parts
 
@@ -307,8 +323,10 @@ class Batch:
         """Wait until the batch is done or split. Cancelling a waiter does not affect the batch."""
         if self.state is BatchState.DONE or self.state is BatchState.SPLIT:
             return
+        # Made on demand: most records are sent without anybody waiting for their batch.
         if self.future is None:
             self.future = asyncio.get_running_loop().create_future()
+        # All records of the batch share the future: cancelling one waiter must not cancel it for the others.
         await asyncio.shield(self.future)
 
     async def wait_all(self) -> None:
@@ -335,6 +353,7 @@ def located(batch: Batch, index: int) -> tuple[Batch, int]:
     The position is -1 if the record was cancelled.
     """
     while True:
+        # Only a batch that was open can have cancelled records, so this changes the index at most once.
         if batch.removed:
             if index in batch.removed:
                 return batch, -1
@@ -345,7 +364,10 @@ def located(batch: Batch, index: int) -> tuple[Batch, int]:
         index -= start
 
 
-_CRC_AT, _CRC_FROM, _STATE_AT = 17, 21, 43
+# Positions in the header of a record batch (magic 2). The checksum covers everything from the attributes on.
+_CRC_AT = 17
+_CRC_FROM = 21
+_STATE_AT = 43
 _state = struct.Struct(">qhi")
 _crc = struct.Struct(">I")
 

@@ -53,6 +53,7 @@ class RecordLocations:
     @property
     def of(self) -> list[Batch | Exception]:
         """The batch or error of each record."""
+        # Spread the slices over their records: each slice becomes a run.
         for count, spans in self._slices:
             batches = np.empty(count, object)
             for batch_or_error, _, rows in spans:
@@ -64,7 +65,8 @@ class RecordLocations:
                 )
             )
             self._of += batches.tolist()
-        self._slices, self._sliced = [], 0
+        self._slices = []
+        self._sliced = 0
         return self._of
 
     def add_slice(self, count: int, spans: list[Span]) -> None:
@@ -83,6 +85,7 @@ class RecordLocations:
         start, run = self._runs[-1]
         for batch in run:
             batch.run = None
+        # A run that appended nothing has no record to belong to.
         if start == len(self.of):
             self._runs.pop()
 
@@ -99,6 +102,7 @@ class RecordLocations:
 
     def last(self) -> tuple[Batch | Exception, int]:
         """Return the last record's batch and its index there; its error and -1 if it has no batch."""
+        # Read the last span as it is: spreading the slices would make an entry for every record.
         if self._slices:
             count, spans = self._slices[-1]
             batch_or_error, index, rows = next(span for span in spans if span[2][-1] == count - 1)

@@ -40,12 +40,14 @@ def record_of(
 
 def checked_timestamp(topic: str, timestamp: object) -> None:
     """Raise InvalidTimestamp unless `timestamp` is None or milliseconds that fit into the record."""
+    # Not `isinstance`: True is an int too.
     if timestamp is not None and not (type(timestamp) is int and 0 <= timestamp < TIMESTAMP_END):
         raise InvalidTimestamp(f"topic {topic}: timestamp {timestamp!r} is not from 0 to 2^63 - 1")
 
 
 def checked_partition(topic: str, partition: Any) -> None:
     """Raise DataError unless `partition` is None or a possible partition number. It does not check that it exists."""
+    # `index` also takes the integers of numpy, which partitioners compute with.
     try:
         fits = partition is None or 0 <= index(partition) < PARTITION_END
     except TypeError:
@@ -73,6 +75,7 @@ def checked_headers(topic: str, headers: Any) -> HeaderList:
             raise SerializationError(f"{where}: the name must be str, got {type(name).__name__}")
         if value is not None and not isinstance(value, bytes | bytearray | memoryview):
             raise SerializationError(f"{where} {name!r}: the value must be bytes, got {type(value).__name__}")
+        # A str may have surrogates, which UTF-8 lacks. The encoder would raise an error that names no header.
         try:
             name.encode()
         except UnicodeEncodeError as e:
@@ -95,7 +98,8 @@ def serialized(topic: str, what: str, serializer: Serializer, value: Any) -> byt
         data = serializer(topic, value)
     except PenstockError:
         raise
-    except Exception as e:  # user code
+    # A user's serializer may raise anything.
+    except Exception as e:
         raise SerializationError(f"topic {topic}: the {what}'s serializer raised {e!r}") from e
     if data is not None and not isinstance(data, bytes):
         raise SerializationError(f"topic {topic}: the {what}'s serializer gave {type(data).__name__}, not bytes")

@@ -13,6 +13,7 @@ from penstock.shared.common.settings import KafkaSettings, PositiveMs, Section
 log = get_logger(__name__)
 
 IN_FLIGHT_MAX_FOR_IDEMPOTENCE = 5
+"""The broker remembers so many batches of an idempotent producer in a partition, to detect duplicates (KAFKA-5494)."""
 
 
 def _acks(value: object) -> object:
@@ -88,14 +89,19 @@ class ProducerSettings(Section):
             )
             if holds
         ]
+        # There are four cases, as in Java's `ProducerConfig`: a default gives way, what was set explicitly does not.
+        # 1. Idempotence is on, and nothing contradicts it.
         if not conflicts and self.enable_idempotence:
             return self
+        # 2. A transaction needs sequence numbers (KIP-98).
         if self.transactional_id is not None:
             raise ValueError(
                 f"transactional_id needs idempotence, which {', '.join(conflicts) or 'is switched off'} excludes"
             )
+        # 3. Idempotence was set explicitly.
         if self.enable_idempotence and "enable_idempotence" in self.model_fields_set:
             raise ValueError(f"enable_idempotence=true contradicts {', '.join(conflicts)}")
+        # 4. Idempotence is the default. The model is frozen, hence `object.__setattr__`.
         if self.enable_idempotence:
             log.warning("idempotence is switched off", because=", ".join(conflicts))
             object.__setattr__(self, "enable_idempotence", False)
@@ -107,6 +113,7 @@ def with_timeouts_that_fit(kafka: KafkaSettings, settings: ProducerSettings) -> 
 
     Raises ConfigError if it was set explicitly and is too short.
     """
+    # A shorter timeout would fail a batch while its first request may still be answered (KIP-91).
     least = settings.linger_ms + kafka.request_timeout_ms
     if settings.delivery_timeout_ms >= least:
         return settings

@@ -53,7 +53,7 @@ from typing import Any, Literal, TypeVar
 
 from penstock.shared.clients.connection import Connection, error_for_code, wire
 from penstock.shared.clients.connection.errors import CODE_OF, codes_of
-from penstock.shared.clients.producer.producer_batch import ProducerState
+from penstock.shared.clients.producer.producer_batch import SEQUENCES, ProducerState
 from penstock.shared.clients.producer.settings import ProducerSettings
 from penstock.shared.common.errors import (
     AuthorizationFailed,
@@ -83,8 +83,6 @@ NO_IDENTITY = -1, -1
 """The producer id and epoch of a producer that has none."""
 NO_TIMEOUT_MS = 2**31 - 1
 """The transaction timeout of a producer without transactions; brokers ignore it."""
-SEQUENCES = 2**31
-"""Sequence numbers wrap to 0 after 2^31 - 1."""
 
 
 class _Sequences:
