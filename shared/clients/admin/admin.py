@@ -74,11 +74,15 @@ OffsetSpec = Literal["earliest", "latest"] | int
 TOPIC_RESOURCE = 2
 CONFIGS_OF_TOPICS_MAX = 100
 """The maximum number of topics in one request for configs: each takes about 6 KB of the response."""
-SET_CONFIG, DELETE_CONFIG = 0, 1
+SET_CONFIG = 0
+DELETE_CONFIG = 1
 ALL_RECORDS = -1
+"""The offset in DeleteRecords that stands for the high watermark."""
 
 NO_GENERATION = -1
+"""The generation of a commit from outside of the group. The coordinator accepts it only if the group has no members."""
 DEAD = "Dead"
+"""The state that DescribeGroups returns for a group that it does not know."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +174,7 @@ class Admin:
                         raise error
 
         await self._run(create, "create topics", timeout_ms)
+        # CreateTopics returns before all brokers know the topic. A producer or consumer would find it missing.
         await self._wait_for_leaders([t.name for t in wanted], timeout_ms)
 
     async def _wait_for_leaders(self, names: list[str], timeout_ms: int | None) -> None:
@@ -189,6 +194,7 @@ class Admin:
             response = await self._connection.send(await self._controller(), request, "delete topics")
             return [(name, code) for name, code in response.topics if code]
 
+        # Outside of `_run`, which would retry UNKNOWN_TOPIC_OR_PARTITION: here it is the answer.
         for name, code in await self._run(delete, "delete topics", timeout_ms):
             raise error_for_code(code, f"topic {name}")
 
@@ -230,7 +236,8 @@ class Admin:
 
         Raises UnknownTopicOrPartition, which names the topic.
         """
-        wanted, found = list(topics), dict[str, list[ConfigEntry]]()
+        wanted = list(topics)
+        found = dict[str, list[ConfigEntry]]()
         for at in range(0, len(wanted), CONFIGS_OF_TOPICS_MAX):
             named = wanted[at : at + CONFIGS_OF_TOPICS_MAX]
             request = wire.DESCRIBE_CONFIGS([(TOPIC_RESOURCE, topic, None) for topic in named], True)
@@ -284,6 +291,7 @@ class Admin:
         for tp, spec in specs.items():
             checked_spec(tp, spec)
         found = await list_offsets(self._connection, specs, isolation_level, self._limit_ms(timeout_ms))
+        # No record is as late as the time: Kafka answers with -1.
         without = {tp: "latest" for tp, offset in found.items() if offset < 0}
         if without:
             found.update(await list_offsets(self._connection, without, isolation_level, self._limit_ms(timeout_ms)))
@@ -303,6 +311,7 @@ class Admin:
         low: dict[TopicPartition, int] = {}
 
         async def delete() -> None:
+            # A retry requests only what an earlier attempt did not delete.
             missing = [tp for tp in before if tp not in low]
             for node, topics in (await by_leader(self._connection, missing)).items():
                 rows = [(t, [(p, before[TopicPartition(t, p)]) for p in ps]) for t, ps in topics.items()]
@@ -337,6 +346,8 @@ class Admin:
                         raise error_for_code(code, f"log dirs of node {node}")
                     for topic, of in found:
                         sizes.update({TopicPartition(topic, p): size for p, size, _, future in of if not future})
+            # This version of the response has no error code of its own (later ones add it). Without the permission,
+            # Describe on the cluster, the broker returns no log dirs.
             if sizes.keys() < set(wanted) and not sizes:
                 raise AuthorizationFailed("log dirs: the brokers tell nothing of them (Describe on the cluster)")
 
@@ -394,6 +405,7 @@ class Admin:
                 for member_id, instance_id, client_id, host, _, assignment in rows
             )
             node = await self._connection.coordinator("group", group_id)
+            # DescribeGroups reports a group of the new protocol (KIP-848) as dead: look there too.
             if state == DEAD and (found := await self._describe_consumer_group(group_id, node)) is not None:
                 return found
             return GroupDescription(group_id, state, protocol_type, protocol, node, members)
@@ -405,7 +417,8 @@ class Admin:
 
         Returns None if there is no such group, or if the broker is older than the protocol.
         """
-        api, where = CONSUMER_GROUP_DESCRIBE, f"group {group_id}"
+        api = CONSUMER_GROUP_DESCRIBE
+        where = f"group {group_id}"
         low, high = (await self._connection.api_versions(node)).get(api.key, (0, -1))
         if not low <= api.version <= high:
             return None
@@ -447,6 +460,7 @@ class Admin:
                     tp = TopicPartition(topic, partition)
                     if code:
                         self._raise(code, group_id, f"{where}, {tp}")
+                    # -1: nothing is committed, although the partition is listed.
                     if offset >= 0:
                         found[tp] = OffsetAndMetadata(offset, metadata or "", epoch)
             return found
@@ -466,6 +480,7 @@ class Admin:
         ends = await self.list_offsets(dict.fromkeys(partitions, "latest"), isolation_level, timeout_ms=timeout_ms)
         starts = await self.list_offsets(dict.fromkeys(partitions, "earliest"), timeout_ms=timeout_ms)
         rows = []
+        # Without a commit the lag is counted from the first offset: everything is still to be read.
         for tp in partitions:
             own = committed[tp].offset if tp in committed else None
             rows.append(PartitionLag(tp, own, ends[tp], max(0, ends[tp] - (starts[tp] if own is None else own))))
@@ -497,7 +512,9 @@ class Admin:
 
         try:
             await self._run(commit, where, timeout_ms)
-        except UnknownMember:  # the coordinator's code for a commit from outside a group that has members
+        # A member has joined since the check. UNKNOWN_MEMBER_ID is the coordinator's answer to a commit from outside of
+        # a group that has members. The second check names them.
+        except UnknownMember:
             await self._check_no_members(group_id, timeout_ms)
             raise
 
@@ -533,6 +550,7 @@ class Admin:
             target = {tp: to[tp] for tp in wanted}
         else:
             target = await self.list_offsets(dict.fromkeys(wanted, to), timeout_ms=timeout_ms)
+        # Kept within the log: a consumer would find any other offset out of range, and reset to `auto_offset_reset`.
         changes = {
             tp: OffsetChange(
                 committed[tp].offset if tp in committed else None, min(max(target[tp], first[tp]), end[tp])
@@ -616,6 +634,8 @@ class Admin:
         )
 
     async def _controller(self) -> int:
+        # Looked up for each attempt, since only the controller changes topics and it may move. No topics are requested
+        # (null would be all of them).
         topics: list[Any] = []
         request = wire.METADATA(topics, False, False, False)
         response = await self._connection.send(self._connection.any_node(), request, "metadata")
@@ -626,6 +646,7 @@ class Admin:
 
     def _raise(self, code: int, group_id: str, where: str) -> None:
         error = error_for_code(code, where)
+        # The retry must not go to the broker that no longer coordinates the group.
         if isinstance(error, CoordinatorNotAvailable):
             self._connection.forget_coordinator("group", group_id)
         raise error

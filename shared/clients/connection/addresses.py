@@ -37,12 +37,15 @@ class Addresses:
             connecting = socket.socket(family, socket.SOCK_STREAM)
             connecting.setblocking(False)
             try:
-                for option, size in self._buffers.items():  # before the window is negotiated, since it depends on it
+                # Before connecting: TCP negotiates its window from the buffer sizes.
+                for option, size in self._buffers.items():
                     connecting.setsockopt(socket.SOL_SOCKET, option, size)
                 await asyncio.get_running_loop().sock_connect(connecting, address)
+            # 1. The address refuses the connection: try the next one.
             except OSError as e:
                 connecting.close()
                 error = e
+            # 2. The caller's time limit has passed: the next attempt begins after this address.
             except BaseException:
                 connecting.close()
                 self._silent[host, port] = address
@@ -73,6 +76,7 @@ async def canonical_names(host: str, port: int) -> list[str]:
 
 
 async def _resolve(host: str, port: int) -> Found:
+    # An address needs no resolver, which may be slow or absent.
     try:
         family = socket.AF_INET6 if ipaddress.ip_address(host).version == 6 else socket.AF_INET
     except ValueError:

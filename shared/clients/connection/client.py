@@ -53,8 +53,10 @@ T = TypeVar("T")
 UNKNOWN_TOPIC_GRACE_MS = 1_000
 """A broker may not know a new topic for a moment. After this time the topic is taken to be missing."""
 
-SOON_MS, SOON_MAX_MS = 5, 20
-"""The waits of Java's producer between attempts while the last transaction is being completed: first and longest."""
+SOON_MS = 5
+SOON_MAX_MS = 20
+"""The first and the longest wait between attempts while the last transaction is being completed. Java's producer waits
+for 20 ms (`TransactionManager.ADD_PARTITIONS_RETRY_BACKOFF_MS`)."""
 UNREACHED_LOG_MS = 2_000
 """A start that has reached no broker after this time logs a warning. A normal start takes a fraction of it."""
 
@@ -89,14 +91,15 @@ def translated(where: str, client_id: str) -> Iterator[None]:
 def retry_waits(retry_backoff_ms: float, *, soon: bool = False) -> Callable[[RetriableError], float]:
     """Return the function that gives the wait in ms after each error of one call.
 
-    With `soon` the call opens a transaction. A coordinator that is still completing the last one is done within a few
-    milliseconds, so this error has short waits of its own, as in Java's producer.
+    With `soon` the call opens a transaction.
 
     >>> wait_after = retry_waits(100, soon=True)
     >>> [wait_after(error("t")) for error in (ConcurrentTransactions, BrokerNotAvailable, ConcurrentTransactions)]
     [5.0, 100.0, 10.0]
     """
     backoff = ExponentialBackoff(retry_backoff_ms, RETRY_BACKOFF_MAX_MS)
+    # The coordinator answers EndTxn before it has written all markers. It answers the next transaction's first request
+    # with CONCURRENT_TRANSACTIONS until it is done, mostly within a few milliseconds (KAFKA-5482).
     completing = ExponentialBackoff(min(SOON_MS, retry_backoff_ms), min(SOON_MAX_MS, retry_backoff_ms))
     failures: Counter[ExponentialBackoff] = Counter()
 
@@ -117,7 +120,8 @@ async def bootstrap(client: Client, kafka_settings: KafkaSettings, log_after_ms:
     servers = kafka_settings.bootstrap_servers
     deadline_ms = SYSTEM_CLOCK.monotonic_ms() + kafka_settings.request_timeout_ms
     backoff = ExponentialBackoff(kafka_settings.reconnect_backoff_ms, kafka_settings.reconnect_backoff_max_ms)
-    attempts, reason = 0, ""
+    attempts = 0
+    reason = ""
 
     def log_unreached() -> None:
         # Several clients of one process may start together and wait for the same brokers: log once for all.
@@ -160,7 +164,8 @@ class Connection:
         """Raises ConfigError for a file or a function in the settings that is missing or cannot be used."""
         self.settings = kafka_settings
         self.client_id = kafka_settings.client_id or default_client_id()
-        aiokafka_options(kafka_settings, self.client_id)  # read again on open: certificates may be renewed
+        # Only to find errors now. `open` reads the files again, since certificates may be renewed.
+        aiokafka_options(kafka_settings, self.client_id)
         self._client: Any = None
         self._coordinators: dict[tuple[str, str], int] = {}
         self._answered_ms: float | None = None
@@ -199,6 +204,7 @@ class Connection:
 
     async def close(self) -> None:
         """Close the sockets; requests in flight end in BrokerNotAvailable."""
+        # First without a client: a call that runs meanwhile must not open a socket again.
         client, self._client = self._client, None
         if client is not None:
             await client.close()
@@ -302,6 +308,7 @@ class Connection:
 
     def watch(self, topic: str) -> None:
         """Keep a topic's metadata up to date from now on."""
+        # aiokafka's empty list stands for all topics: with one topic in it, it would be this topic alone.
         if not self._watches_all:
             self._client.add_topic(topic)
 
@@ -343,7 +350,7 @@ class Connection:
             async with asyncio.timeout(timeout_ms / 1000):
                 attempts = 0
                 while True:
-                    # A refresh never ends if the sockets are closed meanwhile. The next one raises.
+                    # A refresh never ends if the sockets are closed during it. The next one raises.
                     await asyncio.wait([self.refresh_metadata()], timeout=RETRY_BACKOFF_MAX_MS / 1000)
                     if (known := self.partitions(topic)) is not None:
                         return known
@@ -352,8 +359,9 @@ class Connection:
                     attempts += 1
                     await asyncio.sleep(backoff.wait_ms(attempts) / 1000)
         except TimeoutError:
+            # No other call waits for the topic: without this every later metadata request would include it.
             if self._client is not None and self._waited_for[topic] == 1 and self.partitions(topic) is None:
-                self._client._topics.discard(topic)  # or every later metadata request would include it
+                self._client._topics.discard(topic)
             raise UnknownTopicOrPartition(
                 f"topic {topic}: not known to the cluster after {timeout_ms:.0f} ms"
             ) from None
@@ -366,14 +374,15 @@ class Connection:
         """Send one request to a node and return its response, within `request_timeout_ms`.
 
         `coordination` uses a socket that is not shared with data. For a request that the broker answers only after
-        other members have acted, `waits_ms` is the timeout, and it uses a third socket: a broker handles one request of
-        a socket at a time.
+        other members have acted, `waits_ms` is the timeout, and it uses a third socket.
         """
         group = ConnectionGroup.COORDINATION if coordination else ConnectionGroup.DEFAULT
         with translated(where, self.client_id):
             if self._client is None:
                 raise BrokerNotAvailable(f"{where}: the connection is closed")
             try:
+                # A broker handles one request of a socket at a time: a JoinGroup would hold up the heartbeats behind
+                # it. And aiokafka has one timeout for each socket.
                 if waits_ms is not None:
                     group = WAITING
                     if not await self._client.ready(node, group=group):
@@ -397,7 +406,8 @@ class Connection:
         """Return the node that coordinates a group or a transactional id."""
         if (known := self._coordinators.get((kind, key))) is not None:
             return known
-        where, client = f"{kind} {key}", self._client
+        where = f"{kind} {key}"
+        client = self._client
         if client is None:
             raise BrokerNotAvailable(f"{where}: the connection is closed")
         with translated(where, self.client_id):
@@ -406,6 +416,7 @@ class Connection:
                 node = int(await client.coordinator_lookup(coordination_type, key))
             except kafka.NodeNotReadyError:
                 raise client.connection_error(None, where) from None
+        # The cluster may still name a coordinator that has just died. This is retriable: it elects another one.
         if not await client.ready(node, group=ConnectionGroup.COORDINATION):
             connection_error: PenstockError = client.connection_error(node, f"{where}: coordinator {node}")
             raise (
@@ -459,13 +470,16 @@ class Connection:
                     except RetriableError as e:
                         last = e
                         waited_ms = SYSTEM_CLOCK.monotonic_ms() - started
+                        # Retriable only while the topic may be new: a missing topic would use up the whole deadline.
                         if isinstance(e, UnknownTopicOrPartition) and waited_ms > UNKNOWN_TOPIC_GRACE_MS:
                             raise
+                        # The request may have gone to a broker that no longer leads, or no longer runs.
                         if isinstance(e, NotLeaderOrFollower | UnknownTopicOrPartition | BrokerNotAvailable):
                             await self.refresh_metadata()
                         wait_ms = wait_after(e)
                     await asyncio.sleep(wait_ms / 1000)
         except TimeoutError:
+            # With a deadline below the grace, a missing topic is still reported as missing.
             if isinstance(last, UnknownTopicOrPartition):
                 raise last from None
             error = KafkaTimeout(f"{where}: not done after {timeout_ms:.0f} ms" + (f": {last}" if last else ""))

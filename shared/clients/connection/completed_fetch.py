@@ -36,13 +36,21 @@ DECODED_RECORDS = 4_096
 """The minimum number of records decoded at a time; they are returned in slices. A short poll does not wait for the
 whole completed fetch, and few slices are cut short by a batch's end."""
 
+# Positions in the header of a batch. The first 17 bytes are the same in every version.
 LENGTH_END = 12
 MAGIC_AT = 16
 ATTRIBUTES_AT = 21
 HEADER_SIZE = 61
 LEGACY_HEADER_SIZE = 26
-COMPRESSION_CODEC, LOG_APPEND_TIME, TRANSACTIONAL, CONTROL = 0x07, 0x08, 0x10, 0x20
+
+# Bits of the attributes.
+COMPRESSION_CODEC = 0x07
+LOG_APPEND_TIME = 0x08
+TRANSACTIONAL = 0x10
+CONTROL = 0x20
+
 ABORT = 0
+"""The type of a control record that ends an aborted transaction; 1 is a commit."""
 
 _offset_length = struct.Struct(">qi")
 _header = struct.Struct(">iBIhiqqqhii")
@@ -75,6 +83,7 @@ class _Batch:
         self.base_offset = base_offset
         self.magic = data[start + MAGIC_AT]
         self.attributes = 0
+        # Versions 0 and 1: a compressed batch has the offset of its last record.
         self.next_offset = base_offset + 1
         self.epoch = NO_EPOCH
         if self.magic >= 2:
@@ -176,26 +185,35 @@ class CompletedFetch:
             if columns is None:
                 self.position = self._decoded_to
                 return None
-        count, at = len(columns), self._at
+        count = len(columns)
+        at = self._at
         end = count if max_records is None else min(count, at + max_records)
         part = columns if at == 0 and end == count else columns[at:end]
         if end < count:
-            self._columns, self._at = columns, end
+            self._columns = columns
+            self._at = end
             self.position = int(columns.offsets[end - 1]) + 1
+        # After the last record the position skips what is invisible: control batches, and offsets that log compaction
+        # has removed. Otherwise the lag would never become 0.
         else:
-            self._columns, self._at = None, 0
+            self._columns = None
+            self._at = 0
             self.position = self._decoded_to
         return part
 
     def _cut(self) -> None:
-        """Find the batches by their headers. An incomplete last batch is left for the next fetch."""
-        data, at, size = self._data, 0, self.size
+        """Find the batches by their headers."""
+        data = self._data
+        size = self.size
+        at = 0
         while size - at >= LENGTH_END:
             base_offset, length = _offset_length.unpack_from(data, at)
             stop = at + LENGTH_END + length
+            # 1. The length is impossible: the batches after it cannot be found.
             if length < LEGACY_HEADER_SIZE - LENGTH_END:
                 self._torn = f"a batch of {length} bytes"
                 return
+            # 2. The broker cuts its log at the fetch's size, within a batch: the next fetch gets that batch.
             if stop > size:
                 break
             if data[at + MAGIC_AT] >= 2 and stop - at < HEADER_SIZE:
@@ -203,29 +221,38 @@ class CompletedFetch:
                 return
             batch = _Batch(data, at, stop, base_offset)
             at = stop
-            if batch.next_offset > self.end_offset:  # else it ends before the requested offset
+            # 3. A batch that ends before the position has no record to return.
+            if batch.next_offset > self.end_offset:
                 self._batches.append(batch)
                 self.end_offset = batch.next_offset
                 self.end_epoch = batch.epoch
+        # 4. The first batch is always whole, however large it is (KIP-74). Without one a fetch would repeat for ever.
         if size and not self._batches:
             self._torn = f"no whole batch in {size} bytes"
 
     def _decode(self, max_records: int | None) -> Columns | None:
         """Return the records of the next batches, as many as are wanted. Returns None if none is left."""
         into = _Packed(self._data, self.position) if self._is_packed else _Lists(self._data, self.position)
+        # Without a limit, a bound that only highly compressed batches exceed: the next call returns the rest.
         wanted = self.size if max_records is None else max(max_records, DECODED_RECORDS)
-        batches, popped = self._batches, list[tuple[_Batch, int, frozenset[int]]]()  # with the aborted ones before
+        batches = self._batches
+        # Each batch with the state of the aborted transactions before it.
+        popped = list[tuple[_Batch, int, frozenset[int]]]()
         error: Exception | None = None
+        # Control batches that follow are taken as well, so that the position lies after a transaction's marker.
         while batches and (into.count < wanted or batches[-1].is_control):
             batch = batches[-1]
-            begun, gone = self._begun, self._gone
+            begun = self._begun
+            gone = self._gone
             try:
                 self._open(batch, into)
-            except Exception as e:  # bytes from outside can break a decompressor or a parser in any way
+            # Bytes from outside can break a decompressor or a parser in any way.
+            except Exception as e:
                 error = e
                 break
             popped.append((batches.pop(), begun, gone))
         columns, broken = into.columns(*self._where)
+        # A kernel decodes late. Put back the batches from the broken one on, and the state before it.
         if broken is not None:
             at, error = broken
             batches += [batch for batch, _, _ in reversed(popped[at:])]
@@ -234,7 +261,8 @@ class CompletedFetch:
         if popped:
             self._decoded_to = popped[-1][0].next_offset
             self.epoch = max(self.epoch, *(batch.epoch for batch, _, _ in popped))
-        if columns is not None:  # first return the records before an error
+        # First return the records before an error. The next call finds the same error again.
+        if columns is not None:
             return replace(columns, leader_epoch=self.epoch)
         if error is not None:
             raise self._translated(error) from error
@@ -256,11 +284,14 @@ class CompletedFetch:
     def _open(self, batch: _Batch, into: _Packed | _Lists) -> None:
         """Check a batch, and add its records unless they are invisible."""
         view = memoryview(self._data)[batch.start : batch.stop]
+        # The checksum comes first (Java: `check.crcs`): a wrong byte must not reach a decompressor.
         if batch.magic < 2:
             if not LegacyRecordBatch(view, batch.magic).validate_crc():
                 raise CorruptRecord("a batch fails its checksum")
         elif crc32c(view[ATTRIBUTES_AT:]) != batch.crc:
             raise CorruptRecord("a batch fails its checksum")
+        # Control batches are never visible. Under `read_uncommitted` (no list of aborted transactions) they mean
+        # nothing.
         if batch.is_control:
             if self._aborted is not None:
                 self._end_transaction(batch, view)
@@ -271,6 +302,8 @@ class CompletedFetch:
             into.add(batch)
 
     def _is_aborted(self, batch: _Batch) -> bool:
+        # As Java's `CompletedFetch.fetchRecords`: a batch is aborted if its producer id has an aborted transaction that
+        # began at or before it, and whose marker has not come yet.
         if self._aborted is None or not batch.attributes & TRANSACTIONAL:
             return False
         self._begin_transactions(batch.base_offset)
@@ -284,6 +317,7 @@ class CompletedFetch:
 
     def _end_transaction(self, batch: _Batch, view: memoryview) -> None:
         self._begin_transactions(batch.base_offset)
+        # Only an abort marker ends an aborted transaction. (An empty control batch is what compaction leaves of one.)
         marker: Any
         for marker in DefaultRecordBatch(view):
             if _control.unpack_from(marker.key)[1] == ABORT:
@@ -320,14 +354,17 @@ class _Lists:
         source: Any = DefaultRecordBatch(view) if batch.magic >= 2 else LegacyRecordBatch(view, batch.magic)
         before = len(self.keys)
         try:
+            # The common case needs no offset of each record.
             if batch.is_contiguous and batch.base_offset >= self._start:
                 self._add_all(source)
                 if len(self.keys) - before != batch.count:
                     raise CorruptRecord(f"a batch has {len(self.keys) - before} records, its header says otherwise")
                 self._offsets.append(np.arange(batch.base_offset, batch.next_offset, dtype=np.int64))
+            # The broker sends whole batches: the first may begin before the requested offset.
             else:
                 records = [record for record in source if record.offset >= self._start]
                 self._add_all(records)
+                # Version 0 has no timestamps.
                 if not batch.magic:
                     self._stamps[before:] = [NO_TIMESTAMP] * len(records)
                 self._offsets.append(np.array([record.offset for record in records], np.int64))
@@ -336,7 +373,9 @@ class _Lists:
             raise
 
     def _add_all(self, records: Iterable[Any]) -> None:
-        keys, values, stamps = self.keys, self.values, self._stamps
+        keys = self.keys
+        values = self.values
+        stamps = self._stamps
         # Do not collect them in a list first: Python's garbage collector would visit every object that stays alive.
         for record in records:
             keys.append(record.key)
@@ -386,6 +425,7 @@ class _Packed:
     def add(self, batch: _Batch) -> None:
         """Add the next batch; it is decoded later."""
         self._batches.append(batch)
+        # Versions 0 and 1 have no number of records in the header.
         self.count += max(batch.count, 0) if batch.magic >= 2 else 1
 
     def columns(self, topic: str, partition: int) -> tuple[Columns | None, Broken]:
@@ -398,12 +438,14 @@ class _Packed:
             run = self._run(own[at:])
             done = self._decode(run, parts)
             at += done
-            if done < max(len(run), 1):  # the kernel leaves this batch to aiokafka's reader
+            # The kernel leaves this batch to aiokafka's reader.
+            if done < max(len(run), 1):
                 where, batch = own[at]
                 lists = _Lists(self._data, self._start)
                 try:
                     lists.add(batch)
-                except Exception as e:  # bytes from outside can break a decompressor or a parser in any way
+                # Bytes from outside can break a decompressor or a parser in any way.
+                except Exception as e:
                     broken = where, e
                     break
                 parts.append(_packed(lists))
@@ -428,12 +470,14 @@ class _Packed:
 
         Returns the number of batches added.
         """
-        from penstock.shared.clients.connection import record_decoding as d  # imported late: it loads numba
+        # Imported late: it loads numba.
+        from penstock.shared.clients.connection import record_decoding as d
         from penstock.shared.clients.connection.packed_headers import PackedHeaders
 
         if not run:
             return 0
-        data, bounds = self._array, [(batch.start + HEADER_SIZE, batch.stop) for batch in run]
+        data = self._array
+        bounds = [(batch.start + HEADER_SIZE, batch.stop) for batch in run]
         if is_compressed(run[0]):
             data, bounds = _decompressed(self._data, run)
         plan = [_plan(d, b, *where) for b, where in zip(run, bounds, strict=False)]
@@ -444,7 +488,8 @@ class _Packed:
         decoded = np.empty((d.COLUMNS, int(rows[:, d.COUNT].sum())), np.int64)
         done: int = d.decode_batches(data, rows, decoded)
         decoded = decoded[:, : int(rows[:done, d.COUNT].sum())]
-        if done and run[0].base_offset < self._start:  # it was fetched from its middle
+        # The first batch may begin before the requested offset.
+        if done and run[0].base_offset < self._start:
             decoded = np.ascontiguousarray(decoded[:, decoded[d.OFFSET] >= self._start])
         headers = PackedBytes(data, decoded[d.HEADERS_AT], decoded[d.HEADERS_LENGTH])
         parts.append(
@@ -464,6 +509,7 @@ def _plan(d: Any, batch: _Batch, start: int, stop: int) -> tuple[int, ...] | Non
 
     Returns None if the batch is too short for the number of records in its header.
     """
+    # The columns are allocated by the count of the header, which a wrong batch could make arbitrarily large.
     if batch.count * d.RECORD_BYTES_MIN > stop - start:
         return None
     append_time = batch.max_timestamp if batch.attributes & LOG_APPEND_TIME else d.NO_TIME
@@ -481,11 +527,15 @@ def _decompressed(data: bytes | memoryview, run: Sequence[_Batch]) -> tuple[NDAr
 
     It stops at the first batch that cannot be decompressed.
     """
-    view, texts, bounds, at = memoryview(data), [], [], 0
+    view = memoryview(data)
+    texts: list[bytes] = []
+    bounds: list[tuple[int, int]] = []
+    at = 0
     for batch in run:
         try:
             text = decompress(batch.attributes & COMPRESSION_CODEC, view[batch.start + HEADER_SIZE : batch.stop])
-        except Exception:  # aiokafka's reader will raise the error
+        # aiokafka's reader will raise the error.
+        except Exception:
             break
         texts.append(text)
         bounds.append((at, at + len(text)))
@@ -497,7 +547,8 @@ def _packed(lists: _Lists) -> _Part:
     columns, _ = lists.columns("", 0)
     if columns is None:
         return _Part(PackedBytes.of([]), PackedBytes.of([]), np.empty(0, np.int64), np.empty(0, np.int64), None)
-    keys, values = PackedBytes.of(columns.keys), PackedBytes.of(columns.values)
+    keys = PackedBytes.of(columns.keys)
+    values = PackedBytes.of(columns.values)
     return _Part(keys, values, columns.timestamps, columns.offsets, columns.headers)
 
 

@@ -161,6 +161,7 @@ def translate(error: BaseException, where: str) -> e.PenstockError:
     """
     if isinstance(error, e.PenstockError):
         return error
+    # A broker's error code: `errno` is the code, and the text after aiokafka's prefix is the broker's own.
     if isinstance(error, kafka.BrokerResponseError):
         own = str(error).removeprefix(f"[Error {error.errno}] ").removeprefix(type(error).__name__).lstrip(": ")
         return error_for_code(error.errno, where, own or None)

@@ -20,7 +20,13 @@ from penstock.shared.common.errors import UnsupportedVersion
 API_KEY = 1
 VERSION = 12
 CORRELATION_BYTES = 4
-DIVERGING_TAG, LEADER_TAG = 0, 1
+DIVERGING_TAG = 0
+LEADER_TAG = 1
+CONSUMER = -1
+"""The replica id of a client that is no broker."""
+NO_SESSION = 0
+FULL_FETCH = -1
+"""The session epoch of a request outside of a fetch session (KIP-227)."""
 SHARED_BY_MAX = 4
 """A partition's records are copied out of the response if they make up less than 1/SHARED_BY_MAX of it. So buffered
 records keep at most this many times their own size in memory."""
@@ -105,8 +111,10 @@ def _read_partition(reader: Reader) -> tuple[int, FetchedPartition]:
     for _ in range(reader.uvarint() - 1):
         aborted.append(reader.take(_aborted))
         reader.tags()
-    reader.take(_int32)  # the preferred read replica (KIP-392): only for a client with a rack
+    # The preferred read replica (KIP-392), which only a client with a rack gets.
+    reader.take(_int32)
     records: bytes | memoryview = reader.data()
+    # Records stay buffered until they are polled. A few small ones must not keep a large response in memory.
     if len(records) * SHARED_BY_MAX < reader.size:
         records = bytes(records)
     tags = reader.tags()
@@ -163,15 +171,18 @@ class FetchRequest:
             raise UnsupportedVersion(f"Fetch v{VERSION}: the broker speaks v{low} to v{high}")
         level = int(self._read_committed)
         parts = [
-            _request.pack(-1, self._max_wait_ms, self._min_bytes, self._max_bytes, level, 0, -1),
+            _request.pack(CONSUMER, self._max_wait_ms, self._min_bytes, self._max_bytes, level, NO_SESSION, FULL_FETCH),
             uvarint(len(self._topics) + 1),
         ]
         for topic, partitions in self._topics:
             parts += (text(topic), uvarint(len(partitions) + 1))
             for partition, offset, epoch, max_bytes in partitions:
+                # Without the current leader epoch the broker does not fence this client (KIP-320). The epoch of the
+                # last fetched batch lets it detect a truncated log (KIP-595).
                 parts += (_wanted.pack(partition, NO_EPOCH, offset, epoch, NO_OFFSET, max_bytes), NO_TAGS)
             parts.append(NO_TAGS)
-        parts.append(b"\x01\x01" + NO_TAGS)  # no forgotten topics, no rack
+        # No forgotten topics, no rack.
+        parts.append(b"\x01\x01" + NO_TAGS)
         return _FetchStruct(b"".join(parts), len(self._topics))
 
     def __repr__(self) -> str:

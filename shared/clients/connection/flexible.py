@@ -67,7 +67,9 @@ class Reader:
         return {self.uvarint(): self._raw(self.uvarint()) for _ in range(self.uvarint())}
 
     def _raw(self, size: int) -> memoryview:
-        at, self._at = self._at, self._at + size
+        at = self._at
+        self._at += size
+        # A slice would silently be too short.
         if self._at > len(self._data):
             raise IndexError(f"the response ends at {len(self._data)}, its field at {self._at}")
         return self._data[at : self._at]
@@ -105,10 +107,13 @@ def endpoints_in(tags: Mapping[int, memoryview], tag: int) -> list[Endpoint]:
     """Return the addresses of new leaders that a tagged field names (KIP-951), which saves a metadata request."""
     if (tagged := tags.get(tag)) is None:
         return []
-    reader, found = Reader(tagged), []
+    reader = Reader(tagged)
+    found: list[Endpoint] = []
     for _ in range(reader.uvarint() - 1):
-        (node,), host = reader.take(_node), reader.text()
-        (port,), _rack = reader.take(_node), reader.text()
+        (node,) = reader.take(_node)
+        host = reader.text()
+        (port,) = reader.take(_node)
+        reader.text()  # rack
         reader.tags()
         found.append(Endpoint(node, host or "", port))
     return found

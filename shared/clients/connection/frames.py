@@ -38,6 +38,7 @@ class Frames(asyncio.BufferedProtocol):
         if self._at < len(self._view):
             return
         frame, self._at = self._frame, 0
+        # The buffer that is full held the length: read the response into a buffer of that length.
         if frame is None:
             size = int.from_bytes(self._size, "big", signed=True)
             if not SIZE_BYTES <= size <= FRAME_BYTES_MAX:
@@ -47,6 +48,7 @@ class Frames(asyncio.BufferedProtocol):
             self._view = memoryview(self._frame)
             return
         self._frame, self._view = None, memoryview(self._size)
+        # A response that cannot be matched or decoded ends the connection, as in aiokafka: its requests are retried.
         try:
             self._handle(frame)
         except Exception as e:
@@ -59,6 +61,7 @@ class Frames(asyncio.BufferedProtocol):
         if decode is None or int.from_bytes(frame[:SIZE_BYTES], "big", signed=True) != correlation_id:
             connection._handle_frame(bytes(frame))
             return
+        # The caller may have been cancelled, or its timeout have passed.
         if not future.done():
             future.set_result(decode(frame))
         connection._last_action = time.monotonic()
@@ -84,6 +87,7 @@ def read_in_place(connection: Any) -> bool:
     """Make an open connection read in place. Returns False if requests or received bytes are pending."""
     if isinstance(connection._writer.transport.get_protocol(), Frames):
         return True
+    # The new protocol would not see bytes that are in the stream already, and would read a response from its middle.
     if connection._requests or connection._reader._buffer:
         return False
     connection._writer.transport.set_protocol(Frames(connection, connection._protocol))

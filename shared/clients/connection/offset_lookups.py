@@ -14,6 +14,13 @@ from penstock.shared.common.errors import NotLeaderOrFollower, UnknownTopicOrPar
 from penstock.shared.common.records import TopicPartition
 
 SPECS = {"earliest": -2, "latest": -1}
+"""The times that stand for a position in ListOffsets."""
+CONSUMER = -1
+"""The replica id of a client that is no broker."""
+NO_LEADER_EPOCH = -1
+"""Without the current leader epoch the broker does not fence the request (KIP-320)."""
+READ_UNCOMMITTED = 0
+READ_COMMITTED = 1
 
 
 async def list_offsets(
@@ -25,14 +32,15 @@ async def list_offsets(
     The latest is the high watermark, under `read_committed` the last stable offset.
     """
     stamps = {tp: SPECS[spec] if isinstance(spec, str) else spec for tp, spec in specs.items()}
-    level = 1 if isolation_level == "read_committed" else 0
+    level = READ_COMMITTED if isolation_level == "read_committed" else READ_UNCOMMITTED
     found: dict[TopicPartition, int] = {}
 
     async def ask() -> None:
+        # A retry requests only what an earlier attempt did not find.
         missing = [tp for tp in stamps if tp not in found]
         for node, topics in (await by_leader(connection, missing)).items():
-            rows = [(t, [(p, -1, stamps[TopicPartition(t, p)]) for p in ps]) for t, ps in topics.items()]
-            request = wire.LIST_OFFSETS(-1, level, rows)
+            rows = [(t, [(p, NO_LEADER_EPOCH, stamps[TopicPartition(t, p)]) for p in ps]) for t, ps in topics.items()]
+            request = wire.LIST_OFFSETS(CONSUMER, level, rows)
             # Do not queue behind a fetch, which the broker may hold while there is no data.
             response = await connection.send(node, request, "list offsets", coordination=True)
             for topic, partitions in response.topics:

@@ -31,7 +31,9 @@ def _follow(data, offsets, lengths, more, pieces, piece_ends, texts, starts, siz
     at = 0
     for row in range(len(lengths)):
         out_offsets[row] = at
-        count, begin, stop = 0, offsets[row], offsets[row] + lengths[row]
+        count = 0
+        begin = offsets[row]
+        stop = begin + lengths[row]
         if begin < stop:
             count, begin = read_varint(data, begin, stop)
         at = put_varint(out, at, zigzag(count + more))
@@ -84,7 +86,9 @@ class PackedHeaders(Sequence[Headers]):
 
     def followed_by(self, more: Sequence[tuple[str, bytes | PackedBytes]]) -> PackedHeaders:
         """Return each record's headers followed by `more`; a value is one for all records, or one for each."""
-        pieces, columns = [bytearray()], list[PackedBytes]()
+        # What is the same for all records becomes a piece: a kernel then copies pieces and texts in turn.
+        pieces = [bytearray()]
+        columns = list[PackedBytes]()
         for name, value in more:
             _put_bytes(pieces[-1], name.encode())
             if isinstance(value, PackedBytes):
@@ -92,11 +96,14 @@ class PackedHeaders(Sequence[Headers]):
                 pieces.append(bytearray())
             else:
                 _put_bytes(pieces[-1], value)
-        own, count = self.blocks, len(self)
+        own = self.blocks
+        count = len(self)
         texts = kernel_texts(columns)
+        # An upper bound of what a record gets besides its own headers and texts: a kernel cannot let `out` grow.
         sized = VARINT_BYTES_MAX + sum(map(len, pieces)) + VARINT_BYTES_MAX * len(columns)
         out = np.empty(int(own.sizes().sum() + np.maximum(texts[2], 0).sum()) + count * sized, np.uint8)
-        offsets, lengths = np.empty(count, np.int64), np.empty(count, np.int64)
+        offsets = np.empty(count, np.int64)
+        lengths = np.empty(count, np.int64)
         _follow(*own.arrays, len(more), *kernel_pieces(pieces), *texts, out, offsets, lengths)
         return PackedHeaders(PackedBytes(out, offsets, lengths))
 
@@ -134,7 +141,8 @@ def _read(block: bytes) -> Headers:
     headers = []
     for _ in range(count):
         length, at = decode_varint(block, at)
-        name, at = block[at : at + length].decode(), at + length
+        name = block[at : at + length].decode()
+        at += length
         length, at = decode_varint(block, at)
         headers.append((name, None if length < 0 else block[at : at + length]))
         at += max(length, 0)

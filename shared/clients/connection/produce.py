@@ -26,8 +26,11 @@ from penstock.shared.clients.connection.flexible import (
 from penstock.shared.common.errors import UnsupportedVersion
 
 API_KEY = 0
-VERSION_MIN, VERSION_MAX = 9, 10
-LEADER_TAG = ENDPOINTS_TAG = 0
+VERSION_MIN = 9
+VERSION_MAX = 10
+"""From version 12 on the broker adds partitions to the transaction itself (KIP-890). This client still does it."""
+LEADER_TAG = 0
+ENDPOINTS_TAG = 0
 
 _int32 = struct.Struct(">i")
 _acks_timeout = struct.Struct(">hi")
@@ -90,7 +93,9 @@ def _read_partition(reader: Reader) -> tuple[int, ProduceAnswer]:
         reader.tags()
     message = reader.text()
     tags = reader.tags()
+    # The new leader comes only with an error (KIP-951).
     leader = leader_in(tags, LEADER_TAG) if code else None
+    # The message is about the batch, the others about single records of it (KIP-467).
     detail = "; ".join([*([message] if message else []), *rejected])
     return partition, ProduceAnswer(code, offset, append_time, log_start, detail, leader)
 

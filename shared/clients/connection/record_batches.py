@@ -29,11 +29,23 @@ from aiokafka.record.util import calc_crc32c
 from penstock.shared.clients.connection.produce import Produce, Topics
 
 MAGIC = 2
-LENGTH_AT, LENGTH_FROM, CRC_AT, ATTRIBUTES_AT, RECORDS_AT = 8, 12, 17, 21, 61
-"""Positions in a batch's header: the length and where it starts counting, the checksum and the start of the bytes that
-it covers, and the end of the header."""
-GZIP_LEVEL, LZ4_LEVEL, ZSTD_LEVEL = -1, 9, 3
-"""The default levels of Java's producer; gzip's is zlib's default."""
+# Positions in a batch's header.
+LENGTH_AT = 8
+LENGTH_FROM = 12
+"""The length counts the bytes from here on."""
+CRC_AT = 17
+ATTRIBUTES_AT = 21
+"""The checksum covers the bytes from here on."""
+RECORDS_AT = 61
+"""The end of the header."""
+
+# The default levels of Java's producer.
+GZIP_LEVEL = -1
+"""zlib's default."""
+LZ4_LEVEL = 9
+ZSTD_LEVEL = 3
+NO_PRODUCER = -1
+"""The producer id, epoch and base sequence of a batch without a producer state."""
 
 SealedBatch = bytearray | memoryview
 """The bytes of a sealed batch. A retry may write another producer state into them."""
@@ -71,7 +83,9 @@ COMPRESSION = {name: compression_of(name) for name in ("none", "gzip", "snappy",
 def new_batch_builder(batch_size: int, transactional: bool) -> Any:
     """Return a builder that takes records until `batch_size` bytes are full."""
     codec = DefaultRecordBatch.CODEC_NONE
-    return DefaultRecordBatchBuilder(MAGIC, codec, int(transactional), -1, -1, -1, batch_size)
+    return DefaultRecordBatchBuilder(
+        MAGIC, codec, int(transactional), NO_PRODUCER, NO_PRODUCER, NO_PRODUCER, batch_size
+    )
 
 
 def seal_batch(builder: Any, state: tuple[int, int, int], compression: Compression = NO_COMPRESSION) -> SealedBatch:
@@ -82,9 +96,11 @@ def seal_batch(builder: Any, state: tuple[int, int, int], compression: Compressi
         return sealed
     records = bytes(sealed[RECORDS_AT:])
     encoded = compression.encode(records)
+    # The buffer memory and the request size were reserved for the uncompressed batch.
     if len(encoded) >= len(records):
         return sealed
     compressed = bytearray(sealed[:RECORDS_AT]) + encoded
+    # The codec is in the low byte of the attributes, an int16.
     compressed[ATTRIBUTES_AT + 1] |= compression.codec
     _length.pack_into(compressed, LENGTH_AT, len(compressed) - LENGTH_FROM)
     _crc.pack_into(compressed, CRC_AT, crc32c(memoryview(compressed)[ATTRIBUTES_AT:]))
@@ -93,7 +109,8 @@ def seal_batch(builder: Any, state: tuple[int, int, int], compression: Compressi
 
 def read_batches(data: bytes) -> list[Any]:
     """Return the record batches in these bytes of a log."""
-    records, found = MemoryRecords(data), []
+    records = MemoryRecords(data)
+    found: list[Any] = []
     while records.has_next():
         found.append(records.next_batch())
     return found
@@ -119,6 +136,7 @@ _DECODE: dict[int, Callable[[Any], bytes]] = {
 def decompress(codec: int, data: memoryview) -> bytes:
     """Return the uncompressed records of a batch. Raises the decompressor's errors, KeyError for an unknown codec."""
     decode = _DECODE[codec]
+    # As aiokafka's reader calls them: only gzip's decoder gets a view.
     return decode(data if codec == DefaultRecordBatch.CODEC_GZIP else data.tobytes())
 
 

@@ -50,6 +50,7 @@ def _after_headers(data, at, stop):
         length, at = read_varint(data, at, stop)
         if length < 0 or length > stop - at:
             return NOT_ONE
+        # A name beyond ASCII may be invalid UTF-8, which only Python can tell.
         for i in range(at, at + length):
             if data[i] >= 128:
                 return NOT_ONE
@@ -68,20 +69,26 @@ def decode_batches(data, plan, decoded):
     """
     n = 0
     for b in range(len(plan)):
-        at, stop = plan[b, START], plan[b, STOP]
-        base_offset, base_timestamp, append_time = plan[b, BASE_OFFSET], plan[b, BASE_TIMESTAMP], plan[b, APPEND_TIME]
+        at = plan[b, START]
+        stop = plan[b, STOP]
+        base_offset = plan[b, BASE_OFFSET]
+        base_timestamp = plan[b, BASE_TIMESTAMP]
+        append_time = plan[b, APPEND_TIME]
         next_delta = 0
         for _ in range(plan[b, COUNT]):
+            # Every length is checked before it is used, since a kernel checks no bounds.
             length, at = read_varint(data, at, stop)
             if length < 0 or length > stop - at:
                 return b
             end = at + length
+            # The attributes of a record are not used by any version of the format.
             if length < RECORD_BYTES_MIN - 1 or data[at] != 0:
                 return b
             delta, at = read_varint(data, at + 1, end)
             if delta == NOT_ONE:
                 return b
             decoded[TIMESTAMP, n] = base_timestamp + delta if append_time == NO_TIME else append_time
+            # Offsets ascend, with holes that log compaction has made, and stay within the batch.
             delta, at = read_varint(data, at, end)
             if delta < next_delta or delta >= plan[b, OFFSETS]:
                 return b
@@ -90,11 +97,13 @@ def decode_batches(data, plan, decoded):
             length, at = read_varint(data, at, end)
             if length < -1 or length > end - at:
                 return b
-            decoded[KEY_AT, n], decoded[KEY_LENGTH, n] = at, length
+            decoded[KEY_AT, n] = at
+            decoded[KEY_LENGTH, n] = length
             length, at = read_varint(data, at + max(length, 0), end)
             if length < -1 or length > end - at:
                 return b
-            decoded[VALUE_AT, n], decoded[VALUE_LENGTH, n] = at, length
+            decoded[VALUE_AT, n] = at
+            decoded[VALUE_LENGTH, n] = length
             at += max(length, 0)
             decoded[HEADERS_AT, n] = at
             if at == end - 1 and data[at] == 0:
@@ -105,6 +114,7 @@ def decode_batches(data, plan, decoded):
                     return b
             at = end
             n += 1
+        # More bytes than records: the header or the records are wrong.
         if at != stop:
             return b
     return len(plan)

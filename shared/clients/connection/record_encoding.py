@@ -31,9 +31,9 @@ from penstock.shared.common.packed_bytes import PackedBytes, read_only
 from penstock.shared.common.records import NO_TIMESTAMP, Int64Array
 from penstock.shared.common.varints import put_varint, varint_size, zigzag
 
-RECORD_BYTES_MAX = 61 + 21 + 5 + 5 + 1
-"""An upper bound of the bytes of a batch with one record, besides key, value and headers: the batch's header, and the
-record's lengths and deltas. One byte for the number of headers is included."""
+RECORD_BYTES_MAX = RECORDS_AT + 21 + 5 + 5 + 1
+"""An upper bound of the bytes of a batch with one record, besides key, value and headers: the batch's header, the
+record's length, attributes and deltas (21), two lengths of at most 5 bytes, and one byte for the number of headers."""
 NO_HEADERS = PackedBytes.of([])
 """Stands for the headers of records that all have none."""
 
@@ -71,18 +71,27 @@ def encode_records(
     `batch_size`. A batch's first record always fits if the buffer has room for it. `state` is kept from call to call. A
     record's headers begin with their number. A record has none if their length is 0 or less, or no record has any.
     """
-    position, count = state[POSITION], state[COUNT]
-    first_timestamp, max_timestamp = state[FIRST_TIMESTAMP], state[MAX_TIMESTAMP]
-    capacity, has_headers, headers_length = len(out), len(header_lengths) > 0, np.int64(0)
+    position = state[POSITION]
+    count = state[COUNT]
+    first_timestamp = state[FIRST_TIMESTAMP]
+    max_timestamp = state[MAX_TIMESTAMP]
+    capacity = len(out)
+    has_headers = len(header_lengths) > 0
+    headers_length = np.int64(0)
     at = first
     while at < stop:
         row = rows[at]
-        key_length, value_length, timestamp = key_lengths[row], value_lengths[row], timestamps[row]
+        key_length = key_lengths[row]
+        value_length = value_lengths[row]
+        timestamp = timestamps[row]
         if count == 0:
             first_timestamp = timestamp
             max_timestamp = timestamp
-        delta, number = zigzag(timestamp - first_timestamp), zigzag(count)
-        key_size, value_size = zigzag(key_length), zigzag(value_length)
+        # 1. Compute the size: the record's length comes first, and as a varint it takes a size of its own.
+        delta = zigzag(timestamp - first_timestamp)
+        number = zigzag(count)
+        key_size = zigzag(key_length)
+        value_size = zigzag(value_length)
         if has_headers:
             headers_length = header_lengths[row]
         # Attributes take one byte. So does the number of headers if there are none.
@@ -95,8 +104,10 @@ def encode_records(
             size += value_length
         length = zigzag(size)
         end = position + varint_size(length) + size
+        # 2. Stop at the same record as aiokafka's builder. The first record is taken even if it is larger than a batch.
         if end > capacity or (count > 0 and end >= batch_size):
             break
+        # 3. Write the record.
         position = put_varint(out, position, length)
         out[position] = 0
         position = put_varint(out, position + 1, delta)
@@ -118,8 +129,10 @@ def encode_records(
         max_timestamp = max(max_timestamp, timestamp)
         count += 1
         at += 1
-    state[POSITION], state[COUNT] = position, count
-    state[FIRST_TIMESTAMP], state[MAX_TIMESTAMP] = first_timestamp, max_timestamp
+    state[POSITION] = position
+    state[COUNT] = count
+    state[FIRST_TIMESTAMP] = first_timestamp
+    state[MAX_TIMESTAMP] = max_timestamp
     return at
 
 

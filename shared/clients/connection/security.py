@@ -114,9 +114,10 @@ class TokenProvider(AbstractTokenProvider):  # type: ignore[misc]
 
 
 class SeenThrough(OAuthAuthenticator):  # type: ignore[misc]
-    """OAUTHBEARER that reads the broker's error: the broker sends it, then waits for a byte before it rejects."""
+    """OAUTHBEARER that reads the broker's error."""
 
     async def step(self, payload: bytes | None) -> tuple[bytes, bool] | None:
+        # The broker has sent its error. It waits for this byte before it rejects the client (RFC 7628, 3.2.3).
         if self._token_sent and payload:
             return OAUTH_SEPARATOR.encode(), True
         step: tuple[bytes, bool] | None = await super().step(payload)
@@ -144,6 +145,7 @@ def _imported(path: str) -> Callable[[], Any]:
     try:
         found: Any = importlib.import_module(module_name)
     except ModuleNotFoundError as e:
+        # The module exists, and an import within it failed: this is the user's error, not a wrong setting.
         if e.name is None or not f"{module_name}.".startswith(f"{e.name}."):
             raise
         raise ConfigError(f"{setting}: no module {e.name!r}") from None

@@ -69,7 +69,10 @@ class Socket(AIOKafkaConnection):  # type: ignore[misc]
 
     async def connect(self) -> None:
         """TCP, TLS, the broker's versions and SASL. Raises OSError and aiokafka's errors."""
-        loop, is_tls = asyncio.get_running_loop(), self._security_protocol.endswith("SSL")
+        # These are the steps of aiokafka's `connect`. Only the socket is new: it is made for one address of the host,
+        # while aiokafka leaves the choice to asyncio, which begins with the first address in every attempt.
+        loop = asyncio.get_running_loop()
+        is_tls = self._security_protocol.endswith("SSL")
         connected = await self._addresses.connected_socket(self._host, self._port)
         self._closed_fut = loop.create_future()
         reader = asyncio.StreamReader(limit=READER_LIMIT, loop=loop)
@@ -136,12 +139,15 @@ class Client(AIOKafkaClient):  # type: ignore[misc]
 
     async def _bootstrap_from_any(self, timeout_ms: float) -> None:
         deadline_ms = SYSTEM_CLOCK.monotonic_ms() + timeout_ms
-        hosts, reasons = await self._bootstrap_hosts(), []
+        hosts = await self._bootstrap_hosts()
+        reasons: list[str] = []
         for index, (host, port) in enumerate(hosts):
+            # Each server gets its share of the time that is left: a silent one must not use up the time of the others.
             share_ms = max(0.0, deadline_ms - SYSTEM_CLOCK.monotonic_ms()) / (len(hosts) - index)
             try:
                 await self._bootstrap_from(host, port, share_ms)
                 return
+            # All servers of a cluster check the same credentials: more attempts would only delay the error.
             except AuthenticationFailed:
                 raise
             except PenstockError as e:
@@ -169,7 +175,9 @@ class Client(AIOKafkaClient):  # type: ignore[misc]
         if await super()._metadata_update(cluster_metadata, topics):
             self._metadata_ms = SYSTEM_CLOCK.monotonic_ms()
             return True
-        settings, silent_ms = self._settings, SYSTEM_CLOCK.monotonic_ms() - self._metadata_ms
+        settings = self._settings
+        silent_ms = SYSTEM_CLOCK.monotonic_ms() - self._metadata_ms
+        # The last condition leaves out `fetch_all_metadata`, which fills metadata of its own.
         if (
             settings.metadata_recovery_strategy == "none"
             or silent_ms < settings.metadata_recovery_rebootstrap_trigger_ms
@@ -182,6 +190,7 @@ class Client(AIOKafkaClient):  # type: ignore[misc]
             log.warning("no bootstrap server reached either", silent_ms=round(silent_ms), reason=str(e))
             return False
         log.warning("metadata from the bootstrap servers", silent_ms=round(silent_ms))
+        # The backoffs belong to addresses that nodes no longer have.
         self._backoffs.clear()
         return bool(await super()._metadata_update(cluster_metadata, topics))
 
@@ -199,9 +208,10 @@ class Client(AIOKafkaClient):  # type: ignore[misc]
             connection.close()
             raise
         self.cluster.update_metadata(metadata)
+        # A broker that has just started may not know any broker yet: the next metadata request goes to it again.
         if self.cluster.brokers():
             connection.close()
-        else:  # kept until the metadata has a broker
+        else:
             self._conns["bootstrap", ConnectionGroup.DEFAULT] = connection
 
     async def _get_conn(
@@ -235,10 +245,12 @@ class Client(AIOKafkaClient):  # type: ignore[misc]
                 raise BrokerNotAvailable(f"broker {node_id} is not in the metadata")
             connection = await self._open_counted(node_id, broker.host, broker.port)
         except PenstockError as e:
+            # The newest first, for `connection_error` without a node.
             self._node_errors = {
                 node_id: e,
                 **{node: why for node, why in self._node_errors.items() if node != node_id},
             }
+            # The node may have another address by now.
             if not self._is_closed:
                 self.force_metadata_update()
             return None
@@ -247,10 +259,13 @@ class Client(AIOKafkaClient):  # type: ignore[misc]
         return connection
 
     async def _open_counted(self, node_id: int | str, host: str, port: int) -> Socket:
-        settings, failures = self._settings, self._backoffs.get(node_id, (0, 0))[0]
+        settings = self._settings
+        failures, _ = self._backoffs.get(node_id, (0, 0))
+        # A short first timeout finds another address or broker soon. A broker that needs longer for TLS, as all clients
+        # connect again at once, gets more time in each attempt (KIP-601).
         shortest_ms = settings.socket_connection_setup_timeout_ms
         longest_ms = max(shortest_ms, settings.socket_connection_setup_timeout_max_ms)
-        timeout_ms = ExponentialBackoff(shortest_ms, longest_ms).wait_ms(failures + 1)  # KIP-601
+        timeout_ms = ExponentialBackoff(shortest_ms, longest_ms).wait_ms(failures + 1)
         try:
             connection = await self._open(host, port, timeout_ms, self._on_connection_closed)
         except PenstockError:
@@ -284,7 +299,8 @@ class Client(AIOKafkaClient):  # type: ignore[misc]
         try:
             async with asyncio.timeout(timeout_ms / 1000):
                 await connection.connect()
-        except PenstockError as e:  # raised by the token provider
+        # Raised by the token provider.
+        except PenstockError as e:
             raise type(e)(f"{where}: {e}") from e.__cause__
         except (kafka.KafkaError, OSError, ValueError, KeyError, AssertionError) as e:
             raise self._translated(e, where, timeout_ms) from e
@@ -292,6 +308,7 @@ class Client(AIOKafkaClient):  # type: ignore[misc]
 
     def _translated(self, error: BaseException, where: str, timeout_ms: float) -> PenstockError:
         """Return the error for a connection that could not be set up, or was closed at its first request."""
+        # 1. TLS: a certificate or a protocol that the other side rejects. A retry does not help.
         for cause in _causes(error):
             if isinstance(cause, ssl.SSLCertVerificationError):
                 return AuthenticationFailed(f"{where}: the broker's certificate is refused: {cause.verify_message}")
@@ -299,11 +316,15 @@ class Client(AIOKafkaClient):  # type: ignore[misc]
                 reason = getattr(cause, "reason", None) or str(cause)
                 hint = ", see kafka.ssl_certfile" if "CERTIFICATE" in reason else ""
                 return AuthenticationFailed(f"{where}: TLS: {reason}{hint}")
+        # 2. Nothing answered in time.
         if isinstance(error, TimeoutError):
             return BrokerNotAvailable(f"{where}: not connected after {timeout_ms:.0f} ms")
+        # 3. aiokafka's SASL code parses what the broker sends, and raises these for a wrong nonce or signature.
         if isinstance(error, ValueError | KeyError | AssertionError):
             mechanism = self._settings.sasl_mechanism
             return AuthenticationFailed(f"{where}: the broker's side of {mechanism} is wrong: {error}")
+        # 4. The broker closed the connection: a broker does so, without an answer, if the client speaks another
+        #    security protocol than the listener.
         if isinstance(error, kafka.KafkaConnectionError) and isinstance(error.__cause__, OSError):
             error = error.__cause__
         if isinstance(error, kafka.KafkaConnectionError | ConnectionResetError | BrokenPipeError | ssl.SSLError):

@@ -13,6 +13,7 @@ from penstock.shared.clients.connection.wire_types import TAGS, TEXT, TEXT_FLEX,
 THROTTLE = ("throttle_time_ms", Int32)
 ERROR = ("error_code", Int16)
 
+# Version 10 has topic ids (KIP-516).
 METADATA = Api(
     "Metadata",
     3,
@@ -116,6 +117,7 @@ DESCRIBE_CONFIGS = Api(
     ),
 )
 
+# AlterConfigs would reset every config that it does not name (KIP-339).
 INCREMENTAL_ALTER_CONFIGS = Api(
     "IncrementalAlterConfigs",
     44,
@@ -134,6 +136,7 @@ INCREMENTAL_ALTER_CONFIGS = Api(
     (THROTTLE, ("resources", Array(ERROR, ("error_message", TEXT), ("type", Int8), ("name", TEXT)))),
 )
 
+# From version 5 on a new leader answers OFFSET_NOT_AVAILABLE until its high watermark is known (KIP-207).
 LIST_OFFSETS = Api(
     "ListOffsets",
     2,
@@ -180,6 +183,7 @@ DELETE_RECORDS = Api(
     ),
 )
 
+# Version 4 has the states of the groups (KIP-518).
 LIST_GROUPS = Api(
     "ListGroups",
     16,
@@ -237,6 +241,7 @@ OFFSET_DELETE = Api(
     (ERROR, THROTTLE, ("topics", Array(("name", TEXT), ("partitions", Array(("partition", Int32), ERROR))))),
 )
 
+# Version 7 has the instance id of static members (KIP-345).
 OFFSET_COMMIT = Api(
     "OffsetCommit",
     8,
@@ -260,6 +265,7 @@ OFFSET_COMMIT = Api(
     (THROTTLE, ("topics", Array(("name", TEXT), ("partitions", Array(("partition", Int32), ERROR))))),
 )
 
+# Version 7 can wait for the offsets of open transactions (KIP-447).
 OFFSET_FETCH = Api(
     "OffsetFetch",
     9,
@@ -298,6 +304,8 @@ _TXN = (("transactional_id", TEXT), ("producer_id", Int64), ("producer_epoch", I
 _TXN_TOPICS = ("topics", Array(("name", TEXT), ("partitions", Array(Int32))))
 _TOPIC_ERRORS = ("topics", Array(("name", TEXT), ("partitions", Array(("partition", Int32), ERROR))))
 
+# In these versions the coordinator answers PRODUCER_FENCED. It answered INVALID_PRODUCER_EPOCH before, which a leader
+# also answers after a transaction has timed out (KIP-588).
 INIT_PRODUCER_ID = Api(
     "InitProducerId",
     22,
@@ -314,6 +322,7 @@ INIT_PRODUCER_ID = Api(
 ADD_PARTITIONS_TO_TXN = Api("AddPartitionsToTxn", 24, 2, (*_TXN, _TXN_TOPICS), (THROTTLE, _TOPIC_ERRORS))
 ADD_OFFSETS_TO_TXN = Api("AddOffsetsToTxn", 25, 2, (*_TXN, ("group_id", TEXT)), (THROTTLE, ERROR))
 END_TXN = Api("EndTxn", 26, 2, (*_TXN, ("committed", Boolean)), (THROTTLE, ERROR))
+# Version 3 has the group's generation and member, which fence a consumer that has lost its partitions (KIP-447).
 TXN_OFFSET_COMMIT = Api(
     "TxnOffsetCommit",
     28,

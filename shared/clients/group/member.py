@@ -11,14 +11,18 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 
 from penstock.shared.clients.connection import error_for_code, name_of
+from penstock.shared.clients.connection.errors import CODE_OF, NO_ERROR, codes_of
 from penstock.shared.clients.group.member_states import BEATING, TRANSITIONS, GroupConfig, MemberState
 from penstock.shared.clients.group.steps import NO_GENERATION, JoinAnswer
 from penstock.shared.common.backoff import RETRY_BACKOFF_MAX_MS, ExponentialBackoff
 from penstock.shared.common.errors import PenstockError, RetriableError
 
-COORDINATOR_MOVED = frozenset({15, 16})
-COORDINATOR_LOADING = 14
-ILLEGAL_GENERATION, UNKNOWN_MEMBER, REBALANCE_IN_PROGRESS, MEMBER_ID_REQUIRED = 22, 25, 27, 79
+COORDINATOR_MOVED = codes_of("COORDINATOR_NOT_AVAILABLE", "NOT_COORDINATOR")
+COORDINATOR_LOADING = CODE_OF["COORDINATOR_LOAD_IN_PROGRESS"]
+ILLEGAL_GENERATION = CODE_OF["ILLEGAL_GENERATION"]
+UNKNOWN_MEMBER = CODE_OF["UNKNOWN_MEMBER_ID"]
+REBALANCE_IN_PROGRESS = CODE_OF["REBALANCE_IN_PROGRESS"]
+MEMBER_ID_REQUIRED = CODE_OF["MEMBER_ID_REQUIRED"]
 
 
 @dataclass(slots=True)
@@ -55,8 +59,10 @@ class Member(ABC):
 
     def rejoin(self, reason: str) -> None:
         """Request a new assignment by the group."""
+        # The first reason is the one to log: it caused the others.
         if not self._rejoin:
-            self._rejoin, self._reason = True, reason
+            self._rejoin = True
+            self._reason = reason
 
     # --- answers ---
 
@@ -65,14 +71,15 @@ class Member(ABC):
 
         Returns False if the member must ask again, or is out of the group.
         """
+        # The first join only requests a member id (KIP-394). This is no failure, so the second follows without backoff.
         if answer.code == MEMBER_ID_REQUIRED:
-            # The first join only requests a member id (KIP-394).
             self.member_id = answer.member_id
             self._again(now_ms, at_once=True)
         elif answer.code:
             self._rejected("JoinGroup", answer.code, now_ms)
         else:
-            self.generation, self.member_id = answer.generation, answer.member_id
+            self.generation = answer.generation
+            self.member_id = answer.member_id
             self.is_leader = answer.leader == answer.member_id
             self._heard(now_ms)
             self._to(MemberState.SYNCING)
@@ -100,31 +107,35 @@ class Member(ABC):
         return self.generation, self.member_id
 
     def on_heartbeat(self, sent_as: tuple[int, str], code: int, now_ms: int) -> None:
-        """Apply the coordinator's answer to a heartbeat.
-
-        An answer for an earlier generation or member id is ignored.
-        """
+        """Apply the coordinator's answer to a heartbeat."""
+        # The member has joined again in the meantime: the answer is about a generation that it has left (Java:
+        # `HeartbeatResponseHandler`). Acting on it would make the member join once more.
         if sent_as != (self.generation, self.member_id) or self.state not in BEATING:
             return
-        if code in (0, REBALANCE_IN_PROGRESS):
+        # There are four cases.
+        # 1. The coordinator knows the member, and its session goes on during a rebalance too.
+        if code in (NO_ERROR, REBALANCE_IN_PROGRESS):
             self._heard(now_ms)
-            if code:
+            if code == REBALANCE_IN_PROGRESS:
                 self.rejoin("the group rebalances")
+        # 2. No coordinator has answered for the group: to the session this is a missing answer.
         elif code in COORDINATOR_MOVED or code == COORDINATOR_LOADING:
             self.on_heartbeat_lost(now_ms)
             self.forget_coordinator = self.forget_coordinator or code in COORDINATOR_MOVED
+        # 3. The group has gone on without the member. With ILLEGAL_GENERATION it still knows the member id. A join with
+        #    the id continues the membership; one without would leave the old membership to its session timeout.
         elif code in (ILLEGAL_GENERATION, UNKNOWN_MEMBER):
             self._forget(member=code == UNKNOWN_MEMBER)
             self.rejoin(f"Heartbeat: {name_of(code)}")
+        # 4. A retry does not help, for example FENCED_INSTANCE_ID (KIP-345) or GROUP_AUTHORIZATION_FAILED.
         else:
             self.fail(error_for_code(code, f"Heartbeat of {self.where()}"))
 
     def on_heartbeat_lost(self, now_ms: int) -> None:
-        """Handle a heartbeat without an answer: retry soon.
-
-        After a session timeout also look up the coordinator again.
-        """
+        """Handle a heartbeat without an answer: retry soon."""
         self._beat_at_ms = now_ms + self.config.retry_backoff_ms
+        # A coordinator that lives has removed the member by now and assigned its partitions to others. Its broker may
+        # be cut off from this client alone, so look it up again.
         if now_ms - self._heard_ms >= self.config.session_timeout_ms:
             self.forget_coordinator = True
             self.on_session_over()
@@ -133,14 +144,18 @@ class Member(ABC):
 
     def _rejected(self, api: str, code: int, now_ms: int) -> None:
         self._reason = f"{api}: {name_of(code)}"
+        # 1. The normal course of a rebalance: another member has joined or left meanwhile. The first retry is at once,
+        #    since the group waits for this member. Later ones back off.
         if code in (UNKNOWN_MEMBER, ILLEGAL_GENERATION):
             self._forget(member=code == UNKNOWN_MEMBER)
             self._again(now_ms, at_once=self._failures == 0)
         elif code == REBALANCE_IN_PROGRESS:
             self._again(now_ms, at_once=self._failures == 0)
+        # 2. The coordinator moves, and needs time to load the group.
         elif code in COORDINATOR_MOVED or code == COORDINATOR_LOADING:
             self.forget_coordinator = self.forget_coordinator or code in COORDINATOR_MOVED
             self._again(now_ms)
+        # 3. Any other error decides by its class.
         else:
             error = error_for_code(code, f"{api} of {self.where()}")
             if isinstance(error, RetriableError):
@@ -156,7 +171,8 @@ class Member(ABC):
         self._retry_at_ms = now_ms if at_once else now_ms + int(backoff.wait_ms(self._failures))
 
     def _forget(self, *, member: bool) -> None:
-        self.generation, self.is_leader = NO_GENERATION, False
+        self.generation = NO_GENERATION
+        self.is_leader = False
         if member:
             self.member_id = ""
 

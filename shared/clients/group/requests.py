@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from penstock.shared.clients.connection import Connection, name_of, wire_groups
+from penstock.shared.clients.connection.errors import NO_ERROR
 from penstock.shared.clients.group.member import COORDINATOR_MOVED, Member
 from penstock.shared.clients.group.steps import Join, JoinAnswer, Sync, SyncAnswer
 from penstock.shared.common.clock import Clock
@@ -59,13 +60,11 @@ class GroupRequests:
         return f"<GroupRequests of {self._member.where()}>"
 
     async def join(self, join: Join) -> JoinAnswer:
-        """Send JoinGroup.
-
-        On a join without a member id the coordinator reserves a membership for the id that it answers with (KIP-394).
-        Such a join continues if its caller is cancelled, so that `leave` can release the membership.
-        """
+        """Send JoinGroup."""
         if join.member_id or self._member.config.instance_id is not None:
             return await self._join(join)
+        # On a join without a member id the coordinator reserves a membership for the id that it answers with (KIP-394).
+        # Such a join continues if its caller is cancelled, so that `leave` can release the membership.
         self._first_join = asyncio.ensure_future(self._join(join))
         answer = await asyncio.shield(self._first_join)
         self._first_join = None
@@ -73,7 +72,8 @@ class GroupRequests:
 
     async def _join(self, join: Join) -> JoinAnswer:
         config = self._member.config
-        if not self._failing.is_failing:  # `failed` logs a retry
+        # `failed` logs a retry.
+        if not self._failing.is_failing:
             log.info("joining the group", **self.fields(), reason=join.reason)
         response = await self._ask(
             wire_groups.JOIN_GROUP(
@@ -122,6 +122,7 @@ class GroupRequests:
         request = wire_groups.LEAVE_GROUP(self._group_id, [(member_id, None)])
         codes: list[int] = []
         try:
+            # Only a moved coordinator is worth a retry. In all other cases the session timeout removes the member.
             for _ in range(LEAVE_TRIES):
                 response = await self._ask(request, "LeaveGroup")
                 codes = [response.error_code, *(code for *_, code in response.members)]
@@ -132,10 +133,11 @@ class GroupRequests:
         except PenstockError as e:
             log.info("the group was not told of the leave", **self.fields(), left_as=member_id, reason=str(e))
             return
-        for code in filter(None, codes):
+        for code in (code for code in codes if code != NO_ERROR):
             log.info("LeaveGroup refused", **self.fields(), left_as=member_id, reason=name_of(code))
 
     async def _first_id(self) -> str:
+        # Take it, so that a second `leave` does not wait again.
         joining, self._first_join = self._first_join, None
         if joining is None:
             return ""
@@ -159,10 +161,12 @@ class GroupRequests:
                     await self._beats.wait()
 
     async def _heartbeat(self) -> None:
-        config, sent_as = self._member.config, self._member.on_heartbeat_sent(self._clock.monotonic_ms())
+        config = self._member.config
+        sent_as = self._member.on_heartbeat_sent(self._clock.monotonic_ms())
         code: int | None = None
         request = wire_groups.HEARTBEAT(config.group_id, *sent_as, config.instance_id)
         try:
+            # The request timeout may be longer. After the session timeout the answer does not help any more.
             async with asyncio.timeout(config.session_timeout_ms / 1000):
                 code = (await self._ask(request, "Heartbeat")).error_code
         except (TimeoutError, RetriableError) as e:
@@ -175,11 +179,11 @@ class GroupRequests:
         else:
             if (times := self._unanswered.succeeded(self._clock.monotonic_ms())) is not None:
                 log.info("heartbeats are answered again", **self.fields(), **times)
-            if code:
+            if code != NO_ERROR:
                 log.info("heartbeat", **self.fields(), answer=name_of(code))
             self._member.on_heartbeat(sent_as, code, self._clock.monotonic_ms())
         self.follow_up()
-        self._on_heartbeat(code == 0)
+        self._on_heartbeat(code == NO_ERROR)
 
     def failed(self, step: object, error: PenstockError) -> None:
         """Log a step's failed request; repeated failures are logged only now and then."""
