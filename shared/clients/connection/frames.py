@@ -48,7 +48,8 @@ class Frames(asyncio.BufferedProtocol):
             self._view = memoryview(self._frame)
             return
         self._frame, self._view = None, memoryview(self._size)
-        # A response that cannot be matched or decoded ends the connection, as in aiokafka: its requests are retried.
+        # A response that cannot be matched or decoded ends the connection, as in aiokafka: nothing after it can be
+        # trusted.
         try:
             self._handle(frame)
         except Exception as e:

@@ -79,7 +79,8 @@ class Socket(AIOKafkaConnection):  # type: ignore[misc]
         protocol = AIOKafkaProtocol(self._closed_fut, reader, loop=loop)
         tls = {"ssl": self._ssl_context, "server_hostname": self._host} if is_tls else {}
         transport, _ = await loop.create_connection(lambda: protocol, sock=connected, **tls)
-        self._reader, self._protocol = reader, protocol
+        self._reader = reader
+        self._protocol = protocol
         self._writer = asyncio.StreamWriter(transport, protocol, reader, loop)
         self._read_task = self._create_reader_task()
         if self._max_idle_ms is not None:

@@ -122,7 +122,7 @@ class GroupRequests:
         request = wire_groups.LEAVE_GROUP(self._group_id, [(member_id, None)])
         codes: list[int] = []
         try:
-            # Only a moved coordinator is worth a retry. In all other cases the session timeout removes the member.
+            # Only a moved coordinator is worth a retry: after any other error the session timeout removes the member.
             for _ in range(LEAVE_TRIES):
                 response = await self._ask(request, "LeaveGroup")
                 codes = [response.error_code, *(code for *_, code in response.members)]

@@ -100,7 +100,7 @@ def _sort(partitions: Any, ends: Any, out: Any) -> None:
         count = ends[number]
         ends[number] = begin
         begin += count
-    # 3. Place each row. A partition's begin moves with each of its rows, and so becomes its end.
+    # 3. Put each row at its position. The begin of a partition moves with each of its rows, and so becomes its end.
     for row in range(len(partitions)):
         number = partitions[row]
         out[ends[number]] = row

@@ -104,7 +104,8 @@ class Delivery(msgspec.Struct, eq=False, gc=False):
         """Remove a callback. Returns how often it had been added."""
         known = self._batch.done_callbacks.get(self._index, [])
         left = [each for each in known if each[0] != call]
-        removed, known[:] = len(known) - len(left), left
+        removed = len(known) - len(left)
+        known[:] = left
         return removed
 
     def _is_done(self, *_: object) -> None:

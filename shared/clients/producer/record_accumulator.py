@@ -219,7 +219,7 @@ class RecordAccumulator:
                 continue
             if not self._free(queue) or not may_send(queue):
                 continue
-            # From here on the batch waits for its node alone. The time since then tells a slow broker: see `is_slow` of
+            # From here on the batch waits for its node alone. The time since then shows a slow broker: see `is_slow` of
             # the sender (KIP-794) and `is_held_up`.
             if queue.ready_since_ms is None:
                 queue.ready_since_ms = now_ms

@@ -17,6 +17,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from penstock.shared.clients.connection import Connection, ProduceAnswer, ProduceResponse, SealedBatch, produce_request
+from penstock.shared.clients.connection.errors import NO_ERROR
 from penstock.shared.clients.producer.batch_completion import RETRY_BACKOFF_JITTER, BatchCompletion
 from penstock.shared.clients.producer.buffer_pool import BufferPool
 from penstock.shared.clients.producer.metrics import ProducerMetrics
@@ -42,7 +43,9 @@ log = get_logger(__name__)
 CLOCK_GRAIN_MS = 1
 """The resolution of the clock that turns are compared with."""
 
-ACKNOWLEDGED_UNSEEN = ProduceAnswer(0)
+ACKS_ALL = -1
+"""The number that stands for acks=all in a Produce request."""
+ACKNOWLEDGED_UNSEEN = ProduceAnswer(NO_ERROR)
 """Used as the response with acks=0: the request was written to the socket."""
 
 
@@ -78,7 +81,7 @@ class Sender:
         self._transaction = transaction
         self._metrics = metrics
         self._clock = clock
-        self._acks = -1 if settings.acks == "all" else int(settings.acks)
+        self._acks = ACKS_ALL if settings.acks == "all" else int(settings.acks)
         retry_backoff_ms = connection.settings.retry_backoff_ms
         self.completion = BatchCompletion(accumulator, memory, settings, transaction, metrics, retry_backoff_ms)
         self.coordinator = TransactionCoordinator(connection, settings, self.completion.ledger)

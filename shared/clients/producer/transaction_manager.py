@@ -96,8 +96,11 @@ class _Sequences:
         self.next = 0
         self.expected = 0
         self.known = False
+        """Whether a batch was acknowledged: from then on the broker checks the numbers."""
         self.lost = False
+        """Whether a batch was given up that may still be written."""
         self.gap = False
+        """Whether the broker has shown that an earlier batch never reached the log."""
 
 
 class SequenceLedger:
@@ -226,6 +229,7 @@ class TxnState(Enum):
     FATAL_ERROR = auto()
 
 
+# COMMITTING and ABORTING may follow themselves: a commit or abort whose response was lost may be requested again.
 TRANSITIONS: dict[TxnState, frozenset[TxnState]] = {
     TxnState.UNINITIALIZED: frozenset({TxnState.READY}),
     TxnState.READY: frozenset({TxnState.IN_TRANSACTION}),
@@ -258,9 +262,13 @@ class Transaction:
         self.state = TxnState.UNINITIALIZED
         self.error: PenstockError | None = None
         self.added: set[TopicPartition] = set()
+        """The partitions that the coordinator knows."""
         self.pending: set[TopicPartition] = set()
+        """Partitions that have records and must be added first."""
         self.groups: set[str] = set()
+        """The groups whose offsets are part of the transaction."""
         self.epoch_is_spent = False
+        """Whether the abort must request the next epoch (KIP-360)."""
         self.abort_failed = False
         """Whether an abort has failed and no other is in progress."""
 
