@@ -59,6 +59,7 @@ class Schedule:
 
     def advance(self, now_ms: int) -> None:
         """Advance to the next grid point after `now_ms`."""
+        # As PunctuationSchedule.next: missed points of the grid are skipped, and the grid stays.
         missed = (now_ms - self.due_ms) // self.interval_ms
         self.due_ms += (missed + 1) * self.interval_ms
 
@@ -88,6 +89,8 @@ class PunctuationQueue:
         called = False
         while self._heap and self._heap[0][0] <= now_ms:
             schedule = heapq.heappop(self._heap)[2]
+            # A cancelled schedule stays in the heap until it is due. A callback may also cancel its own schedule, so
+            # this is checked again after the call, as in PunctuationQueue.mayPunctuate.
             if schedule.cancelled:
                 continue
             schedule.callback(now_ms)
@@ -108,9 +111,11 @@ class PunctuationQueue:
         return {s.name: s.due_ms for _, _, s in self._heap if s.name is not None and not s.cancelled}
 
     def _push(self, schedule: Schedule) -> None:
-        if len(self._heap) >= self._sweep_at:  # cancelled schedules would otherwise stay until they are due
+        # Cancelled schedules would otherwise stay until they are due.
+        if len(self._heap) >= self._sweep_at:
             self._heap = [item for item in self._heap if not item[2].cancelled]
             heapq.heapify(self._heap)
             self._sweep_at = max(SWEEP_MIN, 2 * len(self._heap))
         self._added += 1
+        # Of schedules that are due at once, the first to be added fires first. A PriorityQueue leaves that open.
         heapq.heappush(self._heap, (schedule.due_ms, self._added, schedule))

@@ -135,6 +135,7 @@ class ChangelogPartition:
                 # Outputs and entries are measured when they are made; a rejected record must fit as it came.
                 max_request_size=max(settings.max_request_size + REFUSAL_BYTES_MAX, rejected_bytes_max),
                 batch_size=PRODUCER_BATCH_BYTES,
+                # A commit is handed over as a whole. To wait for more records would only delay it.
                 linger_ms=0,
             ),
         )
@@ -160,15 +161,19 @@ class ChangelogPartition:
         """
         started = self._clock.monotonic_ms()
         for attempt in range(1, SNAPSHOT_ATTEMPTS_MAX + 1):
+            # A standby is used once. A restore that starts again begins with an empty task.
             restoring = standby or Restoring(self._kafka, self._settings, make_task(), self._clock)
             standby = None
             restoring.progress = self.progress = RestoreProgress(self.topic_partition.partition, self._metrics)
             try:
                 await self._restore(restoring)
             except Overtaken as e:
+                # The owner of the state on disk had been overtaken before its last commits. Restore without it.
                 assert restoring.task.local is not None
                 discard(restoring.task.local, str(e))
             except OffsetOutOfRange as e:
+                # Records after the start of the restore were deleted. A compaction does that after it has committed a
+                # snapshot, so the next attempt finds a newer one.
                 if attempt == SNAPSHOT_ATTEMPTS_MAX:
                     raise ChangelogHole(f"{self.topic_partition}: {e}") from e
                 partition = self.topic_partition.partition
@@ -179,7 +184,7 @@ class ChangelogPartition:
         raise ChangelogHole(f"{self.topic_partition}: no restore finished in {SNAPSHOT_ATTEMPTS_MAX} attempts")
 
     async def commit(self, commit: TaskCommit, group: GroupMetadata) -> CommitPosition:
-        """Write one commit and return its place in the log. Raises if the commit did not, or may not, take effect.
+        """Write one commit and return its position in the log. Raises if the commit did not, or may not, take effect.
 
         After an error the task must be discarded. ProducerFenced means that another owner has taken over the partition,
         LogReplaced that the changelog is another topic than before.
@@ -192,17 +197,24 @@ class ChangelogPartition:
         commit.produced.assign_partitions({topic: await self._producer.partitions_for(topic) for topic in topics})
         outputs = _in_bulk(commit.produced)
         if self.exactly_once:
+            # Results, changelog and source offsets take effect together. With the group's metadata the coordinator
+            # rejects a member of an old generation (KIP-447).
             async with self._producer.transaction():
                 last = await self._write(*outputs, entries, progress)
+                # The broker has fenced former owners. This finds a log that was replaced, before the transaction
+                # commits.
                 await self._require_in_force(self._others(len(entries), last))
                 if offsets:
                     await self._producer.send_offsets_to_transaction(offsets, group)
         else:
             if len(entries) or outputs:
                 before = await self._write(*outputs, entries)
-                if len(entries):  # in a replaced log nothing may be confirmed
+                if len(entries):
+                    # In a replaced log nothing may be confirmed.
                     self._others(len(entries) - 1, before)
-            last = await self._write(progress)  # it confirms the entries, so all of them must be written before
+            # It confirms the entries, so all of them must be in the log before.
+            last = await self._write(progress)
+            # Another owner may have taken over since the previous commit.
             await self._require_in_force(self._others(len(entries), last))
         return self._log_position.written(len(entries), last.offset)
 
@@ -212,13 +224,17 @@ class ChangelogPartition:
         reader = restoring.reader
         at = self.topic_partition
         async with restoring.consumer() as consumer:
+            # Step 2.
             end = await restoring.begin(consumer)
             await restoring.compare_newest(end, consumer)
             await restoring.read_until(end, consumer)
             for _ in range(TAKEOVER_ATTEMPTS_MAX):
+                # Step 3.
                 epoch = restoring.next_epoch()
                 metadata = await self._write_takeover(epoch)
+                # Step 4.
                 await restoring.read_until(metadata.offset + 1, consumer)
+                # Step 5. Another owner's record may have come first, with the same epoch or a higher one.
                 if reader.takeover_offset == metadata.offset:
                     break
                 log.warning("another owner took over meanwhile", partition=at.partition, epoch=reader.epoch)
@@ -226,7 +242,8 @@ class ChangelogPartition:
                 raise KafkaTimeout(f"{at}: {TAKEOVER_ATTEMPTS_MAX} takeovers were overtaken by other owners'")
         restoring.finish(epoch)
         self._epoch = epoch
-        marks = 1 if self.exactly_once else 0  # a transaction's end takes an offset
+        # The marker that ends a transaction takes an offset.
+        marks = 1 if self.exactly_once else 0
         self._log_position = LogPosition(restoring.topic_id, metadata.offset + 1 + marks, marks)
 
     def _others(self, entries: int, last: RecordMetadata) -> range:
@@ -272,6 +289,7 @@ class ChangelogPartition:
         """Write all records and return the last one's metadata; raises the error that explains a failure."""
         deliveries = [(bulk, await self._producer.send_many(bulk)) for bulk in bulks if len(bulk)]
         errors = [await delivery.first_error() for _, delivery in deliveries]
+        # An error that names a record is the cause. Others may only say that the transaction cannot be committed.
         for (bulk, delivery), error in zip(deliveries, errors, strict=True):
             if error is not None and (found := _rejected_record(bulk, await delivery)) is not None:
                 record, reason = found

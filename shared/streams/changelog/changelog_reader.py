@@ -164,7 +164,8 @@ class _Batch:
         if self.count < len(offsets):
             self.error = CorruptEntry(int(offsets[self.count]), self._reason(self.count))
         for index in np.flatnonzero(self.numbers[: self.count, k.OPERATION] == k.PROGRESS).tolist():
-            try:  # decoded whether it counts or not, as every other record is
+            # Decoded whether it counts or not, as every other record is.
+            try:
                 self.progress[index] = fmt.decode_progress(self.body(index))
             except CorruptRecord as e:
                 self.count = index
@@ -268,9 +269,11 @@ class ChangelogReader:
         """
         if not len(offsets):
             return
+        # 1. Read the envelopes.
         batch = _Batch(offsets, PackedBytes.of(keys), PackedBytes.of(values))
         confirmed = np.empty(batch.count, np.int64)
         ends = np.empty((len(batch.progress), 2), np.int64)
+        # 2. Settle the entries. The kernel stops where an epoch begins, because the reader keeps it.
         counters = np.zeros(k.COUNTERS, np.int64)
         counters[k.FORCE] = self.epoch
         unconfirmed = self._unconfirmed
@@ -279,6 +282,8 @@ class ChangelogReader:
         while (stop_reason := k.settle(batch.numbers, batch.count, confirmed, ends, counters)) != k.DONE:
             index = int(counters[k.AT])
             epoch = int(batch.numbers[index, k.EPOCH])
+            # Its owner wrote a takeover before it, so the log has lost that record. To ignore the commit would lose it
+            # silently.
             if stop_reason == k.LOST:
                 reason = _missing_takeover(epoch, self.epoch)
                 batch.count = index
@@ -294,11 +299,13 @@ class ChangelogReader:
             if not counters[k.COMMITS]:
                 self.entries_ignored += sum(len(entries) for entries, _ in unconfirmed)
                 unconfirmed = []
+        # 3. and 4. Apply, and hold the rest.
         self._count(batch, counters)
         if counters[k.COMMITS]:
             self._apply_batch(batch, confirmed, ends[: counters[k.COMMITS]], unconfirmed)
             unconfirmed = []
         self._keep_unconfirmed(batch, counters, unconfirmed)
+        # 5. Last, so that all changes confirmed before the invalid record are applied.
         if error is not None:
             raise error
 
@@ -319,6 +326,7 @@ class ChangelogReader:
         for number, (index, end) in enumerate(ends.tolist()):
             progress = batch.progress[index]
             epoch = int(batch.numbers[index, k.EPOCH])
+            # `Confirmed` has one list of stores, to which its store numbers refer.
             if commits and progress.stores != commits[-1].progress.stores:
                 self._apply_commits(batch, confirmed[first : first + commits[-1].changes], commits)
                 first += commits[-1].changes
@@ -373,6 +381,8 @@ class ChangelogReader:
             self.next_offset = int(batch.offsets[batch.count - 1]) + 1
         waiting = int(counters[k.PENDING])
         first = int(counters[k.FIRST_PENDING])
+        # Before the covered offset nothing is open: it ends before the first entry that waits. If entries of an earlier
+        # batch wait, it stays where it was.
         if not unconfirmed and batch.count:
             if not waiting:
                 self.covered_offset = self.next_offset

@@ -63,9 +63,11 @@ def parse(data, offsets, lengths, key_lengths, numbers):
     """
     for i in range(len(offsets)):
         at, length = offsets[i], lengths[i]
+        # 1. Foreign.
         if length < 2 or data[at] < 1 or data[at] > VERSIONS_MAX or data[at + 1] < 65 or data[at + 1] > 90:
             numbers[i, OPERATION] = FOREIGN
             continue
+        # 2. The envelope. A record with the mark must not be skipped: that could lose state silently.
         if length < ENVELOPE_BYTES or data[at] != FORMAT_VERSION:
             return i
         operation = np.int64(data[at + 1])
@@ -74,8 +76,10 @@ def parse(data, offsets, lengths, key_lengths, numbers):
             return i
         numbers[i, OPERATION], numbers[i, STORE] = operation, data[at + 2]
         numbers[i, EPOCH], numbers[i, COMMIT] = epoch, commit
+        # 3. JSON follows, which Python decodes.
         if operation in (PROGRESS, TAKEOVER):
             continue
+        # 4. The fields.
         body, size = at + ENVELOPE_BYTES, length - ENVELOPE_BYTES
         if operation == LATE:
             if size < LATE_BYTES or key_lengths[i] < 0:
@@ -131,20 +135,24 @@ def settle(numbers, count, confirmed, commits, counters):
                 return BEGINS
             continue
         if operation != PROGRESS:
-            if epoch != force or force == 0:  # 0: no takeover record yet, so nothing counts
+            # 0: no takeover record yet, so nothing counts.
+            if epoch != force or force == 0:
                 counters[IGNORED] += 1
             else:
                 if counters[PENDING] == 0:
                     counters[FIRST_PENDING] = i
                 counters[PENDING] += 1
             continue
-        if epoch > force:  # its takeover record is missing: the log has lost records
+        # Its takeover record is missing: the log has lost records.
+        if epoch > force:
             return LOST
         if epoch < force or force == 0:
             counters[IGNORED] += 1
             continue
         if counters[PENDING] > 0:
             found = counters[CONFIRMED]
+            # The log may hold entries of a failed commit of the same epoch, and of zombies, between the first that
+            # waits and this record.
             for j in range(counters[FIRST_PENDING], i):
                 other = numbers[j, OPERATION]
                 if other in (FOREIGN, TAKEOVER, PROGRESS) or numbers[j, EPOCH] != force:

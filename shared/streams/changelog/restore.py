@@ -56,12 +56,15 @@ def restore_changes(task: StreamTask, confirmed: Confirmed) -> None:
         store = task.stores[written.name]
         schema = task.topology.stores[written.name].schema
         known = {column.name for column in written.state_columns()}
+        # Columns can be replayed as they are if they have all of the store's aggregations. Otherwise `widened` adds
+        # those that were appended later.
         if isinstance(store, WindowStore) and all(column.name in known for column in schema.state_columns()):
             try:
                 _replay(store, schema, own, written)
                 continue
             except (CorruptRecord, ValueError, msgspec.MsgspecError):
-                pass  # applied one by one, the invalid entry is found
+                # Nothing has changed. Applied one by one, the invalid entry is found.
+                pass
         one_by_one(partial(restore_change, task))(own)
 
 
@@ -74,7 +77,8 @@ def _replay(store: WindowStore, schema: StoreSchema, changes: Confirmed, written
     is_live = changes.operations == LIVE[0]
 
     def read(indexes: Int64Array) -> list[Any]:
-        all_live = unpack_many(codec, changes.states.at(is_live))  # a state that a later one replaces must be valid too
+        # A state that a later one replaces must be valid too.
+        all_live = unpack_many(codec, changes.states.at(is_live))
         own = np.flatnonzero(is_live).searchsorted(indexes)
         columns = dict(zip(names, all_live, strict=True))
         return [_chosen(columns[column.name], own) for column in schema.state_columns()]
@@ -91,6 +95,7 @@ def restore_change(task: StreamTask, change: Change) -> None:
     written = change.written_as
     own = task.topology.stores[change.store].schema
     try:
+        # The disk has the changelog's own bytes, so they need not be decoded.
         if task.local is not None and written.aggregations == own.aggregations:
             state = change.state if change.operation == LIVE else None
             task.local.restore_raw(change.store, change.key, change.start, change.end, state)

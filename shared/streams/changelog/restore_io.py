@@ -173,6 +173,8 @@ class Restoring:
         consumer.assign([self.at])
         reader = self.reader
         start = await self._find_start(consumer) if reader.next_offset is None else await self._resume(consumer)
+        # From a checkpoint, the records between its two offsets are only searched for a takeover (`_feed`). The reader
+        # begins after them, at the covered offset.
         if self._checkpoint is None or start == self._checkpoint.covered_offset:
             reader.next_offset = start
         consumer.seek(self.at, start)
@@ -186,6 +188,7 @@ class Restoring:
         counts.
         """
         start = await consumer.position(self.at)
+        # A short restore finds out itself, and as quickly.
         if end - start <= NEWEST_RECORDS:
             return
         consumer.seek(self.at, end - NEWEST_RECORDS)
@@ -218,7 +221,8 @@ class Restoring:
 
     async def poll(self, consumer: Consumer) -> int:
         """Apply the records that come soon, and return their number. It may be cancelled at any moment."""
-        await asyncio.sleep(0)  # heartbeats and running tasks get a turn between the fetched records
+        # Heartbeats and running tasks get a turn between the fetched records.
+        await asyncio.sleep(0)
         batches = await consumer.poll(RESTORE_POLL_MS, RESTORE_RECORDS_MAX)
         return sum(self._feed(columns) for columns in batches.values())
 
@@ -264,21 +268,26 @@ class Restoring:
     def _feed(self, columns: Columns) -> int:
         reader = self.reader
         checkpoint = self._checkpoint
+        # Records below the covered offset are in the rows on disk already. Applied again, older changes would replace
+        # newer rows.
         covered = 0 if checkpoint is None else int(columns.offsets.searchsorted(checkpoint.covered_offset))
         try:
             if checkpoint is not None and covered:
                 for offset, value in zip(columns.offsets[:covered].tolist(), columns.values[:covered], strict=True):
+                    # A takeover in between means that commits after it, which are in the rows, do not count.
                     check_overtaken(checkpoint, offset, value)
             reader.feed(columns.offsets[covered:], columns.keys[covered:], columns.values[covered:])
         except CorruptEntry as e:
             raise self._corrupt_record(e) from e
         self.report.changelog_records += len(columns)
+        # The buffer of a restore is limited, because the state may be larger than memory.
         if self.task.local is not None and self.task.local.is_full:
             self.write()
         return len(columns)
 
     async def _find_start(self, consumer: Consumer) -> int:
         self.topic_id = await fetch_topic_id(self._kafka, self.at.topic)
+        # First choice: the state on disk. Then the snapshot, then the log from its beginning.
         self._checkpoint = await self._take_up_local(consumer)
         if self._checkpoint is not None:
             return self._checkpoint.verified_offset
@@ -302,6 +311,7 @@ class Restoring:
         if topic_id != self.topic_id or not first <= start <= end:
             was = f"offset {start} of the topic with id {self.topic_id}"
             raise OffsetOutOfRange(f"{self.at}: from {was}; it has {first} to {end} and id {topic_id}")
+        # Rows that the standby has buffered are written with its offset.
         self.write()
         self._applied_before = self.reader.entries_applied
         self._foreign_before = self.reader.foreign_records
@@ -320,6 +330,7 @@ class Restoring:
         end = (await consumer.end_offsets([self.at]))[self.at]
         if (reason := mismatch(found, self.topic_id, first, end)) is not None:
             discard(local, reason)
+            # `take_up` has set them from a checkpoint that is not valid.
             reader.epoch = 0
             reader.progress = None
             return None
@@ -384,7 +395,8 @@ class Restoring:
             while (read := await reading) is not None:
                 reading = asyncio.create_task(asyncio.to_thread(next, slices, None))
                 for start in range(0, read.num_rows, RESTORE_ROWS_MAX):
-                    await asyncio.sleep(0)  # heartbeats and running tasks get a turn
+                    # Heartbeats and running tasks get a turn.
+                    await asyncio.sleep(0)
                     restore_windows(self.task, schema, read.slice(start, RESTORE_ROWS_MAX))
                     if local is not None and local.is_full:
                         local.write(None)

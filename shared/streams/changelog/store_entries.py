@@ -75,6 +75,8 @@ def encode_columns(store: WindowStore, number: int, epoch: int, commit: int) -> 
     live = store.live()
     keys, starts = store.deleted()
     parts = []
+    # F and D come before L. A key's closed session and its next live one may have the same start, and an F or D after
+    # the L would remove the live one.
     for operation, of, bounds, states in (
         (FINAL, finals.keys, [finals.starts, finals.ends, finals.closed_at], _states(store, finals)),
         (DELETED, keys, [starts], ()),

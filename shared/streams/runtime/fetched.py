@@ -78,6 +78,7 @@ def punctuate_all(running: Iterable[OwnedTask], now_ms: int, blocking_ms_max: in
             owned.task.punctuate_wall_clock(now_ms)
             if (ms := clock.monotonic_ms() - began_ms) > blocking_ms_max:
                 log_blocking(f"the WALL_CLOCK_TIME punctuations of partition {owned.partition}", ms)
+        # Otherwise the next commit reports them.
         if not owned.task.needs_commit:
             owned.rejection_log.report(owned.task.metrics, clock.monotonic_ms())
 
@@ -121,5 +122,6 @@ def advance(ready: Ready, consumer: Consumer) -> None:
         owned = ready.get(at.partition)
         if owned is None or owned.task is None or owned.inputs is None or owned.inputs.holds(at.topic):
             continue
+        # Kafka Streams commits the consumer's position there too, so that the lag becomes 0 (KAFKA-6607).
         if (position := consumer.known_position(at)) is not None:
             owned.task.advance(at.topic, position)

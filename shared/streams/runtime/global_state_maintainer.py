@@ -50,6 +50,7 @@ class GlobalTables:
             before = at
             at = {tp: await consumer.position(tp) for tp in partitions}
             now = self._clock.monotonic_ms()
+            # Positions count and not records, because the end of a topic may be transaction markers.
             if at != before:
                 moved = now
             elif now - moved > LOAD_IDLE_MS_MAX:

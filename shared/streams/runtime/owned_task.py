@@ -135,6 +135,7 @@ class OwnedTask:
             log.error("a task was not closed as it should be", partition=self.partition, reason=str(e), exc_info=e)
         finally:
             if restoring is not None:
+                # Retrieve the outcome, or asyncio logs that nobody did.
                 restoring.add_done_callback(lambda done: done.cancelled() or done.exception())
                 restoring.cancel()
                 await asyncio.wait({restoring}, timeout=None if timeout_ms is None else timeout_ms / 2000)

@@ -1,6 +1,7 @@
 """Deletes records that the application has read from its repartition topics, which nothing else reads.
 
 A task's position in such a topic is in its progress record. Records before the committed position are never read again.
+Kafka Streams does the same, at the interval of KIP-811.
 """
 
 from __future__ import annotations
@@ -62,4 +63,5 @@ class RepartitionPurge:
             reason = str(e) or f"not done within {self._timeout_ms} ms"
             log.warning("records that were read could not be deleted", topics=self._topics, reason=reason)
         else:
+            # Only after success, so that a failed request is repeated.
             self._deleted |= due

@@ -163,6 +163,7 @@ def start_of(
     Raises SourceTopicChanged if the topic is another one or ends before the position. Raises SourceOffsetsMissing if
     records at the position are deleted, unless `on_missing` is `skip`.
     """
+    # Offsets of a topic mean nothing in another one of the same name, even if they are in its range.
     if known_id is not None and known_id != held.topic_id:
         raise SourceTopicChanged(
             f"{at.topic} was deleted and created again: its id is {held.topic_id}, the state was made from the topic "
@@ -170,6 +171,8 @@ def start_of(
         )
     if position is None:
         return Start(held.first)
+    # If no id was recorded, this finds a topic that was created again. It also finds records that were lost in an
+    # unclean leader election.
     if position > held.end:
         raise SourceTopicChanged(
             f"{at}: the position is {position}, but the partition ends at {held.end}: the topic was deleted and made "

@@ -58,13 +58,18 @@ class SourcePositions:
         for at in partitions:
             known = task.sources.get(at.topic)
             committed = await consumer.committed(at)
+            # The position in the changelog belongs to the state. If a user resets the group's offset, as is usual for a
+            # consumer, the records before the position would be counted twice.
             if committed is not None and committed.offset < (known or 0):
                 log.warning(
                     "the group's offset was set back: continuing at the changelog's position", topic_partition=str(at)
                 )
             if (one := ahead_of(at, known, committed, from_group=from_group)) is not None:
                 ahead.append(one)
+            # Kafka Streams resumes at the group's offset. Here the changelog has the position, in the same commit as
+            # the state, so the two cannot differ.
             found[at] = position_of(known, committed, from_group=from_group)
+        # One error for all partitions, because one command sets all of them back.
         if ahead:
             raise GroupAhead(application, ahead)
         await self._put(task, consumer, found)
@@ -123,6 +128,7 @@ class SourcePositions:
                     to_offset=start.offset - 1,
                     offsets=start.skipped,
                 )
+                # The next start would otherwise report the same gap again.
                 task.needs_commit = True
             task.sources[at.topic] = start.offset
             task.source_ids[at.topic] = held.topic_id

@@ -92,7 +92,8 @@ class Standbys:
         """Maintain standbys for exactly these partitions; those of `owned` partitions stay until `hand_over`."""
         wanted = set(partitions)
         unwanted = self._own.keys() - wanted - set(owned)
-        for partition in unwanted:  # stopped concurrently, because each has a connection to close
+        # They stop concurrently, because each has a connection to close.
+        for partition in unwanted:
             if (following := self._own[partition].following) is not None:
                 following.cancel()
         for partition in unwanted:
@@ -110,12 +111,15 @@ class Standbys:
         try:
             await asyncio.wait({standby.following})
         except asyncio.CancelledError:
+            # The follower still uses the database. It is closed when the follower has ended, so that the folder can be
+            # opened again.
             standby.following.add_done_callback(lambda _: _close(standby.restoring))
             raise
         if str(partition) in self._labelled:
             self._labelled.discard(str(partition))
             self._lag.remove(str(partition))
         restoring = standby.restoring
+        # The reader has no position yet: a snapshot is loaded in part, or the state on disk is still being checked.
         if restoring is not None and restoring.reader.next_offset is None:
             _close(restoring)
             return None
@@ -138,6 +142,7 @@ class Standbys:
             try:
                 await self._read(standby)
             except Overtaken as e:
+                # The state on disk has commits that no reader counts. Begin again without it.
                 if standby.restoring is not None and standby.restoring.task.local is not None:
                     discard(standby.restoring.task.local, str(e))
                 self._drop(standby)
@@ -145,9 +150,11 @@ class Standbys:
                 if (times := standby.failing.failed(self._clock.monotonic_ms())) is not None:
                     log.warning("a standby is behind", partition=standby.partition, **times, reason=str(e))
                 if standby.restoring is not None and standby.restoring.reader.next_offset is None:
-                    self._drop(standby)  # rows of a partial load may be deleted in what is loaded next
+                    # Rows of a partial load may be deleted in what is loaded next.
+                    self._drop(standby)
                 await asyncio.sleep(RETRY_MS / 1000)
-            except Exception as e:  # no error of a standby may affect the tasks that run here
+            except Exception as e:
+                # No error of a standby may affect the tasks that run here.
                 log.error("a standby starts again", partition=standby.partition, reason=f"{type(e).__name__}: {e}")
                 standby.failed = str(e)
                 self._drop(standby)
@@ -168,7 +175,8 @@ class Standbys:
             restoring.write()
             standby.is_current = True
             standby.failed = ""
-            standby.failing.succeeded(self._clock.monotonic_ms())  # the next line logs that it is current
+            # The next line logs that it is current.
+            standby.failing.succeeded(self._clock.monotonic_ms())
             log.info("a standby is current", partition=standby.partition, **_sizes(restoring))
             unwritten = 0
             written_ms = self._clock.monotonic_ms()

@@ -155,6 +155,8 @@ class StreamWorker(RebalanceListener):
             if self._commits.has_ended:
                 await self._after_commit(await self._commits.settle())
             await self._collect_restored()
+            # A failed commit may just have replaced a task. The records were fetched for the discarded one, and the new
+            # one will seek to its own position.
             ready = {p: owned for p, owned in ready.items() if owned is self._owned.get(p) and owned.task is not None}
             now_ms = self._clock.now_ms() if now_ms is None else now_ms
             distribute(batches, ready, self._consumer, now_ms, self._time, self._settings.input_buffer_max_bytes)
@@ -172,20 +174,24 @@ class StreamWorker(RebalanceListener):
     async def _poll(self) -> dict[TopicPartition, Columns]:
         try:
             wait_ms = poll_ms(self._settings, self._owned, self._commit_due_ms - self._clock.monotonic_ms())
+            # A busy worker does not wait in `poll`, but its commit needs the event loop.
             if not wait_ms:
                 await self._commits.yield_to_commit()
             return await self._consumer.poll(wait_ms, self._settings.max_poll_records)
         except InconsistentGroupProtocol as e:
-            await self._consumer.close()  # the members described afterwards are then all others
+            # The members that are described afterwards are then all others.
+            await self._consumer.close()
             raise await foreign_members_error(self._kafka, self._settings.application_id, self._assignor.name, e) from e
         except OffsetOutOfRange as e:
+            # With `auto_offset_reset` other than none, the consumer would skip or repeat records silently.
             log.warning("a position is out of range", reason=str(e))
         async with self._lock:
             for partition, owned in self._owned.items():
                 if owned.task is not None and owned.restoring is None:
                     try:
                         await self._positions.check(owned.task, self._consumer, self._partitions_of(partition))
-                    except RetriableError as e:  # the next poll reports again that the position is out of range
+                    except RetriableError as e:
+                        # The next poll reports again that the position is out of range.
                         log.warning("the source's offsets cannot be looked up", partition=partition, reason=str(e))
                     self._seek_to_task(partition)
         return {}
@@ -289,14 +295,16 @@ class StreamWorker(RebalanceListener):
     async def on_partitions_assigned(self, partitions: frozenset[TopicPartition]) -> None:
         """Keep tasks that return at once, close those that do not, and restore the new ones.
 
-        A task is not kept if this member missed a generation. In it another member may have owned the partition, and no
-        broker fences a writer without transactions.
+        A task is not kept if this member missed a generation.
         """
         if self._leaving:
             return
         async with self._lock:
             await self._after_commit(await self._commits.settle())
             assigned = {at.partition for at in partitions}
+            # 0: a cooperative member revokes and is assigned in one generation. 1: an eager one joins the next.
+            # Otherwise another member may have owned the partition in between, and no broker fences a writer without
+            # transactions.
             is_next = self._consumer.group_metadata().generation_id - self._revoked_in in (0, 1)
             for partition, owned in list(self._suspended.items()):
                 if partition not in assigned:
@@ -326,6 +334,7 @@ class StreamWorker(RebalanceListener):
             await self._after_commit(await self._commits.commit([self._owned[p] for p in revoked], self._consumer))
             for partition in revoked & self._owned.keys():
                 owned = self._owned.pop(partition)
+                # It is being restored, perhaps because its commit has just failed.
                 if owned.task is None:
                     await owned.close()
                 else:
@@ -356,15 +365,22 @@ class StreamWorker(RebalanceListener):
         owned.restoring = asyncio.create_task(self._restore(partition, owned), name=f"restore-{partition}")
 
     async def _restore(self, partition: int, owned: OwnedTask) -> None:
+        # 1. Wait, if the partition has failed before.
         if failures := self._failures.get(partition, 0):
             await asyncio.sleep(RESTORE_BACKOFF.wait_ms(failures) / 1000)
+        # 2. Fence the former owner (exactly_once).
         await owned.changelog.open()
+        # 3. Begin with the standby here, or with the state on disk. A standby's database is open, and RocksDB lets
+        # nobody else open its folder.
         standby = await self._standbys.hand_over(partition)
         owned.local = self._maker.open_state(partition) if standby is None else standby.task.local
+        # 4. Restore, and become the only writer.
         make_task = partial(self._maker.task, partition, owned.local)
         task, owned.report = await owned.changelog.take_over(make_task, standby)
         require_whole_input(task)
+        # 5. Find the positions in the source topics.
         await self._positions.find(task, self._consumer, self._partitions_of(partition))
+        # 6. Start it. `on_task` may schedule punctuation before the first record.
         self._maker.start(task, self._tables.rows)
         self._on_task(task)
         owned.begin(task, self._settings)
@@ -419,12 +435,19 @@ class StreamWorker(RebalanceListener):
     async def _after_commit(self, ended: Ended) -> None:
         for owned, commit in ended.held:
             self._purge.committed(owned.partition, commit.sources)
+            # Only failures in a row count.
             self._failures.pop(owned.partition, None)
         for owned, error in ended.failed:
             await self._task_failed(owned.partition, error)
 
     async def _task_failed(self, partition: int, error: BaseException) -> None:
-        """Discard a task whose commit or restore failed; restore it again, or rejoin if it has a new owner."""
+        """Handle a task whose commit or restore failed.
+
+        There are three cases:
+        1. The partition has a new owner: the worker joins its group again at the end of the turn.
+        2. A repetition would fail as well, or this was the last attempt, or the worker is leaving: raise the error.
+        3. Otherwise discard the task and restore it.
+        """
         if isinstance(error, ProducerFenced):
             log.warning("fenced: the instance joins its group again", partition=partition, reason=str(error))
             self._fenced = True

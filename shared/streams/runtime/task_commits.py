@@ -99,6 +99,8 @@ class TaskCommits:
         prepared: list[Prepared] = []
         for one in owned:
             task = one.task
+            # After a commit that failed, the task is discarded. So the next one is prepared only when this one has
+            # succeeded.
             if task is None or not task.needs_commit or task.is_committing:
                 continue
             try:
@@ -111,6 +113,7 @@ class TaskCommits:
         if not prepared:
             return Ended([], [])
         started = self._clock.monotonic_ms()
+        # The tasks are independent: one that fails does not keep the others from committing.
         errors = await asyncio.gather(*(self._write(*one, consumer) for one in prepared), return_exceptions=True)
         self._seconds.observe((self._clock.monotonic_ms() - started) / 1000)
         ended = Ended([], [])
@@ -119,6 +122,7 @@ class TaskCommits:
                 ended.failed.append((owned, error))
             elif isinstance(commit, TaskCommit):
                 ended.held.append((owned, commit))
+        # With exactly_once, each transaction contains its offsets.
         if self._settings.processing_guarantee == "at_least_once":
             await self._commit_group_offsets(ended.held, consumer)
         return ended
@@ -162,9 +166,11 @@ class TaskCommits:
         try:
             position = await owned.changelog.commit(commit, consumer.group_metadata())
         except RecordRejected as e:
+            # A restored task would make the same record again. So the error ends the worker.
             before = ", ".join(f"{topic}-{task.partition}@{to}" for topic, to in sorted(commit.sources.items()))
             raise ProcessingFailed(f"the commit of what lies before {before}: {e}") from e
         except LogReplaced as e:
+            # The rows on disk are of the log that was replaced.
             owned.half_processed = str(e)
             raise
         task.commit_succeeded(position)

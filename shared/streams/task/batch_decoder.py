@@ -85,6 +85,7 @@ class BatchDecoder:
         codes = self._codes(columns, exceptional)
         if self._fields is not None and (numbers := self._numbers(columns, exceptional)) is not None:
             return DecodedBatch(codes, numbers, [], sorted(exceptional), None)
+        # No kernel reads these values, or it could not read enough of them.
         decoded = None if self._source.value is bytes_deserializer else self._decoded(columns.values, exceptional)
         values: Sequence[Any] = columns.values if decoded is None else decoded
         is_out = None
@@ -121,6 +122,7 @@ class BatchDecoder:
     def _codes(self, columns: Columns, exceptional: set[int]) -> Int32Array:
         keys = PackedBytes.of(columns.keys)
         is_plain = self._source.key == "bytes" or are_ascii(keys)
+        # ASCII is valid UTF-8, and if even the longest key fits with every byte escaped, no key must be checked alone.
         if not is_plain or int(keys.lengths.max()) * KEY_GROWTH_MAX + 4 > self._key_bytes_max:
             known = keys.tolist()
             unsound = {key for key in dict.fromkeys(known) if key is not None and not self._is_sound(key)}
@@ -154,6 +156,8 @@ class BatchDecoder:
         for index, value in enumerate(values):
             if index in out:
                 continue
+            # What a built-in aggregation rejects does not depend on the state. The exception is a sum that leaves 64
+            # bits, which the kernel checks.
             try:
                 for aggregation in aggregations:
                     aggregation.add(aggregation.initial(), value)
@@ -172,6 +176,7 @@ class BatchDecoder:
         try:
             return self._fitting(values, timestamps, exceptional | out)
         except ValueRejected:
+            # The error does not say which value was rejected. Find out one by one, and take the others as columns.
             exceptional.update(self._rejected(values, exceptional | out))
         try:
             return self._fitting(values, timestamps, exceptional | out)

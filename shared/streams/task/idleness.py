@@ -72,8 +72,10 @@ def advance_idle(idle: IdleAdvance, task: TaskContext, now_ms: int, *, at_end: b
 
 def take_watermark(task: TaskContext, topic: str, offset: int, mark: Watermark) -> None:
     """Pass another task's watermark to a task; no node sees it."""
+    # A watermark before the position may be older than the present one of its task.
     if offset >= task.sources.get(topic, -1):
         task.times.take(topic, mark)
         task.sources[topic] = offset + 1
         task.needs_commit = True
+        # 0 ms: only the operators behind the topic advance, as far as the new limit allows.
         task.advance_time(0)

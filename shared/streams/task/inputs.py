@@ -90,6 +90,7 @@ class TaskInputs:
                 while is_ready():
                     self._process_run(group, length, share, now_ms)
                     if not share.is_left():
+                        # Records that wait for another partition's do not make the next turn skip its wait for a fetch.
                         self.is_cut |= is_ready()
                         break
 
@@ -104,7 +105,8 @@ class TaskInputs:
         next_offset = self._task.sources[columns.topic]
         ms = share.used_ms() - before_ms
         done = int(np.searchsorted(columns.offsets, next_offset))
-        if ms > self._blocking_ms_max:  # a slow record is the last of its run
+        # `has_time` ends a run after a slow record, so the slow record is the last one.
+        if ms > self._blocking_ms_max:
             log_blocking(f"{done} records up to {columns.topic}-{self._task.partition}@{next_offset - 1}", ms)
         length.adapt(done, ms, share.ms)
         if done < len(columns):
@@ -113,9 +115,11 @@ class TaskInputs:
     def _process(self, columns: Columns, now_ms: int, has_time: HasTime = always) -> None:
         """Process a run with the watermarks in it."""
         start = 0
+        # A watermark applies to the records before it, so they are processed first.
         for at, mark in watermarks_in(columns) if columns.topic in self._internal else ():
             if at > start:
                 process_in_time(self._task, columns[start:at], now_ms, has_time)
+                # The watermark is put back with the records that follow.
                 if not has_time():
                     return
             take_watermark(self._task, columns.topic, int(columns.offsets[at]), mark)
@@ -132,6 +136,8 @@ class TaskInputs:
         """Return whether the topic has so many records here that no more should be fetched."""
         group = self._group_of[topic]
         capacity = self._buffered_records_max
+        # With a lower limit than a run takes, a partition would pause before a whole run is here. A setting below the
+        # default is the user's own limit.
         if capacity >= BUFFERED_RECORDS_MAX:
             capacity = max(capacity, self._lengths[self._groups.index(group)].records_max)
         return self.is_paused or len(group.queues[topic]) > capacity

@@ -80,6 +80,7 @@ def _number(data, at, stop):
         digits = digits * 10 + (data[at] - 48)
         at += 1
     count = at - first
+    # Not JSON: no digit, or a leading zero. msgspec rejects it with its own message.
     if count == 0 or (count > 1 and data[first] == 48):
         return digits, 0, is_negative, -1
     after_point = 0
@@ -93,6 +94,7 @@ def _number(data, at, stop):
             at += 1
         if after_point == 0:
             return digits, 0, is_negative, -1
+    # Numbers with an exponent are rare, and are left to msgspec.
     if at < stop and (data[at] == 101 or data[at] == 69):
         return digits, 0, is_negative, -1
     return digits, after_point, is_negative, at
@@ -146,6 +148,7 @@ def _read_one(
         if at >= stop:
             return False
         if field >= 0:
+            # A repeated member. msgspec decides which one counts.
             if seen[field] == i + 1:
                 return False
             seen[field] = i + 1

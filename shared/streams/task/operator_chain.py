@@ -85,6 +85,7 @@ class OperatorChain:
             for index, offset in enumerate(columns.offsets.tolist()):
                 if index in exceptional:
                     continue
+                # At least one record passes, or a slow function would stop the partition for ever.
                 if index and not has_time():
                     count = index
                     is_out[index:] = True
@@ -124,7 +125,8 @@ class OperatorChain:
         self._gate.output = None
         try:
             self._entrance(record)
-        except Exception as e:  # any error is the record's own outcome, and is handled in its turn
+        except Exception as e:
+            # Any error is the record's own outcome, and is handled in its turn.
             return e
         output: Record | None = self._gate.output
         return output

@@ -59,12 +59,14 @@ class OperatorTimes:
 
     def advance(self, ms: int) -> None:
         """Advance operators that read only sources by `ms`, and the others as far as the limits allow."""
+        # Parents come first, so that an operator follows its parents' new times in the same call.
         for operator in self.operators:
             if operator.stream_time_ms == NO_TIME:
                 continue
             above = self._above[id(operator)]
             if above.operators or above.topics:
                 limit = self._limit(above)
+                # NO_LIMIT: no task above has had a record yet, so there is no time to follow.
                 if limit is not None and limit != NO_LIMIT:
                     operator.advance_time(max(limit, operator.stream_time_ms))
             elif ms:
@@ -78,6 +80,8 @@ class OperatorTimes:
         found = {}
         for topic, above in self._fed.items():
             limit = self._limit(above)
+            # Records of a source can reach the topic without passing an operator. The next one may have the task's
+            # time.
             if limit is not None and above.has_source and not above.operators and stream_time_ms != NO_TIME:
                 limit = min(limit, stream_time_ms)
             if limit is not None:
@@ -89,6 +93,8 @@ class OperatorTimes:
         known = [o.results_from_ms() for o in above.operators if o.stream_time_ms != NO_TIME]
         for topic in above.topics:
             marks = self._marks.get(topic, {})
+            # A task that has not sent its watermark may still send earlier results. Watermarks are in no changelog, so
+            # after a restart time waits until every task has sent one again.
             if not marks or len(marks) < next(iter(marks.values())).tasks:
                 return None
             known += [mark.time_ms for mark in marks.values()]

@@ -5,8 +5,7 @@ punctuation or a commit, that is impossible: the store has counted the record, a
 error handlers decide about the one record that a node was given. It is dropped together with everything that the node
 forwarded for it, and counted. With `dead_letter` it is also written to the dead-letter topic (`output_dead_letter`).
 Its siblings and all later outputs continue. If a node raises after it changed a store, its own or one below, the task
-ends. Half of a change can be neither kept nor undone. A punctuation that raises ends there: what it had stored and
-forwarded stays, as in Kafka Streams.
+ends. Half of a change can be neither kept nor undone.
 """
 
 from __future__ import annotations
@@ -108,9 +107,11 @@ class OutputGuard:
     def forward(self, edge: Edge, record: Record) -> None:
         """Give a record to the child; handles an error behind a store."""
         task = self.task
-        if not self._is_past_return():
+        if not self._is_record_kept():
+            # No store has taken the record. An error rejects it as a whole (`StreamTask._process_one`).
             edge.entrance(record)
             return
+        # Below, only the stores from the child on count. A store above has taken the record in any case.
         window = self._window
         stores = [task.stores[name] for name in edge.reached]
         if isinstance(record.key, WindowKey):
@@ -122,17 +123,19 @@ class OutputGuard:
         try:
             edge.entrance(record)
         except Exception as e:
+            # The child, or a node below it, has changed a store before it raised. The task ends.
             if any(store.touched for store in stores) or isinstance(e, NEVER_HANDLED):
                 raise
             self._reject(edge.child, edge.store, record, e, mark)
         finally:
             for store, before in zip(stores, touched, strict=True):
+                # The nodes above still have to know which stores had taken something.
                 store.touched |= before
             self._window = window
 
     def reject(self, node: str, store: str | None, record: Record, error: Exception) -> None:
         """Handle an error of a node in making an output; `record` is the known part of it. Raises unhandled errors."""
-        if not self._is_past_return() or isinstance(error, NEVER_HANDLED):
+        if not self._is_record_kept() or isinstance(error, NEVER_HANDLED):
             raise error
         window = self._window
         if isinstance(record.key, WindowKey):
@@ -151,12 +154,15 @@ class OutputGuard:
             except Exception as e:
                 if isinstance(e, NEVER_HANDLED):
                     raise
+                # No mark to return to: as in Kafka Streams, the punctuation ends here, and what it stored and forwarded
+                # before stays.
                 self._reject(node, store, Record(None, None, max(now_ms, 0)), e, None)
 
         return punctuate
 
-    def _is_past_return(self) -> bool:
+    def _is_record_kept(self) -> bool:
         task = self.task
+        # In a punctuation or a commit there is no source record that could be rejected.
         return task.record_metadata is None or any(store.touched for store in task.stores.values())
 
     def _reject(self, node: str, store: str | None, record: Record, error: Exception, mark: Mark | None) -> None:
@@ -243,6 +249,7 @@ def output_dead_letter(
         headers += origin_headers(source)
     key = as_bytes(window.key if window is not None else record.key)
     value = record.value.to_json() if isinstance(record.value, WindowResult) else as_bytes(record.value)
+    # A dead letter that cannot be written would fail every commit.
     if record_size(key, value, list(headers)) > record_bytes_max:
         value = None
     return ProducerRecord(topic, value, key, headers)

@@ -8,7 +8,7 @@ they wait for another `max_task_idle_ms`, for a record that may still be written
 >>> group.is_ready(0, {})
 False
 
-Source of the semantics: PartitionGroup and `max.task.idle.ms`.
+Source of the semantics: PartitionGroup, and `max.task.idle.ms` as of KIP-353 and KIP-695.
 """
 
 from __future__ import annotations
@@ -73,6 +73,7 @@ class RecordQueue:
         """Return the size of the queued keys, values and headers. Records processed on arrival are never measured."""
         if not self._length:
             return 0
+        # A fetch is taken in several runs. Its sizes stay until its last record is taken.
         first = int(self._columns[0].offsets[0])
         while self._sized[0].offsets[-1] < first:
             self._sized.popleft()
@@ -87,6 +88,8 @@ class RecordQueue:
         columns = self._columns.popleft()
         at = len(columns) if records_max is None else min(len(columns), records_max)
         if limit_ms is not None:
+            # A partition is processed in offset order, and its timestamps need not ascend. So the run ends at the first
+            # later record, even if earlier ones follow it.
             later = np.flatnonzero(columns.timestamps[:at] > limit_ms)
             if len(later):
                 at = int(later[0])
@@ -100,6 +103,7 @@ class RecordQueue:
 
     def put_back(self, columns: Columns) -> None:
         """Put back the last of the records that were taken, so that they are next again."""
+        # `take_until` dropped the sizes when it emptied the queue.
         if not self._length:
             self._sized.append(_Sized(columns))
         self._columns.appendleft(columns)
@@ -139,11 +143,13 @@ class PartitionGroup:
             self._deadlines_ms.pop(topic, None)
         if len(empty) == len(self.queues):
             return False
-        may = [self._may_do_without(topic, now_ms, lags) for topic in empty]  # a list, so that every wait begins now
+        # A list and not a generator, because `all` would stop at the first partition that must be waited for. The waits
+        # for the others would then begin later.
+        may = [self._may_do_without(topic, now_ms, lags) for topic in empty]
         return self._max_task_idle_ms == NEVER_WAIT or all(may)
 
     def _may_do_without(self, topic: str, now_ms: int, lags: Lags) -> bool:
-        # Records are at the broker, or the lag is unknown. The wait begins when the lag is 0.
+        # Records are at the broker, or the lag is unknown. The wait begins when the lag is known to be 0 (KIP-695).
         if lags.get(topic) != 0:
             self._deadlines_ms.pop(topic, None)
             return False
@@ -158,6 +164,9 @@ class PartitionGroup:
         2. Take the first one's records up to the second one's timestamp. Records of equal timestamps are included only
            if the first one's topic precedes the second one's.
         """
+        # PartitionGroup takes one record at a time from the queue with the lowest timestamp. A run has the same order.
+        # The order of topics decides between equal timestamps, where the PriorityQueue of Kafka Streams leaves it open,
+        # so a repeated run gives equal results.
         heads = [(queue.head_ms(), order, topic) for order, (topic, queue) in enumerate(self.queues.items()) if queue]
         (_, order, topic), *others = sorted(heads)
         if not others:

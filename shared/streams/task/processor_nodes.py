@@ -89,6 +89,8 @@ class SinkWriter:
             keys, values = results.encoded(whole_window_keys=self._has_window_keys)
         except Exception:  # a value has no JSON: encoding one by one finds and handles it
             return None
+        # An upper bound: a record of the longest key and the longest value. If it fits, all do. Otherwise encoding one
+        # by one finds those that do not.
         longest = [bytes(max(int(column.lengths.max(initial=0)), 0)) for column in (keys, values)]
         if record_size(longest[0], longest[1], []) > self._record_bytes_max:
             return None
@@ -236,7 +238,8 @@ class NodeContext:
             record = record._replace(headers=tuple(header_pairs(record.headers)))
         if to is None and self._task.record_metadata is not None:
             self._forward_all(record)
-        elif to is None:  # in a punctuation or a commit there is no source record to reject
+        elif to is None:
+            # In a punctuation or a commit there is no source record to reject, so every edge is guarded.
             for edge in self._edges.values():
                 self._guard.forward(edge, record)
         elif to in self._edges:
@@ -306,6 +309,7 @@ class NodeContext:
             message = f"{node!r}: the time lies {ahead_ms} ms in the future; max_future_ms={task.max_future_ms}"
         else:
             return True
+        # In a punctuation or a commit there is no source record to send to the DLQ.
         if task.record_metadata is not None:
             raise DataError(message)
         task.count_skipped("time too far ahead")
@@ -336,6 +340,8 @@ class NodeContext:
             return
         for i, (record, error) in enumerate(results.records()):
             if source is not None and indexes is not None:
+                # A dead letter or a message below must name the record that closed the window, and not the last one of
+                # the batch.
                 self._task.set_current_record(source.record(int(indexes[i])))
             try:
                 if error is None:

@@ -70,15 +70,20 @@ class TaskSchedules:
                 )
             grid = f"{full_name} ({type_.value}, every {ms} ms)"
             restored = self.restored.pop(grid, None)
+            # The grid of another type or interval, which no schedule continues.
             for other in [key for key in self.restored if key.startswith(f"{full_name} (")]:
-                del self.restored[other]  # the grid of another type or interval, which has no schedule any more
+                del self.restored[other]
+            # Kafka Streams begins every schedule again after a restart or a rebalance. A named one continues, so its
+            # grid must be committed even if no record comes.
             self.has_new_grid |= restored is None
         is_stream_time = type_ is PunctuationType.STREAM_TIME
         if restored is not None:
             due = restored if is_stream_time else _within(restored, now_ms, ms, start_ms or 0)
         elif start_ms is not None:
+            # As KIP-1146 (anchored punctuation), for both types.
             due = start_ms
         else:
+            # As StreamTask.schedule: stream time is aligned with 0, the wall clock with now.
             due = 0 if is_stream_time else now_ms + ms
         made = (self.stream_time if is_stream_time else self.wall_clock).schedule(ms, due, callback, grid)
         if full_name is not None:

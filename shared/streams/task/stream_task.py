@@ -195,6 +195,7 @@ class StreamTask:
         self.has_time = has_time
         position = self.sources.get(columns.topic, -1)
         self._processed_records = 0
+        # Records before the position were processed before. A second time would count them twice.
         if len(columns) and columns.offsets[0] < position:
             columns = columns[int(np.searchsorted(columns.offsets, position)) :]
         path = self.vectorized_executors.get(columns.topic)
@@ -208,6 +209,7 @@ class StreamTask:
             late = self.late_records
             self.late_records = 0
             self.metrics.late(columns.topic, late)
+            # A failed task holds half of a change and must never be committed, so it must not ask for a commit.
             if self._processed_records and self.failed is None:
                 self._uncommitted = True
             self.metrics.processed(self._processed_records, self.stream_time_ms, sum(map(len, self.stores.values())))
@@ -226,8 +228,11 @@ class StreamTask:
         """Confirm the records up to this one, and evaluate STREAM_TIME punctuation."""
         self.sources[last.topic] = last.offset + 1
         self._processed_records += count
-        self._source_record = self.record_metadata = None  # no record causes the outputs of a punctuation
+        # No record causes the outputs of a punctuation.
+        self._source_record = self.record_metadata = None
         try:
+            # After the very record that makes it due, as in TopologyTestDriver. Kafka Streams' StreamThread punctuates
+            # after a run of up to `numIterations` records, so there the moment depends on how records were fetched.
             self.schedules.stream_time.may_punctuate(self.stream_time_ms)
         except Exception as e:
             raise self._fail(f"a STREAM_TIME punctuation after {coordinates_of(last)}", e) from e
@@ -254,21 +259,26 @@ class StreamTask:
 
     def _process_one(self, source: SourceNode, forward: Callable[[Record], None], record: ConsumerRecord) -> None:
         self.set_current_record(record)
+        # A store sets `touched` when it takes the record. From then on the record cannot be rejected any more.
         for store in self._all_stores:
             store.touched = False
         mark = self.mark()
         stage = STAGE_DESERIALIZE
         try:
+            # Kafka Streams' RecordQueue drops and counts such a record. Here it becomes a dead letter.
             if record.timestamp < 0:
                 raise DataError(f"{record.topic}: the record has no timestamp, so it has no event time")
             key = record.key if source.key == "bytes" else string_deserializer(record.topic, record.key)
             value = source.value(record.topic, record.value)
             stage = STAGE_PROCESS
-            if record.timestamp > self.stream_time_ms:  # a record that cannot be decoded moves no time
+            # As in RecordQueue, a record that cannot be decoded moves no time. Unlike in PartitionGroup, neither does
+            # one that a node rejects (`roll_back`): a wrong timestamp may be the reason why it is rejected.
+            if record.timestamp > self.stream_time_ms:
                 self.stream_time_ms = record.timestamp
             headers = without_origin(record.headers) if source.is_internal else record.headers
             forward(Record(key, value, record.timestamp, headers))
         except Exception as e:
+            # A dead letter can be replayed. This record would then be counted twice.
             if any(store.touched for store in self.stores.values()):
                 raise self.half_processed(e) from e
             self.roll_back(mark)
@@ -276,8 +286,11 @@ class StreamTask:
 
     def _reject(self, source: SourceNode, record: ConsumerRecord, stage: str, error: Exception) -> None:
         """Make a dead letter of a record that no store has taken, or raise an error that must not become one."""
+        # The program or the machine is at fault. Each later record would meet the same error, and the whole topic would
+        # be sent to the DLQ.
         if isinstance(error, ConfigError | FatalError | IllegalState | MemoryError):
             raise error
+        # A sink encodes inside `forward`. As since KIP-399, the handler for production decides about that error.
         if stage == STAGE_PROCESS and self._processor_nodes.is_sink_error(error):
             stage = STAGE_PRODUCE
         handler, reason = self.handlers.of(stage, error)
@@ -309,6 +322,7 @@ class StreamTask:
 
     def reject(self, record: ConsumerRecord, error: PenstockError, stage: str = STAGE_DESERIALIZE) -> None:
         """Reject a record as if it had failed at this stage. It moves no time, and no node sees it."""
+        # A record before the position was rejected or processed before.
         if record.offset >= self.sources.get(record.topic, -1):
             self.set_current_record(record)
             self._reject(self._routes[record.topic][0], record, stage, error)
@@ -367,6 +381,7 @@ class StreamTask:
     @property
     def needs_commit(self) -> bool:
         """Whether there is work that no commit contains yet; a prepared commit does not count as one."""
+        # A grid that no commit contains would begin again after a restart.
         return self._uncommitted or self._committing or (self.schedules.has_new_grid and self.failed is None)
 
     @needs_commit.setter
@@ -391,8 +406,10 @@ class StreamTask:
             raise IllegalState(f"a commit was asked of a task that does not run: {self!r}")
         self.now_ms = now_ms
         try:
+            # 1. Processors forward what they held back until now. It belongs to this commit.
             for name, processor in self._processors.items():
                 plain(f"{name!r}: commit()", processor.commit)()
+            # 2. Encode the changes. The processors have committed already, so an error ends the task.
             self.commit_number += 1
             changelog, closing = encode_stores(self.topology.stores, self.stores, self.epoch, self.commit_number)
             self._closing += closing
@@ -400,11 +417,15 @@ class StreamTask:
         except Exception as e:
             sources = ", ".join(f"{topic}-{self.partition}@{at}" for topic, at in sorted(self.sources.items()))
             raise self._fail(f"the commit of what lies before {sources}", e) from e
+        # 3. Drop the changes before they are written, so that the task can continue at once. If the write fails, the
+        # task is discarded, and the changelog has the state of the previous commit.
         for store in self._all_stores:
             store.committed()
         progress = progress_of(self, now_ms)
+        # 4. The rows for the disk wait until the commit has succeeded (`local_state`).
         if self.local is not None:
             self.local.prepare(changelog, progress)
+        # 5. The progress record comes last. Without it, readers ignore all entries of the commit.
         end = Entries.of([(None, encode_progress(self.epoch, self.commit_number, progress))])
         changelog = Entries.joined([changelog, late, end])
         outputs = self.outputs
@@ -426,7 +447,7 @@ class StreamTask:
         ]
 
     def commit_succeeded(self, position: CommitPosition | None = None) -> None:
-        """Confirm that the prepared commit is durable, at this place of the changelog; state on disk records it."""
+        """Confirm that the prepared commit is durable, at this position of the changelog; state on disk records it."""
         self._committing = False
         if self.local is not None:
             assert position is not None

@@ -42,8 +42,11 @@ def vectorized_executors(task: TaskContext, wiring: ProcessorNodes) -> dict[str,
         operator = None if name is None else wiring.processors.get(name)
         if name is None or not isinstance(operator, WindowAggregate):
             continue
+        # Each record must forward its own update, but a batch returns only the windows that it closed.
         in_order = operator.emit == "on_update" and not task.deduplicate_updates
+        # A node below would see the time of the batch's end.
         at_moment = operator.emit == "on_close" and _sees_time(task, wiring, name)
+        # A user's Aggregate may raise after its windows are known. Only a batch of one record can be undone then.
         if not (operator.takes_one_by_one or in_order or at_moment):
             chain = OperatorChain(task, nodes, operator.store.key_of) if nodes else None
             found[source.topic] = VectorizedExecutor(task, source, operator, chain)
@@ -97,13 +100,16 @@ class VectorizedExecutor:
             self._chain.forget()
 
     def _take(self, columns: Columns) -> None:
+        # A window's bound would leave 64 bits. Processed alone, that record is rejected (`takes_time`).
         if not len(columns) or columns.timestamps.max() > INT64_MAX - self._operator.rule.reach_ms:
             self._take_records(columns)
             return
         values = self._values.of(columns)
+        # A column cannot hold one of the numbers, although `add` accepts it.
         if values is None:
             self._take_records(columns)
             return
+        # A kernel cannot read the disk. Fetch all windows that the batch can reach or close.
         self._operator.store.prepare(columns.keys, int(columns.timestamps.max()))
         if in_doubt := self._operator.in_doubt(values.codes, values.inputs):
             values.exceptional = sorted({*values.exceptional, *in_doubt})
@@ -114,8 +120,11 @@ class VectorizedExecutor:
             self._task.take_records(columns)
             return
         seen = self._chain.seen(columns)
+        # One call for each record, since a call stops when the time is used up. All of them are taken, because their
+        # functions were called already.
         for index in range(seen):
             self._task.take_records(columns[index : index + 1], self._chain.forward)
+        # At least one record is processed in any case.
         if seen < len(columns) and (not seen or self._task.has_time()):
             self._task.take_records(columns[seen:], self._chain.forward)
 
@@ -131,10 +140,12 @@ class VectorizedExecutor:
             else:
                 stop = self._until_due(columns.timestamps[start:next_exceptional]) + start
                 done = self._take_part(columns, values, start, stop)
-                if done < stop:  # the next record is rejected
+                # The kernel stopped before a record that it rejects. Processed alone, it gets its error.
+                if done < stop:
                     self._take_records(columns[done : done + 1])
                     done += 1
                 start = done
+            # With a chain the rest is taken too, because its functions were called already.
             if self._chain is None and not self._task.has_time():
                 return
 
@@ -143,6 +154,8 @@ class VectorizedExecutor:
         due = self._task.schedules.stream_time.next_due_ms()
         if due is None:
             return len(timestamps)
+        # A schedule that was made in `init` or by a wall-clock punctuation is due already. It fires after the next
+        # record.
         if due <= self._task.stream_time_ms:
             return 1
         is_due = timestamps >= due
@@ -152,7 +165,8 @@ class VectorizedExecutor:
         """Process records until one is rejected; return the index of the first that was not processed."""
         task = self._task
         operator = self._operator
-        operator.store.touched = True  # records taken in bulk cannot be rejected one by one
+        # The kernel takes many records at once. If anything raises from here on, none of them can be rejected alone.
+        operator.store.touched = True
         task.set_current_record(columns.record(stop - 1))
         try:
             at = np.arange(start, stop)
@@ -164,6 +178,7 @@ class VectorizedExecutor:
             if len(at):
                 done = operator.take(columns, at, *values.of(at))
                 if done < len(at):
+                    # Records without a key after the rejected one are counted in their turn.
                     stop = int(at[done])
             null = null[null < stop]
             if len(null):
@@ -172,6 +187,8 @@ class VectorizedExecutor:
         except Exception as e:
             raise task.half_processed(e) from e
         if stop > start:
+            # Records without a key and filtered ones advance the task's time too, as when they are processed one by
+            # one. They do not advance the operator's.
             task.stream_time_ms = max(task.stream_time_ms, int(columns.timestamps[start:stop].max()))
             task.processed(columns.record(stop - 1), stop - start)
         return stop

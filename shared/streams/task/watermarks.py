@@ -50,6 +50,7 @@ def watermarks_in(columns: Columns) -> Iterator[tuple[int, Watermark]]:
     keys = columns.keys
     headers = columns.headers
     at = -1
+    # A watermark has no key. Most batches have no such record, and then no headers are decoded.
     if headers is None or None not in keys:
         return
     for _ in range(keys.count(None)):
