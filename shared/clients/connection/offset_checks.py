@@ -22,6 +22,7 @@ def checked_offset(tp: TopicPartition, offset: object) -> int:
     """The offset, if it is valid. Raises TypeError or ValueError."""
     if not isinstance(tp, TopicPartition):
         raise TypeError(f"{tp!r} is not a TopicPartition")
+    # True is an int too.
     if not isinstance(offset, int) or isinstance(offset, bool):
         raise TypeError(f"{tp}: {offset!r} is not an offset, which is an int")
     if offset < 0:

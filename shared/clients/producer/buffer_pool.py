@@ -3,11 +3,10 @@
 `BufferPool` hands out `buffer_memory` bytes in the order of the requests.
 
 `HeldUpShare` bounds the partitions that make no progress: together they may use at most half of the buffer. The other
-half stays for the partitions that do. So neither one bad partition, nor several, nor a dead node can stop them before
-the good partitions hold half of the buffer. A partition whose leader is known to be unreachable counts before it holds
-anything, so that a dead node with a thousand partitions does not get a batch for each. A send to a partition that makes
-no progress waits here while those partitions are over their share. Waiting sends are served in the order they came,
-except that a partition that makes progress again does not wait for the others.
+half is left for the partitions that make progress, so that a dead node cannot stop them. A send to a partition without
+progress waits here while those partitions are over their share. A partition whose leader is known to be unreachable
+counts before it holds anything. Otherwise a dead node with a thousand partitions would get a batch for each. Waiting
+sends are served in the order they came, except that a partition that makes progress again does not wait for the others.
 """
 
 from __future__ import annotations
@@ -124,7 +123,7 @@ class _Waiter(NamedTuple):
 
 
 class HeldUpShare:
-    """Makes sends wait while partitions without progress use up their share. A single partition has no such limit."""
+    """Makes sends wait while partitions without progress use up their share. It has no effect on a single partition."""
 
     def __init__(
         self,
@@ -188,7 +187,7 @@ class HeldUpShare:
             retried = queue.retried()
             why = f": {retried.last_error}" if retried is not None and retried.last_error is not None else ""
             raise BufferExhausted(
-                f"{queue.tp}: does not get on, and partitions that do not hold {HELD_UP_SHARE:.0%} of "
+                f"{queue.tp}: makes no progress, and partitions without progress hold {HELD_UP_SHARE:.0%} of "
                 f"buffer_memory={self._memory.size}; nothing became free within max_block_ms{why}"
             ) from None
         # The caller requests the bytes from the pool now.

@@ -251,7 +251,7 @@ async def test_waited_for_too_long() -> None:
     """The error states the partition's problem, and no waiter is left."""
     table = Table()
     table.refuse(A, LIMIT)
-    said = r"t-0: does not get on, .* 50% of buffer_memory=2000.*NOT_ENOUGH_REPLICAS"
+    said = r"t-0: makes no progress, .* 50% of buffer_memory=2000.*NOT_ENOUGH_REPLICAS"
     with pytest.raises(BufferExhausted, match=said):
         await table.wait(A, timeout_ms=0)
     assert table.share.waiting == 0
