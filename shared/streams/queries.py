@@ -112,11 +112,13 @@ def read_in_slices(
         raise ConfigError(f"store {store!r} holds the records of a join and cannot be queried")
     kind = builder.schema.kind
     key_type = builder.schema.key
+    # Taken before the first row is read, so rows may reflect more records than the position, but never fewer.
     position = {partition: dict(task.sources) for partition, task in sorted(tasks.items())}
     wanted = _Range.of(query, key_type)
     pages: dict[int, _Page] = {}
     remaining = query.rows_max
     for partition, task in sorted(tasks.items()):
+        # Tasks continue between slices. One that has left may have another owner by now, with newer rows.
         if tasks.get(partition) is not task or (query.after is not None and partition < query.after.partition):
             continue
         page = pages[partition] = _Page(partition, builder, query, remaining)
@@ -175,6 +177,7 @@ class _Page:
             for slice_ in _slices(on_disk):
                 self._take(row for row in slice_ if wanted.has(row.key))
                 self._settle()
+                # Rows on disk come in the order of the answer, so all later ones are beyond its end.
                 if self._bound is not None and _order_of(slice_[-1]) > self._bound:
                     break
                 yield
@@ -197,6 +200,7 @@ class _Page:
                 continue
             if (self._bound is None or order < self._bound) and self._overlaps(row):
                 self._found.append((order, self._plain(row)))
+                # Keeps memory limited, and does not sort for each row.
                 if len(self._found) >= 2 * (self._rows_max + 1) + SLICE_ROWS:
                     self._settle()
 

@@ -167,6 +167,7 @@ class Topology:
         """Add a store. Raises ConfigError if the name is taken, or there are too many stores."""
         if store.schema.name in self.stores or store.schema.name in self.global_tables:
             raise ConfigError(f"topology: the store {store.schema.name!r} is there already")
+        # A changelog entry has one byte for the store's number.
         if len(self.stores) == STORES_MAX:
             raise ConfigError(f"topology: more than {STORES_MAX} stores")
         self.stores[store.schema.name] = store
@@ -227,6 +228,7 @@ class Topology:
                 join(name, child)
             for store in node.stores if isinstance(node, ProcessorNode) else ():
                 join(owners.setdefault(store, name), name)
+        # Groups are shared set objects, so their identity tells them apart.
         found = dict.fromkeys(map(id, group.values()))
         return [[n for n in self.nodes if id(group[n]) == one] for one in found]
 

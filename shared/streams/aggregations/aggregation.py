@@ -220,7 +220,8 @@ class _OfNumber(OfField[Number]):
         field_value = self._value(value)
         if field_value is None:
             return None
-        return self._as_number(field_value, self.type) + 0  # -0.0 becomes 0.0, so that there is one zero
+        # -0.0 becomes 0.0, so that there is one zero, as in the kernels' columns.
+        return self._as_number(field_value, self.type) + 0
 
     def add(self, state: Number, value: Any) -> Number:
         number = self.number(value)
@@ -314,6 +315,7 @@ class CountDistinct(OfField["datasketches.hll_sketch"]):
     def _item(self, value: Any) -> str | int | float | None:
         field_value = self._value(value)
         item = field_value if field_value is None or isinstance(field_value, str | int | float) else str(field_value)
+        # DataSketches and Spark ignore the empty text, but it is a value.
         if item == "":
             return EMPTY_TEXT
         try:
@@ -368,6 +370,7 @@ class Aggregate(Aggregation[Any]):
         raise AssertionError("replaced by the initializer")
 
     def add(self, state: Any, value: Any) -> Any:
+        # The function may change its argument and then raise. The state must be as before.
         return self._aggregator(detached(state), value)
 
     def merge(self, earlier: Any, later: Any) -> Any:

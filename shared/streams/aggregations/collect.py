@@ -172,6 +172,8 @@ class CollectSet(_Collect):
     def merge(self, earlier: Collected, later: Collected) -> Collected:
         values = earlier[0]
         if len(values) < self.limit:
+            # By JSON, because values may be lists or objects, which are not hashable. It also keeps 1, 1.0 and true
+            # apart.
             known = {self._identity(value): value for value in values}
             for value in later[0]:
                 known.setdefault(self._identity(value), value)

@@ -86,15 +86,15 @@ class Confirmed:
     def at(self, indexes: NDArray[np.int64] | NDArray[np.bool_]) -> Confirmed:
         """Return the changes at these indexes, without the commits."""
         return Confirmed(
-            self.operations[indexes],
-            self.numbers[indexes],
-            self.keys.at(indexes),
-            self.starts[indexes],
-            self.ends[indexes],
-            self.closed_at[indexes],
-            self.states.at(indexes),
-            self.offsets[indexes],
-            self.stores,
+            operations=self.operations[indexes],
+            numbers=self.numbers[indexes],
+            keys=self.keys.at(indexes),
+            starts=self.starts[indexes],
+            ends=self.ends[indexes],
+            closed_at=self.closed_at[indexes],
+            states=self.states.at(indexes),
+            offsets=self.offsets[indexes],
+            stores=self.stores,
         )
 
     @property
@@ -180,16 +180,16 @@ class _Batch:
         """Return the entries at these indexes."""
         n = self.numbers[rows].T.copy()
         return Confirmed(
-            n[k.OPERATION],
-            n[k.STORE],
-            self.keys.at(rows),
-            n[k.START],
-            n[k.END],
-            n[k.CLOSED_AT],
-            PackedBytes(self.values.data, n[k.STATE], n[k.STATE_BYTES]),
-            self.offsets[rows],
-            stores,
-            commits,
+            operations=n[k.OPERATION],
+            numbers=n[k.STORE],
+            keys=self.keys.at(rows),
+            starts=n[k.START],
+            ends=n[k.END],
+            closed_at=n[k.CLOSED_AT],
+            states=PackedBytes(self.values.data, n[k.STATE], n[k.STATE_BYTES]),
+            offsets=self.offsets[rows],
+            stores=stores,
+            commits=commits,
         )
 
     def entries_of_epoch(self, epoch: int, first: int) -> tuple[Int64Array, Int64Array]:
@@ -361,6 +361,7 @@ class ChangelogReader:
         """Apply the commits before the first that has an entry of an unknown store; that one is an error."""
         stores = commits[0].progress.stores
         unknown = np.flatnonzero(batch.numbers[rows, k.STORE] >= len(stores))
+        # An entry must not be applied to a store that its commit does not list.
         if not len(unknown):
             self._apply_all(batch.confirmed(rows, stores, tuple(commits)))
             return
@@ -478,6 +479,7 @@ def changed_aggregations(old: StoreSchema, new: StoreSchema) -> list[str]:
     """
     was = {a.name: (a.function, a.field, a.state) for a in old.aggregations}
     now = {a.name: (a.function, a.field, a.state) for a in new.aggregations}
+    # Rows of the user have one value and no aggregations that could be appended.
     if any(now.get(name) != shape for name, shape in was.items()) or (new.kind in ROWS and was != now):
         return sorted(n for n in was.keys() | now.keys() if was.get(n) != now.get(n))
     return [] if [name for name in now if name in was] == list(was) else ["their order"]

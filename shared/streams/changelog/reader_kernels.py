@@ -1,5 +1,8 @@
 """Kernels that parse changelog records and apply the reader's rule: functions over arrays, compiled with numba.
 
+`numbers` has the shape (records, NUMBERS), `confirmed` (records), `commits` (progress records, 2), `counters`
+(COUNTERS), `cells` (fixed columns, states), `begins` and `sizes` (binary columns, states).
+
 `parse` reads the envelope of each record of a batch. `settle` applies the reader's rule to them. `read_states` reads
 the columns of states. None of them allocates an array.
 """

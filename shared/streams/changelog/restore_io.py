@@ -286,6 +286,7 @@ class Restoring:
         return len(columns)
 
     async def _find_start(self, consumer: Consumer) -> int:
+        # Before anything is read. If the topic is replaced meanwhile, a later comparison shows it.
         self.topic_id = await fetch_topic_id(self._kafka, self.at.topic)
         # First choice: the state on disk. Then the snapshot, then the log from its beginning.
         self._checkpoint = await self._take_up_local(consumer)
@@ -343,8 +344,10 @@ class Restoring:
         own = self.at.partition
         if settings.lake is None:
             return None
-        where = settings.lake, settings.application_id, [own], settings.lake_options or None
-        found = await asyncio.to_thread(delta_tables.read_snapshot, *where)
+        options = settings.lake_options or None
+        found = await asyncio.to_thread(
+            delta_tables.read_snapshot, settings.lake, settings.application_id, [own], options
+        )
         return None if found is None or own not in found.partitions else (found.version, found.partitions[own])
 
     async def _load_snapshot(self) -> int | None:
@@ -354,6 +357,7 @@ class Restoring:
             return None
         version, snapshot = found
         assert settings.lake is not None
+        # Its offsets mean nothing in the new topic.
         if snapshot.topic_id not in (None, self.topic_id):
             raise ChangelogHole(
                 f"the snapshot was made from topic {self.at.topic} with id {snapshot.topic_id}, but its id is "
@@ -388,8 +392,16 @@ class Restoring:
         local = self.task.local
         assert settings.lake is not None
         columns = [column.name for column in schema.state_columns()]
-        where = settings.lake, settings.application_id, self.at.partition, schema.name, version, columns
-        slices = delta_tables.read_windows(*where, settings.lake_options or None)
+        slices = delta_tables.read_windows(
+            settings.lake,
+            settings.application_id,
+            self.at.partition,
+            schema.name,
+            version,
+            columns,
+            settings.lake_options or None,
+        )
+        # A thread, because reading Parquet blocks.
         reading = asyncio.create_task(asyncio.to_thread(next, slices, None))
         try:
             while (read := await reading) is not None:

@@ -74,17 +74,23 @@ def encode_columns(store: WindowStore, number: int, epoch: int, commit: int) -> 
     finals = store.finals()
     live = store.live()
     keys, starts = store.deleted()
-    parts = []
+
+    def entries(
+        operation: bytes, of: PackedBytes, bounds: Sequence[Int64Array], states: Sequence[ChangelogColumn]
+    ) -> Entries:
+        head = ENVELOPE.pack(FORMAT_VERSION, operation, number, epoch, commit)
+        return Entries(of, _packed(head, bounds, states))
+
     # F and D come before L. A key's closed session and its next live one may have the same start, and an F or D after
     # the L would remove the live one.
-    for operation, of, bounds, states in (
-        (FINAL, finals.keys, [finals.starts, finals.ends, finals.closed_at], _states(store, finals)),
-        (DELETED, keys, [starts], ()),
-        (LIVE, live.keys, [live.starts, live.ends], _states(store, live)),
-    ):
-        if len(of):
-            head = ENVELOPE.pack(FORMAT_VERSION, operation, number, epoch, commit)
-            parts.append(Entries(of, _packed(head, bounds, states)))
+    parts: list[Entries] = []
+    if len(finals):
+        bounds = [finals.starts, finals.ends, finals.closed_at]
+        parts.append(entries(FINAL, finals.keys, bounds, _states(store, finals)))
+    if len(keys):
+        parts.append(entries(DELETED, keys, [starts], ()))
+    if len(live):
+        parts.append(entries(LIVE, live.keys, [live.starts, live.ends], _states(store, live)))
     return Entries.joined(parts), len(finals)
 
 

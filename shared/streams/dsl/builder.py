@@ -508,6 +508,7 @@ class Stream(Generic[K, V]):
         if key is not None:
             require_key_type("process: key", key)
         node = self._processed("process", supplier, stores, name)
+        # As KStream.process: it may have changed keys, so the next grouping or join repartitions.
         flow = replace(self._flow, value=value, key=key or self._flow.key, is_rekeyed=True, encode=encode_json)
         return Stream(self._builder, node, replace(flow, is_windowed=False, mixed=()))
 
@@ -615,7 +616,8 @@ class Stream(Generic[K, V]):
         sink = SinkNode(self._builder._name("sink"), topic, encode or self._flow.encode)
         self._builder._add(sink, (self._node,))
         stores = self._builder._topology.stores
-        if self._node in stores and encode is None:  # results of a custom encoder cannot be compared
+        # Results of a custom encoder cannot be compared with the store by the audit.
+        if self._node in stores and encode is None:
             builder = stores[self._node]
             stores[self._node] = replace(builder, schema=msgspec.structs.replace(builder.schema, results=topic))
 
@@ -639,6 +641,7 @@ class Stream(Generic[K, V]):
         """
         require_groupable("group_by_key", self._flow)
         keyed = self._by_key()
+        # A retraction or a deletion would count as one more record. KStreamAggregate skips null values as well.
         if not keyed._flow.has_deletions:
             return GroupedStream(keyed)
         node = ProcessorNode(self._builder._name("present"), DropDeletions)
@@ -654,6 +657,7 @@ class Stream(Generic[K, V]):
     def _by_key(self, *, keeps_null: bool = False) -> Stream[K, V]:
         if not self._flow.is_rekeyed:
             return self
+        # Only left joins need records without a key (KIP-962).
         if keeps_null:
             self._builder._null_key_topics.add(self._node + REPARTITION_SUFFIX)
         return self.repartition()
@@ -770,6 +774,7 @@ def _bound(
     """Return the store's name, and the aggregations bound to the type of the stream's values."""
     flow = stream._flow
     if name is None:
+        # Not the number of the node: the store's name must stay if nodes above are added.
         name = f"{flow.origin or flow.source.topic}-{kind}"
     if not isinstance(name, str) or not name:
         raise ConfigError(f"aggregate: name must be text, got {name!r}; results are named: n=Count()")
@@ -830,6 +835,8 @@ class WindowedGroup(Generic[K, V]):
         an error.
         """
         name, bound = _bound(self._stream, name, self._rule.kind, aggregations)
+        # A session's result has the session's end as its timestamp. Other results have the time of their latest record,
+        # which must be kept.
         if self._rule.kind != "session":
             bound = {LATEST: Latest(), **bound}
         self._stream._builder._without_emission[name] = None
@@ -1014,7 +1021,8 @@ def repartitioned(builder: StreamsBuilder, parent: str, flow: Flow, topic: str) 
     builder._add(keyed, (parent,))
     encode = _encode_bytes_keys if flow.key == "bytes" else _encode_text_keys
     builder._add(SinkNode(builder._name("sink"), topic, encode, is_internal=True), (keyed.name,))
-    is_result = flow.value is WindowResult  # results are always written as flat objects, which no struct can read
+    # Results are always written as flat objects, which no struct can read.
+    is_result = flow.value is WindowResult
     is_json = flow.value is not bytes and not is_result
     source = SourceNode(
         builder._name("source"),

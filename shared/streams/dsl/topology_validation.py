@@ -118,6 +118,7 @@ def _written_from(topology: Topology, source: SourceNode) -> dict[str, str]:
         is_windowed |= any(not topology.stores[store].schema.is_table for store in stores)
     sinks = [node for node in map(topology.nodes.__getitem__, below) if isinstance(node, SinkNode)]
     found = {source.dead_letters: f"stream(..., dead_letters={source.dead_letters!r})"}
+    # Only windows make late records.
     if is_windowed:
         found[source.late] = f"stream(..., late={source.late!r})"
     return found | {sink.topic: f"to({sink.topic!r})" for sink in sinks}

@@ -75,6 +75,8 @@ class _SameKeyContext:
         return getattr(self._context, name)
 
     def forward(self, record: Record, to: str | None = None) -> None:
+        # A changed key would need another partition, and its state would be in the wrong task. FixedKeyRecord (KIP-820)
+        # prevents this in Kafka Streams.
         if self.key is not _ANY_KEY and record.key != self.key:
             raise ConfigError(
                 f"process_values: the processor forwards the key {record.key!r} for a record with the key "

@@ -159,8 +159,10 @@ class StreamJoin(TimedProcessor):
 
     def process(self, record: Record) -> None:
         side, value = record.value
+        # KIP-962: a left record without a key is kept, because no right record can match. KStreamKStreamJoin advances
+        # its time with such a record and with skipped ones. Here only records that are taken advance it.
         if record.key is None and value is not None and self._left and side == LEFT:
-            self.context.forward(record._replace(value=self._joiner(value, None)))  # no right record can match
+            self.context.forward(record._replace(value=self._joiner(value, None)))
             return
         if record.key is None or value is None:
             self.context.count_skipped("null key" if record.key is None else "null value")
@@ -176,10 +178,12 @@ class StreamJoin(TimedProcessor):
             return
         check_key(record.key, self._store_names[side], self.context.key_bytes_max)
         before, after = self.windows.reach(side)
+        # This record may advance the close time. Rows that are too old then are in the store until `_settle`.
         earliest = max(at - before, self.windows.limit(1 - side, close_time))
         found = self._stores[1 - side].fetch_range(record.key, earliest, at + after)
         joined = [(row.start, other.value) for row in found for other in row.states[0]]
-        remembered = Remembered(detached(value), bool(joined))  # before the joiner, which may change its arguments
+        # Copied before the joiner is called, because it may change its arguments.
+        remembered = Remembered(detached(value), bool(joined))
         results = [
             Record(record.key, self._join(side, detached(value), detached(other)), max(then, at), record.headers)
             for then, other in joined
@@ -188,11 +192,15 @@ class StreamJoin(TimedProcessor):
         rows = (remembered,) if existing is None else (*existing.states[0], remembered)
         if (check := self._stores[side].check) is not None:
             check(record.key, [rows])
+        # Up to here nothing has changed, so an error of the joiner or a row that is too large rejects the record.
         self.stream_time_ms = stream_time
         self._settle()
+        # In `_settle` only unmatched left records are forwarded alone. KStreamKStreamJoin removes a matched one from
+        # its outer store.
         if self._left and side == RIGHT:
             self._mark_joined(found)
         self._stores[side].put(record.key, at, at, [rows])
+        # Last, so that an error of a node below finds the store complete, and costs one output.
         for result in results:
             self.context.forward(result)
 
@@ -209,6 +217,8 @@ class StreamJoin(TimedProcessor):
     def _settle(self) -> None:
         """Forward the left records that cannot be joined any more, and drop records that have no further use."""
         close_time = self._close_time(self.stream_time_ms)
+        # KStreamKStreamJoin emits such records at most once a second. Here they are emitted with the record that closes
+        # their window.
         if close_time == self.close_time_ms:
             return
         self.close_time_ms = close_time

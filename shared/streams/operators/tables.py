@@ -108,6 +108,8 @@ class TableJoin(Processor):
 
     def process(self, record: Record) -> None:
         key = record.key if self._key_of is None else self._key_of(record)
+        # As KStreamKTableJoinProcessor: a left join keeps a record without a key since KIP-962. One without a value is
+        # skipped in any case.
         if record.value is None or (key is None and not self._left):
             self.context.count_skipped("null key" if key is None else "null value")
             return

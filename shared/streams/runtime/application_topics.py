@@ -22,6 +22,8 @@ log = get_logger(__name__)
 
 TOPIC_CHECK_INTERVAL_MS = 500
 
+# Kafka Streams compacts its changelogs. This one must keep every record until a snapshot covers it: takeover and
+# progress records have no key, and an entry counts only with the progress record after it.
 CHANGELOG_CONFIGS = {
     "cleanup.policy": "delete",
     "retention.ms": "-1",

@@ -70,6 +70,7 @@ class InstanceRegistry:
             except PenstockError as e:
                 log.error("other instances are not known", topic=self._new.name, reason=str(e))
                 self.failed = str(e)
+                # Not an end: the worker does not depend on it, and the caller cancels this at shutdown.
                 await asyncio.Event().wait()
 
     async def _run_once(self) -> None:

@@ -105,6 +105,7 @@ class Instances:
                     running[partition] = max(running.get(partition, (-1, -1, "")), (epoch, since, url))
         found = {partition: Claim(url, epoch) for partition, (epoch, _, url) in running.items()}
         for partition, (since, url) in restoring.items():
+            # A claim to restore that was registered later than the running one is of the next owner.
             if partition not in running or since > running[partition][1]:
                 found[partition] = Claim(url, None)
         return found
@@ -146,6 +147,7 @@ def partition_owners(instances: Instances, url: str, own: Registration) -> Parts
     for partition in range(max(known)):
         claim = claims.get(partition)
         epoch = own.running.get(partition)
+        # The topic lags behind: a claim of a lower epoch is of a former owner.
         if epoch is not None and (claim is None or claim.url == url or -1 < (claim.epoch or -1) < epoch):
             own_partitions.add(partition)
         elif partition in own.restoring or (claim is not None and claim.epoch is None):

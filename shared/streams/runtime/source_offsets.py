@@ -42,7 +42,7 @@ class Start(NamedTuple):
 
 
 class Ahead(NamedTuple):
-    """A source partition whose committed offset is past the changelog's position; None if the changelog has none."""
+    """A source partition whose committed offset is past `known`, the changelog's position (None: it has none)."""
 
     at: TopicPartition
     committed: int

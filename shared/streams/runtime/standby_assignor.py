@@ -83,8 +83,11 @@ def assign_standbys(
     2. The remaining replicas go to the members with the fewest partitions.
     """
     assigned: dict[str, list[int]] = {member: [] for member in order}
+    # An even share, rounded up.
     most = -(-len(owners) * min(replicas, max(0, len(order) - 1)) // max(1, len(order)))
     standing: dict[int, set[str]] = {partition: set() for partition in owners}
+    # First the members that have state, in all partitions. Otherwise a replica that is placed early could take the room
+    # of one that has state.
     for keep in (True, False):
         for partition, owner in sorted(owners.items()):
             for member in sorted(order, key=lambda m: (len(assigned[m]), order.index(m))):

@@ -145,6 +145,7 @@ class StreamWorker(RebalanceListener):
         `now_ms` is this turn's wall-clock time since the epoch; the default is the clock's. If it is cancelled at any
         moment, the tasks are in a state that `shutdown` can commit, and a commit in progress continues.
         """
+        # 1. Fetch. The group's callbacks, such as `on_partitions_revoked`, are called in here.
         batches = await self._poll()
         await self._tables.poll()
         async with self._lock:
@@ -152,22 +153,26 @@ class StreamWorker(RebalanceListener):
             # Partitions in restore are paused. So the records belong to the tasks that run now, and none may be left
             # out, since the consumer's position is past them.
             ready = self._tasks.ready()
+            # 2. Learn the outcomes of the commit and of restores in the background.
             if self._commits.has_ended:
                 await self._after_commit(await self._commits.settle())
             await self._collect_restored()
             # A failed commit may just have replaced a task. The records were fetched for the discarded one, and the new
             # one will seek to its own position.
             ready = {p: owned for p, owned in ready.items() if owned is self._owned.get(p) and owned.task is not None}
+            # 3. Process the records, then advance the times that do not depend on records.
             now_ms = self._clock.now_ms() if now_ms is None else now_ms
             distribute(batches, ready, self._consumer, now_ms, self._time, self._settings.input_buffer_max_bytes)
             advance(ready, self._consumer)
             advance_all_idle(ready, self._consumer, now_ms, self.topics.partitions)
             punctuate_all(self._tasks.running(), now_ms, self._settings.blocking_ms_max, self._clock)
             self._is_accepted = not self.waits_for
+        # 4. Begin the next commit. It is prepared here, and written in the background of the next turns.
         if self._clock.monotonic_ms() >= self._commit_due_ms:
             await self._begin_commit()
             await self._purge.run()
             self._maker.clean()
+        # 5. Another instance has taken a partition over.
         if self._fenced:
             await self._rejoin()
 
@@ -207,6 +212,7 @@ class StreamWorker(RebalanceListener):
         def left_ms(share: float = 1.0) -> float:
             return max(0.0, deadline_ms - self._clock.monotonic_ms()) * share
 
+        # From here on the callbacks do nothing: the last commit covers them.
         self._leaving = True
         last = asyncio.create_task(self._commit_to_leave(), name="last-commit")
         try:
@@ -214,6 +220,7 @@ class StreamWorker(RebalanceListener):
             await self._consumer.close(left_ms(LEAVE_SHARE))
         finally:
             await self._tables.close()
+            # Concurrently, because each may wait for the broker.
             closing = (owned.close(left_ms() * 0.8) for owned in self._tasks.all())
             self._tasks.closed(await asyncio.gather(*closing, return_exceptions=True))
             await self._standbys.close()
@@ -329,8 +336,11 @@ class StreamWorker(RebalanceListener):
         async with self._lock:
             self._is_assigned = False
             await self._after_commit(await self._commits.settle())
+            # The generation in which this member still owned the partitions, for `on_partitions_assigned`.
             self._revoked_in = self._consumer.group_metadata().generation_id
             revoked = {at.partition for at in partitions} & self._owned.keys()
+            # As TaskManager.handleRevocation. Each partition has a transaction of its own, so only revoked tasks must
+            # be committed.
             await self._after_commit(await self._commits.commit([self._owned[p] for p in revoked], self._consumer))
             for partition in revoked & self._owned.keys():
                 owned = self._owned.pop(partition)
@@ -358,9 +368,18 @@ class StreamWorker(RebalanceListener):
     def _start_restore(self, partition: int) -> None:
         for at in self._partitions_of(partition):
             self._consumer.pause(at)
-            self._consumer.seek(at, 0)  # a consumer without a position would look one up, and may not reset it
-        of = (self._kafka, self._settings, partition, self.instance, self._clock, self.topics.rejected_bytes_max)
-        owned = OwnedTask(ChangelogPartition(*of, self._restores))
+            # A consumer without a position would look one up, and may not reset it.
+            self._consumer.seek(at, 0)
+        changelog = ChangelogPartition(
+            self._kafka,
+            self._settings,
+            partition,
+            self.instance,
+            clock=self._clock,
+            rejected_bytes_max=self.topics.rejected_bytes_max,
+            metrics=self._restores,
+        )
+        owned = OwnedTask(changelog)
         self._owned[partition] = owned
         owned.restoring = asyncio.create_task(self._restore(partition, owned), name=f"restore-{partition}")
 
@@ -448,16 +467,19 @@ class StreamWorker(RebalanceListener):
         2. A repetition would fail as well, or this was the last attempt, or the worker is leaving: raise the error.
         3. Otherwise discard the task and restore it.
         """
+        # Case 1. The task is closed with all others in `_rejoin`.
         if isinstance(error, ProducerFenced):
             log.warning("fenced: the instance joins its group again", partition=partition, reason=str(error))
             self._fenced = True
             return
         stops = not isinstance(error, PenstockError) or isinstance(error, FatalError | DataError | ConfigError)
+        # Case 2.
         if stops or self._leaving:
             raise error
         attempt = self._failures[partition] = self._failures.get(partition, 0) + 1
         if attempt > self._settings.restore_attempts_max:
             raise error
+        # Case 3.
         log.warning("task failed: restoring it", partition=partition, attempt=attempt, reason=str(error))
         if (owned := self._owned.get(partition)) is not None:
             await owned.close()

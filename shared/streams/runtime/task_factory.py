@@ -92,6 +92,7 @@ class TaskMaker:
     def start(self, task: StreamTask, global_tables: Mapping[str, Lookup]) -> None:
         """Start a restored task; a former standby is counted from now on."""
         task.global_tables = global_tables
+        # A standby counts in a registry of its own, because what it reads is the owner's work.
         if task.not_running_reason != NOT_INITIALIZED:
             task.metrics = TaskMetrics(self._registry, task.partition)
         task.initialize(self._clock.now_ms())

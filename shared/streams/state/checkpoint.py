@@ -52,6 +52,7 @@ class LogPosition:
 
     def written(self, entries: int, offset: int) -> CommitPosition:
         """Record a commit of `entries` whose progress record is at `offset`, and return its position."""
+        # Once something else lies between two commits, it may be another owner's takeover. Only a restore can find out.
         self._is_only_writer &= offset == self._next + entries
         if self._is_only_writer:
             self._verified = offset + 1

@@ -92,6 +92,7 @@ class JoinStore:
         removed = []
         while self._open and self._open[0][0] < limit:
             row = heapq.heappop(self._open)[2]
+            # Rows that were removed before stay in the heap.
             if row.live:
                 self._discard(row)
                 removed.append(row)
@@ -149,6 +150,7 @@ class JoinStore:
 
     def _add(self, row: JoinRow) -> JoinRow:
         own = self._rows.setdefault(row.key, [])
+        # Out-of-order records are the exception.
         if own and own[-1].start > row.start:
             insort(own, row, key=_start)
         else:
@@ -163,6 +165,7 @@ class JoinStore:
         if row.persisted:
             self._dirty[(row.key, row.start)] = None
         else:
+            # The changelog has never had the row, so it needs no tombstone.
             self._dirty.pop((row.key, row.start), None)
 
     def _take_out(self, row: JoinRow) -> None:
@@ -178,6 +181,7 @@ class JoinStore:
     def _mark(self, row: JoinRow) -> None:
         at = (row.key, row.start)
         if not row.persisted and self._dirty.get(at, row) is None:
-            row.persisted = True  # a tombstone was due under this key and start, and is due if this row goes too
+            # A row of this key and start was deleted since the commit. If this one goes too, a tombstone is still due.
+            row.persisted = True
         self._dirty[at] = row
         self.touched = True

@@ -95,6 +95,7 @@ class KeyValueStore(Generic[K, V]):
         if row.persisted:
             self._dirty[key] = None
         else:
+            # The changelog has never had the row, so it needs no tombstone.
             self._dirty.pop(key, None)
 
     def items(self) -> Iterator[tuple[K, V]]:

@@ -47,6 +47,7 @@ def mismatch(found: Checkpoint, topic_id: str | None, first: int, end: int) -> s
     """Return why a changelog with these offsets does not continue from a checkpoint, or None if it does."""
     if found.topic_id != topic_id:
         return f"it belongs to the changelog with id {found.topic_id}; the topic now has id {topic_id}"
+    # A takeover may be among the records after the verified offset, and the log no longer has all of them.
     if found.verified_offset < first:
         return f"the changelog goes on at {first}, it ends at {found.verified_offset}"
     if found.covered_offset > end:

@@ -3,6 +3,7 @@
 A commit's changelog entries are prepared. They are written to disk, together with the checkpoint, only when the commit
 is known to have succeeded. During a restore, the changes that the log confirms are buffered, and written from time to
 time with the offset that they reach. So the disk is always at some commit of the log, and never ahead of it.
+KIP-892 (transactional state stores) has the same aim.
 """
 
 from __future__ import annotations
@@ -180,20 +181,25 @@ class LocalState:
                 rows[store, key, start] = StoredRow(end, body[fmt.START_END.size :])
             else:
                 (start,) = fmt.START.unpack_from(body)
+                # Deleted or closed. A closed window is not in the store any more.
                 rows[store, key, start] = None
+        # Not written before `confirm`. Until then the commit may fail, and the rows would have to be undone.
         self._prepared = rows, progress
 
     def confirm(self, epoch: int, position: CommitPosition) -> None:
         """Write the prepared commit, which succeeded. Raises CommitOffsetUnknown if the broker returned no offset."""
+        # A checkpoint needs an offset. Without one, the rows on disk could not be related to the log.
         if position.covered_offset < 1:
             raise CommitOffsetUnknown(
                 "the broker has not said at which offset the commit is: what is on disk is behind it"
             )
-        if self._closed:  # the commit's result came late; the log has the commit
+        # The commit's result came late. The log has the commit, so the next restore reads it.
+        if self._closed:
             return
         assert self._prepared is not None, "no commit was prepared"
         rows, progress = self._prepared
         self._prepared = None
+        # Up to `due_ms` the index is not searched again, so no entry may be left before it.
         due = {number: store.due_ms for number, store in self._stores.items()}
         checkpoint = Checkpoint(position.topic_id, epoch, position.covered_offset, position.verified_offset, progress)
         more = self.db.write(rows, checkpoint, indexed=self._indexed, due=due)

@@ -65,6 +65,8 @@ class DueIndex:
         """Return the keys of the rows that end before `limit` and were not returned before."""
         since = self.to_ms
         self.to_ms = max(self.to_ms, limit)
+        # Everything before the limit was returned before, or no row ends before it. Most batches end here, without a
+        # read of the disk.
         if limit <= max(since, self.upcoming_ms):
             return ()
         keys, self.upcoming_ms = rows.take_due(since, limit)
@@ -145,6 +147,7 @@ class PersistentStore(ABC, Generic[CacheT]):
 
         With `after`, the latter are those after this key and start. They are ordered by hash of the key, key and start.
         """
+        # Keys in memory may have newer rows there than on disk, so the disk is only read for the other keys.
         return list(self._cache.rows()), self._others(self._rows.all(after), frozenset(self._loaded))
 
     def rows_of(self, key: Any) -> Iterable[Any]:
@@ -158,6 +161,7 @@ class PersistentStore(ABC, Generic[CacheT]):
 
     def load(self, key: Any, start: int, end: int, states: list[Any]) -> None:
         """Restore one live row; it replaces one with the same key and start."""
+        # A restore goes to the disk. Memory holds only keys that are used.
         self._rows.restore(self._codec.key_bytes(key), start, end, self._codec.pack(states))
 
     def unload(self, key: Any, start: int) -> None:
@@ -174,6 +178,7 @@ class PersistentStore(ABC, Generic[CacheT]):
         self._rows_in_both += more
         for (raw, _), row in rows.items():
             key = self._codec.key_of(raw)
+            # The index has the row's end from now on, so a search up to it must read the disk again.
             if row is not None:
                 self._in_index(row.end)
             if key in self._loaded:
@@ -193,6 +198,7 @@ class PersistentStore(ABC, Generic[CacheT]):
     def _evict(self) -> None:
         if self._budget.bytes_used <= self._budget.bytes_max:
             return
+        # These rows are only in memory: no confirmed commit has written them.
         pinned = self._cache.dirty_keys()
         for key in list(self._loaded):
             if self._budget.bytes_used <= self._budget.bytes_max:
@@ -265,11 +271,13 @@ class PersistentWindowStore(PersistentStore[WindowStore]):
     def _prepare(self, keys: Iterable[bytes], time_ms: int) -> None:
         rule = self.windows.rule
         now = self.windows.close_time_ms
-        if now is not None:  # windows that end before this are closed
+        # Windows that end before this are closed already. The index need not be searched before it.
+        if now is not None:
             self._due.to_ms = max(self._due.to_ms, now + rule.last_ms)
         self.fetch_ahead(keys)
         limit = max(NEVER if now is None else now, time_ms - rule.waits_ms) + rule.last_ms
         self._fetch_due(limit)
+        # Retained windows (of sliding rules) are removed later than they close, so they are searched for a second time.
         for key in self._expired.take(self._rows, limit - rule.retained_ms) if rule.retains else ():
             self._fetch(self._codec.key_of(key))
 

@@ -190,7 +190,8 @@ class RocksDb:
                     at: bytes = rows.key()
                     if not at.startswith(begin):
                         break
-                    if len(at) == whole + _NUMBER.size:  # else a longer key with this prefix and the same hash
+                    # Otherwise it is a longer key that begins with this one and has the same hash.
+                    if len(at) == whole + _NUMBER.size:
                         value: bytes = rows.value()
                         row = StoredRow(_ENDS.unpack_from(value)[1], value[_ENDS.size :])
                         found.append((_number(at, whole), row))
@@ -239,6 +240,10 @@ class RocksDb:
                 if listed >= limit:
                     upcoming = min(upcoming, listed)
                     break
+                # There are three cases:
+                # 1. The row is gone: delete the entry.
+                # 2. The row has grown and is not due yet: move the entry to its present end.
+                # 3. The row is due. The entry stays until the row is removed by a commit (`_put`).
                 row = self.row(store, key, start)
                 if row is None or row.end >= limit:
                     batch.delete(at)
@@ -285,6 +290,7 @@ class RocksDb:
         for store, more in changed.items():
             counts[store] = counts.get(store, 0) + more
         meta = Meta(checkpoint=checkpoint, counts=counts)
+        # In the same batch as the rows, so that after a crash rows and checkpoint belong together.
         batch.put(META, msgspec.msgpack.encode(meta))
         with self._errors:
             self._db.write(batch)
@@ -299,6 +305,8 @@ class RocksDb:
             try:
                 return Rdict(str(self.folder), self._memory.options())
             except Exception as e:
+                # RocksDB's errors have no classes. The changelog has everything that a corrupt database had, so begin
+                # with an empty one.
                 if not str(e).startswith("Corruption"):
                     raise
                 Rdict.destroy(str(self.folder), self._memory.options())
@@ -312,6 +320,7 @@ class RocksDb:
             meta = Meta() if found is None else msgspec.msgpack.decode(found, type=Meta)
         except msgspec.MsgspecError:
             meta = Meta(format=0)
+        # Rows of another format have no checkpoint, so they are deleted and restored.
         return meta if meta.format == FORMAT_VERSION else Meta()
 
 
@@ -324,6 +333,8 @@ def _put(batch: WriteBatch, at: bytes, id_: RowId, row: StoredRow | None, old: b
         if listed is not None:
             batch.delete(_due_key(store, listed, start, key))
         return 0 if old is None else -1
+    # An entry at or before the row's end is found in time, and `take_due` moves it. So a growing session is not listed
+    # again by each commit. Before `due` the index is not searched any more, so an entry there must be moved.
     stays = listed is not None and due is not None and due <= listed <= row.end
     if due is not None and not stays:
         if listed is not None:

@@ -217,16 +217,15 @@ def output_dead_letter(
     application: str,
     record_bytes_max: int,
 ) -> ProducerRecord:
-    """The dead letter of a rejected output.
+    """Return the dead letter of an output that a node rejected.
 
-    A rejected output is a record of a store, a punctuation or a commit that a node could not process.
+    The output is a record that a store, a punctuation or a commit forwarded.
 
     It looks like any dead letter, except that no source record can be replayed, since a store has counted it. So it
     lacks the headers `penstock.dlq.topic`, `.partition` and `.offset`. Its key and value are the output's: text and
     bytes as they are, anything else as JSON, a result as a flat object. Its headers name the node that rejected it, the
-    store and the window. If a source record caused it, `penstock.origin.*` name that record.
-
-    Return the dead letter; a value that makes it larger than `record_bytes_max` is left out.
+    store and the window. If a source record caused it, `penstock.origin.*` name that record. A value that makes the
+    dead letter larger than `record_bytes_max` is left out.
     """
     record = emitted.record
     window = emitted.window

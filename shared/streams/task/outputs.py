@@ -53,6 +53,7 @@ class OutputColumns:
             return [RecordColumns(self.topic, self.keys, self.values, self.timestamps, headers=self.headers)]
         partitions = np.array(self.partitions)
         bulks = []
+        # Order matters within a partition only, and stays there.
         for partition in dict.fromkeys(self.partitions):
             own = np.flatnonzero(partitions == partition)
             columns = self.keys.at(own), self.values.at(own), self.timestamps[own]

@@ -159,6 +159,7 @@ class ProcessorNodes:
         """Return the node that raised an error, or None."""
         found = None
         for frame, _ in traceback.walk_tb(error.__traceback__):
+            # The innermost frame of a node wins: nodes call each other, so the outer ones are above it.
             found = self._names.get(id(frame.f_locals.get("self")), found)
         return found
 
@@ -335,6 +336,7 @@ class NodeContext:
         `indexes` are the indexes of the records in `source` that caused the results, one for one. Without it, the
         current record caused them.
         """
+        # Columns for a sink need no Python object for each result.
         if len(self._edges) == 1 and self._writers and (encoded := self._writers[0].encode(results)) is not None:
             self._task.outputs.add(encoded)
             return

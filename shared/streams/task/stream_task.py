@@ -310,9 +310,10 @@ class StreamTask:
 
     def roll_back(self, mark: Mark) -> None:
         """Drop all outputs since `mark` and restore stream time: a dead letter moves no time."""
-        outputs, self.late_records, late_rows, self.stream_time_ms = mark
-        self.outputs.roll_back(outputs)
-        del self.late_rows[late_rows:]
+        self.outputs.roll_back(mark.outputs)
+        del self.late_rows[mark.late_rows :]
+        self.late_records = mark.late_records
+        self.stream_time_ms = mark.stream_time_ms
 
     def _fail(self, subject: str, error: Exception) -> ProcessingFailed:
         """Mark the task as failed, because it holds half of a change: it is not committed and takes no more records."""

@@ -15,6 +15,12 @@ Windows that end below the close time are closed. The close time never goes back
 wheel finds the windows that are due. Rows are in buckets by the time at which they are due; those of the current bucket
 are on a heap. A row is filed by its end at that time, and filed again if it is found to have grown.
 
+Shapes, where n is the room that the table has made: `times`, `codes` (records); `values`, `float_values`, `has`
+(numbers, records); `program` (aggregations, 3); `cells`, `floats` (rows, `base` + state cells), `links` the same memory
+with twice the columns; `flags`, `free`, `changed` (rows); `heads` (keys); `ring` (buckets); `heap`, `dues` (n);
+`pending`, `spare` (n, 4); `late`, `deleted` (n, 4); `closed` (n, 6 + state cells); `updates` (n, 5 + state cells);
+`steps` (n, 3).
+
 All kernels are in one file, since numba identifies a cached function by its file.
 """
 
@@ -93,6 +99,7 @@ UPDATE_COLUMNS = 5
 def _init(program, cells, row, base):
     for a in range(len(program)):
         op, cell = program[a, 0], base + program[a, 1]
+        # Python has the state (`object_states`).
         if op == OBJECT:
             continue
         cells[row, cell] = -1 if op in (LATEST, FIRST, LAST) else 0
@@ -128,6 +135,7 @@ def _rejected_by(program, cells, row, other, base, values, has, i):
         total, n = 0, 0
         if row != NONE:
             total, n = cells[row, cell], cells[row, cell + 1]
+        # A merge adds the two sums first, so their sum must fit as well.
         if other != NONE and cells[other, cell + 1] > 0:
             if n > 0 and _sum_overflows(total, cells[other, cell]):
                 return a
@@ -140,6 +148,7 @@ def _rejected_by(program, cells, row, other, base, values, has, i):
 @compiled
 def _replaces(op, new, old):
     """Return whether a value of the time `new` replaces one of the time `old` (-1: no value)."""
+    # Of equal times, the first to arrive is FIRST, and the last to arrive is LAST.
     return old < 0 or (new < old if op == FIRST else new >= old)
 
 
@@ -160,6 +169,7 @@ def _put(op, cells, floats, row, cell, n_more, number, float_number):
         cells[row, cell] = max(cells[row, cell], number)
     elif op == MIN_FLOAT:
         old = floats[row, cell]
+        # NaN counts as the highest number, as in Spark.
         if float_number < old or old != old:
             floats[row, cell] = float_number
     elif op == MAX_FLOAT:
@@ -210,6 +220,7 @@ def _new_row(code, start, end, links, flags, cells, free, meta):
     meta[FREE] -= 1
     row = free[meta[FREE]]
     links[row, KEY] = code
+    # The list of changed rows may still have the row from another window.
     flags[row] &= LISTED
     cells[row, START], cells[row, END] = start, end
     meta[LIVE] += 1
@@ -368,6 +379,7 @@ def _turn(close_time, bucket_ms, retained_ms, links, flags, cells, ring, heap, d
     3. Otherwise a removed row becomes free, a due row becomes pending, and any other row is filed again.
     """
     target = close_time // bucket_ms
+    # Time may jump by more than a round. One round visits every slot.
     first = max(meta[FRONT] + 1, target - len(ring) + 1)
     meta[FRONT] = target
     for bucket in range(first, target + 1):
@@ -385,11 +397,14 @@ def _turn(close_time, bucket_ms, retained_ms, links, flags, cells, ring, heap, d
                 meta[FRONT] = bucket - 1
                 return False
             next_ = links[row, BUCKET]
+            # Removed rows stay in their bucket until it is visited: a list that is linked one way cannot lose a row in
+            # its middle.
             if links[row, KEY] == NONE:
                 free[meta[FREE]] = row
                 meta[FREE] += 1
             else:
                 due = _due(row, flags, cells, retained_ms)
+                # A session that grew was filed by an earlier end.
                 if due < close_time:
                     _pend(row, cells, pending, meta)
                 else:
@@ -518,8 +533,10 @@ def _radix_sort(pending, spare, n):
         for i in range(1, n):
             differing |= pending[i, column] ^ pending[0, column]
         for shift in range(0, 64, 8):
+            # Rows that are due together differ in few bytes.
             if not differing >> shift & (DIGITS - 1):
                 continue
+            # The highest byte has the sign: negative numbers come before the others.
             sign = DIGITS // 2 if shift == 56 else 0
             for digit in range(DIGITS):
                 spare[n + (digit >> 2), digit & 3] = 0
@@ -543,14 +560,16 @@ def _radix_sort(pending, spare, n):
 @compiled
 def _sort(pending, spare, n, links, arena, key_offsets, sizes):
     """Sort the first n pending rows in closing order; `spare` has room for as many, and for the digits."""
-    if n > RUN:  # fewer rows rarely have equal bounds
+    # Fewer rows rarely have equal bounds, and then whole keys are compared.
+    if n > RUN:
         _set_words(pending, n, links, arena, key_offsets, sizes)
     if n <= DIGITS:
         _merge_sort(pending, spare, 0, n, links, arena, key_offsets, sizes)
         return
     _radix_sort(pending, spare, n)
     first = 0
-    for i in range(1, n + 1):  # rows with equal bounds and words are sorted by whole keys
+    # Rows with equal bounds and words are sorted by whole keys.
+    for i in range(1, n + 1):
         if (
             i == n
             or pending[i, BY_KEY] != pending[first, BY_KEY]
@@ -580,7 +599,8 @@ def close_due(
     4. Begin again if a window that was retained is due already.
     """
     close_time = meta[CLOSE_TIME]
-    while True:  # retained windows may be due at once
+    while True:
+        # 1. and 2. Skipped if an earlier call has done them and then stopped in step 3.
         if meta[CLOSING] != ORDERED:
             meta[CLOSING] = COLLECTING
             if not _collect(
@@ -590,6 +610,7 @@ def close_due(
             if meta[PENDING] > 1:
                 _sort(pending, spare, meta[PENDING], links, arena, key_offsets, sizes)
             meta[CLOSING], meta[PENDING_AT] = ORDERED, 0
+        # 3. Room is checked for a whole row, so that no row is closed by half.
         while meta[PENDING_AT] < meta[PENDING]:
             if (
                 meta[CLOSED] == len(closed)
@@ -601,6 +622,7 @@ def close_due(
             row = pending[meta[PENDING_AT], ROW]
             meta[PENDING_AT] += 1
             was_flags, code = flags[row], links[row, KEY]
+            # A retained window was closed and forwarded before. Only the changelog must learn that it is gone.
             if was_flags & RETAINED:
                 if was_flags & PERSISTED:
                     _deleted(code, cells[row, START], cells[row, END], REMOVED, deleted, meta)
@@ -616,6 +638,9 @@ def close_due(
             closed[n, FROM], closed[n, TO] = cells[row, START], cells[row, END]
             closed[n, CLOSED_AT], closed[n, WAS_DIRTY] = meta[STREAM_TIME], was_flags & DIRTY
             if was_flags & PERSISTED and moves:
+                # The changelog has the session under its start as of the last commit, and results on update have both
+                # of its bounds of then. If a bound has changed, that result is retracted. If it is the start, that
+                # entry is deleted too.
                 was = cells[row, SHOWN_START]
                 if was != cells[row, START] or cells[row, SHOWN_END] != cells[row, END]:
                     kind = RETRACTED if was == cells[row, START] else REMOVED | RETRACTED
@@ -633,6 +658,7 @@ def close_due(
                 free[meta[FREE]] = row
                 meta[FREE] += 1
         meta[CLOSING], meta[PENDING] = NOTHING, 0
+        # 4. Time may have jumped so far that a window is closed and removed at once.
         if not (retains and meta[HEAP] and dues[0] < close_time):
             return True
 
@@ -666,6 +692,7 @@ def take_sessions(
         t, code = times[i], codes[i]
         stream_time = max(t, meta[STREAM_TIME])
         close_time = max(stream_time - grace_ms - gap_ms, meta[CLOSE_TIME])
+        # 1. As `findSessions(key, t - gap, t + gap)`, but open sessions only: a closed one is never joined.
         later, earlier = NONE, NONE
         before, at = NONE, heads[code]
         while at != NONE and cells[at, START] > t + gap_ms:
@@ -680,6 +707,8 @@ def take_sessions(
             end = max(t, cells[later, END])
         elif earlier != NONE:
             end = max(t, cells[earlier, END])
+        # 2. As `mergedWindow.end() < windowCloseTime`: a record that would be late alone counts if it joins an open
+        # session.
         if end < close_time:
             if meta[LATE] == len(late):
                 return FULL
@@ -697,6 +726,7 @@ def take_sessions(
             if rejected_by != NONE:
                 meta[REJECTED_BY] = rejected_by
                 return REJECTED
+            # Step 3.
             if earlier == NONE:
                 row = _new_row(code, t, t, links, flags, cells, free, meta)
                 _init(program, cells, row, base)
@@ -707,6 +737,8 @@ def take_sessions(
             else:
                 row = earlier
                 start = min(t, cells[row, START])
+                # KStreamSessionWindowAggregate removes the merged sessions first, and forwards a null for each, unless
+                # the merged session equals the one that the record would be alone.
                 if logs_updates and start != end:
                     _update(i, code, cells[row, START], cells[row, END], NONE, cells, base, updates, meta)
                 if later != NONE:
@@ -715,11 +747,14 @@ def take_sessions(
                     _merge(program, cells, floats, row, later, base)
                     if has_objects:
                         _step(MERGE, row, later, steps, meta)
+                    # The changelog and the results have `later` with its bounds of the last commit. The commit removes
+                    # it there.
                     if flags[later] & PERSISTED:
                         was, was_end = cells[later, SHOWN_START], cells[later, SHOWN_END]
                         _deleted(code, was, was_end, REMOVED | RETRACTED, deleted, meta)
                     _take_out(later, links, flags, heads, meta)
                 cells[row, START], cells[row, END] = start, end
+            # 4. After the merge, as the aggregator is applied to the merged aggregate.
             _add(program, cells, floats, row, base, values, float_values, has, i, t)
             if has_objects:
                 _step(ADD, row, i, steps, meta)
@@ -728,6 +763,7 @@ def take_sessions(
                 _update(i, code, cells[row, START], cells[row, END], row, cells, base, updates, meta)
                 if has_objects:
                     _step(UPDATE, row, meta[UPDATES] - 1, steps, meta)
+        # 5. Only here: a record that is rejected above advances no time.
         meta[STREAM_TIME] = stream_time
         meta[PROCESSED] = i + 1
         if closes:
@@ -769,6 +805,8 @@ def take_time_windows(
         t, code = times[i], codes[i]
         stream_time = max(t, meta[STREAM_TIME])
         close_time = max(stream_time - grace_ms, meta[CLOSE_TIME])
+        # 1. As TimeWindows.windowsFor: the first window begins at 0. Window n is open as long as its end is above the
+        # close time.
         earliest = max(t - size_ms + advance_ms, 0) // advance_ms
         latest = t // advance_ms
         accepted_from = max(earliest, (close_time - size_ms) // advance_ms + 1)
@@ -776,6 +814,7 @@ def take_time_windows(
         if windows <= 0:
             if meta[LATE] == len(late):
                 return FULL
+            # Step 2.
             _note_late(i, close_time, stream_time, False, late, meta)
             meta[MISSED] += latest - earliest + 1
         else:
@@ -801,6 +840,7 @@ def take_time_windows(
                 if rejected_by != NONE:
                     meta[REJECTED_BY] = rejected_by
                     return REJECTED
+            # 3. In the order of the key's list, so that it is walked once.
             for number in range(latest, accepted_from - 1, -1):
                 start = number * advance_ms
                 if at != NONE and cells[at, START] == start:
@@ -817,7 +857,8 @@ def take_time_windows(
                 if has_objects:
                     _step(ADD, row, i, steps, meta)
                 _mark(row, flags, changed, meta)
-            if logs_updates:  # in Kafka Streams' order: the earliest window first
+            # 4. In Kafka Streams' order: the earliest window first. So the updates are written backwards.
+            if logs_updates:
                 meta[UPDATES] += windows
                 row = heads[code]
                 while cells[row, START] > latest * advance_ms:
@@ -833,6 +874,7 @@ def take_time_windows(
             if accepted_from > earliest:
                 _note_late(i, close_time, stream_time, True, late, meta)
             meta[MISSED] += accepted_from - earliest
+        # Step 5.
         meta[STREAM_TIME] = stream_time
         meta[PROCESSED] = i + 1
         if closes:
@@ -912,10 +954,12 @@ def take_sliding_windows(
         left, right, combined = NONE, NONE, NONE
         previous, right_latest = -1, -1
         has_left, has_right, is_whole, has_next, is_both = False, False, False, False, False
+        # As `timestamp + 1 + timeDifferenceMs <= closeTime`: even the window just after the record is closed.
         if t + difference_ms < close_time:
             missed = 1
         else:
-            # Visit the windows of the key that can contain the record, and the one that ends before it.
+            # 1. As `processReverse` and `processEarly`: visit the windows of the key that can contain the record, and
+            # the one that ends before it.
             at = heads[code]
             while at != NONE and cells[at, START] > t + 1:
                 at = links[at, NEXT]
@@ -945,7 +989,8 @@ def take_sliding_windows(
                     has_left = True
                     spare[n_found, ROW] = at
                     n_found += 1
-                    if latest == t:  # another record of this time has made all windows already
+                    # Another record of this time has made all windows already.
+                    if latest == t:
                         is_whole = True
                         break
                     previous = latest
@@ -957,6 +1002,7 @@ def take_sliding_windows(
                 right = combined
             if right != NONE:
                 right_latest = cells[right, base]
+            # 2. Room for the four windows that a record can make, and their steps and updates.
             if meta[FREE] < 4:
                 return ROWS
             if meta[HEAP] + 4 > len(heap):
@@ -979,7 +1025,7 @@ def take_sliding_windows(
                 if rejected_by != NONE:
                     meta[REJECTED_BY] = rejected_by
                     return REJECTED
-            # A window that begins with another one's numbers is created before that one takes the record.
+            # 3. A window that begins with another one's numbers is created before that one takes the record.
             made_right = NONE
             if not is_whole and not has_right and right_latest > t:
                 made_right = _new_window(
@@ -1015,12 +1061,15 @@ def take_sliding_windows(
                 if t < close_time:
                     missed += 1
                 elif made_next != NONE and previous + 1 == t - difference_ms:
-                    is_both = True  # the window after the previous record also ends here; its update is written twice
+                    # The window after the previous record also ends here. Kafka Streams creates and forwards it twice.
+                    is_both = True
                 else:
                     made_left = _new_window(
                         code, t - difference_ms, t, left if lends else NONE, program, base, links, flags, cells, heads,
                         free, ring, heap, dues, bucket_ms, changed, steps, has_objects, meta,
                     )  # fmt: skip
+            # 4. Both orders are those in which Kafka Streams visits the windows: latest first, but earliest first for
+            # early records.
             for f in range(n_found + 4):
                 if f < n_found:
                     row = spare[n_found - 1 - f, ROW] if is_early else spare[f, ROW]
@@ -1054,6 +1103,7 @@ def take_sliding_windows(
                 _update(i, code, t + 1, t + 1 + difference_ms, made_right, cells, base, updates, meta)
                 if has_objects:
                     _step(UPDATE, made_right, meta[UPDATES] - 1, steps, meta)
+        # Only now it is known whether any window took the record.
         if accepted == 0:
             if meta[LATE] == len(late):
                 return FULL
@@ -1093,6 +1143,7 @@ def load_rows(
             cells[row, base + c] = states[i, c]
         flags[row] |= PERSISTED
         if retains and ends[i] < meta[CLOSE_TIME]:
+            # Closed before the restart: its result was forwarded, and only its numbers are needed.
             flags[row] |= RETAINED
         _insert(row, links, cells, heads)
         if not is_table:

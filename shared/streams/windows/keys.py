@@ -90,8 +90,10 @@ def take_codes(data, offsets, lengths, first, codes, slots, hashes, arena, key_o
         while True:
             code = slots[slot]
             if code == NONE:
+                # Stop before anything is written, so that the caller can make room and call again with this key.
                 if counts[_BYTES] + length > len(arena) or (counts[_FREE] == 0 and counts[_USED] == len(hashes)):
                     return i
+                # At most half of the slots are used, or linear probing becomes slow.
                 if 2 * (counts[_OCCUPIED] + 1) > len(slots):
                     return i
                 if counts[_FREE]:
@@ -147,6 +149,8 @@ def _drop(candidates, is_used, slots, hashes, sizes, free, counts):
             if other == NONE:
                 break
             home = np.int64(hashes[other] & np.uint64(mask))
+            # A key must be found from its home slot without passing an empty one. It moves into the hole if the hole
+            # lies between its home and its slot.
             if ((slot - home) & mask) >= ((slot - hole) & mask):
                 slots[hole] = other
                 hole = slot
@@ -254,6 +258,7 @@ class KeyIndex:
     def release(self, candidates: NDArray[Any], is_used: NDArray[np.bool_]) -> None:
         """Release the candidates that are not used; `is_used` is indexed by number."""
         _drop(candidates, is_used, self.slots, self.hashes, self.sizes, self._free, self._counts)
+        # Bytes of released keys stay until they are more than half.
         if 2 * self._counts[_GARBAGE] > self._counts[_BYTES] and self._counts[_GARBAGE] > BYTES_MIN:
             self.repack()
 
@@ -283,7 +288,8 @@ class KeyIndex:
 def grown(array: NDArray[Any], size: int, fill: int = 0) -> NDArray[Any]:
     """Return a copy of the array with room for more rows."""
     shape = (size, *array.shape[1:])
-    larger = np.full(shape, fill, array.dtype) if fill else np.zeros(shape, array.dtype)  # zeros take no memory yet
+    # Zeros take no memory before they are written.
+    larger = np.full(shape, fill, array.dtype) if fill else np.zeros(shape, array.dtype)
     larger[: len(array)] = array
     return larger
 

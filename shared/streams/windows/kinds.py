@@ -97,6 +97,8 @@ class Rule:
     @property
     def retained_ms(self) -> int:
         """How long a closed window is retained."""
+        # KStreamSlidingWindowAggregate looks back by twice the difference for a window with whose numbers a new one
+        # begins.
         return 2 * self.span_ms if self.retains else 0
 
     @property
@@ -107,6 +109,7 @@ class Rule:
     @property
     def waits_ms(self) -> int:
         """How far the close time is behind stream time."""
+        # KStreamSessionWindowAggregate subtracts the gap too, because a session can grow until the gap has passed.
         return self.grace_ms + (self.span_ms if self.kind == "session" else 0)
 
     @property

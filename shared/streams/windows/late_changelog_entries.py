@@ -6,7 +6,7 @@ They are kept until their commit. A record for which only some windows had close
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -62,8 +62,7 @@ class LateRows:
         fits = sizes <= bytes_max
         if fits.all():
             return self
-        values = (self.keys, self.times, self.offsets, self.first_missed, self.missed, self.advance_ms, self.states)
-        return LateRows(self.store, *values, self.has_state & fits)
+        return replace(self, has_state=self.has_state & fits)
 
 
 def missed_windows(rule: Rule, times: Int64Array, close_times_ms: Int64Array) -> tuple[Int64Array, Int64Array]:
@@ -89,6 +88,8 @@ def encode_late_rows(rows: LateRows, codec: StateCodec, number: int, epoch: int,
     """Return the entries of late records, in order."""
     if all(isinstance(column, np.ndarray) for column in rows.states) and rows.has_state.all():
         head = ENVELOPE.pack(FORMAT_VERSION, LATE, number, epoch, commit)
+        # Rows that missed the same number of windows have entries of one size, which are packed in one array. The last
+        # line puts them back in order.
         order = np.argsort(rows.missed, kind="stable")
         counts, firsts = np.unique(rows.missed[order], return_index=True)
         groups = zip(counts.tolist(), np.split(order, firsts[1:]), strict=True)

@@ -126,8 +126,17 @@ def send_late(task: TaskContext, forwarded: Record, node: str, close_time_ms: in
         return
     source = task.source_node(node)
     store = _store_of(task, node)
-    fields = (close_time_ms, stream_time_ms, store, task.application, task.changelog_id)
-    task.outputs.add(forwarded_late_record(forwarded, source.late, *fields, task.record_bytes_max))
+    late = forwarded_late_record(
+        forwarded,
+        source.late,
+        close_time_ms,
+        stream_time_ms,
+        store,
+        task.application,
+        task.changelog_id,
+        task.record_bytes_max,
+    )
+    task.outputs.add(late)
     task.metrics.late(source.topic, 1)
     task.metrics.rejected_at["late"] = f"store {store!r}, of no source record"
 
@@ -153,7 +162,8 @@ def send_late_columns(
     partition: int | Int64Array = columns.partition
     offset = columns.offsets[indexes]
     timestamps = columns.timestamps[indexes]
-    if source.is_internal:  # each record's headers have the coordinates of its source record
+    # A late record must name an offset that the user knows, and not one in the application's own topic.
+    if source.is_internal:
         records = [original(columns.record(index)) for index in indexes.tolist()]
         topic = PackedBytes.of([record.topic.encode() for record in records])
         partition, offset = (np.array([getattr(r, n) for r in records], np.int64) for n in ("partition", "offset"))
@@ -162,8 +172,10 @@ def send_late_columns(
     else:
         keys = _strings(columns.keys, indexes)
         own = _headers(columns.headers, indexes)
-    fields = (close_times_ms, stream_times_ms, _store_of(task, node), task.application, task.changelog_id)
-    headers = own.followed_by(_coordinate_headers(topic, partition, offset) + _lateness(timestamps, *fields))
+    lateness = _lateness(
+        timestamps, close_times_ms, stream_times_ms, _store_of(task, node), task.application, task.changelog_id
+    )
+    headers = own.followed_by(_coordinate_headers(topic, partition, offset) + lateness)
     values = _strings(columns.values, indexes)
     task.outputs.add(OutputColumns(source.late, keys, values, timestamps, headers=headers))
     _count(task, _current_record(task), len(indexes))
@@ -172,8 +184,9 @@ def send_late_columns(
 def _send_current_record(task: TaskContext, node: str, close_time_ms: int, stream_time_ms: int) -> None:
     record = _current_record(task)
     source = task.source_node(node)
-    fields = (close_time_ms, stream_time_ms, _store_of(task, node), task.application, task.changelog_id)
-    task.outputs.add(late_record(record, source.late, *fields))
+    store = _store_of(task, node)
+    late = late_record(record, source.late, close_time_ms, stream_time_ms, store, task.application, task.changelog_id)
+    task.outputs.add(late)
     _count(task, record, 1)
 
 
@@ -189,8 +202,9 @@ def _current_record(task: TaskContext) -> ConsumerRecord:
 
 
 def _strings(column: Sequence[bytes | None], indexes: Int64Array) -> PackedBytes:
+    # Without a copy, a few late records would keep the whole fetch in memory.
     if isinstance(column, PackedBytes):
-        return copied(column.at(indexes))  # otherwise a few late records would keep the whole fetch in memory
+        return copied(column.at(indexes))
     return PackedBytes.of([column[index] for index in indexes.tolist()])
 
 

@@ -92,7 +92,8 @@ class ObjectStates:
         try:
             return self._take(self.aggregation, (value,))
         except Exception:
-            self.aggregation.add(self.aggregation.initial(), value)  # raises a better error
+            # `add` names the field and the value in its error.
+            self.aggregation.add(self.aggregation.initial(), value)
             raise
 
     def growth(self, inputs: Sequence[Any]) -> Int64Array:
@@ -132,11 +133,13 @@ class ObjectStates:
                 state = rows[row]
                 if undo is not None:
                     undo.append((row, state))
+                    # The previous state must survive, so `feed` gets a copy that it may change in place.
                     state = aggregation.copy(state)
                 rows[row] = feed(aggregation, state, [inputs[i] for i in indexes], [times[i] for i in indexes])
 
         for op, row, other in steps:
             if op == k.ADD:
+                # Consecutive records of a row are added in one call, until another step needs the row.
                 waiting.setdefault(row, []).append(other)
                 continue
             settle(row)
@@ -154,11 +157,13 @@ class ObjectStates:
                 settle(other)
                 rows[row] = aggregation.copy(rows[other])
             elif op == k.UPDATE:
+                # Later records of the batch change the state. The result is as of now.
                 done.updated[other] = aggregation.copy(rows[row])
             elif op == k.CLOSE:
                 done.closed.append(rows[row])
                 rows[row] = None
             elif op == k.RETAIN:
+                # The row's state is copied into later windows, and the result must not change with it.
                 done.closed.append(aggregation.copy(rows[row]))
             else:
                 rows[row] = None

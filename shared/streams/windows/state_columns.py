@@ -116,6 +116,7 @@ class StateColumns:
         """Change -0.0 to 0.0 where numbers are added or compared, so there is one zero. `cells` are from `take`."""
         for own, number in zip(cells, self.numbers, strict=True):
             if number.type == "float64" and type(number) not in _BY_TIME:
+                # -0.0 + 0.0 is 0.0. Min and Max would otherwise depend on the order of the two zeros.
                 own.view(np.float64)[:] += 0.0
 
     def no_values(self, count: int) -> Values:
@@ -141,6 +142,7 @@ class StateColumns:
         try:
             return self.to_changelog(self._of_each(values, inputs, times)), np.ones(len(times), np.bool_)
         except Exception:
+            # A single record has no state then. Of several, each is tried alone.
             if len(times) == 1:
                 types = [column.type for aggregation in self.aggregations for column in aggregation.state_columns]
                 none: list[ChangelogColumn] = [[b""] if of == "binary" else np.zeros(1, of) for of in types]
@@ -275,7 +277,8 @@ class StateColumns:
 def _means(sums: Column, counts: Column) -> Column:
     """Return each sum over its count, divided as Python does; 0 if the count is 0."""
     counts = np.maximum(counts, 1)
-    if sums.dtype == np.int64 and (np.abs(sums) > FLOAT_INTEGERS_MAX).any():  # numpy would round the sums first
+    # numpy would round such a sum to a float before it divides.
+    if sums.dtype == np.int64 and (np.abs(sums) > FLOAT_INTEGERS_MAX).any():
         return np.array([number / n for number, n in zip(sums.tolist(), counts.tolist(), strict=True)])
     return np.asarray(sums / counts)
 

@@ -53,6 +53,7 @@ class StateSizes:
         `inputs` is what the records add for each aggregation with objects as states; a code below 0 is no key. Raises
         encoding errors.
         """
+        # Only states of limited size: nothing has to be measured.
         if not self._growing and self._fixed + self._longest(codes) <= bytes_max:
             return []
         growth = np.zeros(len(codes), np.int64)
@@ -65,6 +66,8 @@ class StateSizes:
         grown = np.bincount(key_indexes, growth[has_key], len(keys)).astype(np.int64)
         free_bytes = bytes_max - self._fixed - self._table.keys.sizes[keys]
         bounds = self._bounds[keys] + grown
+        # The bound may be far above the real size, for example after windows were closed. Measure before a batch is
+        # cut.
         for at in np.flatnonzero(bounds > free_bytes).tolist():
             bounds[at] = self._measured(int(keys[at])) + grown[at]
         self._bounds[keys] = bounds

@@ -70,6 +70,8 @@ class WindowAggregate(TimedProcessor):
             return
         if not self.context.takes_time(record.timestamp, self.rule.reach_ms):
             return
+        # All checks that can reject the record come before the kernel, which cannot undo what it wrote. Only a sum's
+        # overflow is left to the kernel, which checks it before it writes.
         check_key(key, self.store_name, self._key_bytes_max)
         raw = key if isinstance(key, bytes) else key.encode()
         value = record.value
@@ -78,6 +80,7 @@ class WindowAggregate(TimedProcessor):
         self._one_time[0] = record.timestamp
         self.store.prepare((raw,), record.timestamp)
         codes = self.store.index.codes_of((raw,))
+        # A user's aggregation, or a state that may be too large, is only known after the record was added.
         if self.takes_one_by_one or self.in_doubt(codes, inputs):
             check = functools.partial(
                 check_states, self.store_name, self._columns.aggregations, key, bytes_max=self._state_bytes_max
@@ -90,8 +93,11 @@ class WindowAggregate(TimedProcessor):
         if outcome.rejected_by is not None:
             raise self.overflow(outcome.rejected_by)
         for _, close_time_ms, stream_time_ms, is_accepted in outcome.late.tolist():
+            # A record can be too late for some of its windows and count in others. It is late only if no window took
+            # it. Kafka Streams counts a dropped record for each closed window.
             if not is_accepted:
                 self.context.emit_late(record, close_time_ms, stream_time_ms)
+        # The lake also gets records that only some windows missed.
         self._keep_late(outcome.late, self._one_time, codes, self._one, inputs)
         self._forward_outcome(outcome)
 
@@ -163,6 +169,8 @@ class WindowAggregate(TimedProcessor):
         self._keep_time()
         if outcome.missed:
             self.context.count_missed(outcome.missed)
+        # As EmitStrategy.onWindowClose (KIP-825), but with the record that closes the window. Kafka Streams emits at
+        # most once a second.
         if self.emit == "on_close" and len(outcome.closed):
             by = None if indexes is None else indexes[outcome.closed_by]
             self.context.forward_results(self._results(outcome.closed), source, by)
@@ -188,6 +196,8 @@ class WindowAggregate(TimedProcessor):
         return NO_TIME if self.close_time_ms is None else self.close_time_ms - self.rule.results_before_ms
 
     def commit(self) -> None:
+        # Kafka Streams' record cache also forwards the last update of a key at the commit, but earlier ones as well if
+        # the cache is full.
         if self.emit == "on_update" and self.context.deduplicate_updates:
             windows, is_retracted = self.store.updated()
             if len(windows):

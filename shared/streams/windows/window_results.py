@@ -53,6 +53,7 @@ class WindowResults:
         self._order = np.arange(len(self.windows))
         if self.by_time:
             kind = np.ones(len(self)) if self.is_retracted is None else ~self.is_retracted
+            # np.lexsort sorts by the last key first: time, then retractions before results, then start.
             self._order = np.lexsort((self.windows.starts, kind, self._times()))
 
     def __len__(self) -> int:
@@ -108,7 +109,7 @@ class WindowResults:
         if len(present) < len(order):
             offsets = np.zeros(len(order), np.int64)
             lengths = np.full(len(order), NULL, np.int64)
-            is_present = ~self.is_retracted[order]  # type: ignore[index]  # or all would be there
+            is_present = ~self.is_retracted[order]  # type: ignore[index]  # not None, or all would be present
             offsets[is_present] = values.offsets
             lengths[is_present] = values.lengths
             values = PackedBytes(values.data, offsets, lengths)
@@ -128,6 +129,7 @@ class WindowResults:
         if not self._has_latest:
             return self.windows.ends
         latest = self.windows.columns[0]
+        # A retracted window has no states any more, so it has no latest record.
         return latest if self.is_retracted is None else np.where(self.is_retracted, self.windows.ends, latest)
 
     @property

@@ -156,22 +156,28 @@ class WindowStore:
         """
         table = self.table
         table.logs_updates = updates
+        # 1. Mark, so that everything can be undone.
         mark = table.mark(int(codes[0]))
         changes = int(table.meta[k.CHANGED])
         undo: list[list[tuple[int, Any]]] = [[] for _ in self.columns.objects]
         try:
+            # 2. Take the record without closing anything: a closed window could not be undone, and its result would be
+            # forwarded.
             count, rejected_by = table.take(times, codes, values, closes=False)
             done = self._execute_steps(inputs, times, undo)
+            # 3. Measure the states of the windows that took it.
             if not self._late_records():
                 for row in {row for step, row, _ in table.steps[: table.meta[k.STEPS]].tolist() if step == k.ADD}:
                     check(self._states(row))
         except Exception:
+            # 4. Undo. Numbers are copied back, and states are replaced by those of before.
             table.roll_back(mark)
             table.clear()
             for states, changed in zip(self.columns.objects, undo, strict=True):
                 for row, state in reversed(changed):
                     states.rows[row] = state
             raise
+        # 5. Now that the record counts, advance time and close what is due.
         steps = int(table.meta[k.STEPS])
         if rejected_by is None:
             table.advance(int(times[0]), 0)
@@ -214,6 +220,7 @@ class WindowStore:
     def _outcome(self, count: int, rejected_by: int | None, done: Sequence[Done], changes: int) -> BatchOutcome:
         table = self.table
         meta = self.table.meta
+        # If all records were late, nothing has changed, and the current record can still be rejected.
         if meta[k.CHANGED] > changes or meta[k.CLOSED] or count > self._late_records():
             self.touched = True
         late = self._late().copy()
@@ -233,8 +240,10 @@ class WindowStore:
         starts = rows[:, k.FROM].copy()
         closed_at = rows[:, k.CLOSED_AT].copy()
         windows = Windows(self.index.keys(rows[:, k.CODE]), starts, ends, columns, closed_at)
+        # Their rows may be used again before the commit encodes the finals.
         self._finals.append(windows)
         if (is_new := rows[:, k.WAS_DIRTY] != 0).any():
+            # On update, a window is forwarded again only if it changed since the last commit.
             self._final_changed.append(windows if is_new.all() else windows.chosen(is_new))
         return windows, rows[:, k.INDEX]
 
@@ -332,6 +341,7 @@ class WindowStore:
         removed = removed[removed[:, 3] & kind != 0]
         moved = table.moved_rows()
         if kind == k.REMOVED:
+            # A session that only got a later end keeps its entry, which L replaces.
             moved = moved[table.cells[moved, k.START] != table.cells[moved, k.SHOWN_START]]
         codes = removed[:, 0]
         starts = removed[:, 1]
@@ -349,7 +359,9 @@ class WindowStore:
         Windows that were closed since then are included.
         """
         live = self.live()
-        if self.rule.retains:  # a window that was only closed and retained also counts as changed
+        # A window that was only closed and retained also counts as changed, for the changelog, but its result is the
+        # same.
+        if self.rule.retains:
             retained = self.table.flags[self.table.changed_rows()] & k.RETAINED != 0
             live = live.chosen(~retained) if retained.any() else live
         keys, starts, ends = self._removed(k.RETRACTED)
@@ -407,6 +419,7 @@ class WindowStore:
         newest = last_of_each(codes, starts)
         live = newest[is_live[newest]]
         columns = self.columns.from_changelog(read(live))
+        # All errors have been raised by now, so a batch of entries is applied as a whole or not at all.
         self._drop(self.table.rows_at(codes[newest], starts[newest]))
         if len(live):
             self._load(Windows(keys.at(live), starts[live], ends[live], columns), codes[live])
@@ -429,6 +442,7 @@ class WindowStore:
         cells, states = self.columns.to_rows(windows.columns)
         if codes is None:
             codes = self.index.codes_of(windows.keys)
+        # States were replaced, so the bounds of their sizes are unknown.
         if self.columns.objects:
             self.sizes.forget(codes)
         ends = np.asarray(windows.ends, np.int64) - self.rule.last_ms

@@ -126,7 +126,9 @@ class WindowTable:
                 return len(times), None
             if result == k.REJECTED:
                 return first, int(self.meta[k.REJECTED_BY])
+            # The record at `first` is not begun. After the arrays have grown, the kernel begins with it.
             self._grow(result)
+            # The kernel had taken the record and was closing when an output was full.
             if self.meta[k.CLOSING]:
                 self.close_due(first - 1)
 
@@ -209,6 +211,7 @@ class WindowTable:
     def moved_rows(self) -> Int64Array:
         """Return the changed rows whose bounds differ from the last commit."""
         rows = self.changed_rows()
+        # Only sessions can change their bounds.
         if self.rule.kind != "session":
             return rows[:0]
         rows = rows[self.flags[rows] & k.PERSISTED != 0]
@@ -220,6 +223,7 @@ class WindowTable:
         """Mark the changes as committed, and release keys without a window."""
         listed = self.changed[: self.meta[k.CHANGED]]
         rows = self.changed_rows()
+        # Also of rows that were removed, because they are used again for other windows.
         self.flags[listed] &= 0xFF ^ (k.LISTED | k.DIRTY)
         self.flags[rows] |= k.PERSISTED
         if self.rule.kind == "session":
@@ -229,6 +233,7 @@ class WindowTable:
 
     def _release_keys(self) -> None:
         keys = self.keys
+        # The search visits all keys. It is worth its cost if at least half of them have no window.
         if len(keys) > IDLE_KEYS_MIN and len(keys) > 2 * len(self):
             has_row = np.zeros(keys.capacity, np.bool_)
             has_row[: len(self.heads)] = self.heads[: keys.capacity] != k.NONE
@@ -249,7 +254,10 @@ class WindowTable:
         """Undo everything since the mark; new rows are freed like removed ones."""
         meta = self.meta
         was = mark.meta
+        # Rows that the record took from the free list are still behind its end.
         new = self._free[meta[k.FREE] : was[k.FREE]]
+        # A row may be in the list of changed rows from another use since the commit. Its flag must stay, or it would be
+        # listed twice.
         listed = new[np.isin(new, self.changed[: was[k.CHANGED]])]
         self.links[new, k.KEY] = k.NONE
         self.flags[new] = 0
@@ -260,7 +268,8 @@ class WindowTable:
         free = int(meta[k.FREE])
         heap = int(meta[k.HEAP])
         meta[:] = was
-        if self.rule.kind != "table":  # a table's rows are in no wheel
+        # New rows stay in the wheel, and become free when it visits them. A table's rows are in no wheel.
+        if self.rule.kind != "table":
             meta[k.FREE] = free
             meta[k.HEAP] = heap
         self._sweep_many()
@@ -293,6 +302,8 @@ class WindowTable:
 
     def _sweep_many(self) -> None:
         """Free the removed rows if they outnumber the live ones."""
+        # Removed rows wait in the wheel for their bucket. Many of them, for example after a restore, would make the
+        # table grow.
         removed = len(self.flags) - int(self.meta[k.FREE]) - len(self)
         if self.rule.kind != "table" and removed > len(self) + REMOVED_MIN:
             self.sweep()
@@ -320,6 +331,7 @@ class WindowTable:
             self._add_rows(max(int(len(self.flags) * GROWTH), len(self.flags) + ROWS_MIN))
             return
         used = {names: int(self.meta[count]) for names, count in _OUTPUT_ARRAYS.items()}
+        # The kernel does not return which array was full. Enlarge those that are at least half full.
         short = [names for names, count in used.items() if 0 < len(getattr(self, names[0])) <= 2 * count]
         for names in short or used:  # if none is short, one record needs more than half of an array
             for name in names:
@@ -332,6 +344,8 @@ class WindowTable:
         self.flags = grown(self.flags, capacity)
         self.links = self.cells.view(np.int32)
         self.links[previous:, k.KEY] = k.NONE
+        # Rows are taken from the end of the free list: first the ones freed before, then new ones with the lowest
+        # number first.
         new = np.arange(capacity - 1, previous - 1, -1, dtype=np.int32)
         free = np.zeros(capacity, np.int32)
         count = int(self.meta[k.FREE])
