@@ -112,6 +112,7 @@ def one_deadline(method: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Cor
     @functools.wraps(method)
     async def call(*args: P.args, **kwargs: P.kwargs) -> T:
         admin: Any = args[0]
+        # A context variable: the calls within the method find the deadline, and concurrent tasks have their own.
         before = DEADLINE_MS.set(SYSTEM_CLOCK.monotonic_ms() + admin._limit_ms(kwargs.get("timeout_ms")))
         try:
             return await method(*args, **kwargs)
@@ -378,6 +379,7 @@ class Admin:
 
         async def ask() -> list[GroupListing]:
             found: dict[str, GroupListing] = {}
+            # Each broker lists only the groups that it coordinates.
             for node in self._connection.nodes():
                 response = await self._connection.send(node, wire.LIST_GROUPS([]), f"groups of node {node}")
                 if response.error_code:

@@ -170,8 +170,10 @@ class Connection:
         self._coordinators: dict[tuple[str, str], int] = {}
         self._answered_ms: float | None = None
         self._moved: dict[TopicPartition, int] = {}
+        """New leaders that brokers named in their responses (KIP-951), until the next metadata."""
         self._on_metadata: list[Callable[[], None]] = []
         self._waited_for: Counter[str] = Counter()
+        """The number of calls that wait for an unknown topic."""
         self._watches_all = False
 
     def __repr__(self) -> str:

@@ -72,7 +72,7 @@ class PartitionQueue:
         # A batch that has failed in flight stays in `out` until its request is over, and is not sent again.
         if first is None or first.state is BatchState.DONE:
             return None
-        # Draining counts an attempt: the first attempt of a batch in flight is no retry.
+        # Sending counts an attempt: the first attempt of a batch in flight is no retry.
         return first if first.attempts > (1 if self.out else 0) else None
 
     def is_held_up(self, now_ms: int) -> bool:
@@ -230,7 +230,6 @@ class RecordAccumulator:
             if node is None:
                 leaderless.add(queue.tp.topic)
                 continue
-            # A batch that is larger than `max_request_size` alone is still sent, in a request of its own.
             size = sizes.get(node, 0) + batch.size()
             if not usable(node) or (node in requests and size > self._settings.max_request_size):
                 continue
