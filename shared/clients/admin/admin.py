@@ -55,8 +55,10 @@ from penstock.shared.common.errors import (
     GroupNotFound,
     IllegalState,
     NotLeaderOrFollower,
+    PenstockError,
     TopicAlreadyExists,
     UnknownMember,
+    UnknownTopicOrPartition,
 )
 from penstock.shared.common.records import OffsetAndMetadata, TopicPartition
 from penstock.shared.common.settings import KafkaSettings
@@ -191,13 +193,17 @@ class Admin:
         """Delete topics. Raises UnknownTopicOrPartition, which names a topic that does not exist."""
         request = wire.DELETE_TOPICS(list(names), self._connection.settings.request_timeout_ms)
 
-        async def delete() -> list[tuple[str, int]]:
+        async def delete() -> list[PenstockError]:
             response = await self._connection.send(await self._controller(), request, "delete topics")
-            return [(name, code) for name, code in response.topics if code]
+            errors = [error_for_code(code, f"topic {name}") for name, code in response.topics if code]
+            for error in errors:
+                if not isinstance(error, UnknownTopicOrPartition):
+                    raise error
+            return errors
 
         # Outside of `_run`, which would retry UNKNOWN_TOPIC_OR_PARTITION: here it is the answer.
-        for name, code in await self._run(delete, "delete topics", timeout_ms):
-            raise error_for_code(code, f"topic {name}")
+        for error in await self._run(delete, "delete topics", timeout_ms):
+            raise error
 
     async def list_topics(self, *, internal: bool = False, timeout_ms: int | None = None) -> list[str]:
         """Return the names of all topics, sorted; Kafka's internal topics only with `internal`."""

@@ -10,10 +10,10 @@ import pytest
 
 from penstock.shared.clients.admin import Admin, NewTopic, ShiftBy
 from penstock.shared.clients.consumer import Consumer, ConsumerSettings
-from penstock.shared.common.errors import KafkaTimeout
+from penstock.shared.common.errors import KafkaTimeout, UnknownTopicOrPartition
 from penstock.shared.common.records import OffsetAndMetadata, TopicPartition
 from penstock.shared.common.settings import KafkaSettings
-from penstock.shared.testing.fake_broker import Api, Delay, Drop, FakeCluster
+from penstock.shared.testing.fake_broker import Api, Delay, Drop, ErrorCode, FakeCluster, Message, Respond
 
 
 async def test_waiting_for_leaders_counts_against_the_timeout() -> None:
@@ -76,3 +76,15 @@ async def test_an_invalid_offset_is_not_committed(cluster: FakeCluster, offset: 
         with pytest.raises((ValueError, TypeError), match="t-0"):
             await admin.alter_group_offsets("g", {A: offset})
     assert cluster.committed("g") == {A: OffsetAndMetadata(3)}
+
+
+async def test_a_deletion_is_retried_at_the_new_controller() -> None:
+    """While the controller moves, a broker answers NOT_CONTROLLER. The topic is deleted nevertheless."""
+    async with FakeCluster() as cluster, Admin(KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)) as admin:
+        await admin.create_topics([NewTopic("a", 1)])
+        moved = Message(topics=[Message(name="a", error_code=ErrorCode.NOT_CONTROLLER)])
+        cluster.control(Api.DELETE_TOPICS, Respond(moved), times=1)
+        await admin.delete_topics(["a"])
+        assert await admin.list_topics() == []
+        with pytest.raises(UnknownTopicOrPartition, match="topic a"):
+            await admin.delete_topics(["a"])
