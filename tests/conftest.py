@@ -50,7 +50,7 @@ class OneName:
             raise ImportError(f"import penstock.{name}, not {name}", name=name)
 
 
-sys.meta_path.insert(0, OneName)  # type: ignore[arg-type]  # a finder needs find_spec alone
+sys.meta_path.insert(0, OneName)  # type: ignore[arg-type]  # a finder needs only find_spec
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -89,7 +89,7 @@ def _default_logging(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     root, configure = logging.getLogger(), structlog.configure
 
     def configure_for_one_test(**given: Any) -> None:
-        configure(**{**given, "cache_logger_on_first_use": False})  # or a logger keeps what it was used with first
+        configure(**{**given, "cache_logger_on_first_use": False})  # otherwise a logger keeps its first configuration
 
     monkeypatch.setattr(structlog, "configure", configure_for_one_test)
     handlers, level = root.handlers[:], root.level

@@ -1,4 +1,4 @@
-"""COVERAGE.md files: tables of the reference's tests, each with ours or a reason for none."""
+"""Reads COVERAGE.md files: tables that name, for each test of the reference, one of ours or a reason for none."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class CoverageMap(NamedTuple):
-    """One folder's map; `rows` are pairs of the reference's name and ours."""
+    """The table of one folder; `rows` are pairs of the reference's test and ours."""
 
     folder: Path
     rows: list[tuple[str, str]]
@@ -29,16 +29,16 @@ class CoverageMap(NamedTuple):
         return [name for _, ours in self.rows for name in re.findall(r"`([^`]+\.py::\w+)`", ours)]
 
     def missing(self) -> list[str]:
-        """Those that were renamed or removed."""
-        return [name for name in self.named() if not self._is_there(*name.split("::"))]
+        """Named tests that do not exist."""
+        return [name for name in self.named() if not self._exists(*name.split("::"))]
 
     def without_test_or_reason(self) -> list[str]:
         return [theirs for theirs, ours in self.rows if "::test_" not in ours and not ours.startswith("none: ")]
 
-    def twice(self) -> list[str]:
-        """What is listed more than once."""
+    def duplicates(self) -> list[str]:
+        """The reference's tests that are listed more than once."""
         theirs = self.theirs()
         return sorted({name for name in theirs if theirs.count(name) > 1})
 
-    def _is_there(self, file: str, function: str) -> bool:
+    def _exists(self, file: str, function: str) -> bool:
         return f"def {function}(" in (self.folder / file).read_text()

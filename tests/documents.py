@@ -1,4 +1,4 @@
-"""The blocks of code in the product's documents, for the tests that hold a document to what it shows."""
+"""Extracts the code blocks of the documents, so that tests can run them."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ DOCS = ROOT / "docs"
 
 
 def blocks(document: Path, language: str = "python") -> list[str]:
-    """The blocks of that language, in the document's order."""
+    """The code blocks of a language, in the document's order."""
     parsed = Sybil(parsers=[CodeBlockParser(language, _nothing)]).parse(document)
     return [str(example.parsed) for example in parsed.examples()]
 
 
 def block(document: Path, language: str, containing: str) -> str:
-    """The only block of that language that contains this text."""
+    """The only code block of a language that contains this text."""
     (found,) = [one for one in blocks(document, language) if containing in one]
     return found
 
 
 def names_of(document: Path, *of: str) -> dict[str, Any]:
-    """What these blocks of Python define, run one after the other; by default all of the document's."""
+    """Run these Python blocks in order, by default all of the document's, and return the names that they define."""
     names: dict[str, Any] = {"__name__": "document"}
     for one in of or blocks(document):
         exec(compile(one, str(document), "exec"), names)
@@ -34,4 +34,4 @@ def names_of(document: Path, *of: str) -> dict[str, Any]:
 
 
 def _nothing(_: Example) -> None:
-    """Blocks are looked at, not evaluated by Sybil."""
+    """Evaluate nothing: Sybil only parses the blocks."""

@@ -1,8 +1,8 @@
-"""Writes a lake's tables without Spark, for tests of what reads them.
+"""Writes a lake's tables without Spark, for tests of code that reads them.
 
-There are two ways. `write_state` and `write_closed` append rows that a test names column by column; what it leaves out
-is null. A `LakeWriter` appends what a compaction makes of changelogs. Both write the columns that compactions write
-(`services.spark.table_columns`). Rows have times in ms, also where the tables have timestamps.
+There are two ways. `write_state` and `write_closed` append rows whose columns a test names; other columns are null. A
+`LakeWriter` appends the rows that a compaction derives from changelogs. Both write the columns that compactions write
+(`services.spark.table_columns`). Rows have times in ms, even for timestamp columns.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def store_of(
 
 
 def table_of(rows: Iterable[Row], schema: pa.Schema) -> pa.Table:
-    """Rows as a table of that schema."""
+    """Rows as an Arrow table of this schema."""
     own = list(rows)
     return pa.table([_array([row.get(of.name) for row in own], of.type) for of in schema], schema=schema)
 
@@ -64,16 +64,16 @@ def _array(values: list[Any], type_: pa.DataType) -> pa.Array:
     return pa.array(values, type_)
 
 
-# --- row by row ---
+# --- rows with named columns ---
 
 
 def live(partition: int, store: str, key: bytes, start: int, end: int, offset: int, state: Row) -> Row:
-    """A row of `state`: a window as the changelog entry at `offset` has it; `state` by column."""
+    """A row of `state`: a window as of the changelog entry at `offset`; `state` is given by column."""
     bounds = {"key": key, "start_ms": start, "end_ms": end, "live": True, "changelog_offset": offset}
     return {"row": "window", "partition": partition, "store": store, **bounds, store: state}
 
 
-def gone(partition: int, store: str, key: bytes, start: int, offset: int) -> Row:
+def tombstone(partition: int, store: str, key: bytes, start: int, offset: int) -> Row:
     """A row of `state`: a tombstone."""
     at = {"key": key, "start_ms": start, "live": False, "changelog_offset": offset}
     return {"row": "window", "partition": partition, "store": store, **at}
@@ -88,7 +88,7 @@ def progress(
     topic_id: str | None = TOPIC_ID,
     appended: Mapping[str, int] | None = None,
 ) -> Row:
-    """A row of `state`: how far a run came; `said` is the progress record's JSON."""
+    """A row of `state`: the progress of a compaction; `said` is the progress record's JSON."""
     text = said if isinstance(said, str) else said.decode()
     return {
         "row": "progress",
@@ -117,7 +117,9 @@ def write_state(
     partition: int | None = None,
     **options: Any,
 ) -> DeltaTable:
-    """Append a run's rows to `state`, or put them in place of a `partition`'s; `told` goes into the commit."""
+    """Append the rows of a compaction to `state`, or replace a `partition`'s rows; `told` is
+    added to the commit's metadata.
+    """
     uri = f"{lake}/{application}/{STATE}"
     more: dict[str, Any] = {"mode": "append", "schema_mode": "merge"}
     if partition is not None:
@@ -134,18 +136,18 @@ def write_state(
 
 
 def write_closed(lake: Path | str, application: str, store: log.StoreSchema, rows: Iterable[Row]) -> DeltaTable:
-    """Append rows to `closed/<store>`, each with its key as `key`."""
+    """Append rows to `closed/<store>`; each row has its key as `key`."""
     uri, defaults = f"{lake}/{application}/{CLOSED}/{store.name}", {"partition": 0, "changelog_offset": 0}
     made = [{**defaults, "topic_id": TOPIC_ID, **row, _key_column(store): row["key"]} for row in rows]
     write_deltalake(uri, table_of(made, rows_schema(CLOSED, store)), mode="append", schema_mode="merge")
     return DeltaTable(uri)
 
 
-# --- from changelogs ---
+# --- rows from changelogs ---
 
 
 class Late(NamedTuple):
-    """A late record as the changelog has it: its state's columns are None if an aggregation refused the value."""
+    """A late record in the changelog; `state` is None if an aggregation rejected the value."""
 
     store: log.StoreSchema
     key: bytes
@@ -158,9 +160,9 @@ class Late(NamedTuple):
 
 @dataclass
 class LakeWriter:
-    """An application's tables in `folder`; each `run` appends what is new in the changelogs.
+    """An application's tables in `folder`; each `run` appends the new entries of the changelogs.
 
-    `forge` is called with each table's name and rows, and may change them.
+    `forge` is called with each table's name and rows, and may change the rows.
     """
 
     folder: Path
@@ -193,7 +195,7 @@ class LakeWriter:
                 if operation == log.LIVE:
                     state.append(dict(live(partition, store.name, key, start, end, offset, columns)))
                 else:
-                    state.append(dict(gone(partition, store.name, key, start, offset)))
+                    state.append(dict(tombstone(partition, store.name, key, start, offset)))
             said = msgspec.json.encode(reader.progress)
             done = progress(partition, covered, said, epoch=reader.epoch, topic_id=self.topic_id)
             state.append(dict(done))
@@ -222,7 +224,7 @@ class LakeWriter:
 
 
 def windows(entries: Entries) -> dict[tuple[str, bytes, int], tuple[int, dict[str, Any]]]:
-    """All windows that a changelog has, closed and live: (store, key, start) to end and results."""
+    """All windows of a changelog, closed and live: (store, key, start) to end and results."""
     found: dict[tuple[str, bytes, int], tuple[int, dict[str, Any]]] = {}
     closed: dict[tuple[str, bytes, int], tuple[int, dict[str, Any]]] = {}
     for store, _, operation, key, start, end, _, columns in _changes(_read(entries)[0]):
@@ -240,12 +242,12 @@ def windows(entries: Entries) -> dict[tuple[str, bytes, int], tuple[int, dict[st
 
 
 def late_records(entries: Entries) -> list[Late]:
-    """The late records that a changelog has."""
+    """The late records of a changelog."""
     return _late(_read(entries)[0])
 
 
 def results(store: log.StoreSchema, state: Mapping[str, Any] | None) -> dict[str, Any]:
-    """What is forwarded of a state, by aggregation; None for each if there is no state."""
+    """The results that a state's aggregations forward, by name; all None if there is no state."""
     return {a.name: None if state is None else _result(a, state) for a in store.aggregations if a.name != LATEST}
 
 
@@ -332,9 +334,10 @@ def _changes(parts: Sequence[Confirmed]) -> Any:
 
 
 def small_lake(root: Path, *, closes: bool = True) -> str:
-    """The folder of an application with sessions `s` by bytes: three closed, two open; or one open, if none `closes`.
+    """The folder of an application with sessions `s` with bytes keys: three closed and two
+    open, or one open if none `closes`.
 
-    The open ones were written twice, and a third one was closed in between.
+    The open ones were written twice, with a third one closed in between.
     """
     builder = StreamsBuilder()
     sessions = builder.stream("in", key="bytes").group_by_key().session_window(gap=100)

@@ -1,4 +1,4 @@
-"""The scripts of continuous integration, on copies of them beside stand-ins for what they call."""
+"""The scripts of continuous integration, on copies of them with stand-ins for the scripts that they call."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PARTS = ("scripts/install", "scripts/check", "scripts/test")
 
 
 def run(folder: Path, *, failing: str = "", seconds: int = 0) -> tuple[int, str, str]:
-    """Exit status, standard output and standard error, on a clock that begins at `seconds`."""
+    """Run .ci/run on a clock that starts at `seconds`; return exit status, standard output and standard error."""
     (folder / ".ci").mkdir()
     (folder / "scripts").mkdir()
     shutil.copy(ROOT / ".ci" / "run", folder / ".ci" / "run")
@@ -24,14 +24,14 @@ def run(folder: Path, *, failing: str = "", seconds: int = 0) -> tuple[int, str,
         script = f"#!/bin/sh\necho ran {name}\ncommand -v found-by-tests\nexit {int(name == failing)}\n"
         (folder / name).write_text(script, encoding="utf-8")
         (folder / name).chmod(0o755)
-    # bash's own clock counts on from what it is set to.
+    # bash counts on from the value that SECONDS is set to.
     command = ["bash", "-c", f"SECONDS={seconds}; . .ci/run", ".ci/run"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=60)
     return done.returncode, done.stdout, done.stderr
 
 
 def test_each_part_is_timed(tmp_path: Path) -> None:
-    """All parts are run in order, then the time of each and of the whole is printed."""
+    """All parts run in order, and then the time of each and the total are printed."""
     status, said, warned = run(tmp_path)
     assert (status, warned) == (0, "")
     assert re.findall(r"^ran (\S+)$", said, re.MULTILINE) == list(PARTS)
@@ -40,7 +40,7 @@ def test_each_part_is_timed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("failing", PARTS)
 def test_a_part_that_fails_fails_the_whole(tmp_path: Path, failing: str) -> None:
-    """The other parts are run nevertheless, the times are there, and the exit status is 1."""
+    """If a part fails, the others still run, the times are printed, and the exit status is 1."""
     status, said, _ = run(tmp_path, failing=failing)
     assert status == 1
     assert re.findall(r"^ran (\S+)$", said, re.MULTILINE) == list(PARTS)
@@ -48,15 +48,15 @@ def test_a_part_that_fails_fails_the_whole(tmp_path: Path, failing: str) -> None
 
 
 @pytest.mark.parametrize(("seconds", "warns"), [(880, False), (901, True)])
-def test_too_long_is_a_warning_alone(tmp_path: Path, seconds: int, warns: bool) -> None:
-    """More than 15 minutes are told on standard error and leave the exit status as it is."""
+def test_exceeding_the_time_limit_is_a_warning(tmp_path: Path, seconds: int, warns: bool) -> None:
+    """A run of more than 15 minutes prints a warning to standard error and does not change the exit status."""
     status, _, warned = run(tmp_path, seconds=seconds)
     assert status == 0
     assert ("warning: the whole took more than 15 minutes" in warned) is warns
 
 
 def test_tools_are_found_by_the_parts(tmp_path: Path) -> None:
-    """What .ci/tools fetched is on the path of each part."""
+    """Tools that .ci/tools fetched are on the PATH of each part."""
     (tmp_path / "tools").mkdir()
     (tmp_path / "tools" / "found-by-tests").touch(mode=0o755)
     status, said, _ = run(tmp_path)
@@ -65,7 +65,9 @@ def test_tools_are_found_by_the_parts(tmp_path: Path) -> None:
 
 
 def tools(folder: Path, commands: dict[str, str]) -> tuple[int, str, str]:
-    """Exit status, standard output and standard error of .ci/tools with these shell scripts as the commands on PATH."""
+    """Run .ci/tools with these shell scripts as commands on PATH; return exit status, standard
+    output and standard error.
+    """
     (folder / "bin").mkdir()
     for name in ("bash", "chmod", "mktemp", "rm", "mkdir", "mv", "tar", "cat"):
         (folder / "bin" / name).symlink_to(shutil.which(name) or "")

@@ -1,4 +1,4 @@
-"""The deployment, checked without a container engine: compose.yaml, image, Prometheus and Grafana hang together."""
+"""Consistency checks of compose.yaml, the Dockerfile, Prometheus and Grafana, without a container engine."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8")
 DEPLOYMENT = ROOT / "docs" / "deployment.md"
 BROKERS = ("kafka-1", "kafka-2", "kafka-3")
-ONE_SHOT = {"topics", "connectors"}  # ends when its work is done, so it has no health
+ONE_SHOT = {"topics", "connectors"}  # exits when its work is done, so it has no health check
 ENDS = {"connectors", "sessions", "streams", "dlq"}
-"""Commands among the services of `penstock --help` that end when their work is done."""
+"""Commands among the services of `penstock --help` that exit when their work is done."""
 SETTINGS = {
     "producer": "penstock.services.producer.settings:ProducerServiceSettings",
     "consumer": "penstock.services.consumer.settings:ConsumerServiceSettings",
@@ -45,7 +45,7 @@ PINNED = re.compile(r"^[\w./-]+:v?\d+\.\d+(\.\d+)?(-[\w.]+)*$")
 
 
 def interpolate(value: Any) -> str:
-    """Compose's `${NAME:-default}` and `${NAME:?message}`; a variable that nothing sets is an error."""
+    """Replace Compose's `${NAME:-default}` and `${NAME:?message}`; an unset variable is an error."""
     return re.sub(r"\$\{(\w+)(?::-([^}]*)|:\?[^}]*)?\}", lambda m: SECRETS.get(m[1]) or m[2], str(value))
 
 
@@ -64,7 +64,7 @@ def published(service: str) -> list[tuple[str, str, str]]:
 
 
 def test_follows_the_specification() -> None:
-    """compose.yaml is valid by the Compose specification's own schema, and the schema does refuse what is wrong."""
+    """compose.yaml is valid by the Compose specification's schema, which also rejects an invalid file."""
     schema = json.loads((ROOT / "tests/data/compose-spec/compose-spec.json").read_text(encoding="utf-8"))
     validator = jsonschema.Draft202012Validator(schema)
     assert not [error.message for error in validator.iter_errors(COMPOSE)]
@@ -72,14 +72,14 @@ def test_follows_the_specification() -> None:
     assert not validator.is_valid(wrong)
 
 
-def test_every_part_is_there() -> None:
-    """Three brokers, Spark, Postgres, each Penstock service, Prometheus and Grafana."""
+def test_all_services_are_defined() -> None:
+    """compose.yaml has three brokers, Spark, Postgres, each Penstock service, Prometheus and Grafana."""
     around = {"spark-master", "spark-worker", "postgres", "prometheus", "grafana"}
     assert set(SERVICES) == {*BROKERS, *SETTINGS, "connect", *around, *ONE_SHOT}
 
 
-def test_every_service_of_the_document_is_there() -> None:
-    """Each daemon in the table of docs/deployment.md is a service of compose, under its own name."""
+def test_every_service_of_the_document_is_defined() -> None:
+    """Each service command in the table of docs/deployment.md is a compose service with the same name."""
     table = DEPLOYMENT.read_text(encoding="utf-8").partition("| command | what it does")[2].partition("\n\n")[0]
     services = {name for name, (panel, *_) in COMMANDS.items() if panel == SERVICE_COMMANDS} - ENDS
     named = {name for row in table.splitlines() for name in re.findall(r"`penstock (\w+)", row.partition(" | ")[0])}
@@ -89,7 +89,7 @@ def test_every_service_of_the_document_is_there() -> None:
 
 
 def test_images_are_pinned() -> None:
-    """Each image is named with a version, ours with that of the project."""
+    """Each image has a version, and Penstock's image has the project's version."""
     images = {service["image"] for service in SERVICES.values()}
     assert not [
         image for image in images | set(re.findall(r"^FROM (\S+)", DOCKERFILE, re.MULTILINE)) if not PINNED.match(image)
@@ -100,12 +100,12 @@ def test_images_are_pinned() -> None:
 
 
 def test_kafka_is_the_version_of_the_embedded_one() -> None:
-    """What runs in compose is the Kafka that the tests ran against."""
+    """Compose runs the Kafka version that the tests run."""
     assert {SERVICES[name]["image"] for name in (*BROKERS, "topics")} == {f"apache/kafka:{KAFKA_VERSION}"}
 
 
 def test_ports_are_published_to_this_machine_alone() -> None:
-    """No port is open to the network, and no two services ask for the same one."""
+    """Ports are published to localhost only, and no two services use the same port."""
     ports = [port for service in SERVICES for port in published(service)]
     assert {host for host, _, _ in ports} == {"127.0.0.1"}
     outside = [port for _, port, _ in ports]
@@ -113,8 +113,8 @@ def test_ports_are_published_to_this_machine_alone() -> None:
 
 
 @pytest.mark.parametrize("service", SETTINGS)
-def test_services_listen_where_they_are_expected(service: str) -> None:
-    """A service's port is what compose publishes, Prometheus scrapes and its health check asks."""
+def test_services_listen_on_the_published_ports(service: str) -> None:
+    """A service's port is published by compose, scraped by Prometheus and used by its health check."""
     settings = settings_of(service)
     assert settings.http.host == "0.0.0.0"
     assert [inside for _, _, inside in published(service)] == [str(settings.http.port)]
@@ -125,14 +125,14 @@ def test_services_listen_where_they_are_expected(service: str) -> None:
     assert targets.keys() == {f"{name}:{settings.http.port}" for name in (*SETTINGS, "connect")}
 
 
-def test_everything_that_stays_has_a_health_check() -> None:
-    """Every service but the one-shot ones says whether it is well, within limits."""
+def test_every_long_running_service_has_a_health_check() -> None:
+    """Every service except the one-shot ones has a complete health check."""
     for name in SERVICES.keys() - ONE_SHOT:
         assert {"test", "interval", "timeout", "retries", "start_period"} <= SERVICES[name]["healthcheck"].keys(), name
 
 
 def test_volumes_are_declared_and_used() -> None:
-    """A named volume is declared once and used; a file that is mounted is in the checkout, and read-only."""
+    """Every named volume is declared and used; every mounted file is in the checkout and read-only."""
     used = {mount.split(":")[0]: mount for service in SERVICES.values() for mount in service.get("volumes", [])}
     named = {source for source in used if not source.startswith(".")}
     assert named == set(COMPOSE["volumes"])
@@ -140,14 +140,14 @@ def test_volumes_are_declared_and_used() -> None:
         assert source in named or ((ROOT / source).exists() and mount.endswith(":ro")), mount
 
 
-def test_what_keeps_data_has_a_volume() -> None:
-    """Recreating a container loses nothing: brokers, database, lake, metrics and dashboards live in volumes."""
+def test_stateful_services_have_volumes() -> None:
+    """Brokers, database, lake, metrics and dashboards are in volumes, so recreating a container loses no data."""
     for name in (*BROKERS, "postgres", "aggregator", "spark-worker", "prometheus", "grafana"):
         assert any(not mount.startswith(".") for mount in SERVICES[name].get("volumes", [])), name
 
 
 def test_dependencies_can_be_met() -> None:
-    """What a service waits for exists and can reach the state that it waits for."""
+    """Every dependency exists and can reach the awaited state."""
     for name, service in SERVICES.items():
         for other, entry in service.get("depends_on", {}).items():
             if entry["condition"] == "service_healthy":
@@ -163,7 +163,7 @@ def test_dependencies_can_be_met() -> None:
 
 @pytest.mark.parametrize("service", SETTINGS)
 def test_every_variable_is_a_setting(service: str) -> None:
-    """Each PENSTOCK_ variable is one that the service reads: none is misspelt, none is of another service."""
+    """Each PENSTOCK_ variable is a setting of its service."""
     settings = settings_of(service)
     for variable in filter(lambda name: name.startswith(ENV_PREFIX), environment(service)):
         at: Any = settings
@@ -180,8 +180,8 @@ def test_command_is_the_service(service: str) -> None:
 
 
 @pytest.mark.parametrize("service", SETTINGS)
-def test_shutdown_is_given_its_time(service: str) -> None:
-    """The engine kills no service before its own limit for a graceful shutdown has passed."""
+def test_the_stop_grace_period_covers_the_shutdown_timeout(service: str) -> None:
+    """The engine kills no service before its shutdown timeout has passed."""
     assert (
         int(SERVICES[service]["stop_grace_period"].removesuffix("s")) * 1000 > settings_of(service).shutdown_timeout_ms
     )
@@ -189,7 +189,7 @@ def test_shutdown_is_given_its_time(service: str) -> None:
 
 @pytest.mark.parametrize("service", SETTINGS)
 def test_services_know_every_broker(service: str) -> None:
-    """A service starts with any of the three brokers down."""
+    """Each service has all three brokers as bootstrap servers, so it can start with any of them down."""
     assert settings_of(service).kafka.bootstrap_servers.split(",") == [f"{broker}:9092" for broker in BROKERS]
 
 
@@ -206,8 +206,8 @@ def worker(tmp_path: Path) -> DistributedConfig:
     return config
 
 
-def test_connect_worker_is_reached_where_it_is_expected(worker: DistributedConfig) -> None:
-    """The worker serves REST at the port that compose publishes, with the token that admin and connectors send."""
+def test_connect_worker_serves_the_published_port_and_token(worker: DistributedConfig) -> None:
+    """The worker serves REST at the published port, with the token that admin and connectors send."""
     http = listener(worker)
     assert (http.host, [inside for _, _, inside in published("connect")]) == ("0.0.0.0", [str(http.port)])
     assert advertised(worker, http, http.port) == f"connect:{http.port}"
@@ -222,14 +222,14 @@ def test_connect_worker_is_reached_where_it_is_expected(worker: DistributedConfi
 
 
 def test_connect_worker_is_set_up_for_this_cluster(worker: DistributedConfig) -> None:
-    """Every setting is a known one, any broker may be down, and stopping it is given its time."""
+    """The worker's settings are all known, include every broker, and fit into the stop grace period."""
     assert misspelled(worker) == []
     assert worker.kafka.bootstrap_servers.split(",") == [f"{broker}:9092" for broker in BROKERS]
     limit_ms = worker["task.shutdown.graceful.timeout.ms"] + SHUTDOWN_TIMEOUT_MS
     assert int(SERVICES["connect"]["stop_grace_period"].removesuffix("s")) * 1000 > limit_ms
 
 
-def test_connector_uses_the_postgres_that_is_there(worker: DistributedConfig) -> None:
+def test_connector_uses_composes_postgres(worker: DistributedConfig) -> None:
     """The connector writes the demo's results to compose's database, with the password that both get."""
     (mount,) = SERVICES["connectors"]["volumes"]
     folder, target = mount.split(":")[:2]
@@ -247,7 +247,7 @@ def test_connector_uses_the_postgres_that_is_there(worker: DistributedConfig) ->
 
 
 def test_brokers_form_one_cluster() -> None:
-    """The brokers differ in their id and addresses alone, all vote, and two hold what is acknowledged."""
+    """The brokers differ in id and addresses alone, all are voters, and two replicas must be in sync."""
     environments = [environment(broker) for broker in BROKERS]
     own = {"KAFKA_NODE_ID", "KAFKA_LISTENERS", "KAFKA_ADVERTISED_LISTENERS"}
     assert len({tuple(sorted((k, v) for k, v in e.items() if k not in own)) for e in environments}) == 1
@@ -264,7 +264,7 @@ def test_brokers_form_one_cluster() -> None:
 
 
 def test_source_topic_keeps_old_event_times() -> None:
-    """The source topic is made before anyone needs it, with the settings of a topic for event times."""
+    """The source topic is created with the configs of an event-time topic."""
     command = SERVICES["topics"]["command"]
     configs = dict(part.removeprefix("--config=").split("=") for part in command if part.startswith("--config="))
     assert configs == event_time_topic("flights", 4).configs
@@ -272,8 +272,8 @@ def test_source_topic_keeps_old_event_times() -> None:
     assert f"--topic={PLAN.topic}" in command
 
 
-def test_services_do_the_demo() -> None:
-    """What is deployed is the demo's way: the same topics, key, event time, topology and handler."""
+def test_services_are_configured_as_in_the_demo() -> None:
+    """The services have the demo's topics, key, event time, topology and handler."""
     producer: Any = settings_of("producer")
     consumer: Any = settings_of("consumer")
     aggregator: Any = settings_of("aggregator")
@@ -285,8 +285,8 @@ def test_services_do_the_demo() -> None:
     assert (consumer.topics, consumer.handler) == ((PLAN.results,), PLAN.handler)
 
 
-def test_what_a_service_writes_is_a_volume() -> None:
-    """The folders that services write to are mounted, and made in the image, so that they belong to its user."""
+def test_written_folders_are_volumes() -> None:
+    """Folders that services write to are volumes, and the image creates them, so that its user owns them."""
     for name in (*SETTINGS, "spark-worker"):
         for mount in SERVICES[name].get("volumes", ()):
             assert re.search(rf"install -d .*{re.escape(mount.split(':')[1])}( |$)", DOCKERFILE, re.MULTILINE), mount
@@ -295,7 +295,7 @@ def test_what_a_service_writes_is_a_volume() -> None:
 
 
 def test_spark_and_aggregator_share_the_lake() -> None:
-    """The driver in the aggregator and the executors in the worker see the same Delta tables under the same path."""
+    """The driver in the aggregator and the executors in the worker have the same Delta tables at the same path."""
     settings: Any = settings_of("aggregator")
     mounts = {tuple(SERVICES[name]["volumes"]) for name in ("aggregator", "spark-worker")}
     assert mounts == {(f"lake:{settings.streams.lake}",)}
@@ -307,8 +307,8 @@ def test_spark_and_aggregator_share_the_lake() -> None:
     )
 
 
-def test_image_holds_what_it_copies() -> None:
-    """What the Dockerfile copies is there and passes .dockerignore, and the image does not run as root."""
+def test_copied_files_exist_and_are_in_the_build_context() -> None:
+    """Everything that the Dockerfile copies exists and passes .dockerignore, and the image does not run as root."""
     passed = {
         line[1:] for line in (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines() if line.startswith("!")
     }
@@ -321,7 +321,7 @@ def test_image_holds_what_it_copies() -> None:
 
 
 def test_image_has_the_versions_of_the_lock() -> None:
-    """What the image installs are pins of requirements.lock, all with hashes, and no tool of the developers."""
+    """The image installs pins of requirements.lock, all with hashes, and no development tool."""
 
     def pins(path: str) -> set[str]:
         text = (ROOT / path).read_text(encoding="utf-8").replace("\\\n", "")
@@ -334,7 +334,7 @@ def test_image_has_the_versions_of_the_lock() -> None:
 
 
 def test_grafana_is_provisioned() -> None:
-    """Grafana finds Prometheus and the dashboard without a click."""
+    """Grafana is provisioned with Prometheus and the dashboard."""
     provisioning = ROOT / "deploy/grafana/provisioning"
     (source,) = yaml.safe_load((provisioning / "datasources/prometheus.yml").read_text(encoding="utf-8"))["datasources"]
     assert source["url"] == f"http://prometheus:{published('prometheus')[0][2]}"

@@ -1,4 +1,4 @@
-"""What an import loads and costs, in processes of its own."""
+"""The modules that an import loads and the time that it takes, in separate processes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from tests.documents import ROOT
 
 CPU_SECONDS_MAX = 0.05
-RUNS = 7  # the least of them counts: a busy machine makes single runs slow
+RUNS = 7  # the minimum counts: a busy machine slows single runs down
 LOADED = "import sys; {}; print(*sys.modules)"
 TIMED = "import time; began = time.process_time(); {}; print(time.process_time() - began)"
 HEAVY = {
@@ -24,7 +24,7 @@ OTHERS = {
     "Admin": {f"{CLIENTS}.producer", f"{CLIENTS}.consumer"},
     "TopicPartition": {f"{CLIENTS}.producer", f"{CLIENTS}.consumer", f"{CLIENTS}.admin", f"{CLIENTS}.connection"},
 }
-"""What the import of a name leaves alone."""
+"""Modules that the import of a name must not load."""
 
 
 def ran(code: str) -> str:
@@ -34,7 +34,7 @@ def ran(code: str) -> str:
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_a_client_loads_no_other(name: str) -> None:
-    """Neither another client nor a package of an extra, and of Penstock what clients are made of alone."""
+    """Importing a client loads no other client, no package of an extra, and of Penstock only modules of clients."""
     loaded = set(ran(LOADED.format(f"from penstock import {name}")).split())
     assert {module.partition(".")[0] for module in loaded} & HEAVY == set()
     assert loaded & OTHERS[name] == set()
@@ -44,7 +44,7 @@ def test_a_client_loads_no_other(name: str) -> None:
 
 
 def test_the_package_loads_nothing() -> None:
-    """`import penstock` loads no module of its own and no dependency."""
+    """`import penstock` loads no further module and no dependency."""
     loaded = set(ran(LOADED.format("import penstock")).split())
     foreign = {m.partition(".")[0] for m in loaded} - set(sys.stdlib_module_names) - {"__main__"}
     at_start = {m.partition(".")[0] for m in ran(LOADED.format("pass")).split()}  # by .pth files
@@ -52,6 +52,6 @@ def test_the_package_loads_nothing() -> None:
     assert [m for m in loaded if m.startswith("penstock.")] == []
 
 
-def test_the_package_is_imported_at_once() -> None:
-    """CPU time of `import penstock`, the least of a few runs."""
+def test_the_package_is_imported_quickly() -> None:
+    """The CPU time of `import penstock`, the minimum of several runs, is below its limit."""
     assert min(float(ran(TIMED.format("import penstock"))) for _ in range(RUNS)) < CPU_SECONDS_MAX

@@ -1,4 +1,4 @@
-"""The wheel, built from this checkout without the network: what an installed Penstock needs is in it, nothing else."""
+"""The wheel, built from this checkout without a network: it contains all files of the package and no others."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 ROOMS = ("shared", "services", "api")
-"""Folders of the checkout that the package `penstock` has by symlinks."""
+"""Folders of the checkout that the package `penstock` contains as symlinks."""
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +46,7 @@ def metadata(wheel: zipfile.ZipFile) -> Message:
 
 
 def tracked() -> list[str]:
-    """The files of the package that git has or would add, without the symlinks."""
+    """The package's files that git tracks or would add, without symlinks."""
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", "penstock", *ROOMS]
     listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     return [name for name in listed.split("\0") if (ROOT / name).is_file() and not (ROOT / name).is_symlink()]
@@ -57,7 +57,7 @@ def packed(wheel: zipfile.ZipFile) -> dict[str, bytes]:
 
 
 def test_wheel_holds_the_package_alone(wheel: zipfile.ZipFile) -> None:
-    """Modules, py.typed and what the API serves as files are installed below `penstock/`, nothing else."""
+    """The wheel contains the modules, py.typed and the API's static files below `penstock/`, and nothing else."""
     expected = {
         name if name.startswith("penstock/") else f"penstock/{name}": (ROOT / name).read_bytes() for name in tracked()
     }
@@ -66,7 +66,7 @@ def test_wheel_holds_the_package_alone(wheel: zipfile.ZipFile) -> None:
 
 
 def test_wheel_from_the_source_distribution_is_the_same(wheel: zipfile.ZipFile, tmp_path: Path) -> None:
-    """A wheel that is built from the sdist, as an installer without wheels does it, has the same files."""
+    """A wheel that is built from the sdist has the same files."""
     command = [sys.executable, "-m", "hatchling", "build", "--target", "sdist", "--directory", str(tmp_path)]
     built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert built.returncode == 0, built.stderr
@@ -78,18 +78,18 @@ def test_wheel_from_the_source_distribution_is_the_same(wheel: zipfile.ZipFile, 
 
 
 def test_wheel_is_typed(wheel: zipfile.ZipFile) -> None:
-    """The package carries its marker, so that a user's type checker reads our annotations."""
+    """The wheel contains py.typed, so type checkers use the annotations."""
     assert "penstock/py.typed" in wheel.namelist()
 
 
-def test_every_package_is_a_package() -> None:
-    """A folder with modules has an __init__.py: a namespace package would be installed, but seen by few tools."""
+def test_every_package_has_an_init_file() -> None:
+    """Every folder with modules has an __init__.py, since many tools do not find namespace packages."""
     folders = {path.parent for room in ("penstock", *ROOMS) for path in (ROOT / room).rglob("*.py")}
     assert not [folder for folder in folders if not (folder / "__init__.py").is_file()]
 
 
 def test_command_line_is_an_entry_point(wheel: zipfile.ZipFile) -> None:
-    """`penstock` is installed as a command, and the function that it names is in the wheel."""
+    """The wheel installs the command `penstock`, and contains the function that it calls."""
     entry_points = configparser.ConfigParser()
     entry_points.read_string(metadata_file(wheel, "entry_points.txt"))
     assert dict(entry_points["console_scripts"]) == {"penstock": "penstock.services.cli:main"}
@@ -99,7 +99,7 @@ def test_command_line_is_an_entry_point(wheel: zipfile.ZipFile) -> None:
 
 
 def test_metadata_is_that_of_pyproject(metadata: Message) -> None:
-    """Name, version, the oldest Python, every dependency and extra are those that pyproject.toml declares."""
+    """Name, version, minimum Python, dependencies and extras are those in pyproject.toml."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert (metadata["Name"], metadata["Version"]) == (project["name"], project["version"])
     assert metadata["Requires-Python"] == project["requires-python"]
@@ -109,13 +109,13 @@ def test_metadata_is_that_of_pyproject(metadata: Message) -> None:
 
 
 def test_license_is_packed(wheel: zipfile.ZipFile, metadata: Message) -> None:
-    """The licence is named by its SPDX identifier and its full text travels with the wheel."""
+    """The wheel names the licence by its SPDX identifier and contains its full text."""
     assert metadata["License-Expression"] == "Apache-2.0"
     assert metadata_file(wheel, "licenses/LICENSE") == (ROOT / "LICENSE").read_text(encoding="utf-8")
 
 
 def test_lock_covers_every_dependency() -> None:
-    """Each name that pyproject.toml asks for, for use, an extra or development, is pinned in the lock with a hash."""
+    """Every dependency of pyproject.toml, also of extras and for development, is pinned in the lock with a hash."""
     pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     wanted = pyproject["project"]["dependencies"] + pyproject["dependency-groups"]["dev"]
     wanted += [line for lines in pyproject["project"]["optional-dependencies"].values() for line in lines]

@@ -1,4 +1,4 @@
-"""The public modules: what is in them, how it names itself, and that documents use nothing else."""
+"""The public modules: their names, the module that their classes report, and that documents use no other module."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ print(json.dumps([module.__all__, [name for name in dir(module) if not name.star
     "module", ["penstock", *(f"penstock.{name}" for name in MODULES), "penstock.testing.oracle", *BUILTIN]
 )
 def test_a_public_module_imports_alone_and_lists_its_names(module: str) -> None:
-    """In a process of its own: `__all__` has no doubles, and is what `dir` shows."""
+    """A public module imports in a new process; its `__all__` has no duplicates and equals `dir`."""
     ran = subprocess.run([sys.executable, "-c", INSPECT, module], cwd=ROOT, capture_output=True, check=False)
     assert ran.returncode == 0, ran.stderr.decode()
     names, shown = msgspec.json.decode(ran.stdout)
@@ -44,12 +44,12 @@ def test_a_public_module_imports_alone_and_lists_its_names(module: str) -> None:
 
 @pytest.mark.parametrize("module", MODULES)
 def test_classes_and_functions_name_a_public_module(module: str) -> None:
-    """What a user imports says where from, is pickled by that name, and its annotations can be resolved."""
+    """Public classes and functions report a public module, are pickled by that name, and their annotations resolve."""
     public = importlib.import_module(f"penstock.{module}")
     for name in public.__all__:
         each = getattr(public, name)
         if not (inspect.isclass(each) or inspect.isfunction(each)):
-            continue  # an instance or an alias of a type names no module of its own
+            continue  # an instance or a type alias has no module
         assert each.__module__ in ({f"penstock.{module}"} | ({"penstock.errors"} if module == "connect" else set()))
         assert getattr(importlib.import_module(each.__module__), name) is each
         assert pickle.loads(pickle.dumps(each)) is each
@@ -58,19 +58,19 @@ def test_classes_and_functions_name_a_public_module(module: str) -> None:
 
 
 def test_all_errors_are_public() -> None:
-    """Each error of `penstock.shared.common.errors` is in `penstock.errors`, and none else."""
+    """`penstock.errors` contains exactly the errors of `penstock.shared.common.errors`."""
     defined = {name for name, each in vars(errors).items() if isinstance(each, type)}
     assert defined == set(_names("errors"))
 
 
-def test_the_version_is_the_distribution_s() -> None:
-    """`penstock.__version__` is what pip shows, and is looked up when it is asked for."""
+def test_the_version_is_the_distributions() -> None:
+    """`penstock.__version__` is the distribution's version, and is looked up lazily."""
     assert penstock.__version__ == version("penstock")
     assert "__version__" not in vars(penstock)
 
 
 def test_python_m_penstock_is_the_command() -> None:
-    """Where scripts are not on PATH, the module runs the command."""
+    """`python -m penstock` runs the command."""
     ran = subprocess.run(
         [sys.executable, "-m", "penstock", "--version"], cwd=ROOT, capture_output=True, text=True, check=False
     )
@@ -87,7 +87,7 @@ def test_recorded_cases_are_replayed_by_the_public_module(tmp_path: Path) -> Non
 
 
 def private_imports(code: str) -> list[str]:
-    """The lines that import what is not public."""
+    """The lines that import private modules."""
     private = re.compile(
         r"^\s*(?:>>> )?(?:from|import) +penstock(?:\.| +import +)(?:shared|services|api)\b.*$", re.MULTILINE
     )
@@ -95,7 +95,7 @@ def private_imports(code: str) -> list[str]:
 
 
 def test_documents_and_examples_use_public_modules_alone() -> None:
-    """A user who copies what is shown depends on nothing that may move."""
+    """Code in documents and examples imports no private module."""
     assert private_imports("from penstock.shared.x import y\n    import penstock.api\nfrom penstock import api\n")
     assert not private_imports("from penstock.clients import Producer\nimport penstock\n")
     code = {str(path): path.read_text(encoding="utf-8") for path in (ROOT / "examples").glob("*.py")}

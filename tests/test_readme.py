@@ -1,8 +1,9 @@
-"""README.md and the documents about running Penstock are true: Python prints what it says, commands are accepted.
+"""README.md and the documents about running Penstock are correct: Python blocks print what
+they show, and commands are accepted.
 
-A Python block that opens with a comment that is a file's name is that file, for the blocks after it to import. Comment
-lines right after a `print` are what it prints. Commands are read from the shell blocks: each goes through its own
-parser of settings or options, as far as it goes before anything is started.
+A Python block that starts with a comment with a file's name is that file, which later blocks can import. Comment lines
+right after a `print` are its output. Commands come from the shell blocks; each is parsed by its own settings or
+options, but no service is started.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def file_name(block: str) -> str | None:
 
 
 def printed(block: str) -> str:
-    """What the block's comments say that it prints.
+    """The output that a block's comments show.
 
     >>> printed("# a comment\\nprint('a\\\\nb')\\n# a\\n# b\\ny = 2\\n# a comment\\n")
     'a\\nb\\n'
@@ -80,8 +81,8 @@ def commands() -> Iterator[list[str]]:
                     yield words
 
 
-def test_python_blocks_run_and_print_what_they_say(tmp_path: Path) -> None:
-    """The README's topology and its test are whole programs; the printed session is the one that is shown."""
+def test_python_blocks_run_and_print_what_they_show(tmp_path: Path) -> None:
+    """README's Python blocks run as programs and print what their comments show."""
     found = blocks(README)
     assert found
     shown = 0
@@ -98,7 +99,7 @@ def test_python_blocks_run_and_print_what_they_say(tmp_path: Path) -> None:
 
 
 def test_commands_are_accepted() -> None:
-    """Every flag and variable of a command in the shell blocks exists, and takes the value that it is given."""
+    """Every flag and variable of a command in the shell blocks exists and accepts its value."""
     environ: dict[str, str] = {}
     checked = set()
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
@@ -135,7 +136,7 @@ def check_penstock(name: str, arguments: list[str], environ: dict[str, str]) -> 
 
 
 def test_commands_in_the_text_exist() -> None:
-    """Each `penstock NAME` and `scripts/NAME` in the text, a table or a line of code is there."""
+    """Each `penstock NAME` and `scripts/NAME` in the text, a table or a code block exists."""
     text = "".join(document.read_text(encoding="utf-8") for document in DOCUMENTS)
     named = set(re.findall(r"`penstock ([a-z]+)[ `]", text))
     assert named
@@ -143,8 +144,8 @@ def test_commands_in_the_text_exist() -> None:
     assert all((ROOT / script).is_file() for script in re.findall(r"`(scripts/[a-z]+)", text))
 
 
-def test_a_command_that_is_not_there_would_be_seen() -> None:
-    """The check refuses a service, a flag, a value or a variable that does not exist."""
+def test_the_check_finds_unknown_commands() -> None:
+    """The check rejects an unknown command, flag, value or variable."""
     for name, arguments, environ in (
         ("nothing", [], {}),
         ("up", ["--no-such-flag", "1"], {}),
@@ -156,7 +157,7 @@ def test_a_command_that_is_not_there_would_be_seen() -> None:
             check_penstock(name, arguments, environ)
 
 
-def test_links_lead_somewhere() -> None:
+def test_relative_links_exist() -> None:
     """Every relative link of a document is a file of the checkout."""
     found = {
         (document.name, target): (document.parent / target).exists()
@@ -168,5 +169,5 @@ def test_links_lead_somewhere() -> None:
 
 
 def test_the_readme_is_short() -> None:
-    """A newcomer reads it to its end."""
+    """README has at most README_LINES_MAX lines."""
     assert len(README.read_text(encoding="utf-8").splitlines()) <= README_LINES_MAX

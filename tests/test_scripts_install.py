@@ -1,7 +1,8 @@
-"""scripts/install itself, run on a copy of the tree where PATH leads to stand-ins for what takes minutes.
+"""scripts/install itself, run on a copy of the tree, with stand-ins on PATH for programs that take minutes.
 
-The stand-in for Python makes environments, takes notes of what pip is asked, and finds jars at once; what looks for a
-Java is the real code. apt-get and brew put a `java` where theirs would. Nothing else is on PATH but a few plain tools.
+The stand-in for Python creates environments, records pip's arguments, and finds jars at once; the code that looks for a
+Java is the real one. apt-get and brew install a `java` where the real ones would. PATH has only these and a few plain
+tools.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-TIMEOUT_SECONDS = 120  # nothing here takes a second of its own; a busy machine does
+TIMEOUT_SECONDS = 120  # a run takes less than a second, but not on a busy machine
 TOOLS = (
     "awk",
     "bash",
@@ -38,7 +39,7 @@ TOOLS = (
     "tail",
 )
 DIGEST = "sha256sum" if shutil.which("sha256sum") else "shasum"
-# Java's places that no variable names are the test's own, and so is the platform.
+# Java's default folders and the platform are the test's own.
 FINDER = """
 import os, pathlib
 from penstock.shared.common.java import installed_java as java
@@ -97,13 +98,13 @@ def java(home: Path, version: str) -> Path:
 
 @dataclass
 class Machine:
-    """A machine with a copy of the tree: what is on PATH, who the user is, and what was asked of the stand-ins."""
+    """A machine with a copy of the tree: its commands on PATH, its user, and the calls of the stand-ins."""
 
     folder: Path
     environment: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.tree, self.bin = self.folder / "a tree", self.folder / "bin"  # a path with a space in it, as people have
+        self.tree, self.bin = self.folder / "a tree", self.folder / "bin"  # with a space, as some users' paths have
         for room in ("penstock", "shared"):  # the script runs penstock.shared.common.java.installed_java
             ignored = shutil.ignore_patterns("__pycache__")
             shutil.copytree(ROOT / room, self.tree / room, symlinks=True, ignore=ignored)
@@ -128,7 +129,7 @@ class Machine:
         executable(self.bin / "id", f"#!/bin/sh\necho {uid}\n")
 
     def has_java(self, version: str = "17.0.15") -> Path:
-        """A Java on PATH."""
+        """Put a Java on PATH."""
         home = self.folder / f"java-{version}"
         java(home, version)
         (self.bin / "java").unlink(missing_ok=True)
@@ -136,12 +137,12 @@ class Machine:
         return home
 
     def has_installer(self, name: str, to: Path, *, missing: str = "-") -> None:
-        """apt-get or brew, which installs a Java 17 to a folder; it does not have the package `missing`."""
+        """Put an apt-get or brew on PATH that installs a Java 17 into a folder; it lacks the package `missing`."""
         java(self.folder / "spare", "17.0.15").write_text(JAVA.format(version="17.0.15", home=to), encoding="utf-8")
         executable(self.bin / name, INSTALLER.format(name=name, to=to, missing=missing))
 
-    def now(self, name: str, is_so: bool = True) -> None:
-        """Something about the machine that the stand-ins heed: no_network, old_python, no_venv."""
+    def set_condition(self, name: str, is_so: bool = True) -> None:
+        """Set a condition of the machine that the stand-ins check: no_network, old_python, no_venv."""
         if is_so:
             (self.folder / name).touch()
         else:
@@ -160,14 +161,14 @@ class Machine:
         )
 
     def install(self, *arguments: str, **variables: str) -> tuple[int, str]:
-        """Exit status and all that was printed, which is never on standard output."""
+        """Run the script; return its exit status and standard error. Standard output must be empty."""
         process = self.start(*arguments, **variables)
         output, said = process.communicate(timeout=TIMEOUT_SECONDS)
         assert output == ""
         return process.returncode, said
 
-    def asked(self, *of: str) -> list[str]:
-        """What was asked of stand-ins since the last time, as far as it starts with one of these."""
+    def calls(self, *of: str) -> list[str]:
+        """The calls of stand-ins since the last time that start with one of these."""
         path = self.folder / "asked"
         lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
         path.unlink(missing_ok=True)
@@ -180,12 +181,12 @@ def machine(tmp_path: Path) -> Machine:
 
 
 def test_all_is_set_up_once(machine: Machine) -> None:
-    """The first run makes everything from the lock with hashes; the second asks nothing of pip and prints nothing."""
+    """The first run installs everything from the lock with hashes; the second runs no pip and prints nothing."""
     home = machine.has_java()
     status, said = machine.install()
     assert status == 0, said
     assert "making .venv with Python 3.12.1" in said
-    asked = machine.asked("python -m")
+    asked = machine.calls("python -m")
     pip = [line for line in asked if line.startswith("python -m pip install")]
     (uv,) = [line for line in asked if line.startswith("python -m uv")]
     assert uv.endswith(" --require-hashes --no-build-isolation -r requirements.lock")
@@ -193,31 +194,31 @@ def test_all_is_set_up_once(machine: Machine) -> None:
     assert pip[-1].endswith(" --no-deps --no-build-isolation -e .")
     assert (machine.tree / ".venv/java.env").read_text(encoding="utf-8") == f"export JAVA_HOME='{home}'\n"
     assert machine.install() == (0, "")
-    assert machine.asked("python -m") == []
+    assert machine.calls("python -m") == []
 
 
 @pytest.mark.parametrize(
     "why", ["global.index-url='https://index.example/simple'", "env.proxy='http://proxy:3128'", "no_uv"]
 )
-def test_pip_where_uv_would_not_do(machine: Machine, why: str) -> None:
-    """Where pip is told another index or a proxy in its own settings, and where uv fails, pip installs the lock."""
+def test_pip_is_used_if_uv_cannot(machine: Machine, why: str) -> None:
+    """pip installs the lock if pip's settings name an index or a proxy, or if uv fails."""
     machine.has_java()
     if why == "no_uv":
-        machine.now(why)
+        machine.set_condition(why)
     else:
         (machine.folder / "pip_config").write_text(f"global.timeout='60'\n{why}\n", encoding="utf-8")
     status, said = machine.install()
     assert status == 0, said
     assert ("penstock: uv failed; trying with pip" in said) == (why == "no_uv")
-    asked = machine.asked("python -m")
+    asked = machine.calls("python -m")
     assert any("pip install" in line and line.endswith("--no-build-isolation -r requirements.lock") for line in asked)
     assert any(line.startswith("python -m uv") for line in asked) == (why == "no_uv")
 
 
-def test_a_class_archive_is_no_condition(machine: Machine) -> None:
-    """Where Java cannot write one, that is said, and everything else is set up."""
+def test_a_missing_class_archive_is_no_failure(machine: Machine) -> None:
+    """If Java cannot write a class archive, the script says so and succeeds."""
     machine.has_java()
-    machine.now("no_archive")
+    machine.set_condition("no_archive")
     status, said = machine.install()
     assert status == 0
     assert "penstock: there is none; Spark starts without it" in said
@@ -225,23 +226,23 @@ def test_a_class_archive_is_no_condition(machine: Machine) -> None:
 
 
 def test_a_changed_lock_is_noticed(machine: Machine) -> None:
-    """Another lock is installed into the environment that is there, which is not made anew; then all is quiet again."""
+    """A changed lock is installed into the existing environment, which is not recreated."""
     machine.has_java()
     assert machine.install()[0] == 0
-    machine.asked()
+    machine.calls()
     with (machine.tree / "requirements.lock").open("a", encoding="utf-8") as lock:
         lock.write("# changed\n")
     status, said = machine.install()
     assert status == 0
     assert "installing the packages of requirements.lock" in said
     assert "making .venv" not in said
-    assert len(machine.asked("python -m pip install", "python -m uv pip install")) == 3
+    assert len(machine.calls("python -m pip install", "python -m uv pip install")) == 3
     assert machine.install() == (0, "")
 
 
 @pytest.mark.parametrize("was_whole", [False, True])
-def test_a_half_made_environment_is_made_again(machine: Machine, was_whole: bool) -> None:
-    """What a run leaves that is killed while pip works is made anew, even where the lock is then put back."""
+def test_an_incomplete_environment_is_recreated(machine: Machine, was_whole: bool) -> None:
+    """An environment that a killed run left is recreated, even if the lock is changed back."""
     machine.has_java()
     lock = machine.tree / "requirements.lock"
     wanted = lock.read_text(encoding="utf-8")
@@ -265,8 +266,8 @@ def test_a_half_made_environment_is_made_again(machine: Machine, was_whole: bool
     assert machine.install() == (0, "")
 
 
-def test_a_moved_tree_is_set_up_anew(machine: Machine) -> None:
-    """An environment has its path in its commands: after the tree is moved, it is made again."""
+def test_a_moved_tree_is_set_up_again(machine: Machine) -> None:
+    """After the tree is moved the environment is recreated, since its commands contain its path."""
     machine.has_java()
     assert machine.install()[0] == 0
     machine.tree = machine.tree.rename(machine.folder / "elsewhere")
@@ -274,30 +275,30 @@ def test_a_moved_tree_is_set_up_anew(machine: Machine) -> None:
     assert (status, "making .venv" in said) == (0, True)
 
 
-def test_what_was_lost_is_made_good(machine: Machine) -> None:
-    """A jar that is gone is fetched again, a Java that is gone is looked for again; neither touches the packages."""
+def test_a_missing_jar_or_java_is_replaced(machine: Machine) -> None:
+    """A missing jar is fetched again, and a missing Java is looked for again, without running pip."""
     home = machine.has_java()
     assert machine.install()[0] == 0
     (jar, *_) = (machine.folder / "home").rglob("one.jar")
     jar.unlink()
-    machine.asked()
+    machine.calls()
     assert machine.install()[0] == 0
     assert jar.exists()
     shutil.rmtree(home)
     newer = machine.has_java("21.0.7")
     assert machine.install()[0] == 0
     assert (machine.tree / ".venv/java.env").read_text(encoding="utf-8") == f"export JAVA_HOME='{newer}'\n"
-    assert machine.asked("python -m pip", "python -m venv") == []
+    assert machine.calls("python -m pip", "python -m venv") == []
 
 
 def test_apt_installs_a_missing_java_for_root(machine: Machine) -> None:
-    """Root gets a Java by apt, the next version where the distribution lacks the first, and it is the one used."""
+    """For root, apt installs a Java, or the next version if the distribution lacks the first, and it is used."""
     machine.is_user(0)
     home = machine.folder / "jvm" / "java-21-openjdk"
     machine.has_installer("apt-get", home, missing="openjdk-17")
     status, said = machine.install()
     assert status == 0, said
-    assert machine.asked("apt-get") == [
+    assert machine.calls("apt-get") == [
         "apt-get update",
         f"{APT_INSTALL} openjdk-17-jre-headless",
         f"{APT_INSTALL} openjdk-21-jre-headless",
@@ -306,12 +307,12 @@ def test_apt_installs_a_missing_java_for_root(machine: Machine) -> None:
 
 
 def test_brew_installs_a_missing_java(machine: Machine) -> None:
-    """Without apt, Homebrew installs it, and it is found although Homebrew links it nowhere."""
+    """Without apt, Homebrew installs a Java, which is found although Homebrew does not link it."""
     home = machine.folder / "brew" / "opt" / "openjdk@17"
     machine.has_installer("brew", home)
     status, said = machine.install(PLATFORM="darwin")
     assert status == 0, said
-    assert machine.asked("brew") == ["brew install openjdk@17"]
+    assert machine.calls("brew") == ["brew install openjdk@17"]
     assert (machine.tree / ".venv/java.env").read_text(encoding="utf-8") == f"export JAVA_HOME='{home}'\n"
 
 
@@ -335,29 +336,29 @@ def machine_without_means(machine: Machine, means: str) -> Mapping[str, str]:
         ("none", "there is neither apt nor brew to install it with. Install it, then try again."),
     ],
 )
-def test_what_cannot_be_installed_is_said(machine: Machine, means: str, command: str) -> None:
-    """No root, no leave or no installer: the exact command is printed, nothing is run, and the exit status is 1."""
+def test_a_java_that_cannot_be_installed_prints_the_command(machine: Machine, means: str, command: str) -> None:
+    """Without root, permission or an installer, the script prints the command, runs nothing and exits with status 1."""
     status, said = machine.install(**machine_without_means(machine, means))
     assert status == 1
     assert said.splitlines()[-1].endswith(command)
     assert "a Java runtime for Kafka and Spark is missing" in said
-    assert machine.asked("apt-get", "dnf") == []
+    assert machine.calls("apt-get", "dnf") == []
     machine.has_java()
     assert machine.install()[0] == 0, "the packages are there: only Java was missing"
-    assert machine.asked("python -m pip", "python -m venv") == []
+    assert machine.calls("python -m pip", "python -m venv") == []
 
 
 @pytest.mark.parametrize("version", ["11.0.2", "25.0.1"])
-def test_a_java_of_another_version_does_not_do(machine: Machine, version: str) -> None:
-    """One that is too old or too new is named with its version and its place, and one that does is asked for."""
+def test_a_java_of_an_unsupported_version_is_an_error(machine: Machine, version: str) -> None:
+    """A Java that is too old or too new is an error with its version and path."""
     machine.has_java(version)
     status, said = machine.install()
     assert status == 1
     assert f"Java 17 to 22 is needed, but {machine.bin / 'java'} (PATH) is Java {version.split('.')[0]}." in said
 
 
-def test_an_installer_that_fails_is_said(machine: Machine) -> None:
-    """When apt fails, the command that failed is the last line, and the next run goes on from there."""
+def test_a_failed_installer_is_reported(machine: Machine) -> None:
+    """If apt fails, the last line names the command."""
     machine.is_user(0)
     machine.has_installer("apt-get", machine.folder / "jvm" / "java-17", missing="update")
     status, said = machine.install()
@@ -366,45 +367,45 @@ def test_an_installer_that_fails_is_said(machine: Machine) -> None:
 
 
 def test_without_network(machine: Machine) -> None:
-    """pip's own words come with what to do, then the jars' own; once there is a network, the next run goes through."""
+    """Without a network the errors of pip and of the jars are printed with what to do, and a later run succeeds."""
     machine.has_java()
-    machine.now("no_network")
+    machine.set_condition("no_network")
     status, said = machine.install()
     assert status == 1
     assert said.splitlines()[-2:] == [
         "ERROR: Could not find a version that satisfies httpx",
         "penstock: pip failed; the lines above say why. Run scripts/install again when that is fixed.",
     ]
-    machine.now("no_network", False)
+    machine.set_condition("no_network", False)
     assert machine.install()[0] == 0
-    machine.now("no_network")
+    machine.set_condition("no_network")
     shutil.rmtree(machine.folder / "home")
     status, said = machine.install()
     assert (status, said.splitlines()[-1]) == (1, "penstock: no jars: no network")
-    machine.now("no_network", False)
+    machine.set_condition("no_network", False)
     assert machine.install()[0] == 0
 
 
 @pytest.mark.parametrize(("argument", "status"), [("--hepl", 2), ("now", 2), ("--help", 0), ("-h", 0)])
 def test_it_takes_no_arguments(machine: Machine, argument: str, status: int) -> None:
-    """An unknown argument is refused with 2 before anything is done; help is the same text with 0."""
+    """An unknown argument exits with status 2 and help with 0, both with the same text and without changes."""
     assert machine.install(argument)[0] == status
     said = machine.install(argument)[1]
     assert said.startswith("Sets this checkout up: ")
     assert "PENSTOCK_NO_INSTALL" in said
     assert not (machine.tree / ".venv").exists()
-    assert machine.asked() == []
+    assert machine.calls() == []
 
 
-def test_python_that_does_not_do(machine: Machine) -> None:
-    """Too old a Python, or PYTHON that names one, is said; a missing venv module is installed as Java would be."""
-    machine.now("old_python")
+def test_an_unsupported_python_is_an_error(machine: Machine) -> None:
+    """A Python that is too old is an error; a missing venv module prints the command to install it."""
+    machine.set_condition("old_python")
     status, said = machine.install()
     assert (status, said.startswith("penstock: no Python 3.11 or newer on PATH")) == (1, True)
     named = str(machine.bin / "python3")
     assert machine.install(PYTHON=named) == (1, f"penstock: PYTHON={named}: not a Python 3.11 or newer\n")
-    machine.now("old_python", False)
-    machine.now("no_venv")
+    machine.set_condition("old_python", False)
+    machine.set_condition("no_venv")
     machine.has_installer("apt-get", machine.folder / "nowhere")
     status, said = machine.install()
     assert status == 1

@@ -1,4 +1,4 @@
-"""The script that runs the tests, on a copy of it beside a project of a few tests."""
+"""scripts/test, on a copy beside a project of a few tests."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SOAK = "import pytest\n\n@pytest.mark.soak\ndef test_long():\n    print('ran the
 
 
 def run(folder: Path, *arguments: str, **files: str) -> tuple[int, str]:
-    """Exit status and output of `scripts/test` for a project of these tests."""
+    """Run `scripts/test` in a project with these tests; return its exit status and output."""
     for name in ("scripts", ".venv/bin", "tests"):
         (folder / name).mkdir(parents=True)
     shutil.copy(ROOT / "scripts" / "test", folder / "scripts" / "test")
@@ -43,7 +43,7 @@ def run(folder: Path, *arguments: str, **files: str) -> tuple[int, str]:
         **os.environ,
         "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
         "PYTEST_PLUGINS": "xdist.plugin",
-    }  # starts sooner
+    }  # starts faster
     done = subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=120
     )
@@ -51,29 +51,29 @@ def run(folder: Path, *arguments: str, **files: str) -> tuple[int, str]:
 
 
 def test_all_pass(tmp_path: Path) -> None:
-    """Where nothing fails nothing is run again, and long tests are left out."""
+    """If all tests pass, none is run again, and soak tests are skipped."""
     status, said = run(tmp_path, steady=STEADY, soak=SOAK)
     assert status == 0, said
     assert "1 passed" in said
     assert "once more" not in said
 
 
-def test_what_passes_alone_is_named_as_unsteady(tmp_path: Path) -> None:
-    """A test that fails beside others and passes alone does not fail the run, and is named at its end."""
+def test_an_unsteady_test_is_listed(tmp_path: Path) -> None:
+    """A test that fails beside others but passes alone does not fail the run, and is listed at the end."""
     status, said = run(tmp_path, steady=STEADY, unsteady=UNSTEADY)
     assert status == 0, said
     assert said.rstrip().endswith("alone\ntests/test_unsteady.py::test_unsteady")
 
 
-def test_what_fails_again_has_failed(tmp_path: Path) -> None:
-    """One that fails both times fails the run, whatever else was only unsteady."""
+def test_a_test_that_fails_twice_fails_the_run(tmp_path: Path) -> None:
+    """A test that fails both times fails the run, even if others were only unsteady."""
     status, said = run(tmp_path, broken=BROKEN, unsteady=UNSTEADY)
     assert status == 1, said
     assert "FAILED tests/test_broken.py::test_broken" in said.partition("== once more")[2]
 
 
-def test_many_failures_are_no_accident(tmp_path: Path) -> None:
-    """More failures than the limit are not tried again."""
+def test_many_failures_are_not_retried(tmp_path: Path) -> None:
+    """More failures than the limit are not run again."""
     one = UNSTEADY.replace("test_unsteady", "test_{0}").replace(".ran", ".{0}")
     status, said = run(tmp_path, many="".join(one.format(number) for number in range(11)))
     assert status == 1, said
@@ -81,7 +81,7 @@ def test_many_failures_are_no_accident(tmp_path: Path) -> None:
 
 
 def test_pytest_that_cannot_run_fails_the_run(tmp_path: Path) -> None:
-    """A file that cannot be read as Python fails, with pytest's own exit status."""
+    """A test file with a syntax error fails the run with pytest's exit status."""
     status, said = run(tmp_path, steady=STEADY, unreadable="def test_(:\n")
     assert status != 0, said
     assert "== unsteady" not in said
@@ -89,7 +89,7 @@ def test_pytest_that_cannot_run_fails_the_run(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("arguments", "status"), [(("--soak",), 0), (("tests/test_broken.py",), 1)])
 def test_a_selection_is_run_once(tmp_path: Path, arguments: tuple[str, ...], status: int) -> None:
-    """With arguments, and for the long ones, there is one run, and its exit status is the script's."""
+    """With arguments or `--soak` there is one run, and its exit status is the script's."""
     seen, said = run(tmp_path, *arguments, broken=BROKEN, soak=SOAK)
     assert seen == status, said
     assert "once more" not in said

@@ -1,8 +1,8 @@
-"""The style that is worth checking, as tests.
+"""Style rules, as tests.
 
-A rule is a function from a file to the violations it finds there, and its test does two things: it shows the rule a
-made-up file that breaks it and one that keeps it (a check that cannot fail is no check), then it holds the whole
-checkout to it. Where a rule has exceptions they are listed here, each with its reason.
+A rule is a function from a file to its violations. The rule's test first applies it to a file that breaks it and to one
+that keeps it, so that the check is known to work, and then to the whole checkout. Exceptions are listed here, each with
+its reason.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ ROOT = Path(__file__).resolve().parent.parent
 REAL_BROKER = ("tests/integration/", "tests/contract/")  # tests against a real broker: they may poll
 NO_FOLDER = (*REAL_BROKER, "tests/typing/")  # tests of several folders of the source
 
-THIRD_PARTY = ("LICENSE", "tests/data/")  # not ours to word
+THIRD_PARTY = ("LICENSE", "tests/data/")  # third-party texts
 
 
 @dataclass(frozen=True)
 class Source:
-    """One text file: its path from the checkout's root, with forward slashes, and its text."""
+    """A text file: its path from the checkout's root, with forward slashes, and its text."""
 
     path: str
     text: str
@@ -52,7 +52,7 @@ Rule = Callable[[Source], Iterator[str]]
 
 @lru_cache(maxsize=1)
 def checkout() -> tuple[Source, ...]:
-    """Every text file that is tracked or would be, without the third parties' own."""
+    """Every text file that git tracks or would add, without third-party files."""
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     answer = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     if answer.returncode == 0:
@@ -74,8 +74,8 @@ def checkout() -> tuple[Source, ...]:
     return tuple(found)
 
 
-def hold(rule: Rule, *, broken: Source, kept: Source) -> None:
-    """The rule finds the broken file, passes the kept one, and passes the checkout."""
+def check_rule(rule: Rule, *, broken: Source, kept: Source) -> None:
+    """Assert that the rule finds the broken file, and passes the kept one and the checkout."""
     assert list(rule(broken)), "the rule does not see what it is there for"
     assert not list(rule(kept)), "the rule sees what is not there"
     violations = [f"{source.path}: {said}" for source in checkout() for said in rule(source)]
@@ -129,7 +129,7 @@ def a_test_never_sleeps(source: Source) -> Iterator[str]:
             "anyio.sleep",
         ):
             continue
-        if [ast.unparse(argument) for argument in node.args] != ["0"]:  # sleep(0) lets others run and waits for nothing
+        if [ast.unparse(argument) for argument in node.args] != ["0"]:  # sleep(0) only yields to the event loop
             yield f"{node.lineno}: {ast.unparse(node)}"
 
 
@@ -168,59 +168,63 @@ def python(path: str, *lines: str) -> Source:
 
 
 def test_modules_have_docstrings() -> None:
-    """Every module that holds anything opens with what it is about."""
-    hold(module_has_docstring, broken=Source("api/a.py", "x = 1"), kept=Source("api/__init__.py", ""))
+    """Every non-empty module has a docstring."""
+    check_rule(module_has_docstring, broken=Source("api/a.py", "x = 1"), kept=Source("api/__init__.py", ""))
 
 
 def test_nothing_is_mocked() -> None:
-    """Tests use real parts or fakes that are verified, never mocks."""
+    """No test uses mocks."""
     broken = python("tests/a.py", "from unittest " + "import mock")
-    hold(nothing_is_mocked, broken=broken, kept=python("tests/a.py", "import unittest"))
+    check_rule(nothing_is_mocked, broken=broken, kept=python("tests/a.py", "import unittest"))
     assert list(nothing_is_mocked(python("tests/a.py", "def test_a(mocker): ...")))
 
 
 def test_nothing_is_left_over() -> None:
-    """No file carries a note of unfinished work."""
-    hold(nothing_is_left_over, broken=python("api/a.py", "# TO" + "DO: later"), kept=python("api/a.py", "todos = []"))
+    """No file contains a marker of unfinished work."""
+    check_rule(
+        nothing_is_left_over, broken=python("api/a.py", "# TO" + "DO: later"), kept=python("api/a.py", "todos = []")
+    )
     assert list(nothing_is_left_over(python("api/a.py", "raise NotImplemented" + "Error")))
 
 
 def test_tests_never_sleep() -> None:
-    """A unit test waits for no clock; tests against a real broker may poll."""
+    """Unit tests do not sleep; tests against a real broker may poll."""
     broken = python("tests/a.py", "import asyncio", "await_it = asyncio.sleep(0.1)")
-    hold(a_test_never_sleeps, broken=broken, kept=python("tests/integration/a.py", "time.sleep(1)"))
+    check_rule(a_test_never_sleeps, broken=broken, kept=python("tests/integration/a.py", "time.sleep(1)"))
     assert list(a_test_never_sleeps(python("tests/a.py", "from time import sleep")))
     assert not list(a_test_never_sleeps(python("tests/a.py", "asyncio.sleep(0)")))
 
 
 def test_tests_have_docstrings() -> None:
-    """Every test says the truth it guards."""
+    """Every test has a docstring."""
     kept = python("tests/test_a.py", "def test_b():", "    'B holds.'", "def helper(): ...")
-    hold(a_test_has_docstring, broken=python("tests/test_a.py", "class TestA:", "    def test_b(self): ..."), kept=kept)
+    check_rule(
+        a_test_has_docstring, broken=python("tests/test_a.py", "class TestA:", "    def test_b(self): ..."), kept=kept
+    )
 
 
 def test_tests_mirror_folders() -> None:
-    """A unit test is in the folder that its subject is in, so that either is found from the other."""
+    """Every unit test is in the folder that corresponds to its subject's folder."""
     broken, kept = python("tests/shared/nowhere/test_a.py"), python("tests/shared/common/test_a.py")
-    hold(a_test_mirrors_folder, broken=broken, kept=kept)
+    check_rule(a_test_mirrors_folder, broken=broken, kept=kept)
 
 
 def test_no_machine_paths() -> None:
-    """No file names a folder of the machine it was written on."""
+    """No file contains a path of a developer's machine."""
     broken = Source("README.md", "cd /wo" + "rk/penstock")
-    hold(names_no_machine_path, broken=broken, kept=Source("README.md", "GET /workers, http://host/tmpl, ./work"))
+    check_rule(names_no_machine_path, broken=broken, kept=Source("README.md", "GET /workers, http://host/tmpl, ./work"))
     assert list(names_no_machine_path(Source("a", "x = '/tm" + "p/x'")))
 
 
 def test_no_registry_hosts() -> None:
-    """No file says which registry packages come from; that is set on each machine."""
+    """No file names a package registry, which each machine configures."""
     kept = Source("requirements.lock", "httpx==1 --hash=sha256:00")
-    hold(names_no_registry, broken=Source("requirements.lock", "--index" + "-url https://mirror"), kept=kept)
+    check_rule(names_no_registry, broken=Source("requirements.lock", "--index" + "-url https://mirror"), kept=kept)
     assert list(names_no_registry(Source("a", "https://py" + "pi.org/simple")))
 
 
-def test_no_module_imports_itself_through_others() -> None:
-    """No import cycle, not even one that only a type checker sees."""
+def test_there_are_no_import_cycles() -> None:
+    """There are no import cycles, not even for type checking only."""
     with pytest.raises(CycleError):
         TopologicalSorter({"a": ["b"], "b": ["c"], "c": ["a"]}).prepare()
     graph = grimp.build_graph("penstock")

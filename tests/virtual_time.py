@@ -1,6 +1,6 @@
-"""An event loop whose time moves at once to the next timer when nothing else can run.
+"""An event loop whose time jumps to the next timer when no callback is ready.
 
-A test of timeouts and backoffs takes no time on it, and sees exact times.
+Tests of timeouts and backoffs take no time on it, and see exact times.
 
 >>> async def wait() -> float:
 ...     await let_pass(3_600)
@@ -47,13 +47,13 @@ class _Loop(asyncio.SelectorEventLoop):
 
 
 async def let_pass(seconds: float) -> None:
-    """Return so much later, after all timers before that time."""
+    """Return after `seconds`, after all timers before that time."""
     over = asyncio.Event()
     asyncio.get_running_loop().call_later(seconds, over.set)
     await over.wait()
 
 
 def run(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine that waits for nothing outside its process. Time begins at 0."""
+    """Run a coroutine that waits only for events of this process. Time begins at 0."""
     with asyncio.Runner(loop_factory=_Loop) as runner:
         return runner.run(coroutine)

@@ -13,8 +13,8 @@ from prometheus_client import CollectorRegistry
 from penstock.shared.common.metrics import render
 from penstock.shared.connect.herder.metrics import ConnectMetrics
 from tests.integration.promtool import PROMTOOL, assert_clean, complaints, with_samples
-from tests.shared.connect.harness import SayingSink, SayingSource, running
-from tests.shared.connect.herder.test_metrics import Herding
+from tests.shared.connect.harness import RecordingSink, RecordingSource, running
+from tests.shared.connect.herder.test_metrics import FakeHerder
 
 
 @pytest.mark.skipif(PROMTOOL is None, reason="no promtool (Debian's package: prometheus): no page of metrics is linted")
@@ -40,13 +40,13 @@ def test_metrics_without_samples_are_linted_too() -> None:
     assert page[2:] == ['a_seconds_bucket{le="+Inf"} 0', "a_seconds_sum 0", "a_seconds_count 0"]
 
 
-@pytest.mark.parametrize(("connector", "props"), [(SayingSink, {"topics": "t"}), (SayingSource, {})])
+@pytest.mark.parametrize(("connector", "props"), [(RecordingSink, {"topics": "t"}), (RecordingSource, {})])
 async def test_connect_worker_has_clean_metrics(connector: type, props: dict[str, str]) -> None:
     """The metrics of a worker with a running sink or source task pass promtool's check."""
     async with running() as run:
         await run.run(connector, **props)
         registry = CollectorRegistry()
-        ConnectMetrics(cast(Any, Herding(run)), registry)
+        ConnectMetrics(cast(Any, FakeHerder(run)), registry)
         page = render(registry).decode()
         assert "kafka_connect_connector_task_metrics_running_ratio{" in page
         assert_clean(page)

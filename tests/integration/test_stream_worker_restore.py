@@ -50,7 +50,7 @@ async def partition_rows(chain: Chain, partition: int, topic_id: str, ahead: int
                 rows.append(lake_tables.live(*at, change.end, offset, state))
             else:
                 assert change.operation in (DELETED, FINAL)
-                rows.append(lake_tables.gone(*at, offset))
+                rows.append(lake_tables.tombstone(*at, offset))
 
         one_by_one(take)(confirmed)
 

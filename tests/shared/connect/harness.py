@@ -1,4 +1,4 @@
-"""What the tests of tasks share: a listener that remembers, connectors that say what is done to them, a worker."""
+"""Shared by the tests of tasks: a recording status listener, connectors that record their calls, and a worker."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TP = TopicPartition("t", 0)
 
 
 class Store(MemoryOffsetStore):
-    """Offsets in memory that a test can look at, perhaps said to lie in a topic."""
+    """Offsets in memory that a test can inspect; `topic` is the reported offset topic."""
 
     topic: str | None = None
 
@@ -41,8 +41,8 @@ class Store(MemoryOffsetStore):
         return self.cache.raw()
 
 
-class Remembering:
-    """A status listener that remembers: pairs of an id and what happened to it."""
+class StatusRecorder:
+    """A status listener that records pairs of an id and an event."""
 
     def __init__(self) -> None:
         self.events: list[tuple[str, str]] = []
@@ -61,10 +61,10 @@ class Remembering:
         self.topics.add(topic)
 
 
-class SayingSinkTask(SinkTask):
-    """Notes each call, and raises what the test has put into `raising` under the call's name, once each."""
+class RecordingSinkTask(SinkTask):
+    """Records each call, and raises the exceptions in `raising` for the call's name, once each."""
 
-    made: ClassVar[list[SayingSinkTask]] = []
+    made: ClassVar[list[RecordingSinkTask]] = []
 
     def __init__(self) -> None:
         self.calls: list[Any] = []
@@ -72,45 +72,45 @@ class SayingSinkTask(SinkTask):
         self.records: list[SinkRecord] = []
         self.raising: dict[str, list[Exception]] = {}
         self.gives: Callable[[Offsets], Offsets] = lambda offsets: offsets
-        self.on_put: Callable[[SayingSinkTask, list[SinkRecord]], None] = lambda _task, _records: None
-        SayingSinkTask.made.append(self)
+        self.on_put: Callable[[RecordingSinkTask, list[SinkRecord]], None] = lambda _task, _records: None
+        RecordingSinkTask.made.append(self)
         type(self).prepare(self)
 
-    prepare: ClassVar[Callable[[SayingSinkTask], None]] = staticmethod(lambda _task: None)
+    prepare: ClassVar[Callable[[RecordingSinkTask], None]] = staticmethod(lambda _task: None)
 
-    def _say(self, what: str, *more: Any) -> None:
+    def _record(self, what: str, *more: Any) -> None:
         self.calls.append((what, *more) if more else what)
         if self.raising.get(what):
             raise self.raising[what].pop(0)
 
     async def start(self, props: Mapping[str, str]) -> None:
-        self._say("start")
+        self._record("start")
 
     async def open(self, partitions: frozenset[TopicPartition]) -> None:
-        self._say("open", sorted(tp.partition for tp in partitions))
+        self._record("open", sorted(tp.partition for tp in partitions))
 
     async def put(self, records: list[SinkRecord]) -> None:
         if records:
-            self._say("put", len(records))
+            self._record("put", len(records))
             self.on_put(self, records)
             self.records += records
             self.values += [record.value for record in records]
 
     async def pre_commit(self, offsets: Offsets) -> Offsets:
-        self._say("pre_commit", {tp.partition: offset.offset for tp, offset in offsets.items()})
+        self._record("pre_commit", {tp.partition: offset.offset for tp, offset in offsets.items()})
         return self.gives(offsets)
 
     async def close(self, partitions: frozenset[TopicPartition]) -> None:
-        self._say("close", sorted(tp.partition for tp in partitions))
+        self._record("close", sorted(tp.partition for tp in partitions))
 
     async def stop(self) -> None:
-        self._say("stop")
+        self._record("stop")
 
 
-class SayingSink(SinkConnector):
-    """A sink whose tasks note what is done to them."""
+class RecordingSink(SinkConnector):
+    """A sink whose tasks record their calls."""
 
-    task_class = SayingSinkTask
+    task_class = RecordingSinkTask
 
     @classmethod
     def config(cls) -> ConfigDef:
@@ -123,18 +123,18 @@ class SayingSink(SinkConnector):
         return [self._props] * max_tasks
 
 
-class SayingSourceTask(SourceTask):
-    """Gives the batches that the test puts into `batches`, then waits."""
+class RecordingSourceTask(SourceTask):
+    """Returns the batches that the test puts into `batches`, and then waits."""
 
-    made: ClassVar[list[SayingSourceTask]] = []
-    prepare: ClassVar[Callable[[SayingSourceTask], None]] = staticmethod(lambda _task: None)
+    made: ClassVar[list[RecordingSourceTask]] = []
+    prepare: ClassVar[Callable[[RecordingSourceTask], None]] = staticmethod(lambda _task: None)
 
     def __init__(self) -> None:
         self.batches: asyncio.Queue[Sequence[SourceRecord] | Exception | None] = asyncio.Queue()
         self.calls: list[Any] = []
         self.committed: list[tuple[Any, bool]] = []
         self.commits = 0
-        SayingSourceTask.made.append(self)
+        RecordingSourceTask.made.append(self)
         type(self).prepare(self)
 
     async def start(self, props: Mapping[str, str]) -> None:
@@ -156,10 +156,10 @@ class SayingSourceTask(SourceTask):
         self.calls.append("stop")
 
 
-class SayingSource(SourceConnector):
-    """A source whose tasks give what a test tells them to."""
+class RecordingSource(SourceConnector):
+    """A source whose tasks return what the test puts into `batches`."""
 
-    task_class = SayingSourceTask
+    task_class = RecordingSourceTask
 
     @classmethod
     def config(cls) -> ConfigDef:
@@ -180,13 +180,13 @@ def source_record(value: Any, position: int, topic: str = "t", file: str = "a", 
 
 
 class Running:
-    """A worker on a fake cluster, with what its connectors said."""
+    """A worker on a fake cluster, with its status listener and offsets."""
 
-    def __init__(self, cluster: FakeCluster, worker: Worker, listener: Remembering, store: Store) -> None:
+    def __init__(self, cluster: FakeCluster, worker: Worker, listener: StatusRecorder, store: Store) -> None:
         self.cluster, self.worker, self.listener, self.store = cluster, worker, listener, store
 
     async def run(self, connector: type, target: TargetState = TargetState.STARTED, **settings: str) -> ConnectorTaskId:
-        """Start one task of a connector; settings with underscores for dots, two for one."""
+        """Start one task of a connector. In names of settings an underscore stands for a dot, two for an underscore."""
         given = {name.replace("__", " ").replace("_", ".").replace(" ", "_"): settings[name] for name in settings}
         props = {"name": "c", "connector.class": f"{connector.__module__}.{connector.__name__}", **given}
         self.worker.plugins.add(connector, props["connector.class"])
@@ -195,7 +195,7 @@ class Running:
         return id
 
     async def until(self, holds: Callable[[], Any], timeout_s: float = 60.0) -> None:
-        """Let everything run until something holds."""
+        """Run the event loop until a condition holds."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
         while not holds():
@@ -207,9 +207,9 @@ class Running:
 
 @asynccontextmanager
 async def running(**settings: str) -> AsyncIterator[Running]:
-    """A worker on a fake cluster with the topic `t`; worker settings with underscores for dots."""
-    SayingSinkTask.made.clear()
-    SayingSourceTask.made.clear()
+    """A worker on a fake cluster with the topic `t`. In names of settings underscores stand for dots."""
+    RecordingSinkTask.made.clear()
+    RecordingSourceTask.made.clear()
     async with FakeCluster() as cluster:
         cluster.create_topic("t")
         props = {
@@ -229,6 +229,6 @@ async def running(**settings: str) -> AsyncIterator[Running]:
         worker = Worker(config, plugins, store, TaskFactory(config, plugins, store))
         await worker.startup()
         try:
-            yield Running(cluster, worker, Remembering(), store)
+            yield Running(cluster, worker, StatusRecorder(), store)
         finally:
             await worker.shutdown()

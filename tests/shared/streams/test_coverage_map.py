@@ -18,4 +18,4 @@ def test_every_test_named_exists() -> None:
 def test_every_line_has_a_test_or_a_reason() -> None:
     """And each of theirs is listed once."""
     assert MAP.without_test_or_reason() == []
-    assert MAP.twice() == []
+    assert MAP.duplicates() == []

@@ -18,7 +18,7 @@ def test_every_test_named_exists() -> None:
 def test_every_line_has_a_test_or_a_reason() -> None:
     """Every line has a test or a reason, and each Kafka test is listed once."""
     assert MAP.without_test_or_reason() == []
-    assert MAP.twice() == []
+    assert MAP.duplicates() == []
 
 
 def test_every_test_of_theirs_is_in_the_map() -> None:

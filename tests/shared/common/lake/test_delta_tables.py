@@ -21,7 +21,7 @@ from penstock.shared.common.lake.column_names import CLOSED_COLUMNS, LATE_COLUMN
 from penstock.shared.streams.aggregations.aggregation import Count, CountDistinct, Sum
 from penstock.shared.streams.aggregations.collect import CollectList
 from penstock.shared.streams.changelog.format import AggregationSchema
-from tests.lake_tables import gone, live, progress, store_of, table_of, write_closed, write_state
+from tests.lake_tables import live, progress, store_of, table_of, tombstone, write_closed, write_state
 
 STORE = "ba\"n'ks"
 AGGREGATIONS = {"n": Count(), "it's": CountDistinct("id")}
@@ -119,7 +119,7 @@ def test_the_newest_row_of_a_window_counts(
             windows = expected[partition]
             if random_.random() < 0.3 and (key, start) in windows:
                 del windows[key, start]
-                rows.append(gone(partition, STORE, key, start, offset))
+                rows.append(tombstone(partition, STORE, key, start, offset))
             else:
                 windows[key, start] = (start + offset, offset)
                 rows.append(
@@ -145,7 +145,7 @@ def test_the_newest_row_of_a_window_counts(
 def test_a_rewrite_changes_nothing(tmp_path: Path) -> None:
     """One partition's rows are put anew, those of others stay, and a version from before it is read as it was."""
     write(tmp_path, 10, [(0, b"a"), (1, b"b")])
-    more = [live(0, STORE, b"a", 5, 9, 12, {"n_n": 7, "it's_hll": b""}), gone(1, STORE, b"b", 5, 13)]
+    more = [live(0, STORE, b"a", 5, 9, 12, {"n_n": 7, "it's_hll": b""}), tombstone(1, STORE, b"b", 5, 13)]
     write_state(tmp_path, "app", STORES, [*more, progress(0, 20), progress(1, 20)])
     rows = [more[0], progress(0, 20)]
     table = write_state(tmp_path, "app", STORES, rows, kind="rewrite", partition=0)
@@ -293,7 +293,7 @@ def test_live_windows_by_what_they_are_now(tmp_path: Path) -> None:
     """A window that has grown into the time that is asked for is found as it is, one that is gone is not."""
     rows = [live(0, STORE, key, 5, 6, at, {"n_n": 1, "it's_hll": b""}) for at, key in enumerate((b"a", b"b"))]
     write_state(tmp_path, "app", STORES, rows)
-    rows = [live(0, STORE, b"a", 5, 50, 7, {"n_n": 2, "it's_hll": b""}), gone(0, STORE, b"b", 5, 8)]
+    rows = [live(0, STORE, b"a", 5, 50, 7, {"n_n": 2, "it's_hll": b""}), tombstone(0, STORE, b"b", 5, 8)]
     write_state(tmp_path, "app", STORES, rows)
     for reach in ((0, 9), (20, 90)):
         (row,) = delta_tables.find_windows(str(tmp_path), "app", STORE, 1, KeyRange.of(), reach, 9)
@@ -379,7 +379,7 @@ def test_results_may_be_called_as_other_tables_columns(tmp_path: Path) -> None:
 def test_what_a_dashboard_shows(tmp_path: Path) -> None:
     """Windows that are live, not rows; closed ones by store."""
     write(tmp_path, 10, [(0, b"a"), (1, b"b")])
-    write_state(tmp_path, "app", STORES, [gone(1, STORE, b"b", 5, 12), live(0, STORE, b"a", 5, 7, 13, {"n_n": 1})])
+    write_state(tmp_path, "app", STORES, [tombstone(1, STORE, b"b", 5, 12), live(0, STORE, b"a", 5, 7, 13, {"n_n": 1})])
     write_closed(tmp_path, "app", STORES[1], [{"key": "k", "window_start": 1, "window_end": 2}])
     told = delta_tables.describe(str(tmp_path), "app")
     assert (told["live_rows"], told["closed_rows"]) == (1, {STORE: 0, "other": 1})

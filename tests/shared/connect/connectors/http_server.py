@@ -1,4 +1,4 @@
-"""An HTTP server for tests: answers each request by a function, and remembers them."""
+"""An HTTP server for tests that answers each request by a function and records the requests."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Request:
 
 @dataclass
 class Server:
-    """What a test sees of it."""
+    """The server's URL and the requests that it received."""
 
     url: str
     requests: list[Request] = field(default_factory=list)
@@ -31,7 +31,7 @@ Answer = tuple[int, dict[str, str], bytes]
 
 @asynccontextmanager
 async def serving(answer: Callable[[Request], Answer]) -> AsyncIterator[Server]:
-    """A server on a free port."""
+    """Run a server on a free port."""
     found = Server("")
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -1,4 +1,4 @@
-"""What a sink task may ask, without a worker: it notes what is asked and reported."""
+"""A sink task's context without a worker, which records its calls and reports."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ A, B = TopicPartition("t", 0), TopicPartition("t", 1)
 
 
 class Reporter:
-    """Takes every report."""
+    """Records every reported record and error."""
 
     def __init__(self) -> None:
         self.reported: list[tuple[TopicPartition, int]] = []
@@ -30,7 +30,7 @@ class Reporter:
 
 
 class Context:
-    """Notes timeouts, rewinds and requests to commit."""
+    """Records timeouts, rewinds and requests to commit."""
 
     configs: Mapping[str, str] = {}
     files = AllowedFiles(("/",))
@@ -64,7 +64,7 @@ class Context:
 
 
 def record(tp: TopicPartition, offset: int, value: Any = ...) -> SinkRecord:
-    """A record whose value says where it is, unless another is given."""
+    """A record whose default value contains its partition and offset."""
     value = {"p": tp.partition, "n": offset} if value is ... else value
     return SinkRecord(tp.topic, tp.partition, None, None, None, value, kafka_offset=offset)
 

@@ -1,4 +1,4 @@
-"""The Delta sink on a real table: each record once, whatever the group has committed."""
+"""The Delta sink on a real table: it appends each record once, whatever offsets the group has committed."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def rows(uri: Path) -> list[int]:
 
 
 async def test_each_record_is_appended_once(tmp_path: Path) -> None:
-    """A task without the group's offsets reads on where the table is; new columns are added."""
+    """A task without the group's offsets continues from the table's offsets, and new columns are added."""
     uri = tmp_path / "table"
     async with running() as run:
         await produce(run, *[{"n": n} for n in range(50)])
@@ -54,8 +54,8 @@ async def test_each_record_is_appended_once(tmp_path: Path) -> None:
         assert table_versions(str(uri), ["c/t/0"], {}) == {"c/t/0": 51}
 
 
-def test_a_writer_that_lost_its_place_appends_nothing(tmp_path: Path) -> None:
-    """Another version than the one it left means that another writer has gone on."""
+def test_a_stale_writer_is_fenced(tmp_path: Path) -> None:
+    """A writer whose last version differs from the table's is fenced, since another writer has appended."""
     uri, data = str(tmp_path / "table"), pa.table({"n": [1]})
     assert table_versions(uri, ["a"], {}) == {}
     append_once(uri, data, {"a": (None, 1)}, {})
@@ -79,8 +79,8 @@ def at(**offsets: int) -> dict[TopicPartition, OffsetAndMetadata]:
     return {{"a": A, "b": B}[name]: OffsetAndMetadata(offset) for name, offset in offsets.items()}
 
 
-async def test_a_partition_that_leaves_takes_no_other_along(tmp_path: Path) -> None:
-    """Its rows and its offset are appended, those of the others later: after a crash none is there twice."""
+async def test_a_revoked_partition_commits_only_its_own_rows(tmp_path: Path) -> None:
+    """When a partition is revoked only its rows and offset are appended; after a crash no row is there twice."""
     task = await started(tmp_path, Context(), A, B)
     await task.put([*records(A, 0, 3), *records(B, 0, 3)])
     await task.pre_commit(at(a=3))
@@ -92,8 +92,10 @@ async def test_a_partition_that_leaves_takes_no_other_along(tmp_path: Path) -> N
     assert rows(tmp_path) == [0, 0, 1, 1, 2, 2]
 
 
-async def test_what_is_no_row_of_the_table_is_reported_or_fails_the_task(tmp_path: Path) -> None:
-    """A value of another type than its column's is found among the others; without a reporter the task ends."""
+async def test_invalid_rows_are_reported_or_fail_the_task(tmp_path: Path) -> None:
+    """A value of another type than its column is reported and the others are appended; without
+    a reporter the task fails.
+    """
     batch = [*records(A, 0, 3), record(A, 3, {"n": "x"}), record(A, 4), record(A, 5, {"n": 1.5}), record(A, 6, None)]
     task = await started(tmp_path / "t", Context(reporter := Reporter()), A)
     await task.put(batch[:3])
@@ -111,8 +113,8 @@ async def test_what_is_no_row_of_the_table_is_reported_or_fails_the_task(tmp_pat
         await task.put([])
 
 
-async def test_a_task_that_lost_its_place_ends(tmp_path: Path) -> None:
-    """Where another has written on, reading again would not help: the next `put` fails the task."""
+async def test_a_fenced_task_fails(tmp_path: Path) -> None:
+    """After another writer has appended, the next `put` fails the task."""
     task = await started(tmp_path, Context(), A)
     await task.put(records(A, 0, 3))
     append_once(str(tmp_path), pa.table({"n": [9]}), {"c/t/0": (None, 10)}, {})
@@ -122,8 +124,10 @@ async def test_a_task_that_lost_its_place_ends(tmp_path: Path) -> None:
         await task.put([])
 
 
-async def test_what_is_read_again_after_a_failure_is_no_new_topic(tmp_path: Path) -> None:
-    """A commit that failed in passing takes the task back; else a record from before the last one is refused."""
+async def test_records_may_be_read_again_after_a_failed_commit(tmp_path: Path) -> None:
+    """After a retriable failure of a commit earlier records are accepted again; otherwise a
+    record below the offset is an error.
+    """
     task = await started(tmp_path, Context(), A)
     await task.put(records(A, 0, 3))
     await task.pre_commit(at(a=3))
@@ -142,8 +146,8 @@ async def test_what_is_read_again_after_a_failure_is_no_new_topic(tmp_path: Path
         await task.put(records(A, 0, 1))
 
 
-async def test_a_topic_made_anew_is_said_and_offsets_can_be_set(tmp_path: Path) -> None:
-    """Records from below where the table is are refused; once the offsets are reset they are appended."""
+async def test_a_recreated_topic_is_an_error_until_offsets_are_reset(tmp_path: Path) -> None:
+    """Records below the table's offset are an error; after the offsets are reset they are appended."""
     task = await started(tmp_path, Context(), A)
     await task.put(records(A, 0, 3))
     await task.pre_commit(at(a=3))

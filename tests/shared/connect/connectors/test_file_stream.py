@@ -16,8 +16,8 @@ def record(value: object) -> SinkRecord:
     return SinkRecord("t", 0, None, None, None, value, kafka_offset=0)
 
 
-async def test_what_was_put_stands_in_the_file_at_once(tmp_path: Path) -> None:
-    """Whoever follows the file need not wait for the next commit; what was there before stays."""
+async def test_put_writes_to_the_file_immediately(tmp_path: Path) -> None:
+    """`put` appends records to the file immediately, without waiting for a commit."""
     (tmp_path / "out").write_text("before\n")
     task = FileStreamSinkTask()
     task.initialize(Context())
@@ -28,7 +28,7 @@ async def test_what_was_put_stands_in_the_file_at_once(tmp_path: Path) -> None:
 
 
 async def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    """With what the system says of it."""
+    """A file that cannot be opened is an error with its path and the system's message."""
     task = FileStreamSinkTask()
     task.initialize(Context())
     with pytest.raises(ConnectError, match=r"no/out.*No such file"):

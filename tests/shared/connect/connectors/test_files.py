@@ -1,4 +1,4 @@
-"""The files sink: whole files of so many records, named by their first offset."""
+"""The files sink writes complete files of `flush.size` records, named by their first offset."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ async def produce(run: Running, *values: Any) -> None:
 
 
 def names(folder: Path) -> list[str]:
-    """The files that are whole: those that are being written are called `.new`."""
+    """The complete files, without `.new` files that are being written."""
     whole = [path for path in folder.rglob("*") if path.is_file() and path.suffix != ".new"]
     return sorted(path.relative_to(folder).as_posix() for path in whole)
 
 
-async def test_files_are_whole_and_offsets_follow_them(tmp_path: Path) -> None:
-    """What is in no file is not committed, and is read again by the next task, into the same files."""
+async def test_only_offsets_of_complete_files_are_committed(tmp_path: Path) -> None:
+    """Records in no complete file are not committed, and the next task writes them into the same files."""
     async with running() as run:
         await produce(run, *[{"n": n, "name": f"x{n}"} for n in range(25)])
         settings = {"url": str(tmp_path), "flush_size": "10", **JSON}
@@ -54,8 +54,10 @@ async def test_files_are_whole_and_offsets_follow_them(tmp_path: Path) -> None:
         assert written == list(range(30))
 
 
-async def test_lines_and_time(tmp_path: Path) -> None:
-    """JSON has a line a record; a smaller file is closed when its time is over; a file: URL is a folder."""
+async def test_json_lines_and_rotation_by_time(tmp_path: Path) -> None:
+    """JSON files have a line for each record, `rotate.interval.ms` closes smaller files, and a
+    file: URL is a folder without options.
+    """
     async with running(offset_flush_interval_ms="600000") as run:
         await produce(run, {"n": 1}, {"n": 2})
         url = f"file://{tmp_path}/deep"
@@ -84,8 +86,10 @@ def numbers(folder: Path, tp: TopicPartition) -> list[int]:
     return [json.loads(line)["n"] for file in files for line in file.read_text().splitlines()]
 
 
-async def test_what_comes_again_is_written_once(tmp_path: Path) -> None:
-    """One partition's file cannot be written: the records of another, which are in files, come again with the batch."""
+async def test_redelivered_records_are_written_once(tmp_path: Path) -> None:
+    """If one partition's file cannot be written, the batch is delivered again and another
+    partition's records are still written once.
+    """
     task = await started(tmp_path, context := Context(), format="json", **{"flush.size": "10"})
     (tmp_path / "t").mkdir()
     (tmp_path / "t" / "partition=1").write_text("in the way")
@@ -101,16 +105,18 @@ async def test_what_comes_again_is_written_once(tmp_path: Path) -> None:
     current = {A: OffsetAndMetadata(25), B: OffsetAndMetadata(10)}
     written = {A: OffsetAndMetadata(20), B: OffsetAndMetadata(10)}
     assert await task.pre_commit(current) == await task.pre_commit(current) == written
-    await task.put([record(B, 0)])  # of a topic that was made anew: nothing had failed
+    await task.put([record(B, 0)])  # of a recreated topic, after no failure
     assert (B, 0) in [(TopicPartition(*r.original[:2]), r.original[2]) for r in task._buffers[B]]
     await task.close(frozenset({A}))
-    await task.open(frozenset({A}))  # back again, at the offset last committed
+    await task.open(frozenset({A}))  # assigned again, at the last committed offset
     await task.put(records(A, 0, 10))
     assert await task.pre_commit(current) == {A: OffsetAndMetadata(10), B: OffsetAndMetadata(10)}
 
 
-async def test_what_cannot_be_in_a_file_is_reported_once(tmp_path: Path) -> None:
-    """A tombstone and a value of another type leave the file without them; without a reporter the task fails."""
+async def test_invalid_records_are_reported_once(tmp_path: Path) -> None:
+    """Tombstones and values of another type are reported and left out of the file; without a
+    reporter the task fails.
+    """
     bad = [record(A, 2, None), record(A, 3, {"n": "x"}), record(A, 4, {"n": None})]
     batch = [*records(A, 0, 2), *bad, record(A, 5)]
     task = await started(tmp_path, Context(reporter := Reporter()), **{"flush.size": "6"})

@@ -44,7 +44,7 @@ def numbers(requests: list[Request]) -> list[int]:
 
 
 async def test_records_are_posted_in_batches() -> None:
-    """As JSON arrays with the credentials given, to an address that may name the topic."""
+    """The sink posts JSON arrays with the configured credentials and headers to a URL that may contain the topic."""
     async with serving(lambda _request: OK) as server, running() as run:
         await produce(run, *[{"n": n} for n in range(5)])
         settings = {"http_url": f"{server.url}/in/${{topic}}", "batch_max_size": "2", "http_headers": "X-Team:a"}
@@ -58,8 +58,8 @@ async def test_records_are_posted_in_batches() -> None:
         await run.until(lambda: run.cluster.committed("connect-c") and not run.listener.traces)
 
 
-async def test_passing_failures_are_tried_again() -> None:
-    """Only the batch that failed is sent again; after too many the task fails."""
+async def test_retriable_failures_are_retried() -> None:
+    """Only the failed batch is sent again, and after `max.retries` the task fails."""
     refusals = [503, 429]
 
     def answer(request: Request) -> Answer:
@@ -81,8 +81,10 @@ async def test_passing_failures_are_tried_again() -> None:
         assert len(server.requests) == 3
 
 
-async def test_what_was_posted_is_told_apart_by_partition_and_offset() -> None:
-    """A partition that leaves between two deliveries of a batch takes nothing of another's along."""
+async def test_posted_records_are_tracked_by_partition_and_offset() -> None:
+    """If a partition is revoked between two deliveries of a batch, another partition's posted
+    records are still not posted again.
+    """
     refused = [b'"p":1']
 
     def answer(request: Request) -> Answer:
@@ -107,7 +109,7 @@ async def test_what_was_posted_is_told_apart_by_partition_and_offset() -> None:
         with pytest.raises(RetriableError):
             await task.put(records(B, 10, 20))
         await task.close(frozenset({B}))
-        await task.open(frozenset({B}))  # it comes back, at the offset last committed
+        await task.open(frozenset({B}))  # assigned again, at the last committed offset
         server.requests.clear()
         refused.clear()
         await task.put(records(B, 10, 20))
@@ -115,8 +117,8 @@ async def test_what_was_posted_is_told_apart_by_partition_and_offset() -> None:
         await task.stop()
 
 
-async def test_what_is_refused_is_a_dead_letter() -> None:
-    """A batch with a bad record is sent record by record, and the bad one alone is reported."""
+async def test_a_rejected_record_is_a_dead_letter() -> None:
+    """A rejected batch is sent record by record, and only the rejected record is reported."""
 
     def answer(request: Request) -> Answer:
         return (422, {}, b"bad") if b'"n":1' in request.body else OK
@@ -133,7 +135,9 @@ async def test_what_is_refused_is_a_dead_letter() -> None:
 
 
 async def test_an_address_is_polled_page_by_page() -> None:
-    """The offset of the last record is in the next request, and outlives the task; failures pass."""
+    """The source's next request contains the offset of the last record, also after a failure,
+    and the offset is stored.
+    """
     failures = [503]
 
     def answer(request: Request) -> Answer:
@@ -160,9 +164,12 @@ async def test_an_address_is_polled_page_by_page() -> None:
         assert [request.path for request in server.requests[:4]] == ["/?after=0", "/?after=0", "/?after=2", "/?after=4"]
 
 
-async def test_an_inclusive_offset_gives_each_record_once_and_is_asked_for_at_the_interval() -> None:
-    """The answer to an offset has its records again: what was written is left out, what is new of it is not, equal
-    records of one answer are each written, and no request follows at once where the offset did not move."""
+async def test_an_inclusive_offset_writes_each_record_once() -> None:
+    """If answers include records at the requested offset, records written before are skipped and new ones are not.
+
+    Equal records of one answer are each written. If the offset does not change, the next
+    request waits for the interval.
+    """
     items = [{"id": n, "at": at} for n, at in ((1, 10), (2, 20), (3, 20), (3, 20))]
 
     def answer(request: Request) -> Answer:
@@ -193,7 +200,7 @@ async def test_an_inclusive_offset_gives_each_record_once_and_is_asked_for_at_th
 
 
 async def test_an_unchanged_answer_is_not_written_again() -> None:
-    """An ETag comes back with the next request, and 304 means that nothing is new."""
+    """The next request contains the ETag, and a 304 writes no records."""
 
     def answer(request: Request) -> Answer:
         if request.headers.get("if-none-match") == '"1"':
@@ -206,8 +213,8 @@ async def test_an_unchanged_answer_is_not_written_again() -> None:
         assert len(run.cluster.records("t")) == 1
 
 
-def test_pointers_lead_somewhere_or_nowhere() -> None:
-    """What a pointer misses is an error with the pointer."""
+def test_a_pointer_without_a_target_is_an_error() -> None:
+    """A JSON pointer without a target is an error that names the pointer."""
     assert pointed({"a": [1]}, "") == {"a": [1]}
     for pointer in ("/b", "/a/1", "/a/x"):
         with pytest.raises(DataError, match=pointer):

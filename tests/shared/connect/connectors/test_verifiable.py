@@ -1,4 +1,4 @@
-"""The connectors for tests: rising numbers, what was got, and failures on demand."""
+"""The connectors for tests: ascending numbers, reports of received records, and failures on request."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from penstock.shared.connect.runtime.states import State, TargetState
 from tests.shared.connect.harness import running
 
 
-async def test_numbers_rise_and_go_on(capsys: pytest.CaptureFixture[str]) -> None:
-    """Each number once, on from the stored one after a restart; the sink says each it got."""
+async def test_numbers_ascend_and_continue(capsys: pytest.CaptureFixture[str]) -> None:
+    """The source sends each number once and continues after a restart, and the sink prints each one."""
     async with running() as run:
         settings = {"topic": "t", "throughput": "500", "quiet": "true", "value_converter_schemas_enable": "false"}
         for wanted in (3, 30):
@@ -38,8 +38,8 @@ async def test_numbers_rise_and_go_on(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 @pytest.mark.parametrize("connector", [MockSinkConnector, MockSourceConnector])
-async def test_mocks_fail_when_they_are_told_to(connector: type) -> None:
-    """A task after its delay."""
+async def test_mock_tasks_fail_after_their_delay(connector: type) -> None:
+    """A mock task fails after its delay."""
     async with running() as run:
         id = await run.run(connector, topics="t", mock__mode="task-failure", delay__ms="10")
         await run.until(lambda: "failure" in run.listener.of(id))
@@ -47,7 +47,7 @@ async def test_mocks_fail_when_they_are_told_to(connector: type) -> None:
 
 
 async def test_a_mock_connector_fails_itself() -> None:
-    """From a background task of its own, through its context."""
+    """A mock connector fails from its own background task, through its context."""
     async with running() as run:
         config = {"connector.class": "MockSource", "name": "m", "mock_mode": "connector-failure", "delay_ms": "5"}
         assert await run.worker.start_connector("m", config, TargetState.STARTED, run.listener) is State.RUNNING

@@ -1,4 +1,4 @@
-"""Converting with a converter that asks a registry, as a task does: what it needs is fetched."""
+"""Runs conversions of converters that use a registry, and fetches schemas as a task does."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 async def fetching(convert: Callable[[], T]) -> T:
-    """What the conversion gives in the end."""
+    """Repeat a conversion until it has all schemas, and return its result."""
     for _ in range(10):
         try:
             return convert()

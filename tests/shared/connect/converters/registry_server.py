@@ -1,6 +1,6 @@
-"""A schema registry for tests: subjects, versions and ids over its REST, on a real socket.
+"""A schema registry for tests: subjects, versions and ids over REST, on a real socket.
 
-It keeps what it is told, refuses what is no schema or has no user, and fails when a test says so.
+It stores registered schemas, rejects invalid schemas and unauthorized requests, and fails when a test requests it.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ TYPE = "application/vnd.schemaregistry.v1+json"
 
 @dataclass
 class SchemaRegistry:
-    """What a test sees of it."""
+    """The registry's state, and the requests that it received."""
 
     user: str = ""
     server: Server = field(default_factory=lambda: Server(""))
     schemas: dict[int, dict[str, Any]] = field(default_factory=dict)
     subjects: dict[str, list[int]] = field(default_factory=dict)
     failing: list[Answer] = field(default_factory=list)
-    """What it answers first, before it answers as it should."""
+    """Answers that it returns first, before it answers normally."""
 
     @property
     def url(self) -> str:
@@ -40,7 +40,7 @@ class SchemaRegistry:
         return [f"{request.method} {request.path}" for request in self.server.requests]
 
     def add(self, subject: str, schema: Any, kind: str = "AVRO", references: list[dict[str, Any]] | None = None) -> int:
-        """Register, as somebody else would have done."""
+        """Register a schema, as another client would."""
         body = {"schema": json.dumps(schema), "schemaType": kind, "references": references or []}
         found = self._register(subject, body)
         assert found[0] == 200, found
@@ -83,7 +83,7 @@ class SchemaRegistry:
                 id = self.subjects[reference["subject"]][reference["version"] - 1]
                 fastavro.parse_schema(json.loads(self.schemas[id]["schema"]), named_schemas=named)
             fastavro.parse_schema(json.loads(new["schema"]), named_schemas=named)
-        except Exception:  # whatever is wrong with it
+        except Exception:  # any error makes it invalid
             return False
         return True
 
@@ -124,7 +124,7 @@ def _answer(status: int, body: Any) -> Answer:
 
 @asynccontextmanager
 async def schema_registry(user: str = "") -> AsyncIterator[SchemaRegistry]:
-    """A registry on a free port; `user` is the user:password that it asks for."""
+    """Run a registry on a free port; `user` is the required user:password."""
     registry = SchemaRegistry(user)
     async with serving(lambda request: registry.answer(request)) as server:
         registry.server = server

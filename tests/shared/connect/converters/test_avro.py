@@ -1,4 +1,4 @@
-"""Avro values, with their schemas in a registry."""
+"""The Avro converter, with its schemas in a registry."""
 
 from __future__ import annotations
 
@@ -86,8 +86,10 @@ def converter(registry: SchemaRegistry, *, is_key: bool = False, **settings: str
     return made
 
 
-async def test_a_value_comes_back_with_its_schema() -> None:
-    """Every type survives; the schema is registered under the topic's subject once, and asked for once by its id."""
+async def test_values_and_schemas_round_trip() -> None:
+    """Every type is converted and back; the schema is registered once under the topic's
+    subject and fetched once by its id.
+    """
     async with schema_registry() as registry:
         writer, reader = converter(registry), converter(registry)
         data = await fetching(lambda: writer.from_connect_data("orders", ORDER, VALUE))
@@ -101,8 +103,8 @@ async def test_a_value_comes_back_with_its_schema() -> None:
         assert registry.subjects == {"orders-value": [1]}
 
 
-async def test_other_readers_of_avro_understand_what_is_written() -> None:
-    """Behind the five bytes stands what fastavro reads with the registered schema alone."""
+async def test_fastavro_reads_what_is_written() -> None:
+    """fastavro reads the bytes after the five-byte prefix with the registered schema."""
     async with schema_registry() as registry:
         schema = Schema.struct("a.B", Field("n", INT64), Field("s", OPTIONAL_STRING))
         made = converter(registry)
@@ -116,7 +118,7 @@ async def test_other_readers_of_avro_understand_what_is_written() -> None:
 
 
 async def test_null_is_null() -> None:
-    """A tombstone stays one, with and without a schema; a default takes its place where there is one."""
+    """A tombstone stays null with and without a schema; a missing field with a default is written as the default."""
     async with schema_registry() as registry:
         made = converter(registry)
         assert made.from_connect_data("t", None, None) is None
@@ -128,7 +130,7 @@ async def test_null_is_null() -> None:
 
 
 async def test_a_plain_scalar_needs_no_schema() -> None:
-    """Its own type speaks for it; a dict's does not."""
+    """A primitive without a schema is written with its own type; a dict without a schema is an error."""
     async with schema_registry() as registry:
         made = converter(registry, is_key=True)
         data = await fetching(lambda: made.from_connect_data("t", None, "k"))
@@ -139,7 +141,9 @@ async def test_a_plain_scalar_needs_no_schema() -> None:
 
 
 async def test_unions_enums_and_fixed() -> None:
-    """A union is a struct with one field set, an enum a string, a fixed bytes; all are written as they were read."""
+    """A union is a struct with one field set, an enum is a string, a fixed is bytes, and all
+    are written back unchanged.
+    """
     avro = {
         "type": "record", "name": "Event", "fields": [
             {"name": "what", "type": ["null", "int", "string", {"type": "record", "name": "Sub", "fields": [
@@ -172,7 +176,7 @@ async def test_unions_enums_and_fixed() -> None:
 
 
 async def test_references_are_followed() -> None:
-    """A schema may name one that stands in another subject."""
+    """A schema may refer to a schema of another subject."""
     async with schema_registry() as registry:
         registry.add(
             "sub", {"type": "record", "name": "Sub", "namespace": "a", "fields": [{"name": "x", "type": "int"}]}
@@ -189,15 +193,15 @@ async def test_references_are_followed() -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"\x01\x00\x00\x00\x01x", b"\x00\x00\x00", b"text"])
-async def test_bytes_without_an_id_are_refused(data: bytes) -> None:
-    """What does not begin with the zero byte and an id says so."""
+async def test_bytes_without_an_id_are_an_error(data: bytes) -> None:
+    """Bytes that do not begin with a zero byte and an id are a DataError."""
     async with schema_registry() as registry:
         with pytest.raises(DataError, match="Unknown magic byte!"):
             converter(registry).to_connect_data("t", data)
 
 
-async def test_what_cannot_be_read_or_written_is_a_data_error() -> None:
-    """Bytes that are cut short or too many, a value of another type, a schema that is none."""
+async def test_invalid_bytes_values_and_schemas_are_data_errors() -> None:
+    """Truncated bytes, extra bytes, values of another type and invalid schemas are DataErrors."""
     async with schema_registry() as registry:
         made = converter(registry)
         id = registry.add("t-value", "string")
@@ -219,7 +223,7 @@ async def test_what_cannot_be_read_or_written_is_a_data_error() -> None:
 
 
 def test_settings_are_checked() -> None:
-    """A registry's address must be given; users need a password; the latest schema excludes registering."""
+    """The registry's URL is required, a user needs a password, and `use.latest.version` excludes registering."""
     for settings, said in (
         ({}, "schema.registry.url"),
         ({"schema.registry.url": "http://x", "basic.auth.credentials.source": "USER_INFO"}, "user:password"),
@@ -232,7 +236,7 @@ def test_settings_are_checked() -> None:
 
 
 def schemas() -> st.SearchStrategy[tuple[Schema, Any]]:
-    """Schemas with a value of each."""
+    """Schemas, each with a value."""
     leaves = st.one_of(
         st.integers(-(2**63), 2**63 - 1).map(lambda n: (INT64, n)),
         st.text().map(lambda text: (STRING, text)),
@@ -261,8 +265,8 @@ def schemas() -> st.SearchStrategy[tuple[Schema, Any]]:
 
 
 @given(schemas())
-def test_every_value_survives(case: tuple[Schema, Any]) -> None:
-    """What a schema allows comes back the same, and so does the schema."""
+def test_every_value_round_trips(case: tuple[Schema, Any]) -> None:
+    """Every value of a schema is read back unchanged, and so is the schema."""
     schema, value = case
     avro = to_avro(schema)
     parsed = fastavro.parse_schema(without_other_logical_types(avro))

@@ -1,4 +1,4 @@
-"""JsonConverter: envelopes, plain JSON, logical types, and what is refused."""
+"""JsonConverter: envelopes, plain JSON, logical types, and invalid input."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ CASES: list[tuple[Schema, Any, Any]] = [
 
 @pytest.mark.parametrize(("schema", "value", "payload"), CASES)
 def test_values_keep_their_schema_in_an_envelope(schema: Schema, value: Any, payload: Any) -> None:
-    """What is written is read again, schema and all."""
+    """A value with an envelope is read back with its schema."""
     data = converter().from_connect_data("t", schema, value)
     assert data is not None
     assert json.loads(data)["payload"] == payload
@@ -64,7 +64,7 @@ def test_values_keep_their_schema_in_an_envelope(schema: Schema, value: Any, pay
 
 
 def test_plain_json_has_no_schema() -> None:
-    """Without envelopes values are what they are."""
+    """Without envelopes values have no schema."""
     plain = converter(schemas_enable="false")
     assert plain.to_connect_data("t", b'{"a":[1,null]}') == (None, {"a": [1, None]})
     assert plain.from_connect_data("t", None, {"a": b"x"}) == b'{"a":"eA=="}'
@@ -75,8 +75,8 @@ def test_plain_json_has_no_schema() -> None:
     assert converter().to_connect_values("t", [b"1"]) is None
 
 
-def test_wrong_bytes_are_refused_in_kafka_connects_words() -> None:
-    """What is no JSON, and what is no envelope, is said as dead letters have it."""
+def test_invalid_bytes_have_kafka_connects_messages() -> None:
+    """Invalid JSON and invalid envelopes are DataErrors with Kafka Connect's messages."""
     for data in (b"not json", b'{"broken":'):
         with pytest.raises(DataError) as refused:
             converter(schemas_enable="false").to_connect_data("t", data)
@@ -90,7 +90,7 @@ def test_wrong_bytes_are_refused_in_kafka_connects_words() -> None:
 
 
 def test_values_must_be_of_their_schema() -> None:
-    """Both ways."""
+    """A value that does not match its schema is a DataError in both directions."""
     for schema, value in (
         (INT32, "x"),
         (INT32, None),
@@ -106,7 +106,7 @@ def test_values_must_be_of_their_schema() -> None:
 
 
 def test_null_becomes_a_default() -> None:
-    """Unless `replace.null.with.default` says otherwise."""
+    """A null becomes the schema's default unless `replace.null.with.default` is false."""
     schema = Schema(SchemaType.INT32, optional=True, default=5)
     data = b'{"schema":{"type":"int32","optional":true,"default":5},"payload":null}'
     assert converter().to_connect_data("t", data) == (schema, 5)
@@ -114,7 +114,7 @@ def test_null_becomes_a_default() -> None:
 
 
 def test_decimals_may_be_numbers() -> None:
-    """`decimal.format=NUMERIC` writes every digit of them; both forms are read, no float in between."""
+    """`decimal.format=NUMERIC` writes every digit of a decimal, and both formats are read without a float."""
     numeric = converter(decimal_format="numeric")
     for text in ("1.25", "12345678901234567.89", "-0.1", "0.30", "1E+3"):
         data = numeric.from_connect_data("t", decimal_schema(2), Decimal(text))
@@ -133,7 +133,7 @@ def test_decimals_may_be_numbers() -> None:
 
 
 @given(st.decimals(allow_nan=False, allow_infinity=False, places=3))
-def test_every_decimal_survives(value: Decimal) -> None:
-    """In the fewest bytes of two's complement."""
+def test_every_decimal_round_trips(value: Decimal) -> None:
+    """Every decimal is read back unchanged."""
     data = converter().from_connect_data("t", decimal_schema(3), value)
     assert converter().to_connect_data("t", data)[1] == value

@@ -1,4 +1,4 @@
-"""JSON values, with their JSON Schemas in a registry."""
+"""The JSON Schema converter, with its schemas in a registry."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def converter(registry: SchemaRegistry, **settings: str) -> JsonSchemaConverter:
     return made
 
 
-async def test_a_value_comes_back_with_its_schema() -> None:
-    """The schema is registered as a JSON Schema, the value is JSON behind its id."""
+async def test_values_and_schemas_round_trip() -> None:
+    """The schema is registered as a JSON Schema, and the value is JSON after the schema's id."""
     async with schema_registry() as registry:
         made = converter(registry, decimal_format="NUMERIC")
         data = await fetching(lambda: made.from_connect_data("users", USER, VALUE))
@@ -38,7 +38,7 @@ async def test_a_value_comes_back_with_its_schema() -> None:
 
 
 async def test_foreign_schemas_are_read() -> None:
-    """What others register need not say more than JSON Schema does."""
+    """Schemas of other clients are read without Connect's extensions."""
     async with schema_registry() as registry:
         made = converter(registry)
         person = {
@@ -56,8 +56,8 @@ async def test_foreign_schemas_are_read() -> None:
         assert found == (None, {"x": [1]})
 
 
-async def test_what_is_no_json_or_not_of_its_schema_is_a_data_error() -> None:
-    """Both say the topic or the field."""
+async def test_invalid_json_and_values_are_data_errors() -> None:
+    """Invalid JSON and values that do not match the schema are DataErrors."""
     async with schema_registry() as registry:
         made = converter(registry)
         id = registry.add("t-value", json.loads('{"type": "integer"}'), "JSON")

@@ -1,4 +1,4 @@
-"""Connect's schemas as JSON Schemas, and what is made of foreign ones."""
+"""Conversion of Connect's schemas to JSON Schemas and of foreign JSON Schemas to Connect's."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ EVERY = Schema.struct(
 )
 
 
-def test_a_schema_comes_back() -> None:
-    """What JSON Schema has no word for is kept beside."""
+def test_a_schema_round_trips() -> None:
+    """A schema round-trips, also with features that JSON Schema lacks."""
     assert from_json_schema(to_json_schema(EVERY)) == EVERY
 
 
 def test_maps_with_other_keys_are_arrays_of_entries() -> None:
-    """Each entry is an object, wherever in a value the map stands."""
+    """A map without string keys is an array of objects with key and value, at any depth."""
     value = {"numbered": {5: {"x": "a"}}}
     schema = Schema.struct(None, Field("numbered", EVERY.field("numbered").schema))  # type: ignore[union-attr]
     assert to_json(schema, value) == {"numbered": [{"key": 5, "value": {"x": "a"}}]}
@@ -73,7 +73,7 @@ def test_maps_with_other_keys_are_arrays_of_entries() -> None:
     ],
 )
 def test_foreign_schemas(json: Any, schema: Schema | None) -> None:
-    """Unions with null, enums, references and free-form objects are understood."""
+    """Unions with null, enums, references and free-form objects are converted."""
     assert from_json_schema(json, {"other.json": {"definitions": {"a/b": {"type": "boolean"}}}}) == schema
 
 
@@ -89,7 +89,7 @@ def test_foreign_schemas(json: Any, schema: Schema | None) -> None:
         ([], "no JSON Schema"),
     ],
 )
-def test_what_connect_cannot_have_is_said(json: Any, said: str) -> None:
-    """Never a guess."""
+def test_unsupported_json_schemas_are_an_error(json: Any, said: str) -> None:
+    """A JSON Schema without an equivalent in Connect is a DataError with the reason."""
     with pytest.raises(DataError, match=said):
         from_json_schema(json)

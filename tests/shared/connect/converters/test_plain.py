@@ -1,4 +1,4 @@
-"""String, bytes and the primitives."""
+"""The converters of strings, bytes and primitives."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from penstock.shared.connect.schema import STRING
     ],
 )
 def test_values_are_written_as_java_writes_them(kind: type[Converter], value: Any, data: bytes) -> None:
-    """And read again; null stays null."""
+    """Values are written as Java's converters write them and read back, and null stays null."""
     converter = kind()
     assert converter.from_connect_data("t", None, value) == data
     schema, read = converter.to_connect_data("t", data)
@@ -56,8 +56,8 @@ def test_values_are_written_as_java_writes_them(kind: type[Converter], value: An
         (BooleanConverter, 1, b"\x02"),
     ],
 )
-def test_what_does_not_fit_is_refused(kind: type[Converter], value: Any, data: bytes) -> None:
-    """Wrong types and ranges one way, wrong lengths the other; and a schema of another type."""
+def test_invalid_values_bytes_and_schemas_are_data_errors(kind: type[Converter], value: Any, data: bytes) -> None:
+    """Values of another type or range, bytes of another length and schemas of another type are DataErrors."""
     with pytest.raises(DataError):
         kind().from_connect_data("t", None, value)
     with pytest.raises(DataError):
@@ -66,16 +66,16 @@ def test_what_does_not_fit_is_refused(kind: type[Converter], value: Any, data: b
         kind().from_connect_data("t", STRING, value)
 
 
-def test_bytes_are_no_text() -> None:
-    """The byte converter takes bytes alone."""
+def test_the_byte_converter_accepts_only_bytes() -> None:
+    """The byte converter accepts bytes and bytes schemas only."""
     with pytest.raises(DataError):
         ByteArrayConverter().from_connect_data("t", None, "x")
     with pytest.raises(DataError):
         ByteArrayConverter().from_connect_data("t", STRING, b"x")
 
 
-def test_text_shows_what_is_no_text() -> None:
-    """Other values are written as Java shows them; bytes that are no text are read with replacements."""
+def test_the_string_converter_accepts_other_types() -> None:
+    """Other values are written as Java's toString, and invalid UTF-8 is read with replacement characters."""
     converter = StringConverter()
     assert [converter.from_connect_data("t", None, value) for value in (5, True, 1.5)] == [b"5", b"true", b"1.5"]
     assert converter.to_connect_data("t", b"\xff")[1] == "\ufffd"

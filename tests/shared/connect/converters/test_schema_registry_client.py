@@ -1,4 +1,4 @@
-"""A schema registry's REST over a real socket: users, failures, refusals."""
+"""The client of a schema registry over a real socket: users, failures and errors."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def no_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(schema_registry_client, "BACKOFF", ExponentialBackoff(0, 0))
 
 
-async def test_a_user_is_let_in() -> None:
-    """User and password go with each request, from the settings or the URL; without them the registry says no."""
+async def test_requests_are_authenticated() -> None:
+    """Requests contain the user and password of the settings or the URL; without them the registry answers 401."""
     async with schema_registry("ann:s3cret") as server:
         with_user = RegistryClient(Access((server.url,), user="ann:s3cret"))
         assert await with_user.register("a/b", "AVRO", '"int"') == 1
@@ -31,8 +31,8 @@ async def test_a_user_is_let_in() -> None:
         assert "s3cret" not in repr(Access((), user="ann:s3cret"))
 
 
-async def test_a_failure_in_passing_is_tried_again() -> None:
-    """Other addresses are asked as well; what lasts is for the record's own retries."""
+async def test_retriable_failures_are_retried() -> None:
+    """A failed request is retried with other addresses; a persistent failure is a RetriableError."""
     async with schema_registry() as server:
         id = server.add("t-value", "int")
         client = RegistryClient(Access(("http://127.0.0.1:9", server.url)))
@@ -45,8 +45,8 @@ async def test_a_failure_in_passing_is_tried_again() -> None:
         await client.by_id(id)
 
 
-async def test_a_refusal_is_in_the_registrys_words() -> None:
-    """It is not asked again."""
+async def test_errors_have_the_registrys_message() -> None:
+    """An error of the registry is a DataError with its message and is not retried."""
     async with schema_registry() as server:
         with pytest.raises(DataError, match="Invalid schema; error code: 42201"):
             await RegistryClient(Access((server.url,))).register("t", "AVRO", '{"type": "nonsense"}')

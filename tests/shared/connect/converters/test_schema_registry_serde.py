@@ -1,4 +1,4 @@
-"""Subjects, and what a converter asks its registry."""
+"""Subject names, and a converter's requests to its registry."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def registry_of(server: SchemaRegistry, **settings: str) -> Registry:
     ],
 )
 async def test_subjects_are_named_by_the_strategy(strategy: str, subject: str) -> None:
-    """Each strategy's subject is where the schema is registered; those that go by a record's name need one."""
+    """A schema is registered under the strategy's subject; strategies with the record's name require one."""
     async with schema_registry() as server:
         registry = registry_of(server, value_subject_name_strategy=strategy)
         assert await fetching(lambda: registry.to_write("t", INT, "a.R")) == (1, None)
@@ -36,8 +36,8 @@ async def test_subjects_are_named_by_the_strategy(strategy: str, subject: str) -
             subject_of(strategy, "t", None, is_key=False)
 
 
-async def test_without_registering_a_schema_must_be_there() -> None:
-    """The subject is asked for its id of the schema, and nothing is added to it."""
+async def test_without_auto_registration_the_schema_must_exist() -> None:
+    """Without `auto.register.schemas` the schema must exist in the subject, and none is added."""
     async with schema_registry() as server:
         registry = registry_of(server, auto_register_schemas="false")
         with pytest.raises(DataError, match="Subject 't-value' not found"):
@@ -48,8 +48,8 @@ async def test_without_registering_a_schema_must_be_there() -> None:
             await fetching(lambda: registry.to_write("t", '"long"', None))
 
 
-async def test_schemas_of_another_type_are_refused() -> None:
-    """An Avro converter does not read what was written under a JSON Schema; an unknown id the registry refuses."""
+async def test_schemas_of_another_type_are_an_error() -> None:
+    """A schema of another type than the converter's and an unknown id are DataErrors."""
     async with schema_registry() as server:
         registry = registry_of(server)
         id = server.add("t-value", {"type": "string"}, "JSON")
@@ -59,8 +59,8 @@ async def test_schemas_of_another_type_are_refused() -> None:
             await fetching(lambda: registry.schema(99))
 
 
-async def test_what_is_kept_is_bounded() -> None:
-    """The oldest schema is forgotten, and asked for again."""
+async def test_the_cache_is_bounded() -> None:
+    """The oldest schema is evicted from the cache and fetched again."""
     async with schema_registry() as server:
         registry = registry_of(server, schemas_cache_size="2")
         for kind in ("int", "long", "string"):

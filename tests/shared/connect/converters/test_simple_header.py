@@ -1,4 +1,4 @@
-"""SimpleHeaderConverter: text whose type is found again."""
+"""SimpleHeaderConverter: text from which types are inferred."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ AT = dt.datetime(2024, 1, 2, 3, 4, 5, 678_000, tzinfo=dt.UTC)
 @pytest.mark.parametrize(
     "value", [5, -300, 1 << 40, 1.5, True, "text", "", AT, AT.date(), AT.time(), [1, "a"], {"a": None}, "{open"]
 )
-def test_values_survive_as_text(value: Any) -> None:
-    """What is written is read as the same value."""
+def test_values_round_trip_as_text(value: Any) -> None:
+    """Values are written as text and read back as the same value."""
     converter = SimpleHeaderConverter()
     assert converter.to_connect_header("t", "h", converter.from_connect_header("t", "h", None, value))[1] == value
 
 
-def test_types_are_found_by_form() -> None:
-    """A whole number has the smallest type that holds it."""
+def test_types_are_inferred() -> None:
+    """A whole number gets the smallest type that holds it, and other text the type that it looks like."""
     converter = SimpleHeaderConverter()
     found = [
         converter.to_connect_header("t", "h", text)[0] for text in (b"1", b"300", b"5000000000", b"1e3", b"false", b"x")

@@ -1,4 +1,4 @@
-"""The incremental cooperative assignor: nothing twice, balance, and the delay for a worker that is gone."""
+"""The incremental cooperative assignor: no work runs twice, work is balanced, and lost work waits for the delay."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def work(connectors: int, tasks: int) -> Work:
 
 
 class Cluster:
-    """Workers that do what they are told: what a group of real ones amounts to."""
+    """Workers that follow their assignments, as the workers of a real group do."""
 
     def __init__(self, members: int, configured: Work, delay_ms: int = DELAY_MS) -> None:
         self.assignor = IncrementalAssignor(delay_ms)
@@ -37,7 +37,7 @@ class Cluster:
         return plan
 
     def settle(self) -> int:
-        """Rebalance as long as something is given up; how many rebalances that took."""
+        """Rebalance until no work is revoked, and return the number of rebalances."""
         for count in range(1, 10):
             if not any(self.rebalance().revoked.values()):
                 return count
@@ -62,7 +62,7 @@ class Cluster:
 
 
 def test_new_work_is_spread_without_revocation() -> None:
-    """Work that nobody has goes to those with the least, and nothing moves."""
+    """New work goes to the members with the least work, and nothing is revoked."""
     cluster = Cluster(3, work(5, 4))
     assert cluster.settle() == 1
     assert cluster.running() == cluster.configured
@@ -70,7 +70,7 @@ def test_new_work_is_spread_without_revocation() -> None:
 
 
 def test_a_worker_that_joins_gets_its_share_in_two_steps() -> None:
-    """First the others give up what is too much, then it is given out: never is anything run twice."""
+    """Excess work is first revoked and then assigned to a new worker, so no work runs twice."""
     cluster = Cluster(2, work(4, 4))
     cluster.settle()
     cluster.held["new"] = NOTHING
@@ -82,8 +82,8 @@ def test_a_worker_that_joins_gets_its_share_in_two_steps() -> None:
     assert max(cluster.spread()) <= 1
 
 
-def test_work_of_a_worker_that_is_gone_waits() -> None:
-    """Nobody gets it before the delay is over; then it is spread."""
+def test_lost_work_waits_for_the_delay() -> None:
+    """Work of a lost worker is assigned to no one until the delay is over, and then balanced."""
     cluster = Cluster(3, work(3, 3))
     cluster.settle()
     gone = cluster.held.pop("w1")
@@ -98,8 +98,8 @@ def test_work_of_a_worker_that_is_gone_waits() -> None:
     assert max(cluster.spread()) <= 1
 
 
-def test_a_worker_that_comes_back_gets_it_again() -> None:
-    """What waited goes to the member that came empty, when the delay is over; nothing else moves."""
+def test_a_returning_worker_gets_its_work_back() -> None:
+    """After the delay lost work goes to a member that joined without work, and nothing else moves."""
     cluster = Cluster(3, work(3, 3))
     cluster.settle()
     gone = cluster.held.pop("w1")
@@ -112,8 +112,8 @@ def test_a_worker_that_comes_back_gets_it_again() -> None:
     assert cluster.held == {**others, "back": gone}
 
 
-def test_a_worker_that_came_back_gets_no_more_than_its_share() -> None:
-    """A second worker leaves while the first one's work waits: what both had goes to those with the least to do."""
+def test_a_returning_worker_gets_no_more_than_its_share() -> None:
+    """If a second worker leaves while the first one's work is delayed, the work of both is balanced."""
     cluster = Cluster(1, work(3, 2))
     for joined in ("x0", "x1"):
         cluster.held[joined] = NOTHING
@@ -130,8 +130,8 @@ def test_a_worker_that_came_back_gets_no_more_than_its_share() -> None:
     assert max(cluster.spread()) <= 1
 
 
-def test_without_delay_lost_work_is_given_out_at_once() -> None:
-    """`scheduled.rebalance.max.delay.ms=0` waits for nobody."""
+def test_without_delay_lost_work_is_assigned_immediately() -> None:
+    """With `scheduled.rebalance.max.delay.ms=0` lost work is assigned immediately."""
     cluster = Cluster(3, work(3, 3), delay_ms=0)
     cluster.settle()
     del cluster.held["w0"]
@@ -140,7 +140,7 @@ def test_without_delay_lost_work_is_given_out_at_once() -> None:
 
 
 def test_work_that_was_never_received_is_new() -> None:
-    """Nobody left, but somebody missed an assignment: it is given out without delay."""
+    """If a member missed an assignment but none left, its work is assigned without delay."""
     cluster = Cluster(2, work(2, 2))
     cluster.settle()
     cluster.held["w0"] = NOTHING
@@ -149,7 +149,7 @@ def test_work_that_was_never_received_is_new() -> None:
 
 
 def test_a_new_leader_delays_nothing() -> None:
-    """Who did not make the last assignment does not know what is lost: it is new."""
+    """A new leader does not know the last assignment, so it assigns lost work without delay."""
     cluster = Cluster(3, work(3, 3))
     cluster.settle()
     del cluster.held["w2"]
@@ -159,8 +159,8 @@ def test_a_new_leader_delays_nothing() -> None:
     assert cluster.running() == cluster.configured
 
 
-def test_what_is_deleted_is_revoked() -> None:
-    """A connector that is gone is taken from who has it, also while a delay runs."""
+def test_deleted_work_is_revoked() -> None:
+    """A deleted connector and its tasks are revoked, and the rest is balanced."""
     cluster = Cluster(2, work(3, 2))
     cluster.settle()
     cluster.configured = work(1, 2)
@@ -169,8 +169,8 @@ def test_what_is_deleted_is_revoked() -> None:
     assert max(cluster.spread()) <= 1
 
 
-def test_what_two_have_both_give_up() -> None:
-    """A worker that came back from a long silence may hold what others got: both stop it, then one gets it."""
+def test_duplicate_work_is_revoked_from_both() -> None:
+    """Work that two workers hold is revoked from both."""
     cluster = Cluster(2, work(2, 2))
     cluster.settle()
     held = {"w0": cluster.held["w0"] | cluster.held["w1"], "w1": cluster.held["w1"]}
@@ -179,8 +179,8 @@ def test_what_two_have_both_give_up() -> None:
     assert not cluster.held["w1"] - plan.revoked["w1"]
 
 
-def test_a_revocation_that_was_not_heard_of_is_made_again() -> None:
-    """Who missed it still holds the work in the next rebalance: it is neither lost nor given to somebody else."""
+def test_a_missed_revocation_is_repeated() -> None:
+    """A member that missed a revocation still holds the work, which is neither lost nor assigned twice."""
     cluster = Cluster(1, work(2, 2))
     cluster.settle()
     cluster.held["w1"] = NOTHING
@@ -194,8 +194,8 @@ def test_a_revocation_that_was_not_heard_of_is_made_again() -> None:
     assert max(cluster.spread()) <= 1
 
 
-def test_eager_gives_everything_out_anew() -> None:
-    """Under the old protocol all of it is dealt out in turn."""
+def test_eager_assigns_everything_round_robin() -> None:
+    """Under the eager protocol all work is assigned round-robin."""
     plan = assign_eagerly(["b", "a"], work(2, 1))
     assert {member: len(held) for member, held in plan.items()} == {"a": 2, "b": 2}
 
@@ -214,8 +214,10 @@ EVENTS = st.lists(
 
 @given(EVENTS, st.integers(0, 3))
 def test_whatever_happens_it_ends_balanced(events: list[tuple[str, int]], tasks: int) -> None:
-    """Workers come and go, connectors are made and deleted: nothing ever runs twice, and in the end, when the delay is
-    over, all of it runs, evenly."""
+    """While workers join and leave and connectors change, no work runs twice.
+
+    Once the delay is over all work runs, balanced.
+    """
     cluster = Cluster(1, work(3, tasks))
     for event, n in events:
         if event == "join":

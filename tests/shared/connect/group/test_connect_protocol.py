@@ -1,4 +1,4 @@
-"""The bytes that workers write to each other."""
+"""The encoding of worker states and assignments."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ WORKS = st.builds(
 
 
 @given(WORKS, WORKS, st.integers(0, 2**31 - 1), st.sampled_from((COMPATIBLE, SESSIONED)))
-def test_assignments_survive(work: Work, revoked: Work, delay_ms: int, version: int) -> None:
-    """What the leader writes is what the worker reads."""
+def test_assignments_round_trip(work: Work, revoked: Work, delay_ms: int, version: int) -> None:
+    """An encoded assignment is decoded unchanged."""
     assignment = Assignment("leader", "http://a:1/", 7, work, revoked, delay_ms, CONFIG_MISMATCH)
     found = decode_assignment(encode_assignment(assignment, version))
     assert found == assignment
@@ -40,14 +40,14 @@ def test_assignments_survive(work: Work, revoked: Work, delay_ms: int, version: 
 
 
 @given(WORKS, st.sampled_from((COMPATIBLE, SESSIONED)))
-def test_states_survive(held: Work, version: int) -> None:
-    """What a worker holds is what the leader reads."""
+def test_states_round_trip(held: Work, version: int) -> None:
+    """An encoded worker state is decoded unchanged."""
     found = decode_state(encode_state(WorkerState("http://a:1/", 7, held), version))
     assert (found.url, found.config_offset, found.held, found.version) == ("http://a:1/", 7, held, version)
 
 
 def test_bytes_are_kafkas() -> None:
-    """Version, error, leader, its address, the offset; then each connector with -1 for itself and its tasks."""
+    """Assignments and states have Kafka Connect's encoding."""
     work = Work({"c"}, {ConnectorTaskId("c", 1)})
     data = encode_assignment(Assignment("L", "U", 3, work, NOTHING, 5), SESSIONED)
     assert data == (
@@ -57,8 +57,8 @@ def test_bytes_are_kafkas() -> None:
     assert encode_state(WorkerState("U", 3), EAGER) == b"\x00\x00\x00\x01U" + (3).to_bytes(8)
 
 
-def test_eager_says_less() -> None:
-    """Version 0 has neither what is held nor what is revoked nor a delay."""
+def test_eager_has_fewer_fields() -> None:
+    """Version 0 has neither held work nor revoked work nor a delay."""
     work = Work({"c"})
     found = decode_assignment(encode_assignment(Assignment("L", "U", 3, work, work, 5), EAGER))
     assert (found.work, found.revoked, found.delay_ms, found.version) == (work, NOTHING, 0, EAGER)
@@ -66,14 +66,14 @@ def test_eager_says_less() -> None:
 
 
 def test_a_state_without_allocation_holds_nothing() -> None:
-    """A Java worker that has nothing yet writes no allocation."""
+    """A Java worker without work sends no allocation, which is decoded as no work."""
     state = b"\x00\x02\x00\x01U" + (3).to_bytes(8)
     assert decode_state(state + b"\xff\xff\xff\xff").held == NOTHING
     assert decode_state(state).held == NOTHING
 
 
-def test_cut_bytes_are_refused() -> None:
-    """Bytes that end within a field, or claim more than there is, are no assignment."""
+def test_truncated_bytes_are_an_error() -> None:
+    """Truncated bytes and invalid lengths are SerializationErrors."""
     data = encode_assignment(Assignment("L", "U", 3, Work({"c"})), EAGER)
     for end in range(len(data)):
         with pytest.raises(SerializationError):

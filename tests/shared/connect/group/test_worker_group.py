@@ -1,4 +1,4 @@
-"""A worker's way through its group: joining, leading, keeping and giving up work."""
+"""A worker's membership of its group: joining, leading, keeping work and giving work up."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def group() -> WorkerGroup:
 
 
 def join(worker: WorkerGroup, *, now_ms: int = 0, leader: str = "me", protocol: str = "sessioned") -> None:
-    """Through JoinGroup, as the leader with the member `you`, which holds nothing."""
+    """Join the group; as the leader, with a member `you` that holds no work."""
     step = worker.next_step(now_ms)
     assert isinstance(step, Join)
     state = encode_state(WorkerState("http://you:1/", 3), SESSIONED)
@@ -44,7 +44,7 @@ def join(worker: WorkerGroup, *, now_ms: int = 0, leader: str = "me", protocol: 
 
 
 def complete(worker: WorkerGroup, assignment: Assignment, *, now_ms: int = 0, version: int = SESSIONED) -> list[GiveUp]:
-    """Through SyncGroup to the end; gives what had to be given up."""
+    """Sync with an assignment, and return the work that had to be given up."""
     assert isinstance(worker.next_step(now_ms), Sync)
     worker.on_sync(SyncAnswer(0, encode_assignment(assignment, version)), now_ms)
     given_up = []
@@ -65,7 +65,7 @@ def settled(held: Work = ALL) -> WorkerGroup:
 
 
 def test_a_worker_offers_all_protocols_newest_first() -> None:
-    """The coordinator picks the newest that all members know; what is held is in all but the oldest."""
+    """A worker offers all protocols, newest first; all but the oldest contain the held work."""
     worker = settled()
     worker.rejoin("test")
     step = worker.next_step(0)
@@ -75,7 +75,7 @@ def test_a_worker_offers_all_protocols_newest_first() -> None:
 
 
 def test_the_leader_assigns_what_is_configured() -> None:
-    """It reads the configs as far as any member has, and deals everything out."""
+    """The leader reads the configs up to the members' highest offset and assigns all work."""
     worker = group()
     worker.config_offset = 1
     join(worker)
@@ -92,7 +92,7 @@ def test_the_leader_assigns_what_is_configured() -> None:
 
 
 def test_a_leader_that_is_behind_assigns_nothing() -> None:
-    """All are told to read on and to come back; nobody gives up what it runs."""
+    """A leader that is behind assigns no work and makes all members rejoin, without revoking anything."""
     worker = settled()
     worker.rejoin("test")
     join(worker)
@@ -107,7 +107,7 @@ def test_a_leader_that_is_behind_assigns_nothing() -> None:
 
 
 def test_work_is_kept_and_added_to() -> None:
-    """An assignment says what is new; what was held before is held on."""
+    """An assignment contains new work only, and held work is kept."""
     worker = settled(Work({"c"}))
     worker.rejoin("test")
     join(worker, leader="you")
@@ -117,8 +117,8 @@ def test_work_is_kept_and_added_to() -> None:
     assert worker.assignment.work == ALL
 
 
-def test_what_is_revoked_is_stopped_before_the_worker_joins_again() -> None:
-    """Stopped first, then asked for anew by joining at once."""
+def test_revoked_work_is_stopped_before_the_worker_rejoins() -> None:
+    """Revoked work is stopped first, and then the worker rejoins."""
     worker = settled()
     worker.rejoin("test")
     join(worker, leader="you")
@@ -129,7 +129,7 @@ def test_what_is_revoked_is_stopped_before_the_worker_joins_again() -> None:
 
 
 def test_eager_gives_up_everything_first() -> None:
-    """Under the old protocol all is stopped before joining, and the assignment is all there is."""
+    """Under the eager protocol all work is stopped before joining, and the assignment contains all work."""
     worker = group()
     join(worker, leader="you", protocol="default")
     complete(worker, Assignment("you", "u", 3, ALL), version=EAGER)
@@ -142,7 +142,7 @@ def test_eager_gives_up_everything_first() -> None:
 
 
 def test_after_a_long_silence_everything_is_lost() -> None:
-    """Who was not heard for a session timeout must expect that others run its work: it stops before it joins."""
+    """After a session timeout without a heartbeat a worker gives up all work as lost before it joins."""
     worker = settled()
     worker.on_heartbeat_lost(SESSION_MS)
     assert worker.forget_coordinator
@@ -152,7 +152,7 @@ def test_after_a_long_silence_everything_is_lost() -> None:
 
 
 def test_a_short_silence_changes_nothing() -> None:
-    """A heartbeat that got no answer is sent again soon."""
+    """A heartbeat without an answer is sent again after the retry backoff."""
     worker = settled()
     sent_as = worker.on_heartbeat_sent(3_000)
     worker.on_heartbeat_lost(3_000)
@@ -163,8 +163,8 @@ def test_a_short_silence_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("code", [22, 25, 27])
-def test_a_heartbeat_that_is_refused_makes_the_worker_join(code: int) -> None:
-    """Rebalance, unknown member, old generation: it joins with what it holds."""
+def test_a_heartbeat_error_makes_the_worker_join(code: int) -> None:
+    """After a heartbeat error (rebalance, unknown member, old generation) the worker joins with its held work."""
     worker = settled()
     worker.on_heartbeat(worker.on_heartbeat_sent(0), code, 0)
     step = worker.next_step(0)
@@ -173,8 +173,8 @@ def test_a_heartbeat_that_is_refused_makes_the_worker_join(code: int) -> None:
     assert step.member_id == ("" if code == 25 else "me")
 
 
-def test_who_misses_its_turn_to_join_has_lost_its_work() -> None:
-    """Told that the group rebalances it does not come, and is unknown then: others have what it holds."""
+def test_a_worker_that_misses_a_rebalance_loses_its_work() -> None:
+    """A worker that does not rejoin during a rebalance is unknown afterwards, and gives up its work as lost."""
     worker = settled()
     worker.on_heartbeat(worker.on_heartbeat_sent(0), 27, 0)
     assert not worker.has_lost_work(0)
@@ -188,8 +188,8 @@ def test_who_misses_its_turn_to_join_has_lost_its_work() -> None:
     assert not worker.is_given_up(1)
 
 
-def test_what_is_held_is_lost_with_the_session_alone() -> None:
-    """It is looked for between steps as well, but not while the group owes the worker an answer."""
+def test_work_is_lost_only_with_the_session() -> None:
+    """Work is lost after the session timeout, but not while the worker waits for the group's answer."""
     worker = settled()
     assert not worker.has_lost_work(SESSION_MS - 1)
     assert worker.has_lost_work(SESSION_MS)
@@ -198,15 +198,15 @@ def test_what_is_held_is_lost_with_the_session_alone() -> None:
     assert not worker.has_lost_work(SESSION_MS)
 
 
-def test_answers_for_an_earlier_self_say_nothing() -> None:
-    """A heartbeat's answer that comes after the next rebalance is passed over."""
+def test_heartbeat_answers_of_an_earlier_generation_are_ignored() -> None:
+    """A heartbeat's answer for an earlier generation is ignored."""
     worker = settled()
     worker.on_heartbeat((99, "me"), 25, 0)
     assert not worker.needs_to_join
 
 
-def test_a_member_id_is_asked_for_once() -> None:
-    """The coordinator gives the id with which to join again at once."""
+def test_the_worker_joins_with_the_assigned_member_id() -> None:
+    """The coordinator assigns a member id, and the worker joins again with it at once."""
     worker = group()
     worker.next_step(0)
     worker.on_join(JoinAnswer(79, member_id="given"), 0)
@@ -215,8 +215,8 @@ def test_a_member_id_is_asked_for_once() -> None:
     assert step.member_id == "given"
 
 
-def test_passing_errors_are_tried_again_later() -> None:
-    """A coordinator that loads or does not answer is asked again after a rising wait."""
+def test_retriable_errors_are_retried_with_rising_backoff() -> None:
+    """A coordinator that is loading or does not answer is tried again after a rising backoff."""
     worker = group()
     worker.next_step(0)
     worker.on_join(JoinAnswer(14), 0)
@@ -229,8 +229,8 @@ def test_passing_errors_are_tried_again_later() -> None:
     assert second.ms > first.ms
 
 
-def test_what_trying_cannot_mend_is_raised() -> None:
-    """A principal that may not use the group is told so."""
+def test_fatal_errors_are_raised() -> None:
+    """An authorization error of the group is raised."""
     worker = group()
     worker.next_step(0)
     worker.on_join(JoinAnswer(30), 0)
@@ -238,8 +238,8 @@ def test_what_trying_cannot_mend_is_raised() -> None:
         worker.next_step(0)
 
 
-def test_leaving_forgets_the_place() -> None:
-    """The group is told under the id that was; there are no more heartbeats."""
+def test_leaving_resets_the_membership() -> None:
+    """Leaving returns the member id and ends the heartbeats."""
     worker = settled()
     assert worker.leave() == "me"
     assert worker.heartbeat_wait_ms(0) is None

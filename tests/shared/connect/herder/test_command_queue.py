@@ -1,4 +1,4 @@
-"""What the herder is asked runs in its loop, in order, and whoever asked hears of it."""
+"""The herder's queue of commands: they run in its loop in order, and their callers get the results."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from penstock.shared.connect.herder.errors import RequestTimedOut
 from penstock.shared.testing.manual_clock import ManualClock
 
 
-def noting(ran: list[int], number: int) -> Callable[[], Awaitable[int]]:
+def recording(ran: list[int], number: int) -> Callable[[], Awaitable[int]]:
     async def run() -> int:
         ran.append(number)
         return number
@@ -23,11 +23,11 @@ def noting(ran: list[int], number: int) -> Callable[[], Awaitable[int]]:
 
 
 async def test_commands_run_in_the_order_they_are_due() -> None:
-    """At once in the order they came; one that is put back when its time is there."""
+    """Commands run in the order they came, and a delayed command when it is due."""
     clock, ran, woken = ManualClock(), list[int](), list[int]()
     queue = CommandQueue(clock, lambda: woken.append(1))
-    later = queue.put(noting(ran, 3), delay_ms=100)
-    futures = [queue.put(noting(ran, n)) for n in (1, 2)]
+    later = queue.put(recording(ran, 3), delay_ms=100)
+    futures = [queue.put(recording(ran, n)) for n in (1, 2)]
     assert (len(woken), queue.wait_ms()) == (3, 0)
     await queue.run_due()
     assert ran == [1, 2]
@@ -39,8 +39,8 @@ async def test_commands_run_in_the_order_they_are_due() -> None:
     assert queue.wait_ms() is None
 
 
-async def test_errors_reach_who_asked() -> None:
-    """A command that raises ends itself, and the next one runs."""
+async def test_errors_reach_the_caller() -> None:
+    """A command's error is raised in its caller, and the next command runs."""
     ran: list[int] = []
     queue = CommandQueue(ManualClock(), lambda: None)
 
@@ -49,46 +49,46 @@ async def test_errors_reach_who_asked() -> None:
 
     asked = asyncio.ensure_future(queue.ask(refuse))
     await asyncio.sleep(0)
-    queue.put(noting(ran, 1))
+    queue.put(recording(ran, 1))
     await queue.run_due()
     with pytest.raises(BadRequest):
         await asked
     assert ran == [1]
 
 
-async def test_a_queue_is_left_when_something_else_comes_first() -> None:
-    """After each command the loop may turn to a rebalance; the rest waits."""
+async def test_run_due_stops_on_a_condition() -> None:
+    """`run_due` stops after a command if its condition is true, and the rest waits."""
     ran: list[int] = []
     queue = CommandQueue(ManualClock(), lambda: None)
     for n in (1, 2):
-        queue.put(noting(ran, n))
+        queue.put(recording(ran, n))
     await queue.run_due(until=lambda: bool(ran))
     assert ran == [1]
     assert len(queue) == 1
 
 
-async def test_who_waits_too_long_is_told() -> None:
-    """The command of somebody who has gone is not run any more."""
+async def test_a_command_that_times_out_does_not_run() -> None:
+    """A command whose caller timed out is not run."""
     ran: list[int] = []
     queue = CommandQueue(ManualClock(), lambda: None)
     with pytest.raises(RequestTimedOut):
-        await queue.ask(noting(ran, 1), timeout_ms=1)
+        await queue.ask(recording(ran, 1), timeout_ms=1)
     await queue.run_due()
     assert ran == []
 
 
-async def test_a_closed_queue_refuses() -> None:
-    """What waits and what comes ends in IllegalState."""
+async def test_a_closed_queue_rejects_commands() -> None:
+    """Waiting and new commands of a closed queue raise IllegalState."""
     queue = CommandQueue(ManualClock(), lambda: None)
-    waiting = queue.put(noting([], 1))
+    waiting = queue.put(recording([], 1))
     queue.close()
-    for done in (waiting, queue.put(noting([], 2))):
+    for done in (waiting, queue.put(recording([], 2))):
         with pytest.raises(IllegalState):
             await done
 
 
 async def test_a_queue_is_attended_while_its_loop_runs() -> None:
-    """A loop that comes to requests is well; one that has ended is not."""
+    """`is_attended` is true while the loop runs commands, and false once the queue is closed."""
     queue = CommandQueue(ManualClock(), lambda: None)
     asked = asyncio.ensure_future(queue.is_attended())
     await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""What a request to change offsets must look like."""
+"""Validation of requests to alter offsets, and how the offsets of sinks are altered."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def sink_row(partition: object = 0, offset: object = 1) -> dict[str, object]:
 
 
 def test_rows_are_partitions_with_offsets() -> None:
-    """An offset of null forgets the partition."""
+    """Rows are pairs of a partition and an offset; an offset of null deletes the partition's."""
     assert rows_of({"offsets": [{"partition": {"f": 1}, "offset": {"p": 2}}, {"partition": {}, "offset": None}]}) == [
         ({"f": 1}, {"p": 2}),
         ({}, None),
@@ -40,14 +40,14 @@ def test_rows_are_partitions_with_offsets() -> None:
 @pytest.mark.parametrize("body", [{}, {"offsets": []}, {"offsets": None}, [], {"offsets": [1]},
                                   {"offsets": [{"partition": 1}]}, {"offsets": [{"partition": {}, "offset": 3}]},
                                   {"offsets": "all"}])  # fmt: skip
-def test_requests_without_rows_are_refused(body: object) -> None:
-    """Nothing to alter, or no rows: the request is at fault."""
+def test_requests_without_rows_are_bad_requests(body: object) -> None:
+    """A request without valid rows is a BadRequest."""
     with pytest.raises(BadRequest):
         rows_of(body)
 
 
 def test_a_sinks_rows_are_kafkas() -> None:
-    """Topic, partition and offset; numbers may come as texts."""
+    """A sink's rows have topic, partition and offset; numbers may be strings."""
     rows = rows_of({"offsets": [sink_row(), sink_row("1", "7"), {**sink_row(2), "offset": None}]})
     assert sink_offsets(rows) == {
         TopicPartition("t", 0): 1,
@@ -66,20 +66,20 @@ def test_a_sinks_rows_are_kafkas() -> None:
         {**sink_row(), "offset": {"position": 1}},
     ],
 )
-def test_rows_of_another_kind_are_refused_for_a_sink(row: dict[str, object]) -> None:
-    """A source's names, or what is no number, make no offset of a sink."""
+def test_invalid_rows_of_a_sink_are_bad_requests(row: dict[str, object]) -> None:
+    """A source's names and invalid numbers in a sink's rows are BadRequests."""
     with pytest.raises(BadRequest):
         sink_offsets(rows_of({"offsets": [row]}))
 
 
 def test_a_sink_reads_in_its_own_group() -> None:
-    """Named after the connector, unless its config says another."""
+    """A sink's group is named after the connector, unless its config overrides it."""
     assert group_of_sink("snk", {}) == "connect-snk"
     assert group_of_sink("snk", {"consumer.override.group.id": "g"}) == "g"
 
 
 class Committed:
-    """An admin over one group's offsets, which can be cut off before a request."""
+    """A fake Admin with one group's offsets; requests named by `refused` fail."""
 
     def __init__(self, offsets: dict[TopicPartition, int]) -> None:
         self.offsets = offsets
@@ -105,8 +105,8 @@ class Committed:
         self.offsets.clear()
 
 
-async def test_what_is_not_named_is_never_touched() -> None:
-    """A sink's offset of null forgets that one alone: whatever request fails on the way, the others stay."""
+async def test_offsets_of_other_partitions_are_unchanged() -> None:
+    """Altering a sink's offsets changes only the named partitions, whichever request fails."""
     kept, moved, gone, unknown = (TopicPartition("t", number) for number in range(4))
     for refused in ("alter", "delete", ""):
         admin = Committed({kept: 1, moved: 2, gone: 3})
@@ -122,9 +122,11 @@ async def test_what_is_not_named_is_never_touched() -> None:
             assert admin.offsets == {kept: 1, moved: 7}
 
 
-async def test_a_group_that_was_left_while_it_began_is_waited_for() -> None:
-    """The brokers draw a first rebalance out, and refuse commits until it is over; while there are members nothing is
-    changed."""
+async def test_offsets_are_altered_once_the_group_is_empty() -> None:
+    """Offsets are not altered while the group has members.
+
+    After the members left during the initial rebalance, the change is retried until the broker accepts it.
+    """
     wanted: dict[TopicPartition, int | None] = {TP: 7}
     async with FakeCluster(configs={"group.initial.rebalance.delay.ms": "500"}) as cluster:
         cluster.create_topic("t")

@@ -1,4 +1,4 @@
-"""COVERAGE.md names tests that exist, and every line has a test or a reason."""
+"""COVERAGE.md names existing tests, and every row has a test or a reason."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ MAP = CoverageMap.of(Path(__file__).parent, "test")
 
 
 def test_every_test_named_exists() -> None:
-    """A test that is renamed or removed is missed here."""
+    """Every test that COVERAGE.md names exists."""
     assert len(MAP.named()) > 45
     assert MAP.missing() == []
 
 
 def test_every_line_has_a_test_or_a_reason() -> None:
-    """And each of theirs is listed once."""
+    """Every row has a test or a reason, and the reference's tests are listed once."""
     assert MAP.without_test_or_reason() == []
-    assert MAP.twice() == []
+    assert MAP.duplicates() == []

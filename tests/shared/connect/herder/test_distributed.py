@@ -1,4 +1,4 @@
-"""The distributed herder's loop over a fake broker: one worker, and two of one group."""
+"""The distributed herder on a fake broker: one worker, and two workers of one group."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ from penstock.shared.connect.storage.config_store import KafkaConfigStore
 from penstock.shared.connect.storage.offset_store import KafkaOffsetStore
 from penstock.shared.connect.storage.status_store import KafkaStatusStore
 from penstock.shared.testing.fake_broker import FakeCluster
-from tests.shared.connect.harness import SayingSink
-from tests.shared.connect.herder.test_standalone import CONVERTER, Divided, Standing, going, validating
+from tests.shared.connect.harness import RecordingSink
+from tests.shared.connect.herder.test_standalone import CONVERTER, MultiTaskSource, NoOpWorkerTask, going, validating
 
 LIMIT_S = 60
 NAMES = ("config", "offset", "status")
 
 
 async def until(holds: Callable[[], Any]) -> None:
-    """Let the herders run until it holds."""
+    """Run the herders until a condition holds."""
     async with asyncio.timeout(LIMIT_S):
         while True:
             with contextlib.suppress(ConnectorNotFound):
@@ -51,10 +51,10 @@ async def until(holds: Callable[[], Any]) -> None:
 
 
 @contextlib.asynccontextmanager
-async def herding(
-    cluster: FakeCluster, host: str, make: TaskMaker = Standing, **settings: str
+async def running_herder(
+    cluster: FakeCluster, host: str, make: TaskMaker = NoOpWorkerTask, **settings: str
 ) -> AsyncIterator[DistributedHerder]:
-    """One worker that has its place in the group; settings with underscores for dots."""
+    """Run a worker until it has joined its group. In names of settings underscores stand for dots."""
     kafka = KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)
     config = DistributedConfig(
         {
@@ -84,7 +84,7 @@ async def herding(
             KafkaStatusStore(*shared, config.topic("status")),
             KafkaOffsetStore(*shared, config.topic("offset")),
         )
-        plugins = Plugins([("Divided", Divided), ("Hanging", Hanging), ("Sink", SayingSink)])
+        plugins = Plugins([("Divided", MultiTaskSource), ("Hanging", Hanging), ("Sink", RecordingSink)])
         worker = Worker(config, plugins, stores.offsets, make)
         herder = DistributedHerder(config, worker, admin, connection, stores, url=f"http://{host}/", worker_id=host)
         await herder.startup()
@@ -99,8 +99,8 @@ async def herding(
             await connection.close()
 
 
-class Hanging(Divided):
-    """Its second start and those after it wait for `going`."""
+class Hanging(MultiTaskSource):
+    """A connector whose second and later starts wait for `going`."""
 
     starts: ClassVar[int] = 0
     going: ClassVar[asyncio.Event]
@@ -125,9 +125,11 @@ def config(name: str = "c", **more: str) -> dict[str, str]:
     return {"name": name, "connector.class": "Divided", "tasks.max": "2", **more}
 
 
-async def test_what_the_config_topic_says_runs() -> None:
-    """Made, refused a second time, changed, paused, stopped, resumed, deleted: the statuses follow."""
-    async with FakeCluster() as cluster, herding(cluster, "a:1") as herder:
+async def test_connectors_follow_the_config_topic() -> None:
+    """A connector is created, rejected a second time, changed, paused, stopped, resumed and
+    deleted, and its statuses follow.
+    """
+    async with FakeCluster() as cluster, running_herder(cluster, "a:1") as herder:
         created, info = await herder.put_connector("c", config(), replace=False)
         assert (created, info["type"]) == (True, "source")
         await until(lambda: states(herder) == ["RUNNING"] * 3)
@@ -148,22 +150,29 @@ async def test_what_the_config_topic_says_runs() -> None:
         await until(lambda: not herder.worker.task_ids())
 
 
-async def test_a_worker_that_comes_later_finds_what_was_made() -> None:
-    """Configs, targets and statuses are in the topics: the next worker of the group goes on from them."""
+async def test_a_later_worker_continues_from_the_topics() -> None:
+    """Configs, target states and statuses are in topics, and the group's next worker continues from them."""
     async with FakeCluster() as cluster:
-        async with herding(cluster, "a:1") as herder:
+        async with running_herder(cluster, "a:1") as herder:
             await herder.put_connector("c", config(), replace=False)
             await herder.put_connector("p", config("p"), TargetState.PAUSED, replace=False)
             await until(lambda: states(herder) == ["RUNNING"] * 3 and states(herder, "p")[0] == "PAUSED")
-        async with herding(cluster, "b:1") as later:
+        async with running_herder(cluster, "b:1") as later:
             assert later.connectors() == ["c", "p"]
             await until(lambda: states(later) == ["RUNNING"] * 3 and states(later, "p")[0] == "PAUSED")
             await until(lambda: {part["worker_id"] for part in later.connector_status("c")["tasks"]} == {"b:1"})
 
 
 async def test_two_workers_share_and_one_leads() -> None:
-    """What is the leader's to do the other does not: it says who leads; what one has the other does not restart."""
-    async with FakeCluster() as cluster, herding(cluster, "a:1") as first, herding(cluster, "b:1") as second:
+    """Work is shared by two workers.
+
+    The follower rejects requests for the leader with its URL, and neither restarts the other's tasks.
+    """
+    async with (
+        FakeCluster() as cluster,
+        running_herder(cluster, "a:1") as first,
+        running_herder(cluster, "b:1") as second,
+    ):
         await until(lambda: first.group.is_leader != second.group.is_leader)
         leader, other = (first, second) if first.group.is_leader else (second, first)
         with pytest.raises(NotHere) as refused:
@@ -180,10 +189,10 @@ async def test_two_workers_share_and_one_leads() -> None:
             await other.restart_task(ConnectorTaskId("c", 9))
 
 
-async def test_a_worker_that_leaves_leaves_its_work() -> None:
-    """The one that stays has all of it, and nothing runs twice."""
-    async with FakeCluster() as cluster, herding(cluster, "a:1") as first:
-        async with herding(cluster, "b:1") as second:
+async def test_the_work_of_a_leaving_worker_is_reassigned() -> None:
+    """When a worker leaves, the other gets all work, and nothing runs twice."""
+    async with FakeCluster() as cluster, running_herder(cluster, "a:1") as first:
+        async with running_herder(cluster, "b:1") as second:
             await until(lambda: first.group.is_leader != second.group.is_leader)
             leader = first if first.group.is_leader else second
             await leader.put_connector("c", config(**{"tasks.max": "4"}), replace=False)
@@ -194,8 +203,12 @@ async def test_a_worker_that_leaves_leaves_its_work() -> None:
 
 
 async def test_restarts_and_levels_reach_every_worker() -> None:
-    """They go through the config topic: each worker does its part."""
-    async with FakeCluster() as cluster, herding(cluster, "a:1") as first, herding(cluster, "b:1") as second:
+    """Restart requests and logger levels reach every worker through the config topic."""
+    async with (
+        FakeCluster() as cluster,
+        running_herder(cluster, "a:1") as first,
+        running_herder(cluster, "b:1") as second,
+    ):
         await until(lambda: first.group.is_leader != second.group.is_leader)
         leader = first if first.group.is_leader else second
         await leader.put_connector("c", config(), replace=False)
@@ -213,17 +226,17 @@ async def test_restarts_and_levels_reach_every_worker() -> None:
             await until(lambda herder=herder: level.logger in herder.loggers.levels())  # type: ignore[misc]
 
 
-async def test_a_restart_that_hangs_holds_up_nothing() -> None:
-    """Others are made meanwhile, and the time it takes counts: what a worker that left had is run in time."""
+async def test_a_hanging_restart_blocks_nothing() -> None:
+    """While a restart hangs, other connectors are created, and delayed work of a lost worker is assigned in time."""
     Hanging.prepare()
     slow = {"name": "a-slow", "connector.class": "Hanging", "tasks.max": "1"}
     async with FakeCluster() as cluster:
         delayed = {"scheduled_rebalance_max_delay_ms": "300"}
-        async with herding(cluster, "a:1", **delayed) as herder:
+        async with running_herder(cluster, "a:1", **delayed) as herder:
             await herder.put_connector("a-slow", slow, replace=False)
             await herder.put_connector("c", config(**{"tasks.max": "4"}), replace=False)
             await until(lambda: states(herder, "a-slow") == ["RUNNING"] * 2 and states(herder) == ["RUNNING"] * 5)
-            async with herding(cluster, "b:1", **delayed) as second:
+            async with running_herder(cluster, "b:1", **delayed) as second:
                 await until(lambda: len(second.worker.task_ids()) >= 2)
                 assert "a-slow" in herder.worker.connector_names()
                 restarting = asyncio.ensure_future(herder.restart_connector("a-slow"))
@@ -238,24 +251,24 @@ async def test_a_restart_that_hangs_holds_up_nothing() -> None:
             await until(lambda: states(herder, "a-slow") == ["RUNNING"] * 2)
 
 
-async def test_a_worker_that_missed_its_turn_stops_what_it_runs() -> None:
-    """Its loop waits for a task to end while the group goes on without it: what it runs is others', so it stops it."""
+async def test_a_worker_that_missed_a_rebalance_stops_its_work() -> None:
+    """If a worker's loop waits for a task during a rebalance, its work is assigned to others, and it stops its own."""
     may_end = asyncio.Event()
 
-    class Lingering(Standing):
+    class Lingering(NoOpWorkerTask):
         async def _close(self) -> None:
             if self.id.task == 0:
                 await may_end.wait()
 
-    def make(spec: TaskSpec, listener: StatusListener) -> Standing:
+    def make(spec: TaskSpec, listener: StatusListener) -> NoOpWorkerTask:
         return Lingering(spec, listener)
 
     short = {"rebalance_timeout_ms": "300", "task_shutdown_graceful_timeout_ms": "60000"}
-    async with FakeCluster() as cluster, herding(cluster, "a:1", make, **short) as first:
+    async with FakeCluster() as cluster, running_herder(cluster, "a:1", make, **short) as first:
         await first.put_connector("c", config(**{"tasks.max": "3"}), replace=False)
         await until(lambda: states(first) == ["RUNNING"] * 4)
         restarting = asyncio.ensure_future(first.restart_task(ConnectorTaskId("c", 0)))
-        async with herding(cluster, "b:1", **short) as second:
+        async with running_herder(cluster, "b:1", **short) as second:
             await until(lambda: len(second.worker.task_ids()) == 3)
             await until(lambda: not first.worker.task_ids() and not first.worker.connector_names())
             assert not restarting.done()
@@ -266,9 +279,9 @@ async def test_a_worker_that_missed_its_turn_stops_what_it_runs() -> None:
             assert not first.worker.task_ids() & second.worker.task_ids()
 
 
-async def test_a_patch_that_takes_long_to_validate_holds_up_nothing() -> None:
-    """Others are made meanwhile; what changed under it is kept, and what was deleted under it is not made again."""
-    async with FakeCluster() as cluster, herding(cluster, "a:1") as herder:
+async def test_a_slow_patch_blocks_nothing() -> None:
+    """While a patch is validated, other changes are made and kept, and a deleted connector is not created again."""
+    async with FakeCluster() as cluster, running_herder(cluster, "a:1") as herder:
         await herder.put_connector("c", config(), replace=False)
         for change, wanted in ((herder.put_connector("c", config(b="2"), replace=True), {"b": "2", "slow": "1"}),
                                (herder.delete_connector("c"), None)):  # fmt: skip
@@ -288,10 +301,10 @@ async def test_a_patch_that_takes_long_to_validate_holds_up_nothing() -> None:
                 assert herder.connector_config("c") == config(**wanted)
 
 
-async def test_a_sink_reads_in_no_group_of_workers() -> None:
-    """By its name or by its own setting, when it is made or patched: it would have the workers rebalance for ever."""
+async def test_a_sink_cannot_use_the_workers_group() -> None:
+    """A sink whose consumer group is the workers' group is a BadRequest when it is created or patched."""
     sink = {"name": "snk", "connector.class": "Sink", "topics": "t", "tasks.max": "1"}
-    async with FakeCluster() as cluster, herding(cluster, "a:1", group_id="connect-snk") as herder:
+    async with FakeCluster() as cluster, running_herder(cluster, "a:1", group_id="connect-snk") as herder:
         conflict = r"^Consumer group for sink connector named {} conflicts with Connect worker group connect-snk$"
         with pytest.raises(BadRequest, match=conflict.format("snk")):
             await herder.put_connector("snk", sink, replace=False)
@@ -301,14 +314,15 @@ async def test_a_sink_reads_in_no_group_of_workers() -> None:
         await herder.put_connector("other", sink | {"name": "other"}, TargetState.STOPPED, replace=False)
         with pytest.raises(BadRequest, match=conflict.format("other")):
             await herder.patch_connector("other", {"consumer.override.group.id": "connect-snk"})
-        await herder.put_connector("snk", config("snk"), TargetState.STOPPED, replace=False)  # a source reads in none
+        # a source reads in no group
+        await herder.put_connector("snk", config("snk"), TargetState.STOPPED, replace=False)
         assert herder.connectors() == ["other", "snk"]
 
 
 async def test_under_exactly_once_a_zombie_is_fenced_before_offsets_are_altered() -> None:
-    """A task of the stopped connector that still writes somewhere would write over what they are set to."""
+    """With exactly-once a zombie task is fenced before offsets are altered, so that it cannot overwrite them."""
     once = {"exactly_once_source_support": "enabled"}
-    async with FakeCluster() as cluster, herding(cluster, "a:1", **once) as herder:
+    async with FakeCluster() as cluster, running_herder(cluster, "a:1", **once) as herder:
         cluster.create_topic("t")
         await herder.put_connector("c", config(), replace=False)
         await until(lambda: states(herder) == ["RUNNING"] * 3)
@@ -325,8 +339,8 @@ async def test_under_exactly_once_a_zombie_is_fenced_before_offsets_are_altered(
         assert (await herder.connector_offsets("c"))["offsets"] == [{"partition": {"file": "a"}, "offset": {"at": 3}}]
 
 
-async def test_a_session_key_that_cannot_be_written_is_written_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The leader tries again, and does what it is asked when workers have a key to sign with."""
+async def test_writing_the_session_key_is_retried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The leader retries writing the session key, and requests wait until workers have a key."""
     write, failures = KafkaConfigStore.put_session_key, [KafkaTimeout("no answer"), KafkaTimeout("no answer")]
 
     async def flaky(store: KafkaConfigStore, key: SessionKey) -> None:
@@ -336,7 +350,7 @@ async def test_a_session_key_that_cannot_be_written_is_written_later(monkeypatch
 
     monkeypatch.setattr(KafkaConfigStore, "put_session_key", flaky)
     monkeypatch.setattr(distributed, "RETRY_MS", 1)
-    async with FakeCluster() as cluster, herding(cluster, "a:1") as herder:
+    async with FakeCluster() as cluster, running_herder(cluster, "a:1") as herder:
         await herder.put_connector("c", config(), replace=False)
         assert failures == []
         assert herder.snapshot().session_key is not None

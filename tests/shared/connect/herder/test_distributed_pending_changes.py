@@ -1,4 +1,4 @@
-"""What the config topic said since the herder last looked."""
+"""Changes of the config topic that the herder has not processed yet."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from penstock.shared.connect.storage.config_records import LoggerLevel, RestartR
 TASK = ConnectorTaskId("c", 0)
 
 
-def test_a_known_connector_is_bounced_a_new_one_is_assigned() -> None:
-    """Only who comes or goes needs the group."""
+def test_only_a_new_connector_needs_a_rebalance() -> None:
+    """A changed connector is restarted; a new one needs a rebalance."""
     pending = PendingChanges()
     pending.add(ConnectorChanged("c"), 1, {"c"})
     assert (pending.take().connectors, pending.rejoin) == ({"c"}, None)
@@ -26,8 +26,8 @@ def test_a_known_connector_is_bounced_a_new_one_is_assigned() -> None:
     assert not pending
 
 
-def test_what_is_removed_is_not_bounced() -> None:
-    """A change and then the removal: nothing is left to be done but the assignment."""
+def test_a_removed_connector_is_not_restarted() -> None:
+    """A removal discards earlier changes of the connector and needs a rebalance."""
     pending = PendingChanges()
     pending.add(ConnectorChanged("c"), 1, {"c"})
     pending.add(TargetStateChanged("c"), 2, {"c"})
@@ -37,8 +37,8 @@ def test_what_is_removed_is_not_bounced() -> None:
     assert pending.rejoin is not None
 
 
-def test_an_assignment_answers_what_it_knew() -> None:
-    """The group assigned with the configs up to an offset: only what came later needs it again."""
+def test_an_assignment_covers_changes_up_to_its_offset() -> None:
+    """A rebalance covers changes up to its config offset; later changes need another one."""
     pending = PendingChanges()
     pending.add(TasksChanged("c", (TASK,)), 7, {"c"})
     pending.assigned(6)
@@ -48,8 +48,8 @@ def test_an_assignment_answers_what_it_knew() -> None:
     assert pending.take().tasks == {TASK}
 
 
-def test_restart_requests_are_joined() -> None:
-    """Of two that came together the wider one is made."""
+def test_restart_requests_are_merged() -> None:
+    """Of two pending restart requests the wider one remains."""
     pending = PendingChanges()
     pending.add(RestartRequest("c", only_failed=True, include_tasks=False), 1, {"c"})
     pending.add(RestartRequest("c", only_failed=False, include_tasks=True), 2, {"c"})
@@ -58,7 +58,7 @@ def test_restart_requests_are_joined() -> None:
 
 
 def test_levels_of_loggers_are_taken_once_and_in_order() -> None:
-    """Neither they nor a session key want anything assigned anew."""
+    """Logger levels are taken once and in order, and neither they nor session keys need a rebalance."""
     pending = PendingChanges()
     levels = [LoggerLevel("root", "DEBUG"), LoggerLevel("root", "INFO")]
     for at, level in enumerate(levels):

@@ -1,4 +1,4 @@
-"""Levels of loggers, read and set while the worker runs."""
+"""Reading and setting logger levels while the worker runs."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def _levels_as_they_were() -> Iterator[None]:
         logging.getLogger(name).setLevel(level)
 
 
-def test_a_level_holds_for_all_below() -> None:
-    """Also for what had a level of its own; each is said with the time."""
+def test_a_level_applies_to_descendants() -> None:
+    """A level applies to all loggers below, even if they had their own, and is shown with its time."""
     clock = ManualClock()
     logging.getLogger(f"{NAME}.deep").setLevel(logging.ERROR)
     loggers = Loggers(clock)
@@ -35,24 +35,24 @@ def test_a_level_holds_for_all_below() -> None:
     assert loggers.levels()[NAME]["level"] == "DEBUG"
 
 
-def test_kafkas_names_mean_ours() -> None:
-    """Who sets the level of Kafka Connect's packages sets the runtime's."""
+def test_kafka_connects_logger_names_are_mapped() -> None:
+    """Setting the level of Kafka Connect's package sets the level of our runtime."""
     loggers = Loggers(ManualClock())
     loggers.set_level("org.apache.kafka.connect", "TRACE")
     assert logging.getLogger("penstock.shared.connect").level == logging.DEBUG - 5
     assert loggers.level("org.apache.kafka.connect")["level"] == "TRACE"
 
 
-def test_the_root_is_shown_with_what_was_set() -> None:
-    """Every level that Log4j has is said by its name."""
+def test_the_root_loggers_level_is_shown() -> None:
+    """Every Log4j level of the root logger is shown by its name."""
     loggers = Loggers(ManualClock())
     for level in ("OFF", "FATAL", "ERROR", "WARN", "INFO", "DEBUG"):
         logging.getLogger().setLevel(level_number(level))
         assert loggers.levels()["root"]["level"] == level
 
 
-def test_what_is_not_there_is_said() -> None:
-    """A logger that nobody has, a level that there is not."""
+def test_unknown_loggers_and_levels_are_errors() -> None:
+    """An unknown logger and an unknown level are errors."""
     loggers = Loggers(ManualClock())
     with pytest.raises(ConnectorNotFound):
         loggers.level("no.such.logger")

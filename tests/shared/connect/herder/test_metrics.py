@@ -1,4 +1,4 @@
-"""A worker's metrics, by Kafka Connect's names."""
+"""A worker's metrics, with Kafka Connect's names."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from penstock.shared.connect.runtime.plugins import Plugins
 from penstock.shared.connect.runtime.states import TargetState
 from penstock.shared.connect.runtime.worker import Worker
 from penstock.shared.connect.storage.cluster_config_state import ConfigSnapshot
-from tests.shared.connect.harness import Running, SayingSink, SayingSource, running
+from tests.shared.connect.harness import RecordingSink, RecordingSource, Running, running
 
 
-class Herding:
-    """What the metrics are read from: a worker, and a group's figures."""
+class FakeHerder:
+    """The source of the metrics: a worker, and fixed values of a group."""
 
     def __init__(self, run: Running) -> None:
         self.worker: Worker = run.worker
@@ -42,9 +42,9 @@ class Herding:
 
 
 def exposed(run: Running) -> dict[str, Any]:
-    """Every sample by its name, and the types by the family's."""
+    """Every sample by its name, and the types by the family's name."""
     registry = CollectorRegistry()
-    ConnectMetrics(cast(Any, Herding(run)), registry)
+    ConnectMetrics(cast(Any, FakeHerder(run)), registry)
     families = list(text_string_to_metric_families(render(registry).decode()))
     samples = {sample.name: sample for family in families for sample in family.samples}
     return {"samples": samples, "types": {family.name: family.type for family in families}}
@@ -63,9 +63,11 @@ ERRORS = """record_failures_total record_errors_total records_skipped_total retr
 deadletterqueue_produce_requests_total deadletterqueue_produce_failures_total last_error_timestamp_seconds"""
 
 
-@pytest.mark.parametrize(("connector", "group", "own"), [(SayingSink, "sink", SINK), (SayingSource, "source", SOURCE)])
+@pytest.mark.parametrize(
+    ("connector", "group", "own"), [(RecordingSink, "sink", SINK), (RecordingSource, "source", SOURCE)]
+)
 async def test_a_task_has_kafka_connects_metrics(connector: type, group: str, own: str) -> None:
-    """Every one of Kafka's table of task metrics, under its group's name and by Prometheus' rules."""
+    """Each task has every metric of Kafka Connect's table, under its group's name and with Prometheus' units."""
     async with running() as run:
         await run.run(connector, **({"topics": "t"} if group == "sink" else {}))
         names = exposed(run)["samples"].keys()
@@ -74,12 +76,12 @@ async def test_a_task_has_kafka_connects_metrics(connector: type, group: str, ow
         assert not wanted - names
 
 
-async def test_what_a_task_does_is_counted() -> None:
-    """Records in and out, and for how long it has run; totals are counters."""
+async def test_task_metrics_count_records() -> None:
+    """Task metrics count records, the running ratio and commits, and totals are counters."""
     async with running() as run:
         async with Producer(KafkaSettings(bootstrap_servers=run.cluster.bootstrap_servers)) as producer:
             await producer.send("t", b"x")
-        await run.run(SayingSink, topics="t")
+        await run.run(RecordingSink, topics="t")
 
         def values() -> dict[str, float]:
             return {name.removeprefix("kafka_connect_"): s.value for name, s in exposed(run)["samples"].items()}
@@ -95,7 +97,7 @@ async def test_what_a_task_does_is_counted() -> None:
 
 
 async def test_the_worker_and_its_group_are_counted() -> None:
-    """Connectors by state, start-ups, rebalances, and who leads."""
+    """Worker metrics count connectors and task startups, and show rebalances and the leader."""
     async with running() as run:
         props = {"name": "c", "connector.class": "FileStreamSink", "topics": "t", "file": "x"}
         run.worker.plugins.add(FileStreamSinkConnector, "FileStreamSink")

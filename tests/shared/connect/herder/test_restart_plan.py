@@ -1,4 +1,4 @@
-"""Which of a connector and its tasks a restart request concerns."""
+"""Which of a connector and its tasks a restart request restarts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TASKS = [
     ],
 )
 def test_restart_plans(only_failed: bool, include_tasks: bool, state: State, connector: bool, tasks: list[int]) -> None:
-    """Tasks only where they are included, and with `onlyFailed` what failed alone."""
+    """Tasks are restarted only with `includeTasks`, and with `onlyFailed` only failed instances."""
     request = RestartRequest("c", only_failed, include_tasks)
     plan = plan_restart(request, ConnectorStatus("c", state, "w", 1), TASKS)
     assert (plan.connector, [task.task for task in plan.tasks]) == (connector, tasks)

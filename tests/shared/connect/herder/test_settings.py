@@ -1,4 +1,4 @@
-"""Settings of distributed workers."""
+"""Settings of distributed and standalone workers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PROPS = {
 
 
 def test_defaults_are_kafka_connects() -> None:
-    """What is not given is as in Kafka Connect."""
+    """Defaults are Kafka Connect's."""
     config = DistributedConfig(PROPS)
     assert config["scheduled.rebalance.max.delay.ms"] == 300_000
     assert config["session.timeout.ms"] == 10_000
@@ -29,8 +29,10 @@ def test_defaults_are_kafka_connects() -> None:
     assert config.kafka.bootstrap_servers == "a:9092"
 
 
-def test_topics_are_as_the_settings_say() -> None:
-    """Partitions and replicas by their settings, anything else handed on to the topic; of configs one partition."""
+def test_topics_follow_their_settings() -> None:
+    """Topics have their settings' partitions, replicas and configs; the config topic has one
+    partition, and the cleanup policy is ignored.
+    """
     config = DistributedConfig(
         PROPS | {"offset.storage.partitions": "3", "offset.storage.min.insync.replicas": "2",
                  "config.storage.replication.factor": "1", "offset.storage.cleanup.policy": "delete"}
@@ -41,7 +43,7 @@ def test_topics_are_as_the_settings_say() -> None:
 
 
 def test_transactional_ids_are_kafka_connects() -> None:
-    """So that a worker of either kind fences the other's."""
+    """Transactional ids are Kafka Connect's, so that workers of both kinds fence each other."""
     config = DistributedConfig(PROPS | {"exactly.once.source.support": "enabled"})
     assert config.exactly_once
     assert config.source_transactional_id("c", 2) == "g-c-2"
@@ -59,22 +61,22 @@ def test_transactional_ids_are_kafka_connects() -> None:
         ({"connect.protocol": "psychic"}, "connect.protocol"),
     ],
 )
-def test_wrong_settings_are_named(wrong: dict[str, str | None], named: str) -> None:
-    """Missing, contradicting and impossible ones."""
+def test_invalid_settings_are_named(wrong: dict[str, str | None], named: str) -> None:
+    """Missing, contradictory and invalid settings are errors that name the setting."""
     props = {name: value for name, value in (PROPS | wrong).items() if value is not None}
     with pytest.raises(ConfigError, match=named):
         DistributedConfig(props)
 
 
 def test_standalone_needs_a_file() -> None:
-    """Offsets of a standalone worker lie in a file, which must be named."""
+    """A standalone worker requires an offset file."""
     with pytest.raises(ConfigError, match=r"offset\.storage\.file\.filename"):
         StandaloneConfig(PROPS)
     assert not StandaloneConfig(PROPS | {"offset.storage.file.filename": "x"}).exactly_once
 
 
 def test_standalone_workers_have_no_processes() -> None:
-    """Their offsets lie in a file of one process."""
+    """A standalone worker rejects process isolation, since one process uses its offset file."""
     with pytest.raises(ConfigError, match=r"penstock\.task\.isolation"):
         StandaloneConfig(PROPS | {"offset.storage.file.filename": "x", "penstock.task.isolation": "process"})
     assert DistributedConfig(PROPS | {"penstock.task.isolation": "process"})["penstock.task.isolation"] == "process"

@@ -1,4 +1,4 @@
-"""The standalone herder over a real worker, with connectors of the test's own."""
+"""The standalone herder over a real worker, with connectors of the tests."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ class Idle(SourceTask):
 
 
 validating, going = threading.Event(), threading.Event()
-"""A slow validation has begun; it may end."""
+"""`validating` is set when a slow validation begins; it ends once `going` is set."""
 
 
-class Divided(SourceConnector):
-    """Makes as many tasks as `tasks.max` says; `fails` makes it fail at its start."""
+class MultiTaskSource(SourceConnector):
+    """A source with `tasks.max` tasks; with the setting `fails` its start fails."""
 
     task_class = Idle
 
@@ -78,8 +78,8 @@ class Divided(SourceConnector):
         return True
 
 
-class Standing(WorkerTask):
-    """A task that runs, pauses and ends, and touches nothing."""
+class NoOpWorkerTask(WorkerTask):
+    """A task that runs, pauses and ends, and processes nothing."""
 
     def __init__(self, spec: TaskSpec, listener: StatusListener) -> None:
         super().__init__(spec.id, listener, TaskMetrics("source"), ManualClock())
@@ -102,18 +102,18 @@ class Standing(WorkerTask):
 
 
 @contextlib.asynccontextmanager
-async def herding() -> AsyncIterator[tuple[StandaloneHerder, list[str]]]:
-    """A herder that works, and the tasks that were made, in order."""
+async def running_herder() -> AsyncIterator[tuple[StandaloneHerder, list[str]]]:
+    """Run a herder, and yield it with the list of created tasks."""
     props = {"key.converter": CONVERTER, "value.converter": CONVERTER, "offset.storage.file.filename": "unused"}
     props["config.providers"] = "env"
     config, made = StandaloneConfig(props), list[str]()
 
     def make(spec: TaskSpec, listener: StatusListener) -> WorkerTask:
         made.append(f"{spec.id}:{spec.task_config['word']}")
-        return Standing(spec, listener)
+        return NoOpWorkerTask(spec, listener)
 
     stores = Stores(MemoryConfigStore(lambda _: None), StatusStore(), MemoryOffsetStore())
-    worker = Worker(config, Plugins([("Divided", Divided)]), stores.offsets, make)
+    worker = Worker(config, Plugins([("Divided", MultiTaskSource)]), stores.offsets, make)
     herder = StandaloneHerder(worker, Admin(KafkaSettings()), stores, "me:8083")
     await herder.startup()
     working = asyncio.ensure_future(herder.main_loop())
@@ -144,8 +144,8 @@ def config(**more: str) -> dict[str, str]:
 
 
 async def test_a_connector_runs_with_its_tasks() -> None:
-    """Made once; a second time it exists, unless it is to be replaced."""
-    async with herding() as (herder, made):
+    """A connector runs with its tasks; creating it a second time is an error."""
+    async with running_herder() as (herder, made):
         created, info = await herder.put_connector("c", config(), replace=False)
         assert (created, info["tasks"], info["type"]) == (True, [], "source")
         await until(lambda: states(herder) == ["RUNNING"] * 3)
@@ -157,8 +157,8 @@ async def test_a_connector_runs_with_its_tasks() -> None:
 
 
 async def test_tasks_are_replaced_only_where_they_differ() -> None:
-    """More tasks are added to those that run; another config replaces all; fewer end the rest."""
-    async with herding() as (herder, made):
+    """More tasks are added to running ones, another config replaces all, and fewer tasks stop the rest."""
+    async with running_herder() as (herder, made):
         await herder.put_connector("c", config(), replace=False)
         await until(lambda: states(herder) == ["RUNNING"] * 3)
         await herder.put_connector("c", config(**{"tasks.max": "3"}), replace=True)
@@ -170,8 +170,8 @@ async def test_tasks_are_replaced_only_where_they_differ() -> None:
 
 
 async def test_pause_stop_resume() -> None:
-    """A paused connector keeps its tasks, a stopped one has none, a resumed one has them again."""
-    async with herding() as (herder, _):
+    """A paused connector keeps its tasks, a stopped one has none, and a resumed one has them again."""
+    async with running_herder() as (herder, _):
         await herder.put_connector("c", config(), replace=False)
         await until(lambda: states(herder) == ["RUNNING"] * 3)
         await herder.set_target_state("c", TargetState.PAUSED)
@@ -184,8 +184,8 @@ async def test_pause_stop_resume() -> None:
 
 
 async def test_a_connector_that_fails_can_be_restarted() -> None:
-    """Its status has the trace; restarted with another config it runs."""
-    async with herding() as (herder, _):
+    """A failed connector's status has the trace, and after a config change it runs."""
+    async with running_herder() as (herder, _):
         await herder.put_connector("c", config(fails="1"), replace=False)
         await until(lambda: states(herder) == ["FAILED"])
         assert "on purpose" in herder.connector_status("c")["connector"]["trace"]
@@ -195,9 +195,9 @@ async def test_a_connector_that_fails_can_be_restarted() -> None:
         await until(lambda: states(herder) == ["RUNNING"] * 3)
 
 
-async def test_restarts_concern_what_is_named() -> None:
-    """One task, all of them, or what failed alone; what is not there is said in Kafka Connect's words."""
-    async with herding() as (herder, made):
+async def test_restarts_apply_to_the_named_instances() -> None:
+    """One task, all tasks or failed ones are restarted; unknown names are errors with Kafka Connect's messages."""
+    async with running_herder() as (herder, made):
         await herder.put_connector("c", config(), replace=False)
         await until(lambda: states(herder) == ["RUNNING"] * 3)
         await herder.restart_task(ConnectorTaskId("c", 1))
@@ -220,8 +220,8 @@ async def test_restarts_concern_what_is_named() -> None:
 
 
 async def test_offsets_change_only_while_the_connector_is_stopped() -> None:
-    """Then they are read as they were set; deleted with the connector is nothing of them."""
-    async with herding() as (herder, _):
+    """Offsets are altered and deleted only while the connector is stopped."""
+    async with running_herder() as (herder, _):
         await herder.put_connector("c", config(), replace=False)
         rows = [({"file": "a"}, {"at": 3})]
         with pytest.raises(BadRequest, match="STOPPED"):
@@ -234,9 +234,9 @@ async def test_offsets_change_only_while_the_connector_is_stopped() -> None:
         assert (await herder.connector_offsets("c"))["offsets"] == []
 
 
-async def test_what_is_deleted_leaves_nothing() -> None:
-    """Neither config nor status, and nothing runs."""
-    async with herding() as (herder, _):
+async def test_a_deleted_connector_leaves_nothing() -> None:
+    """A deleted connector has neither config nor status, and nothing runs."""
+    async with running_herder() as (herder, _):
         await herder.put_connector("c", config(), replace=False)
         await until(lambda: states(herder) == ["RUNNING"] * 3)
         await herder.delete_connector("c")
@@ -246,17 +246,17 @@ async def test_what_is_deleted_leaves_nothing() -> None:
         assert (herder.worker.connector_names(), herder.worker.task_ids()) == (frozenset(), frozenset())
 
 
-async def test_a_wrong_config_is_refused_before_anything_is_written() -> None:
-    """The class must exist, and the settings must hold."""
-    async with herding() as (herder, _):
+async def test_an_invalid_config_is_rejected_before_it_is_written() -> None:
+    """An invalid config is a BadRequest, and no connector is created."""
+    async with running_herder() as (herder, _):
         with pytest.raises(BadRequest, match=r"tasks\.max"):
             await herder.put_connector("c", config(**{"tasks.max": "zero"}), replace=False)
         assert herder.connectors() == []
 
 
 async def test_a_start_can_be_waited_for() -> None:
-    """It returns when the connector runs, and says in one line why it does not."""
-    async with herding() as (herder, _):
+    """`started` returns when the connector runs, or raises its error in one line."""
+    async with running_herder() as (herder, _):
         await herder.put_connector("c", config(), replace=False)
         await herder.started("c", 60_000)
         assert states(herder)[0] == "RUNNING"
@@ -265,11 +265,11 @@ async def test_a_start_can_be_waited_for() -> None:
             await herder.started("d", 60_000)
 
 
-async def test_a_validation_tells_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither what is wrong with a value, nor what the connector itself raises, has what a variable stands for."""
+async def test_a_validation_contains_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither validation errors nor a connector's own errors contain a secret's value."""
     monkeypatch.setenv("PENSTOCK_TEST_SECRET", "s3cret-value")
     secret = "${env:PENSTOCK_TEST_SECRET}"
-    async with herding() as (herder, _):
+    async with running_herder() as (herder, _):
         found = await herder.validate(config(**{"tasks.max": secret}))
         (row,) = [one["value"] for one in found["configs"] if one["value"]["name"] == "tasks.max"]
         assert row["value"] == secret
@@ -284,10 +284,10 @@ async def test_a_validation_tells_no_secret(monkeypatch: pytest.MonkeyPatch) -> 
         assert herder.connector_config("c")["password"] == "pl41n"
 
 
-async def test_a_validation_that_blocks_holds_up_nothing() -> None:
-    """Others are made meanwhile; it is made when its validation ends."""
+async def test_a_blocking_validation_blocks_no_other_request() -> None:
+    """While a validation blocks, other connectors are created."""
     going.clear()
-    async with herding() as (herder, _):
+    async with running_herder() as (herder, _):
         slow = asyncio.ensure_future(herder.put_connector("s", {**config(slow="1"), "name": "s"}, replace=False))
         await herder.put_connector("c", config(), replace=False)
         assert not slow.done()
@@ -296,9 +296,9 @@ async def test_a_validation_that_blocks_holds_up_nothing() -> None:
         assert herder.connectors() == ["c", "s"]
 
 
-async def test_patches_at_once_lose_nothing() -> None:
-    """Each is merged into what the others have made of the config."""
-    async with herding() as (herder, _):
+async def test_concurrent_patches_are_merged() -> None:
+    """Concurrent patches are all merged into the config."""
+    async with running_herder() as (herder, _):
         await herder.put_connector("c", config(), replace=False)
         patches = [{"a": "1"}, {"b": "2"}, {"word": "x"}]
         await asyncio.gather(*(herder.patch_connector("c", patch) for patch in patches))

@@ -1,4 +1,4 @@
-"""What a worker reports becomes statuses of its generation."""
+"""Statuses with a generation from the events that a worker reports."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def reporter(store: StatusStore, *, generation: int = 3, tracks_topics: bool = T
 
 
 def test_states_carry_worker_and_generation() -> None:
-    """Each report stands with who made it and when in the group's history."""
+    """Each status has its worker and the group's generation."""
     store = StatusStore()
     reports = reporter(store)
     for event, state in (
@@ -35,8 +35,8 @@ def test_states_carry_worker_and_generation() -> None:
     assert store.cache.task(TASK) == TaskStatus(TASK, State.FAILED, "me", 3, "1.0", "why")
 
 
-def test_a_late_end_does_not_hide_the_next_owner() -> None:
-    """UNASSIGNED and FAILED of a worker that has lost the task are not written over a later generation's RUNNING."""
+def test_a_late_end_does_not_overwrite_the_next_owner() -> None:
+    """UNASSIGNED and FAILED of a former owner do not overwrite RUNNING of a later generation."""
     store = StatusStore()
     store.put(TaskStatus(TASK, State.RUNNING, "other", 4))
     reporter(store).on_event(TASK, Event.SHUTDOWN)
@@ -44,8 +44,8 @@ def test_a_late_end_does_not_hide_the_next_owner() -> None:
     assert store.cache.task(TASK) == TaskStatus(TASK, State.RUNNING, "other", 4)
 
 
-def test_topics_are_noted_once() -> None:
-    """A task says a topic with every batch; it is written when it is new, and again when the list was emptied."""
+def test_topics_are_recorded_once() -> None:
+    """An active topic is written once, and again after the list was reset."""
     store = StatusStore()
     reports = reporter(store)
     reports.on_topic_used(TASK, "t")
@@ -61,8 +61,8 @@ def test_topics_are_noted_once() -> None:
     assert len(store.cache.topics("c")) == 1
 
 
-def test_a_connector_that_is_gone_leaves_nothing() -> None:
-    """Its own status, its tasks' and its topics' go."""
+def test_a_forgotten_connector_leaves_nothing() -> None:
+    """`forget_connector` deletes the statuses of the connector, its tasks and its topics."""
     store = StatusStore()
     reports = reporter(store)
     reports.on_event("c", Event.STARTUP)

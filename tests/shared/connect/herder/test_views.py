@@ -1,4 +1,4 @@
-"""What REST shows, from configs and statuses."""
+"""The views of REST, from configs and statuses."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def statuses() -> StatusCache:
 
 
 def test_a_connector_is_shown_with_its_tasks(plugins: Plugins) -> None:
-    """Name, config, the tasks' ids, and the kind of its class."""
+    """A connector is shown with name, config, task ids and type."""
     assert connector_info(SNAPSHOT, plugins, "src") == {
         "name": "src",
         "config": CONFIG,
@@ -50,14 +50,14 @@ def test_a_connector_is_shown_with_its_tasks(plugins: Plugins) -> None:
 
 
 def test_a_class_that_is_not_installed_is_unknown(plugins: Plugins) -> None:
-    """A connector whose plugin is gone is shown all the same."""
+    """A connector whose class is not installed has the type `unknown`."""
     snapshot = ConfigSnapshot(configs={"a": {"connector.class": "no.such"}, "b": {}})
     assert connector_info(snapshot, plugins, "a")["type"] == "unknown"
     assert connector_info(snapshot, plugins, "b")["type"] == "unknown"
 
 
 def test_statuses_are_shown(plugins: Plugins, statuses: StatusCache) -> None:
-    """State and worker of each, the version where it is known, the trace where it failed."""
+    """Statuses have state and worker, the version if known, and the trace of a failure."""
     assert connector_status(SNAPSHOT, statuses, plugins, "src") == {
         "name": "src",
         "connector": {"state": "RUNNING", "worker_id": "w:1", "version": "4.1.1"},
@@ -68,15 +68,15 @@ def test_statuses_are_shown(plugins: Plugins, statuses: StatusCache) -> None:
     assert active_topics(statuses, "src") == {"src": {"topics": ["lines"]}}
 
 
-def test_what_is_being_restarted_is_shown_so(plugins: Plugins, statuses: StatusCache) -> None:
-    """The answer to a restart says RESTARTING of what it concerns, and no trace of the failure before."""
+def test_restarting_instances_are_shown(plugins: Plugins, statuses: StatusCache) -> None:
+    """The answer to a restart shows RESTARTING for the planned instances, without the old trace."""
     shown = connector_status(SNAPSHOT, statuses, plugins, "src", RestartPlan(False, (TASK,)))
     assert shown["connector"]["state"] == "RUNNING"
     assert shown["tasks"] == [{"id": 0, "state": "RESTARTING", "worker_id": "w:2"}]
 
 
-def test_what_is_not_there_is_said(plugins: Plugins, statuses: StatusCache) -> None:
-    """In Kafka Connect's words; a connector that was deleted has no status, whatever the topic still says."""
+def test_unknown_connectors_and_tasks_are_not_found(plugins: Plugins, statuses: StatusCache) -> None:
+    """Unknown connectors and tasks are errors with Kafka Connect's messages; a deleted connector has no status."""
     with pytest.raises(ConnectorNotFound, match=r"^Connector x not found$"):
         connector_info(SNAPSHOT, plugins, "x")
     with pytest.raises(ConnectorNotFound, match=r"^No status found for connector x$"):

@@ -1,4 +1,4 @@
-"""The runner of work, over a worker whose connectors stop when the test says so."""
+"""The work runner, with a worker whose connector stops when the test allows it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from penstock.shared.connect.storage.cluster_config_state import ConfigSnapshot
 
 
 class SlowToStop:
-    """A worker with one connector, which stops when `may_stop` is set."""
+    """A worker with one connector, which stops once `may_stop` is set."""
 
     def __init__(self) -> None:
         self.running = {"x"}
@@ -58,8 +58,8 @@ async def turns() -> None:
         await asyncio.sleep(0)
 
 
-async def test_a_connector_given_up_while_it_is_restarted_stays_away() -> None:
-    """Another worker has it by then: it ends before the call does, and does not start here again."""
+async def test_a_connector_given_up_during_its_restart_does_not_start() -> None:
+    """A connector that is given up during its restart stops before the call ends, and does not start again."""
     worker = SlowToStop()
     work, started = runner(worker)
     work.beside(work.restart_connector("x"))
@@ -73,8 +73,8 @@ async def test_a_connector_given_up_while_it_is_restarted_stays_away() -> None:
     assert (worker.running, worker.starts, started) == (set(), 0, [])
 
 
-async def test_a_connector_that_comes_back_starts_when_the_old_one_has_ended() -> None:
-    """Given up and assigned again within its restart it runs once, and not beside itself."""
+async def test_a_reassigned_connector_starts_after_the_old_one_has_stopped() -> None:
+    """A connector that is given up and assigned again during its restart starts once, after the old one has stopped."""
     worker = SlowToStop()
     work, started = runner(worker)
     work.beside(work.restart_connector("x"))
@@ -91,7 +91,7 @@ async def test_a_connector_that_comes_back_starts_when_the_old_one_has_ended() -
 
 
 async def test_a_restart_stops_and_starts() -> None:
-    """What starts after it is told."""
+    """A restart stops and starts the connector, and calls `on_started`."""
     worker = SlowToStop()
     worker.may_stop.set()
     work, started = runner(worker)

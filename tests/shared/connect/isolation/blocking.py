@@ -1,4 +1,4 @@
-"""Connectors that do what a connector should not."""
+"""Misbehaving connectors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ log = get_logger(__name__)
 
 
 class BlockingTask(SourceTask):
-    """Blocks its event loop as soon as the file that its settings name is there; then it gives records no more."""
+    """Blocks its event loop while the file of its settings exists, and then returns one record."""
 
     def __init__(self) -> None:
         self._file = Path()
@@ -31,7 +31,7 @@ class BlockingTask(SourceTask):
 
     async def poll(self) -> Sequence[SourceRecord] | None:
         while self._file.exists():
-            select.select([], [], [], 0.05)  # blocks: what the worker must not suffer from
+            select.select([], [], [], 0.05)  # blocks the event loop
         if self._given:
             return None
         self._given = True
@@ -43,7 +43,7 @@ class BlockingTask(SourceTask):
 
 
 class BlockingSource(SourceConnector):
-    """Its tasks block."""
+    """A source whose tasks block."""
 
     task_class = BlockingTask
 
@@ -59,7 +59,7 @@ class BlockingSource(SourceConnector):
 
 
 class HangingTask(BlockingTask):
-    """Blocks its own thread as long as the file is there."""
+    """Blocks its own thread while the file exists."""
 
     def poll(self) -> None:  # type: ignore[override]
         while self._file.exists():
@@ -68,20 +68,20 @@ class HangingTask(BlockingTask):
 
 
 class HangingSource(BlockingSource):
-    """Its tasks hang."""
+    """A source whose tasks hang."""
 
     task_class = HangingTask
 
 
 class FailingSource(BlockingSource):
-    """Cannot start."""
+    """A source that cannot start."""
 
     async def start(self, props: Mapping[str, str]) -> None:
         raise KeyError("on purpose")
 
 
 class AwkwardSource(BlockingSource):
-    """Does in each method what its settings say, such as `start.does=exit`; the result of `alter` is their length."""
+    """Does in each method what its settings request, such as `start.does=exit`."""
 
     def _does(self, what: str, props: Mapping[str, str]) -> None:
         does = props.get(f"{what}.does")

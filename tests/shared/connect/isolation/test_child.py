@@ -1,4 +1,4 @@
-"""What a connector's process makes of its commands, run here."""
+"""The commands of a connector's process, run in this process."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from penstock.shared.connect.isolation.child import Commands, Link
 from penstock.shared.connect.isolation.messages import Message, pack
 from penstock.shared.connect.runtime.states import ConnectorTaskId
 from penstock.shared.connect.runtime.worker_task import TaskSpec
-from tests.shared.connect.harness import Running, SayingSink, SayingSinkTask, running
+from tests.shared.connect.harness import RecordingSink, RecordingSinkTask, Running, running
 from tests.shared.connect.isolation.blocking import AwkwardSource
 
 GRACE_MS = 3_600_000
 
 
 class Commanded:
-    """A worker here that is commanded, and what the commands send."""
+    """A worker in this process with its commands, and the messages that they send."""
 
     def __init__(self, run: Running) -> None:
         self.run = run
@@ -37,7 +37,7 @@ class Commanded:
         return {"name": "c", "connector.class": name, "topics": "t", **given}
 
     async def ask(self, do: str, **more: Any) -> Message:
-        """The answer to a command."""
+        """Run a command and return its answer."""
         self.commands.on_command({"do": do, "ask": 7, **more})
         await self.run.until(lambda: any(message.get("answer") == 7 for message in self.sent))
         [answer] = [message for message in self.sent if message.get("answer") == 7]
@@ -51,10 +51,10 @@ async def commanded() -> AsyncIterator[Commanded]:
         yield Commanded(run)
 
 
-async def test_a_connector_and_a_task_do_as_commanded() -> None:
-    """Each change is an event; what has an answer is answered after it."""
+async def test_commands_control_a_connector_and_a_task() -> None:
+    """Each state change is an event, and a command's answer follows its events."""
     async with commanded() as run:
-        config = run.config(SayingSink)
+        config = run.config(RecordingSink)
         assert await run.ask("start_connector", config=config, target="STARTED") == {"answer": 7, "value": "RUNNING"}
         assert [task["topics"] for task in (await run.ask("task_configs", config=config))["value"]] == ["t"]
         spec = {"id": {"connector": "c", "task": 0}, "connector_config": config, "task_config": config}
@@ -67,20 +67,20 @@ async def test_a_connector_and_a_task_do_as_commanded() -> None:
         assert events == [
             ("startup", None), ("paused", 0), ("running", 0), ("shutdown", 0), ("shutdown", None),
         ]  # fmt: skip
-        assert SayingSinkTask.made[0].calls[-1] == "stop"
+        assert RecordingSinkTask.made[0].calls[-1] == "stop"
         assert (run.run.worker.task_ids(), run.run.worker.connector_names()) == (frozenset(), frozenset())
 
 
-async def test_what_is_being_stopped_ends_in_order() -> None:
-    """Also if the worker has ended meanwhile."""
+async def test_closing_waits_for_stopping_tasks() -> None:
+    """Closing the commands waits for tasks that are stopping."""
     going = asyncio.Event()
 
-    class SlowTask(SayingSinkTask):
+    class SlowTask(RecordingSinkTask):
         async def stop(self) -> None:
             await going.wait()
             await super().stop()
 
-    class Slow(SayingSink):
+    class Slow(RecordingSink):
         task_class = SlowTask
 
     async with commanded() as run:
@@ -94,14 +94,14 @@ async def test_what_is_being_stopped_ends_in_order() -> None:
         assert not (await asyncio.wait([closing], timeout=0.05))[0]
         going.set()
         await closing
-        assert SayingSinkTask.made[0].calls[-1] == "stop"
+        assert RecordingSinkTask.made[0].calls[-1] == "stop"
         assert "shutdown" in [message.get("event") for message in run.sent]
 
 
 async def test_metrics_and_topics_are_sent_together() -> None:
-    """Topics once, and again when they are used again."""
+    """Metrics are sent with the topics that were used since the last time."""
     async with commanded() as run:
-        config = run.config(SayingSink)
+        config = run.config(RecordingSink)
         spec = TaskSpec(ConnectorTaskId("c", 0), config, config)
         run.commands.on_command({"do": "start_task", "spec": spec, "target": "STARTED"})
         run.commands._events.on_topic_used(spec.id, "t")
@@ -114,7 +114,7 @@ async def test_metrics_and_topics_are_sent_together() -> None:
 
 
 async def test_an_error_is_the_answer() -> None:
-    """Of the connector's code, or of a value that is not JSON."""
+    """An error of the connector's code or of a value without JSON is the command's answer."""
 
     class Odd(AwkwardSource):
         async def alter_offsets(self, props: Mapping[str, str], offsets: list[Any]) -> bool:
@@ -128,8 +128,8 @@ async def test_an_error_is_the_answer() -> None:
         assert answer["kind"] == "not found"
 
 
-async def test_offsets_are_as_the_connectors_kind_has_them() -> None:
-    """A source's are partitions and offsets, a sink's are a topic's."""
+async def test_offsets_depend_on_the_connectors_type() -> None:
+    """A source's offsets are pairs of partition and offset, and a sink's are by topic partition."""
     seen: list[object] = []
 
     class Sink(FileStreamSinkConnector):
@@ -152,7 +152,7 @@ async def test_offsets_are_as_the_connectors_kind_has_them() -> None:
 
 
 async def test_the_end_of_the_worker_is_the_end_of_the_commands() -> None:
-    """Also in the middle of one."""
+    """When the worker ends, also in the middle of a command, the link ends."""
     for cut_off in (b"", b'{"do": "st'):
         ours, theirs = socket.socketpair()
         commands: list[Message] = []

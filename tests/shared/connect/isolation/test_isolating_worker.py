@@ -24,7 +24,7 @@ from penstock.shared.connect.runtime.task_factory import TaskFactory
 from penstock.shared.connect.runtime.worker_config import ISOLATION
 from penstock.shared.connect.runtime.worker_task import TaskSpec
 from penstock.shared.testing.fake_broker import FakeCluster
-from tests.shared.connect.harness import STRING, Remembering, Running, Store
+from tests.shared.connect.harness import STRING, Running, StatusRecorder, Store
 from tests.shared.connect.isolation.blocking import AwkwardSource, BlockingSource, HangingSource
 
 FIRST, SECOND = ConnectorTaskId("c", 0), ConnectorTaskId("c", 1)
@@ -36,7 +36,7 @@ class Isolating(Running):
     worker: IsolatingWorker
 
     def __init__(self, cluster: FakeCluster, worker: IsolatingWorker) -> None:
-        super().__init__(cluster, worker, Remembering(), Store())
+        super().__init__(cluster, worker, StatusRecorder(), Store())
         self.reconfigured: list[str] = []
 
     def pid(self, name: str = "c") -> int:

@@ -25,7 +25,7 @@ from penstock.shared.connect.runtime.dead_letters import (
 from penstock.shared.connect.runtime.error_handling import Failure, Stage
 from penstock.shared.connect.runtime.states import ConnectorTaskId
 from penstock.shared.connect.task import Offsets
-from tests.shared.connect.harness import TP, SayingSink, SayingSinkTask, running, source_record
+from tests.shared.connect.harness import TP, RecordingSink, RecordingSinkTask, running, source_record
 
 RECORDING = Path(__file__).parents[3] / "data" / "kafka_connect_dead_letters.jsonl.gz"
 HOIST = "org.apache.kafka.connect.transforms.HoistField$Key"
@@ -58,8 +58,8 @@ async def test_dead_letters_equal_the_recording() -> None:
                 originals = [(name, value.encode()) for name, value in letter["headers"] if not name.startswith("__")]
                 key, value = letter["key"].encode(), letter["value"].encode()
                 await producer.send("dlq-in", value, key=key, headers=tuple(originals))
-        await run.run(SayingSink, topics="dlq-in", **settings)
-        await run.until(lambda: SayingSinkTask.made and len(SayingSinkTask.made[0].values) == 1)
+        await run.run(RecordingSink, topics="dlq-in", **settings)
+        await run.until(lambda: RecordingSinkTask.made and len(RecordingSinkTask.made[0].values) == 1)
         await run.until(lambda: len(run.cluster.records("dlq")) == 2)
         for found, letter in zip(run.cluster.records("dlq"), recorded(), strict=True):
             assert (found.key, found.value) == (letter["key"].encode(), letter["value"].encode())
@@ -76,7 +76,7 @@ async def test_an_error_that_is_not_tolerated_fails_the_task_after_its_report() 
         async with Producer(KafkaSettings(bootstrap_servers=run.cluster.bootstrap_servers)) as producer:
             await producer.send("t", b"not json")
         id = await run.run(
-            SayingSink,
+            RecordingSink,
             topics="t",
             value_converter="org.apache.kafka.connect.json.JsonConverter",
             errors_deadletterqueue_topic_name="dlq",
@@ -91,13 +91,13 @@ async def test_a_record_reported_late_is_not_passed_over(when: str) -> None:
     """Where errors are not tolerated it fails the task, before its offset is committed and not after: a sink may find
     out while it flushes, and need not wait for its report."""
 
-    def report(made: SayingSinkTask, records: list[SinkRecord]) -> None:
+    def report(made: RecordingSinkTask, records: list[SinkRecord]) -> None:
         reporter = made.context.errant_record_reporter
         assert reporter is not None
         for record in records:
             reporter.report(record, ValueError("refused"))
 
-    def prepare(made: SayingSinkTask) -> None:
+    def prepare(made: RecordingSinkTask) -> None:
         if when == "put":
             made.on_put = report
         else:
@@ -106,12 +106,12 @@ async def test_a_record_reported_late_is_not_passed_over(when: str) -> None:
     async with running() as run:
         async with Producer(KafkaSettings(bootstrap_servers=run.cluster.bootstrap_servers)) as producer:
             await producer.send("t", b"bad")
-        SayingSinkTask.prepare = staticmethod(prepare)
+        RecordingSinkTask.prepare = staticmethod(prepare)
         try:
-            id = await run.run(SayingSink, topics="t", errors_log_enable="true", offset_flush_interval_ms="50")
+            id = await run.run(RecordingSink, topics="t", errors_log_enable="true", offset_flush_interval_ms="50")
             await run.until(lambda: "failure" in run.listener.of(id))
         finally:
-            SayingSinkTask.prepare = staticmethod(lambda _task: None)
+            RecordingSinkTask.prepare = staticmethod(lambda _task: None)
         assert "ValueError: refused" in run.listener.traces[0]
         assert run.cluster.committed("connect-c").get(TP, OffsetAndMetadata(0)).offset == 0
 
@@ -120,7 +120,7 @@ async def test_a_record_reported_late_is_not_passed_over(when: str) -> None:
 async def test_a_record_reported_while_flushing_is_as_it_was_read(kept: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Key, value and headers, whatever transforms made of them. One that is not kept any more is converted back."""
 
-    def prepare(made: SayingSinkTask) -> None:
+    def prepare(made: RecordingSinkTask) -> None:
         def gives(offsets: Offsets) -> Offsets:
             reporter = made.context.errant_record_reporter
             assert reporter is not None
@@ -130,7 +130,7 @@ async def test_a_record_reported_while_flushing_is_as_it_was_read(kept: bool, mo
 
         made.gives = gives
 
-    monkeypatch.setattr(SayingSinkTask, "prepare", staticmethod(prepare))
+    monkeypatch.setattr(RecordingSinkTask, "prepare", staticmethod(prepare))
     if not kept:
         monkeypatch.setattr(RawRecords, "find", lambda *_: None)
     async with running() as run:
@@ -138,7 +138,7 @@ async def test_a_record_reported_while_flushing_is_as_it_was_read(kept: bool, mo
         async with Producer(KafkaSettings(bootstrap_servers=run.cluster.bootstrap_servers)) as producer:
             await producer.send("t", b"v", key=b"k", headers=(("h", b"1"),))
         await run.run(
-            SayingSink,
+            RecordingSink,
             topics="t",
             errors_tolerance="all",
             errors_deadletterqueue_topic_name="dlq",

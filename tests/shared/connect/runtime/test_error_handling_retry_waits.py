@@ -18,11 +18,11 @@ from penstock.shared.connect.runtime.error_handling import LOG_MS, Interrupted, 
 from penstock.shared.connect.runtime.states import ConnectorTaskId, TargetState
 from penstock.shared.connect.runtime.worker_task import TaskSpec
 from tests.shared.connect.harness import (
+    RecordingSink,
+    RecordingSinkTask,
+    RecordingSource,
+    RecordingSourceTask,
     Running,
-    SayingSink,
-    SayingSinkTask,
-    SayingSource,
-    SayingSourceTask,
     running,
     source_record,
 )
@@ -75,14 +75,14 @@ async def test_a_sink_that_waits_for_a_registry_is_seen_and_pauses_and_stops() -
                 for value in (b"a", b"x", b"b"):
                     await producer.send("two", value, partition=partition)
         with structlog.testing.capture_logs() as said:
-            id = await run.run(SayingSink, topics="two", value_converter=CONVERTER, **FOR_EVER)
+            id = await run.run(RecordingSink, topics="two", value_converter=CONVERTER, **FOR_EVER)
             await run.until(lambda: stalled_ms(run) > 50)
         (line,) = [line for line in said if line["event"] == "conversion is tried again"]
         assert (line["stage"], line["error"]) == ("VALUE_CONVERTER", "RetriableError: the registry does not answer")
-        props = {"name": "c", "connector.class": f"{SayingSink.__module__}.SayingSink", "topics": "two"}
+        props = {"name": "c", "connector.class": f"{RecordingSink.__module__}.RecordingSink", "topics": "two"}
         second = ConnectorTaskId("c", 1)
         await run.worker.start_task(TaskSpec(second, props, props), TargetState.STARTED, run.listener)
-        await run.until(lambda: SayingSinkTask.made[-1].values == ["a", "x", "b"])
+        await run.until(lambda: RecordingSinkTask.made[-1].values == ["a", "x", "b"])
         await run.worker.set_target_state("c", TargetState.PAUSED)
         await run.until(lambda: "paused" in run.listener.of(id))
         assert stalled_ms(run) == 0
@@ -90,8 +90,8 @@ async def test_a_sink_that_waits_for_a_registry_is_seen_and_pauses_and_stops() -
         await run.until(lambda: stalled_ms(run) > 50)
         await run.worker.stop_tasks([id])
         assert run.listener.of(id) == ["startup", "paused", "running", "shutdown"]
-        assert SayingSinkTask.made[0].values == []
-        await run.until(lambda: SayingSinkTask.made[-1].values == ["a", "x", "b"] * 2)
+        assert RecordingSinkTask.made[0].values == []
+        await run.until(lambda: RecordingSinkTask.made[-1].values == ["a", "x", "b"] * 2)
         await run.until(lambda: len(run.cluster.committed("connect-c")) == 2)
         committed = run.cluster.committed("connect-c")
         await run.until(
@@ -100,7 +100,7 @@ async def test_a_sink_that_waits_for_a_registry_is_seen_and_pauses_and_stops() -
         assert committed.keys() == {TopicPartition("two", 0), TopicPartition("two", 1)}
 
 
-class ResumingSinkTask(SayingSinkTask):
+class ResumingSinkTask(RecordingSinkTask):
     """Resumes what it opens, as a task may."""
 
     async def open(self, partitions: frozenset[TopicPartition]) -> None:
@@ -108,7 +108,7 @@ class ResumingSinkTask(SayingSinkTask):
         await super().open(partitions)
 
 
-class ResumingSink(SayingSink):
+class ResumingSink(RecordingSink):
     task_class = ResumingSinkTask
 
 
@@ -122,10 +122,10 @@ async def test_a_task_that_resumes_while_a_conversion_waits_loses_nothing() -> N
                     await producer.send("two", value, partition=partition)
         await run.run(ResumingSink, topics="two", value_converter=CONVERTER, **FOR_EVER)
         await run.until(lambda: stalled_ms(run) > 50)
-        first = SayingSinkTask.made[-1]
-        props = {"name": "c", "connector.class": f"{SayingSink.__module__}.SayingSink", "topics": "two"}
+        first = RecordingSinkTask.made[-1]
+        props = {"name": "c", "connector.class": f"{RecordingSink.__module__}.RecordingSink", "topics": "two"}
         await run.worker.start_task(TaskSpec(ConnectorTaskId("c", 1), props, props), TargetState.STARTED, run.listener)
-        second = SayingSinkTask.made[-1]
+        second = RecordingSinkTask.made[-1]
         assert second is not first
         await run.until(lambda: second.values == ["a", "x", "b"])
         since_ms = stalled_ms(run)
@@ -137,9 +137,9 @@ async def test_a_task_that_resumes_while_a_conversion_waits_loses_nothing() -> N
 async def test_a_source_that_waits_for_a_registry_is_seen_and_pauses_and_stops() -> None:
     """What was sent before stays sent once, and its offset is stored; the rest goes out when the registry is back."""
     async with running(offset_flush_interval_ms="600000") as run:
-        id = await run.run(SayingSource, value_converter=CONVERTER, **FOR_EVER)
-        await run.until(lambda: SayingSourceTask.made)
-        SayingSourceTask.made[-1].batches.put_nowait([source_record(v, at) for at, v in enumerate(("a", "x", "b"))])
+        id = await run.run(RecordingSource, value_converter=CONVERTER, **FOR_EVER)
+        await run.until(lambda: RecordingSourceTask.made)
+        RecordingSourceTask.made[-1].batches.put_nowait([source_record(v, at) for at, v in enumerate(("a", "x", "b"))])
         await run.until(lambda: stalled_ms(run) > 50)
         await run.worker.set_target_state("c", TargetState.PAUSED)
         await run.until(lambda: "paused" in run.listener.of(id))
@@ -150,7 +150,7 @@ async def test_a_source_that_waits_for_a_registry_is_seen_and_pauses_and_stops()
         await run.until(lambda: len(run.cluster.records("t")) == 3)
         assert [record.value for record in run.cluster.records("t")] == [b"a", b"x", b"b"]
         Down.is_down = True
-        SayingSourceTask.made[-1].batches.put_nowait([source_record("x", 3)])
+        RecordingSourceTask.made[-1].batches.put_nowait([source_record("x", 3)])
         await run.until(lambda: stalled_ms(run) > 50)
         await run.worker.stop_tasks([id])
         assert run.listener.of(id)[-1] == "shutdown"

@@ -10,19 +10,19 @@ from penstock.shared.connect.runtime import abstract_source_task
 from penstock.shared.connect.runtime.states import ConnectorTaskId, TargetState
 from penstock.shared.connect.runtime.worker_task import TaskSpec
 from penstock.shared.testing.fake_broker import Api, Fail
-from tests.shared.connect.harness import Running, SayingSource, SayingSourceTask, running, source_record
+from tests.shared.connect.harness import RecordingSource, RecordingSourceTask, Running, running, source_record
 
 ENABLED = {"exactly_once_source_support": "enabled"}
 
 
-def task() -> SayingSourceTask:
-    return SayingSourceTask.made[-1]
+def task() -> RecordingSourceTask:
+    return RecordingSourceTask.made[-1]
 
 
 async def started(run: Running, **settings: str) -> Any:
-    made = len(SayingSourceTask.made)
-    id = await run.run(SayingSource, **settings)
-    await run.until(lambda: len(SayingSourceTask.made) > made and task().calls)
+    made = len(RecordingSourceTask.made)
+    id = await run.run(RecordingSource, **settings)
+    await run.until(lambda: len(RecordingSourceTask.made) > made and task().calls)
     return id
 
 

@@ -20,10 +20,10 @@ from penstock.shared.connect.runtime.worker_task import TaskSpec
 from penstock.shared.connect.task import Offsets
 from tests.shared.connect.harness import (
     TP,
+    RecordingSink,
+    RecordingSinkTask,
+    RecordingSource,
     Running,
-    SayingSink,
-    SayingSinkTask,
-    SayingSource,
     running,
     source_record,
 )
@@ -82,7 +82,7 @@ class DefSinkTask(SinkTask):
         self._note("stop")
 
 
-class DefSink(SayingSink):
+class DefSink(RecordingSink):
     """Its tasks have `def` methods."""
 
     task_class = DefSinkTask  # type: ignore[assignment]
@@ -122,7 +122,7 @@ class DefSourceTask(SourceTask):
         self._note("stop")
 
 
-class DefSource(SayingSource):
+class DefSource(RecordingSource):
     """Its tasks have `def` methods."""
 
     task_class = DefSourceTask  # type: ignore[assignment]
@@ -136,8 +136,8 @@ async def produce(run: Running, *values: bytes) -> None:
 
 async def start_other(run: Running) -> ConnectorTaskId:
     """Another sink's task, whose methods are `async def`."""
-    name = f"{SayingSink.__module__}.{SayingSink.__name__}"
-    run.worker.plugins.add(SayingSink, name)
+    name = f"{RecordingSink.__module__}.{RecordingSink.__name__}"
+    run.worker.plugins.add(RecordingSink, name)
     props = {"name": "other", "connector.class": name, "topics": "t"}
     id = ConnectorTaskId("other", 0)
     await run.worker.start_task(TaskSpec(id, props, props), TargetState.STARTED, run.listener)
@@ -153,7 +153,7 @@ async def test_a_put_that_blocks_delays_no_other_task() -> None:
         await run.until(lambda: DefSinkTask.made and DefSinkTask.made[0].blocked.is_set())
         await start_other(run)
         await run.until(lambda: run.cluster.committed("connect-other").get(TP) == OffsetAndMetadata(2))
-        assert SayingSinkTask.made[-1].values == ["a", "bad"]
+        assert RecordingSinkTask.made[-1].values == ["a", "bad"]
         assert (DefSinkTask.made[0].values, TP in run.cluster.committed("connect-c")) == ([], False)
         DefSinkTask.made[0].gate.set()
         await run.until(lambda: run.cluster.committed("connect-c").get(TP) == OffsetAndMetadata(2))

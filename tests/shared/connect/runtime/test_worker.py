@@ -11,7 +11,7 @@ from penstock.shared.connect.connectors.file_stream import FileStreamSinkConnect
 from penstock.shared.connect.errors import ConnectError
 from penstock.shared.connect.runtime.states import ConnectorTaskId, State, TargetState
 from penstock.shared.connect.runtime.worker_task import TaskSpec
-from tests.shared.connect.harness import SayingSource, SayingSourceTask, running
+from tests.shared.connect.harness import RecordingSource, RecordingSourceTask, running
 
 SINK = {"name": "s", "connector.class": "FileStreamSink", "topics": "t", "file": "${env:HOME}/out", "tasks.max": "2"}
 
@@ -59,61 +59,61 @@ async def test_connectors_follow_their_target() -> None:
 async def test_a_failed_task_is_restarted() -> None:
     """After its back-off, by itself, with a new instance that goes on where the old one stopped."""
     async with running(task_restart_enable="true", task_restart_backoff_ms="10") as run:
-        id = await run.run(SayingSource)
-        await run.until(lambda: SayingSourceTask.made and SayingSourceTask.made[0].calls)
-        SayingSourceTask.made[0].batches.put_nowait(ValueError("broken"))
+        id = await run.run(RecordingSource)
+        await run.until(lambda: RecordingSourceTask.made and RecordingSourceTask.made[0].calls)
+        RecordingSourceTask.made[0].batches.put_nowait(ValueError("broken"))
         await run.until(lambda: run.listener.of(id) == ["startup", "failure", "restart", "startup"])
-        assert len(SayingSourceTask.made) == 2
+        assert len(RecordingSourceTask.made) == 2
         assert run.worker.state(id) is State.RUNNING
 
 
 async def test_a_restart_that_cannot_be_made_is_tried_again() -> None:
     """What it needs is missing for a while: it waits longer each time, says so, and runs when it is there again."""
 
-    def missing(_made: SayingSourceTask) -> None:
-        if len(SayingSourceTask.made) in (2, 3):
+    def missing(_made: RecordingSourceTask) -> None:
+        if len(RecordingSourceTask.made) in (2, 3):
             raise FileNotFoundError("secret.properties")
 
-    SayingSourceTask.prepare = staticmethod(missing)
+    RecordingSourceTask.prepare = staticmethod(missing)
     try:
         with structlog.testing.capture_logs() as said:
             async with running(task_restart_enable="true", task_restart_backoff_ms="10") as run:
-                id = await run.run(SayingSource)
-                await run.until(lambda: SayingSourceTask.made and SayingSourceTask.made[0].calls)
-                SayingSourceTask.made[0].batches.put_nowait(ValueError("broken"))
-                await run.until(lambda: run.worker.state(id) is State.RUNNING and len(SayingSourceTask.made) == 4)
+                id = await run.run(RecordingSource)
+                await run.until(lambda: RecordingSourceTask.made and RecordingSourceTask.made[0].calls)
+                RecordingSourceTask.made[0].batches.put_nowait(ValueError("broken"))
+                await run.until(lambda: run.worker.state(id) is State.RUNNING and len(RecordingSourceTask.made) == 4)
                 await run.until(lambda: run.listener.of(id)[-1] == "startup")
                 assert run.listener.of(id) == ["startup", *["failure", "restart"] * 3, "startup"]
         assert [line["in_ms"] for line in said if line["event"] == "task will be restarted"] == [10, 20, 40]
     finally:
-        SayingSourceTask.prepare = staticmethod(lambda _task: None)
+        RecordingSourceTask.prepare = staticmethod(lambda _task: None)
 
 
 async def test_a_task_that_does_not_end_is_abandoned() -> None:
     """After the graceful timeout the worker goes on without it, and hears nothing of it any more."""
 
-    def stuck(made: SayingSourceTask) -> None:
+    def stuck(made: RecordingSourceTask) -> None:
         async def stop() -> None:
             await made.batches.get()
 
         made.stop = stop  # type: ignore[method-assign]
 
-    SayingSourceTask.prepare = staticmethod(stuck)
+    RecordingSourceTask.prepare = staticmethod(stuck)
     try:
         async with running(task_shutdown_graceful_timeout_ms="50") as run:
-            id = await run.run(SayingSource)
-            await run.until(lambda: SayingSourceTask.made and SayingSourceTask.made[0].calls)
+            id = await run.run(RecordingSource)
+            await run.until(lambda: RecordingSourceTask.made and RecordingSourceTask.made[0].calls)
             await run.worker.stop_tasks([id])
             assert run.worker.task_ids() == frozenset()
             assert run.listener.of(id) == ["startup"]
     finally:
-        SayingSourceTask.prepare = staticmethod(lambda _task: None)
+        RecordingSourceTask.prepare = staticmethod(lambda _task: None)
 
 
 async def test_being_inside_one_call_is_visible() -> None:
     """A task that is RUNNING without progress can be told from one that works."""
     async with running() as run:
-        id = await run.run(SayingSource)
+        id = await run.run(RecordingSource)
         await run.until(lambda: run.worker.stalled_ms(id) > 20)  # its poll waits
         assert run.worker.stalled_ms(ConnectorTaskId("none", 0)) == 0
 
@@ -126,9 +126,9 @@ async def test_a_stall_is_said_once_and_its_end_once() -> None:
 
     with structlog.testing.capture_logs() as said:
         async with running(task_stall_timeout_ms="100") as run:
-            await run.run(SayingSource)
+            await run.run(RecordingSource)
             await run.until(lambda: stalled() and any("is stalled" in line["event"] for line in said))
-            SayingSourceTask.made[-1].batches.put_nowait(None)
+            RecordingSourceTask.made[-1].batches.put_nowait(None)
             await run.until(lambda: any("no more" in line["event"] for line in said))
     assert [line["event"] for line in said if "stalled inside" in line["event"]] != []
 

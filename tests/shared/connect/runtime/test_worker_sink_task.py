@@ -14,7 +14,7 @@ from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.connect import RetriableError
 from penstock.shared.connect.runtime.states import ConnectorTaskId, State, TargetState
 from penstock.shared.connect.runtime.worker_task import TaskSpec
-from tests.shared.connect.harness import STRING, TP, Running, SayingSink, SayingSinkTask, running
+from tests.shared.connect.harness import STRING, TP, RecordingSink, RecordingSinkTask, Running, running
 
 GROUP = "connect-c"
 
@@ -22,11 +22,11 @@ GROUP = "connect-c"
 @contextmanager
 def prepared(prepare: Any) -> Iterator[None]:
     """Every task that is made goes through `prepare`."""
-    SayingSinkTask.prepare = staticmethod(prepare)
+    RecordingSinkTask.prepare = staticmethod(prepare)
     try:
         yield
     finally:
-        SayingSinkTask.prepare = staticmethod(lambda _task: None)
+        RecordingSinkTask.prepare = staticmethod(lambda _task: None)
 
 
 async def produce(run: Running, *values: bytes, topic: str = "t") -> None:
@@ -35,15 +35,15 @@ async def produce(run: Running, *values: bytes, topic: str = "t") -> None:
             await producer.send(topic, value)
 
 
-def task() -> SayingSinkTask:
-    return SayingSinkTask.made[-1]
+def task() -> RecordingSinkTask:
+    return RecordingSinkTask.made[-1]
 
 
 async def test_records_are_put_and_their_offsets_committed() -> None:
     """What was read is put in order, and its offsets are the group's once `pre_commit` gave them."""
     async with running() as run:
         await produce(run, b"a", b"b", b"c")
-        id = await run.run(SayingSink, topics="t")
+        id = await run.run(RecordingSink, topics="t")
         await run.until(lambda: run.cluster.committed(GROUP).get(TP) == OffsetAndMetadata(3))
         assert task().values == ["a", "b", "c"]
         assert [call for call in task().calls if call[0] != "pre_commit"] == ["start", ("open", [0]), ("put", 3)]
@@ -55,8 +55,8 @@ async def test_a_stop_commits_and_closes() -> None:
     """In the end what was put is committed, partitions are closed, and the task is stopped, in this order."""
     async with running(offset_flush_interval_ms="600000") as run:
         await produce(run, b"a")
-        id = await run.run(SayingSink, topics="t")
-        await run.until(lambda: SayingSinkTask.made and task().values)
+        id = await run.run(RecordingSink, topics="t")
+        await run.until(lambda: RecordingSinkTask.made and task().values)
         await run.worker.stop_tasks([id])
         assert task().calls[-3:] == [("pre_commit", {0: 1}), ("close", [0]), "stop"]
         assert run.cluster.committed(GROUP)[TP].offset == 1
@@ -66,15 +66,15 @@ async def test_a_stop_commits_and_closes() -> None:
 async def test_a_retriable_error_delivers_the_same_batch_again() -> None:
     """The batch is kept and no other record delivered before `put` takes it; then all goes on."""
 
-    def prepare(made: SayingSinkTask) -> None:
+    def prepare(made: RecordingSinkTask) -> None:
         made.raising["put"] = [RetriableError("later"), RetriableError("later")]
         made.on_put = lambda _task, _records: None
 
     async with running() as run:
         with prepared(prepare):
             await produce(run, b"a", b"b")
-            id = await run.run(SayingSink, topics="t")
-            await run.until(lambda: SayingSinkTask.made and ("put", 2) in task().calls)
+            id = await run.run(RecordingSink, topics="t")
+            await run.until(lambda: RecordingSinkTask.made and ("put", 2) in task().calls)
             task().context.timeout(10)
             await produce(run, b"c")
             await run.until(lambda: len(task().values) >= 2 or task().context.timeout(10))
@@ -89,7 +89,7 @@ async def test_any_other_error_fails_the_task() -> None:
     async with running() as run:
         with prepared(lambda made: made.raising.update(put=[ValueError("broken")])):
             await produce(run, b"a")
-            id = await run.run(SayingSink, topics="t")
+            id = await run.run(RecordingSink, topics="t")
             await run.until(lambda: "failure" in run.listener.of(id))
         assert "ValueError: broken" in run.listener.traces[0]
         assert "in put" in run.listener.traces[0]
@@ -103,7 +103,7 @@ async def test_errors_before_the_first_record_fail_the_task(call: str) -> None:
     """What `start` or `open` raises reaches the task, though `open` runs in a rebalance."""
     async with running() as run:
         with prepared(lambda made: made.raising.update({call: [ValueError(f"no {call}")]})):
-            id = await run.run(SayingSink, topics="t")
+            id = await run.run(RecordingSink, topics="t")
             await run.until(lambda: "failure" in run.listener.of(id))
         assert f"no {call}" in run.listener.traces[0]
         assert task().calls[-1] == "stop"
@@ -112,14 +112,14 @@ async def test_errors_before_the_first_record_fail_the_task(call: str) -> None:
 async def test_a_task_that_cannot_flush_reads_again() -> None:
     """An error in `pre_commit` takes everything back to the last commit, and the task goes on."""
 
-    def fail_once(made: SayingSinkTask, _records: object) -> None:
+    def fail_once(made: RecordingSinkTask, _records: object) -> None:
         if not made.values:
             made.raising["pre_commit"] = [ValueError("not yet")]
 
     async with running() as run:
         with prepared(lambda made: setattr(made, "on_put", fail_once)):
             await produce(run, b"a", b"b")
-            id = await run.run(SayingSink, topics="t")
+            id = await run.run(RecordingSink, topics="t")
             await run.until(lambda: run.cluster.committed(GROUP).get(TP) == OffsetAndMetadata(2))
         assert task().values == ["a", "b", "a", "b"]
         assert run.listener.of(id) == ["startup"]
@@ -129,11 +129,11 @@ async def test_an_error_of_close_in_a_rebalance_fails_the_task() -> None:
     """Though it is raised in the group's rebalance and not in the task's loop; the other member has all then."""
     async with running() as run:
         run.cluster.create_topic("two", 2)
-        id = await run.run(SayingSink, topics="two")
-        await run.until(lambda: SayingSinkTask.made and ("open", [0, 1]) in task().calls)
+        id = await run.run(RecordingSink, topics="two")
+        await run.until(lambda: RecordingSinkTask.made and ("open", [0, 1]) in task().calls)
         first = task()
         first.raising["close"] = [ValueError("no close")]
-        props = {"name": "c", "connector.class": f"{SayingSink.__module__}.SayingSink", "topics": "two"}
+        props = {"name": "c", "connector.class": f"{RecordingSink.__module__}.RecordingSink", "topics": "two"}
         spec = TaskSpec(ConnectorTaskId("c", 1), props, props)
         await run.worker.start_task(spec, TargetState.STARTED, run.listener)
         await run.until(lambda: "failure" in run.listener.of(id))
@@ -148,8 +148,8 @@ async def test_a_connectors_header_converter_goes_before_the_workers() -> None:
         async with running() as run:
             async with Producer(KafkaSettings(bootstrap_servers=run.cluster.bootstrap_servers)) as producer:
                 await producer.send("t", b"a", headers=[("h", b"7")])
-            await run.run(SayingSink, topics="t", **settings)
-            await run.until(lambda: SayingSinkTask.made and task().records)
+            await run.run(RecordingSink, topics="t", **settings)
+            await run.until(lambda: RecordingSinkTask.made and task().records)
             assert [header.value for header in task().records[0].headers] == [wanted]
 
 
@@ -158,12 +158,12 @@ async def test_only_what_the_task_gives_is_committed() -> None:
     async with running() as run:
         limit = {"offset": 1}
 
-        def prepare(made: SayingSinkTask) -> None:
+        def prepare(made: RecordingSinkTask) -> None:
             made.gives = lambda _offsets: {TP: OffsetAndMetadata(limit["offset"])}
 
         with prepared(prepare):
             await produce(run, b"a", b"b", b"c")
-            await run.run(SayingSink, topics="t")
+            await run.run(RecordingSink, topics="t")
             await run.until(lambda: run.cluster.committed(GROUP).get(TP) == OffsetAndMetadata(1))
             limit["offset"] = 99
             calls = len(task().calls)
@@ -175,16 +175,16 @@ async def test_a_commit_that_was_answered_holds_up_no_other() -> None:
     """The interval counts, and not how long an answer might have taken."""
     async with running(offset_flush_timeout_ms="600000") as run:
         await produce(run, b"a")
-        await run.run(SayingSink, topics="t")
-        await run.until(lambda: SayingSinkTask.made and [c[0] for c in task().calls].count("pre_commit") > 2)
+        await run.run(RecordingSink, topics="t")
+        await run.until(lambda: RecordingSinkTask.made and [c[0] for c in task().calls].count("pre_commit") > 2)
 
 
 async def test_a_pause_asks_for_a_commit_and_delivers_nothing() -> None:
     """While it is paused a task gets no records; when it goes on it gets those that came meanwhile."""
     async with running(offset_flush_interval_ms="600000") as run:
         await produce(run, b"a")
-        id = await run.run(SayingSink, topics="t")
-        await run.until(lambda: SayingSinkTask.made and task().values)
+        id = await run.run(RecordingSink, topics="t")
+        await run.until(lambda: RecordingSinkTask.made and task().values)
         await run.worker.set_target_state("c", TargetState.PAUSED)
         await run.until(lambda: run.cluster.committed(GROUP).get(TP) == OffsetAndMetadata(1))
         await produce(run, b"b")
@@ -198,8 +198,8 @@ async def test_a_paused_task_goes_on_committing_and_gets_nothing() -> None:
     """Its turns go on, with commits by the interval, and no record reaches it however many there are."""
     async with running() as run:
         await produce(run, b"a")
-        id = await run.run(SayingSink, topics="t")
-        await run.until(lambda: SayingSinkTask.made and task().values)
+        id = await run.run(RecordingSink, topics="t")
+        await run.until(lambda: RecordingSinkTask.made and task().values)
         await run.worker.set_target_state("c", TargetState.PAUSED)
         await run.until(lambda: "paused" in run.listener.of(id))
         await produce(run, b"b")
@@ -212,8 +212,8 @@ async def test_a_task_may_start_paused() -> None:
     """A task whose connector is paused says so from the start."""
     async with running() as run:
         await produce(run, b"a")
-        id = await run.run(SayingSink, TargetState.PAUSED, topics="t")
-        await run.until(lambda: SayingSinkTask.made and ("open", [0]) in task().calls)
+        id = await run.run(RecordingSink, TargetState.PAUSED, topics="t")
+        await run.until(lambda: RecordingSinkTask.made and ("open", [0]) in task().calls)
         assert run.listener.of(id) == ["paused"]
         await run.worker.set_target_state("c", TargetState.STARTED)
         await run.until(lambda: task().values == ["a"])
@@ -224,8 +224,8 @@ async def test_a_task_reads_on_where_it_says() -> None:
     async with running() as run:
         await produce(run, b"a", b"b", b"c")
 
-        def prepare(made: SayingSinkTask) -> None:
-            def rewind(opened: SayingSinkTask, _partitions: object) -> None:
+        def prepare(made: RecordingSinkTask) -> None:
+            def rewind(opened: RecordingSinkTask, _partitions: object) -> None:
                 opened.context.offset(TP, 2)
 
             original = made.open
@@ -237,8 +237,8 @@ async def test_a_task_reads_on_where_it_says() -> None:
             made.open = open_at  # type: ignore[method-assign]
 
         with prepared(prepare):
-            await run.run(SayingSink, topics="t")
-            await run.until(lambda: SayingSinkTask.made and task().values)
+            await run.run(RecordingSink, topics="t")
+            await run.until(lambda: RecordingSinkTask.made and task().values)
         assert task().values == ["c"]
 
 
@@ -247,13 +247,13 @@ async def test_partitions_that_the_task_paused_stay_paused() -> None:
     async with running() as run:
         run.cluster.create_topic("two", 2)
 
-        def prepare(made: SayingSinkTask) -> None:
+        def prepare(made: RecordingSinkTask) -> None:
             made.raising["put"] = [RetriableError("later")]
 
         with prepared(prepare):
             await produce(run, b"a", topic="t")
-            await run.run(SayingSink, topics="t")
-            await run.until(lambda: SayingSinkTask.made and ("put", 1) in task().calls)
+            await run.run(RecordingSink, topics="t")
+            await run.until(lambda: RecordingSinkTask.made and ("put", 1) in task().calls)
             task().context.pause(TP)
             task().context.timeout(5)
             await run.until(lambda: task().values == ["a"] or task().context.timeout(5))
@@ -272,8 +272,8 @@ async def test_a_pattern_names_topics_by_their_whole_name() -> None:
         run.cluster.create_topic("clicks-eu-dlq")
         await produce(run, b"x", topic="clicks-eu")
         await produce(run, b"y", topic="clicks-eu-dlq")
-        await run.run(SayingSink, topics_regex="clicks-..")
-        await run.until(lambda: SayingSinkTask.made and task().values)
+        await run.run(RecordingSink, topics_regex="clicks-..")
+        await run.until(lambda: RecordingSinkTask.made and task().values)
         await run.until(lambda: len([call for call in task().calls if call[0] == "pre_commit"]) > 2)
         assert task().values == ["x"]
 
@@ -283,7 +283,7 @@ async def test_a_requested_commit_does_not_wait_for_the_interval() -> None:
     async with running(offset_flush_interval_ms="600000") as run:
         with prepared(lambda made: setattr(made, "on_put", lambda t, _records: t.context.request_commit())):
             await produce(run, b"a")
-            await run.run(SayingSink, topics="t", consumer_override_fetch_max_wait_ms="20")
-            await run.until(lambda: SayingSinkTask.made and task().values)
+            await run.run(RecordingSink, topics="t", consumer_override_fetch_max_wait_ms="20")
+            await run.until(lambda: RecordingSinkTask.made and task().values)
             await produce(run, b"b")
             await run.until(lambda: run.cluster.committed(GROUP).get(TP) is not None)

@@ -11,18 +11,18 @@ from penstock.shared.connect import RetriableError
 from penstock.shared.connect.runtime import abstract_source_task
 from penstock.shared.connect.runtime.states import TargetState
 from penstock.shared.testing.fake_broker import Api, Close, Fail, Request
-from tests.shared.connect.harness import Running, SayingSource, SayingSourceTask, running, source_record
+from tests.shared.connect.harness import RecordingSource, RecordingSourceTask, Running, running, source_record
 
 KEY = b'["c",{"file":"a"}]'
 
 
-def task() -> SayingSourceTask:
-    return SayingSourceTask.made[-1]
+def task() -> RecordingSourceTask:
+    return RecordingSourceTask.made[-1]
 
 
 async def started(run: Running, **settings: str) -> Any:
-    id = await run.run(SayingSource, **settings)
-    await run.until(lambda: SayingSourceTask.made and task().calls)
+    id = await run.run(RecordingSource, **settings)
+    await run.until(lambda: RecordingSourceTask.made and task().calls)
     return id
 
 
@@ -94,7 +94,7 @@ async def test_a_pause_holds_records_back() -> None:
 async def test_a_task_may_start_paused() -> None:
     """It polls only when its connector goes on."""
     async with running() as run:
-        id = await run.run(SayingSource, TargetState.PAUSED)
+        id = await run.run(RecordingSource, TargetState.PAUSED)
         await run.until(lambda: "paused" in run.listener.of(id))
         task().batches.put_nowait([source_record("a", 1)])
         await run.worker.set_target_state("c", TargetState.STARTED)

@@ -1,4 +1,4 @@
-"""What Postgres 15.18 wrote, by `pg_logical_slot_get_binary_changes` with protocol version 1.
+"""The output of Postgres 15.18 from `pg_logical_slot_get_binary_changes` with protocol version 1.
 
 CREATE TABLE src (id int PRIMARY KEY, name text, price numeric, at timestamptz, big text);
 CREATE TABLE "Odd" (a int, b bytea);  ALTER TABLE "Odd" REPLICA IDENTITY FULL;
@@ -36,4 +36,4 @@ TRUNCATE = bytes.fromhex("5400000002010000400000004007")
 ALL = (
     BEGIN, SRC, INSERT, COMMIT, UPDATE, UPDATE_KEY, DELETE, ODD, INSERT_ODD, UPDATE_WHOLE, DELETE_WHOLE, TRUNCATE,
 )  # fmt: skip
-"""No two the same, each whole."""
+"""Complete messages, all different."""

@@ -1,4 +1,4 @@
-"""Records out of changes, on bytes that Postgres wrote."""
+"""Records from the changes of logical decoding, on bytes that Postgres wrote."""
 
 from __future__ import annotations
 
@@ -52,12 +52,14 @@ def read(made: Changes, *messages: bytes) -> list[SourceRecord]:
 
 
 def shown(records: list[SourceRecord]) -> list[tuple[str, Any, Any, int]]:
-    """Operation, key, value and number of each."""
+    """Operation, key, value and change number of each record."""
     return [(r.headers[0].value, r.key, r.value, r.source_offset["change"]) for r in records]
 
 
-def test_a_new_row_is_a_record_as_of_any_other_mode() -> None:
-    """With its topic, its primary key, its types, and where and when it was committed."""
+def test_an_insert_becomes_a_record() -> None:
+    """An insert becomes a record with topic, primary key, types, offset, and the commit's
+    position and time as headers.
+    """
     [record] = read(changes()[0], BEGIN, SRC, INSERT, COMMIT)
     assert (record.topic, record.key, record.value) == ("p-src", {"id": 1}, ONE)
     assert record.value_schema is not None
@@ -70,8 +72,11 @@ def test_a_new_row_is_a_record_as_of_any_other_mode() -> None:
     ]
 
 
-def test_a_row_that_goes_leaves_a_tombstone_or_what_is_known_of_it() -> None:
-    """By the key that it had; where the whole row tells it apart and no columns are named it has none."""
+def test_a_delete_becomes_a_tombstone_or_the_known_columns() -> None:
+    """A delete becomes a tombstone with the row's key.
+
+    With `tombstones.on.delete=false`, or if there is no key, it becomes the known columns.
+    """
     assert shown(read(changes()[0], BEGIN, SRC, DELETE)) == [("d", {"id": 3}, None, 1)]
     known = {"id": 3, "name": None, "price": None, "at": None, "big": None}
     assert shown(read(changes(tombstones_on_delete=False)[0], BEGIN, SRC, DELETE)) == [("d", {"id": 3}, known, 1)]
@@ -81,15 +86,15 @@ def test_a_row_that_goes_leaves_a_tombstone_or_what_is_known_of_it() -> None:
 
 
 def test_a_changed_key_deletes_the_old_one_first() -> None:
-    """Both records are one change: nobody goes on between them."""
+    """A changed key becomes a delete and an update that belong to one change, so no task restarts between them."""
     made = read(changes()[0], BEGIN, SRC, UPDATE_KEY)
     assert shown(made) == [("d", {"id": 1}, None, 0), ("u", {"id": 3}, {**ONE, "id": 3}, 1)]
     made = read(changes(key_columns=["a"])[0], BEGIN, ODD, UPDATE_WHOLE)
     assert [operation for operation, *_ in shown(made)] == ["d", "u"]
 
 
-def test_a_large_value_that_is_not_told_is_asked_for() -> None:
-    """By the row's key; what comes is the record's."""
+def test_an_unchanged_large_value_is_looked_up() -> None:
+    """An update without its unchanged large value is incomplete until the value is looked up by the row's key."""
     made, _ = changes()
     [record] = read(made, BEGIN, SRC, UPDATE)
     [row] = made.incomplete
@@ -98,16 +103,16 @@ def test_a_large_value_that_is_not_told_is_asked_for() -> None:
     assert (record.value["big"], record.value["price"]) == ("xxx", None)
 
 
-def test_tables_that_are_not_wanted_are_passed_over() -> None:
-    """By their names, with their schema where it is not public; a truncation makes no record."""
+def test_other_tables_and_truncations_are_skipped() -> None:
+    """Changes of tables outside the whitelist and truncations become no records; a whitelist may name the schema."""
     wanted = read(changes(table_whitelist=["Odd"])[0], BEGIN, SRC, INSERT, ODD, INSERT_ODD, TRUNCATE)
     assert [(record.topic, record.source_offset["change"]) for record in wanted] == [("p-Odd", 2)]
     [named] = read(changes(table_whitelist=["public.Odd"])[0], BEGIN, ODD, INSERT_ODD)
     assert named.topic == "p-public.Odd"
 
 
-def test_a_key_that_deletes_do_not_tell_is_refused() -> None:
-    """A record with a key of nulls would delete nothing."""
+def test_a_key_column_missing_from_deletes_is_an_error() -> None:
+    """A key column that deletes and key updates do not contain is an error, as is an unknown key column."""
     assert read(changes(key_columns=["name"])[0], BEGIN, SRC, INSERT)[0].key == {"name": "one"}
     for message in (DELETE, UPDATE_KEY):
         with pytest.raises(ConnectError, match=r"name of a changed or deleted row of src"):
@@ -116,8 +121,8 @@ def test_a_key_that_deletes_do_not_tell_is_refused() -> None:
         read(changes(key_columns=["nope"])[0], BEGIN, SRC)
 
 
-def test_what_was_stored_is_not_read_again() -> None:
-    """Also within a transaction; what is read once more after a lost connection is passed over too."""
+def test_stored_changes_are_not_read_again() -> None:
+    """Changes up to the stored offset are skipped, also within a transaction and after a reconnect."""
     transaction = (BEGIN, SRC, INSERT, UPDATE, DELETE, COMMIT)
     made, _ = changes({"lsn": LSN, "change": 1})
     assert [number for *_, number in shown(read(made, *transaction))] == [2, 3]
@@ -127,7 +132,9 @@ def test_what_was_stored_is_not_read_again() -> None:
 
 
 def test_a_slot_moves_when_all_before_is_stored() -> None:
-    """To where the reading ended, whatever it gave: what was not wanted, or nothing, holds it up in no case."""
+    """The slot advances to the end of the read log once all records before it are stored,
+    whether records were skipped or not.
+    """
     made, progress = changes(table_whitelist=["src"])
     progress.mark(0x10)
     assert progress.settled() == 0x10
@@ -142,7 +149,7 @@ def test_a_slot_moves_when_all_before_is_stored() -> None:
 
 
 @pytest.mark.parametrize("offset", [{}, {"lsn": 7}, {"lsn": "x"}, {"lsn": "0/1", "change": "many"}])
-def test_what_is_no_place_is_refused(offset: dict[str, Any]) -> None:
-    """Such as an offset that someone set by hand."""
+def test_an_invalid_offset_is_an_error(offset: dict[str, Any]) -> None:
+    """An invalid offset, such as one set by hand, is an error."""
     with pytest.raises(ConnectError, match="is no offset"):
         place_of(offset)

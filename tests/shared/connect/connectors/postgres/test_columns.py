@@ -1,4 +1,4 @@
-"""Values from their texts."""
+"""Conversion of column texts of logical decoding to values."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ OIDS = {name: oid for oid, name in TYPE_NAMES.items()}
         ("timestamptz", "1999-12-31 23:59:59.5+00", dt.datetime(1999, 12, 31, 23, 59, 59, 500_000, tzinfo=dt.UTC)),
     ],
 )
-def test_a_value_is_as_the_driver_has_it(kind: str, text: str, value: Any) -> None:
-    """Of every type that is more than text; times without an end are the last and the first that there are."""
+def test_values_equal_the_drivers(kind: str, text: str, value: Any) -> None:
+    """Texts of all types are converted to the driver's values; infinite times become the minimum and the maximum."""
     assert value_from(OIDS[kind], text) == value
 
 
-def test_all_else_is_text() -> None:
-    """A uuid, an array, a type of the user's own."""
+def test_other_types_are_text() -> None:
+    """Values of all other types are text."""
     assert value_from(2950, "{1,2}") == "{1,2}"
 
 
 @pytest.mark.parametrize(("kind", "text"), [("date", "0044-03-15 BC"), ("timestamptz", "10000-01-01 00:00:00+00")])
-def test_a_time_that_python_has_not_is_refused(kind: str, text: str) -> None:
-    """And said, instead of another one."""
+def test_a_time_out_of_pythons_range_is_an_error(kind: str, text: str) -> None:
+    """A time that Python cannot represent is an error."""
     with pytest.raises(ConnectError, match="cannot be had"):
         value_from(OIDS[kind], text)

@@ -1,4 +1,4 @@
-"""The plugin's messages, on bytes that Postgres 15 wrote."""
+"""Decoding of pgoutput's messages, on bytes that Postgres 15 wrote."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from tests.shared.connect.connectors.postgres import recorded
 WHOLE = ("2", r"\x00ff")
 
 
-def test_a_transactions_ends() -> None:
-    """Where its commit lies in the log, where the log goes on, and when it was."""
+def test_begin_and_commit() -> None:
+    """Begin and Commit have the commit's position, the next position, and the commit time."""
     begin = decode(recorded.BEGIN)
     assert begin == Begin(0x1530388, 848662155952317, 726)
     assert isinstance(begin, Begin)
@@ -37,7 +37,7 @@ def test_a_transactions_ends() -> None:
 
 
 def test_a_table() -> None:
-    """Its name, what tells its rows apart, and its columns with their types."""
+    """Relation has the table's name, its replica identity, and its columns with types."""
     assert decode(recorded.SRC) == Relation(
         16384, "public", "src", "d",
         (Column("id", True, 23), Column("name", False, 25), Column("price", False, 1700), Column("at", False, 1184),
@@ -48,8 +48,8 @@ def test_a_table() -> None:
     assert (odd.name, odd.identity, [column.is_key for column in odd.columns]) == ("Odd", "f", [True, True])
 
 
-def test_rows_that_come_change_and_go() -> None:
-    """A new row; one changed, without its large value, with its key as it was, with all that it was; gone, likewise."""
+def test_inserts_updates_deletes_and_truncates() -> None:
+    """Insert, Update, Delete and Truncate have the new row, and the old row or its key if it is sent."""
     at = "2024-01-01 12:00:00.25+00"
     assert decode(recorded.INSERT) == Insert(16384, ("1", "one", "1.5", at, None))
     assert decode(recorded.UPDATE) == Update(16384, None, False, ("2", "zwei", "NaN", None, UNCHANGED))
@@ -62,22 +62,22 @@ def test_rows_that_come_change_and_go() -> None:
     assert decode(recorded.TRUNCATE) == Truncate((16384, 16391))
 
 
-def test_what_is_of_no_concern_is_told_by_its_letter() -> None:
-    """An origin, and whatever later versions add."""
+def test_other_messages_are_named_by_their_letter() -> None:
+    """Messages of other kinds are decoded as `Other` with their letter."""
     assert decode(b"O" + bytes(12)) == Other("O")
 
 
 @given(st.sampled_from(recorded.ALL), st.data())
-def test_half_a_message_is_refused(message: bytes, data: st.DataObject) -> None:
-    """Wherever it ends."""
+def test_a_truncated_message_is_an_error(message: bytes, data: st.DataObject) -> None:
+    """A message that is cut off anywhere is a DataError."""
     end = data.draw(st.integers(0, len(message) - 1))
     with pytest.raises(DataError):
         decode(message[:end])
 
 
 @given(st.integers(0, 2**64 - 1))
-def test_a_place_in_the_log_is_written_as_postgres_does(lsn: int) -> None:
-    """And read back."""
+def test_lsns_round_trip_as_text(lsn: int) -> None:
+    """An LSN is formatted and parsed as in Postgres, and invalid text is a DataError."""
     assert lsn_of(lsn_text(lsn)) == lsn
     with pytest.raises(DataError):
         lsn_of("here")

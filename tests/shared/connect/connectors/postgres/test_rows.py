@@ -1,4 +1,4 @@
-"""Records as rows of tables."""
+"""Conversion of records to rows of tables."""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ def build(*values: Any) -> list[Rows]:
     return RowBuilder(UPSERT).build([record(at, value) for at, value in enumerate(values)])
 
 
-def test_rows_of_the_same_columns_go_together() -> None:
-    """Another set of columns, or a delete, begins another group; order is kept."""
+def test_rows_are_grouped_by_columns() -> None:
+    """Consecutive rows with the same columns are one group; other columns or a delete start
+    another, and order is kept.
+    """
     groups = build({"a": 1}, {"a": 2}, {"b": 1}, None, {"a": 3})
     assert [(group.names, group.rows, group.deletes) for group in groups] == [
         (("id", "a"), [(0, 1), (1, 2)], False),
@@ -32,7 +34,7 @@ def test_rows_of_the_same_columns_go_together() -> None:
 
 
 def test_a_column_has_the_type_of_its_first_value_that_is_not_null() -> None:
-    """A null has no type: a later record of the batch gives it, and without one there is no column."""
+    """A column's type is that of its first value that is not null; a column of nulls has no type."""
     (group,) = build({"a": None, "b": None}, {"a": None, "b": 1.5}, {"a": None, "b": 2})
     assert group.types == {"id": ("bigint", False), "a": (None, False), "b": ("double precision", False)}
     assert columns_of([group]) == {"id": ("bigint", False), "b": ("double precision", False)}
@@ -40,8 +42,8 @@ def test_a_column_has_the_type_of_its_first_value_that_is_not_null() -> None:
     assert group.with_columns({"id", "a", "b"}) is group
 
 
-def test_a_column_of_the_value_has_nothing_of_the_key() -> None:
-    """Neither a primary key that the value has, nor a null, takes its type from the record's key."""
+def test_columns_of_the_value_ignore_the_keys_types() -> None:
+    """With `pk.mode=record_value` columns take their types from the value and not from the key."""
     by_value = RowBuilder(RowSettings(mode="upsert", pk_mode="record_value", pk_fields=("id",)))
     (group,) = by_value.build([SinkRecord("t", 0, STRING, "a", None, {"id": 1, "n": None}, kafka_offset=0)])
     assert group.types == {"id": ("bigint", False), "n": (None, False)}
@@ -50,7 +52,7 @@ def test_a_column_of_the_value_has_nothing_of_the_key() -> None:
 
 
 def test_a_primary_key_of_the_key_has_the_keys_type() -> None:
-    """Whether the key is one value or a struct, and whatever a field of that name in the value is."""
+    """With `pk.mode=record_key` the primary key has the key's type, whether the key is a primitive or a struct."""
     by_key = RowBuilder(RowSettings(mode="upsert", pk_mode="record_key", pk_fields=("id",), deletes=True))
     (group,) = by_key.build([SinkRecord("t", 0, STRING, "a", STRUCT, {"id": 1, "n": None}, kafka_offset=0)])
     assert (group.types, group.rows) == ({"id": ("text", True), "n": ("text", False)}, [("a", None)])
@@ -58,7 +60,7 @@ def test_a_primary_key_of_the_key_has_the_keys_type() -> None:
     assert (group.types, group.deletes) == ({"id": ("integer", True)}, True)
 
 
-def test_of_each_key_the_last_row_is_left() -> None:
-    """One statement may not change a row twice."""
+def test_latest_keeps_the_last_row_of_each_key() -> None:
+    """`latest` keeps only the last row of each key, since one statement may not change a row twice."""
     rows = RowBuilder(UPSERT).build([record(1, {"a": 1}), record(2, {"a": 2}), record(1, {"a": 3})])
     assert rows[0].latest() == [(1, 3), (2, 2)]

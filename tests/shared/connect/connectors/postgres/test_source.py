@@ -1,4 +1,4 @@
-"""What the Postgres source may be set, and how its work is divided."""
+"""Settings of the Postgres source for logical decoding, and its task configs."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ LOGICAL = {"connection.url": "postgresql://x/y", "mode": "logical", "topic.prefi
 
 
 def errors(**more: str) -> dict[str, list[str]]:
-    """What is wrong, by setting."""
+    """The errors of each invalid setting."""
     props = {**LOGICAL, **{name.replace("_", "."): value for name, value in more.items()}}
     return {value.name: value.errors for value in PostgresSourceConnector().validate(props) if value.errors}
 
 
 def test_logical_decoding_needs_a_slot_and_no_tables() -> None:
-    """Its name is one that Postgres takes; a query has no log of changes."""
+    """Logical decoding requires a valid slot name, needs no tables and does not accept a query."""
     assert errors() == {}
     assert errors(table_whitelist="a,b") == {}
     for name in ("", "Slot", "a-b", "x" * 64):
@@ -26,7 +26,7 @@ def test_logical_decoding_needs_a_slot_and_no_tables() -> None:
 
 
 async def test_a_slot_has_one_reader() -> None:
-    """Whatever `tasks.max` says; without a slot's name there is none."""
+    """Logical decoding has one task with any `tasks.max`, and does not start without a slot name."""
     connector = PostgresSourceConnector()
     await connector.start({**LOGICAL, "table.whitelist": "a,b"})
     assert await connector.task_configs(5) == [{**LOGICAL, "table.whitelist": "a,b"}]
@@ -34,8 +34,8 @@ async def test_a_slot_has_one_reader() -> None:
         await connector.start({**LOGICAL, "slot.name": ""})
 
 
-async def test_a_place_in_the_log_may_be_set_by_hand() -> None:
-    """For a slot; what is none is refused."""
+async def test_a_slots_offset_can_be_altered() -> None:
+    """A slot's offset can be altered or deleted; an invalid offset or partition is an error."""
     connector, slot = PostgresSourceConnector(), {"protocol": "1", "slot": "s_1"}
     assert await connector.alter_offsets(LOGICAL, [(slot, {"lsn": "0/16B3748"}), (slot, None)])
     with pytest.raises(ConnectError, match="is no offset"):

@@ -1,4 +1,4 @@
-"""How far a part of a Postgres source was read."""
+"""Queries and offsets of the Postgres source's table reader."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def reader(mode: str, offset: dict[str, Any] | None = None) -> TableReader:
 
 
 @given(st.lists(st.integers(0, 3)).map(sorted), st.integers(0, 30))
-def test_what_a_crash_leaves_unsent_is_read_again(seconds: list[int], sent: int) -> None:
-    """Wherever sending ends, the stored offset lies before every row that was not sent."""
+def test_unsent_rows_are_read_again_after_a_crash(seconds: list[int], sent: int) -> None:
+    """Wherever sending stops, the stored offset is before every row that was not sent."""
     rows = [{"at": NOON + dt.timedelta(seconds=n)} for n in seconds]
     offsets = reader("timestamp").read(rows)[:sent]
     stored = reader("timestamp", offsets[-1] if offsets else None).timestamp
@@ -38,16 +38,18 @@ def test_what_a_crash_leaves_unsent_is_read_again(seconds: list[int], sent: int)
         assert stored == rows[-1]["at"]
 
 
-def test_every_query_has_a_limit_that_cuts_no_moment_apart() -> None:
-    """By number alone or with it a limit is exact; by time alone rows of the last moment come along; bulk has none."""
+def test_every_query_has_a_limit_that_splits_no_timestamp() -> None:
+    """Queries with an incrementing column have an exact limit, queries by timestamp include
+    ties, and bulk has no limit.
+    """
     assert reader("incrementing").statement()[0].endswith('ORDER BY "id" FETCH FIRST 5 ROWS ONLY')
     assert reader("timestamp+incrementing").statement()[0].endswith('ORDER BY "at", "id" FETCH FIRST 5 ROWS ONLY')
     assert reader("timestamp").statement()[0].endswith('ORDER BY "at" FETCH FIRST 5 ROWS WITH TIES')
     assert reader("bulk").statement() == ('SELECT * FROM "t"', [])
 
 
-def test_reading_goes_on_where_it_was() -> None:
-    """The next query asks for what lies beyond the stored offset, by time and then by number."""
+def test_reading_continues_from_the_stored_offset() -> None:
+    """The query of a restarted reader continues after the stored timestamp and number."""
     first = reader("timestamp+incrementing")
     offset = first.read([{"at": NOON, "id": 7}, {"at": NOON, "id": 8}])[-1]
     assert offset == {"incrementing": 8, "timestamp": 1704110400000, "timestamp_nanos": 0}
@@ -57,14 +59,14 @@ def test_reading_goes_on_where_it_was() -> None:
     assert '("at" > $2::timestamptz OR ("at" = $2::timestamptz AND "id" > $3::bigint))' in again.statement()[0]
 
 
-def test_a_number_that_is_none_is_said() -> None:
-    """What does not rise by whole numbers cannot be read by them."""
+def test_an_incrementing_column_must_be_a_whole_number() -> None:
+    """An incrementing column with a value that is no whole number is an error."""
     with pytest.raises(ConnectError, match=r"t\.id: 'x' is no whole number"):
         reader("incrementing").read([{"id": "x"}])
 
 
 def test_times_keep_their_microseconds_and_are_utc() -> None:
-    """A stored time comes back whole; one without a zone is taken as UTC."""
+    """A stored time keeps its microseconds; a time without a zone is UTC."""
     at = dt.datetime(2024, 1, 1, 12, 0, 0, 123456)
     offset = reader("timestamp").read([{"at": at}])[0]
     assert moment_of(offset["timestamp"], offset["timestamp_nanos"]) == aware(at) == at.replace(tzinfo=dt.UTC)
