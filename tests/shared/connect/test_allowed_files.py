@@ -1,4 +1,4 @@
-"""Which files connectors may use: folders and URLs, without a way around them."""
+"""The files and URLs that connectors may use, and attempts to bypass the check."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ CLASSES = (FileStreamSourceConnector, FileStreamSinkConnector, FilesSinkConnecto
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    """A folder that is allowed, beside one that is not, with links from the one into the other."""
+    """An allowed folder beside a forbidden one, with links from the first to the second."""
     data, secret = tmp_path / "data", tmp_path / "secret"
     for folder in (data / "deep", secret, tmp_path / "database"):
         folder.mkdir(parents=True)
@@ -46,8 +46,8 @@ def data(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("given", ["", "/", "/x", "/deep/../x", "/inner/x", "/no/such/x", "/./x"])
-def test_what_is_below_is_allowed(data: Path, given: str) -> None:
-    """Whether it exists or not, and by links that stay inside."""
+def test_paths_below_an_allowed_folder_are_allowed(data: Path, given: str) -> None:
+    """Existing and new paths below an allowed folder are allowed, also by links that stay inside."""
     found = AllowedFiles((str(data),)).resolved("file", f"{data}{given}")
     assert Path(found).is_relative_to(data)
     assert AllowedFiles((str(data.parent / "other name"),)).resolved("file", f"{data}{given}") == found
@@ -63,8 +63,8 @@ def test_what_is_below_is_allowed(data: Path, given: str) -> None:
         "{data}\0/x", "s3://bucket/x", "http://host/x", "simplecache::file:///etc/passwd", "memory://x", " file:///etc",
     ],
 )  # fmt: skip
-def test_everything_else_is_refused(data: Path, given: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By its real place, and with the names of both settings."""
+def test_all_other_paths_are_rejected(data: Path, given: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All other paths, by their real location, are a ConfigError that names both settings."""
     monkeypatch.chdir(data.parent)
     for allowed in ((str(data),), (), (str(data), "s3://other")):
         with pytest.raises(ConfigError, match="for configuration file: "):
@@ -73,8 +73,10 @@ def test_everything_else_is_refused(data: Path, given: str, monkeypatch: pytest.
         AllowedFiles(()).resolved("file", str(data))
 
 
-def test_a_url_is_allowed_with_what_is_below_it() -> None:
-    """By scheme, host and whole names of the path; credentials and parameters are not compared, and not shown."""
+def test_urls_below_an_allowed_url_are_allowed() -> None:
+    """URLs are compared by scheme, host and path segments, without credentials and parameters;
+    errors hide credentials.
+    """
     files = AllowedFiles(("s3://bucket/a", "gs://all", "az://"))
     for url in (
         "s3://bucket/a", "s3://bucket/a/", "s3://bucket/a/b?region=x", "s3://k:p@bucket/a/b", "S3://bucket/a",
@@ -95,8 +97,8 @@ def test_a_url_is_allowed_with_what_is_below_it() -> None:
 
 
 @pytest.mark.parametrize("entry", ["data", "./data", "file:///data", "s3://bucket/..", "simplecache::s3://bucket"])
-def test_an_entry_that_means_nothing_ends_the_start(entry: str) -> None:
-    """A worker starts with absolute folders and plain URLs alone."""
+def test_an_invalid_entry_ends_the_start(entry: str) -> None:
+    """A worker accepts only absolute folders and plain URLs as entries."""
     props = {"key.converter": STRING, "value.converter": STRING}
     with pytest.raises(ConfigError, match=r"connect\.files\.allowed"):
         WorkerConfig({**props, FILES_ALLOWED: f"/data,{entry}"})
@@ -105,7 +107,7 @@ def test_an_entry_that_means_nothing_ends_the_start(entry: str) -> None:
 
 
 class Swapping(AllowedFiles):
-    """A path changes between the comparison and the opening."""
+    """Swaps a path between the check and the open call."""
 
     swap: Callable[[], Any]
 
@@ -115,8 +117,8 @@ class Swapping(AllowedFiles):
         return found
 
 
-def test_a_link_that_comes_after_the_comparison_is_not_followed(data: Path) -> None:
-    """Neither in the place of the file, nor of a folder on the way to it."""
+def test_a_link_created_after_the_check_is_not_followed(data: Path) -> None:
+    """A link that replaces the file or a folder after the check is not followed."""
     secret = data.parent / "secret"
     files = Swapping((str(data),))
 
@@ -143,8 +145,8 @@ def test_a_link_that_comes_after_the_comparison_is_not_followed(data: Path) -> N
     assert (secret / "key").read_text() == "s3cret\n"
 
 
-def test_a_file_is_written_whole(data: Path) -> None:
-    """In folders that are made where they are missing, and over the file that is there."""
+def test_a_file_is_written_atomically(data: Path) -> None:
+    """`write_whole` creates missing folders and replaces an existing file."""
     files = AllowedFiles((str(data / "later"),))
     for content in (b"first", b"second"):
         files.write_whole("url", f"file://{data}/later/a/b/file", content)
@@ -156,7 +158,7 @@ def test_a_file_is_written_whole(data: Path) -> None:
 
 @pytest.mark.parametrize("name", CONNECTORS)
 def test_validation_names_the_setting(data: Path, name: str) -> None:
-    """Of every connector that uses files, at the setting that names one; what is inside is fine."""
+    """Validation reports a forbidden path at the setting of each connector that uses files."""
     setting, more = CONNECTORS[name]
     plugins, props = Plugins.installed(), {"name": "c", "connector.class": name, **more}
     worker = {FILES_ALLOWED: [str(data)]}
@@ -169,8 +171,8 @@ def test_validation_names_the_setting(data: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("connector", CLASSES)
-async def test_connector_and_task_are_refused_at_their_start(data: Path, connector: type) -> None:
-    """Also where nothing validated the configuration: it may be older than the setting."""
+async def test_connector_and_task_with_forbidden_paths_fail_to_start(data: Path, connector: type) -> None:
+    """A connector and a task with a forbidden path fail to start, even if the config was not validated."""
     name = next(name for name in CONNECTORS if connector.__name__.startswith(name))
     setting, more = CONNECTORS[name]
     async with running(connect_files_allowed=str(data)) as run:
@@ -187,7 +189,7 @@ BASE = ("name", "connector.class")
 
 
 async def test_a_file_that_is_created_as_a_link_is_not_read(data: Path) -> None:
-    """A source waits for its file: what stands there by then is looked at again."""
+    """A source checks its file again when the file appears."""
     async with running(connect_files_allowed=str(data)) as run:
         id = await run.run(FileStreamSourceConnector, file=f"{data}/later", topic="t")
         await run.until(lambda: "startup" in run.listener.of(id))
@@ -203,14 +205,14 @@ async def produced(run: Running, value: bytes) -> None:
 
 
 def offset_of(run: Running) -> int | None:
-    """What the sink's group has committed: it has written the records before it, and is not writing."""
+    """The committed offset of the sink's group: earlier records are completely written."""
     (committed,) = run.cluster.committed("connect-c").values() or (None,)
     return committed and committed.offset
 
 
 @pytest.mark.parametrize("connector", [FilesSinkConnector, DeltaSinkConnector])
 async def test_a_folder_that_becomes_a_link_is_not_written_to(data: Path, connector: type) -> None:
-    """Each file and each append is compared again, not the first alone."""
+    """Each write is checked again, not only the first."""
     json = {
         "value_converter": "org.apache.kafka.connect.json.JsonConverter",
         "value_converter_schemas_enable": "false",
@@ -220,7 +222,7 @@ async def test_a_folder_that_becomes_a_link_is_not_written_to(data: Path, connec
         place = {"url": f"{data}/out"} if connector is FilesSinkConnector else {"table_uri": f"{data}/out"}
         id = await run.run(connector, **place, flush_size="1", topics="t", **json)
         await produced(run, b'{"n": 1}')
-        # A table's log is written after the file, to whatever `out` is by then: the first write must be complete.
+        # A table's log is written after the file, to wherever `out` leads by then: the first write must be complete.
         await run.until(lambda: offset_of(run) == 1)
         (data / "out").rename(data / "was")
         (data / "out").symlink_to(secret)
@@ -231,8 +233,8 @@ async def test_a_folder_that_becomes_a_link_is_not_written_to(data: Path, connec
         assert [path.name for path in secret.iterdir()] == ["key"]
 
 
-async def test_a_store_that_fsspec_reaches(data: Path) -> None:
-    """An object store is written to where its URL is allowed; an option cannot make another of it."""
+async def test_an_fsspec_file_system(data: Path) -> None:
+    """An allowed fsspec URL is written to, and an option cannot change the file system."""
     import fsspec
 
     settings = {"format": "json", "flush_size": "1", "topics": "t", "storage_skip__instance__cache": "true"}

@@ -20,13 +20,13 @@ def definition() -> ConfigDef:
 
 
 def test_defaults_are_parsed() -> None:
-    """A default given as text is of the setting's type, and what is given outweighs it."""
+    """A default is parsed by the setting's type, and a given value overrides it."""
     assert definition().parse({"topic": "t"}) == {"size": 5, "secret": None, "topic": "t"}
     assert definition().parse({"topic": " t ", "size": "7"})["size"] == 7
 
 
-def test_all_that_is_wrong_is_said_at_once() -> None:
-    """Parsing says every wrong setting in one error."""
+def test_all_errors_are_reported_together() -> None:
+    """Parsing reports all invalid settings in one error."""
     with pytest.raises(ConfigError, match=r"Value must be at least 1; Missing required configuration \"topic\""):
         definition().parse({"size": "0"})
 
@@ -39,7 +39,7 @@ def test_secrets_are_hidden() -> None:
 
 
 def test_definitions_are_shown_whole() -> None:
-    """Everything that REST shows of a setting is in its definition."""
+    """A definition contains all members that REST shows."""
     assert definition().definitions()[0] == {
         "name": "size",
         "type": "INT",
@@ -58,7 +58,7 @@ def test_definitions_are_shown_whole() -> None:
 
 
 def test_recommenders_see_all_values() -> None:
-    """What a form may offer can depend on the other settings, and so can whether it shows the setting."""
+    """A recommender determines recommended values and visibility from all values."""
     offered = Recommender(lambda _name, values: [values["size"]], lambda _name, values: values["size"] > 5)
     more = definition().define("other", Type.INT, 1, HIGH, "", recommender=offered)
     value = more.validate({"topic": "t", "size": "9"})[-1]["value"]
@@ -68,7 +68,7 @@ def test_recommenders_see_all_values() -> None:
 
 
 def test_definitions_are_embedded_under_a_prefix() -> None:
-    """A transform's settings stand under its name, in its group."""
+    """An embedded definition has prefixed names, its group and its order."""
     outer = ConfigDef().embed("transforms.x.", "Transforms: x", definition(), 3)
     assert outer.names() == ("transforms.x.size", "transforms.x.secret", "transforms.x.topic")
     assert outer["transforms.x.topic"].dependents == ("transforms.x.size",)
@@ -77,6 +77,6 @@ def test_definitions_are_embedded_under_a_prefix() -> None:
 
 
 def test_a_setting_is_defined_once() -> None:
-    """Two definitions of one name are a mistake of the author's."""
+    """Defining a setting twice is an error."""
     with pytest.raises(ConfigError, match="size is defined twice"):
         definition().define("size", Type.INT, 1, HIGH, "")

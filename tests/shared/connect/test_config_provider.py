@@ -1,4 +1,4 @@
-"""Config providers: values from outside, which never come to be kept."""
+"""Config providers, whose values are never stored."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def transformer() -> ConfigTransformer:
 
 
 def test_variables_are_resolved(tmp_path: Path) -> None:
-    """Each provider gives its values, also several within one text; what nobody knows stays."""
+    """Variables of each provider are resolved, also several in one value; unknown ones are unchanged."""
     (tmp_path / "secrets.properties").write_text("password = p:w\n")
     (tmp_path / "token").write_text("t0ken")
     resolved = transformer().resolve(
@@ -43,16 +43,16 @@ def test_variables_are_resolved(tmp_path: Path) -> None:
     }
 
 
-def test_what_a_connector_passes_on_is_unresolved_again() -> None:
-    """A task's configuration has the variable where the connector only copied the value."""
+def test_copied_values_are_unresolved_again() -> None:
+    """A task config contains the variable again if the connector only copied the value."""
     raw = {"password": "${env:PASS}", "topic": "t"}
     made = {"password": "s3cret", "topic": "t", "copy": "s3cret"}
     assert transformer().unresolve(made, raw) == {"password": "${env:PASS}", "topic": "t", "copy": "s3cret"}
     assert transformer().unresolve({"password": "changed"}, raw) == {"password": "changed"}
 
 
-def test_files_outside_of_the_allowed_paths_are_refused(tmp_path: Path) -> None:
-    """`allowed.paths` and `allowlist.pattern` say what may be read."""
+def test_files_outside_of_the_allowed_paths_are_errors(tmp_path: Path) -> None:
+    """`allowed.paths` and `allowlist.pattern` limit which values can be read."""
     inside, outside = tmp_path / "in", tmp_path / "out"
     for folder in (inside, outside):
         folder.mkdir()
@@ -69,7 +69,7 @@ def test_files_outside_of_the_allowed_paths_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_worker_names_its_providers(tmp_path: Path) -> None:
-    """`config.providers` names them, Kafka's classes or ours; an unknown one is refused."""
+    """`config.providers` names Kafka's or our classes; an unknown provider is an error."""
     props = {"config.providers.f.class": "org.apache.kafka.common.config.provider.FileConfigProvider"}
     file = tmp_path / "p"
     file.write_text("k=v")
@@ -78,14 +78,14 @@ def test_a_worker_names_its_providers(tmp_path: Path) -> None:
         ConfigTransformer.of_worker(["vault"], {})
 
 
-def test_an_unreadable_file_is_said(tmp_path: Path) -> None:
-    """A file that is not there is an error with its path, not an empty value."""
+def test_an_unreadable_file_is_an_error(tmp_path: Path) -> None:
+    """An unreadable file is an error with the reason."""
     with pytest.raises(ConfigError, match="No such file"):
         transformer().resolve({"x": f"${{file:{tmp_path}/none:k}}"})
 
 
-def test_what_is_quoted_is_taken_out_again() -> None:
-    """A value, whole or as part of a text, becomes its variable; a short one only where its own setting is meant."""
+def test_masking_replaces_values_by_variables() -> None:
+    """Masking replaces values in texts by their variables; a short value only for its own setting."""
     raw = {"url": "pg://${env:USER_NAME}:${env:PASS}@h", "n": "${env:USER_NAME}", "plain": "x"}
     mask = transformer().masking(raw)
     assert mask("no host in pg://ann:s3cret@h") == "no host in pg://${env:USER_NAME}:${env:PASS}@h"
@@ -94,8 +94,8 @@ def test_what_is_quoted_is_taken_out_again() -> None:
     assert transformer().masking({"f": "${file:/no/such/file:k}", "p": "${env:PASS}"})("s3cret") == "${env:PASS}"
 
 
-def test_what_is_secret_without_a_variable_is_taken_out_of_texts_too() -> None:
-    """By its name, and a URL's password wherever it is quoted; also as Python shows a text of several lines."""
+def test_masking_hides_secrets_without_variables() -> None:
+    """Masking hides secret settings and passwords of URLs, also in Python's repr."""
     mask = transformer().masking(
         {"u": "http://ann:pl41n@api/x?api_key=k3y0", "o.ssl.keystore.key": "-----BEGIN\nMII", "topics": "orders"}
     )

@@ -1,4 +1,4 @@
-"""Types of settings: what is taken and what is refused, in Kafka's words."""
+"""Types of settings and their validation, with Kafka's messages."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from penstock.shared.connect.config_types import (
     ],
 )
 def test_text_becomes_a_value(kind: Type, text: str, value: object) -> None:
-    """Each type reads its text."""
+    """Each type parses its text."""
     assert parse("x", kind, text) == value
 
 
@@ -48,27 +48,27 @@ def test_text_becomes_a_value(kind: Type, text: str, value: object) -> None:
         (Type.BOOLEAN, "yes", "Expected value to be either true or false"),
     ],
 )
-def test_what_is_no_value_is_refused(kind: Type, text: str, said: str) -> None:
-    """The refusal names the value, the setting and the reason."""
+def test_invalid_values_are_errors(kind: Type, text: str, said: str) -> None:
+    """An invalid value is a ConfigError with the value, the setting and the reason."""
     with pytest.raises(ConfigError, match=f"^Invalid value {text} for configuration x: {said}$"):
         parse("x", kind, text)
 
 
 def test_classes_must_exist() -> None:
-    """A class that the resolver does not find is refused."""
+    """An unknown class is a ConfigError."""
     with pytest.raises(ConfigError, match=r"Class a\.B could not be found"):
         parse("x", Type.CLASS, "a.B", lambda _name: None)
 
 
 def test_values_as_text() -> None:
-    """Values are shown as Java shows them, secrets not at all."""
+    """Values are shown as in Java, and passwords are hidden."""
     assert [as_text(v, None) for v in (True, None, ["a", 1], 5)] == ["true", None, "a,1", "5"]
     assert as_text("x", Type.PASSWORD) == as_text(Password("x"), None) == "[hidden]"
     assert f"{Password('x')!r}{Password('x')}" == "[hidden][hidden]"
 
 
-def test_validators_refuse() -> None:
-    """Each validator takes what it should and refuses what it should not."""
+def test_validators() -> None:
+    """Each validator accepts valid values and rejects invalid ones."""
     between(1, 3)("x", 3)
     one_of("a", "b", ignore_case=True)("x", "A")
     list_of("a")("x", ["a"])

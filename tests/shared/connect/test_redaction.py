@@ -1,4 +1,4 @@
-"""What REST shows of a config, and what it takes back."""
+"""Redaction of secrets in configs, and how a redacted config is restored."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CONFIG = {
 
 
 def test_secrets_are_hidden_and_variables_are_not() -> None:
-    """By the setting's type, else by its name; an empty value has nothing to hide."""
+    """Secrets are hidden by the setting's type or name; variables and empty values are not."""
     assert redacted(CONFIG, PostgresSinkConnector) == {
         **CONFIG,
         "connection.password": "[hidden]",
@@ -29,7 +29,7 @@ def test_secrets_are_hidden_and_variables_are_not() -> None:
 
 
 def test_a_config_that_was_read_can_be_written_back() -> None:
-    """What was hidden stays as it is kept; new values are taken; where nothing was hidden it is refused."""
+    """A redacted value keeps the stored one; without a stored value it is a BadRequest."""
     sent = {**redacted(CONFIG, PostgresSinkConnector), "connection.user": "bob", "other.password": "new"}
     assert restored(sent, CONFIG, PostgresSinkConnector) == {
         **CONFIG,
@@ -44,8 +44,8 @@ def test_a_config_that_was_read_can_be_written_back() -> None:
 URL = "postgresql://ann:pl41n@db/shop?sslmode=require"
 
 
-def test_of_a_url_its_password_is_hidden() -> None:
-    """And kept where the URL comes back as it was shown; of another URL it is not known."""
+def test_passwords_of_urls_are_hidden() -> None:
+    """A URL's password is hidden, and restored only for the same URL."""
     config = {"connection.url": URL, "http.url": "http://api/items?page=1"}
     assert redacted(config, PostgresSinkConnector) == {
         "connection.url": "postgresql://ann:[hidden]@db/shop?sslmode=require",
@@ -59,7 +59,7 @@ def test_of_a_url_its_password_is_hidden() -> None:
 
 
 def test_headers_and_private_keys_are_hidden() -> None:
-    """`Authorization` is one of the headers, and a key in PEM needs no file."""
+    """HTTP headers and PEM keys are hidden."""
     config = {"http.headers": "Authorization: Bearer t0k3n", "producer.override.ssl.keystore.key": "-----BEGIN PRIVATE"}
     assert set(redacted(config, HttpSinkConnector).values()) == {"[hidden]"}
     assert set(redacted(config, None).values()) == {"[hidden]"}

@@ -1,4 +1,4 @@
-"""Connectors in processes of their own: a worker here, and the fake broker as Kafka of both."""
+"""Connectors in separate processes: a worker in this process, and the fake cluster as Kafka for both."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ FIRST, SECOND = ConnectorTaskId("c", 0), ConnectorTaskId("c", 1)
 
 
 class Isolating(Running):
-    """A worker whose connectors have processes."""
+    """A worker whose connectors run in separate processes."""
 
     worker: IsolatingWorker
 
@@ -54,7 +54,7 @@ class Isolating(Running):
         await self.until(lambda: all(self.worker.state(id) is State.RUNNING for id in ids))
 
     def offsets(self) -> list[bytes | None]:
-        """The values in the offset topic, which the first task makes."""
+        """The values in the offset topic, which the first task creates."""
         with contextlib.suppress(KeyError):
             return [record.value for record in self.cluster.records("offsets")]
         return []
@@ -62,7 +62,7 @@ class Isolating(Running):
 
 @asynccontextmanager
 async def isolating(**settings: str) -> AsyncIterator[Isolating]:
-    """A worker; worker settings with underscores for dots."""
+    """Run a worker. In names of settings underscores stand for dots."""
     async with FakeCluster() as cluster:
         cluster.create_topic("t")
         props = {
@@ -106,8 +106,10 @@ def is_gone(pid: int) -> bool:
 
 
 async def test_a_connector_and_its_tasks_live_in_one_process(tmp_path: Path) -> None:
-    """Records and offsets reach Kafka from there, states and metrics the worker; they pause, go on and stop in order;
-    the process ends with the last of them, and the next one goes on where it stopped."""
+    """A connector and its tasks share one process, which sends records and offsets to Kafka, and states and metrics to
+    the worker. They can be paused, resumed and stopped. The process ends with the last of them, and a new process
+    continues from the stored offsets.
+    """
     (tmp_path / "in").write_text("a\nb\n")
     props = config(FileStreamSourceConnector, tmp_path / "in")
     async with isolating() as run:
@@ -136,9 +138,11 @@ async def test_a_connector_and_its_tasks_live_in_one_process(tmp_path: Path) -> 
         await run.until(lambda: [record.value for record in run.cluster.records("t")] == [b"a", b"b", b"c"])
 
 
-async def test_what_a_process_ran_is_started_again_when_it_has_ended(tmp_path: Path) -> None:
-    """All of it has failed, with the reason; after the backoff it runs in another process, and its tasks are
-    configured again."""
+async def test_a_process_that_ended_is_restarted_with_all_its_work(tmp_path: Path) -> None:
+    """When a process ends, its connector and tasks fail with the reason.
+
+    After the backoff they run in a new process, and the tasks are reconfigured.
+    """
     props = config(BlockingSource, tmp_path / "none")
     async with isolating() as run:
         await run.start(props)
@@ -156,8 +160,10 @@ async def test_what_a_process_ran_is_started_again_when_it_has_ended(tmp_path: P
         assert run.reconfigured == ["c"]
 
 
-async def test_a_part_that_is_started_brings_the_others_back(tmp_path: Path) -> None:
-    """Without a wait for the backoff, or if failed tasks are not restarted by themselves."""
+async def test_starting_a_task_restarts_its_failed_connector(tmp_path: Path) -> None:
+    """Starting a task of a failed process also restarts its connector, without the backoff and
+    with automatic restarts disabled.
+    """
     props = config(BlockingSource, tmp_path / "none")
     async with isolating(task_restart_enable="false") as run:
         await run.start(props)
@@ -174,8 +180,10 @@ async def test_a_part_that_is_started_brings_the_others_back(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("plugin", [BlockingSource, HangingSource])
 async def test_a_process_that_does_not_stop_its_work_is_killed(tmp_path: Path, plugin: type) -> None:
-    """The worker sees how long a task holds up the process; another connector runs meanwhile; of the one that is killed
-    what was not stopped is started again."""
+    """A process whose task does not stop in time is killed, and the rest of its work is restarted.
+
+    The worker measures the stall, and other connectors keep running.
+    """
     props = config(plugin, tmp_path / "block")
     other = config(AwkwardSource, name="d")
     async with isolating(task_shutdown_graceful_timeout_ms="2000", task_stall_timeout_ms="1000") as run:
@@ -195,8 +203,8 @@ async def test_a_process_that_does_not_stop_its_work_is_killed(tmp_path: Path, p
         assert run.listener.of("d") == ["startup"]
 
 
-async def test_a_shutdown_ends_what_a_cancelled_stop_has_left(tmp_path: Path) -> None:
-    """A stop is cancelled if the worker is to end meanwhile."""
+async def test_a_shutdown_ends_a_process_after_a_cancelled_stop(tmp_path: Path) -> None:
+    """After a cancelled stop the worker's shutdown ends the process."""
     props = config(BlockingSource, tmp_path / "block")
     async with isolating() as run:
         await run.start_task(props)
@@ -214,7 +222,7 @@ async def test_a_shutdown_ends_what_a_cancelled_stop_has_left(tmp_path: Path) ->
 
 
 async def test_a_start_that_blocks_ends_with_a_stop(tmp_path: Path) -> None:
-    """Other connectors start meanwhile. The stop kills the process, and who waits for the start hears of it."""
+    """A stop kills the process of a blocked start, whose caller gets FAILED; other connectors start meanwhile."""
     props = config(AwkwardSource, tmp_path / "never", start_does="block")
     async with isolating(task_shutdown_graceful_timeout_ms="300") as run:
         blocked = asyncio.ensure_future(run.start(props))
@@ -227,8 +235,8 @@ async def test_a_start_that_blocks_ends_with_a_stop(tmp_path: Path) -> None:
         assert run.listener.of("c") == []
 
 
-async def test_a_start_that_ends_the_process_is_tried_again(tmp_path: Path) -> None:
-    """Its state is FAILED with the exit status; once it starts, its tasks are configured."""
+async def test_a_start_that_ends_the_process_is_retried(tmp_path: Path) -> None:
+    """A start that ends the process fails with the exit status and is retried; then the tasks are configured."""
     (tmp_path / "exit").touch()
     props = config(AwkwardSource, tmp_path / "exit", start_does="exit while")
     async with isolating() as run:
@@ -241,14 +249,14 @@ async def test_a_start_that_ends_the_process_is_tried_again(tmp_path: Path) -> N
 
 
 async def test_code_that_leaves_the_interpreter_ends_its_process() -> None:
-    """SystemExit ends no task, but the process."""
+    """SystemExit in a connector ends its process."""
     async with isolating(task_restart_enable="false") as run:
         assert await run.start(config(AwkwardSource, start_does="leave")) is State.FAILED
         assert "ended with status 1" in run.listener.traces[0]
 
 
-async def test_the_end_of_a_process_that_has_forked_is_seen(tmp_path: Path) -> None:
-    """The one that it has forked has its end of the link, too."""
+async def test_the_end_of_a_process_that_forked_is_detected(tmp_path: Path) -> None:
+    """The end of a process is detected even if a forked child keeps the link open."""
     async with isolating(task_restart_enable="false") as run:
         try:
             assert await run.start(config(AwkwardSource, tmp_path / "go", start_does="fork")) is State.RUNNING
@@ -259,8 +267,8 @@ async def test_the_end_of_a_process_that_has_forked_is_seen(tmp_path: Path) -> N
             (tmp_path / "go").touch()
 
 
-async def test_questions_end_with_the_process(tmp_path: Path) -> None:
-    """Who waits for task configs hears that the connector is not there any more, also while it is stopped."""
+async def test_pending_requests_end_with_the_process(tmp_path: Path) -> None:
+    """Pending requests for task configs raise ConnectorNotFound when the connector stops."""
     props = config(AwkwardSource, tmp_path / "never", configs_does="block")
     async with isolating(task_shutdown_graceful_timeout_ms="300") as run:
         await run.start(props)
@@ -273,8 +281,8 @@ async def test_questions_end_with_the_process(tmp_path: Path) -> None:
             await run.worker.connector_task_configs("c", props)
 
 
-async def test_what_the_connector_requests_and_raises_reaches_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A reconfiguration; a failure with its trace, without the secrets that it was given."""
+async def test_requests_and_errors_of_a_connector_reach_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reconfiguration requests and errors with their traces reach the worker, without secrets."""
     monkeypatch.setenv("PENSTOCK_TEST_SECRET", "s3cret-value")
     async with isolating(config_providers="env") as run:
         await run.start(config(AwkwardSource, start_does="ask", name="a"))
@@ -289,7 +297,7 @@ async def test_what_the_connector_requests_and_raises_reaches_the_worker(monkeyp
 
 
 async def test_a_variable_that_cannot_be_resolved_is_a_failure(tmp_path: Path) -> None:
-    """Of the connector and of its task, also in the setting that decides on a process."""
+    """A variable that cannot be resolved fails the connector and its task, also in the isolation setting."""
     props = config(BlockingSource, penstock_task_isolation=f"${{file:{tmp_path / 'missing'}:x}}")
     async with isolating(config_providers="file") as run:
         assert await run.start(props) is State.FAILED
@@ -298,7 +306,7 @@ async def test_a_variable_that_cannot_be_resolved_is_a_failure(tmp_path: Path) -
 
 
 async def test_a_task_that_fails_is_restarted_in_its_process(tmp_path: Path) -> None:
-    """As every worker does."""
+    """A failed task is restarted in its process."""
     props = config(BlockingSource, tmp_path / "none", fails="as it was told")
     async with isolating() as run:
         await run.start_task(props)
@@ -307,7 +315,7 @@ async def test_a_task_that_fails_is_restarted_in_its_process(tmp_path: Path) -> 
 
 
 async def test_log_lines_and_levels_are_the_workers(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """What a process logs stands among the worker's lines; a level is set in it, and in later ones."""
+    """A process' log lines are in the worker's log, and levels apply to current and later processes."""
     props = config(BlockingSource, tmp_path / "none")
     async with isolating() as run:
         said = ""
@@ -331,8 +339,10 @@ async def test_log_lines_and_levels_are_the_workers(tmp_path: Path, capfd: pytes
             assert not heard("the task's own line")
 
 
-async def test_what_is_only_asked_is_asked_in_a_process_too() -> None:
-    """A config to validate, offsets to check: what it raises, or ends with, is the asker's error alone."""
+async def test_validation_and_offset_changes_run_in_a_process() -> None:
+    """Validating a config and altering offsets run in a process, whose errors and exits are
+    the caller's errors alone.
+    """
     async with isolating() as run:
         infos = await run.worker.validate(config(AwkwardSource))
         [own] = [row["value"] for row in infos.configs if row["value"]["name"] == "file"]
@@ -351,8 +361,8 @@ async def test_what_is_only_asked_is_asked_in_a_process_too() -> None:
         assert run.listener.events == []
 
 
-async def test_a_connectors_setting_goes_before_the_workers(tmp_path: Path) -> None:
-    """One that wants no process has none."""
+async def test_a_connectors_setting_overrides_the_workers(tmp_path: Path) -> None:
+    """A connector's isolation setting overrides the worker's."""
     async with isolating() as run:
         props = config(BlockingSource, tmp_path / "none", penstock_task_isolation="asyncio")
         assert await run.start(props) is State.RUNNING

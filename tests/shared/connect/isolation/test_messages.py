@@ -1,4 +1,4 @@
-"""What a worker and a connector's process send each other."""
+"""Messages between a worker and a connector's process."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ JSON = st.recursive(
 
 @given(st.dictionaries(st.text(), JSON))
 def test_a_message_is_one_line(message: dict[str, object]) -> None:
-    """Whatever a trace or a setting has in it, line ends too."""
+    """A message is one line, even if a value contains line breaks."""
     line = pack(message)
     assert line.count(b"\n") == 1
     assert unpack(line) == message
 
 
-def test_what_is_no_message_says_so() -> None:
-    """Such as a line that was cut off."""
+def test_invalid_messages_are_errors() -> None:
+    """An invalid or truncated message is a DataError."""
     for line in (b'{"do": "st', b"[1]\n", b""):
         with pytest.raises(DataError):
             unpack(line)
@@ -52,8 +52,8 @@ def test_what_is_no_message_says_so() -> None:
         (KeyError("k"), FailedThere),
     ],
 )
-def test_an_error_is_itself_on_the_other_side(error: Exception, base: type[Exception]) -> None:
-    """Its words, its class's name and its trace; and of a kind that says what to do about it."""
+def test_errors_round_trip(error: Exception, base: type[Exception]) -> None:
+    """An error is decoded with its message, class name, trace and base class."""
     try:
         raise error
     except Exception as raised:
@@ -64,7 +64,7 @@ def test_an_error_is_itself_on_the_other_side(error: Exception, base: type[Excep
     assert "test_messages.py" in again.trace
 
 
-def test_a_task_to_run_is_itself_on_the_other_side() -> None:
-    """With its id and its configurations."""
+def test_task_specs_round_trip() -> None:
+    """A TaskSpec is decoded unchanged."""
     spec = TaskSpec(ConnectorTaskId("c", 1), {"a": "${env:B}"}, {"task.class": "x"}, 3, 2)
     assert msgspec.convert(unpack(pack({"spec": spec}))["spec"], TaskSpec) == spec

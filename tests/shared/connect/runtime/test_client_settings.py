@@ -1,4 +1,4 @@
-"""The Java clients' properties as our clients' settings."""
+"""Conversion of the Java clients' properties to our clients' settings."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from penstock.shared.connect.runtime.client_settings import (
 
 
 def test_names_are_java_names_with_underscores() -> None:
-    """Each client takes what it has a setting for."""
+    """Each client takes the properties that it has a setting for."""
     props = {"bootstrap.servers": "a:1", "linger.ms": "7", "auto.offset.reset": "earliest", "acks": "all"}
     assert kafka_settings(props)[0].bootstrap_servers == "a:1"
     assert producer_settings(props).linger_ms == 7
@@ -23,7 +23,7 @@ def test_names_are_java_names_with_underscores() -> None:
 
 
 def test_credentials_come_from_jaas() -> None:
-    """User and password are read out of `sasl.jaas.config`, quoted or not."""
+    """User and password are read from `sasl.jaas.config`, quoted or not."""
     jaas = 'org.apache.kafka.common.security.plain.PlainLoginModule required username="ann" password=s3cret;'
     props = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN", "sasl.jaas.config": jaas}
     kafka, unknown = kafka_settings(props)
@@ -33,13 +33,13 @@ def test_credentials_come_from_jaas() -> None:
     assert unknown == []
 
 
-def test_wrong_values_are_named() -> None:
-    """A property that cannot be is refused by its name."""
+def test_invalid_values_are_named() -> None:
+    """An invalid property is a ConfigError that names it."""
     with pytest.raises(ConfigError, match="linger_ms"):
         producer_settings({"linger.ms": "soon"})
 
 
-def test_what_has_no_counterpart_is_known() -> None:
-    """Properties that do nothing here can be listed, those that need no word are not."""
+def test_unknown_properties_are_listed() -> None:
+    """Properties without an equivalent are listed, except those that may be ignored silently."""
     props = {"metric.reporters": "1", "key.serializer": "x", "linger.ms": "1"}
     assert unknown_properties(props) == ["metric.reporters"]

@@ -1,4 +1,4 @@
-"""Validation of connector configurations: equal to what a real Kafka Connect answered."""
+"""Validation of connector configs, compared with the answers of a real Kafka Connect."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from penstock.shared.connect.runtime.worker_config import WORKER_ONLY
 
 RECORDING = Path(__file__).parents[3] / "data" / "kafka_connect_rest.jsonl.gz"
 WORKER = {"connect.files.allowed": ["/"]}
-FREE = ("documentation", "recommended_values")  # our own words; lists of plugins
+FREE = ("documentation", "recommended_values")  # our own texts, and lists of plugins
 
 
 def recorded() -> list[dict[str, Any]]:
@@ -25,10 +25,10 @@ def recorded() -> list[dict[str, Any]]:
         return [json.loads(line) for line in lines]
 
 
-def without_words(value: Any) -> Any:
+def without_free_members(value: Any) -> Any:
     if isinstance(value, dict):
-        return {name: without_words(item) for name, item in value.items() if name not in FREE}
-    return [without_words(item) for item in value] if isinstance(value, list) else value
+        return {name: without_free_members(item) for name, item in value.items() if name not in FREE}
+    return [without_free_members(item) for item in value] if isinstance(value, list) else value
 
 
 @pytest.fixture(scope="module")
@@ -37,22 +37,24 @@ def plugins() -> Plugins:
 
 
 def test_validation_equals_the_recording(plugins: Plugins) -> None:
-    """Every recorded validation gives the same settings, values, errors, groups and order."""
+    """Every recorded validation has the same settings, values, errors, groups and order."""
     cases = [line for line in recorded() if line.get("path", "").endswith("/validate") and line["status"] == 200]
     assert len(cases) == 2
     for case in cases:
         found = validate_connector(plugins, case["body"], WORKER).as_json()
-        assert without_words(found) == without_words(case["response"])
+        assert without_free_members(found) == without_free_members(case["response"])
 
 
 def test_definitions_equal_the_recording(plugins: Plugins) -> None:
-    """A connector's settings are listed as Kafka Connect lists them: its own, then the common ones."""
+    """A connector's settings are listed as in Kafka Connect: its own, and then the common ones."""
     (case,) = [line for line in recorded() if line.get("path") == "/connector-plugins/FileStreamSink/config"]
-    assert without_words(plugin_definitions(*plugins.config_of("FileStreamSink"))) == without_words(case["response"])
+    assert without_free_members(plugin_definitions(*plugins.config_of("FileStreamSink"))) == without_free_members(
+        case["response"]
+    )
 
 
-def test_refusals_equal_the_recording(plugins: Plugins) -> None:
-    """A connector that is refused for its settings is refused in the recorded words."""
+def test_validation_errors_equal_the_recording(plugins: Plugins) -> None:
+    """An invalid connector config has Kafka Connect's error message."""
     cases = [
         line
         for line in recorded()
@@ -64,8 +66,8 @@ def test_refusals_equal_the_recording(plugins: Plugins) -> None:
         assert validate_connector(plugins, props, WORKER).refusal() == case["response"]["message"]
 
 
-def test_transforms_bring_their_settings(plugins: Plugins) -> None:
-    """A transform that a configuration names has its settings checked, in a group of its own."""
+def test_settings_of_transforms_are_validated(plugins: Plugins) -> None:
+    """The settings of a named transform are validated, in a group of their own."""
     props = {"connector.class": "FileStreamSink", "name": "x", "topics": "t", "transforms": "one"}
     infos = validate_connector(plugins, {**props, "transforms.one.type": "no.Such"}, {})
     assert "Transforms: one" in infos.groups
@@ -73,7 +75,7 @@ def test_transforms_bring_their_settings(plugins: Plugins) -> None:
 
 
 def test_a_sink_reads_topics_or_a_pattern(plugins: Plugins) -> None:
-    """A sink without topics, with both kinds, or that reads its own dead letters is refused."""
+    """A sink without topics, with topics and a pattern, or with its own dead-letter topic is invalid."""
     base = {"connector.class": "FileStreamSink", "name": "x"}
 
     def errors(**more: str) -> list[str]:
@@ -88,7 +90,7 @@ def test_a_sink_reads_topics_or_a_pattern(plugins: Plugins) -> None:
 
 
 def test_required_exactly_once_is_checked(plugins: Plugins) -> None:
-    """`exactly.once.support=required` needs the worker's support and the connector's word."""
+    """`exactly.once.support=required` needs the support of the worker and of the connector."""
     props = {"connector.class": "FileStreamSource", "name": "x", "topic": "t", "exactly.once.support": "required"}
     enabled = {**WORKER, "exactly.once.source.support": "enabled"}
     assert validate_connector(plugins, props, {}).errors == [
@@ -100,8 +102,8 @@ def test_required_exactly_once_is_checked(plugins: Plugins) -> None:
     assert "boundaries" in boundary.errors[0]
 
 
-def test_topic_creation_groups_bring_their_settings(plugins: Plugins) -> None:
-    """Each topic creation group must say which topics it has; the default one how many partitions."""
+def test_settings_of_topic_creation_groups_are_validated(plugins: Plugins) -> None:
+    """Each topic creation group needs its topics, and the default group partitions and a replication factor."""
     props = {"connector.class": "FileStreamSource", "name": "x", "topic": "t", "topic.creation.groups": "a"}
     infos = validate_connector(plugins, props, {})
     assert infos.groups[-2:] == ["Topic Creation: a", "Topic Creation: default"]
@@ -117,8 +119,8 @@ def test_topic_creation_groups_bring_their_settings(plugins: Plugins) -> None:
 
 
 @pytest.mark.parametrize("name", WORKER_ONLY)
-def test_settings_of_the_worker_alone_are_refused(plugins: Plugins, name: str) -> None:
-    """A connector that sets what only the worker has would be as if it had not: it is told so."""
+def test_worker_only_settings_are_errors(plugins: Plugins, name: str) -> None:
+    """A connector config with a setting that only the worker has is invalid."""
     props = {"connector.class": "FileStreamSink", "name": "x", "topics": "t", name: "false"}
     infos = validate_connector(plugins, props, {})
     assert [config["definition"]["name"] for config in infos.configs if config["value"]["errors"]] == [name]
@@ -137,15 +139,15 @@ def test_settings_of_the_worker_alone_are_refused(plugins: Plugins, name: str) -
 def test_an_isolation_that_the_worker_lacks_is_an_error(
     plugins: Plugins, isolation: str, worker: dict[str, str], error: str | None
 ) -> None:
-    """A standalone worker has no processes, and nothing else than a process isolates."""
+    """Process isolation needs a distributed worker, and other values are invalid."""
     props = {"connector.class": "FileStreamSink", "name": "x", "topics": "t", "penstock.task.isolation": isolation}
     errors = validate_connector(plugins, props, worker).errors
     assert len(errors) == (error is not None)
     assert all(error in said for said in errors if error)
 
 
-def test_no_answer_has_a_secret(plugins: Plugins) -> None:
-    """Neither as a value nor within an error: headers, passwords of URLs, keys in PEM, what the policy refuses."""
+def test_no_answer_contains_a_secret(plugins: Plugins) -> None:
+    """Validation answers contain no secret as a value or in an error."""
     props = {
         "connector.class": f"{HttpSinkConnector.__module__}.HttpSinkConnector",
         "name": "x",
@@ -163,7 +165,7 @@ def test_no_answer_has_a_secret(plugins: Plugins) -> None:
 
 
 def test_without_a_class_nothing_can_be_checked(plugins: Plugins) -> None:
-    """A configuration that names no connector, or none that exists, is refused as a whole."""
+    """A config without a connector class or with an unknown one is a ConfigError."""
     with pytest.raises(ConfigError, match=r"config {a.password=\[hidden\], name=x} contains no connector type"):
         validate_connector(plugins, {"name": "x", "a.password": "p"}, {})
     with pytest.raises(ConfigError, match="Failed to find any class that implements Connector"):
@@ -171,7 +173,7 @@ def test_without_a_class_nothing_can_be_checked(plugins: Plugins) -> None:
 
 
 def test_overrides_of_clients_are_checked(plugins: Plugins) -> None:
-    """What the worker's policy does not allow, and what is no value of the client's setting."""
+    """Client overrides must be allowed by the worker's policy and have valid values."""
     props = {"connector.class": "FileStreamSink", "name": "x", "topics": "t"}
     props |= {"consumer.override.max.poll.records": "5", "consumer.override.sasl.mechanism": "PLAIN"}
     assert validate_connector(plugins, props, {}).errors == []
@@ -186,7 +188,7 @@ def test_overrides_of_clients_are_checked(plugins: Plugins) -> None:
 
 
 def test_settings_of_the_connectors_converters_are_checked(plugins: Plugins) -> None:
-    """Those of a converter of its own; the worker's are the worker's."""
+    """Settings of a connector's own converter are validated, but not those of the worker's converter."""
     props = {"connector.class": "FileStreamSink", "name": "x", "topics": "t", "value.converter.schemas.enable": "maybe"}
     assert validate_connector(plugins, props, {}).errors == []
     own = {"value.converter": "org.apache.kafka.connect.json.JsonConverter"}

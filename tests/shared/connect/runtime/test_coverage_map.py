@@ -1,4 +1,4 @@
-"""COVERAGE.md names tests that exist."""
+"""COVERAGE.md names existing tests."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ HERE = Path(__file__).parent
 
 
 def test_every_test_named_exists() -> None:
-    """A test that is renamed or removed is missed here."""
+    """Every test and file that COVERAGE.md names exists."""
     text = (HERE / "COVERAGE.md").read_text()
     bodies = {file.name: file.read_text() for file in HERE.glob("test_*.py")}
     named = re.findall(r"`(?:(test_\w+\.py)::)?(test_\w+)`", text)

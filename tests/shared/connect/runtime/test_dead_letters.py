@@ -1,4 +1,4 @@
-"""Dead letters: equal to what a real Kafka Connect wrote."""
+"""Dead letters, compared with those of a real Kafka Connect."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def recorded() -> list[dict[str, Any]]:
 
 
 async def test_dead_letters_equal_the_recording() -> None:
-    """Same records in, same dead letters out: key, value, and every header but the trace's frames."""
+    """The same records give the same dead letters: key, value, and all headers except the trace's frames."""
     json_converter = "org.apache.kafka.connect.json.JsonConverter"
     settings = {
         "key_converter": json_converter,
@@ -71,7 +71,7 @@ async def test_dead_letters_equal_the_recording() -> None:
 
 
 async def test_an_error_that_is_not_tolerated_fails_the_task_after_its_report() -> None:
-    """The dead letter is written all the same, and the record is not committed."""
+    """An error that is not tolerated is reported and fails the task with ToleranceExceeded."""
     async with running() as run:
         async with Producer(KafkaSettings(bootstrap_servers=run.cluster.bootstrap_servers)) as producer:
             await producer.send("t", b"not json")
@@ -87,9 +87,10 @@ async def test_an_error_that_is_not_tolerated_fails_the_task_after_its_report() 
 
 
 @pytest.mark.parametrize("when", ["put", "pre_commit"])
-async def test_a_record_reported_late_is_not_passed_over(when: str) -> None:
-    """Where errors are not tolerated it fails the task, before its offset is committed and not after: a sink may find
-    out while it flushes, and need not wait for its report."""
+async def test_a_record_reported_late_is_not_committed(when: str) -> None:
+    """A record that is reported in `put` or while flushing fails the task before its offset is committed, if errors are
+    not tolerated. The sink need not wait for its report.
+    """
 
     def report(made: RecordingSinkTask, records: list[SinkRecord]) -> None:
         reporter = made.context.errant_record_reporter
@@ -118,7 +119,10 @@ async def test_a_record_reported_late_is_not_passed_over(when: str) -> None:
 
 @pytest.mark.parametrize("kept", [True, False])
 async def test_a_record_reported_while_flushing_is_as_it_was_read(kept: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Key, value and headers, whatever transforms made of them. One that is not kept any more is converted back."""
+    """A record reported while flushing is written with its original key, value and headers.
+
+    If the raw record is no longer kept, it is converted back.
+    """
 
     def prepare(made: RecordingSinkTask) -> None:
         def gives(offsets: Offsets) -> Offsets:
@@ -151,8 +155,8 @@ async def test_a_record_reported_while_flushing_is_as_it_was_read(kept: bool, mo
         await run.until(lambda: run.cluster.committed("connect-c").get(TP) == OffsetAndMetadata(1))
 
 
-def test_a_trace_is_cut_where_it_is_too_long() -> None:
-    """A dead letter must stay writable where its record was."""
+def test_a_long_trace_is_truncated() -> None:
+    """A long trace is truncated, so that the dead letter can be written."""
     record = ConsumerRecord("t", 1, 2, -1, None, b"x", (("h", None),))
     failure = Failure(Stage.TASK_PUT, JsonConverter, DataError("é" * TRACE_BYTES_MAX))
     letter = dead_letter("d", record, failure, ID, headers=True)
@@ -170,13 +174,13 @@ def test_a_trace_is_cut_where_it_is_too_long() -> None:
         (json.JSONDecodeError("x", "", 0), "json.decoder.JSONDecodeError"),
     ],
 )
-def test_errors_have_kafka_connects_names_where_they_are_its_kind(error: Exception, name: str) -> None:
-    """A user's own keep theirs."""
+def test_error_names(error: Exception, name: str) -> None:
+    """Connect's errors have Kafka Connect's class names, and other errors their own."""
     assert error_name(error) == name
 
 
-def test_the_log_says_which_record_only_when_it_may() -> None:
-    """And never what it held."""
+def test_log_fields_name_the_record_only_if_enabled() -> None:
+    """Log fields contain the record's coordinates only with `errors.log.include.messages`, and never its content."""
     record = ConsumerRecord("t", 1, 2, 3, b"secret", b"secret")
     failure = Failure(Stage.KEY_CONVERTER, JsonConverter, DataError("bad"), 2)
     assert "topic" not in log_fields(record, failure, ID, messages=False)

@@ -1,4 +1,4 @@
-"""Records as they were read: found until they are committed, within a limit."""
+"""Raw records that are kept until they are committed, within a limit."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ A, B = TopicPartition("t", 0), TopicPartition("t", 1)
 
 
 def columns(tp: TopicPartition, *offsets: int) -> Columns:
-    """Records of two bytes each; the key is missing."""
+    """Records of two bytes each, without a key."""
     return Columns.of(
         [ConsumerRecord(tp.topic, tp.partition, at, 7, None, b"%02d" % at, (("h", b"x"),)) for at in offsets]
     )
@@ -20,7 +20,9 @@ def found(raw: RawRecords, tp: TopicPartition, *offsets: int) -> list[int]:
 
 
 def test_a_record_is_found_until_its_offset_is_committed() -> None:
-    """Whole, with its headers, also where offsets have holes; a partition that goes is forgotten."""
+    """A record is found completely until its offset is committed or its partition is revoked,
+    also if offsets have gaps.
+    """
     raw = RawRecords()
     raw.add({A: columns(A, 1, 3), B: columns(B, 5)})
     raw.add({A: columns(A, 6, 7)})
@@ -33,8 +35,8 @@ def test_a_record_is_found_until_its_offset_is_committed() -> None:
     assert repr(raw) == "<RawRecords of 1 partitions, 4 bytes>"
 
 
-def test_the_oldest_go_where_there_are_too_many_and_never_those_being_delivered() -> None:
-    """Of whichever partition; a batch larger than the limit is kept for its delivery."""
+def test_the_oldest_batches_are_evicted() -> None:
+    """Above the limit the oldest batches of any partition are evicted, but never the batch that is being delivered."""
     raw = RawRecords(bytes_max=6)
     raw.add({A: columns(A, 1)})
     raw.add({B: columns(B, 1)})
@@ -44,8 +46,8 @@ def test_the_oldest_go_where_there_are_too_many_and_never_those_being_delivered(
     assert (found(raw, A, *range(9)), found(raw, B, 1, 2, 3)) == ([*range(2, 9)], [])
 
 
-def test_what_is_read_again_takes_its_own_place() -> None:
-    """After a failed flush the same offsets come once more, perhaps cut elsewhere."""
+def test_records_read_again_replace_the_old_ones() -> None:
+    """After a failed flush records that are read again replace the old ones."""
     raw = RawRecords()
     raw.add({A: columns(A, 1, 2)})
     raw.add({A: columns(A, 3, 4)})

@@ -1,4 +1,4 @@
-"""The retry operator: what is tried again, what is tolerated, what ends the task."""
+"""The retry operator: errors that are retried, tolerated, or fail the task."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def failure(stage: Stage = Stage.VALUE_CONVERTER, error: Exception | None = None
 
 
 def test_waits_double_up_to_their_limit() -> None:
-    """From 300 ms on; above the limit they are random below it."""
+    """Backoffs double from 300 ms; above the limit they are random below it."""
     made, metrics = operator(retry_timeout_ms=-1, retry_delay_max_ms=1_000)
     waits = [made.retry_after(RetriableError(), attempt, 0, 0) for attempt in range(1, 7)]
     assert waits[:2] == [300, 600]
@@ -33,16 +33,16 @@ def test_waits_double_up_to_their_limit() -> None:
     assert metrics.values(0)["total_retries"] == 7
 
 
-def test_no_wait_goes_beyond_the_timeout() -> None:
-    """The last one ends with it; after it nothing is tried again."""
+def test_no_backoff_exceeds_the_timeout() -> None:
+    """The last backoff ends with the timeout, and after that nothing is retried."""
     made, _ = operator(retry_timeout_ms=1_000)
     assert made.retry_after(RetriableError(), 3, 0, 500) == 500
     assert made.retry_after(RetriableError(), 4, 0, 999) == 1
     assert made.retry_after(RetriableError(), 5, 0, 1_000) is None
 
 
-def test_without_a_timeout_nothing_is_tried_again() -> None:
-    """The default; and what is not retriable never is."""
+def test_without_a_timeout_nothing_is_retried() -> None:
+    """By default nothing is retried, and errors that are not retriable never are."""
     made, metrics = operator()
     assert made.retry_after(RetriableError(), 1, 0, 0) is None
     endless, _ = operator(retry_timeout_ms=-1)
@@ -52,7 +52,7 @@ def test_without_a_timeout_nothing_is_tried_again() -> None:
 
 
 def test_an_error_that_is_not_tolerated_ends_the_task() -> None:
-    """Under `errors.tolerance=none` with the first, counted as an error."""
+    """Under `errors.tolerance=none` the first error fails the task and is counted."""
     made, metrics = operator()
     with pytest.raises(ToleranceExceeded, match="VALUE_CONVERTER by JsonConverter: DataError: bad") as raised:
         made.failed(failure(), 5)
@@ -62,7 +62,7 @@ def test_an_error_that_is_not_tolerated_ends_the_task() -> None:
 
 
 def test_a_tolerated_error_skips_the_record() -> None:
-    """Under `all`, of conversions and transforms whatever it is."""
+    """Under `errors.tolerance=all` any error of a conversion or transform skips the record."""
     made, metrics = operator(tolerate=True)
     for stage in (Stage.KEY_CONVERTER, Stage.VALUE_CONVERTER, Stage.HEADER_CONVERTER, Stage.TRANSFORMATION):
         made.failed(failure(stage, ZeroDivisionError()), 1)
@@ -70,8 +70,8 @@ def test_a_tolerated_error_skips_the_record() -> None:
     assert metrics.values(0)["total_record_errors"] == 0
 
 
-def test_elsewhere_only_what_is_retriable_is_tolerated() -> None:
-    """A poll or a send that fails for good is the task's error and not a record's."""
+def test_in_other_stages_only_retriable_errors_are_tolerated() -> None:
+    """In other stages, such as poll and send, only retriable errors are tolerated."""
     made, _ = operator(tolerate=True)
     made.failed(failure(Stage.KAFKA_PRODUCE, RetriableError("given up")), 1)
     with pytest.raises(ToleranceExceeded, match="Unhandled exception"):
@@ -79,7 +79,7 @@ def test_elsewhere_only_what_is_retriable_is_tolerated() -> None:
 
 
 def test_settings_come_from_the_connector() -> None:
-    """By Kafka Connect's names and defaults."""
+    """Error settings have Kafka Connect's names and defaults."""
     base = {"name": "x", "connector.class": "y", "topics": "t"}
     assert ErrorSettings.of(sink_config().parse(base)) == ErrorSettings()
     assert not ErrorSettings().reports

@@ -1,4 +1,4 @@
-"""A conversion that is tried again for ever: seen, and in nobody's way."""
+"""A conversion that is retried forever is reported as stalled and can be paused and stopped."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ FOR_EVER = {"errors_retry_timeout": "-1", "errors_retry_delay_max_ms": "10"}
 
 
 class Down(StringConverter):
-    """Strings, but for those that begin with `x`: these need what is down."""
+    """A string converter that fails for strings that begin with `x` while `is_down` is set."""
 
     is_down: ClassVar[bool] = True
 
@@ -65,9 +65,11 @@ def stalled_ms(run: Running) -> int:
     return run.worker.stalled_ms(ConnectorTaskId("c", 0))
 
 
-async def test_a_sink_that_waits_for_a_registry_is_seen_and_pauses_and_stops() -> None:
-    """It counts as stalled, the log says why, a rebalance goes on beside it; a pause and a stop end the wait, and what
-    it waited for is read again."""
+async def test_a_sink_in_a_retried_conversion_can_pause_and_stop() -> None:
+    """A sink in a retried conversion counts as stalled, logs the reason and takes part in rebalances.
+
+    A pause and a stop end the retries, and the records are read again.
+    """
     async with running() as run:
         run.cluster.create_topic("two", 2)
         async with Producer(KafkaSettings(bootstrap_servers=run.cluster.bootstrap_servers)) as producer:
@@ -101,7 +103,7 @@ async def test_a_sink_that_waits_for_a_registry_is_seen_and_pauses_and_stops() -
 
 
 class ResumingSinkTask(RecordingSinkTask):
-    """Resumes what it opens, as a task may."""
+    """Resumes the partitions that it opens."""
 
     async def open(self, partitions: frozenset[TopicPartition]) -> None:
         self.context.resume(*partitions)
@@ -112,8 +114,10 @@ class ResumingSink(RecordingSink):
     task_class = ResumingSinkTask
 
 
-async def test_a_task_that_resumes_while_a_conversion_waits_loses_nothing() -> None:
-    """What it resumes is read once the conversion is done: the polls beside it only keep the group going."""
+async def test_resuming_partitions_during_a_retried_conversion_loses_no_record() -> None:
+    """Polls during a retried conversion only keep the group membership: partitions that the
+    task resumes are read after the conversion.
+    """
     async with running() as run:
         run.cluster.create_topic("two", 2)
         async with Producer(KafkaSettings(bootstrap_servers=run.cluster.bootstrap_servers)) as producer:
@@ -129,13 +133,16 @@ async def test_a_task_that_resumes_while_a_conversion_waits_loses_nothing() -> N
         assert second is not first
         await run.until(lambda: second.values == ["a", "x", "b"])
         since_ms = stalled_ms(run)
-        await run.until(lambda: stalled_ms(run) > since_ms + 300)  # polls go on beside it
+        await run.until(lambda: stalled_ms(run) > since_ms + 300)  # polls continue meanwhile
         Down.is_down = False
         await run.until(lambda: first.values == ["a", "x", "b"])
 
 
-async def test_a_source_that_waits_for_a_registry_is_seen_and_pauses_and_stops() -> None:
-    """What was sent before stays sent once, and its offset is stored; the rest goes out when the registry is back."""
+async def test_a_source_in_a_retried_conversion_can_pause_and_stop() -> None:
+    """Records sent before a retried conversion are sent once, and their offsets are stored.
+
+    The others are sent when the conversion succeeds.
+    """
     async with running(offset_flush_interval_ms="600000") as run:
         id = await run.run(RecordingSource, value_converter=CONVERTER, **FOR_EVER)
         await run.until(lambda: RecordingSourceTask.made)
@@ -157,8 +164,8 @@ async def test_a_source_that_waits_for_a_registry_is_seen_and_pauses_and_stops()
         assert run.store.data == {b'["c",{"file":"a"}]': b'{"position":2}'}
 
 
-async def test_the_log_says_it_at_a_rate() -> None:
-    """At once, then every ten seconds, and at once again for the next one."""
+async def test_retries_are_logged_at_a_limited_rate() -> None:
+    """A retried conversion is logged at once and then every ten seconds."""
     waits = RetryWaits("c-0")
     with structlog.testing.capture_logs() as said:
         for begun in (0, 100_000):
@@ -169,8 +176,8 @@ async def test_the_log_says_it_at_a_rate() -> None:
     assert [line["for_ms"] for line in said] == [0, LOG_MS, 2 * LOG_MS] * 2
 
 
-async def test_a_wait_that_is_given_up_cancels_what_it_waited_for() -> None:
-    """Whatever it is; what is done in time gives its result."""
+async def test_an_interrupted_wait_cancels_its_future() -> None:
+    """An interrupted wait cancels its future; a completed future returns its result."""
     waits, never = RetryWaits("c-0"), asyncio.get_running_loop().create_future()
     done = asyncio.get_running_loop().create_future()
     done.set_result(7)

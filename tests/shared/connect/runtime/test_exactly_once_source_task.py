@@ -1,4 +1,4 @@
-"""Exactly-once source tasks against the fake broker: records and offsets in one transaction."""
+"""Exactly-once source tasks on the fake broker: records and offsets are in one transaction."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def values(run: Running, topic: str = "t") -> list[bytes | None]:
 
 
 async def test_records_and_offsets_are_one_transaction() -> None:
-    """Each poll's records become visible together with the offset after them."""
+    """Each poll's records become visible together with their offset."""
     async with running(**ENABLED) as run:
         await started(run)
         task().batches.put_nowait([source_record("a", 1), source_record("b", 2)])
@@ -41,8 +41,10 @@ async def test_records_and_offsets_are_one_transaction() -> None:
         assert task().committed == [("a", True), ("b", True)]
 
 
-async def test_the_task_says_where_transactions_end() -> None:
-    """Nothing is committed before the task says so; what it aborts is not written, and not read again."""
+async def test_the_task_defines_transaction_boundaries() -> None:
+    """With `transaction.boundary=connector` nothing is committed before the task commits;
+    aborted records are not written and not read again.
+    """
     async with running(**ENABLED) as run:
         id = await started(run, transaction_boundary="connector")
         context = task().context.transaction_context
@@ -72,25 +74,25 @@ async def test_the_task_says_where_transactions_end() -> None:
 
 
 async def test_a_pause_leaves_no_transaction_open() -> None:
-    """Kafka ends a transaction that lasts for too long: what is sent is committed first, and after a resume by time."""
+    """A pause commits the open transaction, which Kafka would abort after its timeout."""
     async with running(**ENABLED) as run:
         id = await started(run, transaction_boundary="interval", transaction_boundary_interval_ms="600000")
         task().batches.put_nowait([source_record("a", 1)])
         await run.until(lambda: run.cluster.records("t", committed=False))
         await run.worker.set_target_state("c", TargetState.PAUSED)
-        task().batches.put_nowait([])  # a poll under way ends before the pause begins
+        task().batches.put_nowait([])  # a poll in progress ends before the pause begins
         await run.until(lambda: "paused" in run.listener.of(id))
         assert (values(run), values(run, "offsets")) == ([b"a"], [b'{"position":1}'])
 
 
 async def test_a_newer_instance_fences_the_older() -> None:
-    """What the older one still tries to write is refused, and fails it."""
+    """A newer instance fences the older one, whose next write fails it."""
     async with running(**ENABLED) as run:
         id = await started(run)
         older = task()
         older.batches.put_nowait([source_record("a", 1)])
         await run.until(lambda: older.commits == 1)
-        zombie = run.worker._tasks.pop(id)  # a worker that lost its place and does not know it
+        zombie = run.worker._tasks.pop(id)  # a worker that has left the group without knowing it
         run.worker._watchers.pop(id).cancel()
         newer_id = await started(run)
         assert newer_id == id
@@ -103,8 +105,8 @@ async def test_a_newer_instance_fences_the_older() -> None:
         zombie.cancel()
 
 
-async def test_what_was_not_committed_is_aborted_in_the_end() -> None:
-    """A task that fails leaves nothing of its open transaction."""
+async def test_a_failed_task_aborts_its_transaction() -> None:
+    """A task that fails aborts its open transaction."""
     async with running(**ENABLED) as run:
         id = await started(run, transaction_boundary="interval", transaction_boundary_interval_ms="600000")
         task().batches.put_nowait([source_record("a", 1)])
@@ -114,8 +116,8 @@ async def test_what_was_not_committed_is_aborted_in_the_end() -> None:
         assert values(run) == values(run, "offsets") == []
 
 
-async def test_a_stop_commits_what_is_complete() -> None:
-    """Where transactions end by time, the last one ends with the task."""
+async def test_a_stop_commits_the_open_transaction() -> None:
+    """With `transaction.boundary=interval` a stop commits the last transaction."""
     async with running(**ENABLED) as run:
         id = await started(run, transaction_boundary="interval", transaction_boundary_interval_ms="600000")
         task().batches.put_nowait([source_record("a", 1)])
@@ -124,8 +126,8 @@ async def test_a_stop_commits_what_is_complete() -> None:
         assert (values(run), values(run, "offsets")) == ([b"a"], [b'{"position":1}'])
 
 
-async def test_without_an_offset_topic_it_is_refused() -> None:
-    """Offsets in a file cannot be part of a transaction: the task fails and says so."""
+async def test_exactly_once_requires_an_offset_topic() -> None:
+    """Without an offset topic an exactly-once task fails with the reason."""
     async with running(**ENABLED) as run:
         run.store.topic = None
         id = ConnectorTaskId("c", 0)
@@ -135,7 +137,7 @@ async def test_without_an_offset_topic_it_is_refused() -> None:
 
 
 async def test_a_topic_that_stays_missing_fails_the_task_and_its_transaction() -> None:
-    """The reason is the topic; what was sent before it is aborted."""
+    """A missing topic fails the task, and its transaction is aborted."""
     async with running(**ENABLED, topic_wait_timeout_ms="300") as run:
         id = await started(run)
         task().batches.put_nowait([source_record("a", 1), source_record("b", 2, topic="missing")])
@@ -145,12 +147,12 @@ async def test_a_topic_that_stays_missing_fails_the_task_and_its_transaction() -
 
 
 async def test_a_topic_that_is_deleted_during_a_commit_fails_the_task(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The commit waits for a record that the producer still has; the reason is the topic, and nothing is written."""
+    """A topic that is deleted during a commit fails the task, and nothing is written."""
     monkeypatch.setattr(abstract_source_task, "CLOSE_TIMEOUT_MS", 100)
     async with running(**ENABLED, topic_wait_timeout_ms="300") as run:
         run.cluster.create_topic("short")
         id = await started(run, producer_override_max_block_ms="1000")
-        with run.cluster.control(Api.PRODUCE, Fail(7)) as failing:  # REQUEST_TIMED_OUT: sent again and again
+        with run.cluster.control(Api.PRODUCE, Fail(7)) as failing:  # REQUEST_TIMED_OUT: retried
             task().batches.put_nowait([source_record("a", 1, topic="short")])
             await run.until(lambda: failing.acted)
             run.cluster.delete_topic("short")

@@ -1,4 +1,4 @@
-"""Plugins: what a class may be called."""
+"""Plugins and the names under which their classes are found."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ PATH = "penstock.connect.connectors.FileStreamSinkConnector"
     ],
 )
 def test_a_connector_has_many_names(name: str) -> None:
-    """Kafka's name, its short forms, the class path and an entry point's name all mean the class."""
+    """Kafka's class name, its short forms, our class path and an entry point's name all find the class."""
     assert Plugins([("to-file", FileStreamSinkConnector)]).connector_class(name) is FileStreamSinkConnector
 
 
 def test_a_class_path_needs_no_registration() -> None:
-    """A class that can be imported is a plugin; one of another kind is not."""
+    """An importable class of the right type is a plugin; any other name is an error."""
     assert Plugins([]).connector_class(PATH) is FileStreamSinkConnector
     for name in (
         "penstock.connect.SinkRecord",
@@ -52,7 +52,7 @@ def test_a_class_path_needs_no_registration() -> None:
 
 
 def test_plugins_are_listed_under_kafkas_names() -> None:
-    """REST's list has sinks before sources, each with its kind and version."""
+    """Plugins are listed under Kafka's names, sinks before sources, with type and version."""
     plugins = Plugins([(None, FileStreamSourceConnector), (None, FileStreamSinkConnector)])
     assert plugins.listed() == [
         {"class": "org.apache.kafka.connect.file.FileStreamSinkConnector", "type": "sink", "version": "4.1.1"},
@@ -63,16 +63,16 @@ def test_plugins_are_listed_under_kafkas_names() -> None:
         plugins.config_of("None")
 
 
-def test_all_that_kafka_connect_ships_is_there() -> None:
-    """Every plugin that a real worker listed is listed here under the same name and kind."""
+def test_all_of_kafka_connects_plugins_are_listed() -> None:
+    """Every plugin that a real worker lists is listed with the same name and type."""
     with gzip.open(Path(__file__).parents[3] / "data" / "kafka_connect_rest.jsonl.gz", "rt", encoding="utf-8") as lines:
         (case,) = [one for one in map(json.loads, lines) if one.get("path", "").endswith("?connectorsOnly=false")]
     listed = Plugins.installed().listed(connectors_only=False)
     assert [plugin for plugin in case["response"] if plugin not in listed] == []
 
 
-def test_every_name_that_is_listed_can_be_put_into_a_configuration() -> None:
-    """A name that REST lists finds its class and is not a private one; each class has a public path too."""
+def test_every_listed_name_finds_its_class() -> None:
+    """Every listed name finds its class and is no private name, and each class has a public path."""
     plugins = Plugins.installed()
     for kind in KINDS:
         for desc in plugins.of_kind(kind):
@@ -84,7 +84,7 @@ def test_every_name_that_is_listed_can_be_put_into_a_configuration() -> None:
 
 @pytest.mark.parametrize("module", BUILTIN)
 def test_a_public_module_has_the_plugins_that_ship(module: str) -> None:
-    """Each class that ships is in `__all__` of its module and can be imported from there; another name cannot."""
+    """A public module's `__all__` contains its built-in classes, which can be imported from it."""
     public = importlib.import_module(module)
     assert set(public.__all__) == set(dir(public)) == set(BUILTIN[module])
     for name in public.__all__:
@@ -93,8 +93,8 @@ def test_a_public_module_has_the_plugins_that_ship(module: str) -> None:
         _ = public.NoSuch
 
 
-def test_a_class_is_imported_when_it_is_used() -> None:
-    """A process that needs one connector does not load Delta's or Postgres's."""
+def test_plugin_classes_are_imported_lazily() -> None:
+    """Importing one connector does not load the others' modules."""
     script = """
 import sys
 from penstock.connect.connectors import FileStreamSinkConnector
@@ -104,13 +104,13 @@ assert "penstock.shared.connect.connectors.http" not in sys.modules
     subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=True)
 
 
-def test_kinds_are_told_apart() -> None:
-    """A connector is a source or a sink."""
+def test_connector_types() -> None:
+    """A connector is a source or a sink by its class."""
     assert [connector_type(c) for c in (FileStreamSourceConnector, FileStreamSinkConnector)] == ["source", "sink"]
 
 
 def test_a_subclass_does_not_inherit_kafkas_name() -> None:
-    """Who derives from a class that stands for Kafka's has a name of his own."""
+    """A subclass of a built-in class is listed under its own name."""
 
     class Own(FileStreamSinkConnector):
         pass

@@ -1,4 +1,4 @@
-"""A sink task's decisions: commits, redelivery, rewinds, rebalances."""
+"""The decisions of a sink task: commits, redelivery, rewinds and rebalances."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def record(tp: TopicPartition, offset: int) -> SinkRecord:
 
 
 def test_a_commit_that_takes_too_long_counts_as_failed() -> None:
-    """After its time another may begin, and the late answer says nothing any more."""
+    """A commit that times out counts as failed, another may begin, and its late answer is ignored."""
     task = state()
     assert task.begin_commit(1_000) is not None
     assert not task.commit_is_due(5_000)
@@ -37,8 +37,8 @@ def test_a_commit_that_takes_too_long_counts_as_failed() -> None:
     assert task.committing
 
 
-def test_commits_without_answers_come_less_often_until_one_is_answered() -> None:
-    """Each that expires puts the next one off for longer, up to a limit; an answer, though late, ends that."""
+def test_expired_commits_back_off_until_one_is_answered() -> None:
+    """Each expired commit delays the next one longer, up to a limit; an answer, even a late one, resets the delay."""
     task = state()
     task.received({A: 5})
     task.delivered()
@@ -56,8 +56,8 @@ def test_commits_without_answers_come_less_often_until_one_is_answered() -> None
     assert task.commit_is_due(now_ms - 8_900)
 
 
-def test_answers_in_the_wrong_order_change_nothing() -> None:
-    """Only the newest commit's answer counts."""
+def test_only_the_newest_commits_answer_counts() -> None:
+    """An answer of an older commit is ignored."""
     task = state()
     task.received({A: 5})
     task.delivered()
@@ -68,8 +68,8 @@ def test_answers_in_the_wrong_order_change_nothing() -> None:
     assert (task.last_committed[A], task.commit_failures) == (FIVE, 0)
 
 
-def test_a_failed_commit_keeps_what_was_committed() -> None:
-    """Failures are counted until one succeeds."""
+def test_a_failed_commit_keeps_the_committed_offsets() -> None:
+    """A failed commit changes no committed offset, and failures are counted until one succeeds."""
     task = state()
     for failures in (1, 2):
         begun = task.begin_commit(0)
@@ -82,7 +82,7 @@ def test_a_failed_commit_keeps_what_was_committed() -> None:
 
 
 def test_the_next_commit_is_an_interval_later() -> None:
-    """Whether or not the task asked for one in between."""
+    """A requested commit does not change the time of the next scheduled one."""
     task = state()
     assert task.poll_timeout_ms(300) == 700
     task.commit_requested = True
@@ -94,7 +94,7 @@ def test_the_next_commit_is_an_interval_later() -> None:
 
 
 def test_a_late_loop_does_not_commit_in_a_row() -> None:
-    """A loop that was held up for many intervals commits once."""
+    """A loop that missed many intervals commits once."""
     task = state()
     task.begin_commit(10_000)
     task.commit_completed(1, None, None, 10_000)
@@ -112,7 +112,7 @@ def test_without_offsets_there_is_nothing_to_commit() -> None:
 
 
 def test_only_new_offsets_of_own_delivered_records_are_committed() -> None:
-    """What the task gives of other partitions, of records not delivered, or what is committed already is left out."""
+    """Offsets of other partitions, of undelivered records and already committed ones are not committed."""
     task = state(A, B)
     task.received({A: 5, B: 9})
     task.delivered()
@@ -125,8 +125,8 @@ def test_only_new_offsets_of_own_delivered_records_are_committed() -> None:
     assert task.committable({A: OffsetAndMetadata(3)}) == {A: OffsetAndMetadata(3)}, "the task wants to go back"
 
 
-def test_where_reading_began_is_committed_once() -> None:
-    """A partition without records gets an offset in the group too; a task that commits nothing itself is left alone."""
+def test_the_start_offset_is_committed_once() -> None:
+    """A partition without records gets a committed offset, unless the task returns none."""
     task, start = state(A, B), OffsetAndMetadata(0)
     assert task.committable({}) == {}
     assert task.committable({A: start, B: start}) == {A: start, B: start}
@@ -138,8 +138,8 @@ def test_where_reading_began_is_committed_once() -> None:
     assert task.unsaid == {A}
 
 
-def test_a_failed_flush_takes_all_back_to_the_last_commit() -> None:
-    """The task reads again from there, and what it had half delivered is forgotten."""
+def test_a_failed_flush_rewinds_to_the_last_commit() -> None:
+    """A failed flush rewinds to the last commit and drops the batch."""
     task = state(A, B)
     task.received({A: 5})
     task.delivered()
@@ -149,7 +149,7 @@ def test_a_failed_flush_takes_all_back_to_the_last_commit() -> None:
 
 
 def test_redelivery_keeps_the_batch_and_resumes_what_it_paused() -> None:
-    """All partitions are paused; once `put` takes the batch, those the task itself paused stay so."""
+    """During a redelivery all partitions are paused; afterwards those that the task paused stay paused."""
     task = state(A, B)
     task.received({A: 5})
     task.batch = [record(A, 4)]
@@ -162,8 +162,8 @@ def test_redelivery_keeps_the_batch_and_resumes_what_it_paused() -> None:
     assert (task.current[A], task.batch, task.paused_for_redelivery) == (FIVE, [], False)
 
 
-def test_the_task_says_when_it_wants_its_batch_again() -> None:
-    """Its timeout counts once; without one a redelivery waits a little."""
+def test_the_task_sets_the_redelivery_timeout() -> None:
+    """The task's timeout is used once; without one a redelivery uses the default."""
     task = state()
     task.retry_timeout_ms = 20
     assert task.poll_timeout_ms(0) == 20
@@ -175,7 +175,7 @@ def test_the_task_says_when_it_wants_its_batch_again() -> None:
 
 
 def test_a_rewind_counts_as_committed() -> None:
-    """Offsets that the task sets itself are where its work stands; what was read of them before is forgotten."""
+    """A rewind sets the current and the committed offset and drops that partition's records."""
     task = state(A, B)
     task.batch = [record(A, 4), record(B, 1)]
     task.rewinds = {A: 2, TopicPartition("other", 0): 7}
@@ -185,8 +185,8 @@ def test_a_rewind_counts_as_committed() -> None:
     assert [one.kafka_offset for one in task.batch] == [1]
 
 
-def test_what_goes_is_forgotten_what_stays_is_kept() -> None:
-    """Of a batch under redelivery the records of lost partitions are left out, and the rest still waits."""
+def test_a_redelivery_drops_the_records_of_revoked_partitions() -> None:
+    """A redelivery drops the records of revoked partitions and keeps the others."""
     task = state(A, B)
     task.received({A: 5, B: 2})
     task.batch = [record(A, 4), record(B, 1)]
@@ -199,7 +199,7 @@ def test_what_goes_is_forgotten_what_stays_is_kept() -> None:
 
 
 def test_a_redelivery_ends_with_its_records() -> None:
-    """Where a rebalance took the whole batch, the new partitions are read at once."""
+    """If a rebalance takes the whole batch, the redelivery ends."""
     task = state(A)
     task.batch = [record(A, 4)]
     task.delivery_failed()
@@ -209,7 +209,7 @@ def test_a_redelivery_ends_with_its_records() -> None:
 
 
 def test_a_pause_outlives_a_rebalance_only_with_its_partition() -> None:
-    """What the task paused and gets again stays paused; what went to another is forgotten."""
+    """A partition that the task paused stays paused if it is assigned again right away."""
     task = state(A, B)
     task.paused_by_task = {A, B}
     task.closed([B])
@@ -219,8 +219,8 @@ def test_a_pause_outlives_a_rebalance_only_with_its_partition() -> None:
     assert task.paused_by_task == {A}
 
 
-def test_records_of_an_earlier_assignment_are_told_apart() -> None:
-    """A partition that was away meanwhile is not the same: what was read of it before is read again."""
+def test_records_of_an_earlier_assignment_are_recognized() -> None:
+    """Records that were read before a partition was revoked and assigned again are not the task's own."""
     task = state(A)
     before = task.assignments
     assert task.is_still_ours(A, before)
@@ -232,7 +232,7 @@ def test_records_of_an_earlier_assignment_are_told_apart() -> None:
 
 
 def test_a_commit_of_some_partitions_leaves_the_interval_alone() -> None:
-    """What is given away is committed at once; the others are when their time has come."""
+    """A commit of revoked partitions does not change the time of the next scheduled commit."""
     task = state(A, B)
     begun = task.begin_commit(10, [B])
     assert begun is not None
@@ -242,7 +242,7 @@ def test_a_commit_of_some_partitions_leaves_the_interval_alone() -> None:
 
 
 def test_the_first_commit_is_an_interval_after_the_start() -> None:
-    """The clock does not begin at 0, nor does a commit take its interval from its own beginning."""
+    """The first commit is one interval after the start, and the next is one interval after the first was due."""
     task = SinkTaskState(offset_flush_interval_ms=1_000, offset_flush_timeout_ms=100, now_ms=50_000)
     assert (task.commit_is_due(50_999), task.commit_is_due(51_000)) == (False, True)
     assert task.poll_timeout_ms(50_400) == 600
@@ -253,7 +253,7 @@ def test_the_first_commit_is_an_interval_after_the_start() -> None:
 
 
 def test_a_commit_that_was_requested_is_begun_once() -> None:
-    """And none while another is in progress."""
+    """A requested commit begins once, and not while another is in progress."""
     task = state()
     task.commit_requested = True
     task.begin_commit(10)
@@ -269,7 +269,7 @@ def test_a_commit_that_was_requested_is_begun_once() -> None:
 
 
 def test_a_success_after_failures_brings_the_interval_back() -> None:
-    """A success without failures before it leaves the next commit where it was."""
+    """A success after failures resets the delay; a success without failures keeps the next commit's time."""
     task = state()
     task.begin_commit(1_000)
     task.commit_completed(1, None, None, 1_010)
@@ -286,8 +286,8 @@ def test_a_success_after_failures_brings_the_interval_back() -> None:
     assert task.next_commit_in_ms(2_330) == 980
 
 
-def test_an_answer_says_nothing_of_partitions_that_are_gone() -> None:
-    """They were closed while their commit was in progress."""
+def test_an_answer_ignores_closed_partitions() -> None:
+    """A commit's answer ignores partitions that were closed meanwhile."""
     task = state(A, B)
     task.received({A: 5, B: 5})
     task.delivered()
@@ -299,7 +299,7 @@ def test_an_answer_says_nothing_of_partitions_that_are_gone() -> None:
 
 
 def test_records_read_and_not_delivered_are_counted() -> None:
-    """The partition that is furthest behind counts; one that was closed has none."""
+    """The lag is the maximum of undelivered records over open partitions."""
     task = state(A, B)
     assert task.lag_max() == 0
     task.received({A: 5, B: 9, TopicPartition("other", 0): 99})
@@ -313,7 +313,7 @@ def test_records_read_and_not_delivered_are_counted() -> None:
 
 
 def test_records_of_several_polls_are_delivered_together() -> None:
-    """A poll without records is allowed during a redelivery."""
+    """Records of several polls are delivered together, and an empty poll is allowed during a redelivery."""
     task = state(A, B)
     task.received({A: 3})
     task.received({B: 4})
@@ -324,8 +324,8 @@ def test_records_of_several_polls_are_delivered_together() -> None:
     assert task.pending == {}
 
 
-def test_a_failed_flush_forgets_what_was_read() -> None:
-    """Offsets that were pending are not delivered any more."""
+def test_a_failed_flush_drops_pending_offsets() -> None:
+    """After a failed flush pending offsets are not delivered."""
     task = state(A)
     task.received({A: 5})
     assert task.pre_commit_failed() == {A: 0}
@@ -333,8 +333,8 @@ def test_a_failed_flush_forgets_what_was_read() -> None:
     assert task.current[A].offset == 0
 
 
-def test_a_rewind_forgets_what_was_read() -> None:
-    """What was pending of that partition is not delivered any more, what was pending of another is."""
+def test_a_rewind_drops_pending_offsets() -> None:
+    """A rewind drops the pending offsets of its partition only."""
     task = state(A, B)
     task.received({A: 5, B: 6})
     task.rewinds = {A: 2}
@@ -348,7 +348,7 @@ def test_a_rewind_forgets_what_was_read() -> None:
 
 
 def test_a_timeout_of_zero_is_none() -> None:
-    """The task wants its batch again at some time: it waits as long as without a timeout, at most to the commit."""
+    """A timeout of zero is treated as none, and a timeout never exceeds the time to the next commit."""
     task = SinkTaskState(60_000, 100, 0)
     task.opened({A: 0})
     task.retry_timeout_ms = 0
@@ -366,7 +366,7 @@ def test_a_timeout_of_zero_is_none() -> None:
 
 
 def test_repr() -> None:
-    """The state reads as text."""
+    """The state's repr has partitions, records and flags."""
     task = state(A, B)
     task.batch = [record(A, 4)]
     assert repr(task) == "<SinkTaskState 2 partitions, 1 records >"
@@ -375,10 +375,10 @@ def test_repr() -> None:
     assert repr(task) == "<SinkTaskState 2 partitions, 1 records redelivering committing>"
 
 
-def test_a_commit_under_way_is_waited_for() -> None:
-    """The next one cannot begin before it ends, so that until then there is no reason to hurry."""
+def test_the_poll_timeout_covers_a_commit_in_progress() -> None:
+    """While a commit is in progress, the poll timeout lasts until it expires."""
     task = state()
     task.begin_commit(1_000)
-    assert task.poll_timeout_ms(5_000) == 0  # it has run past its time
+    assert task.poll_timeout_ms(5_000) == 0  # it has expired
     task.begin_commit(5_000)
     assert task.poll_timeout_ms(5_010) == 90

@@ -1,4 +1,4 @@
-"""Submitted records: which source offsets may be stored."""
+"""Submitted records, and the source offsets that may be stored."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ def offsets(committable: Committable) -> list[tuple[str, int]]:
 
 
 def test_nothing_submitted_is_nothing_to_store() -> None:
-    """Without records there is never anything to store, however often one asks."""
+    """Without records there are no offsets to store."""
     submitted = SubmittedRecords()
     assert all(submitted.committable().is_empty for _ in range(3))
     assert submitted.queues == {}
 
 
-def test_what_is_not_acknowledged_is_not_stored() -> None:
-    """Records under way are counted, with the longest queue, and nothing of them may be stored."""
+def test_unacknowledged_records_are_not_stored() -> None:
+    """Pending records are counted, with the longest queue, and their offsets are not stored."""
     submitted = SubmittedRecords()
     for at in range(3):
         for partition in (A, B, C):
@@ -37,7 +37,7 @@ def test_what_is_not_acknowledged_is_not_stored() -> None:
 
 
 def test_an_acknowledged_record_is_stored_once() -> None:
-    """Its offset may be stored, and is not given again; nothing of it is kept."""
+    """An acknowledged record's offset is returned once, and the record is removed."""
     submitted = SubmittedRecords()
     record = submitted.submit(A, {"at": 1})
     assert offsets(submitted.committable()) == []
@@ -50,7 +50,7 @@ def test_an_acknowledged_record_is_stored_once() -> None:
 
 
 def test_partitions_do_not_wait_for_each_other() -> None:
-    """A record that is not acknowledged holds up its own source partition alone."""
+    """An unacknowledged record blocks only its own source partition."""
     submitted = SubmittedRecords()
     a1, a2 = submitted.submit(A, {"at": 1}), submitted.submit(A, {"at": 2})
     b1, b2 = submitted.submit(B, {"at": 1}), submitted.submit(B, {"at": 2})
@@ -67,8 +67,8 @@ def test_partitions_do_not_wait_for_each_other() -> None:
     assert submitted.queues == {}
 
 
-def test_a_dropped_record_is_as_if_it_had_never_been() -> None:
-    """It can be dropped once, holds nothing up, and an acknowledgement of it means nothing."""
+def test_a_dropped_record_is_removed() -> None:
+    """A dropped record blocks nothing, and a later acknowledgement of it is ignored."""
     submitted = SubmittedRecords()
     dropped, last = submitted.submit(A, {"at": 1}), submitted.submit(B, {"at": 1})
     assert dropped.drop()
@@ -81,7 +81,7 @@ def test_a_dropped_record_is_as_if_it_had_never_been() -> None:
 
 
 def test_an_equal_record_is_not_dropped_instead() -> None:
-    """Of two records with the same offset the one that was dropped is gone, and the other one is waited for."""
+    """Of two records with equal offsets only the dropped one is removed."""
     submitted = SubmittedRecords()
     one, two, last = (submitted.submit(A, {"at": at}) for at in (1, 1, 2))
     two.drop()
@@ -92,7 +92,7 @@ def test_an_equal_record_is_not_dropped_instead() -> None:
 
 
 def test_queues_are_counted_by_their_length() -> None:
-    """The first of the longest queues is named, and dropping its last record shortens it."""
+    """The longest queue is reported, and dropping its records shortens it."""
     submitted = SubmittedRecords()
     submitted.submit(A, {"at": 1})
     dropped = [submitted.submit(partition, {"at": at}) for at in (1, 2) for partition in (B, C)]
@@ -107,7 +107,7 @@ def test_queues_are_counted_by_their_length() -> None:
 
 
 def test_a_result_is_empty_only_without_offsets_and_pending_records() -> None:
-    """A caller skips an empty one, so that it must not hold anything to store or to wait for."""
+    """A result is empty only without offsets, acknowledged records and pending records."""
     submitted = SubmittedRecords()
     one, other = submitted.submit(A, {"at": 1}), submitted.submit(B, {"at": 1})
     assert (repr(one), submitted.committable().is_empty) == ("<SubmittedRecord {'at': 1} pending>", False)
@@ -120,8 +120,8 @@ def test_a_result_is_empty_only_without_offsets_and_pending_records() -> None:
     assert not found.is_empty
 
 
-def test_the_newer_result_says_what_is_pending() -> None:
-    """The offsets and the acknowledged records add up; the queues are those of now."""
+def test_merging_results_takes_the_newer_queues() -> None:
+    """Merging results adds offsets and acknowledged records, and takes the queues from the newer one."""
     submitted = SubmittedRecords()
     submitted.submit(A, {"at": 1}).ack()
     gone = submitted.submit(B, {"at": 1})
@@ -136,7 +136,7 @@ def test_the_newer_result_says_what_is_pending() -> None:
 
 
 def test_equal_partitions_share_a_queue() -> None:
-    """Also if they are other objects, and after a record of another partition."""
+    """Equal partitions share a queue, also if they are different objects."""
     submitted = SubmittedRecords()
     for partition in (A, dict(A), B, A):
         submitted.submit(partition, {"at": 1})
@@ -144,7 +144,7 @@ def test_equal_partitions_share_a_queue() -> None:
 
 
 def test_a_record_in_the_middle_can_be_dropped() -> None:
-    """What comes after a dropped record does not wait for it."""
+    """Records after a dropped one do not wait for it."""
     submitted = SubmittedRecords()
     one, two, three = (submitted.submit(A, {"at": at}) for at in (1, 2, 3))
     two.drop()
@@ -154,7 +154,7 @@ def test_a_record_in_the_middle_can_be_dropped() -> None:
 
 
 def test_pending_counts_each_record_once() -> None:
-    """However often it is acknowledged or dropped."""
+    """The pending count is correct if records are acknowledged or dropped repeatedly."""
     submitted = SubmittedRecords()
     one, two = submitted.submit(A, {"at": 1}), submitted.submit(B, {"at": 1})
     assert submitted.pending == 2
@@ -166,8 +166,8 @@ def test_pending_counts_each_record_once() -> None:
     assert submitted.pending == 0
 
 
-def test_what_could_not_be_stored_is_stored_with_the_next() -> None:
-    """Two results together give the newest offset of each partition."""
+def test_merging_results_keeps_the_newest_offsets() -> None:
+    """Merged results have the newest offset of each partition."""
     submitted = SubmittedRecords()
     submitted.submit(A, {"at": 1}).ack()
     submitted.submit(B, {"at": 1}).ack()
@@ -178,8 +178,8 @@ def test_what_could_not_be_stored_is_stored_with_the_next() -> None:
     assert both.acked == 3
 
 
-def test_partitions_are_equal_whatever_their_names_order() -> None:
-    """Two mappings with the same content are one source partition, also where values cannot be hashed."""
+def test_partitions_are_equal_in_any_order() -> None:
+    """Partitions with the same content are equal in any order, also if values cannot be hashed."""
     assert key_of({"x": 1, "y": 2}) == key_of({"y": 2, "x": 1})
     assert key_of({"x": [1], "y": {"z": 2}}) == key_of({"y": {"z": 2}, "x": [1]})
     submitted = SubmittedRecords()
@@ -188,8 +188,8 @@ def test_partitions_are_equal_whatever_their_names_order() -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from("ab"), st.booleans()), max_size=30), st.randoms())
-def test_no_offset_passes_a_record_that_is_under_way(plan: list[tuple[str, bool]], order: object) -> None:
-    """In whatever order records are acknowledged, an offset is given only when all before it are."""
+def test_no_offset_passes_a_pending_record(plan: list[tuple[str, bool]], order: object) -> None:
+    """In any order of acknowledgements an offset is returned only when all records before it are acknowledged."""
     submitted, records = SubmittedRecords(), []
     for at, (file, acked) in enumerate(plan):
         records.append((submitted.submit({"file": file}, {"at": at}), file, at, acked))

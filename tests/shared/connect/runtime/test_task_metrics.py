@@ -1,4 +1,4 @@
-"""What a task counts."""
+"""The metrics of a task."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from penstock.shared.connect.runtime.states import State
 from penstock.shared.connect.runtime.task_metrics import RATE_WINDOW_MS, TaskMetrics
 
 
-def test_a_rate_is_of_the_last_while() -> None:
-    """Since the start at first, then of the window; what lies before it counts no more."""
+def test_rates_cover_the_last_window() -> None:
+    """A rate covers the time since the start, and later the last window."""
     metrics = TaskMetrics("sink", now_ms=1_000)
     assert metrics.values(1_000)["sink_record_read_rate"] == 0.0
     metrics.add("sink_record_read_total", 50)
@@ -22,7 +22,7 @@ def test_a_rate_is_of_the_last_while() -> None:
 
 
 def test_ratios_are_of_the_whole_time() -> None:
-    """How much of its life the task ran, and was paused."""
+    """The running and pause ratios cover the task's whole lifetime."""
     metrics = TaskMetrics("source", now_ms=0)
     metrics.moved(State.RUNNING, 10)
     metrics.moved(State.PAUSED, 60)
@@ -30,8 +30,8 @@ def test_ratios_are_of_the_whole_time() -> None:
     assert (found["running_ratio"], found["pause_ratio"]) == (0.5, 0.4)
 
 
-def test_commits_have_a_share_that_succeeds() -> None:
-    """None of both before the first."""
+def test_commit_ratios() -> None:
+    """The shares of successful and failed commits; both are zero before the first."""
     metrics = TaskMetrics("sink")
     assert metrics.values(1)["offset_commit_success_percentage"] == 0.0
     metrics.add("offset_commit_success_total", 3)
@@ -41,7 +41,7 @@ def test_commits_have_a_share_that_succeeds() -> None:
 
 
 def test_sizes_have_a_mean_and_limits() -> None:
-    """Of transactions, and of what is under way."""
+    """Transaction sizes and active records have averages, minima and maxima."""
     metrics = TaskMetrics("source")
     for size in (4, 2, 6):
         metrics.sized("transaction_size", size)

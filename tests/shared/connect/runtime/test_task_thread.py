@@ -1,4 +1,4 @@
-"""Tasks with `def` methods: they may block, and all calls of one come from one thread."""
+"""Tasks with `def` methods may block, and each task's calls run in one thread."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ WAIT_S = 60
 
 
 class DefSinkTask(SinkTask):
-    """Notes the thread of each call; `put` blocks until the test opens the gate."""
+    """Records the thread of each call; `put` blocks until the test opens the gate."""
 
     made: ClassVar[list[DefSinkTask]] = []
 
@@ -83,7 +83,7 @@ class DefSinkTask(SinkTask):
 
 
 class DefSink(RecordingSink):
-    """Its tasks have `def` methods."""
+    """A sink whose tasks have `def` methods."""
 
     task_class = DefSinkTask  # type: ignore[assignment]
 
@@ -123,7 +123,7 @@ class DefSourceTask(SourceTask):
 
 
 class DefSource(RecordingSource):
-    """Its tasks have `def` methods."""
+    """A source whose tasks have `def` methods."""
 
     task_class = DefSourceTask  # type: ignore[assignment]
 
@@ -135,7 +135,7 @@ async def produce(run: Running, *values: bytes) -> None:
 
 
 async def start_other(run: Running) -> ConnectorTaskId:
-    """Another sink's task, whose methods are `async def`."""
+    """Start a task of another sink, whose methods are `async def`."""
     name = f"{RecordingSink.__module__}.{RecordingSink.__name__}"
     run.worker.plugins.add(RecordingSink, name)
     props = {"name": "other", "connector.class": name, "topics": "t"}
@@ -145,7 +145,7 @@ async def start_other(run: Running) -> ConnectorTaskId:
 
 
 async def test_a_put_that_blocks_delays_no_other_task() -> None:
-    """While one sink's `put` blocks, another task of the worker reads and commits; then both end in order."""
+    """While one sink's `put` blocks, another task reads and commits."""
     DefSinkTask.made.clear()
     async with running() as run:
         await produce(run, b"a", b"bad")
@@ -163,7 +163,7 @@ async def test_a_put_that_blocks_delays_no_other_task() -> None:
 
 
 async def test_all_calls_of_a_task_come_from_one_thread() -> None:
-    """From `initialize` to `stop`, and it is not the event loop's; it ends with the task."""
+    """All calls of a task run in one thread, which is not the event loop's and ends with the task."""
     DefSinkTask.made.clear()
     async with running() as run:
         await produce(run, b"a")
@@ -181,7 +181,7 @@ async def test_all_calls_of_a_task_come_from_one_thread() -> None:
 
 
 async def test_a_source_that_blocks_is_abandoned_and_stopped_later() -> None:
-    """The worker does not wait for a `poll` that blocks; `stop` follows in the same thread when it returns."""
+    """The worker abandons a blocked `poll`, and `stop` runs in the same thread when it returns."""
     DefSourceTask.made.clear()
     async with running(task_shutdown_graceful_timeout_ms="100") as run:
         id = await run.run(DefSource)
@@ -197,7 +197,7 @@ async def test_a_source_that_blocks_is_abandoned_and_stopped_later() -> None:
 
 
 async def test_offsets_are_stored_while_a_poll_blocks() -> None:
-    """The calls of `commit_record` wait for the thread; the offset of the record that Kafka has does not."""
+    """Offsets are stored while `poll` blocks the thread; calls of `commit_record` wait."""
     DefSourceTask.made.clear()
     async with running() as run:
         id = await run.run(DefSource)
@@ -210,8 +210,8 @@ async def test_offsets_are_stored_while_a_poll_blocks() -> None:
         await run.worker.stop_tasks([id])
 
 
-async def test_what_a_call_raises_is_the_callers() -> None:
-    """Also StopIteration, which no future takes; the thread goes on with the next call."""
+async def test_errors_of_calls_are_raised_in_the_caller() -> None:
+    """A call's error, even StopIteration, is raised in the caller, and the thread continues."""
     thread = TaskThread()
 
     def fails(error: Exception) -> None:
@@ -227,8 +227,8 @@ async def test_what_a_call_raises_is_the_callers() -> None:
         thread.close()
 
 
-async def test_an_awaitable_is_waited_for_in_the_thread_alone() -> None:
-    """`wait_for` on the event loop would wait for itself."""
+async def test_wait_for_is_only_for_the_thread() -> None:
+    """`wait_for` runs an awaitable from the thread; on the event loop it raises IllegalState."""
     thread = TaskThread()
 
     async def seven() -> int:
@@ -247,7 +247,7 @@ async def test_an_awaitable_is_waited_for_in_the_thread_alone() -> None:
 
 
 def test_methods_that_run_in_the_thread() -> None:
-    """Those that are `def`; defaults do nothing, but `pre_commit` calls `flush`."""
+    """`def` methods run in the thread; an inherited `pre_commit` runs where `flush` runs."""
 
     class AsyncSinkTask(DefSinkTask):
         async def put(self, records: list[SinkRecord]) -> None: ...

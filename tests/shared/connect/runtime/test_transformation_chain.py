@@ -1,4 +1,4 @@
-"""The chain of transforms: order, predicates, drops."""
+"""The chain of transforms: order, predicates and dropped records."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def chain(**more: str) -> TransformationChain:
 
 
 def test_transforms_are_applied_in_order() -> None:
-    """By Kafka's class names and ours."""
+    """Transforms are applied in order, with Kafka's or our class names."""
     found = chain().apply(record(1))
     assert found is not None
     assert found.value == {"b": {"a": 1}}
 
 
-def test_a_predicate_says_which_records_a_transform_concerns() -> None:
-    """Those of which it is true, or false where it is negated."""
+def test_predicates_select_records() -> None:
+    """A transform applies to records for which its predicate is true, or false if negated."""
     bound = {
         "predicates": "gone",
         "predicates__gone__type": "RecordIsTombstone",
@@ -50,8 +50,8 @@ def test_a_predicate_says_which_records_a_transform_concerns() -> None:
     made.close()
 
 
-def test_what_does_not_exist_is_refused() -> None:
-    """A class or a predicate that nobody knows."""
+def test_unknown_classes_and_predicates_are_errors() -> None:
+    """An unknown class or predicate is a ConfigError."""
     with pytest.raises(ConfigError, match=r"Class no\.Such could not be found"):
         chain(transforms__one__type="no.Such")
     with pytest.raises(ConfigError, match="not among those"):

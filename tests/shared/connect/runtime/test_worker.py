@@ -1,4 +1,4 @@
-"""The worker: connectors and tasks side by side, restarts, targets."""
+"""The worker: connectors, tasks, restarts and target states."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ SINK = {"name": "s", "connector.class": "FileStreamSink", "topics": "t", "file":
 
 
 async def test_task_configs_keep_their_variables() -> None:
-    """What a connector made of its resolved configuration is kept unresolved, with its class and topics."""
+    """Task configs keep the variables of the connector's config unresolved, with the task's class and topics."""
     async with running(config_providers="env") as run:
         assert await run.worker.start_connector("s", SINK, TargetState.STARTED, run.listener) is State.RUNNING
         configs = await run.worker.connector_task_configs("s", SINK)
         assert configs == [{**SINK, "task.class": "org.apache.kafka.connect.file.FileStreamSinkTask"}] * 2
 
 
-async def test_a_connector_that_makes_too_many_tasks_is_refused() -> None:
-    """`tasks.max` is enforced where the configuration does not say otherwise."""
+async def test_more_tasks_than_tasks_max_are_an_error() -> None:
+    """More tasks than `tasks.max` are an error by default."""
 
     class Many(FileStreamSinkConnector):
         async def task_configs(self, max_tasks: int) -> list[dict[str, str]]:
@@ -43,7 +43,7 @@ async def test_a_connector_that_makes_too_many_tasks_is_refused() -> None:
 
 
 async def test_connectors_follow_their_target() -> None:
-    """Started, paused, stopped and started again; one whose class is missing fails and nothing more."""
+    """A connector follows its target state; one with an unknown class fails."""
     async with running() as run:
         await run.worker.start_connector("s", SINK, TargetState.PAUSED, run.listener)
         for target in (TargetState.STARTED, TargetState.STOPPED, TargetState.STARTED):
@@ -57,7 +57,7 @@ async def test_connectors_follow_their_target() -> None:
 
 
 async def test_a_failed_task_is_restarted() -> None:
-    """After its back-off, by itself, with a new instance that goes on where the old one stopped."""
+    """A failed task is restarted after its backoff with a new instance."""
     async with running(task_restart_enable="true", task_restart_backoff_ms="10") as run:
         id = await run.run(RecordingSource)
         await run.until(lambda: RecordingSourceTask.made and RecordingSourceTask.made[0].calls)
@@ -67,8 +67,8 @@ async def test_a_failed_task_is_restarted() -> None:
         assert run.worker.state(id) is State.RUNNING
 
 
-async def test_a_restart_that_cannot_be_made_is_tried_again() -> None:
-    """What it needs is missing for a while: it waits longer each time, says so, and runs when it is there again."""
+async def test_failed_restarts_are_retried_with_rising_backoff() -> None:
+    """A restart that fails is logged and retried after a rising backoff until it succeeds."""
 
     def missing(_made: RecordingSourceTask) -> None:
         if len(RecordingSourceTask.made) in (2, 3):
@@ -90,7 +90,7 @@ async def test_a_restart_that_cannot_be_made_is_tried_again() -> None:
 
 
 async def test_a_task_that_does_not_end_is_abandoned() -> None:
-    """After the graceful timeout the worker goes on without it, and hears nothing of it any more."""
+    """After the graceful timeout the worker abandons a task and ignores its events."""
 
     def stuck(made: RecordingSourceTask) -> None:
         async def stop() -> None:
@@ -110,16 +110,16 @@ async def test_a_task_that_does_not_end_is_abandoned() -> None:
         RecordingSourceTask.prepare = staticmethod(lambda _task: None)
 
 
-async def test_being_inside_one_call_is_visible() -> None:
-    """A task that is RUNNING without progress can be told from one that works."""
+async def test_a_stalled_call_is_measured() -> None:
+    """The time that a task spends inside one call is measured."""
     async with running() as run:
         id = await run.run(RecordingSource)
         await run.until(lambda: run.worker.stalled_ms(id) > 20)  # its poll waits
         assert run.worker.stalled_ms(ConnectorTaskId("none", 0)) == 0
 
 
-async def test_a_stall_is_said_once_and_its_end_once() -> None:
-    """A call longer than `task.stall.timeout.ms` is in the metrics and the log; when the task goes on, that is too."""
+async def test_a_stall_and_its_end_are_logged() -> None:
+    """A call longer than `task.stall.timeout.ms` is in the metrics and the log, and so is its end."""
 
     def stalled() -> float:
         return run.worker.task_metrics()[0][2]["stalled"]
@@ -133,8 +133,8 @@ async def test_a_stall_is_said_once_and_its_end_once() -> None:
     assert [line["event"] for line in said if "stalled inside" in line["event"]] != []
 
 
-async def test_what_fails_tells_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The value that a variable stands for is in no trace and no line of the log: the variable is."""
+async def test_errors_contain_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Traces and logs contain variables instead of their secret values."""
     monkeypatch.setenv("PENSTOCK_TEST_SECRET", "s3cret-value")
 
     class Telling(FileStreamSinkConnector):

@@ -1,4 +1,4 @@
-"""Sink tasks against the fake broker: what the connector's task sees, and what the group's offsets become."""
+"""Sink tasks on the fake broker: the calls of a connector's task, and the group's offsets."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ GROUP = "connect-c"
 
 @contextmanager
 def prepared(prepare: Any) -> Iterator[None]:
-    """Every task that is made goes through `prepare`."""
+    """Call `prepare` with every task that is created."""
     RecordingSinkTask.prepare = staticmethod(prepare)
     try:
         yield
@@ -40,7 +40,7 @@ def task() -> RecordingSinkTask:
 
 
 async def test_records_are_put_and_their_offsets_committed() -> None:
-    """What was read is put in order, and its offsets are the group's once `pre_commit` gave them."""
+    """Records are put in order, and offsets are committed once `pre_commit` returns them."""
     async with running() as run:
         await produce(run, b"a", b"b", b"c")
         id = await run.run(RecordingSink, topics="t")
@@ -52,7 +52,7 @@ async def test_records_are_put_and_their_offsets_committed() -> None:
 
 
 async def test_a_stop_commits_and_closes() -> None:
-    """In the end what was put is committed, partitions are closed, and the task is stopped, in this order."""
+    """A stop commits, closes the partitions and stops the task, in this order."""
     async with running(offset_flush_interval_ms="600000") as run:
         await produce(run, b"a")
         id = await run.run(RecordingSink, topics="t")
@@ -64,7 +64,7 @@ async def test_a_stop_commits_and_closes() -> None:
 
 
 async def test_a_retriable_error_delivers_the_same_batch_again() -> None:
-    """The batch is kept and no other record delivered before `put` takes it; then all goes on."""
+    """After a RetriableError the same batch is delivered again, and no other record before it."""
 
     def prepare(made: RecordingSinkTask) -> None:
         made.raising["put"] = [RetriableError("later"), RetriableError("later")]
@@ -85,7 +85,7 @@ async def test_a_retriable_error_delivers_the_same_batch_again() -> None:
 
 
 async def test_any_other_error_fails_the_task() -> None:
-    """What `put` raises ends the task with its trace; what was not put is not committed."""
+    """Any other error of `put` fails the task with its trace, and the records are not committed."""
     async with running() as run:
         with prepared(lambda made: made.raising.update(put=[ValueError("broken")])):
             await produce(run, b"a")
@@ -100,7 +100,7 @@ async def test_any_other_error_fails_the_task() -> None:
 
 @pytest.mark.parametrize("call", ["start", "open"])
 async def test_errors_before_the_first_record_fail_the_task(call: str) -> None:
-    """What `start` or `open` raises reaches the task, though `open` runs in a rebalance."""
+    """An error of `start` or `open` fails the task, although `open` runs in a rebalance."""
     async with running() as run:
         with prepared(lambda made: made.raising.update({call: [ValueError(f"no {call}")]})):
             id = await run.run(RecordingSink, topics="t")
@@ -110,7 +110,7 @@ async def test_errors_before_the_first_record_fail_the_task(call: str) -> None:
 
 
 async def test_a_task_that_cannot_flush_reads_again() -> None:
-    """An error in `pre_commit` takes everything back to the last commit, and the task goes on."""
+    """An error of `pre_commit` rewinds to the last commit, and the task continues."""
 
     def fail_once(made: RecordingSinkTask, _records: object) -> None:
         if not made.values:
@@ -126,7 +126,7 @@ async def test_a_task_that_cannot_flush_reads_again() -> None:
 
 
 async def test_an_error_of_close_in_a_rebalance_fails_the_task() -> None:
-    """Though it is raised in the group's rebalance and not in the task's loop; the other member has all then."""
+    """An error of `close` in a rebalance fails the task, and the other member gets its partitions."""
     async with running() as run:
         run.cluster.create_topic("two", 2)
         id = await run.run(RecordingSink, topics="two")
@@ -142,8 +142,8 @@ async def test_an_error_of_close_in_a_rebalance_fails_the_task() -> None:
         await run.until(lambda: {n for call in task().calls if call[0] == "open" for n in call[1]} == {0, 1})
 
 
-async def test_a_connectors_header_converter_goes_before_the_workers() -> None:
-    """By default a header's text is what it looks like; a connector may have it as it is."""
+async def test_a_connectors_header_converter_overrides_the_workers() -> None:
+    """A connector's header converter overrides the worker's, which infers types."""
     for settings, wanted in (({}, 7), ({"header_converter": STRING}, "7")):
         async with running() as run:
             async with Producer(KafkaSettings(bootstrap_servers=run.cluster.bootstrap_servers)) as producer:
@@ -153,8 +153,8 @@ async def test_a_connectors_header_converter_goes_before_the_workers() -> None:
             assert [header.value for header in task().records[0].headers] == [wanted]
 
 
-async def test_only_what_the_task_gives_is_committed() -> None:
-    """`pre_commit` may hold offsets back; one beyond what was put is not believed."""
+async def test_only_offsets_that_the_task_returns_are_committed() -> None:
+    """Offsets that `pre_commit` withholds are not committed, nor offsets beyond the put records."""
     async with running() as run:
         limit = {"offset": 1}
 
@@ -171,16 +171,16 @@ async def test_only_what_the_task_gives_is_committed() -> None:
         assert run.cluster.committed(GROUP)[TP].offset == 1
 
 
-async def test_a_commit_that_was_answered_holds_up_no_other() -> None:
-    """The interval counts, and not how long an answer might have taken."""
+async def test_an_answered_commit_delays_no_other() -> None:
+    """After an answered commit the next one follows by the interval, whatever the flush timeout is."""
     async with running(offset_flush_timeout_ms="600000") as run:
         await produce(run, b"a")
         await run.run(RecordingSink, topics="t")
         await run.until(lambda: RecordingSinkTask.made and [c[0] for c in task().calls].count("pre_commit") > 2)
 
 
-async def test_a_pause_asks_for_a_commit_and_delivers_nothing() -> None:
-    """While it is paused a task gets no records; when it goes on it gets those that came meanwhile."""
+async def test_a_pause_commits_and_delivers_nothing() -> None:
+    """A pause commits and delivers no records; after it the records that came meanwhile are delivered."""
     async with running(offset_flush_interval_ms="600000") as run:
         await produce(run, b"a")
         id = await run.run(RecordingSink, topics="t")
@@ -194,8 +194,8 @@ async def test_a_pause_asks_for_a_commit_and_delivers_nothing() -> None:
         assert run.listener.of(id) == ["startup", "paused", "running"]
 
 
-async def test_a_paused_task_goes_on_committing_and_gets_nothing() -> None:
-    """Its turns go on, with commits by the interval, and no record reaches it however many there are."""
+async def test_a_paused_task_keeps_committing() -> None:
+    """A paused task keeps committing by the interval and gets no records."""
     async with running() as run:
         await produce(run, b"a")
         id = await run.run(RecordingSink, topics="t")
@@ -209,7 +209,7 @@ async def test_a_paused_task_goes_on_committing_and_gets_nothing() -> None:
 
 
 async def test_a_task_may_start_paused() -> None:
-    """A task whose connector is paused says so from the start."""
+    """A task whose connector is paused starts paused."""
     async with running() as run:
         await produce(run, b"a")
         id = await run.run(RecordingSink, TargetState.PAUSED, topics="t")
@@ -219,8 +219,8 @@ async def test_a_task_may_start_paused() -> None:
         await run.until(lambda: task().values == ["a"])
 
 
-async def test_a_task_reads_on_where_it_says() -> None:
-    """`context.offset` outweighs the group's position: a sink that keeps its offsets itself."""
+async def test_a_task_can_set_its_offsets() -> None:
+    """`context.offset` overrides the group's committed offsets."""
     async with running() as run:
         await produce(run, b"a", b"b", b"c")
 
@@ -243,7 +243,7 @@ async def test_a_task_reads_on_where_it_says() -> None:
 
 
 async def test_partitions_that_the_task_paused_stay_paused() -> None:
-    """After a redelivery only what the task itself did not pause is resumed."""
+    """After a redelivery partitions that the task paused stay paused."""
     async with running() as run:
         run.cluster.create_topic("two", 2)
 
@@ -266,7 +266,7 @@ async def test_partitions_that_the_task_paused_stay_paused() -> None:
 
 
 async def test_a_pattern_names_topics_by_their_whole_name() -> None:
-    """`topics.regex` must match all of a name, not its beginning."""
+    """`topics.regex` must match the whole name of a topic."""
     async with running() as run:
         run.cluster.create_topic("clicks-eu")
         run.cluster.create_topic("clicks-eu-dlq")

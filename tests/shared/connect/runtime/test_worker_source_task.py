@@ -1,4 +1,4 @@
-"""Source tasks against the fake broker: records first, offsets later."""
+"""Source tasks on the fake broker: records are sent first, and then their offsets are stored."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def values(run: Running, topic: str = "t") -> list[bytes | None]:
 
 
 async def test_records_are_sent_and_then_their_offsets_stored() -> None:
-    """Records come in order; the offset of the last is stored, and the connector's task hears of both."""
+    """Records are sent in order, the last one's offset is stored, and the task's commit methods are called."""
     async with running() as run:
         await started(run)
         task().batches.put_nowait([source_record("a", 1), source_record("b", 2)])
@@ -42,8 +42,8 @@ async def test_records_are_sent_and_then_their_offsets_stored() -> None:
         assert run.listener.topics == {"t"}
 
 
-async def test_a_stop_waits_for_what_is_under_way() -> None:
-    """The last commit has everything that was sent; then the task is stopped, though its poll waits."""
+async def test_a_stop_waits_for_sent_records() -> None:
+    """A stop stores the offsets of all sent records and then stops the task, even while `poll` waits."""
     async with running(offset_flush_interval_ms="600000") as run:
         id = await started(run)
         task().batches.put_nowait([source_record("a", 1)])
@@ -54,8 +54,8 @@ async def test_a_stop_waits_for_what_is_under_way() -> None:
         assert run.listener.of(id) == ["startup", "shutdown"]
 
 
-async def test_a_retriable_error_of_poll_is_nothing() -> None:
-    """The task goes on polling."""
+async def test_a_retriable_error_of_poll_is_retried() -> None:
+    """After a RetriableError of `poll` the task continues."""
     async with running() as run:
         id = await started(run)
         task().batches.put_nowait(RetriableError("later"))
@@ -65,7 +65,7 @@ async def test_a_retriable_error_of_poll_is_nothing() -> None:
 
 
 async def test_an_error_of_poll_fails_the_task() -> None:
-    """Its trace is reported, and what was sent before is stored."""
+    """An error of `poll` fails the task with its trace, and earlier offsets are stored."""
     async with running(offset_flush_interval_ms="600000") as run:
         id = await started(run)
         task().batches.put_nowait([source_record("a", 1)])
@@ -77,7 +77,7 @@ async def test_an_error_of_poll_fails_the_task() -> None:
 
 
 async def test_a_pause_holds_records_back() -> None:
-    """What a poll returns while the task is to pause is sent before it does; then nothing is polled."""
+    """Records of a poll during the pause request are sent before the pause, and then nothing is polled."""
     async with running() as run:
         id = await started(run)
         await run.worker.set_target_state("c", TargetState.PAUSED)
@@ -92,7 +92,7 @@ async def test_a_pause_holds_records_back() -> None:
 
 
 async def test_a_task_may_start_paused() -> None:
-    """It polls only when its connector goes on."""
+    """A paused task polls only after it is resumed."""
     async with running() as run:
         id = await run.run(RecordingSource, TargetState.PAUSED)
         await run.until(lambda: "paused" in run.listener.of(id))
@@ -102,20 +102,22 @@ async def test_a_task_may_start_paused() -> None:
 
 
 async def test_an_offset_waits_for_the_records_before_it() -> None:
-    """While a record is refused by its broker no later offset of its source partition is stored."""
+    """While the broker rejects a record, no later offset of its source partition is stored."""
     async with running() as run:
         run.cluster.create_topic("other")
         await started(run)
-        with run.cluster.control(Api.PRODUCE, Fail(7)):  # REQUEST_TIMED_OUT: sent again and again
+        with run.cluster.control(Api.PRODUCE, Fail(7)):  # REQUEST_TIMED_OUT: retried
             task().batches.put_nowait([source_record("a", 1)])
             await run.until(lambda: run.worker.task_metrics()[0][2]["offset_commit_success_total"] > 2)
             assert run.store.data == {}
         await run.until(lambda: run.store.data.get(KEY) == b'{"position":1}')
 
 
-async def test_a_topic_that_is_not_there_holds_a_task_up_and_not_its_stop() -> None:
-    """The task says for how long a record cannot be handed to the producer; it pauses, goes on, and stops in order with
-    the offset of what was sent before, and the record goes out once its topic is there."""
+async def test_a_missing_topic_blocks_a_task_but_not_its_stop() -> None:
+    """A record for a missing topic blocks the task, which reports for how long and can be paused and stopped.
+
+    Earlier offsets are stored, and the record is sent once its topic exists.
+    """
     async with running(offset_flush_interval_ms="600000") as run:
         id = await started(run)
         task().batches.put_nowait([source_record("a", 1), source_record("b", 2, topic="missing")])
@@ -137,7 +139,7 @@ async def test_a_topic_that_is_not_there_holds_a_task_up_and_not_its_stop() -> N
 
 
 async def test_a_record_that_cannot_be_sent_fails_the_task() -> None:
-    """A record too large for the producer is an error of the task, unless errors are tolerated."""
+    """A record that is too large for the producer fails the task, unless errors are tolerated."""
     async with running() as run:
         id = await started(run, producer_override_max_request_size="100")
         task().batches.put_nowait([source_record("x" * 1000, 1)])
@@ -152,7 +154,7 @@ async def test_a_record_that_cannot_be_sent_fails_the_task() -> None:
         assert task().committed == [("x" * 9000, False), ("y", True)]
 
 
-async def test_an_offset_store_that_fails_is_tried_again() -> None:
+async def test_a_failed_offset_store_is_retried() -> None:
     """Offsets that could not be stored are stored with the next flush."""
     async with running() as run:
         original, failures = run.store.set, [RetriableError("down"), RetriableError("down")]
@@ -169,8 +171,8 @@ async def test_an_offset_store_that_fails_is_tried_again() -> None:
         assert failures == []
 
 
-async def test_topics_are_made_as_their_group_says() -> None:
-    """A topic that does not exist is made with the settings of the first group that matches it."""
+async def test_topics_are_created_by_their_group() -> None:
+    """A missing topic is created with the settings of the first group that matches it."""
     async with running() as run:
         await started(
             run,
@@ -186,8 +188,10 @@ async def test_topics_are_made_as_their_group_says() -> None:
         assert values(run, "n1") == [b"b"]
 
 
-async def test_a_topic_that_cannot_be_made_fails_the_task_whatever_is_tolerated() -> None:
-    """It is no error of the record: nothing is passed over, and the offset stays before it."""
+async def test_a_failed_topic_creation_fails_the_task() -> None:
+    """A topic that cannot be created fails the task even with `errors.tolerance=all`, and the
+    record's offset is not stored.
+    """
     async with running() as run:
         id = await started(
             run,
@@ -204,7 +208,9 @@ async def test_a_topic_that_cannot_be_made_fails_the_task_whatever_is_tolerated(
 
 
 async def test_a_topic_that_stays_missing_fails_the_task() -> None:
-    """After `topic.wait.timeout.ms`, with the topic's name and what to do; the offset stays before its record."""
+    """After `topic.wait.timeout.ms` a missing topic fails the task with its name and the fix,
+    and the record's offset is not stored.
+    """
     async with running(topic_wait_timeout_ms="300") as run:
         id = await started(run, errors_tolerance="all")
         task().batches.put_nowait([source_record("a", 1), source_record("b", 2, topic="missing")])
@@ -216,7 +222,7 @@ async def test_a_topic_that_stays_missing_fails_the_task() -> None:
 
 
 async def test_a_topic_that_is_deleted_fails_the_task(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A topic that the task has written to may go missing as well."""
+    """A topic that is deleted after the task wrote to it fails the task."""
     # The first record after the deletion is never sent.
     monkeypatch.setattr(abstract_source_task, "CLOSE_TIMEOUT_MS", 100)
     async with running(topic_wait_timeout_ms="300", offset_flush_timeout_ms="100") as run:
@@ -235,14 +241,14 @@ async def test_a_topic_that_is_deleted_fails_the_task(monkeypatch: pytest.Monkey
 
 
 async def test_a_deleted_topic_fails_a_task_that_polls_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The record that the producer still has is enough, though `poll` only waits; its offset is not stored."""
-    monkeypatch.setattr(abstract_source_task, "CLOSE_TIMEOUT_MS", 100)  # what the producer has is never sent
+    """A pending record of a deleted topic fails the task, even if `poll` returns nothing; its offset is not stored."""
+    monkeypatch.setattr(abstract_source_task, "CLOSE_TIMEOUT_MS", 100)  # the pending record is never sent
     async with running(topic_wait_timeout_ms="300", offset_flush_timeout_ms="100") as run:
         run.cluster.create_topic("short")
         id = await started(run)
         task().batches.put_nowait([source_record("a", 1, topic="short")])
         await run.until(lambda: run.store.data.get(KEY) == b'{"position":1}')
-        with run.cluster.control(Api.PRODUCE, Fail(7)):  # REQUEST_TIMED_OUT: sent again and again
+        with run.cluster.control(Api.PRODUCE, Fail(7)):  # REQUEST_TIMED_OUT: retried
             task().batches.put_nowait([source_record("b", 2, topic="short"), source_record("c", 3)])
             await run.until(lambda: run.worker.task_metrics()[0][2]["source_record_active_count"] == 2)
             run.cluster.delete_topic("short")
@@ -253,7 +259,7 @@ async def test_a_deleted_topic_fails_a_task_that_polls_nothing_more(monkeypatch:
 
 
 async def test_a_slow_broker_fails_no_task(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A record that waits longer than `topic.wait.timeout.ms` for a topic that exists goes out when it can."""
+    """A record for an existing topic may wait longer than `topic.wait.timeout.ms`."""
     monkeypatch.setattr(abstract_source_task, "TOPIC_LOOKUP_AGAIN_MS", 100)
     lookups: list[Request] = []
 
@@ -270,8 +276,8 @@ async def test_a_slow_broker_fails_no_task(monkeypatch: pytest.MonkeyPatch) -> N
         assert run.listener.of(id) == ["startup"]
 
 
-async def test_a_topic_that_cannot_be_made_for_long_fails_the_task() -> None:
-    """Creation that fails in passing is tried again, for `topic.wait.timeout.ms`."""
+async def test_topic_creation_is_retried_until_its_timeout() -> None:
+    """Retriable failures of topic creation are retried for `topic.wait.timeout.ms`."""
     async with running(topic_wait_timeout_ms="300") as run:
         id = await started(
             run, topic_creation_default_partitions="1", topic_creation_default_replication_factor="1",
@@ -284,7 +290,7 @@ async def test_a_topic_that_cannot_be_made_for_long_fails_the_task() -> None:
 
 
 async def test_the_producers_own_limit_fails_the_task_too() -> None:
-    """A connector that sets its producer's max.block.ms waits no longer for a topic than that says."""
+    """A producer's max.block.ms also limits the wait for a topic."""
     async with running() as run:
         id = await started(run, producer_override_max_block_ms="200")
         task().batches.put_nowait([source_record("a", 1, topic="missing")])
@@ -293,8 +299,8 @@ async def test_the_producers_own_limit_fails_the_task_too() -> None:
         assert "max.block.ms" in run.listener.traces[0]
 
 
-async def test_a_partition_that_is_not_there_fails_the_task() -> None:
-    """A record for a partition beyond the topic's waits no longer than one without a topic."""
+async def test_a_missing_partition_fails_the_task() -> None:
+    """A record for a missing partition fails the task after the same timeout."""
     async with running(topic_wait_timeout_ms="300") as run:
         id = await started(run)
         task().batches.put_nowait([replace(source_record("a", 1), kafka_partition=7)])
@@ -303,7 +309,7 @@ async def test_a_partition_that_is_not_there_fails_the_task() -> None:
 
 
 async def test_brokers_that_do_not_answer_fail_no_task() -> None:
-    """Nobody knows then whether the topic exists: the record waits, and goes out when they are back."""
+    """While brokers do not answer, a record waits, and it is sent when they answer again."""
     async with running(topic_wait_timeout_ms="100") as run:
         id = await started(run)
         with run.cluster.control(Api.METADATA, Close()):

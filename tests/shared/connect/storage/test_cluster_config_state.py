@@ -1,4 +1,4 @@
-"""The reader of the config topic: task sets that are whole, and what changes."""
+"""The state of the config topic: complete task sets, and changes."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def read(*records: object) -> tuple[ConfigState, list[ConfigChange | None]]:
 
 
 def test_the_recording_ends_without_connectors() -> None:
-    """Read to its end, the recorded topic holds no connector, and on the way the tasks that REST showed."""
+    """The recorded topic ends without connectors, and has the recorded task counts on the way."""
     state, counts = ConfigState(), []
     with gzip.open(RECORDING, "rt", encoding="utf-8") as lines:
         rows = [row for row in map(json.loads, lines) if row["topic"] == "connect-configs"]
@@ -62,7 +62,7 @@ def test_the_recording_ends_without_connectors() -> None:
 
 
 def test_tasks_count_only_with_their_commit() -> None:
-    """A task's config is nobody's before the commit that says how many there are."""
+    """Task configs apply only with the commit record that has their number."""
     state, changes = read(ConnectorRecord("c", {"v": "1"}), TaskRecord(task(0), {"t": "0"}), TaskRecord(task(1), {}))
     assert state.snapshot().tasks("c") == ()
     assert state.apply(TaskCommitRecord("c", 2), 3) == TasksChanged("c", (task(0), task(1)))
@@ -74,7 +74,7 @@ def test_tasks_count_only_with_their_commit() -> None:
 
 
 def test_a_task_set_with_a_hole_makes_the_connector_inconsistent() -> None:
-    """Compaction or a crash left some of a set: the connector has no tasks until a whole set is written."""
+    """After an incomplete task set the connector has no tasks until a complete set is written."""
     state, changes = read(ConnectorRecord("c", {}), TaskRecord(task(1), {}), TaskCommitRecord("c", 2))
     assert changes[-1] is None
     assert state.snapshot().inconsistent == {"c"}
@@ -86,7 +86,7 @@ def test_a_task_set_with_a_hole_makes_the_connector_inconsistent() -> None:
 
 
 def test_an_older_set_does_not_fill_a_hole() -> None:
-    """Configs that an earlier commit took do not make a later set whole."""
+    """Configs of an earlier commit do not complete a later set."""
     state, _ = read(
         ConnectorRecord("c", {}), TaskRecord(task(0), {}), TaskCommitRecord("c", 1), TaskCommitRecord("c", 1)
     )
@@ -94,7 +94,7 @@ def test_an_older_set_does_not_fill_a_hole() -> None:
 
 
 def test_removal_forgets_everything() -> None:
-    """After a tombstone neither config nor tasks are left, and a commit that comes late is nobody's."""
+    """After a tombstone neither config nor tasks remain, and a late commit is ignored."""
     state, _ = read(ConnectorRecord("c", {}), TaskRecord(task(0), {}), TaskCommitRecord("c", 1))
     assert state.apply(ConnectorRecord("c", None), 3) == ConnectorRemoved("c")
     state.apply(TaskRecord(task(0), {}), 4)
@@ -103,8 +103,8 @@ def test_removal_forgets_everything() -> None:
     assert (snapshot.configs, snapshot.task_configs, snapshot.task_counts) == ({}, {}, {})
 
 
-def test_target_states_are_told_where_they_change() -> None:
-    """A target state is news when it is another one, of a connector that there is."""
+def test_only_changed_target_states_are_changes() -> None:
+    """A target state is a change only if it differs and its connector exists."""
     state, changes = read(
         TargetStateRecord("c", TargetState.STOPPED),
         ConnectorRecord("c", {}),
@@ -116,14 +116,14 @@ def test_target_states_are_told_where_they_change() -> None:
     assert state.snapshot().target_state("c") is TargetState.STARTED
 
 
-def test_a_connector_made_stopped_stays_so() -> None:
-    """The target state that comes before the config is not overwritten by it."""
+def test_a_connector_can_be_created_stopped() -> None:
+    """A target state before the connector's config is kept."""
     state, _ = read(TargetStateRecord("c", TargetState.STOPPED), ConnectorRecord("c", {}))
     assert state.snapshot().target_state("c") is TargetState.STOPPED
 
 
 def test_fencing_is_pending_from_commit_to_count() -> None:
-    """A new set of tasks waits for the old producers to be fenced, which the count record says."""
+    """A new task set is pending fencing until the task count record is written."""
     state, _ = read(ConnectorRecord("c", {}), TaskRecord(task(0), {}), TaskCommitRecord("c", 1))
     assert state.snapshot().pending_fencing == {"c"}
     state.apply(TaskCountRecord("c", 1), 3)
@@ -134,7 +134,7 @@ def test_fencing_is_pending_from_commit_to_count() -> None:
 
 
 def test_requests_and_keys_are_passed_on() -> None:
-    """Restart requests, keys and levels are changes themselves; of keys the newest is in the snapshot."""
+    """Restart requests, session keys and logger levels are changes; the newest key is in the snapshot."""
     key, request, level = SessionKey(b"k", "a", 1), RestartRequest("c", True, True), LoggerLevel("root", "INFO")
     state, changes = read(key, request, level)
     assert changes == [key, request, level]
@@ -142,7 +142,7 @@ def test_requests_and_keys_are_passed_on() -> None:
 
 
 def test_snapshots_are_values() -> None:
-    """A snapshot does not change with the topic; without news it is the same one."""
+    """A snapshot is immutable, and is the same object until a change."""
     state, _ = read(ConnectorRecord("c", {}))
     before = state.snapshot()
     assert state.snapshot() is before
@@ -160,7 +160,7 @@ def test_snapshots_are_values() -> None:
     )
 )
 def test_tasks_are_always_whole(records: list[TaskRecord | TaskCommitRecord]) -> None:
-    """Whatever survives in the topic, a connector's tasks are 0 to n - 1, each with a config, or none at all."""
+    """Whichever records remain, a connector's tasks are 0 to n - 1, each with a config, or none."""
     state = ConfigState()
     state.apply(ConnectorRecord("c", {}), 0)
     for offset, record in enumerate(records, 1):

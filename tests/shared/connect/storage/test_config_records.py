@@ -1,4 +1,4 @@
-"""The config topic's records: equal to what a real Kafka Connect wrote."""
+"""The config topic's records, compared with those of a real Kafka Connect."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def as_bytes(text: str | None) -> bytes | None:
 
 
 def test_recorded_configs_are_read_and_written_alike() -> None:
-    """Every record of the recorded config topic is understood, and written again byte for byte."""
+    """Every recorded config record is decoded and encoded to the same bytes."""
     rows = [row for row in recorded("connect-configs") if row["key"] != "session-key"]
     assert len(rows) > 35
     for row in rows:
@@ -65,13 +65,13 @@ def test_recorded_configs_are_read_and_written_alike() -> None:
         LoggerLevel("root", "DEBUG"),
     ],
 )
-def test_records_survive_the_topic(record: ConfigRecord) -> None:
-    """What is written is read as what it was."""
+def test_records_round_trip(record: ConfigRecord) -> None:
+    """A record is decoded unchanged."""
     assert decode(*encode(record)) == record
 
 
 def test_a_stopped_connector_is_paused_for_older_workers() -> None:
-    """A worker that knows no STOPPED keeps the connector paused; of a record by such a one the old field counts."""
+    """STOPPED is written as PAUSED for older workers, and an older worker's record is read by the old field."""
     assert json.loads(encode(TargetStateRecord("a", TargetState.STOPPED))[1] or b"") == {
         "state": "PAUSED",
         "state.v2": "STOPPED",
@@ -92,28 +92,28 @@ def test_a_stopped_connector_is_paused_for_older_workers() -> None:
         (b"session-key", b'{"key": "not base64!", "algorithm": "x", "creation-timestamp": 1}'),
     ],
 )
-def test_malformed_records_are_refused(key: bytes, value: bytes) -> None:
-    """What cannot be read is said, with the key and never a session key's bytes."""
+def test_malformed_records_are_errors(key: bytes, value: bytes) -> None:
+    """A malformed record is a SerializationError without the session key's bytes."""
     with pytest.raises(SerializationError) as raised:
         decode(key, value)
     assert "not base64" not in str(raised.value)
 
 
-def test_foreign_keys_are_nothing() -> None:
-    """A key of a kind that is not known here is passed over."""
+def test_unknown_keys_are_ignored() -> None:
+    """Records with keys of unknown types are ignored."""
     assert decode(b"something-else", b"{}") is None
     assert decode(None, None) is None
     assert decode(b"connector-", b"{}") is None
 
 
-def test_task_names_without_a_number_are_refused() -> None:
-    """A task is a connector's name, a dash and a number."""
+def test_task_names_without_a_number_are_errors() -> None:
+    """A task name without a connector name, a dash and a number is an error."""
     assert parse_task("a-0") == ConnectorTaskId("a", 0)
     for text in ("a", "-1", "a-", "a-b", "a-²"):
         with pytest.raises(SerializationError):
             parse_task(text)
 
 
-def test_a_session_key_does_not_show_itself() -> None:
-    """The key's bytes are in no repr, so in no log."""
+def test_a_session_keys_repr_hides_its_bytes() -> None:
+    """A session key's repr does not contain its bytes."""
     assert "secret" not in repr(SessionKey(b"secret", "HmacSHA256", 17))

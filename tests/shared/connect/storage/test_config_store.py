@@ -1,4 +1,4 @@
-"""What is written for each change of configs, and what is heard of it."""
+"""The records and changes of each method of the config store."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ async def started() -> tuple[MemoryConfigStore, list[ConfigChange]]:
 
 
 async def test_each_change_is_read_back_when_its_call_returns() -> None:
-    """A connector, its tasks and its target state, and then nothing of it."""
+    """Each change is in the snapshot when its method returns."""
     store, changes = await started()
     await store.put_connector("c", {"x": "1"})
     await store.put_tasks("c", [{"t": "0"}, {"t": "1"}])
@@ -42,16 +42,16 @@ async def test_each_change_is_read_back_when_its_call_returns() -> None:
     ]
 
 
-async def test_a_connector_can_be_made_stopped() -> None:
-    """Its target state is there before anybody can start it."""
+async def test_a_connector_can_be_created_stopped() -> None:
+    """A target state given with a new connector is written before the config."""
     store, changes = await started()
     await store.put_connector("c", {}, TargetState.STOPPED)
     assert store.snapshot().target_state("c") is TargetState.STOPPED
     assert changes == [ConnectorChanged("c")]
 
 
-async def test_requests_and_keys_are_heard_of() -> None:
-    """Restarts, session keys, levels and fencing."""
+async def test_requests_and_keys_are_changes() -> None:
+    """Restart requests, session keys and logger levels are changes; task counts are in the snapshot."""
     store, changes = await started()
     request, key, level = RestartRequest("c", True, True), SessionKey(b"k", "a", 1), LoggerLevel("root", "INFO")
     await store.put_restart(request)
@@ -62,8 +62,8 @@ async def test_requests_and_keys_are_heard_of() -> None:
     assert store.snapshot().task_count_records == {"c": 2}
 
 
-async def test_before_the_start_nothing_is_told() -> None:
-    """What is there already is no news."""
+async def test_before_the_start_there_are_no_changes() -> None:
+    """Records before the start are not reported as changes."""
     changes: list[ConfigChange] = []
     store = MemoryConfigStore(changes.append)
     await store.put_connector("c", {})

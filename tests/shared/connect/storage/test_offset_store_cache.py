@@ -1,4 +1,4 @@
-"""Source offsets by partition, whatever the order of a partition's members."""
+"""Source offsets by partition, in any order of the partition's members."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from penstock.shared.connect.storage.offset_store import OffsetCache
 
 
 def test_the_recorded_offsets() -> None:
-    """As recorded: set, moved back, forgotten."""
+    """Offsets are set, moved back and deleted."""
     cache, key = OffsetCache(), b'["src",{"filename":"in.txt"}]'
     cache.apply(key, b'{"position":17}')
     cache.apply(key, b'{"position":6}')
@@ -19,8 +19,8 @@ def test_the_recorded_offsets() -> None:
     assert (cache.of_connector("src"), cache.value(key), cache.connectors()) == ({}, None, [])
 
 
-def test_the_key_that_stands_is_kept() -> None:
-    """A partition with its members in another order is the same, and is written under the key it has."""
+def test_the_existing_key_is_kept() -> None:
+    """A partition with its members in another order is the same and keeps its key."""
     cache = OffsetCache()
     cache.apply(b'["c",{"b":1,"a":2}]', b'{"x":1}')
     assert cache.key_for(b'["c",{"a":2,"b":1}]') == b'["c",{"b":1,"a":2}]'
@@ -33,14 +33,14 @@ def test_the_key_that_stands_is_kept() -> None:
     ("key", "value"),
     [(b"x", b"{}"), (b'{"a":1}', b"{}"), (b'["c"]', b"{}"), (b'["c",3]', b"{}"), (b'["c",{}]', b"3"), (None, None)],
 )
-def test_malformed_offsets_are_refused(key: bytes | None, value: bytes | None) -> None:
-    """What is no key of connector and partition, or no object, is said."""
+def test_malformed_offsets_are_errors(key: bytes | None, value: bytes | None) -> None:
+    """A malformed key or value is a SerializationError."""
     with pytest.raises(SerializationError):
         OffsetCache().apply(key, value)
 
 
 def test_null_forgets_like_a_tombstone() -> None:
-    """A value that says null is no offset."""
+    """A JSON null deletes an offset, as a tombstone does."""
     cache = OffsetCache()
     cache.apply(b'["c",{}]', b'{"x":1}')
     cache.apply(b'["c",{}]', b"null")

@@ -1,4 +1,4 @@
-"""The newest statuses, and which may still be written."""
+"""The latest statuses, and which may be overwritten."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ TASK = ConnectorTaskId("c", 1)
 
 
 def test_the_newest_counts() -> None:
-    """Each record replaces the one before it, by connector, task and topic."""
+    """The latest status of each connector, task and topic is kept."""
     cache = StatusCache()
     for record in (
         ConnectorStatus("c", State.RUNNING, "w", 1),
@@ -30,8 +30,8 @@ def test_the_newest_counts() -> None:
     assert cache.connectors() == ["c"]
 
 
-def test_what_is_forgotten_is_gone() -> None:
-    """A tombstone, or DESTROYED, takes the status away; of what never was it takes nothing."""
+def test_tombstones_delete_statuses() -> None:
+    """A tombstone or DESTROYED deletes a status; for an unknown one it does nothing."""
     cache = StatusCache()
     cache.apply(TaskStatus(TASK, State.RUNNING, "w", 1))
     cache.apply(ConnectorStatus("c", State.RUNNING, "w", 1))
@@ -51,7 +51,7 @@ def test_what_is_forgotten_is_gone() -> None:
     ("worker", "generation", "may"), [("me", 1, True), ("other", 1, True), ("other", 2, True), ("other", 3, False)]
 )
 def test_a_safe_status_never_overwrites_a_later_owner(worker: str, generation: int, may: bool) -> None:
-    """Written is over one's own status, or over one of no later generation."""
+    """A status may overwrite the worker's own or one of no later generation."""
     cache = StatusCache()
     cache.apply(TaskStatus(TASK, State.RUNNING, worker, generation))
     assert cache.may_write(TaskStatus(TASK, State.UNASSIGNED, "me", 2)) is may

@@ -1,4 +1,4 @@
-"""The status topic's records: equal to what a real Kafka Connect wrote."""
+"""The status topic's records, compared with those of a real Kafka Connect."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ RECORDING = Path(__file__).parents[3] / "data" / "kafka_connect_topics.jsonl.gz"
 
 
 def test_recorded_statuses_are_read_and_written_alike() -> None:
-    """Every record of the recorded status topic is understood, and written again byte for byte."""
+    """Every recorded status record is decoded and encoded to the same bytes."""
     with gzip.open(RECORDING, "rt", encoding="utf-8") as lines:
         rows = [row for row in map(json.loads, lines) if row["topic"] == "connect-status"]
     assert len(rows) > 70
@@ -46,18 +46,18 @@ def test_recorded_statuses_are_read_and_written_alike() -> None:
         Forgotten(("t", "c")),
     ],
 )
-def test_statuses_survive_the_topic(record: StatusRecord) -> None:
-    """What is written is read as what it was."""
+def test_statuses_round_trip(record: StatusRecord) -> None:
+    """A status record is decoded unchanged."""
     assert decode(*encode(record)) == record
 
 
 def test_destroyed_is_a_tombstone() -> None:
-    """A status DESTROYED leaves nothing behind."""
+    """A DESTROYED status is written as a tombstone."""
     assert encode(ConnectorStatus("a", State.DESTROYED, "w", 1)) == (b"status-connector-a", None)
 
 
-def test_malformed_statuses_are_refused() -> None:
-    """What cannot be read is said; keys of other kinds are passed over."""
+def test_malformed_statuses_are_errors() -> None:
+    """A malformed status is a SerializationError, and keys of other types are ignored."""
     for key, value in (
         (b"status-task-x", b"{}"),
         (b"status-connector-a", b"{}"),

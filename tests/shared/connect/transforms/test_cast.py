@@ -1,4 +1,4 @@
-"""Cast: what each type becomes, and what is refused."""
+"""Cast: results of each type, and invalid values."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ AT = dt.datetime(2024, 1, 2, 3, 4, 5, 678_000, tzinfo=dt.UTC)
     ],
 )
 def test_values_are_cast_as_java_casts_them(value: Any, target: str, expected: Any) -> None:
-    """Each type has its way."""
+    """Values are cast as in Java."""
     assert cast(value, TYPES[target]) == expected
 
 
@@ -50,14 +50,14 @@ def test_values_are_cast_as_java_casts_them(value: Any, target: str, expected: A
     ("value", "target"),
     [("128", "int8"), ("x", "int32"), ("1.0", "int32"), ("maybe", "boolean"), ([], "int32"), ({}, "string")],
 )
-def test_what_cannot_be_cast_is_refused(value: Any, target: str) -> None:
+def test_values_that_cannot_be_cast_are_errors(value: Any, target: str) -> None:
     """Text that is no number or does not fit, and structures, are DataErrors."""
     with pytest.raises(DataError):
         cast(value, TYPES[target])
 
 
 def test_fields_of_maps_and_structs_are_cast() -> None:
-    """Other fields stay, the schema follows, and an optional field stays optional."""
+    """Fields are cast and the schema follows; other fields are unchanged, and optional fields stay optional."""
     assert applied(CastValue, {"a": "1", "b": 2}, spec="a:int32").value == {"a": 1, "b": 2}
     schema = Schema.struct("S", Field("a", OPTIONAL_STRING), Field("b", INT64))
     found = applied(CastValue, {"a": "1", "b": 2}, schema, spec="a:int32,b:string")
@@ -68,7 +68,7 @@ def test_fields_of_maps_and_structs_are_cast() -> None:
 
 
 def test_the_whole_is_cast() -> None:
-    """A spec without a field's name means the key or value itself."""
+    """A spec without a field name casts the whole key or value."""
     found = applied(CastValue, 5, INT32, spec="string")
     assert (found.value, found.value_schema) == ("5", Schema(SchemaType.STRING))
     key = configured(CastKey, spec="int64").apply(record(key="7"))
@@ -77,12 +77,12 @@ def test_the_whole_is_cast() -> None:
 
 
 def test_a_tombstone_passes() -> None:
-    """A record without a value has nothing to cast."""
+    """A tombstone is unchanged."""
     assert applied(CastValue, None, spec="a:int32").value is None
 
 
 @pytest.mark.parametrize("spec", ["", "a:int7", "int8,a:int8", "a"])
-def test_wrong_specs_are_refused(spec: str) -> None:
-    """A spec needs fields with types that there are."""
+def test_invalid_specs_are_errors(spec: str) -> None:
+    """A spec with an unknown type, mixed forms or no type is a ConfigError."""
     with pytest.raises(ConfigError):
         configured(CastValue, spec=spec)

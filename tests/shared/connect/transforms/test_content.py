@@ -17,8 +17,8 @@ from tests.shared.connect.transforms.transforming import applied, configured, re
 SCHEMA = Schema.struct("S", Field("a", STRING))
 
 
-def test_the_records_place_is_inserted() -> None:
-    """Without a schema as numbers, with one as its types; `!` makes a field required."""
+def test_a_records_coordinates_are_inserted() -> None:
+    """Coordinates are inserted as numbers, or with a schema as its types; `!` makes a field required."""
     settings = {"topic_field": "t", "partition_field": "p!", "offset_field": "o", "timestamp_field": "at"}
     transform = configured(InsertFieldValue, static_field="s", static_value="x", **settings)
     plain = transform.apply(record({"a": 1}, timestamp=1_000))
@@ -40,7 +40,7 @@ def test_the_records_place_is_inserted() -> None:
 
 
 def test_a_source_has_no_offset_to_insert() -> None:
-    """Only a sink's record was read at one."""
+    """Inserting an offset into a source's record is a DataError, and incomplete settings are ConfigErrors."""
     source = SourceRecord("t", None, None, None, None, {}, source_partition={}, source_offset={})
     with pytest.raises(DataError, match="only supported for sink"):
         configured(InsertFieldValue, offset_field="o").apply(source)
@@ -60,12 +60,12 @@ def test_a_source_has_no_offset_to_insert() -> None:
     ],
 )
 def test_fields_are_masked_by_their_types_empty_value(value: Any, masked: Any) -> None:
-    """Null stays null; what is not named stays as it is."""
+    """A masked field has its type's empty value; null and other fields are unchanged."""
     assert applied(MaskFieldValue, {"a": value, "b": 1}, fields="a").value == {"a": masked, "b": 1}
 
 
 def test_fields_are_masked_by_a_replacement() -> None:
-    """Text and numbers become it; what it does not fit is refused."""
+    """Text and numbers are masked by the replacement; other types are DataErrors."""
     assert applied(MaskFieldValue, {"a": "x", "b": 5}, fields="a,b", replacement="9").value == {"a": "9", "b": 9}
     for value in (5, True, [1]):
         with pytest.raises(DataError):
@@ -74,7 +74,7 @@ def test_fields_are_masked_by_a_replacement() -> None:
 
 
 def test_a_schema_is_renamed() -> None:
-    """Name and version, either or both; without a schema there is nothing to rename."""
+    """Name and version of a schema are set; a record without a schema is a DataError."""
     found = applied(SetSchemaMetadataValue, {"a": "x"}, SCHEMA, schema_name="N", schema_version="3")
     assert found.value_schema is not None
     assert (found.value_schema.name, found.value_schema.version) == ("N", 3)

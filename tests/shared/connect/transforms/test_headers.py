@@ -19,19 +19,19 @@ def headers(transform: object, **more: object) -> tuple[Header, ...]:
 
 
 def test_headers_are_dropped_by_name() -> None:
-    """All of that name, and no others."""
+    """All headers with a listed name are dropped."""
     assert headers(configured(DropHeaders, headers="a,z")) == (Header("b", 2),)
 
 
 def test_a_header_is_inserted_with_its_type() -> None:
-    """The literal's form says what it is."""
+    """An inserted header's type is inferred from the literal."""
     inserted = headers(configured(InsertHeader, header="n", value_literal="5"))
     assert inserted == (*ONE, Header("n", 5, INT8))
     assert headers(configured(InsertHeader, header="n", value_literal="five"))[-1] == Header("n", "five", STRING)
 
 
 def test_fields_are_copied_or_moved_into_headers() -> None:
-    """A moved field is not in the value any more, nor in its schema."""
+    """A copied field stays in the value; a moved field is removed from value and schema."""
     copied = configured(HeaderFromValue, fields="x", headers="h", operation="copy").apply(record({"x": 1, "y": 2}))
     assert copied is not None
     assert (copied.value, copied.headers) == ({"x": 1, "y": 2}, (Header("h", 1),))

@@ -28,7 +28,7 @@ AT = dt.datetime(2024, 2, 9, 15, 4, 5, 67_000, tzinfo=dt.UTC)
     ],
 )
 def test_times_are_written_as_java_writes_them(pattern: str, text: str) -> None:
-    """In UTC and English."""
+    """Times are formatted as in Java, in UTC and English."""
     assert DatePattern(pattern).format(AT) == text
 
 
@@ -43,12 +43,12 @@ def test_times_are_written_as_java_writes_them(pattern: str, text: str) -> None:
     ],
 )
 def test_times_are_read_as_java_reads_them(pattern: str, text: str, iso: str) -> None:
-    """Leniently, and only as far as the pattern goes."""
+    """Times are parsed leniently as in Java, ignoring text after the pattern."""
     assert DatePattern(pattern).parse(text).isoformat() == iso
 
 
-def test_what_does_not_match_is_refused() -> None:
-    """With the text and the pattern."""
+def test_text_that_does_not_match_is_an_error() -> None:
+    """Text that does not match is a DataError with the pattern, and an invalid pattern is a ConfigError."""
     with pytest.raises(DataError, match=r"value \(x\) does not match pattern \(yyyy\)"):
         DatePattern("yyyy").parse("x")
     for pattern in ("b", "'open"):
@@ -57,7 +57,7 @@ def test_what_does_not_match_is_refused() -> None:
 
 
 @given(st.datetimes(dt.datetime(1900, 1, 1), dt.datetime(2200, 1, 1), timezones=st.just(dt.UTC)))
-def test_what_is_written_is_read_again(at: dt.datetime) -> None:
-    """To the ms."""
+def test_times_round_trip(at: dt.datetime) -> None:
+    """A formatted time is parsed back to the ms."""
     pattern = DatePattern("yyyy-MM-dd'T'HH:mm:ss.SSSX")
     assert pattern.parse(pattern.format(at)) == at.replace(microsecond=at.microsecond // 1000 * 1000)

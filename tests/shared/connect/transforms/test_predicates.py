@@ -1,4 +1,4 @@
-"""The predicates that ship."""
+"""The built-in predicates."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from penstock.shared.connect.transforms.predicates import HasHeaderKey, RecordIs
 from tests.shared.connect.transforms.transforming import record
 
 
-def test_predicates_say_what_they_are_named_for() -> None:
-    """A header's name, a missing value, a whole topic."""
+def test_builtin_predicates() -> None:
+    """The predicates test a header's name, a tombstone, and a whole topic name."""
     has, tombstone, topic = HasHeaderKey(), RecordIsTombstone(), TopicNameMatches()
     has.configure(has.config().parse({"name": "a"}))
     topic.configure(topic.config().parse({"pattern": "cl.*"}))

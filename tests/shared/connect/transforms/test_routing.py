@@ -9,8 +9,8 @@ from penstock.shared.connect.transforms.routing import Filter, RegexRouter, Time
 from tests.shared.connect.transforms.transforming import applied, configured, record
 
 
-def test_topics_are_renamed_where_all_of_them_matches() -> None:
-    """`$1` is the first group, and backslashes are themselves; a part that matches is not enough."""
+def test_topics_are_renamed_if_the_whole_name_matches() -> None:
+    """RegexRouter must match the whole topic; groups are replaced, and backslashes are literal."""
     assert applied(RegexRouter, 1, regex="(cl)icks", replacement="$1-$1\\x").topic == "cl-cl\\x"
     assert applied(RegexRouter, 1, regex="(?P<head>cl)icks", replacement="${head}ub").topic == "club"
     assert applied(RegexRouter, 1, regex="click", replacement="x").topic == "clicks"
@@ -19,7 +19,7 @@ def test_topics_are_renamed_where_all_of_them_matches() -> None:
 
 
 def test_topics_are_named_by_time() -> None:
-    """The record's own, in UTC; without one it is an error."""
+    """TimestampRouter uses the record's timestamp in UTC; without one it is a DataError."""
     router = configured(TimestampRouter, topic_format="${topic}_${timestamp}", timestamp_format="yyyy-MM")
     routed = router.apply(record(1, timestamp=1704164645678))
     assert routed is not None
@@ -29,5 +29,5 @@ def test_topics_are_named_by_time() -> None:
 
 
 def test_a_filter_drops() -> None:
-    """Whatever reaches it."""
+    """Filter drops every record."""
     assert configured(Filter).apply(record(1)) is None

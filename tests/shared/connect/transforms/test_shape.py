@@ -1,4 +1,4 @@
-"""ExtractField, HoistField, Flatten, ReplaceField and ValueToKey, with schemas and without."""
+"""ExtractField, HoistField, Flatten, ReplaceField and ValueToKey, with and without schemas."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DEFAULTED = Schema(SchemaType.INT32, optional=True, default=42)
 
 
 def test_a_field_is_extracted() -> None:
-    """The field is all that is left; a missing one is null without a schema and an error with one."""
+    """The field replaces the value; a missing one is null without a schema and a DataError with one."""
     assert applied(ExtractFieldValue, {"a": 1}, field="a").value == 1
     assert applied(ExtractFieldValue, {"a": 1}, field="b").value is None
     assert applied(ExtractFieldValue, None, field="a").value is None
@@ -36,8 +36,8 @@ def test_a_field_is_extracted() -> None:
     assert key.key == 5
 
 
-def test_a_path_goes_down() -> None:
-    """Under V2 dots go into structs and maps, backticks protect them."""
+def test_v2_paths() -> None:
+    """Under V2 dots descend into structs and maps, and backticks escape them."""
     more = {"field_syntax_version": "V2"}
     assert applied(ExtractFieldValue, {"a": {"b.c": 3}}, field="a.`b.c`", **more).value == 3
     assert applied(ExtractFieldValue, {"id": "x", "inner": {"n": 4}}, OUTER, field="inner.n", **more).value == 4
@@ -45,8 +45,8 @@ def test_a_path_goes_down() -> None:
         path_of("a.`b", "V2")
 
 
-def test_null_stands_for_a_default_unless_told_not_to() -> None:
-    """`replace.null.with.default` decides."""
+def test_null_becomes_the_default() -> None:
+    """A null becomes the schema's default unless `replace.null.with.default` is false."""
     schema = Schema.struct(None, Field("a", DEFAULTED))
     assert applied(ExtractFieldValue, {"a": None}, schema, field="a").value == 42
     off = {"replace_null_with_default": "false"}
@@ -54,14 +54,14 @@ def test_null_stands_for_a_default_unless_told_not_to() -> None:
 
 
 def test_a_value_is_hoisted() -> None:
-    """The whole becomes a field."""
+    """The whole value becomes a field."""
     assert applied(HoistFieldValue, 5, field="n").value == {"n": 5}
     found = applied(HoistFieldValue, 5, INT32, field="n")
     assert found.value_schema == Schema.struct(None, Field("n", INT32))
 
 
 def test_nesting_is_flattened() -> None:
-    """Names are joined; what was under something optional is optional; arrays stay."""
+    """Names are joined, fields below optional structs are optional, and arrays are unchanged."""
     assert applied(FlattenValue, {"a": {"b": {"c": 1}}, "d": [1]}).value == {"a.b.c": 1, "d": [1]}
     found = applied(FlattenValue, {"id": "x", "inner": None}, OUTER, delimiter="_")
     assert found.value == {"id": "x", "inner_n": None}
@@ -71,7 +71,7 @@ def test_nesting_is_flattened() -> None:
 
 
 def test_fields_are_replaced() -> None:
-    """Exclude outweighs include, and renames come last."""
+    """Exclude overrides include, and renames come last."""
     given = {"a": 1, "b": 2, "c": 3}
     assert applied(ReplaceFieldValue, given, exclude="a").value == {"b": 2, "c": 3}
     assert applied(ReplaceFieldValue, given, include="a,b", exclude="b").value == {"a": 1}
@@ -82,8 +82,8 @@ def test_fields_are_replaced() -> None:
         applied(ReplaceFieldValue, given, renames="a")
 
 
-def test_the_key_is_made_of_the_value() -> None:
-    """Of fields in their order; one that is not there is null or, with a schema, an error."""
+def test_the_key_is_made_of_fields_of_the_value() -> None:
+    """The key has the listed fields in order; a missing one is null or, with a schema, a DataError."""
     assert applied(ValueToKey, {"a": 1, "b": 2}, fields="b,z").key == {"b": 2, "z": None}
     found = applied(ValueToKey, {"id": "x", "inner": None}, OUTER, fields="id")
     assert (found.key, found.key_schema) == ({"id": "x"}, Schema.struct(None, Field("id", STRING)))

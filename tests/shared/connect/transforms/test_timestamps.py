@@ -1,4 +1,4 @@
-"""TimestampConverter: every form to every other."""
+"""TimestampConverter: conversions between all formats."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ FORMAT = {"format": "yyyy-MM-dd HH:mm:ss.SSS"}
         ("Time", AT.time()),
     ],
 )
-def test_each_form_becomes_each_other(value: Any, target: str, expected: Any) -> None:
-    """By way of one moment in ms."""
+def test_conversions_between_formats(value: Any, target: str, expected: Any) -> None:
+    """Each format is converted to each other one."""
     assert applied(TimestampConverterValue, value, target_type=target, **FORMAT).value == expected
 
 
 @pytest.mark.parametrize(("precision", "unix"), [("seconds", 1704164645), ("microseconds", 1704164645678000)])
 def test_unix_numbers_have_a_precision(precision: str, unix: int) -> None:
-    """Both when they are read and when they are written; finer than ms is lost."""
+    """The unix precision applies to reading and writing; precision below a ms is lost."""
     more = {"unix_precision": precision}
     assert applied(TimestampConverterValue, AT, target_type="unix", **more).value == unix
     read = applied(TimestampConverterValue, unix, target_type="Timestamp", **more).value
@@ -42,7 +42,7 @@ def test_unix_numbers_have_a_precision(precision: str, unix: int) -> None:
 
 
 def test_one_field_is_converted() -> None:
-    """Its schema follows, and the others stay."""
+    """One field and its schema are converted, and the others are unchanged."""
     assert applied(TimestampConverterValue, {"t": 0, "x": 1}, field="t", target_type="Date").value == {
         "t": dt.date(1970, 1, 1),
         "x": 1,
@@ -55,8 +55,8 @@ def test_one_field_is_converted() -> None:
     )
 
 
-def test_what_is_no_time_is_refused() -> None:
-    """Other types, and text without or against its pattern."""
+def test_invalid_times_and_formats_are_errors() -> None:
+    """Other types and unparsable text are DataErrors, and invalid formats are ConfigErrors."""
     for value, settings in ((1.5, FORMAT), ("soon", FORMAT), ("2024", {})):
         with pytest.raises(DataError):
             applied(TimestampConverterValue, value, target_type="unix", **settings)

@@ -1,4 +1,4 @@
-"""How the tests of transforms make records and transforms."""
+"""Helpers that create records and transforms."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from penstock.shared.connect.transform import Transformation
 
 
 def configured(kind: type[Transformation], **settings: str) -> Transformation:
-    """A transform with its settings, underscores standing for dots."""
+    """A configured transform. In names of settings underscores stand for dots."""
     made = kind()
     made.configure(kind.config().parse({name.replace("_", "."): value for name, value in settings.items()}))
     return made
@@ -21,7 +21,7 @@ def record(value: Any = None, schema: Schema | None = None, **more: Any) -> Sink
 
 
 def applied(kind: type[Transformation], value: Any, schema: Schema | None = None, **settings: str) -> ConnectRecord:
-    """The record that a transform makes of a value."""
+    """The record that a transform returns for a value."""
     found = configured(kind, **settings).apply(record(value, schema))
     assert found is not None
     return found
