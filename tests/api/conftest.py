@@ -1,4 +1,4 @@
-"""In-memory producers for the tests of ingest: they keep what ingest asks of a Producer."""
+"""In-memory producers for the ingest tests, with the methods that ingest uses."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Outcome = RecordMetadata | BaseException
 
 
 class MemoryProducer:
-    """Acknowledges at once, in `partitions` partitions, unless `refuse` has an error for the value."""
+    """Acknowledges immediately, in `partitions` partitions, unless `refuse` has an error for the value."""
 
     def __init__(self, topics: Sequence[str] = ("t",), partitions: int = 2) -> None:
         self.logs: dict[str, list[list[ProducerRecord]]] = {t: [[] for _ in range(partitions)] for t in topics}
@@ -55,7 +55,7 @@ class MemoryProducer:
 
 
 class HeldProducer(MemoryProducer):
-    """Acknowledges only once `release` is set; `most` is the highest number of records it held."""
+    """Acknowledges once `release` is set; `most` is the maximum number of records that it held."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -76,7 +76,7 @@ class HeldProducer(MemoryProducer):
 
 
 async def after(seconds: float) -> None:
-    """A client that takes its time between two parts of a body."""
+    """Return after some seconds, as a client that pauses between two parts of a body."""
     passed = asyncio.Event()
     asyncio.get_running_loop().call_later(seconds, passed.set)
     await passed.wait()
@@ -84,11 +84,11 @@ async def after(seconds: float) -> None:
 
 @pytest.fixture
 def producer() -> MemoryProducer:
-    """A producer that acknowledges at once."""
+    """A producer that acknowledges immediately."""
     return MemoryProducer()
 
 
 @pytest.fixture
 def held_producer() -> HeldProducer:
-    """A producer that acknowledges when it is told to."""
+    """A producer that acknowledges once it is released."""
     return HeldProducer()

@@ -1,4 +1,4 @@
-"""Settings of the HTTP interface."""
+"""Settings of the HTTP API."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from penstock.shared.common.errors import ConfigError
 
 
 @pytest.mark.parametrize("pointer", ["carrier", "", "/a~2", "a/b"])
-def test_a_pointer_that_is_none_is_refused(pointer: str) -> None:
-    """A typing error in a pointer is found at start-up."""
+def test_an_invalid_pointer_is_an_error(pointer: str) -> None:
+    """An invalid JSON pointer is a ConfigError."""
     with pytest.raises(ConfigError, match="JSON pointer"):
         TopicSettings(key=(pointer,))
     with pytest.raises(ConfigError, match="JSON pointer"):
@@ -19,7 +19,7 @@ def test_a_pointer_that_is_none_is_refused(pointer: str) -> None:
 
 
 def test_a_topic_without_entry_has_the_default() -> None:
-    """Allowed, without key and time, unless the default says otherwise."""
+    """A topic without an entry has the default topic's settings."""
     settings = IngestSettings.model_validate({"topics": {"a": {"time": "/t"}}, "default_topic": {"allowed": False}})
     assert settings.for_topic("a").time == "/t"
     assert not settings.for_topic("b").allowed
@@ -28,22 +28,22 @@ def test_a_topic_without_entry_has_the_default() -> None:
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1", "[::1]", "localhost", "127.8.8.8"])
 def test_a_loopback_address_needs_no_token(host: str) -> None:
-    """Only this machine can reach it."""
+    """A loopback address needs no token."""
     assert is_loopback(host)
     require_auth(host, [], insecure_no_auth=False)
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "kafka.example", "localhost.example", ""])
 def test_any_other_address_needs_one(host: str) -> None:
-    """Refused by the names of the settings, unless it is switched off explicitly."""
+    """Any other address needs a token, unless `insecure_no_auth` is set."""
     with pytest.raises(ConfigError, match=r"auth_token.*insecure_no_auth"):
         require_auth(host, [], insecure_no_auth=False)
     require_auth(host, [], insecure_no_auth=True)
     require_auth(host, [SecretStr("x" * 16)], insecure_no_auth=False)
 
 
-def test_a_short_token_is_refused_without_being_shown() -> None:
-    """A token that can be guessed is none."""
+def test_a_short_token_is_an_error_that_hides_it() -> None:
+    """A token of fewer than 16 characters is a ConfigError that does not contain it."""
     with pytest.raises(ConfigError, match="at least 16 characters") as e:
         require_auth("127.0.0.1", [SecretStr("hunter2")], insecure_no_auth=False)
     assert "hunter2" not in str(e.value)

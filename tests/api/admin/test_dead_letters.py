@@ -1,4 +1,4 @@
-"""Dead letters over HTTP, from an implementation in memory."""
+"""The HTTP API of dead letters, over an implementation in memory."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class MemoryDeadLetters:
 
 
 async def test_dead_letters_are_listed_scanned_and_replayed() -> None:
-    """Limits are checked. An unknown field of a replay is rejected, not ignored."""
+    """Dead letters are listed, read and replayed; invalid limits and stages and unknown fields are 400s."""
     dead_letters = MemoryDeadLetters()
     app = create_app(more=[dead_letters_router(dead_letters)])
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x") as client:

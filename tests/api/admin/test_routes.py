@@ -30,7 +30,9 @@ F0, F1, OTHER = TopicPartition("flights", 0), TopicPartition("flights", 1), Topi
 
 
 class MemoryAdmin:
-    """A topic `flights` of two partitions with ten records each, and a group `banks` that has read four of each."""
+    """An admin with a topic `flights` of two partitions with ten records each, and a group
+    `banks` at offset four of each.
+    """
 
     def __init__(self) -> None:
         self.topics = {"flights": 2, "other": 1}
@@ -112,15 +114,15 @@ def admin() -> MemoryAdmin:
     return MemoryAdmin()
 
 
-async def ask(admin: MemoryAdmin, method: str, path: str, body: Any = None) -> httpx.Response:
+async def send_request(admin: MemoryAdmin, method: str, path: str, body: Any = None) -> httpx.Response:
     app = create_app(admin=admin_router(admin))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x") as client:
         return await client.request(method, path, **({} if body is None else {"json": body}))
 
 
 async def test_the_cluster_is_described(admin: MemoryAdmin) -> None:
-    """Id, controller and brokers."""
-    assert (await ask(admin, "GET", "/v1/cluster")).json() == {
+    """The cluster is described with its id, controller and brokers."""
+    assert (await send_request(admin, "GET", "/v1/cluster")).json() == {
         "cluster_id": "c-1",
         "controller": 1,
         "brokers": [{"node_id": 1, "host": "localhost", "port": 9092, "rack": None}],
@@ -128,29 +130,31 @@ async def test_the_cluster_is_described(admin: MemoryAdmin) -> None:
 
 
 async def test_topics_are_listed_and_described(admin: MemoryAdmin) -> None:
-    """With offsets and configs; an unknown one is 404."""
-    assert (await ask(admin, "GET", "/v1/topics")).json() == {"topics": ["flights", "other"]}
-    found = (await ask(admin, "GET", "/v1/topics/flights")).json()
+    """Topics are described with offsets and configs; an unknown topic is a 404."""
+    assert (await send_request(admin, "GET", "/v1/topics")).json() == {"topics": ["flights", "other"]}
+    found = (await send_request(admin, "GET", "/v1/topics/flights")).json()
     assert [(p["partition"], p["earliest_offset"], p["latest_offset"]) for p in found["partitions"]] == [
         (0, 0, 10),
         (1, 0, 10),
     ]
     assert found["configs"] == {"cleanup.policy": "delete", "retention.ms": "-1"}
-    assert (await ask(admin, "GET", "/v1/topics/none")).status_code == 404
+    assert (await send_request(admin, "GET", "/v1/topics/none")).status_code == 404
 
 
 async def test_groups_are_listed_and_described(admin: MemoryAdmin) -> None:
-    """With members, their partitions, and lag for each partition and in sum; an unknown one is 404."""
+    """Groups are described with members, their partitions, and lag in total and by partition;
+    an unknown group is a 404.
+    """
     admin.members = [MemberDescription("m-1", "client", "/10.0.0.1", None, frozenset([F1, F0]))]
-    assert (await ask(admin, "GET", "/v1/groups")).json()["groups"][0]["group"] == "banks"
-    found = (await ask(admin, "GET", "/v1/groups/banks")).json()
+    assert (await send_request(admin, "GET", "/v1/groups")).json()["groups"][0]["group"] == "banks"
+    found = (await send_request(admin, "GET", "/v1/groups/banks")).json()
     assert (found["state"], found["lag"]) == ("Stable", 12)
     assert found["members"][0]["partitions"] == [
         {"topic": "flights", "partition": 0},
         {"topic": "flights", "partition": 1},
     ]
     assert found["partitions"][0] == {"topic": "flights", "partition": 0, "committed": 4, "end": 10, "lag": 6}
-    missing = await ask(admin, "GET", "/v1/groups/none")
+    missing = await send_request(admin, "GET", "/v1/groups/none")
     assert (missing.status_code, missing.json()["error_code"]) == (404, "GROUP_ID_NOT_FOUND")
 
 
@@ -165,8 +169,8 @@ async def test_groups_are_listed_and_described(admin: MemoryAdmin) -> None:
     ],
 )
 async def test_offsets_are_reset(admin: MemoryAdmin, to: Any, after: int) -> None:
-    """Each way says the offsets before and after, and they are in force then."""
-    answer = await ask(admin, "POST", "/v1/groups/banks/offsets", {"to": to})
+    """Each kind of reset is applied and returns the offsets before and after."""
+    answer = await send_request(admin, "POST", "/v1/groups/banks/offsets", {"to": to})
     assert answer.status_code == 200
     assert answer.json() == {
         "group": "banks",
@@ -180,27 +184,29 @@ async def test_offsets_are_reset(admin: MemoryAdmin, to: Any, after: int) -> Non
 
 
 async def test_a_dry_run_changes_nothing(admin: MemoryAdmin) -> None:
-    """The answer is what would change."""
-    answer = await ask(admin, "POST", "/v1/groups/banks/offsets", {"to": "latest", "dry_run": True})
+    """A dry run returns the changes and applies none."""
+    answer = await send_request(admin, "POST", "/v1/groups/banks/offsets", {"to": "latest", "dry_run": True})
     assert [p["after"] for p in answer.json()["partitions"]] == [10, 10]
     assert admin.groups["banks"] == {F0: 4, F1: 4}
 
 
 async def test_topics_and_partitions_can_be_chosen(admin: MemoryAdmin) -> None:
-    """A topic alone means all its partitions; a partition that does not exist is refused."""
-    await ask(admin, "POST", "/v1/groups/banks/offsets", {"to": {"offset": 9}, "topics": {"flights": [1]}})
+    """A reset may name topics or partitions; a missing partition is a 404."""
+    await send_request(admin, "POST", "/v1/groups/banks/offsets", {"to": {"offset": 9}, "topics": {"flights": [1]}})
     assert admin.groups["banks"] == {F0: 4, F1: 9}
-    await ask(admin, "POST", "/v1/groups/new/offsets", {"to": "earliest", "topics": ["flights", "other"]})
+    await send_request(admin, "POST", "/v1/groups/new/offsets", {"to": "earliest", "topics": ["flights", "other"]})
     assert admin.groups["new"] == {F0: 0, F1: 0, OTHER: 0}
-    answer = await ask(admin, "POST", "/v1/groups/banks/offsets", {"to": "earliest", "topics": {"flights": [2]}})
+    answer = await send_request(
+        admin, "POST", "/v1/groups/banks/offsets", {"to": "earliest", "topics": {"flights": [2]}}
+    )
     assert answer.status_code == 404
     assert "flights-2" in answer.json()["detail"]
 
 
-async def test_an_active_group_is_refused_with_its_members(admin: MemoryAdmin) -> None:
-    """409, and nothing has changed."""
+async def test_resetting_an_active_group_is_a_409(admin: MemoryAdmin) -> None:
+    """Resetting a group with members is a 409 that names them, and changes nothing."""
     admin.members = [MemberDescription("m-1", "client", "/10.0.0.1", None, frozenset([F0]))]
-    answer = await ask(admin, "POST", "/v1/groups/banks/offsets", {"to": "earliest"})
+    answer = await send_request(admin, "POST", "/v1/groups/banks/offsets", {"to": "earliest"})
     assert (answer.status_code, answer.json()["error_code"]) == (409, "NON_EMPTY_GROUP")
     assert "m-1" in answer.json()["detail"]
     assert admin.groups["banks"] == {F0: 4, F1: 4}
@@ -223,15 +229,15 @@ async def test_an_active_group_is_refused_with_its_members(admin: MemoryAdmin) -
         [],
     ],
 )
-async def test_a_wrong_reset_is_400_and_changes_nothing(admin: MemoryAdmin, body: Any) -> None:
-    """A misspelt dry_run above all must not be passed over."""
-    answer = await ask(admin, "POST", "/v1/groups/banks/offsets", body)
+async def test_an_invalid_reset_is_a_400(admin: MemoryAdmin, body: Any) -> None:
+    """An invalid reset, also one with a misspelt dry_run, is a 400 and changes nothing."""
+    answer = await send_request(admin, "POST", "/v1/groups/banks/offsets", body)
     assert answer.status_code == 400, answer.text
     assert admin.groups["banks"] == {F0: 4, F1: 4}
 
 
 async def test_a_group_is_deleted(admin: MemoryAdmin) -> None:
-    """204, and 404 the second time; a group with nothing to reset is 404 too."""
-    assert (await ask(admin, "DELETE", "/v1/groups/banks")).status_code == 204
-    assert (await ask(admin, "DELETE", "/v1/groups/banks")).status_code == 404
-    assert (await ask(admin, "POST", "/v1/groups/banks/offsets", {"to": {"offset": 1}})).status_code == 404
+    """Deleting a group is a 204 and then a 404, and so is resetting a missing group."""
+    assert (await send_request(admin, "DELETE", "/v1/groups/banks")).status_code == 204
+    assert (await send_request(admin, "DELETE", "/v1/groups/banks")).status_code == 404
+    assert (await send_request(admin, "POST", "/v1/groups/banks/offsets", {"to": {"offset": 1}})).status_code == 404

@@ -1,4 +1,4 @@
-"""Statuses of errors, and the paths that are taken."""
+"""HTTP statuses of errors, and normalized paths."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from penstock.shared.connect.herder import errors as herder
     ],
 )
 def test_each_error_has_its_status(error: errors.PenstockError, status: int) -> None:
-    """By its class, or the nearest base in the table."""
+    """An error has the status of its class, or of its nearest base class in the table."""
     assert status_of(error) == status
 
 
 def test_paths_lose_trailing_slashes_and_keep_those_in_names() -> None:
-    """`/connectors/` is `/connectors`; %2F does not divide."""
+    """Trailing slashes are removed, and %2F does not separate path segments."""
     assert normalized(b"/", "/") == "/"
     assert normalized(b"/connectors//", "/connectors//") == "/connectors"
     assert normalized(b"/connectors/a%2fb", "/connectors/a/b") == "/connectors/a\x00b"
@@ -58,38 +58,38 @@ def app(*, is_ready: bool = True) -> FastAPI:
     return made
 
 
-async def ask(path: str, method: str = "GET", *, is_ready: bool = True) -> httpx.Response:
+async def send_request(path: str, method: str = "GET", *, is_ready: bool = True) -> httpx.Response:
     transport = httpx.ASGITransport(app(is_ready=is_ready), raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://worker") as client:
         return await client.request(method, path)
 
 
 async def test_names_may_have_slashes() -> None:
-    """A connector whose name has one is named with %2F."""
-    assert (await ask("/connectors/a%2Fb/")).json() == {"name": "a/b"}
+    """A connector's name may contain a slash, written as %2F."""
+    assert (await send_request("/connectors/a%2Fb/")).json() == {"name": "a/b"}
 
 
 async def test_every_error_has_the_same_body() -> None:
-    """`error_code` and `message`, also of what the framework says no to; a failure's inside stays in the log."""
+    """Every error's body has `error_code` and `message`, and internal details stay in the log."""
     for path, method, status, message in (
         ("/nowhere", "GET", 404, "HTTP 404 Not Found"),
         ("/connectors/a", "PUT", 405, "HTTP 405 Method Not Allowed"),
         ("/connectors/broken", "GET", 500, "RuntimeError: the request failed; the worker's log has the reason"),
     ):
-        answer = await ask(path, method)
+        answer = await send_request(path, method)
         assert (answer.status_code, answer.json()) == (status, {"error_code": status, "message": message})
 
 
-async def test_nobody_to_ask_is_a_conflict() -> None:
-    """Where no other worker is known that could answer, the group is on the move."""
-    answer = await ask("/connectors/elsewhere")
+async def test_a_request_without_a_known_owner_is_a_conflict() -> None:
+    """If no worker is known that can answer, the status is 409."""
+    answer = await send_request("/connectors/elsewhere")
     assert (answer.status_code, answer.json()["error_code"]) == (409, 409)
 
 
-async def test_a_worker_that_starts_up_says_so() -> None:
-    """Until its topics are read, everything but its health is 503."""
-    answer = await ask("/connectors/a", is_ready=False)
+async def test_a_worker_that_is_starting_answers_503() -> None:
+    """Until a worker is ready, every request except `/health` is a 503."""
+    answer = await send_request("/connectors/a", is_ready=False)
     assert (answer.status_code, answer.json()["error_code"]) == (503, 503)
     assert (
-        await ask("/health", is_ready=False)
-    ).status_code == 404  # which has no route in this app: it was let through
+        await send_request("/health", is_ready=False)
+    ).status_code == 404  # this app has no such route: the request passed

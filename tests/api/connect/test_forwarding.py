@@ -1,4 +1,4 @@
-"""Requests that are handed on to another worker."""
+"""Forwarding of requests to another worker."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from penstock.shared.connect.herder.errors import NotHere
 
 
 def worker(url: str | None) -> FastAPI:
-    """One that has nothing itself, and names another one."""
+    """A worker that answers no request itself, and names another one."""
     app = FastAPI()
     install(app, Forwarding(timeout_ms=2_000), lambda: True)
 
@@ -40,7 +40,7 @@ async def listening(app: FastAPI) -> AsyncIterator[str]:
 
 
 def owner() -> FastAPI:
-    """One that answers with what it was asked."""
+    """A worker that answers with the request's parts."""
     app = FastAPI()
 
     @app.put("/{path:path}")
@@ -59,8 +59,10 @@ async def put(app: FastAPI, path: str) -> httpx.Response:
         return await client.put(path, content=b"{}")
 
 
-async def test_the_other_workers_answer_is_handed_on() -> None:
-    """Status, body and location; the path as it was written, the query, and a mark that it was forwarded."""
+async def test_the_other_workers_answer_is_returned() -> None:
+    """The answer has the other worker's status, body and location; the request keeps its raw
+    path and query and is marked as forwarded.
+    """
     async with listening(owner()) as url:
         answer = await put(worker(url), "/connectors/a%2Fb/config?x=1")
     assert answer.status_code == 201
@@ -68,8 +70,8 @@ async def test_the_other_workers_answer_is_handed_on() -> None:
     assert answer.json() == {"path": "/connectors/a%2Fb/config", "query": "x=1&forward=true", "body": "{}"}
 
 
-async def test_a_request_goes_round_no_further_than_twice() -> None:
-    """Who gets it marked `forward=false`, and is not the right one, answers 409."""
+async def test_a_request_is_forwarded_at_most_twice() -> None:
+    """A request marked `forward=false` that reaches the wrong worker is a 409."""
     async with listening(worker("http://127.0.0.1:1/")) as url:
         marked = await put(worker(url), "/connectors/a?forward=true")
         refused = await put(worker(url), "/connectors/a?forward=false")
@@ -77,8 +79,8 @@ async def test_a_request_goes_round_no_further_than_twice() -> None:
     assert (refused.status_code, refused.json()["message"]) == (409, CONFLICT_MESSAGE)
 
 
-async def test_a_worker_that_does_not_answer_is_named() -> None:
-    """500, as Kafka Connect says it."""
+async def test_an_unreachable_worker_is_a_500() -> None:
+    """If the other worker is unreachable, the status is 500, as in Kafka Connect."""
     closed = await asyncio.start_server(lambda _r, _w: None, "127.0.0.1", 0)
     port = closed.sockets[0].getsockname()[1]
     closed.close()

@@ -1,4 +1,4 @@
-"""What requests to Kafka Connect's REST say."""
+"""Parsing of requests to Kafka Connect's REST API."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from penstock.shared.connect.runtime.states import TargetState
 
 
 def test_a_create_request_has_name_config_and_state() -> None:
-    """The name comes into the config; the state is what the connector is to do first."""
+    """The name is added to the config, and `initial_state` is the target state."""
     assert create_request({"name": " a ", "config": {"x": 1}}) == ("a", {"x": "1", "name": "a"}, None)
     for word, target in (
         ("STOPPED", TargetState.STOPPED),
@@ -40,14 +40,14 @@ def test_a_create_request_has_name_config_and_state() -> None:
         {"name": "a", "config": {"name": "b"}},
     ],
 )
-def test_malformed_create_requests_are_named(body: Any) -> None:
-    """Each is the request's fault, and said."""
+def test_malformed_create_requests_are_bad_requests(body: Any) -> None:
+    """A malformed create request is a BadRequest."""
     with pytest.raises(BadRequest):
         create_request(body)
 
 
-def test_values_are_texts() -> None:
-    """Numbers and truth values as they are written in JSON; null is none."""
+def test_values_become_strings() -> None:
+    """Numbers and booleans become strings as in JSON, and nulls are left out."""
     assert text_map({"a": 1, "b": 2.5, "c": False, "d": "x", "e": None}, "config") == {
         "a": "1",
         "b": "2.5",
@@ -57,8 +57,8 @@ def test_values_are_texts() -> None:
     assert config_of({"name": "n"}, "n") == {"name": "n"}
 
 
-def test_a_patch_takes_settings_away() -> None:
-    """Null means without; another name is refused."""
+def test_a_patch_removes_settings() -> None:
+    """A null removes a setting; another name is a BadRequest."""
     assert patch_of({"a": 1, "b": None}, "n") == {"a": "1", "b": None}
     with pytest.raises(BadRequest):
         patch_of({"name": "m"}, "n")
@@ -67,7 +67,7 @@ def test_a_patch_takes_settings_away() -> None:
 
 
 def test_task_configs_are_an_array() -> None:
-    """Anything else is refused."""
+    """Task configs must be a JSON array."""
     assert json_list(b"[{}]") == [{}]
     for body in (b"{}", b"", b"\xff"):
         with pytest.raises(BadRequest):
@@ -84,12 +84,12 @@ def _request(content_type: str, body: bytes) -> Request:
 
 @pytest.mark.parametrize("content_type", ["", "application/json", "application/vnd.x+json", "text/json"])
 async def test_a_body_of_any_other_type_is_json(content_type: str) -> None:
-    """Kafka's clients say application/json; some say nothing."""
+    """A body is JSON for every content type that browsers cannot send without a preflight, and without one."""
     assert await json_body(_request(content_type, b'{"a":1}')) == {"a": 1}
 
 
-async def test_a_body_that_any_web_page_could_send_is_refused() -> None:
-    """415 for the browser's simple types; without a body there is nothing to refuse."""
+async def test_a_simple_content_type_is_a_415() -> None:
+    """A body with one of the browsers' simple content types is a 415; an empty body is accepted."""
     with pytest.raises(HTTPException) as refused:
         await json_body(_request("text/plain", b'{"a":1}'))
     assert refused.value.status_code == 415

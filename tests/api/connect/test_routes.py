@@ -1,4 +1,4 @@
-"""Kafka Connect's REST over a herder of the test's own."""
+"""Kafka Connect's REST routes, over a fake herder."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 from penstock.api.connect.routes import create_connect_app
 
 
-class Making:
-    """A herder that makes every connector."""
+class CreatingHerder:
+    """A herder that creates every connector."""
 
     is_ready = True
 
@@ -26,8 +26,10 @@ class Making:
     ("name", "written"), [("orders", "orders"), ("Aufträge €", "Auftr%C3%A4ge%20%E2%82%AC"), ("a/b", "a%2Fb")]
 )
 async def test_a_new_connectors_location_can_be_followed(name: str, written: str) -> None:
-    """Whatever its name has: a header has Latin letters alone, and a slash in a name divides nothing."""
-    transport = httpx.ASGITransport(create_connect_app(cast(Any, Making())), raise_app_exceptions=False)
+    """The Location header of a new connector is percent-encoded, also for names with slashes
+    or non-ASCII characters.
+    """
+    transport = httpx.ASGITransport(create_connect_app(cast(Any, CreatingHerder())), raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://me:8083") as client:
         for answer in (
             await client.post("/connectors", json={"name": name, "config": {"connector.class": "X"}}),

@@ -1,4 +1,4 @@
-"""The page and its data."""
+"""The dashboard's page and its data."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from penstock.api.http.app import create_app
 
 
 class Provider:
-    """An overview of nothing, counted."""
+    """Provides an empty overview."""
 
     async def overview(self) -> dict[str, Any]:
         return OverviewBuilder().build([], KafkaSample(error="no broker"), now_ms=1, monotonic_ms=0)
@@ -29,8 +29,10 @@ async def get(path: str) -> httpx.Response:
         return await client.get(path)
 
 
-async def test_the_page_is_complete_in_itself() -> None:
-    """No asset of another place, no markup from data, and a policy that allows its own script and style alone."""
+async def test_the_page_is_self_contained() -> None:
+    """The page loads no external asset, builds no markup from data, and its policy allows only
+    its own script and style.
+    """
     answer = await get("/")
     assert answer.headers["content-type"] == "text/html; charset=utf-8"
     page = answer.text
@@ -43,14 +45,14 @@ async def test_the_page_is_complete_in_itself() -> None:
 
 
 async def test_the_overview_is_json() -> None:
-    """What the provider gives, as it is."""
+    """The overview is the provider's, as JSON."""
     answer = await get("/v1/overview")
     assert answer.status_code == 200
     assert answer.json()["kafka"] == {"cluster_id": None, "brokers": None, "error": "no broker"}
 
 
 async def test_every_value_the_page_reads_is_in_the_overview() -> None:
-    """The script and the builder agree on names."""
+    """Every member that the script reads is in the overview."""
     page = (await get("/")).text
     overview = (await get("/v1/overview")).json()
     for path in set(re.findall(r"\bo\.([a-z0-9_.]+?)(?=[^a-z0-9_.])", page)):
@@ -60,8 +62,8 @@ async def test_every_value_the_page_reads_is_in_the_overview() -> None:
             value = value[name]
 
 
-async def test_every_place_the_script_fills_exists() -> None:
-    """Each id that the script looks up is on the page once."""
+async def test_every_element_the_script_uses_exists() -> None:
+    """Each element id that the script uses is on the page once."""
     page = (await get("/")).text
     for used in set(re.findall(r"(?:byId|set|table)\(\"([a-z0-9-]+)\"", page)):
         assert page.count(f'id="{used}"') == 1, used

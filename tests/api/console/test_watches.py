@@ -1,4 +1,4 @@
-"""What the overview knows only by having looked before."""
+"""Values of the overview that depend on earlier samples."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def group(lag: int, **other: object) -> dict[str, object]:
 
 
 def test_a_group_that_falls_behind_has_no_time_to_catch_up() -> None:
-    """Its lag grows; one without any has caught up."""
+    """A group whose lag grows has no catch-up time, and a group without lag has zero."""
     watch = GroupWatch()
     watch.observe([group(10)], now_ms=0, monotonic_ms=0)
     (row,) = watch.observe([group(30)], now_ms=1_000, monotonic_ms=1_000)
@@ -22,7 +22,7 @@ def test_a_group_that_falls_behind_has_no_time_to_catch_up() -> None:
 
 
 def test_rebalances_are_events_newest_first() -> None:
-    """A change of state or of members is one; a group that was not there before is none."""
+    """A change of a group's state or members is an event; a new group is none."""
     watch = GroupWatch()
     watch.observe([group(0)], now_ms=1, monotonic_ms=1)
     watch.observe([group(0, state="PreparingRebalance")], now_ms=2, monotonic_ms=2)
@@ -37,7 +37,7 @@ def sample(counts: dict[float, float]) -> list[ServiceSample]:
 
 
 def test_latency_is_that_of_the_last_seconds() -> None:
-    """What was answered long ago does not count, nor does what a service counted before it was started anew."""
+    """Latency covers the last seconds, and a restarted service's counters are ignored."""
     latency = Latency()
     latency.observe(sample({0.01: 100, 1.0: 100}), 0)
     assert latency.observe(sample({0.01: 100, 1.0: 200}), 1_000)["p50_ms"] == pytest.approx(505.0)
@@ -46,8 +46,10 @@ def test_latency_is_that_of_the_last_seconds() -> None:
     assert latency.observe(sample({0.01: 0, 1.0: 0}), 32_000) == {"p50_ms": None, "p99_ms": None}
 
 
-def test_a_restore_takes_as_long_as_the_last_one_did_for_each_record() -> None:
-    """Live windows and the changelog behind the snapshot, at the rate of the last restores; None without any."""
+def test_restore_estimates_use_the_last_restores_rate() -> None:
+    """The estimate uses the last restores' rate for open windows and changelog records, and is
+    None without a restore.
+    """
     large = {"restore_ms": 100, "restored_windows": 9_000, "restored_changelog_records": 1_000, "open_sessions": 20_000}
     small = {"restore_ms": 30, "restored_windows": 0, "restored_changelog_records": 2, "open_sessions": 10_000}
     aggregator = ServiceSample("aggregator", "", "ok", checks={"compaction": {"changelog_records": 20_000}})
@@ -56,8 +58,8 @@ def test_a_restore_takes_as_long_as_the_last_one_did_for_each_record() -> None:
     assert restore_estimate_s([{"open_sessions": 5}], [aggregator]) is None
 
 
-def test_a_restore_of_hardly_anything_says_nothing_of_a_rate() -> None:
-    """Thirty ms for two records are the time that connections take: 100,000 more do not take 25 minutes."""
+def test_small_restores_do_not_determine_the_rate() -> None:
+    """A restore of a few records mostly measures connecting, so it does not determine the rate."""
     first = {"restore_ms": 30, "restored_windows": 0, "restored_changelog_records": 2, "open_sessions": 50_000}
     aggregator = ServiceSample("aggregator", "", "ok", checks={"compaction": {"changelog_records": 50_000}})
     assert restore_estimate_s([first, {**first, "restore_ms": 40, "open_sessions": 0}], [aggregator]) == 1.03

@@ -1,4 +1,4 @@
-"""Credentials and scopes, through the guard of an app."""
+"""Credentials and scopes, through an app's guard."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def echo(body: dict[str, Any]) -> int:
     return len(body)
 
 
-async def ask(method: str, path: str, authorization: str, content: bytes | None = None) -> httpx.Response:
+async def send_request(method: str, path: str, authorization: str, content: bytes | None = None) -> httpx.Response:
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app()), base_url="http://x") as client:
         headers = {"Authorization": authorization, "Content-Type": "application/json"}
         return await client.request(method, path, headers=headers, content=content)
@@ -50,10 +50,10 @@ def basic(name: str, secret: str) -> str:
 @pytest.mark.parametrize(
     ("name", "statuses"), [("feeder", [200, 403, 403]), ("viewer", [403, 200, 403]), ("root", [403, 200, 200])]
 )
-async def test_a_scope_opens_what_it_is_for(name: str, statuses: list[int]) -> None:
-    """As a bearer token and as basic auth alike; who administers may read, and not store."""
+async def test_scopes_grant_their_requests(name: str, statuses: list[int]) -> None:
+    """A scope grants its requests with bearer tokens and basic auth; admin includes read but not ingest."""
     for authorization in (f"Bearer {SECRETS[name]}", basic(name, SECRETS[name])):
-        assert [(await ask(*place, authorization)).status_code for place in PATHS] == statuses
+        assert [(await send_request(*place, authorization)).status_code for place in PATHS] == statuses
 
 
 @pytest.mark.parametrize(
@@ -68,50 +68,50 @@ async def test_a_scope_opens_what_it_is_for(name: str, statuses: list[int]) -> N
         "Bearer",
     ],
 )
-async def test_nobody_else_gets_in(authorization: str) -> None:
-    """A secret belongs to its name; what cannot be read is nobody's."""
-    answer = await ask("GET", "/v1/groups", authorization)
+async def test_invalid_credentials_are_a_401(authorization: str) -> None:
+    """A wrong name, secret or header is a 401."""
+    answer = await send_request("GET", "/v1/groups", authorization)
     assert answer.status_code == 401
     assert answer.headers["www-authenticate"] == 'Bearer, Basic realm="penstock"'
 
 
-def test_what_changes_anything_needs_admin() -> None:
-    """Only the interfaces that store records are ingest; anything unknown is the most that there is."""
+def test_changes_need_the_admin_scope() -> None:
+    """Only storing records needs the ingest scope; other and unknown changes need admin."""
     assert scope_of("POST", "/topics/t") == scope_of("POST", "/topics/t/partitions/0") == "ingest"
     assert scope_of("POST", "/v3/clusters/c/topics/t/records:batch") == scope_of("GET", "/v3/clusters") == "ingest"
     for method, path in (("PUT", "/connectors/c/pause"), ("POST", "/v1/groups/g/offsets"), ("POST", "/v1/x")):
         assert scope_of(method, path) == "admin"
 
 
-def test_secrets_are_in_no_text() -> None:
-    """Neither in what the guard prints of itself nor in a refused setting."""
+def test_secrets_are_never_shown() -> None:
+    """Secrets are neither in reprs nor in validation errors."""
     assert not [s for s in SECRETS.values() if s in repr(Access(None, CREDENTIALS)) + repr(CREDENTIALS)]
     with pytest.raises(ConfigError) as e:
         Credential(secret="hidden-secret", scopes=("none",))  # type: ignore[arg-type]
     assert "hidden-secret" not in str(e.value)
 
 
-async def test_who_administers_is_written_down() -> None:
-    """Name, method, path and status of what was done and of what was refused; never a secret, and no reading."""
+async def test_administration_is_audited() -> None:
+    """The audit log has name, method, path and status of granted and denied changes, but no reads and no secrets."""
     with structlog.testing.capture_logs() as logs:
-        await ask("DELETE", "/v1/groups/g", f"Bearer {SECRETS['root']}")
-        await ask("DELETE", "/v1/groups/g", f"Bearer {SECRETS['viewer']}")
-        await ask("GET", "/v1/groups", f"Bearer {SECRETS['viewer']}")
+        await send_request("DELETE", "/v1/groups/g", f"Bearer {SECRETS['root']}")
+        await send_request("DELETE", "/v1/groups/g", f"Bearer {SECRETS['viewer']}")
+        await send_request("GET", "/v1/groups", f"Bearer {SECRETS['viewer']}")
     audit = [(e["principal"], e["method"], e["path"], e["status"]) for e in logs if e["event"] == "audit"]
     assert audit == [("root", "DELETE", "/v1/groups/g", 200), ("viewer", "DELETE", "/v1/groups/g", 403)]
     assert not [secret for secret in SECRETS.values() if secret in str(logs)]
 
 
-async def test_a_body_that_is_no_events_is_bounded() -> None:
-    """413 before it is all in memory."""
+async def test_other_bodies_are_bounded() -> None:
+    """A body over the limit of an admin request is a 413."""
     root = f"Bearer {SECRETS['root']}"
-    assert (await ask("POST", "/v1/body", root, b"{}")).status_code == 200
-    assert (await ask("POST", "/v1/body", root, b" " * (ADMIN_BODY_BYTES_MAX + 1))).status_code == 413
+    assert (await send_request("POST", "/v1/body", root, b"{}")).status_code == 200
+    assert (await send_request("POST", "/v1/body", root, b" " * (ADMIN_BODY_BYTES_MAX + 1))).status_code == 413
 
 
 @pytest.mark.parametrize(("origins", "allowed"), [((), None), (("https://ops.example",), "https://ops.example")])
-async def test_other_origins_are_shut_out_unless_named(origins: tuple[str, ...], allowed: str | None) -> None:
-    """CORS is off by default; security headers are on every answer."""
+async def test_cors_is_off_by_default(origins: tuple[str, ...], allowed: str | None) -> None:
+    """CORS is off by default, and every answer has security headers."""
     served = create_app(admin=APIRouter(), cors_origins=origins)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(served), base_url="http://x") as client:
         answer = await client.get("/none", headers={"Origin": "https://ops.example"})

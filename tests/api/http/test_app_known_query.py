@@ -1,4 +1,4 @@
-"""Query parameters that a route does not have."""
+"""Unknown query parameters."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.api.ingest.test_routes import URL, Service
     ],
 )
 async def test_an_unknown_parameter_is_a_400_that_names_the_nearest(producer: Any, query: str, said: str) -> None:
-    """Nothing is stored: `?atomc=true` would otherwise store events one by one."""
+    """An unknown query parameter is a 400 that names the nearest one, and nothing is stored."""
     answer = await Service(producer).post(b"1\n", url=f"{URL}?{query}")
     assert (answer.status_code, answer.json()["error_code"]) == (400, "UNKNOWN_PARAMETER")
     assert said in answer.json()["detail"]
@@ -32,13 +32,13 @@ async def test_an_unknown_parameter_is_a_400_that_names_the_nearest(producer: An
     assert producer.batches == []
 
 
-async def test_known_parameters_are_taken(producer: Any) -> None:
-    """All of them, in any order."""
+async def test_known_parameters_are_accepted(producer: Any) -> None:
+    """All known parameters are accepted, in any order."""
     assert (await Service(producer).post(b"1\n", url=f"{URL}?ack=all&offsets=true&atomic=false")).status_code == 200
 
 
 async def test_rest_proxy_and_other_services_routes_are_left_alone() -> None:
-    """Their originals ignore what they do not know; a service that a request is handed on to checks it itself."""
+    """REST Proxy's routes and routes of other services accept unknown parameters."""
 
     class Other:
         name = "aggregator"

@@ -1,4 +1,4 @@
-"""Who may ask."""
+"""Authentication, local host names, and requests from other sites."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from penstock.api.http.app import create_app
 TOKEN = "a-token-of-enough-length"
 
 
-async def ask(path: str, headers: dict[str, str] | None = None, **options: object) -> httpx.Response:
+async def send_request(path: str, headers: dict[str, str] | None = None, **options: object) -> httpx.Response:
     router = APIRouter()
     for known in ("/", "/health", "/metrics", "/v1/topics"):
         router.add_api_route(known, lambda: "data")
@@ -25,32 +25,32 @@ async def ask(path: str, headers: dict[str, str] | None = None, **options: objec
 @pytest.mark.parametrize(
     "authorization", [None, "", "Bearer", "Bearer wrong", f"Basic {TOKEN}", f"Bearer {TOKEN}x", "Bearer é"]
 )
-async def test_without_the_token_nothing_is_told(authorization: str | None) -> None:
-    """A missing or wrong token is 401 and says how to send one; the token itself is in no answer."""
+async def test_without_the_token_requests_are_a_401(authorization: str | None) -> None:
+    """A missing or wrong token is a 401 that names the scheme and never contains the token."""
     headers = {} if authorization is None else {b"Authorization": authorization.encode()}
-    answer = await ask("/v1/topics", headers, auth_token=SecretStr(TOKEN))  # type: ignore[arg-type]
+    answer = await send_request("/v1/topics", headers, auth_token=SecretStr(TOKEN))  # type: ignore[arg-type]
     assert answer.status_code == 401
     assert answer.headers["www-authenticate"] == "Bearer"
     assert answer.json()["error_code"] == "UNAUTHORIZED"
     assert TOKEN not in answer.text
 
 
-async def test_the_token_opens() -> None:
-    """The scheme's case does not matter."""
+async def test_the_token_is_accepted() -> None:
+    """The token is accepted with the scheme in any case."""
     for scheme in ("Bearer", "bearer"):
-        answer = await ask("/v1/topics", {"Authorization": f"{scheme} {TOKEN}"}, auth_token=SecretStr(TOKEN))
+        answer = await send_request("/v1/topics", {"Authorization": f"{scheme} {TOKEN}"}, auth_token=SecretStr(TOKEN))
         assert answer.status_code == 200
 
 
 @pytest.mark.parametrize("path", ["/health", "/metrics", "/"])
 async def test_open_paths_need_no_token(path: str) -> None:
-    """An orchestrator, Prometheus and the page itself get in."""
-    assert (await ask(path, auth_token=SecretStr(TOKEN))).status_code == 200
+    """`/health`, `/metrics` and the page need no token."""
+    assert (await send_request(path, auth_token=SecretStr(TOKEN))).status_code == 200
 
 
 async def test_unknown_paths_need_the_token_too() -> None:
-    """Whether a path exists is not told."""
-    assert (await ask("/v1/nothing", auth_token=SecretStr(TOKEN))).status_code == 401
+    """An unknown path without the token is also a 401."""
+    assert (await send_request("/v1/nothing", auth_token=SecretStr(TOKEN))).status_code == 401
 
 
 @pytest.mark.parametrize(
@@ -65,14 +65,14 @@ async def test_unknown_paths_need_the_token_too() -> None:
     ],
 )
 async def test_a_local_service_answers_to_local_names_only(host: str, status: int) -> None:
-    """A foreign name that points to this machine reaches nothing."""
-    assert (await ask("/v1/topics", {"Host": host}, local_hosts_only=True)).status_code == status
+    """A local service answers only requests with a local Host, to prevent DNS rebinding."""
+    assert (await send_request("/v1/topics", {"Host": host}, local_hosts_only=True)).status_code == status
 
 
 async def test_every_answer_has_security_headers() -> None:
-    """Also refusals and errors."""
+    """Every answer has security headers, also errors."""
     for path in ("/v1/topics", "/nowhere"):
-        answer = await ask(path)
+        answer = await send_request(path)
         assert answer.headers["x-content-type-options"] == "nosniff"
         assert answer.headers["x-frame-options"] == "DENY"
         assert "access-control-allow-origin" not in answer.headers
@@ -87,8 +87,8 @@ async def write(headers: dict[str, str], **options: object) -> httpx.Response:
 
 
 @pytest.mark.parametrize("secret", [None, SecretStr(TOKEN)])
-async def test_another_web_page_changes_nothing(secret: SecretStr | None) -> None:
-    """A browser that sends a foreign page's request is refused by name, with and without credentials."""
+async def test_cross_site_changes_are_a_403(secret: SecretStr | None) -> None:
+    """A change from another site's page is a 403 that names the page, with and without credentials."""
     own = {} if secret is None else {"Authorization": f"Bearer {TOKEN}"}
     answer = await write(own | {"Origin": "https://evil.example", "Content-Type": "text/plain"}, auth_token=secret)
     assert (answer.status_code, answer.json()["error_code"]) == (403, "CROSS_SITE_REQUEST")
@@ -97,8 +97,8 @@ async def test_another_web_page_changes_nothing(secret: SecretStr | None) -> Non
     assert (await write(own | {"Origin": "http://localhost"}, auth_token=secret)).status_code == 200
 
 
-async def test_pages_of_cors_origins_may_change_things() -> None:
-    """Naming a page in the settings lets it in, preflight included, with any header and method of the interface."""
+async def test_cors_origins_may_make_changes() -> None:
+    """Pages of `cors_origins` may make changes, and preflights allow all methods and headers."""
     page = "https://shop.example"
     assert (await write({"Origin": page}, cors_origins=[page])).status_code == 200
     app = create_app(cors_origins=[page])
@@ -114,8 +114,8 @@ async def test_pages_of_cors_origins_may_change_things() -> None:
     assert "ce-id" in answer.headers["access-control-allow-headers"]
 
 
-async def test_a_failure_is_answered_guarded_and_audited() -> None:
-    """A bug behind the guard is a 500 with the security headers, and the audit log has it."""
+async def test_an_internal_error_is_guarded_and_audited() -> None:
+    """An internal error is a 500 with security headers, and is in the audit log."""
     router = APIRouter()
 
     def fail() -> None:

@@ -1,4 +1,4 @@
-"""A request's body with a limit on every pause."""
+"""Reading of request bodies, with a limit for each pause."""
 
 from __future__ import annotations
 
@@ -31,26 +31,26 @@ def part(body: bytes, more: bool = True) -> dict[str, Any]:
 
 
 async def test_chunks_come_in_order_and_end() -> None:
-    """Empty chunks are chunks; after the last one there is None, again and again."""
+    """Chunks are returned in order, empty ones too, and then None."""
     reader = BodyReader(receiving(part(b"a"), part(b""), {"type": "http.request", "body": b"b"}), Drain(), 1_000)
     assert [await reader.next() for _ in range(5)] == [b"a", b"", b"b", None, None]
 
 
 async def test_a_whole_body_is_bounded() -> None:
-    """Exactly the limit is fine; one byte more is 413."""
+    """A body of exactly the limit is accepted; one byte more is a Problem that names the setting."""
     assert await BodyReader(receiving(part(b"ab"), part(b"c", False)), Drain(), 1_000).read_all(3) == b"abc"
     with pytest.raises(Problem, match="max_body_bytes=2"):
         await BodyReader(receiving(part(b"ab"), part(b"c", False)), Drain(), 1_000).read_all(2)
 
 
 async def test_a_pause_over_the_limit_is_a_stall() -> None:
-    """The error names the setting."""
+    """A pause over the limit raises BodyStalled with the setting's name."""
     with pytest.raises(BodyStalled, match="body_timeout_ms=5"):
         await BodyReader(receiving(), Drain(), 5).next()
 
 
-async def test_a_client_that_leaves_is_told_apart_from_the_end() -> None:
-    """A cut-off body is not a complete one."""
+async def test_a_disconnect_is_not_the_end_of_the_body() -> None:
+    """A disconnect raises ClientDisconnected."""
     reader = BodyReader(receiving(part(b"a"), {"type": "http.disconnect"}), Drain(), 1_000)
     assert await reader.next() == b"a"
     with pytest.raises(ClientDisconnected):
@@ -58,8 +58,8 @@ async def test_a_client_that_leaves_is_told_apart_from_the_end() -> None:
 
 
 @pytest.mark.parametrize("more", [True, False])
-async def test_a_client_that_leaves_ends_the_inflating(more: bool) -> None:
-    """A small body that holds much is not inflated to its end for nobody, whether or not more of it was to come."""
+async def test_a_disconnect_stops_decompression(more: bool) -> None:
+    """A disconnect stops the decompression of a body, whether it was complete or not."""
     left, body = asyncio.Event(), gzip.compress(bytes(100 * STEP_BYTES))
     messages = [part(body, more)]
 
@@ -77,8 +77,8 @@ async def test_a_client_that_leaves_ends_the_inflating(more: bool) -> None:
         await reader.read_all(50 * STEP_BYTES)
 
 
-async def test_draining_reaches_bodies_that_are_being_waited_for() -> None:
-    """A long pause that was allowed before is cut to the grace; a shorter one is not made longer."""
+async def test_draining_shortens_waits_for_bodies() -> None:
+    """Draining shortens waits for bodies to the grace period and lengthens none."""
     drain = Drain()
     waiting = [asyncio.ensure_future(BodyReader(receiving(), drain, ms).next()) for ms in (60_000, 1)]
     await asyncio.sleep(0)
@@ -90,7 +90,7 @@ async def test_draining_reaches_bodies_that_are_being_waited_for() -> None:
 
 
 async def test_draining_reaches_bodies_that_are_read_later() -> None:
-    """After the deadline nothing is waited for, but what has come already is still read."""
+    """After the drain's deadline received data is still read, but no more is awaited."""
     drain = Drain()
     drain.begin(0)
     assert await BodyReader(receiving(part(b"a")), drain, 60_000).next() == b"a"
@@ -99,7 +99,7 @@ async def test_draining_reaches_bodies_that_are_read_later() -> None:
 
 
 def dripping(one: bytes, every_s: float = 0.004) -> Any:
-    """A client that sends the same few bytes again and again, for ever."""
+    """A client that sends the same few bytes repeatedly, without end."""
 
     async def receive() -> dict[str, Any]:
         await after(every_s)
@@ -109,7 +109,9 @@ def dripping(one: bytes, every_s: float = 0.004) -> Any:
 
 
 async def test_a_line_that_never_ends_is_a_stall() -> None:
-    """Bytes that come now and then do not make its time longer; a line that ends does."""
+    """A line that does not end in time raises BodyStalled, even if bytes keep coming; each
+    ended line restarts the time.
+    """
     reader = BodyReader(dripping(b"x"), Drain(), 30)
 
     async def read() -> None:
@@ -124,8 +126,8 @@ async def test_a_line_that_never_ends_is_a_stall() -> None:
         lines.chunk_parsed(ended=1, unfinished=True)
 
 
-async def test_time_that_the_service_takes_is_not_the_clients() -> None:
-    """A line's time goes on only while its bytes are waited for: a request may wait long for its turn."""
+async def test_a_lines_time_excludes_the_services_own_time() -> None:
+    """A line's time runs only while its bytes are awaited, so a request may wait for its turn."""
     reader = BodyReader(receiving(part(b"x"), part(b"y")), Drain(), 30)
     await reader.next()
     reader.chunk_parsed(ended=0, unfinished=True)
@@ -136,7 +138,9 @@ async def test_time_that_the_service_takes_is_not_the_clients() -> None:
 
 
 async def test_a_turn_is_needed_by_bulk_requests_alone() -> None:
-    """By the length it declares, by what came of it, and by its events; where the service leaves nobody waits."""
+    """Only a request with many declared bytes, received bytes or events needs a turn; shutting
+    down ends the wait for one.
+    """
     turns, drain = Turns(1, 1_000), Drain()
 
     def reader(declared: int = 0) -> BodyReader:
@@ -158,14 +162,14 @@ async def test_a_turn_is_needed_by_bulk_requests_alone() -> None:
 
 
 async def test_a_whole_body_has_a_deadline_of_its_own() -> None:
-    """However steadily its bytes come."""
+    """`whole_body_timeout_ms` limits the time of a whole body."""
     with pytest.raises(BodyStalled, match="whole_body_timeout_ms=40"):
         await BodyReader(dripping(b"x"), Drain(), 30_000, whole_timeout_ms=40).read_all(1_000_000)
 
 
 @pytest.mark.parametrize("size", [0, 1, CHUNK_BYTES, CHUNK_BYTES + 1, 3 * CHUNK_BYTES])
 async def test_a_body_that_was_read_comes_in_parts(size: int) -> None:
-    """All of it, none longer than CHUNK_BYTES."""
+    """A body that was read is returned completely in parts of at most CHUNK_BYTES."""
     reader, parts = BodyReader.of(bytes(size)), []
     while (chunk := await reader.next()) is not None:
         parts.append(chunk)

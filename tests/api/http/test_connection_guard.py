@@ -1,7 +1,4 @@
-"""Heads of requests that do not end, in time or in size, and requests that come ahead of their answers.
-
-Each over a real socket of this machine.
-"""
+"""Limits of request heads in time and size, and pipelined requests, over real sockets."""
 
 from __future__ import annotations
 
@@ -28,7 +25,7 @@ OK = START + b"\r\n"
 
 @dataclass
 class Site:
-    """An app that says what reached it."""
+    """An app that records the requests that reach it."""
 
     token: SecretStr | None = None
     bodies: list[bytes] = field(default_factory=list)
@@ -57,7 +54,7 @@ class Site:
 
     @property
     def connection(self) -> GuardedHttp:
-        """The one that there is."""
+        """The only connection."""
         assert self.server._server is not None
         (connection,) = self.server._server.server_state.connections
         assert isinstance(connection, GuardedHttp)
@@ -74,7 +71,7 @@ async def serving(site: Site) -> AsyncIterator[Site]:
 
 
 class Client:
-    """A connection that sends what it is given."""
+    """A raw connection to the server."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer = reader, writer
@@ -89,7 +86,7 @@ class Client:
             writer.close()
 
     async def send(self, *parts: bytes) -> None:
-        """Send each part on its own: the server takes one before the next comes."""
+        """Send each part separately: the server receives one before the next is sent."""
         for part in parts:
             self.writer.write(part)
             await self.writer.drain()
@@ -104,18 +101,18 @@ class Client:
             return int(head[0].split()[1]), headers, await self.reader.readexactly(int(headers["content-length"]))
 
     async def ended(self) -> bytes:
-        """What still comes before the server closes."""
+        """The remaining data before the server closes."""
         async with asyncio.timeout(10):
             return await self.reader.read()
 
 
 def head_of(size: int, start: bytes = START) -> bytes:
-    """A head of so many bytes."""
+    """A head of `size` bytes."""
     return start + b"X-Long: " + b"a" * (size - len(start) - len(b"X-Long: \r\n\r\n")) + b"\r\n\r\n"
 
 
-async def test_a_head_that_does_not_end_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first head of a connection and a later one alike; whoever sends whole requests is served meanwhile."""
+async def test_an_incomplete_head_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An incomplete head, first or later, ends its connection after the timeout, and others are served meanwhile."""
     monkeypatch.setattr(connection_guard.GuardedHttp, "head_timeout_ms", 150)
     router = APIRouter()
     router.add_api_route("/ok", lambda: "ok")
@@ -146,8 +143,10 @@ async def test_a_head_that_does_not_end_is_cut_off(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("later", [False, True], ids=["first request", "later request"])
 @pytest.mark.parametrize("cut", [1, 7, 4_000, 100_000])
 async def test_the_limit_on_a_head_is_exact_however_it_is_cut(cut: int, later: bool) -> None:
-    """A head of max_head_bytes is served; one with a byte more is a 431, the same in every service, with the limit's
-    name, and the connection is closed."""
+    """A head of max_head_bytes is served.
+
+    One byte more is a 431 with the limit's name, and the connection is closed.
+    """
     async with serving(Site()) as site, Client.to(site) as client:
         if later:
             await client.send(OK)
@@ -166,8 +165,8 @@ async def test_the_limit_on_a_head_is_exact_however_it_is_cut(cut: int, later: b
     assert headers["x-content-type-options"] == "nosniff"
 
 
-async def test_a_head_over_the_limit_is_refused_before_its_credentials_are_looked_at() -> None:
-    """Whoever lacks a token costs no more than the limit; with a shorter head the answer is 401."""
+async def test_the_limit_on_a_head_precedes_authentication() -> None:
+    """A head over the limit is a 431 without a token, and a shorter one a 401."""
     async with serving(Site(SecretStr("at least sixteen characters"))) as site, Client.to(site) as client:
         await client.send(OK)
         assert (await client.answer())[0] == 401
@@ -178,7 +177,7 @@ async def test_a_head_over_the_limit_is_refused_before_its_credentials_are_looke
 
 @pytest.mark.parametrize("cut", [500, 100_000])
 async def test_a_request_line_over_the_limit_is_a_414(cut: int) -> None:
-    """It names the request line; a path of REST Proxy has its own form of errors."""
+    """A request line over the limit is a 414; paths of REST Proxy have its error format."""
     async with serving(Site()) as site:
         line = b"GET /ok?" + b"q" * HEAD_BYTES_MIN
         async with Client.to(site) as client:
@@ -197,7 +196,7 @@ async def test_a_request_line_over_the_limit_is_a_414(cut: int) -> None:
 
 
 async def test_header_fields_are_counted() -> None:
-    """Many short fields cost more than their bytes: one beyond the limit is a 431."""
+    """More header fields than the limit are a 431."""
     async with serving(Site()) as site, Client.to(site) as client:
         fields = b"".join(b"a:%d\r\n" % i for i in range(HEADERS_MAX - 1))
         await client.send(START + fields + b"\r\n")
@@ -210,7 +209,7 @@ async def test_header_fields_are_counted() -> None:
 
 @pytest.mark.parametrize("trailers", [b"X: " + b"a" * 300_000, b"x:y\r\n" * 2 * HEADERS_MAX], ids=["long", "many"])
 async def test_trailers_have_the_limits_of_a_head(trailers: bytes) -> None:
-    """The app sees that its client is gone, and the client gets the 431."""
+    """Trailers over the limits of a head are a 431, and the app sees a disconnect."""
     async with serving(Site()) as site, Client.to(site) as client:
         await client.send(b"POST /ok HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n0\r\n")
         await client.send(trailers, b"b" * 1_000)
@@ -220,7 +219,7 @@ async def test_trailers_have_the_limits_of_a_head(trailers: bytes) -> None:
 
 
 async def test_trailers_are_no_headers() -> None:
-    """What comes behind the body changes nothing that was decided by the head."""
+    """Trailers are not added to the headers."""
     async with serving(Site()) as site, Client.to(site) as client:
         head = b"POST /ok HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\nTrailer: X-Late\r\n\r\n"
         await client.send(head + b"3\r\nabc\r\n0\r\nX-Late: 1\r\n\r\n" + OK)
@@ -230,7 +229,7 @@ async def test_trailers_are_no_headers() -> None:
 
 
 async def test_a_chunked_body_of_many_chunks_has_no_limit() -> None:
-    """Its chunks' own lines are no head, also where a chunk holds empty lines."""
+    """The lines of chunks do not count as a head, even if a chunk contains empty lines."""
     async with serving(Site()) as site, Client.to(site) as client:
         await client.send(b"POST /ok HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n")
         await client.send(*[b"4\r\n\r\n\r\n\r\n" * 500] * 10, b"0\r\n\r\n")
@@ -238,8 +237,8 @@ async def test_a_chunked_body_of_many_chunks_has_no_limit() -> None:
     assert site.bodies == [b"\r\n" * 2 * 5_000]
 
 
-async def test_requests_ahead_of_their_answers_wait_unparsed() -> None:
-    """While one is answered the next is not looked at, and the connection is read no further; all are answered."""
+async def test_pipelined_requests_wait_unparsed() -> None:
+    """Pipelined requests wait unparsed while one is answered, the connection stops reading, and all are answered."""
     async with serving(Site()) as site, Client.to(site) as client:
         gate = b"GET /gate HTTP/1.1\r\nHost: localhost\r\n\r\n"
         ahead = 50_000
@@ -262,8 +261,8 @@ async def test_requests_ahead_of_their_answers_wait_unparsed() -> None:
 
 
 @pytest.mark.parametrize("cut", [1, 30, 10_000])
-async def test_requests_ahead_of_their_answers_are_all_served_in_order(cut: int) -> None:
-    """With bodies of known length, chunked ones and none, however the bytes are cut."""
+async def test_pipelined_requests_are_served_in_order(cut: int) -> None:
+    """Pipelined requests with and without bodies are served in order, however the bytes are split."""
     posted = b"POST /ok HTTP/1.1\r\nHost: localhost\r\nContent-Length: 6\r\n\r\n\r\n\r\nab"
     chunked = b"POST /ok HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n"
     sent = (posted + OK + chunked + b"\r\n" + OK) * 3
@@ -280,7 +279,7 @@ async def test_requests_ahead_of_their_answers_are_all_served_in_order(cut: int)
 )
 @pytest.mark.parametrize("cut", [1, 10_000])
 async def test_the_body_of_a_request_with_an_upgrade_is_read(framing: bytes, body: bytes, cut: int) -> None:
-    """Java's HttpClient asks for h2c with every request, those with a body too: it is ignored, and nothing is lost."""
+    """An Upgrade to h2c, which Java's HttpClient requests, is ignored, and the body is read."""
     head = b"POST /ok HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\n" + framing
     sent = head + b"\r\n\r\n" + body + OK
     async with serving(Site()) as site, Client.to(site) as client:
@@ -289,8 +288,8 @@ async def test_the_body_of_a_request_with_an_upgrade_is_read(framing: bytes, bod
     assert site.bodies == [b"a\r\nbc", b""]
 
 
-async def test_what_is_not_http_is_a_problem() -> None:
-    """400 in the usual form, and the connection is closed."""
+async def test_a_malformed_request_is_a_400() -> None:
+    """A malformed request is a 400 problem, and the connection is closed."""
     async with serving(Site()) as site, Client.to(site) as client:
         await client.send(b"GET / SPDY\r\n\r\n")
         status, _, body = await client.answer()
@@ -298,8 +297,8 @@ async def test_what_is_not_http_is_a_problem() -> None:
     assert (status, json.loads(body)["error_code"]) == (400, "MALFORMED_REQUEST")
 
 
-async def test_a_refused_client_that_goes_on_sending_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it sends is discarded, so that it can read its answer; beyond a limit the connection ends."""
+async def test_a_rejected_client_that_keeps_sending_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a 431 further data is discarded up to a limit, and then the connection is closed."""
     monkeypatch.setattr(connection_guard, "DISCARDED_BYTES_MAX", 300_000)
     async with serving(Site()) as site, Client.to(site) as client:
         await client.send(START + b"X: " + b"a" * HEAD_BYTES_MIN)

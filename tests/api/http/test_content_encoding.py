@@ -1,4 +1,4 @@
-"""Compressed bodies, inflated step by step."""
+"""Decompression of bodies, step by step."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ENCODINGS = list(COMPRESS)
 
 
 def steps(encoding: str, *chunks: bytes) -> list[bytes]:
-    """What each step of a whole body returned."""
+    """The result of each step for a whole body."""
     inflater, found = Inflater(encoding), []
     for chunk in chunks:
         inflater.feed(chunk)
@@ -35,7 +35,7 @@ def steps(encoding: str, *chunks: bytes) -> list[bytes]:
 @pytest.mark.parametrize("encoding", ENCODINGS)
 @given(parts=st.lists(st.binary(max_size=300), min_size=1, max_size=4), cut=st.integers(1, 50))
 def test_the_data_is_the_same_however_the_body_is_cut(encoding: str, parts: list[bytes], cut: int) -> None:
-    """Several members or frames are one body; so is one that is empty."""
+    """The data is the same however the body is split, and with several members or frames."""
     body = b"".join(COMPRESS[encoding](part) for part in parts)
     found = steps(encoding, *(body[i : i + cut] for i in range(0, len(body), cut)))
     assert b"".join(found) == b"".join(parts)
@@ -44,7 +44,7 @@ def test_the_data_is_the_same_however_the_body_is_cut(encoding: str, parts: list
 @pytest.mark.parametrize("encoding", ENCODINGS)
 @pytest.mark.parametrize("repeats", [1, 4])
 def test_no_step_returns_more_than_the_limit(encoding: str, repeats: int) -> None:
-    """A body of some kilobytes that holds 64 MB is given out 64 KiB at a time; nothing runs ahead."""
+    """A small body that decompresses to 64 MB is returned in steps of 64 KiB."""
     body = COMPRESS[encoding](bytes(16 * 1_048_576)) * repeats
     assert len(body) < 100_000
     found = steps(encoding, body)
@@ -54,7 +54,7 @@ def test_no_step_returns_more_than_the_limit(encoding: str, repeats: int) -> Non
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_data_that_cannot_be_compressed_is_whole(encoding: str) -> None:
-    """Random bytes, which take several chunks of a body."""
+    """Random data over several chunks is returned completely."""
     data = random.Random(7).randbytes(500_000)
     body = COMPRESS[encoding](data)
     assert b"".join(steps(encoding, *(body[i : i + 65_536] for i in range(0, len(body), 65_536)))) == data
@@ -63,7 +63,7 @@ def test_data_that_cannot_be_compressed_is_whole(encoding: str) -> None:
 @pytest.mark.parametrize("encoding", ENCODINGS)
 @pytest.mark.parametrize("kept", [0, 1, 5, 12, -1])
 def test_a_body_that_ends_too_early_is_corrupt(encoding: str, kept: int) -> None:
-    """Also one with no byte at all: it is not even an empty member."""
+    """A truncated or empty body is a CorruptBody."""
     body = COMPRESS[encoding](b"some data that is long enough")
     with pytest.raises(CorruptBody, match=encoding):
         steps(encoding, body[:kept])
@@ -71,7 +71,7 @@ def test_a_body_that_ends_too_early_is_corrupt(encoding: str, kept: int) -> None
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_a_body_that_is_something_else_is_corrupt(encoding: str) -> None:
-    """Plain text, a flipped byte in the middle, and what follows the last member."""
+    """Plain text, a flipped byte and trailing data are a CorruptBody."""
     body = COMPRESS[encoding](random.Random(7).randbytes(1_000))
     flipped = bytes([*body[:500], body[500] ^ 1, *body[501:]])
     for wrong in (b'{"a":1}', flipped, body + b"more"):
@@ -80,13 +80,13 @@ def test_a_body_that_is_something_else_is_corrupt(encoding: str) -> None:
 
 
 def test_a_deflate_stream_is_not_gzip() -> None:
-    """Only what the header names is taken."""
+    """A zlib stream is not accepted as gzip."""
     with pytest.raises(CorruptBody):
         steps("gzip", zlib.compress(b"a"))
 
 
-def test_a_frame_that_demands_too_much_memory_is_refused() -> None:
-    """A zstd frame names its window, and with it the memory that it needs: 8 MiB at most."""
+def test_a_frame_with_a_large_window_is_an_error() -> None:
+    """A zstd frame with a window over 8 MiB is a CorruptBody."""
     options = {zstd.CompressionParameter.window_log: 27, zstd.CompressionParameter.content_size_flag: 0}
     frame = zstd.compress(random.Random(7).randbytes(1_000) * 20_000, options=options)
     with pytest.raises(CorruptBody, match="memory"):
@@ -94,14 +94,14 @@ def test_a_frame_that_demands_too_much_memory_is_refused() -> None:
 
 
 @pytest.mark.parametrize("named", [[], [""], ["identity"], ["Identity", ""]])
-def test_a_plain_body_needs_nothing(named: list[str]) -> None:
-    """Without an encoding, and with the one that is none."""
+def test_a_plain_body_needs_no_inflater(named: list[str]) -> None:
+    """A body without an encoding or with `identity` is not decompressed."""
     assert inflater_of(Headers(raw=[(b"content-encoding", name.encode()) for name in named])) is None
 
 
 @pytest.mark.parametrize("named", [["gzip"], ["GZIP"], ["x-gzip"], ["zstd"], ["identity, gzip"]])
-def test_one_encoding_that_is_known_is_taken(named: list[str]) -> None:
-    """In any case of letters, and by its old name."""
+def test_a_known_encoding_is_accepted(named: list[str]) -> None:
+    """A known encoding is accepted in any case and by its old name."""
     assert inflater_of(Headers(raw=[(b"content-encoding", name.encode()) for name in named])) is not None
 
 
@@ -114,8 +114,8 @@ def test_one_encoding_that_is_known_is_taken(named: list[str]) -> None:
         (["b" * 99], "bbb'"),
     ],
 )
-def test_another_encoding_is_a_415_that_names_those_there_are(named: list[str], said: str) -> None:
-    """In words, and in the header that clients read; several encodings are refused as such."""
+def test_an_unknown_encoding_is_a_415(named: list[str], said: str) -> None:
+    """An unknown encoding or several are a 415 with the supported encodings in the Accept-Encoding header."""
     with pytest.raises(Problem) as e:
         inflater_of(Headers(raw=[(b"content-encoding", name.encode()) for name in named]))
     response = e.value.response()

@@ -1,4 +1,4 @@
-"""Whose page a browser's request comes from."""
+"""Detection of cross-site requests."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ HOST = {"host": "localhost:8080"}
         ({"origin": "http://localhost:8080.evil.example"}, "http://localhost:8080.evil.example"),
     ],
 )
-def test_only_this_origins_own_pages_and_no_browsers_pass(headers: dict[str, str], page: str) -> None:
-    """What the browser says of itself decides; what has no such headers is no browser."""
+def test_only_same_origin_pages_and_other_clients_pass(headers: dict[str, str], page: str) -> None:
+    """Requests of the same origin and of clients without browser headers pass; others return their page."""
     assert foreign_page(HOST | headers, ()) == page
 
 
-def test_pages_that_the_settings_name_pass() -> None:
-    """Exactly those, or any with a star; a sandboxed page has no name."""
+def test_configured_origins_pass() -> None:
+    """Configured origins pass, or all with a star."""
     cross = HOST | {"origin": "https://shop.example", "sec-fetch-site": "cross-site"}
     assert foreign_page(cross, ["https://shop.example"]) == ""
     assert foreign_page(cross, ["https://other.example"]) == "https://shop.example"
@@ -39,7 +39,7 @@ def test_pages_that_the_settings_name_pass() -> None:
 
 
 @pytest.mark.parametrize("media_type", ["text/plain", "TEXT/PLAIN; charset=utf-8", "multipart/form-data; boundary=x"])
-def test_what_any_page_may_send_is_simple(media_type: str) -> None:
-    """Case and parameters do not matter."""
+def test_simple_content_types(media_type: str) -> None:
+    """Simple content types are recognized in any case and with parameters."""
     assert is_simple(media_type)
     assert not is_simple("application/json")

@@ -1,4 +1,4 @@
-"""A service in front of a Kafka that is not there."""
+"""A service whose Kafka is unreachable or rejects it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from penstock.shared.testing.fake_broker import FakeCluster
 
 
 class Service(KafkaHttpDaemon):
-    """Serves its health; counts how often it tried to connect."""
+    """Serves its health; `tried` is set after an attempt to connect."""
 
     def __init__(self, kafka: KafkaSettings) -> None:
         super().__init__(Admin(kafka))
@@ -38,7 +38,7 @@ class Service(KafkaHttpDaemon):
 
 
 async def test_http_answers_while_kafka_does_not() -> None:
-    """`/health` says 503 with the reason, and the service goes on trying."""
+    """`/health` is a 503 while Kafka is unreachable, and the service keeps trying."""
     service = Service(KafkaSettings(bootstrap_servers="127.0.0.1:1", request_timeout_ms=50))
     await service.startup()
     working = asyncio.create_task(service.main_loop())
@@ -54,8 +54,8 @@ async def test_http_answers_while_kafka_does_not() -> None:
         await service.close()
 
 
-async def test_what_waiting_does_not_mend_ends_it() -> None:
-    """A password that the brokers refuse is no reason to try again."""
+async def test_an_authentication_error_ends_the_service() -> None:
+    """A rejected password ends the service instead of a retry."""
     async with FakeCluster(users={"ali": "right"}) as cluster:
         kafka = KafkaSettings(
             bootstrap_servers=cluster.bootstrap_servers,
@@ -75,7 +75,7 @@ async def test_what_waiting_does_not_mend_ends_it() -> None:
             await service.close()
 
 
-def test_a_certificate_that_is_not_there(tmp_path: Path) -> None:
-    """It is found before anything listens."""
+def test_a_missing_certificate(tmp_path: Path) -> None:
+    """A missing certificate is a ConfigError before the service listens."""
     with pytest.raises(ConfigError, match=r"kafka\.ssl_cafile: .*no\.pem"):
         Service(KafkaSettings(security_protocol="SSL", ssl_cafile=tmp_path / "no.pem"))

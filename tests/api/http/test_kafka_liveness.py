@@ -1,4 +1,4 @@
-"""The check of a client's liveness with Kafka, over a client that is silent for as long as a test says."""
+"""The check of a Kafka client's liveness, with a client that is silent for a time that the test sets."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Client:
 
 
 def test_silence_beyond_the_limit_is_unhealthy_until_an_answer_comes() -> None:
-    """The reason names how long it was silent and the setting; the first answer makes it well again."""
+    """Silence beyond the limit is unhealthy with its duration and the setting, until the next answer."""
     client = Client()
     liveness = KafkaLiveness(lambda: client, LIMIT_MS)
     assert liveness().ok
@@ -39,8 +39,8 @@ def test_silence_beyond_the_limit_is_unhealthy_until_an_answer_comes() -> None:
     assert liveness().ok
 
 
-def test_a_quiet_client_is_asked_well_before_the_limit() -> None:
-    """A member that waits for a rebalance hears nothing for a minute: what counts is that nobody answers a question."""
+def test_a_silent_client_is_probed_before_the_limit() -> None:
+    """A client that has been silent for a share of the limit is probed, since it may only be waiting."""
     client = Client()
     liveness = KafkaLiveness(lambda: client, LIMIT_MS)
     liveness.run_once()
@@ -51,8 +51,8 @@ def test_a_quiet_client_is_asked_well_before_the_limit() -> None:
     assert client.asked == 2
 
 
-def test_what_is_not_connected_is_not_healthy() -> None:
-    """Neither before there is a client, nor before it is open, nor is it asked anything then."""
+def test_a_missing_or_closed_client_is_unhealthy() -> None:
+    """Without an open client the check is unhealthy, and nothing is probed."""
     client = Client(silent=None)
     for given in (None, client):
         liveness = KafkaLiveness(lambda given=given: given, LIMIT_MS)  # type: ignore[misc]
@@ -63,7 +63,7 @@ def test_what_is_not_connected_is_not_healthy() -> None:
 
 
 def test_the_newest_client_counts() -> None:
-    """A member that was fenced is replaced by another one."""
+    """The check uses the current client, if a fenced one is replaced."""
     clients = [Client(silent=LIMIT_MS + 1), Client()]
     liveness = KafkaLiveness(lambda: clients[-1], LIMIT_MS)
     assert liveness().ok

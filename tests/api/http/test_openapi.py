@@ -1,4 +1,4 @@
-"""The OpenAPI document: whole, with examples, and true."""
+"""The OpenAPI document: it is complete, its examples are valid, and answers match it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ NAMES |= {"broker_id": 1, "config": "cleanup.policy"}
 
 
 class Provider:
-    """An overview of one service and one group."""
+    """Provides an overview of one service and one group."""
 
     async def overview(self) -> dict[str, Any]:
         group = {"group": "banks", "state": "Stable", "members": 1, "lag": 6}
@@ -51,7 +51,7 @@ class Provider:
 
 @pytest.fixture
 def app() -> FastAPI:
-    """Every route of a gateway over memory, streams included."""
+    """An app with every route of a gateway, over implementations in memory."""
     producer, settings, admin = MemoryProducer(("flights",)), IngestSettings(), MemoryAdmin()
     admin.members = [MemberDescription("m-1", "client", "/host", None, frozenset({F0}))]
     ingest = Ingest(producer, settings, CollectorRegistry())
@@ -73,8 +73,10 @@ WITHOUT_BODY = frozenset({"204", "202"})
 WITHOUT_REQUEST_BODY = ("/pause", "/resume", "/stop", "/reset")
 
 
-def test_every_operation_describes_what_it_takes_and_answers(app: FastAPI) -> None:
-    """Each parameter, body, answer and error has a schema from which an example can be made; another service's too."""
+def test_every_operation_has_complete_schemas(app: FastAPI) -> None:
+    """Each parameter, body, answer and error has a schema from which an example can be built,
+    also of forwarded services.
+    """
     document = app.openapi()
     seen = {(method, path) for path, method, _ in operations_of(document)}
     assert {("post", "/connectors"), ("get", "/v1/streams/stores/{store}"), ("post", "/v1/compactions")} <= seen
@@ -98,7 +100,7 @@ def test_every_operation_describes_what_it_takes_and_answers(app: FastAPI) -> No
 
 
 def test_each_example_is_valid_against_its_own_schema(app: FastAPI) -> None:
-    """An example of another type than its field is an error of the document."""
+    """Each example is valid against its own schema."""
     document = app.openapi()
     found = list(schemas_with_examples(document))
     assert len(found) > 200
@@ -107,8 +109,8 @@ def test_each_example_is_valid_against_its_own_schema(app: FastAPI) -> None:
             assert list(errors_of(given, schema, document)) == []
 
 
-async def test_the_answers_are_as_they_are_described(app: FastAPI) -> None:
-    """No answer has a member that its schema lacks, nor a value of another type."""
+async def test_answers_match_their_schemas(app: FastAPI) -> None:
+    """No answer has an undescribed member or a value of another type."""
     document, asked = closed(app.openapi()), 0
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
         for path, method, operation in operations_of(document):
@@ -124,7 +126,7 @@ async def test_the_answers_are_as_they_are_described(app: FastAPI) -> None:
 
 
 def example(schema: dict[str, Any], document: dict[str, Any], where: str) -> Any:
-    """An example of a schema, made of the examples in it. Fails if a part has none."""
+    """Build an example of a schema from the examples in it; fail if a part has none."""
     if "$ref" in schema:
         return example(document["components"]["schemas"][schema["$ref"].rpartition("/")[2]], document, where)
     for name in ("examples", "enum"):
@@ -150,7 +152,7 @@ def example(schema: dict[str, Any], document: dict[str, Any], where: str) -> Any
 
 
 def errors_of(value: Any, schema: dict[str, Any], document: dict[str, Any]) -> Iterator[str]:
-    """Where a value differs from its schema."""
+    """The differences between a value and its schema."""
     for error in Draft202012Validator(schema | {"components": document["components"]}).iter_errors(value):
         yield f"{error.json_path}: {error.message}"
 
@@ -169,7 +171,7 @@ def schemas_with_examples(value: Any) -> Iterator[dict[str, Any]]:
 
 
 def closed(document: dict[str, Any]) -> dict[str, Any]:
-    """The document with objects that have no members but those that are described."""
+    """A copy of the document whose objects allow no undescribed members."""
     document = copy.deepcopy(document)
     for schema in document["components"]["schemas"].values():
         if "properties" in schema:

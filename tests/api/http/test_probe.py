@@ -1,4 +1,4 @@
-"""A check on a schedule."""
+"""A periodic health probe."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from penstock.api.http.probe import Probe
 
 
 async def test_it_fails_until_the_first_answer() -> None:
-    """Nothing is claimed before it was asked."""
+    """A probe fails until its first successful answer."""
 
     async def ask() -> None:
         return None
@@ -21,7 +21,7 @@ async def test_it_fails_until_the_first_answer() -> None:
 
 
 async def test_errors_and_silence_are_failures_with_their_reason() -> None:
-    """An error says what it says; no answer names the limit; the next good answer mends it."""
+    """An error and a timeout fail the probe with the reason, and a later success clears it."""
     answers = ["error", "silence", "ok"]
 
     async def ask() -> None:
@@ -37,8 +37,8 @@ async def test_errors_and_silence_are_failures_with_their_reason() -> None:
     assert (await probe.run_once()).ok
 
 
-async def test_it_asks_again_and_again() -> None:
-    """run asks on its schedule until it is cancelled."""
+async def test_it_probes_repeatedly() -> None:
+    """`run` probes by its interval until it is cancelled."""
     enough = asyncio.Event()
     count = 0
 

@@ -1,4 +1,4 @@
-"""Errors as HTTP says them."""
+"""Errors as HTTP problems."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from penstock.shared.common import errors
 LEAVES = [c for c in vars(errors).values() if isinstance(c, type) and issubclass(c, errors.PenstockError)]
 
 
-async def ask(error: Exception, path: str = "/fails", method: str = "GET") -> httpx.Response:
+async def send_request(error: Exception, path: str = "/fails", method: str = "GET") -> httpx.Response:
     router = APIRouter()
 
     @router.get("/fails")
@@ -27,7 +27,7 @@ async def ask(error: Exception, path: str = "/fails", method: str = "GET") -> ht
 
 @pytest.mark.parametrize("leaf", LEAVES, ids=lambda c: c.__name__)
 def test_every_error_has_an_answer(leaf: type[errors.PenstockError]) -> None:
-    """No error of ours is a success; what may be tried again says when."""
+    """Every PenstockError has an error status, and a retriable one has Retry-After."""
     kind = kind_of(leaf("why"))
     assert kind.status >= 400
     if issubclass(leaf, errors.RetriableError) and kind.status in (429, 503, 504):
@@ -35,14 +35,14 @@ def test_every_error_has_an_answer(leaf: type[errors.PenstockError]) -> None:
 
 
 def test_codes_are_unique() -> None:
-    """A client can tell errors apart by error_code alone."""
+    """The error codes are unique."""
     codes = [kind.error_code for kind in KINDS.values()]
     assert len(codes) == len(set(codes))
 
 
-async def test_an_error_of_ours_is_a_problem() -> None:
-    """RFC 9457's members, and error_code and message beside them."""
-    answer = await ask(errors.GroupNotEmpty("group g has 1 members: m-1"))
+async def test_a_penstock_error_is_a_problem() -> None:
+    """A PenstockError is a problem with RFC 9457's members, error_code and message."""
+    answer = await send_request(errors.GroupNotEmpty("group g has 1 members: m-1"))
     assert answer.status_code == 409
     assert answer.headers["content-type"] == "application/problem+json"
     assert answer.json() == {
@@ -55,15 +55,15 @@ async def test_an_error_of_ours_is_a_problem() -> None:
     }
 
 
-async def test_an_unexpected_error_tells_nothing() -> None:
-    """The text of a bug stays in the log."""
-    answer = await ask(ZeroDivisionError("secret"))
+async def test_an_unexpected_error_hides_its_message() -> None:
+    """An unexpected error is a 500 without its message."""
+    answer = await send_request(ZeroDivisionError("secret"))
     assert (answer.status_code, answer.json()["error_code"]) == (500, "UNKNOWN_SERVER_ERROR")
     assert "secret" not in answer.text
 
 
 async def test_unknown_paths_and_methods_are_problems_too() -> None:
-    """404 and 405 have the same form; 405 says what is allowed."""
-    assert (await ask(Problem.of(errors.IllegalState()), "/nowhere")).json()["error_code"] == "HTTP_404"
-    answer = await ask(errors.IllegalState(), method="POST")
+    """404 and 405 are problems, and 405 has the Allow header."""
+    assert (await send_request(Problem.of(errors.IllegalState()), "/nowhere")).json()["error_code"] == "HTTP_404"
+    answer = await send_request(errors.IllegalState(), method="POST")
     assert (answer.status_code, answer.headers["allow"]) == (405, "GET")

@@ -1,4 +1,4 @@
-"""An app inside the running loop, over a real socket of this machine."""
+"""An app on a server in the running event loop, over a real socket."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.integration.certificates import Authority
 
 
 class Gate:
-    """A route that answers when it is let."""
+    """A route that answers once the gate is open."""
 
     def __init__(self) -> None:
         self.entered, self.open = asyncio.Event(), asyncio.Event()
@@ -36,7 +36,7 @@ class Gate:
 
 
 async def knock_until_closed(url: str) -> None:
-    """A connection that the kernel had taken already is cut, and says nothing; the next one is refused."""
+    """Request a URL until the connection is refused; connections that the kernel had accepted are reset."""
     async with asyncio.timeout(5):
         while True:
             async with httpx.AsyncClient(trust_env=False) as client:
@@ -45,7 +45,7 @@ async def knock_until_closed(url: str) -> None:
 
 
 async def test_the_real_port_is_known_after_start() -> None:
-    """Port 0 is a free one, and it answers as soon as start returns."""
+    """With port 0 the chosen port is known after the start, and the server answers; signal handlers are unchanged."""
     gate = Gate()
     gate.open.set()
     handler = signal.getsignal(signal.SIGTERM)
@@ -59,8 +59,8 @@ async def test_the_real_port_is_known_after_start() -> None:
         await gate.server.stop(1_000)
 
 
-async def test_a_port_that_is_taken_is_named() -> None:
-    """The error says which setting to change."""
+async def test_a_port_in_use_is_named() -> None:
+    """A port in use is a ConfigError that names the setting."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -69,14 +69,14 @@ async def test_a_port_that_is_taken_is_named() -> None:
             await HttpServer(create_app(), HttpSettings(port=port)).start()
 
 
-async def test_a_host_that_is_not_ours_is_named() -> None:
-    """Also a name that does not resolve."""
+async def test_an_unknown_host_is_named() -> None:
+    """A host name that does not resolve is a ConfigError that names the setting."""
     with pytest.raises(ConfigError, match=r"http\.host: no\.such\.invalid"):
         await HttpServer(create_app(), HttpSettings(host="no.such.invalid")).start()
 
 
 async def test_stop_lets_requests_in_flight_finish() -> None:
-    """No new connection is taken meanwhile."""
+    """A stop waits for requests in flight and accepts no new connection."""
     gate = Gate()
     await gate.server.start()
     async with httpx.AsyncClient(trust_env=False) as client:
@@ -91,8 +91,8 @@ async def test_stop_lets_requests_in_flight_finish() -> None:
         await stopping
 
 
-async def test_stop_cuts_off_what_does_not_finish() -> None:
-    """The limit holds: a request without end does not keep the service."""
+async def test_stop_ends_requests_after_its_timeout() -> None:
+    """A stop ends requests that exceed its timeout."""
     gate = Gate()
     await gate.server.start()
     async with httpx.AsyncClient(trust_env=False, timeout=10) as client:
@@ -105,12 +105,12 @@ async def test_stop_cuts_off_what_does_not_finish() -> None:
 
 
 async def test_stop_before_start_does_nothing() -> None:
-    """A shutdown after a failed start-up is no error of its own."""
+    """A stop before the start does nothing."""
     await HttpServer(create_app(), HttpSettings()).stop()
 
 
 async def test_with_a_certificate_the_address_is_https(tmp_path: Path) -> None:
-    """TLS is the server's own; a certificate that cannot be read is refused by its setting."""
+    """With a certificate the server uses TLS; an unreadable certificate is a ConfigError with the setting."""
     authority = Authority(tmp_path, "authority")
     gate = Gate()
     gate.open.set()
@@ -131,7 +131,9 @@ async def test_with_a_certificate_the_address_is_https(tmp_path: Path) -> None:
 
 
 async def test_a_server_at_a_unix_socket(tmp_path: Path) -> None:
-    """It answers there, for this user alone, over what a killed process left; a path that cannot be is said."""
+    """A server on a Unix socket replaces a stale file and is accessible by this user only; an
+    invalid path is a ConfigError.
+    """
     gate, path = Gate(), tmp_path / "s.sock"
     gate.open.set()
     path.touch()
@@ -148,14 +150,14 @@ async def test_a_server_at_a_unix_socket(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("trusted", "client"), [((), "127.0.0.1"), (("127.0.0.1",), "192.0.2.7")])
 async def test_a_clients_address_is_its_own_unless_a_proxy_is_trusted(trusted: tuple[str, ...], client: str) -> None:
-    """X-Forwarded-For counts for rates and the audit log only from the proxies that the settings name."""
+    """X-Forwarded-For sets the client's address only if the proxy is in `forwarded_allow_ips`."""
     router = APIRouter()
 
-    async def who(request: Request) -> str:
+    async def client_host(request: Request) -> str:
         assert request.client is not None
         return request.client.host
 
-    router.add_api_route("/client", who)
+    router.add_api_route("/client", client_host)
     server = HttpServer(create_app(admin=router), HttpSettings(forwarded_allow_ips=trusted))
     await server.start()
     try:

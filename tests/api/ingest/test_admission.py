@@ -1,4 +1,4 @@
-"""Which requests are accepted, and how many at a time."""
+"""Admission of requests: limits of concurrent requests, and metrics of rejected ones."""
 
 from __future__ import annotations
 
@@ -37,7 +37,9 @@ async def test_the_concurrent_requests_of_a_client_are_limited(producer: Any) ->
 
 
 async def test_rejections_are_counted_without_unknown_topic_names(producer: Any) -> None:
-    """By status and reason. The topic is a label only after a request for it was accepted."""
+    """Rejections are counted by status and error code; the topic is a label only after a
+    request for it was accepted.
+    """
     service = Service(producer)
     assert (await service.post(b"1", url="/v1/topics/none/events")).status_code == 404
     assert (await service.post(b"1", {"Content-Type": "text/csv"})).status_code == 415

@@ -1,4 +1,4 @@
-"""The fast path answers like the router."""
+"""The fast path has the same answers as the router."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NDJSON, TEXT = {"Content-Type": "application/x-ndjson"}, {"Content-Type": "text/
 @pytest.mark.parametrize("topic", ["t", "none", "a%20b", "app-changelog"])
 @pytest.mark.parametrize(("content", "headers"), [(b"1\noops\n", NDJSON), (b"oops", NDJSON), (b"1", TEXT)])
 async def test_both_paths_have_the_same_answer(query: str, topic: str, content: bytes, headers: dict[str, str]) -> None:
-    """Status, headers and body, of accepted and rejected requests."""
+    """Both paths return the same status, headers and body, for accepted and rejected requests."""
     answers: list[Any] = []
     for fast_path in (True, False):
         ingest = Ingest(MemoryProducer(), IngestSettings(), CollectorRegistry())

@@ -31,13 +31,13 @@ def key_of(
 
 @pytest.mark.parametrize("text", ["", '""', "   ", "x" * (KEY_CHARACTERS_MAX + 1)])
 def test_an_invalid_key_is_rejected(text: str) -> None:
-    """400 for an empty key, or one that is too long."""
+    """An empty key or one that is too long is a 400."""
     with pytest.raises(Problem, match="Idempotency-Key has"):
         idempotency_key(text, "t", b"", [], atomic=False, principal="")
 
 
 def test_a_key_belongs_to_its_principal_and_topic() -> None:
-    """The same name of another principal, or in another topic, is another key."""
+    """The same key of another principal or in another topic is a different key."""
     key = key_of()
     assert key_of(topic="u").digest != key.digest
     assert key_of(principal="bob").digest != key.digest
@@ -50,7 +50,7 @@ def test_a_key_belongs_to_its_principal_and_topic() -> None:
     [{"body": b"2"}, {"atomic": True}, {"headers": [("x-key", "ann")]}, {"headers": [("content-type", "text/plain")]}],
 )
 def test_different_records_are_another_request(other: dict[str, Any]) -> None:
-    """With the same key: another body, mode, or header that determines the records."""
+    """The same key with another body, mode, or header that determines the records has another fingerprint."""
     assert key_of(**other).digest == key_of().digest
     assert key_of(**other).fingerprint != key_of().fingerprint
 
@@ -65,7 +65,7 @@ def test_the_order_of_headers_does_not_change_the_fingerprint() -> None:
 
 
 async def test_without_a_transactor_atomic_requests_are_rejected(producer: Any) -> None:
-    """400, and nothing is sent. ack=none cannot be atomic."""
+    """Without a transactor an atomic request is a 400 and nothing is sent; ack=none cannot be atomic."""
     service = Service(producer)
     for url, headers in ((URL + "?atomic=true", NDJSON), (URL, NDJSON | {"Idempotency-Key": "k"})):
         answer = await service.post(b"1", headers, url)
@@ -143,7 +143,9 @@ async def test_other_tasks_run_while_a_long_body_is_parsed(producer: Any) -> Non
 async def test_the_events_of_a_buffered_body_are_limited(
     producer: Any, content: bytes, headers: dict[str, str], url: str
 ) -> None:
-    """413 with the setting's name, and nothing is stored. One event fewer is accepted."""
+    """More than max_body_events events are a 413 with the setting's name, and nothing is
+    stored; exactly the limit is accepted.
+    """
     service = Transactional(producer, max_body_events=10)
     answer = await service.post(content, headers, url)
     assert (answer.status_code, answer.json()["error_code"]) == (413, "TOO_MANY_EVENTS")

@@ -45,7 +45,7 @@ async def test_a_key_from_a_header_is_the_bytes_that_were_sent(producer: Any) ->
 
 
 async def test_an_invalid_time_header_rejects_the_request(producer: Any) -> None:
-    """400 for a value that is not a time, and for a time too far ahead."""
+    """A time header that is no time or too far ahead is a 400."""
     service = Service(producer, topics={"t": {"time_header": "X-Time"}})
     for text in ("soon", str(2**62)):
         answer = await service.post(b"1\n", NDJSON | {"X-Time": text})
@@ -54,7 +54,7 @@ async def test_an_invalid_time_header_rejects_the_request(producer: Any) -> None
 
 
 async def test_a_schema_rejects_single_events(producer: Any, tmp_path: Path) -> None:
-    """The other events are stored."""
+    """An event that violates the topic's JSON Schema is rejected, and the others are stored."""
     path = tmp_path / "s.json"
     path.write_text(json.dumps({"required": ["id"]}))
     answer = await Service(producer, topics={"t": {"json_schema": str(path)}}).post(b'{"id":1}\n{}\n')
@@ -63,7 +63,7 @@ async def test_a_schema_rejects_single_events(producer: Any, tmp_path: Path) -> 
 
 
 async def test_unacknowledged_events_are_answered_with_202(producer: Any, held_producer: Any) -> None:
-    """The answer lists the invalid events. It is 429 if the producer has no room."""
+    """With ack=none the answer is a 202 that lists the invalid events, or a 429 if the producer has no room."""
     service = Service(held_producer)
     answer = await service.post(b"1\noops\n2\n", url=URL + "?ack=none")
     assert (answer.status_code, answer.json()["accepted"]) == (202, 2)
@@ -77,7 +77,9 @@ async def test_unacknowledged_events_are_answered_with_202(producer: Any, held_p
 
 
 async def test_a_client_over_its_rate_is_429(producer: Any) -> None:
-    """Requests and records each have a limit. Retry-After is the time until the balance is positive."""
+    """A client over its limit of requests or records is a 429; Retry-After is the time until
+    its balance is positive.
+    """
     clock = ManualClock()
     service = Service(producer, max_requests_per_second=2, max_records_per_second=1_000, clock=clock)
     assert [(await service.post(b"1\n")).status_code for _ in range(3)] == [200, 200, 429]

@@ -1,4 +1,4 @@
-"""CloudEvents in their three modes over HTTP, with producers in memory."""
+"""CloudEvents in their three HTTP modes, with producers in memory."""
 
 from __future__ import annotations
 
@@ -42,19 +42,19 @@ def only(producer: Any) -> Any:
 
 
 class Click(msgspec.Struct, forbid_unknown_fields=True):
-    """What a topology decodes the topic's values as."""
+    """The type as which a topology decodes the topic's values."""
 
     user: str
     n: int
 
 
 def as_event(**members: Any) -> bytes:
-    """The event with other members; those that are None are not there."""
+    """The event with other members; members that are None are left out."""
     return json.dumps({name: value for name, value in (EVENT | members).items() if value is not None}).encode()
 
 
 def modes(event: dict[str, Any]) -> list[tuple[bytes, dict[str, str]]]:
-    """An event with JSON data in each mode of HTTP: body and headers."""
+    """The body and headers of an event with JSON data, in each HTTP mode."""
     attributes = {f"ce-{name}": value for name, value in event.items() if name not in ("data", "datacontenttype")}
     return [
         (json.dumps(event).encode(), STRUCTURED),
@@ -65,7 +65,7 @@ def modes(event: dict[str, Any]) -> list[tuple[bytes, dict[str, str]]]:
 
 @pytest.mark.parametrize("mode", [0, 1, 2], ids=["structured", "batch", "binary"])
 async def test_an_event_is_stored_as_its_data_with_attributes_as_headers(producer: Any, mode: int) -> None:
-    """By default, and alike in every mode: a topology that decodes the value as its own type has the event's data."""
+    """By default an event is stored as its data with attributes as headers, in the same way in every mode."""
     body, headers = modes(EVENT)[mode]
     answer = await Service(producer).post(body, headers)
     assert (answer.status_code, answer.json()["stored"]) == (200, 1)
@@ -85,7 +85,9 @@ async def test_an_event_is_stored_as_its_data_with_attributes_as_headers(produce
 
 @pytest.mark.parametrize("mode", [0, 1, 2], ids=["structured", "batch", "binary"])
 async def test_a_topic_may_store_envelopes(producer: Any, mode: int) -> None:
-    """Alike in every mode, under Kafka's content-type header; what came as an envelope keeps its bytes."""
+    """With `cloudevents = "envelope"` an event is stored as an envelope, in the same way in
+    every mode; a received envelope keeps its bytes.
+    """
     event = EVENT | {"datacontenttype": "application/json"}
     body, headers = modes(event)[mode]
     service = Service(producer, topics={"t": {"cloudevents": "envelope", "key": ["/user"]}})
@@ -98,7 +100,7 @@ async def test_a_topic_may_store_envelopes(producer: Any, mode: int) -> None:
 
 
 async def test_an_envelope_of_an_event_in_binary_mode_holds_any_data(producer: Any) -> None:
-    """What is not JSON is in base64, and an event without data has none."""
+    """In an envelope, data that is not JSON is base64, and an event without data has none."""
     service = Service(producer, topics={"t": {"cloudevents": "envelope"}})
     assert (await service.post(b"\x89PNG", BINARY | {"Content-Type": "image/png"})).status_code == 200
     event = json.loads(only(producer).value)
@@ -126,10 +128,10 @@ async def test_an_envelope_of_an_event_in_binary_mode_holds_any_data(producer: A
         ({"data": [1]}, b"[1]", b"application/json"),
     ],
 )
-async def test_data_is_what_its_content_type_says(
+async def test_data_is_decoded_by_its_content_type(
     producer: Any, members: dict[str, Any], value: bytes, content_type: bytes | None
 ) -> None:
-    """Base64 is decoded, a text of another type than JSON is the text itself, and JSON stays JSON, a text too."""
+    """Base64 data is decoded, text of a non-JSON type is stored as text, and JSON stays JSON."""
     assert (await Service(producer).post(as_event(**members), STRUCTURED)).status_code == 200
     record = only(producer)
     assert (record.value, dict(record.headers).get("content-type")) == (value, content_type)
@@ -137,15 +139,17 @@ async def test_data_is_what_its_content_type_says(
 
 
 async def test_data_that_is_null_is_data(producer: Any) -> None:
-    """The JSON format tells an explicit null from no data; the record has a value."""
+    """An explicit null in the JSON format is stored as a value."""
     body = json.dumps(EVENT | {"data": None}).encode()
     assert (await Service(producer).post(body, STRUCTURED)).status_code == 200
     assert only(producer).value == b"null"
 
 
 @pytest.mark.parametrize("mode", ["structured", "binary"])
-async def test_an_event_without_data_is_refused(producer: Any, mode: str) -> None:
-    """A record without a value would delete its key; the error names the setting that keeps such events."""
+async def test_an_event_without_data_is_rejected(producer: Any, mode: str) -> None:
+    """An event without data is a 400 that names the setting that accepts it, since a null
+    value would delete its key.
+    """
     body, headers = (as_event(data=None), STRUCTURED) if mode == "structured" else (b"", BINARY)
     answer = await Service(producer).post(body, headers)
     assert (answer.status_code, answer.json()["error_code"]) == (400, "INVALID_CLOUDEVENT")
@@ -171,18 +175,18 @@ async def test_an_event_without_data_is_refused(producer: Any, mode: str) -> Non
         ({"source": True}, "the attribute source must be a text"),
     ],
 )
-async def test_a_structured_event_that_is_wrong_is_refused_by_its_member(
+async def test_an_invalid_member_of_a_structured_event_is_named(
     producer: Any, members: dict[str, Any], what: str
 ) -> None:
-    """The member is named; nothing is stored."""
+    """A structured event with an invalid member is a 400 that names it, and nothing is stored."""
     answer = await Service(producer).post(as_event(**members), STRUCTURED)
     assert (answer.status_code, answer.json()["error_code"]) == (400, "INVALID_CLOUDEVENT")
     assert what in answer.json()["detail"]
     assert producer.batches == []
 
 
-def test_attributes_have_one_text_in_every_form() -> None:
-    """Integers and booleans as CloudEvents writes them; what is null is not set."""
+def test_attributes_become_text() -> None:
+    """Integers and booleans become text as in CloudEvents, and nulls are not set."""
     event = from_json(as_event(n=-3, yes=True, no=False).replace(b'"n": -3', b'"n": -3, "unset": null'))
     assert {name: event.attributes.get(name) for name in ("n", "yes", "no", "unset")} == {
         "n": "-3",
@@ -193,7 +197,7 @@ def test_attributes_have_one_text_in_every_form() -> None:
 
 
 async def test_pointers_and_schema_read_data_in_base64(producer: Any) -> None:
-    """They address the data, however it came; what is declared as another type than JSON is refused."""
+    """Key pointers address the decoded data; data of a non-JSON type is a 400."""
     service = Service(producer, topics={"t": {"key": ["/user"]}})
     encoded = base64.b64encode(json.dumps(EVENT["data"]).encode()).decode()
     for content_type in ("application/json", None):
@@ -207,7 +211,7 @@ async def test_pointers_and_schema_read_data_in_base64(producer: Any) -> None:
 
 
 async def test_a_binary_event_is_its_data_with_attributes_as_headers(producer: Any) -> None:
-    """Kafka's binding: ce_ headers, percent-encoding undone; the value is the body."""
+    """A binary event is stored by Kafka's protocol binding: ce_ headers, percent-decoded, and the body as value."""
     answer = await Service(producer).post(b'{"n":1}', BINARY)
     assert answer.status_code == 200
     record = only(producer)
@@ -217,7 +221,9 @@ async def test_a_binary_event_is_its_data_with_attributes_as_headers(producer: A
 
 
 async def test_binary_data_may_be_anything_unless_the_topic_reads_it(producer: Any) -> None:
-    """An image is stored as it is; a topic with a key pointer needs JSON, and what is declared as JSON must be it."""
+    """Binary data is stored unchanged; a topic with a key pointer needs JSON, and data
+    declared as JSON must be JSON.
+    """
     headers = BINARY | {"Content-Type": "image/png"}
     assert (await Service(producer).post(b"\x89PNG", headers)).status_code == 200
     assert only(producer).value == b"\x89PNG"
@@ -229,7 +235,7 @@ async def test_binary_data_may_be_anything_unless_the_topic_reads_it(producer: A
 
 
 async def test_a_batch_fails_by_element(producer: Any) -> None:
-    """207: the bad one is named by its index."""
+    """Invalid events of a batch are reported by their index, and the others are stored."""
     bad = {name: value for name, value in EVENT.items() if name != "source"}
     answer = await Service(producer).post(json.dumps([EVENT, bad, 7, EVENT]).encode(), BATCH)
     assert (answer.status_code, answer.json()["stored"]) == (207, 2)
@@ -239,8 +245,8 @@ async def test_a_batch_fails_by_element(producer: Any) -> None:
     ]
 
 
-async def test_the_topics_settings_speak_of_the_data(producer: Any) -> None:
-    """A key pointer reads the same event alike in every mode, and goes before partitionkey."""
+async def test_key_pointers_address_the_data(producer: Any) -> None:
+    """A key pointer addresses the event's data in every mode and overrides partitionkey."""
     service = Service(producer, topics={"t": {"key": ["/user"]}})
     await service.post(json.dumps(EVENT).encode(), STRUCTURED)
     await service.post(json.dumps([EVENT]).encode(), BATCH)
@@ -258,14 +264,14 @@ async def test_the_topics_settings_speak_of_the_data(producer: Any) -> None:
         ({"ce-datacontenttype": "text/plain"}, "ce-datacontenttype is not an attribute"),
     ],
 )
-def test_what_is_no_event_is_refused_by_the_attribute(headers: dict[str, str], what: str) -> None:
-    """The attribute that is missing or wrong is named."""
+def test_a_missing_or_invalid_attribute_is_named(headers: dict[str, str], what: str) -> None:
+    """A missing or invalid attribute is an error that names it."""
     with pytest.raises(EventRejected, match=what):
         from_headers(headers.items())
 
 
 def test_attributes_in_headers_are_utf8_either_way() -> None:
-    """Percent-encoded or as bytes, a text is the same; what is no UTF-8 is refused and named."""
+    """Attributes in headers are UTF-8, percent-encoded or raw; other bytes are an error."""
     base = [("ce-specversion", "1.0"), ("ce-id", "7"), ("ce-source", "/s"), ("ce-type", "t")]
     for subject in ("Zo%C3%AB", "Zoë".encode().decode("latin-1")):
         assert dict(from_headers([*base, ("ce-subject", subject)]).kafka_headers)["ce_subject"] == "Zoë".encode()

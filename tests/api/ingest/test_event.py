@@ -1,4 +1,4 @@
-"""One event's bytes to key and event time."""
+"""Key and event time of an event, read from its bytes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.points_in_time import TimeUnit
 
 EARLIEST = 946_684_800_000
-"""2000-01-01, before which no event is by default."""
+"""2000-01-01, the default earliest event time."""
 LATEST = 2_000_000_000_000
 
 
@@ -33,22 +33,22 @@ def time_of(value: bytes, unit: TimeUnit = "ms", **settings: Any) -> int:
     return timestamp
 
 
-def time_refused(value: bytes, unit: TimeUnit = "ms", **settings: Any) -> str:
-    """Why a JSON value is no event time."""
+def time_error(value: bytes, unit: TimeUnit = "ms", **settings: Any) -> str:
+    """The error message for an invalid event time."""
     with pytest.raises(EventRejected) as e:
         time_of(value, unit, **settings)
     assert e.value.error_code == "INVALID_TIMESTAMP"
     return str(e.value)
 
 
-def refused(value: bytes, key: list[str] | None = None, time: str | None = None) -> EventRejected:
+def rejection(value: bytes, key: list[str] | None = None, time: str | None = None) -> EventRejected:
     with pytest.raises(EventRejected) as e:
         read(value, key, time)
     return e.value
 
 
 def test_without_settings_any_json_value_is_an_event() -> None:
-    """A topic without key and time takes every JSON value, without key and timestamp."""
+    """A topic without key and time accepts every JSON value, without key and timestamp."""
     for value in (b"1", b"null", b'"x"', b"[1,2]", b'{"a":1}'):
         assert read(value) == (None, None)
 
@@ -66,22 +66,22 @@ def test_pointers_are_unescaped() -> None:
 
 @pytest.mark.parametrize("pointer", ["/b", "/a/b", "/list/2", "/list/01", "/list/-1", "/list/x"])
 def test_a_missing_key_names_its_pointer(pointer: str) -> None:
-    """Where a key pointer leads nowhere, the error names it."""
-    error = refused(b'{"a":1,"list":[1,2]}', [pointer])
+    """A key pointer without a target is an error that names it."""
+    error = rejection(b'{"a":1,"list":[1,2]}', [pointer])
     assert error.error_code == "INVALID_KEY"
     assert pointer in str(error)
 
 
 @pytest.mark.parametrize("value", [b"null", b"1.5", b"{}", b"[]"])
 def test_a_key_must_be_a_plain_scalar(value: bytes) -> None:
-    """null, fractions, objects and arrays make no key."""
-    assert "/k must be a string, integer or boolean" in str(refused(b'{"k":%s}' % value, ["/k"]))
+    """Null, fractions, objects and arrays are not valid keys."""
+    assert "/k must be a string, integer or boolean" in str(rejection(b'{"k":%s}' % value, ["/k"]))
 
 
 def test_a_key_needs_an_object() -> None:
-    """A JSON value that is no object is refused by what it is, where a key is wanted."""
-    assert str(refused(b"17", ["/k"])) == "key: /k needs an object, got a number"
-    assert str(refused(b'"k"', ["/k"])) == "key: /k needs an object, got a string"
+    """If a key is configured, a value that is no object is an error that names its type."""
+    assert str(rejection(b"17", ["/k"])) == "key: /k needs an object, got a number"
+    assert str(rejection(b'"k"', ["/k"])) == "key: /k needs an object, got a string"
 
 
 @given(st.integers(EARLIEST, LATEST))
@@ -95,20 +95,20 @@ def test_a_time_in_ms_is_taken_as_it_is(timestamp: int) -> None:
     st.integers(-23 * 60, 23 * 60).map(lambda minutes: timezone(timedelta(minutes=minutes))),
 )
 def test_an_iso_time_is_its_moment_in_ms(moment: datetime, zone: timezone) -> None:
-    """ISO 8601 with an offset gives the same ms in every zone, rounded down."""
+    """ISO 8601 times with an offset are converted to ms, rounded down, from every zone."""
     aware = moment.replace(tzinfo=UTC).astimezone(zone)
     expected = (moment - datetime(1970, 1, 1)) // timedelta(milliseconds=1)
     assert read(b'{"t":"%s"}' % aware.isoformat().encode(), time="/t")[1] == expected
 
 
 def test_utc_may_be_written_as_z() -> None:
-    """Z is an offset."""
+    """`Z` is accepted as an offset."""
     assert read(b'{"t":"2000-01-01T00:00:01.5Z"}', time="/t")[1] == EARLIEST + 1_500
 
 
 @pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
 def test_a_number_is_in_the_topics_unit(unit: TimeUnit) -> None:
-    """A moment is the same ms whichever unit counts it, rounded down; text has no unit."""
+    """A number is converted from the topic's unit to ms, rounded down; text has no unit."""
     number = {"s": b"1717408800", "ms": b"1717408800999", "us": b"1717408800999999", "ns": b"1717408800999999999"}
     assert time_of(number[unit], unit) == (1_717_408_800_000 if unit == "s" else 1_717_408_800_999)
     assert time_of(b'"2024-06-03T10:00:00Z"', unit) == 1_717_408_800_000
@@ -124,37 +124,37 @@ def test_a_number_is_in_the_topics_unit(unit: TimeUnit) -> None:
         (b"1717408800000000000", "ns"),
     ],
 )
-def test_a_number_in_another_unit_is_refused_with_the_unit_that_it_looks_like(
+def test_a_number_in_another_unit_is_an_error_with_the_likely_unit(
     unit: TimeUnit, value: bytes, named: TimeUnit
 ) -> None:
-    """Seconds taken for ms are of 1970, and us taken for ms lie far ahead: neither is stored; the setting is named."""
+    """A number in another unit than the topic's is rejected, and the error names the likely unit and the setting."""
     if named == unit:
         assert time_of(value, unit) == 1_717_408_800_000
         return
-    said = time_refused(value, unit)
+    said = time_error(value, unit)
     assert f'time_unit = "{named}"' in said
     assert value.decode() in said
 
 
-def test_seconds_are_said_to_be_seconds() -> None:
-    """With the value, the time that it would be, the setting that refuses it, and the one that takes it."""
-    assert time_refused(b"1717408800") == (
+def test_the_error_for_seconds_is_complete() -> None:
+    """The error names the value, its time, the violated setting, and the setting that accepts it."""
+    assert time_error(b"1717408800") == (
         "time: /t is 1717408800 (1970-01-20T21:03:28.800 UTC), before min_event_time=2000-01-01;"
         ' it looks like seconds: set time_unit = "s" for the topic'
     )
 
 
-def test_what_looks_like_no_unit_is_only_refused() -> None:
-    """0, a small number, and an old date in text."""
+def test_values_without_a_likely_unit_are_rejected() -> None:
+    """Values that are too early in every unit, and old dates, are rejected without a likely unit."""
     for value in (b"0", b"5", b"-1717408800", b'"1999-12-31T23:59:59.999Z"'):
-        said = time_refused(value)
+        said = time_error(value)
         assert "before min_event_time=2000-01-01" in said
         assert "looks like" not in said
     assert time_of(b'"2000-01-01T00:00:00Z"') == EARLIEST
 
 
 def test_the_earliest_event_time_is_a_setting_of_the_ingest_and_of_a_topic() -> None:
-    """A topic of old events names an earlier one, as text or as TOML has it; none is before 1970."""
+    """`min_event_time` can be set for the ingest service and for a topic, as text or date, and not before 1970."""
     assert time_of(b"0", min_event_time="1970-01-01") == 0
     assert time_of(b'"1985-06-01T00:00:00Z"', min_event_time=date(1985, 6, 1)) == 486_432_000_000
     later = topic_reader(IngestSettings(min_event_time="2020-01-01T00:00:00+01:00"), TopicSettings(time="/t"))
@@ -184,17 +184,17 @@ def test_the_earliest_event_time_is_a_setting_of_the_ingest_and_of_a_topic() -> 
         (b'"0001-01-01T00:00:00+23:59"', "before min_event_time"),
     ],
 )
-def test_a_wrong_time_is_refused_with_its_reason(value: bytes, reason: str) -> None:
-    """Naive, unreadable, negative, fractional, missing and far-future times are refused, naming the pointer."""
-    error = refused(b'{"t":%s}' % value, time="/t")
+def test_an_invalid_time_is_rejected_with_its_reason(value: bytes, reason: str) -> None:
+    """Invalid, negative, fractional, naive and far-future times are rejected with the reason and the pointer."""
+    error = rejection(b'{"t":%s}' % value, time="/t")
     assert error.error_code == "INVALID_TIMESTAMP"
     assert "/t" in str(error)
     assert reason in str(error)
 
 
 def test_a_missing_time_names_its_pointer() -> None:
-    """An event without its time is refused."""
-    assert str(refused(b"{}", time="/at")) == "time: nothing at /at"
+    """An event without its time is rejected, and the error names the pointer."""
+    assert str(rejection(b"{}", time="/at")) == "time: nothing at /at"
 
 
 @pytest.mark.parametrize(
@@ -212,28 +212,28 @@ def test_a_missing_time_names_its_pointer() -> None:
         (b'{"a":1e999}', None, "Number out of range"),
     ],
 )
-def test_malformed_json_says_what_and_where(value: bytes, column: int | None, what: str) -> None:
-    """What is no JSON is refused with the 1-based column, counted in characters, and what is wrong there."""
-    error = refused(value)
+def test_malformed_json_is_located(value: bytes, column: int | None, what: str) -> None:
+    """Malformed JSON is an error with the problem and the 1-based column in characters."""
+    error = rejection(value)
     assert error.error_code == "MALFORMED_JSON"
     assert what in str(error)
     assert error.column == column
 
 
 @given(st.binary(max_size=60))
-def test_any_bytes_are_read_or_refused(value: bytes) -> None:
-    """No bytes whatsoever raise anything else; what is taken is what a JSON decoder takes."""
+def test_any_bytes_are_read_or_rejected(value: bytes) -> None:
+    """Any bytes are either accepted, as a JSON decoder does, or rejected as malformed."""
     try:
         msgspec.json.decode(value)
     except ValueError:
-        column = refused(value).column
+        column = rejection(value).column
         assert column is None or 1 <= column <= len(value) + 1
     else:
         assert read(value) == (None, None)
 
 
-def test_a_place_in_a_body_of_lines_is_line_and_column() -> None:
-    """In a value of several lines the column counts from the line's start."""
+def test_errors_in_values_of_several_lines_have_line_and_column() -> None:
+    """In a value of several lines the error has the line, and the column within it."""
     with pytest.raises(ValueError) as e:
         msgspec.json.decode(b'[\n  {"a": 1,,}\n]')
     error = explain_malformed(b'[\n  {"a": 1,,}\n]', e.value)
@@ -241,8 +241,8 @@ def test_a_place_in_a_body_of_lines_is_line_and_column() -> None:
     assert column_after("") == 1
 
 
-def test_a_time_outside_of_the_calendar_is_said_to_be_so() -> None:
-    """The number is not shown again as if it were a time in UTC."""
+def test_a_time_outside_of_the_calendar_is_named_so() -> None:
+    """A time beyond the year 9999 is described as outside of the calendar, with the likely unit."""
     settings = IngestSettings()
     read_time = topic_reader(settings, settings.default_topic).time
     with pytest.raises(

@@ -12,7 +12,7 @@ from penstock.shared.common.errors import ConfigError
 
 
 def test_an_error_has_the_pointer_to_the_invalid_value(tmp_path: Path) -> None:
-    """With what was expected."""
+    """A validation error has the pointer to the invalid value and the expected type."""
     path = tmp_path / "s.json"
     path.write_text(json.dumps({"properties": {"a": {"items": {"type": "string"}}}}))
     validate = load_schema(path)
@@ -22,7 +22,7 @@ def test_an_error_has_the_pointer_to_the_invalid_value(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["{", '{"type": 7}'])
 def test_an_invalid_schema_is_rejected_at_start_up(tmp_path: Path, text: str) -> None:
-    """ConfigError names the setting and the file, also of a missing file."""
+    """An invalid or missing schema file is a ConfigError that names the setting and the file."""
     path = tmp_path / "s.json"
     path.write_text(text)
     for name in (path, tmp_path / "none.json"):

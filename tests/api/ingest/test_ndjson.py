@@ -1,4 +1,4 @@
-"""A body to lines, and lines to records."""
+"""Splitting of bodies into lines and array elements, and of lines into records."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ def parse(chunks: list[bytes]) -> tuple[list[tuple[int, ProducerRecord]], list[R
 
 @given(bodies, lines, st.lists(st.integers(0, 1_000), max_size=20))
 def test_chunks_cut_anywhere_give_the_same_records(body: bytes, last: bytes, places: list[int]) -> None:
-    """The cuts between chunks, empty chunks included, change nothing."""
+    """The records do not depend on how a body is split into chunks."""
     whole = body + last
     assert parse(cut(whole, places)) == parse([whole])
 
 
 @given(bodies, lines)
 def test_every_line_is_a_record_or_an_error_or_blank(body: bytes, last: bytes) -> None:
-    """Each non-blank line is accounted for exactly once, under its own number, with its own bytes."""
+    """Each non-blank line is a record or an error, once, with its number and bytes."""
     whole = body + last
     records, errors = parse([whole])
     expected = {n: line.removesuffix(b"\r") for n, line in enumerate(whole.split(b"\n"), 1) if line.strip(b" \t\r")}
@@ -57,7 +57,7 @@ def test_every_line_is_a_record_or_an_error_or_blank(body: bytes, last: bytes) -
 
 
 def test_blank_lines_are_not_read_as_events() -> None:
-    """Blank lines cost next to nothing: a compressed body of a few KB may hold millions of them."""
+    """Blank lines are skipped without parsing, since a small compressed body may hold millions of them."""
     seen: list[bytes] = []
 
     def read(value: bytes, latest_ms: int) -> tuple[bytes | None, int | None]:
@@ -70,15 +70,15 @@ def test_blank_lines_are_not_read_as_events() -> None:
     assert (seen, parsed.positions, parsed.errors) == ([b" {}"], [4], [])
 
 
-def test_the_value_is_the_line_as_it_came() -> None:
-    """Spaces and the order of names within a line are kept; only the line end goes."""
+def test_the_value_is_the_unchanged_line() -> None:
+    """The value is the unchanged line without its line end."""
     records, errors = parse([b' { "b":1,"k":"x" } \r\n'])
     assert errors == []
     assert records == [(1, ProducerRecord("t", b' { "b":1,"k":"x" } ', b"x"))]
 
 
 def test_a_bad_line_fails_alone_with_its_number_and_column() -> None:
-    """Line numbers are 1-based and count blank lines."""
+    """An invalid line is an error with its 1-based number and column; the others are records."""
     records, errors = parse([b'{"k":1}\n\n{"k":oops}\n{"k":2}'])
     assert [n for n, _ in records] == [1, 4]
     assert [(e.position, e.column, e.error_code) for e in errors] == [(3, 6, "MALFORMED_JSON")]
@@ -86,7 +86,7 @@ def test_a_bad_line_fails_alone_with_its_number_and_column() -> None:
 
 @pytest.mark.parametrize("end", [b"\n", b"\r\n", b""])
 def test_the_limit_of_a_line_is_without_its_line_end(end: bytes) -> None:
-    """A line of exactly max_line_bytes is taken, one byte more is refused, whatever ends it."""
+    """A line of exactly max_line_bytes is accepted and one byte more is a 413, with any line end."""
     fits = b'{"k":"' + b"x" * 12 + b'"}'
     assert len(fits) == SETTINGS.max_line_bytes
     assert len(parse([fits + end])[0]) == 1
@@ -95,8 +95,8 @@ def test_the_limit_of_a_line_is_without_its_line_end(end: bytes) -> None:
     assert [(e.status, e.error_code) for e in errors] == [(413, "MESSAGE_TOO_LARGE")]
 
 
-def test_a_line_without_end_is_not_kept() -> None:
-    """Of a line over its limit nothing is held, however long it grows."""
+def test_a_line_over_the_limit_is_not_buffered() -> None:
+    """A line over its limit is not buffered."""
     splitter = LineSplitter(max_line_bytes=100)
     for _ in range(1_000):
         assert splitter.feed(b"x" * 64) == []
@@ -106,14 +106,14 @@ def test_a_line_without_end_is_not_kept() -> None:
 
 @given(st.lists(st.recursive(st.none() | st.integers() | st.text(), st.lists, max_leaves=4), max_size=25))
 def test_array_elements_are_their_own_bytes(values: list[object]) -> None:
-    """The batches hold every element once, in order, and each decodes to itself."""
+    """Batches contain every element of an array once, in order, as its original bytes."""
     batches = list(array_elements(msgspec.json.encode(values), 1_000_000, 1_000_000, batch=4))
     assert [first for first, _ in batches] == list(range(0, len(values), 4))
     assert [msgspec.json.decode(e) for _, part in batches for e in part if e is not None] == values
 
 
 def test_an_element_over_the_limit_fails_alone() -> None:
-    """A long element stands as None at its index."""
+    """An element over the limit is None at its index."""
     assert list(array_elements(b'[1,"xxxxxxxx",2]', 5, 10)) == [(0, [b"1", None, b"2"])]
 
 
@@ -126,10 +126,8 @@ def test_an_element_over_the_limit_fails_alone() -> None:
         (b"", "MALFORMED_JSON", (1, 1)),
     ],
 )
-def test_a_body_that_is_no_array_is_refused_as_a_whole(
-    body: bytes, code: str, place: tuple[int | None, int | None]
-) -> None:
-    """Nothing of a malformed array is given out; line and column are named."""
+def test_a_malformed_array_is_rejected_completely(body: bytes, code: str, place: tuple[int | None, int | None]) -> None:
+    """A malformed array is rejected completely, with line and column."""
     with pytest.raises(EventRejected) as e:
         array_elements(body, 100, 100)
     assert e.value.error_code == code

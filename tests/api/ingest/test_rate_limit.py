@@ -6,7 +6,7 @@ from penstock.api.ingest.rate_limit import CLIENTS_MAX, Rates
 
 
 def test_without_a_rate_no_client_is_limited() -> None:
-    """None is no limit, whatever is charged."""
+    """Without a rate no client is limited."""
     rates = Rates(None)
     rates.charge("ann", 10**9, 0)
     assert rates.wait_s("ann", 0) == 0

@@ -67,7 +67,7 @@ def test_mixed_is_207_with_the_errors_in_order() -> None:
     ],
 )
 def test_nothing_stored_is_never_a_2xx(outcomes: list[Exception], status: int, retry: int | None) -> None:
-    """Without a stored record the errors decide: the service's own before the client's, with Retry-After."""
+    """Without a stored record the errors determine the status, the service's before the client's, with Retry-After."""
     result = IngestResult("line", 10)
     result.add_outcomes(list(range(len(outcomes))), outcomes)
     assert (result.status, result.retry_after_s) == (status, retry)
@@ -135,7 +135,7 @@ def test_offsets_are_returned_on_request_and_bounded() -> None:
 
 
 def test_the_first_offset_of_a_partition_is_its_last_one() -> None:
-    """Offset 0 counts, and so does an equal one; the repr counts too."""
+    """A single offset, also 0, is the partition's last offset."""
     result = IngestResult("line", 10, max_offsets=3)
     result.add_outcomes([1, 2], [stored(0, 0), stored(12, 4)])
     assert result.body()["last_offsets"] == {"0": 0, "12": 4}
@@ -144,7 +144,7 @@ def test_the_first_offset_of_a_partition_is_its_last_one() -> None:
 
 
 def test_discarded_acknowledgements_are_not_stored() -> None:
-    """As after a transaction that was not committed."""
+    """Discarded acknowledgements, as after an aborted transaction, do not count as stored."""
     result = IngestResult("line", 10, max_offsets=5)
     result.add_outcomes([1, 2, 3], [stored(0, 7), stored(1, 8), errors.RecordTooLarge("big")])
     result.discard_acknowledgements()
@@ -181,7 +181,7 @@ def test_details_are_popped_once() -> None:
 
 
 def test_popped_errors_decide_the_status_too() -> None:
-    """Together with the errors that were not popped."""
+    """Popped errors determine the status together with the others."""
     result = IngestResult("line", 10)
     result.add_outcomes([1], [errors.BufferExhausted("full")])
     result.pop_details()
@@ -190,7 +190,7 @@ def test_popped_errors_decide_the_status_too() -> None:
 
 
 def test_too_many_errors_stop_a_request() -> None:
-    """At max_errors, not before. Then, and after a bad request, the answer has no Retry-After."""
+    """max_errors errors stop a request; then, and after a bad request, the answer has no Retry-After."""
     result = IngestResult("line", 2)
     result.add_errors([BAD_LINE])
     assert not result.must_stop
@@ -221,7 +221,7 @@ def test_the_first_lasting_failure_is_the_reason(error: errors.PenstockError, st
 
 
 def test_an_error_without_a_text_has_its_title() -> None:
-    """No message is empty."""
+    """An error without a message has its title."""
     result = IngestResult("line", 10)
     result.add_outcomes([1, 2], [errors.RecordTooLarge(), ValueError("secret")])
     assert all(row["message"] for row in result.body()["errors"])

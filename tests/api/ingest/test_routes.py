@@ -28,7 +28,7 @@ COMPRESS: dict[str, Any] = {"gzip": gzip.compress, "zstd": zstd.compress}
 
 
 class Service:
-    """An ingest app with a client on it."""
+    """An ingest app with a client for it."""
 
     def __init__(self, producer: Any, kafka: Any = None, clock: Clock = SYSTEM_CLOCK, **settings: Any) -> None:
         self.registry = CollectorRegistry()
@@ -45,7 +45,7 @@ class Service:
 
 
 async def test_good_lines_are_stored_and_counted(producer: Any) -> None:
-    """200 with the number stored and the last offset of each partition."""
+    """Valid lines are stored, and the answer has their number and the last offset of each partition."""
     service = Service(producer)
     answer = await service.post(b'{"a":1}\r\n\n{"a":22}')
     assert answer.status_code == 200
@@ -55,8 +55,8 @@ async def test_good_lines_are_stored_and_counted(producer: Any) -> None:
     assert service.metric("requests", status="200") == 1
 
 
-async def test_offsets_are_given_when_asked_for(producer: Any) -> None:
-    """?offsets=true gives every record's place."""
+async def test_offsets_are_returned_on_request(producer: Any) -> None:
+    """`?offsets=true` returns every record's partition and offset."""
     answer = await Service(producer).post(b"1\n22\n333\n", url=URL + "?offsets=true")
     assert answer.json()["offsets"] == [
         {"line": 1, "partition": 1, "offset": 0},
@@ -66,7 +66,7 @@ async def test_offsets_are_given_when_asked_for(producer: Any) -> None:
 
 
 async def test_a_bad_line_fails_alone(producer: Any) -> None:
-    """207: the good lines are stored, the bad one is named by line and column."""
+    """An invalid line is reported with line and column in a 207, and the others are stored."""
     service = Service(producer)
     answer = await service.post(b'{"a":1}\n{"a":oops}\n{"a":3}\n')
     assert answer.status_code == 207
@@ -84,7 +84,7 @@ async def test_a_bad_line_fails_alone(producer: Any) -> None:
 
 
 async def test_no_good_line_is_a_problem(producer: Any) -> None:
-    """400 in RFC 9457's form, with the errors, and nothing sent."""
+    """A body without a valid line is a 400 problem with the errors, and nothing is sent."""
     answer = await Service(producer).post(b"oops\n{\n")
     assert answer.status_code == 400
     assert answer.headers["content-type"] == "application/problem+json"
@@ -96,7 +96,7 @@ async def test_no_good_line_is_a_problem(producer: Any) -> None:
 
 
 async def test_key_and_time_come_from_the_topics_settings(producer: Any) -> None:
-    """The record carries key and event time; an event without them is refused by the pointer's name."""
+    """Records have the key and time that the topic's pointers address; a missing one is an error with the pointer."""
     service = Service(producer, topics={"t": {"key": ["/c", "/o"], "time": "/at"}})
     at = 1_717_408_800_000
     answer = await service.post(b'{"c":"UA","o":"EWR","at":%d}\n{"c":"UA","at":%d}\n' % (at, at))
@@ -107,7 +107,7 @@ async def test_key_and_time_come_from_the_topics_settings(producer: Any) -> None
 
 
 async def test_a_json_array_is_stored_by_index(producer: Any) -> None:
-    """The elements' own bytes are the values; errors name the index."""
+    """The elements' original bytes are the values, and errors have the index."""
     service = Service(producer, topics={"t": {"key": ["/k"]}})
     answer = await service.post(b'[ {"k": 1}, {"x":2} , {"k":3}]', JSON)
     assert answer.status_code == 207
@@ -118,7 +118,7 @@ async def test_a_json_array_is_stored_by_index(producer: Any) -> None:
 
 @pytest.mark.parametrize("body", [b'{"k": 1}', b' \r\n\t{"k": 1}\n'])
 async def test_a_json_object_is_one_event(producer: Any, body: bytes) -> None:
-    """Its own bytes are the value, without the space around them; key and errors are as for an array of one."""
+    """A JSON object is one event, stored without surrounding whitespace; errors are as for an array of one."""
     service = Service(producer, topics={"t": {"key": ["/k"]}})
     answer = await service.post(body, JSON)
     assert (answer.status_code, answer.json()["stored"]) == (200, 1)
@@ -129,8 +129,8 @@ async def test_a_json_object_is_one_event(producer: Any, body: bytes) -> None:
     assert "nothing at /k" in wrong.json()["detail"]
 
 
-async def test_a_json_body_that_is_no_event_is_refused(producer: Any) -> None:
-    """A malformed object with line and column, one over the limit of an event, and a value that is no object."""
+async def test_an_invalid_json_body_is_rejected(producer: Any) -> None:
+    """Malformed JSON is a 400 with line and column, an event over the limit a 413, and a scalar a 400."""
     service = Service(producer, max_line_bytes=20)
     malformed = await service.post(b'{"a":1,\n "b":}', JSON)
     assert (malformed.status_code, malformed.json()["error_code"]) == (400, "MALFORMED_JSON")
@@ -144,7 +144,7 @@ async def test_a_json_body_that_is_no_event_is_refused(producer: Any) -> None:
 
 @pytest.mark.parametrize("encoding", ["gzip", "zstd"])
 async def test_a_compressed_body_is_stored_as_its_data(producer: Any, encoding: str) -> None:
-    """Lines, an array, an object, and a CloudEvent's data."""
+    """Compressed lines, arrays, objects and CloudEvents are stored decompressed."""
     service, named = Service(producer), {"Content-Encoding": encoding}
     for content, headers, stored in (
         (b"1\n22\n", NDJSON, [b"1", b"22"]),
@@ -159,9 +159,11 @@ async def test_a_compressed_body_is_stored_as_its_data(producer: Any, encoding: 
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "zstd"])
-async def test_the_limits_are_on_the_data_of_a_compressed_body(producer: Any, encoding: str) -> None:
-    """A few kilobytes that hold 64 MB: as a body that is read whole 413, as lines each too long. Nothing is kept of it,
-    and one that is longer compressed than its data has the data's length."""
+async def test_limits_apply_to_decompressed_data(producer: Any, encoding: str) -> None:
+    """Limits apply to the decompressed data, which is not buffered beyond them.
+
+    A body that is larger compressed than decompressed is accepted.
+    """
     service, named = Service(producer, max_line_bytes=1_000), {"Content-Encoding": encoding}
     space, line = COMPRESS[encoding](b" " * 67_108_864), COMPRESS[encoding](b"x" * 67_108_864)
     tracemalloc.start()
@@ -181,8 +183,10 @@ async def test_the_limits_are_on_the_data_of_a_compressed_body(producer: Any, en
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "zstd"])
-async def test_a_body_that_cannot_be_inflated_is_a_clear_400(producer: Any, encoding: str) -> None:
-    """Nothing is stored of a body that is read whole; of lines those before the damage are, and the rest is named."""
+async def test_a_corrupt_compressed_body_is_a_400(producer: Any, encoding: str) -> None:
+    """A corrupt body is a 400 and nothing is stored; of lines those before the damage are
+    stored, and the answer says where reading stopped.
+    """
     service, named = Service(producer), {"Content-Encoding": encoding}
     for content in (b"{}", COMPRESS[encoding](b"[1,2,3]")[:-4]):
         answer = await service.post(content, JSON | named)
@@ -200,15 +204,16 @@ async def test_a_body_that_cannot_be_inflated_is_a_clear_400(producer: Any, enco
     assert (atomic.status_code, atomic.json()["error_code"]) == (400, "CORRUPT_BODY")
 
 
-async def test_an_unknown_encoding_names_those_that_are_taken(producer: Any) -> None:
-    """415 with Accept-Encoding, as RFC 9110 has it."""
+async def test_an_unknown_encoding_is_a_415(producer: Any) -> None:
+    """An unknown encoding is a 415 with Accept-Encoding, as in RFC 9110."""
     answer = await Service(producer).post(b"1\n", NDJSON | {"Content-Encoding": "br"})
     assert (answer.status_code, answer.headers["accept-encoding"]) == (415, "gzip, zstd")
 
 
 async def test_bulk_requests_are_served_first_come_first_served(producer: Any) -> None:
-    """Of 16 large bodies at once the first ends when a small part of all is handed over, and they end in the order in
-    which they came; a small request waits for none of them."""
+    """16 concurrent large bodies end about in their order, the first one long before all are
+    received; a small request does not wait for them.
+    """
     handed, ended, lines, most = 0, list[int](), b"1\n" * 2_000, 16
 
     async def body() -> AsyncIterator[bytes]:
@@ -235,8 +240,8 @@ async def test_bulk_requests_are_served_first_come_first_served(producer: Any) -
     assert all(abs(place - number) < 4 for place, number in enumerate(ended)), ended
 
 
-async def test_a_malformed_array_is_refused_with_its_place(producer: Any) -> None:
-    """400 naming line and column of the body; nothing is sent."""
+async def test_a_malformed_array_is_located(producer: Any) -> None:
+    """A malformed array is a 400 with line and column, and nothing is sent."""
     answer = await Service(producer).post(b'[{"a":1},\n {"a":,}]', JSON)
     assert answer.status_code == 400
     assert (answer.json()["line"], answer.json()["column"]) == (2, 7)
@@ -244,7 +249,7 @@ async def test_a_malformed_array_is_refused_with_its_place(producer: Any) -> Non
 
 
 async def test_an_array_over_the_limit_is_413(producer: Any) -> None:
-    """Refused by its declared length, and by its real one where none is declared."""
+    """An array over max_body_bytes is a 413, by its declared or its real length."""
 
     async def chunks() -> AsyncIterator[bytes]:
         for _ in range(5):
@@ -258,7 +263,7 @@ async def test_an_array_over_the_limit_is_413(producer: Any) -> None:
 
 
 async def test_a_line_over_the_limit_fails_alone(producer: Any) -> None:
-    """NDJSON has a limit per line; where no line fits, the status is 413."""
+    """A line over the limit is reported and the others are stored; if no line fits, the status is 413."""
     service = Service(producer, max_line_bytes=5)
     assert (await service.post(b"123456\n1\n")).status_code == 207
     assert (await service.post(b"123456\n")).status_code == 413
@@ -280,10 +285,10 @@ async def test_a_line_over_the_limit_fails_alone(producer: Any) -> None:
         (URL + "?offsets=maybe", NDJSON, 400, "INVALID_REQUEST"),
     ],
 )
-async def test_a_wrong_request_is_a_clear_4xx(
+async def test_an_invalid_request_is_a_4xx(
     producer: Any, url: str, headers: dict[str, str], status: int, code: str
 ) -> None:
-    """Unknown or forbidden topics and unsupported bodies are refused before anything is read."""
+    """Unknown and forbidden topics and unsupported bodies are rejected before the body is read."""
     producer.logs["__consumer_offsets"] = [[]]
     producer.logs["app-changelog"] = [[]]
     answer = await Service(producer, topics={"closed": {"allowed": False}}).post(b"1\n", headers, url)
@@ -301,8 +306,8 @@ async def test_a_wrong_request_is_a_clear_4xx(
         (errors.BufferExhausted("full"), 429),
     ],
 )
-async def test_kafkas_trouble_is_never_a_2xx(producer: Any, error: Exception, status: int) -> None:
-    """The status says whose trouble it is, and Retry-After when to come again."""
+async def test_kafka_errors_are_never_a_2xx(producer: Any, error: Exception, status: int) -> None:
+    """A Kafka error has its status with Retry-After and is never a 2xx."""
     producer.refuse = {b"1": error}
     answer = await Service(producer).post(b"1\n")
     assert answer.status_code == status
@@ -310,16 +315,16 @@ async def test_kafkas_trouble_is_never_a_2xx(producer: Any, error: Exception, st
     assert answer.json()["stored"] == 0
 
 
-async def test_while_kafka_is_known_to_be_away_requests_are_refused_at_once(producer: Any) -> None:
-    """503 without waiting for a timeout, and nothing is handed to the producer."""
+async def test_during_an_outage_requests_are_a_503_immediately(producer: Any) -> None:
+    """During a known outage a request is a 503 immediately, and nothing reaches the producer."""
     answer = await Service(producer, kafka=lambda: CheckResult(False, "no broker")).post(b"1\n")
     assert (answer.status_code, answer.json()["error_code"]) == (503, "BROKER_NOT_AVAILABLE")
     assert "retry-after" in answer.headers
     assert producer.batches == []
 
 
-async def test_what_may_be_stored_is_504_even_while_kafka_is_away(held_producer: Any) -> None:
-    """503 invites to send again; what was handed over may be stored, however dead Kafka looks by now."""
+async def test_unknown_outcomes_are_a_504_during_an_outage(held_producer: Any) -> None:
+    """Records that may be stored are a 504 even during an outage, since a 503 means that nothing is stored."""
     checks = [CheckResult(True), CheckResult(False, "no broker")]
     away = Service(held_producer, kafka=lambda: checks.pop(0) if checks else CheckResult(False), ack_timeout_ms=1)
     answer = await away.post(b"1\noops\n")
@@ -332,8 +337,8 @@ async def test_what_may_be_stored_is_504_even_while_kafka_is_away(held_producer:
     assert away.metric("rejected_records", error_code="MALFORMED_JSON") == 1
 
 
-async def test_a_timeout_that_surely_wrote_nothing_is_503(producer: Any) -> None:
-    """The producer knows that no request was out: the client may send again, and is told that nothing is stored."""
+async def test_a_timeout_without_a_write_is_a_503(producer: Any) -> None:
+    """A timeout of records that were certainly not written is a 503."""
     error = errors.DeliveryTimeout("t-0: it was not written")
     error.maybe_written = False
     producer.refuse = {b"1": error}
@@ -343,7 +348,7 @@ async def test_a_timeout_that_surely_wrote_nothing_is_503(producer: Any) -> None
 
 
 async def test_a_topic_that_cannot_be_looked_up_in_time_is_503(producer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing was handed over yet, so the client may send again."""
+    """A timeout of the topic's metadata is a 503, and nothing is sent."""
 
     async def late(topic: str) -> list[int]:
         raise errors.KafkaTimeout(f"{topic}: no metadata")
@@ -353,8 +358,8 @@ async def test_a_topic_that_cannot_be_looked_up_in_time_is_503(producer: Any, mo
     assert producer.batches == []
 
 
-async def test_a_lost_broker_ends_the_reading_and_says_where(producer: Any) -> None:
-    """Behind the failure nothing is read, and the answer names the first line not looked at."""
+async def test_a_lost_broker_stops_reading(producer: Any) -> None:
+    """After a broker error reading stops, and the answer names the first unread line."""
     read = []
 
     async def chunks() -> AsyncIterator[bytes]:
@@ -374,7 +379,7 @@ async def test_a_lost_broker_ends_the_reading_and_says_where(producer: Any) -> N
 
 
 async def test_too_many_bad_lines_end_the_request(producer: Any) -> None:
-    """Memory stays bounded however many lines are bad; what follows is named as not read."""
+    """max_errors invalid lines end the request, and the answer names the first unread line."""
     answer = await Service(producer, max_errors=3).post(b"1\n" + b"x\n" * 10 + b"2\n")
     assert answer.status_code == 207
     assert len(answer.json()["errors"]) == 3
@@ -382,16 +387,16 @@ async def test_too_many_bad_lines_end_the_request(producer: Any) -> None:
     assert producer.values() == [b"1"]
 
 
-async def test_an_event_too_far_ahead_is_refused_alone(producer: Any) -> None:
-    """One such record would make the broker refuse its whole batch."""
+async def test_an_event_too_far_ahead_is_rejected_alone(producer: Any) -> None:
+    """An event too far in the future is rejected alone, since the broker would reject its whole batch."""
     service = Service(producer, topics={"t": {"time": "/t"}})
     answer = await service.post(b'{"t":1717408800000}\n{"t":99999999999999}\n')
     assert (answer.status_code, answer.json()["stored"]) == (207, 1)
     assert "max_future_ms" in answer.json()["errors"][0]["message"]
 
 
-async def test_seconds_taken_for_ms_are_refused_alone(producer: Any) -> None:
-    """They would be late for ever, as events of 1970; a topic whose times are seconds says so and has them right."""
+async def test_seconds_taken_for_ms_are_rejected_alone(producer: Any) -> None:
+    """Seconds in a topic of ms are rejected with the likely unit; a topic with `time_unit = "s"` accepts them."""
     body = b'{"t":1717408800}\n{"t":0}\n{"t":"1970-01-20T21:03:28Z"}\n{"t":"2024-06-03T10:00:00Z"}\n'
     answer = await Service(producer, topics={"t": {"time": "/t"}}).post(body)
     assert (answer.status_code, answer.json()["stored"]) == (207, 1)
@@ -408,7 +413,7 @@ async def test_seconds_taken_for_ms_are_refused_alone(producer: Any) -> None:
 
 
 async def test_a_long_body_is_held_back_by_the_limit_in_flight(held_producer: Any) -> None:
-    """The body is not read faster than Kafka acknowledges."""
+    """A body is not read faster than records are acknowledged."""
     sent = 0
 
     async def chunks() -> AsyncIterator[bytes]:
@@ -428,7 +433,7 @@ async def test_a_long_body_is_held_back_by_the_limit_in_flight(held_producer: An
 
 
 async def test_a_stalled_body_is_answered(producer: Any) -> None:
-    """What was read is stored and said, and the line from which nothing came is named."""
+    """After a stall the stored lines are reported with the line where reading stopped; a buffered body is a 408."""
     never = asyncio.Event()
 
     async def chunks() -> AsyncIterator[bytes]:
@@ -443,7 +448,7 @@ async def test_a_stalled_body_is_answered(producer: Any) -> None:
 
 
 async def test_a_body_that_stalls_before_its_first_whole_line_is_408(producer: Any) -> None:
-    """The client was too slow, not Kafka; the slow bytes in between do not help it."""
+    """A body that stalls before its first complete line is a 408, even if single bytes keep coming."""
 
     async def drip() -> AsyncIterator[bytes]:
         while True:
@@ -458,7 +463,7 @@ async def test_a_body_that_stalls_before_its_first_whole_line_is_408(producer: A
 
 
 async def test_latency_begins_at_the_last_byte(producer: Any) -> None:
-    """A client that takes its time is not Kafka's slowness."""
+    """The latency metric starts at the body's last byte."""
 
     async def slow() -> AsyncIterator[bytes]:
         yield b"1\n"
@@ -472,8 +477,10 @@ async def test_latency_begins_at_the_last_byte(producer: Any) -> None:
     assert seconds < 0.4
 
 
-async def test_leaving_answers_open_bodies_and_refuses_new_ones(producer: Any) -> None:
-    """A body that does not end within the grace is answered for what was stored; a new request gets 503."""
+async def test_draining_answers_open_bodies_and_rejects_new_requests(producer: Any) -> None:
+    """While draining, an open body is answered for its stored events after the grace period,
+    and a new request is a 503.
+    """
     never, started = asyncio.Event(), asyncio.Event()
 
     async def chunks() -> AsyncIterator[bytes]:
@@ -495,7 +502,7 @@ async def test_leaving_answers_open_bodies_and_refuses_new_ones(producer: Any) -
 
 
 async def test_an_empty_body_stores_nothing(producer: Any) -> None:
-    """No event is no error."""
+    """A body without events is a 200 with zero stored."""
     for content, headers in ((b"", NDJSON), (b"\n\r\n", NDJSON), (b"[]", JSON)):
         answer = await Service(producer).post(content, headers)
         assert (answer.status_code, answer.json()) == (200, {"stored": 0, "last_offsets": {}})

@@ -1,4 +1,4 @@
-"""Answers that are written while the body arrives."""
+"""Answers that are streamed while the body arrives."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def rows(text: str) -> list[dict[str, Any]]:
 
 
 async def test_the_last_line_has_the_totals(producer: Any) -> None:
-    """207 from the start. Every invalid line is listed, and the last line has the totals."""
+    """A streamed answer is a 207 that lists every invalid line, and its last line has the totals."""
     answer = await Service(producer).post(b"1\noops\n3\n", STREAMED, URL + "?offsets=true")
     assert (answer.status_code, answer.headers["content-type"]) == (207, "application/x-ndjson")
     written = rows(answer.text)
@@ -79,7 +79,7 @@ async def test_a_lasting_failure_stops_the_stream_with_its_reason(producer: Any)
 
 
 class Conversation:
-    """A client on a real socket that sends a line and reads its outcome before it sends the next one."""
+    """A client on a real socket that reads each line's outcome before it sends the next line."""
 
     def __init__(self, url: str, headers: dict[str, str], path: str = URL) -> None:
         self._path = path
@@ -139,7 +139,7 @@ async def test_a_line_is_answered_before_the_next_is_sent(served: tuple[str, Ser
 
 
 async def test_a_missing_acknowledgement_is_reported_while_the_body_is_open(held_producer: Any) -> None:
-    """Also if the client sends nothing more."""
+    """A missing acknowledgement is reported while the body is open, even if the client sends nothing more."""
     never = asyncio.Event()
 
     async def body() -> AsyncIterator[bytes]:

@@ -10,7 +10,7 @@ from penstock.api.ingest import turns as module
 from penstock.api.ingest.turns import FREE, GRANT_DELAY_ITERATIONS, REQUEUE_BYTES, Turns
 
 LOOPS = 3 * GRANT_DELAY_ITERATIONS
-"""Iterations of the event loop after which nothing more happens."""
+"""The number of event loop iterations after which nothing more happens."""
 
 
 async def settled() -> None:
@@ -19,7 +19,7 @@ async def settled() -> None:
 
 
 class Request:
-    """A request of `batches` turns. It logs its name at each."""
+    """A request of `batches` turns, which logs its name at each turn."""
 
     def __init__(self, turns: Turns, name: str, log: list[str], batches: int = 3) -> None:
         self.entry = turns.enqueue()
@@ -58,7 +58,7 @@ async def test_at_once_requests_have_a_turn() -> None:
 
 
 async def test_a_request_that_waits_for_its_client_stays_in_the_queue() -> None:
-    """It has no turn meanwhile. When it has data again, it is the next one."""
+    """A request that waits for its client holds no turn, and is next when it has data again."""
     turns, log = Turns(1, 1_000), list[str]()
     slow, others = turns.enqueue(), [Request(turns, name, log, batches=50) for name in "xyz"]
     async with asyncio.TaskGroup() as tasks:
@@ -105,7 +105,7 @@ async def test_an_endless_body_moves_to_the_end_of_the_queue() -> None:
 
 
 async def test_a_cancelled_request_loses_no_turn() -> None:
-    """It is cancelled while it waits, or after its turn was granted."""
+    """A request that is cancelled while it waits or after its turn was granted loses no turn."""
     turns = Turns(1, 1_000)
     first = await turns.enqueue().turn(0)
     waiting = [asyncio.ensure_future(turns.enqueue().turn(0)) for _ in range(2)]

@@ -1,4 +1,4 @@
-"""Confluent REST Proxy's interfaces over a producer and an admin in memory: the shapes that its clients know."""
+"""Confluent REST Proxy's API over a producer and an admin in memory."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def b64(data: bytes) -> str:
 
 
 async def test_v2_json_keeps_the_bytes(client: httpx.AsyncClient, producer: Any) -> None:
-    """One row a record, in order; embedded JSON is stored as it was written, null is a tombstone."""
+    """v2 JSON is stored as its original bytes with one row for each record, and null is a tombstone."""
     body = b'{"records":[{"key":"ann","value":{"a": 1}},{"value":null,"key":{"k":2}}]}'
     answer = await client.post("/topics/t", content=body, headers=V2_JSON)
     assert answer.status_code == 200
@@ -74,7 +74,7 @@ async def test_v2_json_keeps_the_bytes(client: httpx.AsyncClient, producer: Any)
 
 
 async def test_v2_answers_200_with_errors_inside(client: httpx.AsyncClient, producer: Any) -> None:
-    """1 where sending again cannot help, 2 where it can; the others are stored."""
+    """v2 answers 200 with error code 1 for permanent and 2 for retriable errors, and the other records are stored."""
     producer.refuse[b"down"] = BrokerNotAvailable("no broker")
     rows = [{"value": b64(b"1")}, {"value": "%%"}, {"value": b64(b"down")}, {"value": b64(b"2"), "partition": 9}]
     answer = await client.post("/topics/t", json={"records": rows}, headers=V2_BINARY)
@@ -95,17 +95,17 @@ async def test_v2_answers_200_with_errors_inside(client: httpx.AsyncClient, prod
         ("/topics/t", {"Content-Type": "application/vnd.kafka.avro.v2+json"}, b"{}", 415, 415),
     ],
 )
-async def test_v2_refuses_with_its_own_numbers(
+async def test_v2_errors_have_rest_proxys_codes(
     client: httpx.AsyncClient, path: str, headers: dict[str, str], content: bytes, status: int, code: int
 ) -> None:
-    """`{error_code, message}`, and nothing is sent."""
+    """v2 errors have REST Proxy's codes and form, and nothing is sent."""
     answer = await client.post(path, content=content, headers=headers)
     assert (answer.status_code, answer.json()["error_code"]) == (status, code)
     assert set(answer.json()) == {"error_code", "message"}
 
 
 async def test_v2_metadata(client: httpx.AsyncClient) -> None:
-    """Names, a topic with its partitions, one partition, brokers."""
+    """v2 describes topics, partitions, offsets and brokers."""
     assert (await client.get("/topics")).json() == ["flights", "other"]
     partition = {"partition": 1, "leader": 1, "replicas": [{"broker": 1, "leader": True, "in_sync": True}]}
     assert (await client.get("/topics/flights")).json()["partitions"][1] == partition
@@ -120,8 +120,10 @@ async def test_v2_metadata(client: httpx.AsyncClient) -> None:
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "zstd"])
-async def test_compressed_bodies_are_taken(client: httpx.AsyncClient, producer: Any, encoding: str) -> None:
-    """In every form of a produce request; a damaged one and an unknown encoding are refused in REST Proxy's words."""
+async def test_compressed_bodies_are_accepted(client: httpx.AsyncClient, producer: Any, encoding: str) -> None:
+    """Every kind of produce request may be compressed; a corrupt body and an unknown encoding
+    are errors in REST Proxy's form.
+    """
     pack, named = COMPRESS[encoding], {"Content-Encoding": encoding}
     v2 = await client.post("/topics/t", content=pack(b'{"records":[{"value":1}]}'), headers=V2_JSON | named)
     assert (v2.status_code, v2.json()["offsets"][0]["error_code"]) == (200, None)
@@ -150,7 +152,7 @@ async def test_compressed_bodies_are_taken(client: httpx.AsyncClient, producer: 
 
 
 async def test_v3_reports_a_record(client: httpx.AsyncClient, producer: Any) -> None:
-    """Every type of data, headers and a timestamp; sizes are those of what was stored."""
+    """v3 reports the stored record's coordinates, timestamp and sizes, for every type of data."""
     record = {
         "key": {"type": "STRING", "data": "ann"},
         "value": {"type": "BINARY", "data": b64(b"xyz")},
@@ -167,8 +169,8 @@ async def test_v3_reports_a_record(client: httpx.AsyncClient, producer: Any) -> 
     assert stored.timestamp == 1_717_408_800_000
 
 
-async def test_v3_refuses_a_timestamp_before_the_earliest(client: httpx.AsyncClient, producer: Any) -> None:
-    """An explicit time has the ingest's rule, in a batch too; it is an error of its record alone."""
+async def test_v3_rejects_a_timestamp_before_the_earliest(client: httpx.AsyncClient, producer: Any) -> None:
+    """An explicit timestamp before min_event_time is an error of its record alone, also in a batch."""
     record = {"value": {"type": "JSON", "data": 1}, "timestamp": "1970-01-20T21:03:28Z"}
     alone = (await client.post(V3, json=record)).json()
     assert (alone["error_code"], "min_event_time=2000-01-01" in alone["message"]) == (422, True)
@@ -180,7 +182,7 @@ async def test_v3_refuses_a_timestamp_before_the_earliest(client: httpx.AsyncCli
 
 
 async def test_v3_streams_reports_in_order(client: httpx.AsyncClient) -> None:
-    """Objects one after the other, cut anywhere; each has its own error_code, and a broken end is the last report."""
+    """A stream of objects, split anywhere, gets one report each in order; a broken end is the last report."""
 
     async def body() -> AsyncIterator[bytes]:
         yield b'{"value":{"type":"JSON","data":1}}{"value":{"ty'
@@ -193,7 +195,7 @@ async def test_v3_streams_reports_in_order(client: httpx.AsyncClient) -> None:
 
 
 async def test_v3_batch_is_207_with_successes_and_failures(client: httpx.AsyncClient) -> None:
-    """Each entry is found by its id."""
+    """A v3 batch is a 207 with successes and failures by id."""
     entries = [{"id": "a", "value": {"type": "JSON", "data": 1}}, {"id": "b", "value": {"type": "?"}}]
     answer = await client.post(V3 + ":batch", json={"entries": entries})
     assert answer.status_code == 207
@@ -212,16 +214,16 @@ async def test_v3_batch_is_207_with_successes_and_failures(client: httpx.AsyncCl
         (V3, b"[1]", 400, 400),
     ],
 )
-async def test_v3_refuses_a_single_record_by_its_status(
+async def test_v3_errors_of_a_single_record_have_their_status(
     client: httpx.AsyncClient, path: str, content: bytes, status: int, code: int
 ) -> None:
-    """A request with a length that holds one record says by its own status what is wrong."""
+    """The error of a single record with a Content-Length is the response's status."""
     answer = await client.post(path, content=content)
     assert (answer.status_code, answer.json()["error_code"]) == (status, code)
 
 
 async def test_v3_resources_have_kind_and_metadata(client: httpx.AsyncClient) -> None:
-    """Cluster, topics, partitions: lists have data, each resource its own address and name."""
+    """v3 resources have kind, metadata and links that can be fetched."""
     (cluster,) = (await client.get("/v3/clusters")).json()["data"]
     assert (cluster["kind"], cluster["cluster_id"]) == ("KafkaCluster", "c-1")
     assert (await client.get("/v3/clusters/c-1")).json() == cluster
@@ -236,7 +238,7 @@ async def test_v3_resources_have_kind_and_metadata(client: httpx.AsyncClient) ->
 
 
 async def test_v3_groups_and_lag(client: httpx.AsyncClient) -> None:
-    """A group, its consumer with its partition, lag by partition with its owner, and the summary."""
+    """v3 describes groups, consumers, assignments, lags and the lag summary."""
     group = (await client.get(GROUP)).json()
     assert (group["kind"], group["state"], group["partition_assignor"]) == ("KafkaConsumerGroup", "STABLE", "range")
     assert [g["consumer_group_id"] for g in (await client.get(GROUP.rpartition("/")[0])).json()["data"]] == ["banks"]
@@ -253,10 +255,10 @@ async def test_v3_groups_and_lag(client: httpx.AsyncClient) -> None:
 
 
 @pytest.mark.parametrize("error", [BrokerNotAvailable("no broker"), KafkaTimeout("late")])
-async def test_v3_says_of_a_single_record_that_kafka_failed(
+async def test_v3_kafka_errors_of_a_single_record(
     client: httpx.AsyncClient, producer: Any, error: PenstockError
 ) -> None:
-    """503 or 504 with Retry-After, never a 500."""
+    """A Kafka error of a single record is a 503 or 504 with Retry-After."""
     producer.fail_all = error
     answer = await client.post(V3, json={"value": {"type": "JSON", "data": 1}})
     assert answer.status_code == (504 if isinstance(error, KafkaTimeout) else 503)
@@ -264,8 +266,8 @@ async def test_v3_says_of_a_single_record_that_kafka_failed(
     assert answer.json()["error_code"] == 50003
 
 
-async def test_v3_wants_a_record(client: httpx.AsyncClient) -> None:
-    """An empty body is a 400, with a length as without."""
+async def test_v3_requires_a_record(client: httpx.AsyncClient) -> None:
+    """An empty body is a 400, with and without a Content-Length."""
     answer = await client.post(V3, content=b" ")
     assert (answer.status_code, answer.json()["error_code"]) == (400, 400)
 
@@ -278,7 +280,7 @@ async def test_v3_wants_a_record(client: httpx.AsyncClient) -> None:
 
 @pytest.mark.parametrize("path", ["/topics/t", V3, V3 + ":batch"])
 async def test_rest_proxys_bodies_end_with_the_service(client: httpx.AsyncClient, ingest: Ingest, path: str) -> None:
-    """A body that still comes when the service leaves is answered by the same deadline as an event's."""
+    """An open body is answered by the drain's deadline, as for events."""
     never, started = asyncio.Event(), asyncio.Event()
 
     async def endless() -> AsyncIterator[bytes]:
@@ -296,7 +298,7 @@ async def test_rest_proxys_bodies_end_with_the_service(client: httpx.AsyncClient
 
 
 async def test_rest_proxys_requests_are_counted(client: httpx.AsyncClient, registry: CollectorRegistry) -> None:
-    """Answers, stored and refused records, and refused requests, as for events."""
+    """Requests, stored records and rejected records are counted as for events."""
     rows = [{"value": b64(b"1")}, {"value": "%%"}]
     assert (await client.post("/topics/t", json={"records": rows}, headers=V2_BINARY)).status_code == 200
     assert (await client.post("/topics/t", content=b"{", headers=V2_JSON)).status_code == 422
@@ -373,11 +375,11 @@ OPERATIONS: dict[str, tuple[str, Any]] = {
     "GetKafkaConsumerLag": ("/c-1/consumer-groups/banks/lags/flights/partitions/0", LAG),
     "GetKafkaConsumerGroupLagSummary": ("/c-1/consumer-groups/banks/lag-summary", SUMMARY),
 }
-"""The reading operations of the Go client `kafkarestv3`, and the members of its models with their types."""
+"""The read operations of the Go client `kafkarestv3`, with the members of its models and their types."""
 
 
 def misfits(found: Any, wanted: Any, where: str) -> list[str]:
-    """Where an answer could not be decoded into a model."""
+    """The differences between an answer and a model."""
     if isinstance(wanted, dict):
         if not isinstance(found, dict):
             return [f"{where}: {found!r}"]
@@ -392,7 +394,7 @@ def misfits(found: Any, wanted: Any, where: str) -> list[str]:
 
 @pytest.mark.parametrize("operation", OPERATIONS)
 async def test_v3_has_the_operations_of_the_go_client(client: httpx.AsyncClient, operation: str) -> None:
-    """Each is answered with all members of the client's model; what it points to can be fetched."""
+    """Each operation returns all members of the client's model, and its links can be fetched."""
     path, model = OPERATIONS[operation]
     answer = await client.get(f"/v3/clusters{path}")
     assert answer.status_code == 200, answer.text
@@ -408,8 +410,8 @@ async def test_v3_has_the_operations_of_the_go_client(client: httpx.AsyncClient,
                 assert (await client.get(value["related"])).status_code == 200, name
 
 
-async def test_v3_says_of_configs_where_they_come_from(client: httpx.AsyncClient) -> None:
-    """A topic's own value goes before the broker's; what nobody has set is a default."""
+async def test_v3_configs_have_their_source(client: httpx.AsyncClient) -> None:
+    """A topic's own value overrides the broker's, and an unset config is a default."""
     configs = {row["name"]: row for row in (await client.get("/v3/clusters/c-1/topics/flights/configs")).json()["data"]}
     assert (configs["cleanup.policy"]["value"], configs["cleanup.policy"]["is_default"]) == ("compact", False)
     assert [s["source"] for s in configs["cleanup.policy"]["synonyms"]] == ["DYNAMIC_TOPIC_CONFIG", "DEFAULT_CONFIG"]
@@ -437,14 +439,14 @@ async def test_v3_says_of_configs_where_they_come_from(client: httpx.AsyncClient
     ],
 )
 async def test_errors_have_numbers(client: httpx.AsyncClient, path: str, status: int, code: int) -> None:
-    """`{error_code, message}` under /v3 and /consumers, also where there is no route."""
+    """Errors below /v3 and /consumers have REST Proxy's form, also for unknown routes."""
     answer = await client.get(path)
     assert (answer.status_code, answer.headers["content-type"]) == (status, "application/json")
     assert (answer.json()["error_code"], set(answer.json())) == (code, {"error_code", "message"})
 
 
 async def test_errors_of_every_layer_have_numbers(producer: Any) -> None:
-    """Credentials, scopes, foreign pages, methods, bodies that are too long, too many requests, and failures."""
+    """Errors of authentication, scopes, cross-site checks, methods, limits and failures have REST Proxy's form."""
     settings = SETTINGS.model_copy(update={"max_body_bytes": 10, "max_requests_per_second": 1})
     few = Ingest(producer, settings, CollectorRegistry(), clock=ManualClock(1_700_000_000_000))
     admin = MemoryAdmin()
@@ -456,28 +458,28 @@ async def test_errors_of_every_layer_have_numbers(producer: Any) -> None:
     app = create_app(rest_proxy=rest, credentials=credentials)
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
 
-    def ask(who: str, **more: str) -> dict[str, str]:
+    def headers_of(who: str, **more: str) -> dict[str, str]:
         return {"Authorization": f"Bearer {who:x<16}", **more}
 
     long = b'{"value":{"type":"JSON","data":"' + b"x" * 100 + b'"}}'
     refused: list[tuple[str, str, dict[str, str], bytes | None, int, int]] = [
         ("GET", "/v3/clusters", {}, None, 401, 40101),
         ("GET", "/consumers", {}, None, 401, 40101),
-        ("POST", V3, ask("reader"), b"{}", 403, 40301),
-        ("POST", "/consumers/g", ask("writer"), b"{}", 403, 40301),
-        ("POST", V3, ask("writer", Origin="https://evil.example"), b"{}", 403, 403),
-        ("DELETE", "/v3/clusters", ask("owner"), None, 405, 405),
-        ("POST", "/consumers/g", ask("owner"), b"{}", 404, 404),
-        ("POST", V3, ask("writer"), long, 413, 413),
-        ("POST", V3, ask("writer"), b"{}", 429, 429),
+        ("POST", V3, headers_of("reader"), b"{}", 403, 40301),
+        ("POST", "/consumers/g", headers_of("writer"), b"{}", 403, 40301),
+        ("POST", V3, headers_of("writer", Origin="https://evil.example"), b"{}", 403, 403),
+        ("DELETE", "/v3/clusters", headers_of("owner"), None, 405, 405),
+        ("POST", "/consumers/g", headers_of("owner"), b"{}", 404, 404),
+        ("POST", V3, headers_of("writer"), long, 413, 413),
+        ("POST", V3, headers_of("writer"), b"{}", 429, 429),
     ]
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         for method, path, headers, body, status, code in refused:
             answer = await client.request(method, path, headers=headers, content=body)
             said = answer.json()
             assert (answer.status_code, said["error_code"], set(said)) == (status, code, {"error_code", "message"})
-        admin.cluster = None  # type: ignore[assignment,method-assign]  # a defect of ours
-        failed = await client.get("/v3/clusters/c-1", headers=ask("owner"))
+        admin.cluster = None  # type: ignore[assignment,method-assign]  # an internal error
+        failed = await client.get("/v3/clusters/c-1", headers=headers_of("owner"))
         assert (failed.status_code, failed.json()["error_code"]) == (500, 50002)
 
 
@@ -492,7 +494,7 @@ def post_v3(**record: Any) -> tuple[str, dict[str, str], dict[str, Any]]:
 
 @pytest.mark.parametrize("post", [post_v2, post_v3])
 async def test_an_explicit_key_needs_no_pointer(producer: Any, registry: CollectorRegistry, post: Any) -> None:
-    """The topic's settings take key and time from the value: a record that has its own need not have them there."""
+    """A record with its own key or timestamp does not need the topic's pointers to find one."""
     ingest = Ingest(producer, KEYED, registry)
     app = create_app(rest_proxy=produce_routers(RestProducer(ingest, producer, KEYED), MemoryAdmin()))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:

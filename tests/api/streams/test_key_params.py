@@ -1,4 +1,4 @@
-"""How a question names keys."""
+"""Query parameters that name keys."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from penstock.api.http.problem import Problem
 from penstock.api.streams.key_params import query_params, requested_keys
 
 
-def test_a_question_is_asked_of_others_as_it_came() -> None:
-    """Text stays text and bytes base64, so that the other instance asks its stores for the same keys."""
+def test_keys_round_trip_as_query_parameters() -> None:
+    """Text keys stay text and bytes become base64, so another instance reads the same keys."""
     keys = requested_keys(
         key=None, key_from="ä", key_to_base64="/wE=", key_base64=None, key_from_base64=None, key_to=None
     )
@@ -18,7 +18,7 @@ def test_a_question_is_asked_of_others_as_it_came() -> None:
     assert params == {"key_from": "ä", "key_to_base64": "/wE=", "rows_max": 3}
 
 
-def test_a_key_said_twice_is_refused() -> None:
-    """The two ways to say a key exclude each other."""
+def test_a_key_in_two_forms_is_a_problem() -> None:
+    """A key given both as text and as base64 is a Problem."""
     with pytest.raises(Problem, match="cannot be combined"):
         requested_keys(key="a", key_base64="YQ==")

@@ -1,4 +1,4 @@
-"""What an aggregator tells of its tasks."""
+"""The HTTP API of an aggregator's tasks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from penstock.shared.common.continuation import WrongContinuation
 
 
 class View:
-    """One task."""
+    """A view of one task."""
 
     async def describe(self) -> StreamsState:
         return {"application_id": "banks", "tasks": [{"partition": 0, "stream_time_ms": None}], "compactions": []}
@@ -32,7 +32,7 @@ class View:
 
 
 async def test_the_views_state_is_served() -> None:
-    """As JSON, unknown values as null."""
+    """The view's state is served as JSON, with unknown values as null."""
     app = create_app(streams=streams_router(View()))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x") as client:
         answer = await client.get("/v1/streams")
@@ -44,7 +44,9 @@ async def test_the_views_state_is_served() -> None:
 
 
 async def test_windows_stores_and_compactions_have_routes() -> None:
-    """Windows are found by key, a limit out of bounds is refused, and a compaction that did not start says why."""
+    """Stores and windows are served, invalid limits and continuations are 400s, and a rejected
+    compaction is a 409 with the reason.
+    """
     app = create_app(streams=streams_router(View()))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x") as client:
         assert (await client.get("/v1/streams/stores")).json()["stores"][0]["total"] == 2
@@ -62,7 +64,7 @@ async def test_windows_stores_and_compactions_have_routes() -> None:
 
 
 class Instances:
-    """All instances: two windows, and a partition that is missing."""
+    """All instances: one task, and a missing partition."""
 
     missing = ({"partition": 1, "reason": "no instance has it"},)
 
@@ -82,8 +84,8 @@ class Instances:
         return ""
 
 
-async def test_an_answer_is_of_all_instances_unless_it_is_asked_of_one() -> None:
-    """What is missing stands in it; `local=true` is of the instance that is asked."""
+async def test_answers_cover_all_instances_unless_local() -> None:
+    """Answers cover all instances and list missing partitions; `local=true` covers this instance only."""
     app = create_app(streams=streams_router(View(), instances=Instances()))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x") as client:
 

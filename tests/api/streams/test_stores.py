@@ -15,7 +15,7 @@ from tests.api.streams.test_routes import Instances
 
 
 class View:
-    """Answers with what it was asked for."""
+    """Answers with the query's parameters."""
 
     async def describe(self) -> StreamsState:
         return {}
@@ -39,8 +39,8 @@ async def get(path: str) -> httpx.Response:
         return await client.get(path)
 
 
-async def test_a_question_reaches_the_view() -> None:
-    """Key, bounds and the number of rows are passed on; what is left out is open."""
+async def test_query_parameters_reach_the_view() -> None:
+    """Query parameters are passed to the view, and missing ones are None."""
     answer = await get("/v1/streams/stores/s?key=ann&from_ms=5&rows_max=7")
     open_ = {"key_from": None, "key_to": None, "to_ms": None, "continuation": None}
     assert answer.json() == {"store": "s", "key": "ann", "from_ms": 5, "rows_max": 7, **open_}
@@ -49,7 +49,7 @@ async def test_a_question_reaches_the_view() -> None:
 
 
 async def test_keys_may_be_bytes() -> None:
-    """`key_base64` is the key as bytes, and answers have bytes as base64; what is no base64, or said twice, is 400."""
+    """`key_base64` is a key of bytes, and answers contain bytes as base64; invalid or duplicate keys are a 400."""
     answer = await get("/v1/streams/stores/s?key_base64=_wE=&key_to_base64=YQ%3D%3D")
     assert (answer.json()["key"], answer.json()["key_to"]) == ("/wE=", "YQ==")
     for wrong in ("key_base64=%25", "key=a&key_base64=YQ==", "key_from_base64=YQ"):
@@ -57,8 +57,8 @@ async def test_keys_may_be_bytes() -> None:
         assert (refused.status_code, refused.json()["error_code"]) == (400, "INVALID_KEY")
 
 
-async def test_what_cannot_be_read_is_said() -> None:
-    """A store that is not there is 404 with the reason; a bound that is no number and too many rows are refused."""
+async def test_unknown_stores_and_invalid_bounds_are_errors() -> None:
+    """An unknown store is a 404 with the reason, and invalid bounds are a 400 with the parameter."""
     answer = await get("/v1/streams/stores/x")
     assert (answer.status_code, answer.json()["error_code"]) == (404, "STORE_NOT_READABLE")
     assert "no task that runs here has a store 'x'" in answer.json()["detail"]
@@ -70,8 +70,8 @@ async def test_what_cannot_be_read_is_said() -> None:
     assert (await get(f"/v1/streams/stores/s?from_ms={-(2**63)}&to_ms={2**63 - 1}")).status_code == 200
 
 
-async def test_all_instances_are_asked_unless_it_is_one_of_them() -> None:
-    """`partial` says that a part will do, and `local` that the instance answers of itself."""
+async def test_all_instances_are_queried_unless_local() -> None:
+    """All instances are queried unless `local=true`; `partial` accepts incomplete results."""
     app = create_app(streams=streams_router(View(), stores_router(View(), Instances())))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x") as client:
         assert (await client.get("/v1/streams/stores/s")).json() == {"store": "s", "partial": False}
@@ -79,8 +79,8 @@ async def test_all_instances_are_asked_unless_it_is_one_of_them() -> None:
         assert (await client.get("/v1/streams/stores/s?local=true")).json()["rows_max"] == 1_000
 
 
-async def test_a_continuation_that_is_none_is_400() -> None:
-    """By both routes, with the continuation in the detail."""
+async def test_an_invalid_continuation_is_a_400() -> None:
+    """An invalid continuation is a 400 that names it, on both routes."""
     for path in ("s", "s/windows"):
         refused = await get(f"/v1/streams/stores/{path}?key=k&continuation=wrong")
         assert (refused.status_code, refused.json()["error_code"]) == (400, "INVALID_CONTINUATION")
@@ -88,7 +88,7 @@ async def test_a_continuation_that_is_none_is_400() -> None:
 
 
 async def test_windows_open_and_closed() -> None:
-    """Of both kinds or one, with the position and whether there are more; the store must be there."""
+    """Windows are served by status with position and continuation; an unknown store is a 404."""
     whole = (await get("/v1/streams/stores/s/windows?key=k&from_ms=3")).json()
     assert whole == {
         "store": "s",
