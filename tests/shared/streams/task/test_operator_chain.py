@@ -55,8 +55,8 @@ def topology(calls: Calls, emit: Emit, kind: str = "session", key: Any = "string
 
     builder = StreamsBuilder()
     stream = builder.stream("in", value=Value, key=key).filter(is_wanted).map_values(mapped, Mapped)
-    stream = stream.peek(lambda record: calls.update([("peek", record.value.duplicates)]))
-    grouped = stream.filter_not(lambda record: record.value.duplicates == 4).group_by_key()
+    stream = stream.peek(lambda record: calls.update([("peek", record.value.twice)]))
+    grouped = stream.filter_not(lambda record: record.value.twice == 4).group_by_key()
     windows = grouped.session_window(10, 5) if kind == "session" else grouped.tumbling_window(10, 5)
     table = windows.aggregate("s", count=Count(), total=Sum("twice"), each=CollectList("twice"))
     (table.on_close() if emit == "on_close" else table.on_update()).to("out")
