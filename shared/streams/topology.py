@@ -196,6 +196,7 @@ class Topology:
                 )
 
         def named(node: Node) -> Node:
+            # Only sources and sinks name topics.
             if isinstance(node, ProcessorNode) or not node.is_internal:
                 return node
             return replace(node, topic=internal[node.topic])

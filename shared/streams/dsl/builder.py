@@ -459,6 +459,8 @@ class Stream(Generic[K, V]):
             raise ConfigError("branch: at least one predicate is needed")
         checked = [plain("branch: predicate", predicate) for predicate in predicates]
         names = [self._builder._name("branch") for _ in predicates]
+        # One node calls the predicates, so that a later one is not called after a match. The branches only pass records
+        # on.
         split = ProcessorNode(
             names[0].replace("branch", "split"), lambda: Split(tuple(zip(checked, names, strict=True)))
         )
@@ -629,6 +631,7 @@ class Stream(Generic[K, V]):
         flow = self._flow
         topic = self._node + REPARTITION_SUFFIX
         require_repartition_topic(self._node, topic)
+        # Several groupings and joins of one stream share the topic.
         if topic not in builder._repartitioned:
             builder._repartitioned[topic] = Stream(builder, *repartitioned(builder, self._node, flow, topic))
         return builder._repartitioned[topic]
@@ -968,6 +971,7 @@ def _join_streams(stream: Stream, other: Stream, joiner: Joiner, options: JoinOp
         builder._add(node, (one._node,))
         sides.append(node.name)
     supplier = lambda: StreamJoin(stores, windows, joiner, left=options.left)  # noqa: E731
+    # Both sides feed one processor, which has one time, as KStreamKStreamJoin has a shared TimeTracker.
     builder._add(ProcessorNode(name, supplier, stores), tuple(sides))
     return stream._derived(name, options.value, encode_json, has_deletions=False)
 

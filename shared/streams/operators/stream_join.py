@@ -78,6 +78,8 @@ class JoinWindows:
         A left record counts until its window and the grace have passed. A right one counts as long as such a left
         record can be joined with it.
         """
+        # With a negative `after_ms`, matching right records have lower timestamps, so a left record waits for the grace
+        # only.
         left = close_time_ms - max(0, self.after_ms)
         return left if side == LEFT else left - self.before_ms
 

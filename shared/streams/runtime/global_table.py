@@ -62,6 +62,7 @@ class GlobalTableRows:
             own = key if self._node.key == "bytes" else string_deserializer(self.topic, key)
             row = self._node.value(self.topic, value)
         except DataError as e:
+            # The row keeps its last valid value, and the other rows stay current.
             self.invalid_records += 1
             return e
         if row is None:

@@ -138,6 +138,7 @@ class OwnedTask:
                 # Retrieve the outcome, or asyncio logs that nobody did.
                 restoring.add_done_callback(lambda done: done.cancelled() or done.exception())
                 restoring.cancel()
+                # At most half of the time. The rest is for the producer.
                 await asyncio.wait({restoring}, timeout=None if timeout_ms is None else timeout_ms / 2000)
             if self.local is not None:
                 if self.half_processed is not None:

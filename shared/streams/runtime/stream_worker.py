@@ -153,7 +153,7 @@ class StreamWorker(RebalanceListener):
             # Partitions in restore are paused. So the records belong to the tasks that run now, and none may be left
             # out, since the consumer's position is past them.
             ready = self._tasks.ready()
-            # 2. Learn the outcomes of the commit and of restores in the background.
+            # 2. Take the outcomes of the commit and of restores in the background.
             if self._commits.has_ended:
                 await self._after_commit(await self._commits.settle())
             await self._collect_restored()

@@ -66,6 +66,8 @@ class StateDirectory:
 
     def clean(self, delay_ms: int, now_ms: int) -> list[int]:
         """Delete the state of partitions that was not used for `delay_ms`; return these partitions."""
+        # As StateDirectory.cleanRemovedTasks and `state.cleanup.delay.ms`: a partition that returns soon should find
+        # its state.
         found = [p for p in self.partitions() if p not in self._open]
         old = [p for p in found if now_ms - self._folder_of(p).stat().st_mtime * 1000 > delay_ms]
         for partition in old:

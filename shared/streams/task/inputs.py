@@ -99,6 +99,7 @@ class TaskInputs:
 
     def _process_run(self, group: PartitionGroup, length: RunLength, share: Share, now_ms: int) -> None:
         """Process as many records at once as may fit into the share, and put back the rest."""
+        # A batch of columns cannot be left midway, so its length is chosen before.
         columns = group.next_run(length.records_max)
         before_ms = share.used_ms()
         self._process(columns, now_ms, share.is_left)

@@ -145,7 +145,7 @@ class VectorizedExecutor:
                     self._take_records(columns[done : done + 1])
                     done += 1
                 start = done
-            # With a chain the rest is taken too, because its functions were called already.
+            # With an operator chain the rest is taken too, because its functions were called already.
             if self._chain is None and not self._task.has_time():
                 return
 

@@ -3,7 +3,7 @@
 With idleness (`idle_timeout_ms`) windows close without a record, and their results may pass a repartition topic to
 further windows. If those windows advanced by their own idleness, every result would be late. So a task that has read
 its sources to their ends writes watermarks at regular intervals, to each partition of each repartition topic that it
-writes to. A watermark says that no later result of the task has a lower timestamp, except for records that are late
+writes to. A watermark means that no later result of the task has a lower timestamp, except for records that are late
 already. It follows the results that were written before it. Behind the topic, time advances to the lowest watermark of
 all tasks and no further.
 

@@ -443,6 +443,7 @@ def _set_words(pending, n, links, arena, key_offsets, sizes):
     It has the bytes after the keys' common prefix, zeros for missing ones, and then the number of bytes.
     """
     first = links[pending[0, ROW], KEY]
+    # Keys often begin alike, so the bytes after the common prefix distinguish more of them.
     prefix = sizes[first]
     for i in range(1, n):
         code = links[pending[i, ROW], KEY]
@@ -491,6 +492,7 @@ def _move(a, i, b, j):
 @compiled
 def _merge_sort(pending, spare, first, n, links, arena, key_offsets, sizes):
     """Sort the pending rows from `first` to n in closing order."""
+    # Runs are sorted by insertion, then merged in pairs. Only the left one of a pair is copied to `spare`.
     for low in range(first, n, RUN):
         for i in range(low + 1, min(low + RUN, n)):
             if not _is_before(pending, i, pending, i - 1, links, arena, key_offsets, sizes):
@@ -538,6 +540,8 @@ def _radix_sort(pending, spare, n):
                 continue
             # The highest byte has the sign: negative numbers come before the others.
             sign = DIGITS // 2 if shift == 56 else 0
+            # A counting sort, which keeps the order of equal bytes. The counts of the digits are behind the rows, four
+            # in each row of `spare`.
             for digit in range(DIGITS):
                 spare[n + (digit >> 2), digit & 3] = 0
             for i in range(n):
@@ -1019,7 +1023,9 @@ def take_sliding_windows(
                 if rejected_by != NONE:
                     meta[REJECTED_BY] = rejected_by
                     return REJECTED
+            # As `leftWindowNotEmpty`: the previous record is in the window that ends at t.
             lends = left != NONE and previous >= 0 and t - difference_ms <= previous
+            # The window that ends at t will begin with the numbers of `left`, so the sum with those must fit.
             if can_reject and not is_early and not is_whole and not has_left and lends and t >= close_time:
                 rejected_by = _rejected_by(program, cells, left, NONE, base, values, has, i)
                 if rejected_by != NONE:
@@ -1027,6 +1033,7 @@ def take_sliding_windows(
                     return REJECTED
             # 3. A window that begins with another one's numbers is created before that one takes the record.
             made_right = NONE
+            # As `rightWindowIsNotEmpty`: a window that would contain no record is not created.
             if not is_whole and not has_right and right_latest > t:
                 made_right = _new_window(
                     code, t + 1, t + 1 + difference_ms, right, program, base, links, flags, cells, heads, free, ring,
@@ -1037,6 +1044,8 @@ def take_sliding_windows(
                 if has_objects:
                     _step(UPDATE, made_right, meta[UPDATES] - 1, steps, meta)
             made_left, made_next, made_combined = NONE, NONE, NONE
+            # As `previousRecordRightWindowDoesNotExistAndIsNotEmpty`: the previous record's window may have been empty
+            # until now.
             if previous >= 0 and not is_whole and previous + 1 + difference_ms >= t:
                 at = heads[code]
                 while at != NONE and cells[at, START] > previous + 1:
