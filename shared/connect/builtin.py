@@ -57,10 +57,10 @@ def builtin(public: str, name: str) -> type:
     Raises AttributeError, as a module does, if there is none. Raises MissingExtra if its module needs a package that is
     not installed.
     """
-    place = BUILTIN[public].get(name)
-    if place is None:
+    module = BUILTIN[public].get(name)
+    if module is None:
         raise AttributeError(f"module {public!r} has no attribute {name!r}")
-    with needs(f"{public}.{name}", *EXTRAS.get(place, ())):
-        found: type = getattr(importlib.import_module(f"penstock.shared.connect.{place}"), name)
+    with needs(f"{public}.{name}", *EXTRAS.get(module, ())):
+        found: type = getattr(importlib.import_module(f"penstock.shared.connect.{module}"), name)
     publish(public, {name: found}, [name])
     return found

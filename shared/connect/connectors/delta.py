@@ -161,10 +161,11 @@ class DeltaSinkConnector(SinkConnector):
         return (
             ConfigDef()
             .define("table.uri", Type.STRING, NO_DEFAULT, HIGH,
-                    "The table: a path or a URL such as s3://bucket/table. The worker's "
-                    f"{FILES_ALLOWED} says which there may be.")
-            .define("flush.size", Type.INT, 50_000, HIGH, "After so many records they are appended.", at_least(1))
-            .define("partition.by", Type.LIST, "", MEDIUM, "The columns that a new table is partitioned by.")
+                    "Path or URL of the table, such as s3://bucket/table. The worker's "
+                    f"{FILES_ALLOWED} must allow it.")
+            .define("flush.size", Type.INT, 50_000, HIGH,
+                    "Number of records after which they are appended to the table.", at_least(1))
+            .define("partition.by", Type.LIST, "", MEDIUM, "Partition columns of a new table.")
         )  # fmt: skip
 
     async def start(self, props: Props) -> None:

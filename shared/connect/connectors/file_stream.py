@@ -115,9 +115,9 @@ class FileStreamSourceConnector(SourceConnector):
     def config(cls) -> ConfigDef:
         return (
             ConfigDef()
-            .define("file", Type.STRING, None, Importance.HIGH, "The file to read; not given: standard input.")
-            .define("topic", Type.STRING, NO_DEFAULT, Importance.HIGH, "The topic to write to.", non_empty)
-            .define("batch.size", Type.INT, 2000, Importance.LOW, "The most records of one poll.", at_least(1))
+            .define("file", Type.STRING, None, Importance.HIGH, "File to read. Default: standard input.")
+            .define("topic", Type.STRING, NO_DEFAULT, Importance.HIGH, "Topic to write to.", non_empty)
+            .define("batch.size", Type.INT, 2000, Importance.LOW, "Maximum number of records of one poll.", at_least(1))
         )
 
     async def start(self, props: Props) -> None:
@@ -185,8 +185,8 @@ class FileStreamSinkConnector(SinkConnector):
 
     @classmethod
     def config(cls) -> ConfigDef:
-        says = "The file to write to; not given: standard output."
-        return ConfigDef().define("file", Type.STRING, None, Importance.HIGH, says)
+        documentation = "File to write to. Default: standard output."
+        return ConfigDef().define("file", Type.STRING, None, Importance.HIGH, documentation)
 
     async def start(self, props: Props) -> None:
         self._props = dict(props)

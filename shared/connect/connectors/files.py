@@ -44,7 +44,7 @@ def object_store(url: str, options: Mapping[str, str]) -> tuple[Any, str]:
         found: tuple[Any, str] = pa_fs.FileSystem.from_uri(url)
         return found
     if "protocol" in options:
-        raise ConfigError(f"storage.protocol={options['protocol']}: the url says which store it is")
+        raise ConfigError(f"storage.protocol={options['protocol']}: the url names the store; remove this setting")
     try:
         with needs("the files sink", "files"):
             fsspec = importlib.import_module("fsspec")
@@ -74,7 +74,7 @@ class FilesSinkTask(SinkTask):
         self._buffers: dict[TopicPartition, list[SinkRecord]] = {}
         self._since: dict[TopicPartition, float] = {}
         self._taken: dict[TopicPartition, int] = {}
-        self._refused: dict[TopicPartition, set[int]] = {}
+        self._rejected: dict[TopicPartition, set[int]] = {}
         self._written: dict[TopicPartition, int] = {}
 
     async def open(self, partitions: frozenset[TopicPartition]) -> None:
@@ -85,7 +85,7 @@ class FilesSinkTask(SinkTask):
 
     def _forget(self, partitions: frozenset[TopicPartition]) -> None:
         kept: dict[TopicPartition, Any]
-        for kept in (self._buffers, self._since, self._taken, self._refused, self._written):
+        for kept in (self._buffers, self._since, self._taken, self._rejected, self._written):
             for tp in partitions:
                 kept.pop(tp, None)
 
@@ -128,14 +128,14 @@ class FilesSinkTask(SinkTask):
             self.context.timeout(self._values["retry.backoff.ms"])
             raise RetriableError(f"{path}: {e}") from e
         del buffer[:count]
-        for kept in (self._since, self._refused):
+        for kept in (self._since, self._rejected):
             kept.pop(tp, None)
         self._written[tp] = last + 1
 
     async def _encode(self, tp: TopicPartition, records: list[SinkRecord]) -> bytes | None:
         """A file of the valid records; every other record is reported once. None if no record is valid."""
-        refused = self._refused.setdefault(tp, set())
-        while fit := [record for record in records if record.original[2] not in refused]:
+        rejected = self._rejected.setdefault(tp, set())
+        while fit := [record for record in records if record.original[2] not in rejected]:
             try:
                 return await asyncio.to_thread(self._encoded, fit)
             except DataError as e:
@@ -144,7 +144,7 @@ class FilesSinkTask(SinkTask):
                     raise ConnectError(f"a record cannot be in a file: {e}") from e
                 unfit = fit if isinstance(e, NothingInIt) else [await asyncio.to_thread(self._first_unfit, fit)]
                 for record in unfit:
-                    refused.add(record.original[2])
+                    rejected.add(record.original[2])
                     await reporter.report(record, e)
         return None
 
@@ -197,15 +197,16 @@ class FilesSinkConnector(SinkConnector):
         return (
             ConfigDef()
             .define("url", Type.STRING, NO_DEFAULT, HIGH,
-                    "The folder: a path, or a URL such as s3://bucket/folder?region=eu-west-1. The worker's "
-                    f"{FILES_ALLOWED} says which there may be.")
-            .define("format", Type.STRING, "parquet", HIGH, "parquet or json (lines).", one_of(*SUFFIX))
-            .define("flush.size", Type.INT, 10_000, HIGH, "Records of one file.", at_least(1))
-            .define("rotate.interval.ms", Type.LONG, 0, MEDIUM, "After how long a smaller file is closed; 0: never.",
+                    "Path or URL of the folder, such as s3://bucket/folder?region=eu-west-1. The worker's "
+                    f"{FILES_ALLOWED} must allow it.")
+            .define("format", Type.STRING, "parquet", HIGH,
+                    "File format: parquet, or json (one object a line).", one_of(*SUFFIX))
+            .define("flush.size", Type.INT, 10_000, HIGH, "Number of records in a file.", at_least(1))
+            .define("rotate.interval.ms", Type.LONG, 0, MEDIUM, "Time after which a smaller file is closed. 0: never.",
                     at_least(0))
-            .define("parquet.codec", Type.STRING, "snappy", LOW, "The compression of Parquet.",
+            .define("parquet.codec", Type.STRING, "snappy", LOW, "Compression codec of Parquet files.",
                     one_of("none", "snappy", "gzip", "zstd", "lz4"))
-            .define("retry.backoff.ms", Type.INT, 3_000, LOW, "How long after a failed write.", at_least(0))
+            .define("retry.backoff.ms", Type.INT, 3_000, LOW, "Delay before a failed write is retried.", at_least(0))
         )  # fmt: skip
 
     def validate(self, props: Props) -> list[ConfigValue]:

@@ -39,30 +39,30 @@ def client_config() -> ConfigDef:
     """The settings of the connection."""
     return (
         ConfigDef()
-        .define("http.url", Type.STRING, NO_DEFAULT, HIGH, "The address.", _is_url)
+        .define("http.url", Type.STRING, NO_DEFAULT, HIGH, "URL of the requests.", _is_url)
         .define("http.headers", Type.PASSWORD, "", MEDIUM,
-                "More headers: Name:value, comma-separated. They are kept secret, as Authorization is.", _are_headers)
-        .define("http.auth.type", Type.STRING, "none", MEDIUM, "none, basic or bearer.",
+                "Additional request headers (Name:value, comma-separated), hidden like a password.", _are_headers)
+        .define("http.auth.type", Type.STRING, "none", MEDIUM, "Authentication: none, basic or bearer.",
                 one_of("none", "basic", "bearer"))
-        .define("http.auth.user", Type.STRING, "", MEDIUM, "The user of basic.")
-        .define("http.auth.password", Type.PASSWORD, "", MEDIUM, "The password of basic.")
-        .define("http.auth.token", Type.PASSWORD, "", MEDIUM, "The token of bearer.")
-        .define("request.timeout.ms", Type.INT, 30_000, LOW, "How long one request may take.", at_least(1))
-        .define("max.retries", Type.INT, 10, MEDIUM, "How often a passing failure is tried again.", at_least(0))
-        .define("retry.backoff.ms", Type.INT, 3_000, MEDIUM, "How long before each time.", at_least(0))
+        .define("http.auth.user", Type.STRING, "", MEDIUM, "User for basic authentication.")
+        .define("http.auth.password", Type.PASSWORD, "", MEDIUM, "Password for basic authentication.")
+        .define("http.auth.token", Type.PASSWORD, "", MEDIUM, "Token for bearer authentication.")
+        .define("request.timeout.ms", Type.INT, 30_000, LOW, "Maximum time of one request.", at_least(1))
+        .define("max.retries", Type.INT, 10, MEDIUM, "Maximum number of retries after a temporary error.", at_least(0))
+        .define("retry.backoff.ms", Type.INT, 3_000, MEDIUM, "Delay before each retry.", at_least(0))
     )  # fmt: skip
 
 
 def _is_url(name: str, value: Any) -> None:
     if value is not None and not re.match(r"https?://[^/]", value):
-        raise invalid(name, value, "no http:// or https:// URL")
+        raise invalid(name, value, "must be an http:// or https:// URL")
 
 
 def _are_headers(name: str, value: Any) -> None:
     try:
         _headers(value)
     except ValueError:
-        raise invalid(name, value, "each header is Name:value") from None
+        raise invalid(name, value, "each header must be Name:value") from None
 
 
 def _headers(given: Password) -> dict[str, str]:
@@ -164,20 +164,20 @@ class HttpSinkTask(SinkTask):
             self.context.timeout(self._values["retry.backoff.ms"])
             raise self._retries.failed(f"{type(e).__name__}: {e}") from e
         except DataError as e:
-            await self._refused(batch, e)
+            await self._reject(batch, e)
             return
         if is_passing(response.status_code):
             self.context.timeout(max(self._values["retry.backoff.ms"], retry_after_ms(response)))
             raise self._retries.failed(f"HTTP {response.status_code}: {response.text[:200]}")
         if not response.is_success:
-            await self._refused(batch, DataError(f"HTTP {response.status_code}: {response.text[:200]}"))
+            await self._reject(batch, DataError(f"HTTP {response.status_code}: {response.text[:200]}"))
         else:
             self._note_posted(batch)
 
-    async def _refused(self, batch: list[SinkRecord], error: DataError) -> None:
+    async def _reject(self, batch: list[SinkRecord], error: DataError) -> None:
         reporter = self.context.errant_record_reporter
         if reporter is None:
-            raise ConnectError(f"{len(batch)} records were refused: {error}") from error
+            raise ConnectError(f"{len(batch)} records were rejected: {error}") from error
         if len(batch) == 1:
             await reporter.report(batch[0], error)
             self._note_posted(batch)
@@ -212,11 +212,12 @@ class HttpSinkConnector(SinkConnector):
     def config(cls) -> ConfigDef:
         return (
             client_config()
-            .define("http.method", Type.STRING, "POST", MEDIUM, "POST, PUT or PATCH.", one_of("POST", "PUT", "PATCH"))
+            .define("http.method", Type.STRING, "POST", MEDIUM,
+                    "Request method: POST, PUT or PATCH.", one_of("POST", "PUT", "PATCH"))
             .define("batch.format", Type.STRING, "array", MEDIUM,
-                    "array: one JSON array. ndjson: a line a record. single: a request a record.",
+                    "array: one JSON array of records. ndjson: one line a record. single: one request a record.",
                     one_of("array", "ndjson", "single"))
-            .define("batch.max.size", Type.INT, 500, MEDIUM, "The most records of one request.", at_least(1))
+            .define("batch.max.size", Type.INT, 500, MEDIUM, "Maximum number of records of one request.", at_least(1))
         )  # fmt: skip
 
     async def start(self, props: Props) -> None:
@@ -242,7 +243,7 @@ def pointed(value: Any, pointer: str) -> Any:
         elif isinstance(value, list) and name.isdecimal() and int(name) < len(value):
             value = value[int(name)]
         else:
-            raise DataError(f"the answer has nothing at {pointer}")
+            raise DataError(f"the response has no value at {pointer}")
     return value
 
 
@@ -279,9 +280,9 @@ class HttpSourceTask(SourceTask):
             return None
         if not response.is_success:
             raise ConnectError(f"HTTP {response.status_code}: {response.text[:200]}")
-        asked = str(self._offset)
+        requested = str(self._offset)
         records = self._records(response)
-        if str(self._offset) != asked:
+        if str(self._offset) != requested:
             self._wait_ms = 0  # there may be another page
         return records
 
@@ -292,7 +293,7 @@ class HttpSourceTask(SourceTask):
             async for chunk in response.aiter_bytes():
                 body += chunk
                 if len(body) > BODY_BYTES_MAX:
-                    raise ConnectError(f"the answer has more than {BODY_BYTES_MAX} bytes")
+                    raise ConnectError(f"the response has more than {BODY_BYTES_MAX} bytes")
         if response.is_success:
             self._etag = response.headers.get("ETag")
         headers_kept = {name: v for name, v in response.headers.items() if name.lower() != "content-encoding"}
@@ -302,7 +303,7 @@ class HttpSourceTask(SourceTask):
         try:
             found = pointed(msgspec.json.decode(response.content), self._values["records.pointer"])
         except (msgspec.DecodeError, DataError) as e:
-            raise ConnectError(f"the answer is not as the settings say: {e}") from e
+            raise ConnectError(f"the response does not match the settings: {e}") from e
         records = []
         for item in found if isinstance(found, list) else [found]:
             if (pointer := self._values["http.offset.pointer"]) and not self._advance(item, pointed(item, pointer)):
@@ -343,14 +344,15 @@ class HttpSourceConnector(SourceConnector):
     def config(cls) -> ConfigDef:
         return (
             client_config()
-            .define("topic", Type.STRING, NO_DEFAULT, HIGH, "The topic to write to.")
-            .define("poll.interval.ms", Type.INT, 60_000, MEDIUM, "How long between two requests.", at_least(1))
+            .define("topic", Type.STRING, NO_DEFAULT, HIGH, "Topic to write to.")
+            .define("poll.interval.ms", Type.INT, 60_000, MEDIUM, "Interval between requests.", at_least(1))
             .define("records.pointer", Type.STRING, "", MEDIUM,
-                    "A JSON pointer to the array of records; empty: the whole answer.")
-            .define("key.pointer", Type.STRING, "", MEDIUM, "Within a record, to its key; empty: no key.")
+                    "JSON pointer to the array of records in the response. Empty: the whole response.")
+            .define("key.pointer", Type.STRING, "", MEDIUM, "JSON pointer to the key within a record. Empty: no key.")
             .define("http.offset.pointer", Type.STRING, "", MEDIUM,
-                    "Within a record, to its offset. Offsets may be inclusive: what is known of the last is left out.")
-            .define("http.offset.initial", Type.STRING, "", MEDIUM, "The offset of the first request.")
+                    "JSON pointer to the offset within a record. If the server returns the last record again, it is "
+                    "skipped.")
+            .define("http.offset.initial", Type.STRING, "", MEDIUM, "Value of ${offset} in the first request.")
         )  # fmt: skip
 
     async def start(self, props: Props) -> None:

@@ -25,7 +25,7 @@ TOOLS = "org.apache.kafka.connect.tools."
 BATCH_MAX = 500
 
 
-def say(**fields: Any) -> None:
+def print_line(**fields: Any) -> None:
     """Print one JSON line on standard output."""
     sys.stdout.write(msgspec.json.encode(fields).decode() + "\n")
 
@@ -62,7 +62,7 @@ class VerifiableSourceTask(SourceTask):
 
     async def commit_record(self, record: SourceRecord, metadata: object) -> None:
         if not self._quiet:
-            say(
+            print_line(
                 name=self._name, task=self._id, topic=self._topic, time_ms=_now_ms(), seqno=record.value, committed=True
             )
 
@@ -96,9 +96,9 @@ class VerifiableSourceConnector(_PropsConnector, SourceConnector):
     def config(cls) -> ConfigDef:
         return (
             ConfigDef()
-            .define("topic", Type.STRING, NO_DEFAULT, Importance.HIGH, "The topic to write to.")
-            .define("throughput", Type.LONG, -1, Importance.MEDIUM, "Records a second; -1: as many as possible.")
-            .define("quiet", Type.BOOLEAN, False, Importance.LOW, "Whether nothing is said on standard output.")
+            .define("topic", Type.STRING, NO_DEFAULT, Importance.HIGH, "Topic to write to.")
+            .define("throughput", Type.LONG, -1, Importance.MEDIUM, "Maximum number of records a second. -1: no limit.")
+            .define("quiet", Type.BOOLEAN, False, Importance.LOW, "Whether the output to standard output is disabled.")
         )
 
     def exactly_once_support(self, props: Props) -> ExactlyOnceSupport:
@@ -113,16 +113,16 @@ class VerifiableSinkTask(SinkTask):
         self._unflushed: list[SinkRecord] = []
 
     async def put(self, records: list[SinkRecord]) -> None:
-        self._say(records, flushed=False)
+        self._print(records, flushed=False)
         self._unflushed += records
 
     async def flush(self, offsets: Offsets) -> None:
-        self._say(self._unflushed, flushed=True)
+        self._print(self._unflushed, flushed=True)
         self._unflushed = []
 
-    def _say(self, records: list[SinkRecord], *, flushed: bool) -> None:
+    def _print(self, records: list[SinkRecord], *, flushed: bool) -> None:
         for record in records:
-            say(
+            print_line(
                 name=self._name, task=self._id, topic=record.topic, time_ms=_now_ms(),
                 seqno=record.value, offset=record.kafka_offset, flushed=flushed,
             )  # fmt: skip
@@ -149,13 +149,13 @@ def mock_config() -> ConfigDef:
     """The settings of both mocks."""
     return (
         ConfigDef()
-        .define("mock_mode", Type.STRING, "none", Importance.LOW, f"What fails: {', '.join(MODES)}.")
-        .define("delay_ms", Type.LONG, 15_000, Importance.LOW, "How long after the start.")
+        .define("mock_mode", Type.STRING, "none", Importance.LOW, f"Failure to simulate: {', '.join(MODES)}.")
+        .define("delay_ms", Type.LONG, 15_000, Importance.LOW, "Delay between the start and the failure.")
     )
 
 
 class _MockConnector(_PropsConnector):
-    """Fails if `mock_mode` says so."""
+    """Fails if `mock_mode` is connector-failure."""
 
     context: Any
     _failing: asyncio.Task[None] | None = None

@@ -55,8 +55,17 @@ class JsonConverter(Converter, HeaderConverter):
     def config(cls) -> ConfigDef:
         return (
             ConfigDef()
-            .define("schemas.enable", Type.BOOLEAN, True, Importance.HIGH, "Whether each value has its schema with it.")
-            .define("schemas.cache.size", Type.INT, 1000, Importance.HIGH, "Schemas kept parsed.", at_least(0))
+            .define(
+                "schemas.enable", Type.BOOLEAN, True, Importance.HIGH, "Whether each value is stored with its schema."
+            )
+            .define(
+                "schemas.cache.size",
+                Type.INT,
+                1000,
+                Importance.HIGH,
+                "Maximum number of schemas in the cache.",
+                at_least(0),
+            )
             .define(
                 "decimal.format",
                 Type.STRING,
@@ -70,7 +79,7 @@ class JsonConverter(Converter, HeaderConverter):
                 Type.BOOLEAN,
                 True,
                 Importance.LOW,
-                "Whether null becomes a field's default.",
+                "Whether a null is replaced by the default value of its field.",
             )
         )
 

@@ -138,11 +138,11 @@ class _Reading:
         if kind == "array":
             items = self.whole(json.get("items", {}), depth + 1)
             if items is None:
-                raise DataError("a JSON Schema's array says nothing of its items")
+                raise DataError("a JSON Schema's array has no schema for its items")
             return Schema.array(items)
         if kind == "object" or "properties" in json:
             return self._struct(json, depth)
-        raise DataError(f"a JSON Schema of type {kind!r} has no like in Connect")
+        raise DataError(f"a JSON Schema of type {kind!r} has no equivalent in Connect")
 
     def _struct(self, json: dict[str, Any], depth: int) -> Schema:
         properties = json.get("properties") or {}
@@ -154,7 +154,7 @@ class _Reading:
         for name, one in sorted(properties.items(), key=lambda item: _index(item[1])):
             found = self.whole(one, depth + 1)
             if found is None:
-                raise DataError(f"a JSON Schema says nothing of its property {name!r}")
+                raise DataError(f"a JSON Schema has no schema for its property {name!r}")
             fields.append(Field(name, found if ours or name in required else found.as_optional()))
         return Schema.struct(None, *fields)
 
@@ -165,7 +165,7 @@ class _Reading:
         else:
             keys, values = Schema(SchemaType.STRING), self.whole(json.get("additionalProperties", {}), depth + 1)
         if keys is None or values is None:
-            raise DataError("a JSON Schema's map says nothing of its keys or values")
+            raise DataError("a JSON Schema's map has no schema for its keys or values")
         return Schema.map(keys, values)
 
     def _one_of(self, json: dict[str, Any], word: str, depth: int) -> Schema | None:
@@ -174,7 +174,7 @@ class _Reading:
 
     def _choice(self, branches: list[Any], *, optional: bool, depth: int) -> Schema | None:
         if len(branches) != 1:
-            raise DataError(f"a JSON Schema with {len(branches)} types in one place has no like in Connect")
+            raise DataError(f"a JSON Schema with {len(branches)} types for one value has no equivalent in Connect")
         found = self.whole(branches[0], depth + 1)
         return found.as_optional() if found is not None and optional else found
 

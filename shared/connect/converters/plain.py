@@ -57,7 +57,7 @@ class StringConverter(_Both):
     @classmethod
     def config(cls) -> ConfigDef:
         return ConfigDef().define(
-            "converter.encoding", Type.STRING, "UTF-8", Importance.HIGH, "The text's encoding.", _encoding
+            "converter.encoding", Type.STRING, "UTF-8", Importance.HIGH, "Character encoding of the text.", _encoding
         )
 
     def configure(self, configs: Mapping[str, Any], is_key: bool) -> None:

@@ -123,7 +123,7 @@ class RegistryClient:
             return await client.request(method, url, content=content, headers=headers)
 
 
-def _accepted(answer: httpx.Response, asked: str) -> dict[str, Any]:
+def _accepted(answer: httpx.Response, request: str) -> dict[str, Any]:
     try:
         body = answer.json()
     except ValueError:
@@ -132,5 +132,5 @@ def _accepted(answer: httpx.Response, asked: str) -> dict[str, Any]:
         return body
     if isinstance(body, dict) and "message" in body:
         code = body.get("error_code", answer.status_code)
-        raise DataError(f"the schema registry refuses {asked}: {body['message']}; error code: {code}")
-    raise DataError(f"the schema registry refuses {asked}: {answer.status_code} {answer.text[:500]}")
+        raise DataError(f"the schema registry rejected {request}: {body['message']}; error code: {code}")
+    raise DataError(f"the schema registry rejected {request}: {answer.status_code} {answer.text[:500]}")

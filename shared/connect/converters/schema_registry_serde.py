@@ -43,24 +43,25 @@ def registry_config() -> ConfigDef:
     return (
         ConfigDef()
         .define("schema.registry.url", Type.LIST, NO_DEFAULT, Importance.HIGH,
-                "The registry's addresses; each is tried in turn.", non_empty)
+                "URLs of the schema registry, tried in this order.", non_empty)
         .define("basic.auth.credentials.source", Type.STRING, "URL", Importance.MEDIUM,
-                "Where user and password are: in the URL, or in basic.auth.user.info.",
+                "Source of user and password: URL, or USER_INFO for basic.auth.user.info.",
                 one_of("URL", "USER_INFO", ignore_case=True))
-        .define("basic.auth.user.info", Type.PASSWORD, "", Importance.MEDIUM, "user:password")
-        .define("bearer.auth.token", Type.PASSWORD, "", Importance.MEDIUM, "Sent as a bearer token where it is set.")
+        .define("basic.auth.user.info", Type.PASSWORD, "", Importance.MEDIUM, "User and password, as user:password.")
+        .define("bearer.auth.token", Type.PASSWORD, "", Importance.MEDIUM, "Bearer token of the requests. Empty: none.")
         .define("auto.register.schemas", Type.BOOLEAN, True, Importance.MEDIUM,
-                "Whether a schema that is written is registered; else it must be in its subject.")
+                "Whether schemas are registered when they are written. false: they must be registered already.")
         .define("use.latest.version", Type.BOOLEAN, False, Importance.LOW,
-                "Write under the subject's latest schema (auto.register.schemas must be false then).")
-        .define("normalize.schemas", Type.BOOLEAN, False, Importance.LOW, "Have the registry normalize schemas.")
+                "Whether to write with the latest schema of the subject. Needs auto.register.schemas=false.")
+        .define("normalize.schemas", Type.BOOLEAN, False, Importance.LOW, "Whether the registry normalizes schemas.")
         .define("key.subject.name.strategy", Type.STRING, "TopicNameStrategy", Importance.MEDIUM,
-                "What a key's subject is called.", strategies)
+                "Strategy for the subject names of keys.", strategies)
         .define("value.subject.name.strategy", Type.STRING, "TopicNameStrategy", Importance.MEDIUM,
-                "What a value's subject is called.", strategies)
-        .define("schemas.cache.size", Type.INT, 1000, Importance.LOW, "Schemas kept.", at_least(1))
+                "Strategy for the subject names of values.", strategies)
+        .define("schemas.cache.size", Type.INT, 1000, Importance.LOW,
+                "Maximum number of schemas in the cache.", at_least(1))
         .define("schema.registry.request.timeout.ms", Type.INT, 30_000, Importance.LOW,
-                "How long the registry may take to answer.", at_least(1))
+                "Maximum time of a request to the registry.", at_least(1))
     )  # fmt: skip
 
 

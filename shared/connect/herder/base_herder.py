@@ -234,7 +234,7 @@ class BaseHerder(ABC):
         """Raises BadRequest, in Kafka Connect's words, if a connector with this config cannot be created."""
         infos = await self._validated(config)
         if infos.error_count:
-            raise BadRequest(infos.refusal())
+            raise BadRequest(infos.error_message())
 
     # --- changes ---
 

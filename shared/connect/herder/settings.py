@@ -24,43 +24,62 @@ def distributed_config() -> ConfigDef:
     """Returns a distributed worker's settings (org.apache.kafka.connect.runtime.distributed.DistributedConfig)."""
     definition = (
         worker_config()
-        .define("group.id", Type.STRING, NO_DEFAULT, HIGH, "The workers that share connectors have the same one.")
+        .define("group.id", Type.STRING, NO_DEFAULT, HIGH,
+                "Identifies the Connect cluster: all its workers have the same id.")
         .define("session.timeout.ms", Type.INT, 10_000, HIGH,
-                "A worker that is not heard of for so long is gone.", at_least(1))
+                "Time without a heartbeat after which the coordinator removes a worker from the group.", at_least(1))
         .define("rebalance.timeout.ms", Type.INT, 60_000, HIGH,
-                "How long the workers have to join when the group assigns anew.", at_least(1))
-        .define("heartbeat.interval.ms", Type.INT, 3_000, HIGH, "How often a worker is heard of.", at_least(1))
-        .define("connect.protocol", Type.STRING, "sessioned", LOW, "How work is assigned.",
+                "Maximum time for each worker to join the group once a rebalance has begun.", at_least(1))
+        .define("heartbeat.interval.ms", Type.INT, 3_000, HIGH,
+                "Interval between heartbeats to the group coordinator.", at_least(1))
+        .define("connect.protocol", Type.STRING, "sessioned", LOW,
+                "Rebalance protocol. eager: all work stops. compatible: incremental cooperative rebalancing. "
+                "sessioned: as compatible, with signed requests between workers.",
                 one_of(*SETTINGS_NAMES, ignore_case=True))
         .define("scheduled.rebalance.max.delay.ms", Type.INT, 300_000, LOW,
-                "How long the work of a worker that is gone waits for it to come back.", at_least(0))
+                "Maximum time that the work of a departed worker waits for its return.", at_least(0))
         .define("worker.sync.timeout.ms", Type.INT, 3_000, MEDIUM,
-                "How long a worker that is behind may take to read the configs.", at_least(1))
+                "Maximum time for a worker to read the configs up to the offset of its assignment.", at_least(1))
         .define("worker.unsync.backoff.ms", Type.INT, 300_000, MEDIUM,
-                "How long a worker stays out of the group that could not read the configs.", at_least(0))
+                "Time that a worker stays out of the group after worker.sync.timeout.ms has passed.", at_least(0))
         .define("inter.worker.key.generation.algorithm", Type.STRING, "HmacSHA256", LOW,
-                "The algorithm of the key that workers sign with.", one_of(*HASHES))
-        .define("inter.worker.key.size", Type.INT, None, LOW, "Taken for compatibility: keys have 256 bits.")
-        .define("inter.worker.key.ttl.ms", Type.INT, 3_600_000, LOW, "How old that key gets.", at_least(1))
+                "Algorithm of the session key, and of the signatures made with it.", one_of(*HASHES))
+        .define("inter.worker.key.size", Type.INT, None, LOW,
+                "Accepted for compatibility: session keys have 256 bits.")
+        .define("inter.worker.key.ttl.ms", Type.INT, 3_600_000, LOW,
+                "Lifetime of a session key. The leader then generates a new one.", at_least(1))
         .define("inter.worker.signature.algorithm", Type.STRING, "HmacSHA256", LOW,
-                "The algorithm of the signatures.", one_of(*HASHES))
+                "Accepted for compatibility: requests are signed with the session key's algorithm.", one_of(*HASHES))
         .define("inter.worker.verification.algorithms", Type.LIST, "HmacSHA256", LOW,
-                "The algorithms of signatures that are accepted.")
+                "Signature algorithms that are accepted in requests between workers.")
     )  # fmt: skip
     for store, partitions in (("config", None), ("offset", 25), ("status", 5)):
-        definition.define(f"{store}.storage.topic", Type.STRING, NO_DEFAULT, HIGH, f"The topic of {store} records.")
         definition.define(
-            f"{store}.storage.replication.factor", Type.SHORT, 3, LOW, "Its replicas, -1: the broker's default."
+            f"{store}.storage.topic", Type.STRING, NO_DEFAULT, HIGH, f"Topic that stores the {store} records."
+        )
+        definition.define(
+            f"{store}.storage.replication.factor",
+            Type.SHORT,
+            3,
+            LOW,
+            f"Replication factor of the {store} topic if the worker creates it. -1: the broker's default.",
         )
         if partitions is not None:
-            definition.define(f"{store}.storage.partitions", Type.INT, partitions, LOW, "Its partitions.", at_least(-1))
+            definition.define(
+                f"{store}.storage.partitions",
+                Type.INT,
+                partitions,
+                LOW,
+                f"Number of partitions of the {store} topic if the worker creates it.",
+                at_least(-1),
+            )
     return definition
 
 
 def standalone_config() -> ConfigDef:
     """Returns a standalone worker's settings."""
     return worker_config().define(
-        "offset.storage.file.filename", Type.STRING, NO_DEFAULT, HIGH, "The file that offsets are kept in."
+        "offset.storage.file.filename", Type.STRING, NO_DEFAULT, HIGH, "File that stores the source offsets."
     )
 
 

@@ -106,7 +106,9 @@ class AbstractWorkerSourceTask(WorkerTask):
         self, id: ConnectorTaskId, listener: StatusListener, parts: SourceParts, metrics: TaskMetrics, clock: Clock
     ) -> None:
         super().__init__(id, listener, metrics, clock)
-        self.parts, self.task, self.producer = parts, parts.task, parts.producer
+        self.parts = parts
+        self.task = parts.task
+        self.producer = parts.producer
         self.to_send: list[SourceRecord] | None = None
         self.send_error: Exception | None = None
         self._known_topics: set[str] = set()
@@ -189,7 +191,7 @@ class AbstractWorkerSourceTask(WorkerTask):
 
     async def iteration(self) -> None:
         """Runs one turn: pauses if required, polls if no records are left to send, sends."""
-        self._raise_send_error()
+        self._raise_send_error()  # from a producer callback since the last turn
         if self.should_pause:
             await self._pause()
             return
@@ -235,6 +237,7 @@ class AbstractWorkerSourceTask(WorkerTask):
                 waiting: list[asyncio.Future[Any]] = [poll, changed]
                 await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
                 changed.cancel()
+                # A stop ends the call. The records that it would have returned are polled by the next task.
                 if self.stopping and not poll.done():
                     return None
                 if not poll.done():
@@ -266,6 +269,11 @@ class AbstractWorkerSourceTask(WorkerTask):
         blocked_ms = 0
         try:
             while not sending.done():
+                # After each interval, one of three cases:
+                # 1. Another record is in hand, or none: the task makes progress.
+                # 2. The same record blocks a task that is to stop or pause: it is taken back.
+                # 3. The same record blocks the task: wait on, and log it. Kafka Connect's producers block without a
+                #    limit as well (max.block.ms=Long.MAX_VALUE).
                 before = self._in_hand
                 await asyncio.wait((sending,), timeout=HELD_UP_CHECK_MS / 1000)
                 if before is None or before is not self._in_hand:
@@ -291,6 +299,8 @@ class AbstractWorkerSourceTask(WorkerTask):
         while True:
             now_ms = self._clock.monotonic_ms()
             for destination, waiting in list(self._waiting.items()):
+                # Unlike Kafka Connect, whose producers wait for a missing topic without a limit. A paused task does
+                # not fail, since it sends nothing.
                 if waiting.due_ms <= now_ms and self.state is not State.PAUSED:
                     await self._fail_without_topic(destination, f"topic.wait.timeout.ms={wait_ms}")
                     waiting.due_ms = self._clock.monotonic_ms() + TOPIC_LOOKUP_AGAIN_MS
@@ -320,6 +330,7 @@ class AbstractWorkerSourceTask(WorkerTask):
         If no broker answers, neither is known. The task then continues to wait, as it does for a topic that exists.
         """
         topic, partition = destination
+        # Four cases: 1. no answer, 2. all exists, 3. the partition is missing, 4. the topic is missing.
         try:
             async with asyncio.timeout(TOPIC_LOOKUP_MS / 1000):
                 await self._open_admin()
@@ -355,7 +366,7 @@ class AbstractWorkerSourceTask(WorkerTask):
         self.metrics.set("source_send_blocked_ms", blocked_ms)
         if blocked_ms % BLOCKED_LOG_MS == 0:
             log.warning(
-                "a record cannot be handed to the producer: is there its topic, and does its broker answer?",
+                "a record cannot be handed to the producer: its topic is missing, or the broker does not answer",
                 task=str(self.id), topic=record.topic, for_ms=blocked_ms,
             )  # fmt: skip
 
@@ -363,6 +374,7 @@ class AbstractWorkerSourceTask(WorkerTask):
         records = self.to_send or []
         self._reported_topics.clear()
         for index, record in enumerate(records):
+            # After a record that was not sent, `to_send` has the rest from it on, so that nothing is sent twice.
             try:
                 produced = await self.parts.conversion.producer_record(record)
             except (Interrupted, asyncio.CancelledError) as e:
@@ -378,10 +390,11 @@ class AbstractWorkerSourceTask(WorkerTask):
                 await self._have_topic(produced)
                 token = await self._prepare_to_send(record, produced)
                 await self._send(record, produced, token)
-            except RetriableError as e:
+            except RetriableError as e:  # as in AbstractWorkerSourceTask.sendRecords: tried again from this record on
                 self._not_sent(token)
                 self.to_send = records[index:]
-                if isinstance(e, UnknownTopicOrPartition):  # the connector's own producer.override.max.block.ms is over
+                # Only with the connector's own producer.override.max.block.ms. Otherwise `_watch_topics` sees it first.
+                if isinstance(e, UnknownTopicOrPartition):
                     await self._fail_without_topic(_destination(produced), "the producer's max.block.ms")
                 log.warning("send will be tried again", task=str(self.id), error=self.mask(f"{type(e).__name__}: {e}"))
                 return False
@@ -408,6 +421,7 @@ class AbstractWorkerSourceTask(WorkerTask):
             if metadata is not None and error is None:
                 self.metrics.add("source_record_write_total")
                 self._sent(record, token, metadata)
+            # The producer of a cancelled task fails its remaining records when it is closed.
             elif error is not None and not self.cancelled:
                 self._failed_later(record, token, error)
 
@@ -440,7 +454,7 @@ class AbstractWorkerSourceTask(WorkerTask):
             self.parts.reporters.await_before_commit(
                 asyncio.ensure_future(self.parts.reporters.report(record, failure))
             )
-        elif self.send_error is None:
+        elif self.send_error is None:  # the first error counts: later ones are often its consequences
             self.send_error = error
 
     async def _rejected(self, record: SourceRecord, token: object, error: PenstockError) -> None:
@@ -487,10 +501,11 @@ class AbstractWorkerSourceTask(WorkerTask):
     async def _created(self, topic: NewTopic) -> bool:
         """Returns whether the topic exists now. If not, it can be tried again, and `_topic_error` is the reason."""
         try:
+            # Looked up first, as in maybeCreateTopic: an existing topic then needs no right to create topics.
             if topic.name not in await self.parts.admin.list_topics(internal=True):
                 await self.parts.admin.create_topics([topic])
         except TopicAlreadyExists:
-            log.info("topic was made by another meanwhile", topic=topic.name)
+            log.info("topic was created by another client meanwhile", topic=topic.name)
         except RetriableError as e:
             if self._topic_error is None:
                 log.warning("creating a topic will be tried again", task=str(self.id), topic=topic.name,
@@ -498,7 +513,7 @@ class AbstractWorkerSourceTask(WorkerTask):
             self._topic_error = e
             return False
         except PenstockError as e:
-            raise ConnectError(f"topic {topic.name}, which a record is for, cannot be made: {e}") from e
+            raise ConnectError(f"topic {topic.name}, which a record is for, cannot be created: {e}") from e
         self._topic_error = None
         return True
 

@@ -60,8 +60,8 @@ class ConfigInfos:
             "configs": self.configs,
         }
 
-    def refusal(self) -> str:
-        """Returns why a connector with this configuration is not created, in Kafka Connect's words."""
+    def error_message(self) -> str:
+        """Returns Kafka Connect's message for a request with this invalid configuration."""
         errors = "".join(f"\n{error}" for error in self.errors)
         return (
             f"Connector configuration is invalid and contains the following {self.error_count} error(s):{errors}\n"
@@ -97,8 +97,10 @@ def validate_connector(plugins: Plugins, props: Mapping[str, str], worker: Mappi
     infos.configs += [_shown(common, value) for value in values]
     own = plugin.config()
     infos.groups += [group for group in own.groups() if group not in infos.groups]
+    # The connector's own settings come last. One with the name of a common setting is shown once, as the common one.
     checked = _with_files_checked(plugin, plugin().validate(props), props, worker)
     infos.configs += [_shown(own, value) for value in checked if value.name not in common]
+    # An error, unlike in Kafka Connect, which ignores unknown settings: the user would expect an effect.
     worker_only = [name for name in WORKER_ONLY if name in props and name not in own]
     wrong = [
         *_wrong_overrides(plugin, props, worker),
@@ -140,6 +142,8 @@ def _wrong_overrides(plugin: type[Connector], props: Mapping[str, str], worker: 
             if make is not None:
                 make({name: given[name] for name in given if name not in rejected})
         except ConfigError as e:
+            # The client's error names the setting in Kafka's or in Python's spelling. If neither is found, the error is
+            # shown at the first override.
             named = next(
                 (name for name in given if name in str(e) or name.replace(".", "_") in str(e)), next(iter(given))
             )
@@ -183,6 +187,7 @@ def common_definition(
 ) -> ConfigDef:
     """Returns the common settings, with the worker's converters as defaults and the settings of named plugins."""
     base = sink_config() if issubclass(plugin, SinkConnector) else source_config(props)
+    # Without the constructor, which may have side effects.
     defaults: dict[str, Any] = {"connector.plugin.version": plugin.version(object.__new__(plugin))}
     fallback = {"header.converter": SIMPLE_HEADER_CONVERTER}
     for name in CONVERTER_KINDS:
@@ -217,7 +222,7 @@ def _enrich(definition: ConfigDef, chain: str, kind: str, plugins: Plugins, prop
         prefix, group = f"{chain}.{alias}.", f"{chain.capitalize()}: {alias}"
         recommended = [desc.name for desc in plugins.of_kind(kind)]
         definition.define(
-            prefix + "type", Type.CLASS, NO_DEFAULT, Importance.HIGH, f"The class of the {chain[:-1]} {alias}.",
+            prefix + "type", Type.CLASS, NO_DEFAULT, Importance.HIGH, f"Class of the {chain[:-1]} {alias}.",
             _is_kind(plugins, kind), group=group, order=0, width=Width.LONG,
             display_name=f"{singular} type for {alias}",
             recommender=_recommending(recommended),
@@ -225,16 +230,17 @@ def _enrich(definition: ConfigDef, chain: str, kind: str, plugins: Plugins, prop
         if chain == "transforms":
             definition.define(
                 prefix + "predicate", Type.STRING, None, Importance.MEDIUM,
-                "The predicate that says which records it concerns.", _is_predicate(props),
+                "Alias of the predicate that selects the records to transform.", _is_predicate(props),
                 group=group, order=1, width=Width.MEDIUM, display_name="Predicate",
             )  # fmt: skip
             definition.define(
                 prefix + "negate", Type.BOOLEAN, False, Importance.MEDIUM,
-                "Whether it concerns those that the predicate is false of.",
+                "Whether to transform the records that do not match the predicate.",
                 group=group, order=2, width=Width.MEDIUM, display_name="Negate",
             )  # fmt: skip
         found = plugins.find(kind, props.get(prefix + "type", ""))
         if found is not None:
+            # `type`, `predicate` and `negate` are defined above and hide settings of the same names.
             own = ConfigDef(key for key in cast(Any, found).config() if prefix + key.name not in definition)
             definition.embed(prefix, group, own, 3)
 
@@ -242,7 +248,7 @@ def _enrich(definition: ConfigDef, chain: str, kind: str, plugins: Plugins, prop
 def _is_kind(plugins: Plugins, kind: str) -> Any:
     def check(name: str, value: Any) -> None:
         if value is not None and plugins.find(kind, value) is None:
-            raise invalid(name, value, f"Class {value} is no {KINDS[kind].__name__}.")
+            raise invalid(name, value, f"Class {value} is not a {KINDS[kind].__name__}.")
 
     return check
 
@@ -251,7 +257,7 @@ def _is_predicate(props: Mapping[str, str]) -> Any:
     def check(name: str, value: Any) -> None:
         known = [alias.strip() for alias in props.get("predicates", "").split(",")]
         if value is not None and value not in known:
-            raise invalid(name, value, "Predicate is not among those that 'predicates' names.")
+            raise invalid(name, value, "Predicate is not listed in 'predicates'.")
 
     return check
 
@@ -268,13 +274,13 @@ def _check_exactly_once(
         if str(worker.get("exactly.once.source.support", "disabled")).lower() != "enabled":
             support.errors.append("This worker does not have exactly-once source support enabled.")
         else:
-            says = connector.exactly_once_support(props)
-            if says is None:
+            declared = connector.exactly_once_support(props)
+            if declared is None:
                 support.errors.append(
-                    "The connector does not say whether it supports exactly-once with these settings; see its "
+                    "The connector does not report whether it supports exactly-once with these settings. See its "
                     "documentation, and set 'exactly.once.support' to 'requested' if it does."
                 )
-            elif says is not ExactlyOnceSupport.SUPPORTED:
+            elif declared is not ExactlyOnceSupport.SUPPORTED:
                 support.errors.append("The connector does not support exactly-once with these settings.")
     if str(boundary.value).lower() == "connector" and not connector.can_define_transaction_boundaries(props):
         boundary.errors.append("The connector does not define transaction boundaries with these settings.")
@@ -286,6 +292,6 @@ def _shown(definition: ConfigDef, value: ConfigValue) -> dict[str, Any]:
         value.value = hidden(value.name, value.value)
     key = definition[value.name]
     shown = value.shown(key.type)
-    if isinstance(shown["value"], str):
+    if isinstance(shown["value"], str):  # a URL, for example, may have a password in it
         shown["value"] = without_passwords(shown["value"])
     return {"definition": key.definition(), "value": shown}

@@ -25,9 +25,10 @@ DEFAULT_GROUP = "default"
 HIGH, MEDIUM, LOW = Importance.HIGH, Importance.MEDIUM, Importance.LOW
 
 CONVERTER_TEXT = (
-    "Turns {what} into bytes and back. Any connector works with any converter. Not given: the worker's own."
+    "Converter class for {what}, between Connect's data format and the bytes in Kafka. Any connector works with any "
+    "converter. Default: the worker's converter."
 )
-VERSION_TEXT = "The version of the {what}; only the installed one can be asked for."
+VERSION_TEXT = "Version of the {what}. Only the installed version is available."
 
 
 class _Group:
@@ -71,17 +72,17 @@ def common_config() -> ConfigDef:
     definition = ConfigDef()
     common = _Group(definition, COMMON)
     common.add("name", Type.STRING, NO_DEFAULT, HIGH, "Connector name", Width.MEDIUM,
-        "The connector's name, unique in its cluster.", non_empty_without_control_characters)
+        "Name of the connector, unique within its cluster.", non_empty_without_control_characters)
     common.add("connector.class", Type.STRING, NO_DEFAULT, HIGH, "Connector class", Width.LONG,
-        "The connector's class: its full name, the name of Kafka's class that it stands for, an entry point of "
-        "the group penstock.connectors, or the class's name with or without `Connector` at its end.")
+        "Class of the connector: its full name, the name of the Kafka class that it replaces, an entry point of "
+        "the group penstock.connectors, or the class name with or without the suffix `Connector`.")
     common.add("connector.plugin.version", Type.STRING, None, MEDIUM, "Connector version", Width.MEDIUM,
         VERSION_TEXT.format(what="connector"))
     common.add("tasks.max", Type.INT, 1, HIGH, "Tasks max", Width.SHORT,
-        "The most tasks that the work is divided into.", at_least(1))
+        "Maximum number of tasks of the connector.", at_least(1))
     common.add("tasks.max.enforce", Type.BOOLEAN, True, LOW, "Enforce tasks max", Width.SHORT,
-        "Whether a connector that makes more tasks than tasks.max fails, and so do tasks beyond it. "
-        "Kafka Connect has deprecated it.")
+        "Whether the connector and its tasks fail if it generates more than tasks.max tasks. "
+        "Deprecated in Kafka Connect.")
     for which, shown in (("key", "Key converter"), ("value", "Value converter"), ("header", "Header converter")):
         what = {"key": "keys", "value": "values", "header": "the values of headers"}[which]
         common.add(f"{which}.converter", Type.CLASS, None, LOW, f"{shown} class", Width.SHORT,
@@ -89,13 +90,14 @@ def common_config() -> ConfigDef:
         common.add(f"{which}.converter.plugin.version", Type.STRING, None, LOW, f"{shown} version", Width.SHORT,
             VERSION_TEXT.format(what=shown.lower()))
     common.add("transforms", Type.LIST, "", LOW, "Transforms", Width.LONG,
-        "Names of the transforms that each record goes through, in this order; each is set by "
-        "transforms.<name>.type and its own settings.", unique_items, group=TRANSFORMS)
+        "Aliases of the transforms that are applied to each record, in this order. Each is configured by "
+        "transforms.<alias>.type and its own settings.", unique_items, group=TRANSFORMS)
     common.add("predicates", Type.LIST, "", LOW, "Predicates", Width.LONG,
-        "Names of the predicates that transforms may be bound to; each is set by predicates.<name>.type.",
+        "Aliases of the predicates that transforms may refer to. Each is configured by predicates.<alias>.type and "
+        "its own settings.",
         unique_items, group=PREDICATES)
     common.add("config.action.reload", Type.STRING, "restart", LOW, "Reload Action", Width.MEDIUM,
-        "What happens when a config provider says that a value it gave has run out: restart the connector, or none.",
+        "Action when a value from a config provider expires: restart the connector, or none.",
         one_of("none", "restart", ignore_case=True))
     _errors(_Group(definition, ERRORS))
     return definition
@@ -103,36 +105,36 @@ def common_config() -> ConfigDef:
 
 def _errors(errors: _Group) -> None:
     errors.add("errors.retry.timeout", Type.LONG, 0, MEDIUM, "Retry Timeout for Errors", Width.MEDIUM,
-        "For how many ms a failed operation is tried again: 0 not at all, -1 without end.", at_least(-1))
+        "Maximum time in ms for which a failed operation is retried. 0: no retries. -1: no limit.", at_least(-1))
     errors.add("errors.retry.delay.max.ms", Type.LONG, 60_000, MEDIUM, "Maximum Delay Between Retries for Errors",
-        Width.MEDIUM, "The longest wait between two tries, in ms; from there on it is jittered.", at_least(0))
+        Width.MEDIUM, "Maximum delay between retries, in ms. Longer ones become a random delay below it.", at_least(0))
     errors.add("errors.tolerance", Type.STRING, "none", MEDIUM, "Error Tolerance", Width.SHORT,
-        "none: the first error that retries do not mend fails the task. all: the record is skipped.",
+        "none: an error that remains after all retries fails the task. all: the record is skipped.",
         one_of("none", "all", ignore_case=True))
     errors.add("errors.log.enable", Type.BOOLEAN, False, MEDIUM, "Log Errors", Width.SHORT,
-        "Whether each error is logged with what failed, and not only those that fail the task.")
+        "Whether every error is logged with the failed operation. false: only errors that fail the task.")
     errors.add("errors.log.include.messages", Type.BOOLEAN, False, MEDIUM, "Log Error Details", Width.SHORT,
-        "Whether the log says which record it was: topic, partition, offset and timestamp of a sink's, all but "
-        "the payload's bytes of a source's.")
+        "Whether these log lines identify the record: by topic, partition and timestamp, and by its offset or its "
+        "source partition and source offset. Keys, values and headers are never logged.")
 
 
 def sink_config() -> ConfigDef:
     """The settings of every sink (org.apache.kafka.connect.runtime.SinkConnectorConfig)."""
     definition = common_config()
     common = _Group(definition, COMMON)
-    common.add("topics", Type.LIST, "", HIGH, "Topics", Width.LONG, "The topics to read, comma-separated.", order=4)
+    common.add("topics", Type.LIST, "", HIGH, "Topics", Width.LONG, "Topics to consume, comma-separated.", order=4)
     common.add("topics.regex", Type.STRING, "", HIGH, "Topics regex", Width.LONG,
-        "Read every topic whose whole name matches, a Python regular expression; either this or topics.", regex,
+        "Python regular expression of the topics to consume, matched against whole names. Set this or topics.", regex,
         order=4)
     errors = _Group(definition, ERRORS, 5)
     errors.add("errors.deadletterqueue.topic.name", Type.STRING, "", MEDIUM, "Dead Letter Queue Topic Name",
-        Width.MEDIUM, "Where records go that could not be converted, transformed or written; empty: nowhere.")
+        Width.MEDIUM, "Topic for records that could not be converted, transformed or written. Empty: none.")
     errors.add("errors.deadletterqueue.topic.replication.factor", Type.SHORT, 3, MEDIUM,
         "Dead Letter Queue Topic Replication Factor", Width.MEDIUM,
-        "With how many replicas that topic is made where it does not exist.")
+        "Replication factor of the dead letter queue topic if the worker creates it.")
     errors.add("errors.deadletterqueue.context.headers.enable", Type.BOOLEAN, False, MEDIUM,
         "Enable Error Context Headers", Width.MEDIUM,
-        "Whether a dead letter's headers say why it is one: __connect.errors.*, after its own.")
+        "Whether dead letters get headers with the error context (__connect.errors.*) after the record's own.")
     return definition
 
 
@@ -141,21 +143,21 @@ def source_config(props: Mapping[str, str] | None = None) -> ConfigDef:
     definition = common_config()
     creation = _Group(definition, TOPIC_CREATION)
     creation.add("topic.creation.groups", Type.LIST, "", LOW, "Topic Creation Groups", Width.LONG,
-        "Names of groups of topics that are made with settings of their own; the first that matches counts, "
-        "then the group default.", unique_items)
+        "Aliases of groups of topics with their own topic creation settings. The first group that matches a topic "
+        "applies, then the group default.", unique_items)
     once = _Group(definition, EXACTLY_ONCE, 1)
     once.add("exactly.once.support", Type.STRING, "requested", MEDIUM, "Exactly once support", Width.SHORT,
-        "required: refuse the connector unless it says that it supports exactly-once and the worker has it "
-        "switched on. requested: rely on the connector's own documentation.",
+        "required: the configuration is invalid unless the connector reports that it supports exactly-once and the "
+        "worker has it enabled. requested: no check; see the connector's documentation.",
         one_of("requested", "required", ignore_case=True))
     once.add("transaction.boundary", Type.STRING, "poll", MEDIUM, "Transaction Boundary", Width.SHORT,
-        "poll: a transaction for each batch. interval: one for each transaction.boundary.interval.ms. connector: "
-        "the task says where.", one_of("poll", "interval", "connector", ignore_case=True))
+        "poll: one transaction for each batch from poll. interval: one for each transaction.boundary.interval.ms. "
+        "connector: the task defines the boundaries.", one_of("poll", "interval", "connector", ignore_case=True))
     once.add("transaction.boundary.interval.ms", Type.LONG, None, LOW, "Transaction boundary interval", Width.SHORT,
-        "The length of a transaction under transaction.boundary=interval, in ms; not given: the worker's "
+        "Interval between transaction commits under transaction.boundary=interval, in ms. Default: the worker's "
         "offset.flush.interval.ms.", _optional(at_least(0)))
     _Group(definition, OFFSETS_TOPIC).add("offsets.storage.topic", Type.STRING, None, LOW, "Offsets topic", Width.LONG,
-        "A topic of its own for this connector's offsets; not given: the worker's. Distributed workers alone use it.",
+        "Accepted for compatibility: source offsets are always stored in the worker's offset topic.",
         _optional(non_empty_without_control_characters))
     return _with_topic_creation(definition, props or {})
 # fmt: on
@@ -173,7 +175,7 @@ def _with_topic_creation(definition: ConfigDef, props: Mapping[str, str]) -> Con
             LOW,
             f"{alias} inclusion",
             Width.LONG,
-            "Regular expressions of the topics in the group.",
+            "Regular expressions of the topics in this group.",
             _all_regex,
         )
         group.add(
@@ -183,7 +185,7 @@ def _with_topic_creation(definition: ConfigDef, props: Mapping[str, str]) -> Con
             LOW,
             f"{alias} exclusion",
             Width.LONG,
-            "Regular expressions of topics that are not in it; they outweigh include.",
+            "Regular expressions of topics that are not in this group. They take precedence over include.",
             _all_regex,
         )
         inherited = NO_DEFAULT if fallback else None
@@ -194,7 +196,7 @@ def _with_topic_creation(definition: ConfigDef, props: Mapping[str, str]) -> Con
             LOW,
             f"{alias} replication factor",
             Width.LONG,
-            "Replicas of a new topic; -1: the broker's default.",
+            "Replication factor of new topics. -1: the broker's default.",
             _optional(_replicas_or_default),
         )
         group.add(
@@ -204,7 +206,7 @@ def _with_topic_creation(definition: ConfigDef, props: Mapping[str, str]) -> Con
             LOW,
             f"{alias} partitions",
             Width.LONG,
-            "Partitions of a new topic; -1: the broker's default.",
+            "Number of partitions of new topics. -1: the broker's default.",
             _optional(_replicas_or_default),
         )
     return definition

@@ -75,7 +75,8 @@ class Conversion:
         return found
 
     def _quickly(self, columns: Columns) -> list[SinkRecord] | None:
-        topic, partition = columns.topic, columns.partition
+        topic = columns.topic
+        partition = columns.partition
         try:
             keys = self.key.to_connect_values(topic, columns.keys)
             values = self.value.to_connect_values(topic, columns.values)
@@ -149,6 +150,7 @@ class Conversion:
             self.value,
             lambda: self.value.from_connect_data(topic, record.value_schema, record.value),
         )
+        # Raised outside the stages: as in Kafka Connect, an invalid time fails the task, not only the record.
         timestamp = record.timestamp
         if timestamp is not None and timestamp < 0:
             raise DataError(f"Invalid record timestamp {timestamp}")
@@ -170,9 +172,12 @@ class Conversion:
             error: Exception = e
         self.waits.begin(started_ms := self.clock.monotonic_ms())
         try:
-            attempt, fetches = 1, 0
+            attempt = 1
+            fetches = 0
             while True:
                 try:
+                    # 1. The converter needs a schema of the registry. Fetching it is not a retry of `errors.retry.*`.
+                    # 2. Any other error: `_wait` waits for the next attempt, or raises Failed.
                     if isinstance(error, MoreNeeded) and fetches < FETCHES_MAX:
                         await self.waits.wait_for(error.fetch())
                         fetches += 1

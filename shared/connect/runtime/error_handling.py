@@ -122,9 +122,12 @@ class RetryWithToleranceOperator:
         if timeout_ms != -1 and now_ms - started_ms >= timeout_ms:
             return None
         self._metrics.add("total_retries")
+        # As in RetryWithToleranceOperator.backoff: beyond the maximum the delay is random, so that tasks that failed
+        # together do not retry together.
         delay_ms = RETRIES_DELAY_MIN_MS << min(attempt - 1, RETRIES_DELAY_SHIFT_MAX)
         if delay_ms > self.settings.retry_delay_max_ms:
             delay_ms = self._random.randrange(max(1, self.settings.retry_delay_max_ms))
+        # The last attempt is at the end of the timeout, and not a whole delay after it.
         left_ms = started_ms + timeout_ms - now_ms
         return delay_ms if timeout_ms == -1 else min(delay_ms, left_ms)
 
@@ -137,9 +140,11 @@ class RetryWithToleranceOperator:
         self._metrics.set("last_error_timestamp", now_ms)
         if not isinstance(failure.error, RetriableError):
             self._metrics.add("total_record_failures")
+        # 1. Outside the tolerable stages, only a retriable error is an error of the record.
         if failure.stage not in TOLERABLE and not isinstance(failure.error, RetriableError):
             self._metrics.add("total_record_errors")
             raise ToleranceExceeded(f"Unhandled exception in error handler: {failure}") from failure.error
+        # 2. errors.tolerance=none. 3. Otherwise the record is skipped.
         if not self.settings.tolerate:
             self._metrics.add("total_record_errors")
             raise ToleranceExceeded(f"Tolerance exceeded in error handler: {failure}") from failure.error
@@ -182,7 +187,7 @@ class RetryWaits:
             self._logged_ms = now_ms
             for_ms = 0 if self.since_ms is None else now_ms - self.since_ms
             log.warning(
-                "conversion is tried again",
+                "conversion will be retried",
                 task=self._task,
                 stage=what,
                 error=self.mask(summary_of(error)),

@@ -55,6 +55,8 @@ class ExactlyOnceSourceTask(AbstractWorkerSourceTask):
         self._records: list[tuple[SourceRecord, RecordMetadata | None]] = []
 
     async def _before_initialize(self) -> None:
+        # As in ExactlyOnceWorkerSourceTask (KIP-618): fences the earlier instance, and ends its open transaction,
+        # before this one reads the offsets.
         await self.producer.init_transactions()
 
     async def _before_loop(self) -> None:
@@ -78,6 +80,7 @@ class ExactlyOnceSourceTask(AbstractWorkerSourceTask):
         }
 
     def _sent(self, record: SourceRecord, token: object, metadata: RecordMetadata) -> None:
+        # Compared, since a callback may come after an abort, or after a retry removed the record from the list.
         if isinstance(token, int) and token < len(self._records) and self._records[token][0] is record:
             self._records[token] = (record, metadata)
 
@@ -86,9 +89,12 @@ class ExactlyOnceSourceTask(AbstractWorkerSourceTask):
 
     @property
     def _tolerates_send_errors(self) -> bool:
+        # As in ExactlyOnceWorkerSourceTask, `errors.tolerance` does not apply: a transaction with a failed record
+        # cannot be committed.
         return False
 
     async def _dropped(self, record: SourceRecord) -> None:
+        # Its offset is committed as well, so that the record is not polled again.
         self._records.append((record, None))
         await self._end(self._boundary.after_record(record))
 
@@ -104,6 +110,8 @@ class ExactlyOnceSourceTask(AbstractWorkerSourceTask):
         await self._end(self._boundary.after_batch(self._clock.monotonic_ms()))
 
     async def _end(self, ending: Ending) -> None:
+        # As in Kafka Connect: the records of an aborted transaction are dropped. Their offsets are committed in another
+        # transaction, or the task would poll the same records again.
         if ending is Ending.ABORT:
             await self._abort()
             self._records = [(record, None) for record, _ in self._records]
@@ -126,6 +134,7 @@ class ExactlyOnceSourceTask(AbstractWorkerSourceTask):
         self.metrics.add("offset_commit_success_total")
         self.metrics.sized("transaction_size", len(self._records))
         acknowledged, self._records = self._records, []
+        # Only after the commit: a task may release the records in its system here.
         for record, metadata in acknowledged:
             await self._call(self.task.commit_record, record, metadata)
         await self._call(self.task.commit)

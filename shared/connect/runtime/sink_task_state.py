@@ -47,7 +47,8 @@ class SinkTaskState:
     """One sink task's state. Times are monotonic ms."""
 
     def __init__(self, offset_flush_interval_ms: int, offset_flush_timeout_ms: int, now_ms: int) -> None:
-        self._interval_ms, self._timeout_ms = offset_flush_interval_ms, offset_flush_timeout_ms
+        self._interval_ms = offset_flush_interval_ms
+        self._timeout_ms = offset_flush_timeout_ms
         self._next_commit_ms = now_ms + offset_flush_interval_ms
         self.batch: list[SinkRecord] = []
         self.assigned: dict[TopicPartition, int] = {}  # by partition: the number of the assignment that it came with
@@ -55,7 +56,7 @@ class SinkTaskState:
         self.pending: dict[TopicPartition, OffsetAndMetadata] = {}
         self.current: dict[TopicPartition, OffsetAndMetadata] = {}
         self.last_committed: dict[TopicPartition, OffsetAndMetadata] = {}
-        self.unsaid: set[TopicPartition] = set()
+        self.never_committed: set[TopicPartition] = set()
         """Partitions whose offset in `last_committed` is the initial position and was never committed by this task."""
         self.committing = False
         self.commit_seqno = 0
@@ -81,11 +82,12 @@ class SinkTaskState:
     def commit_expired(self, now_ms: int) -> bool:
         """Returns whether the commit in progress has timed out. It then counts as failed, and another may begin.
 
-        Each one in a row waits longer than the one before: a broker that does not answer does not get more requests.
-        The answer to the last one counts whenever it comes.
+        The answer to the newest commit counts whenever it comes.
         """
         if not self.committing or now_ms < self._commit_started_ms + self._timeout_ms:
             return False
+        # Unlike Kafka Connect, which commits again after the interval: each timeout in a row adds a longer delay, so
+        # that a broker that does not answer does not get more and more requests.
         backoff = ExponentialBackoff(self._interval_ms, COMMIT_BACKOFF_MAX_MS)
         self._next_commit_ms = max(self._next_commit_ms, now_ms + int(backoff.wait_ms(self.commit_failures)))
         self.commit_failures += 1
@@ -98,6 +100,7 @@ class SinkTaskState:
         """Returns a sequence number, and the offsets of all or some partitions for `pre_commit`; None if there are
         none."""
         self.commit_requested = False
+        # A rebalance commits some partitions only. The others keep their schedule.
         if partitions is None:
             self._next_commit_ms = max(self._next_commit_ms + self._interval_ms, now_ms)
         wanted = {tp: self.current[tp] for tp in self.current if partitions is None or tp in partitions}
@@ -116,26 +119,33 @@ class SinkTaskState:
         """
         found = {}
         for tp, offset in provided.items():
+            # Three cases are ignored, the first two with a warning, as in WorkerSinkTask.commitOffsets:
+            # 1. The partition is not assigned: the offset would overwrite the owner's.
+            # 2. The offset is beyond the delivered records: those between would be lost.
+            # 3. The offset is committed already.
             if tp not in self.current:
                 log.warning("offset of a partition that is not assigned is not committed", partition=str(tp))
             elif offset.offset > self.current[tp].offset:
                 log.warning("offset that was not delivered is not committed", partition=str(tp), offset=offset.offset)
-            elif self.last_committed.get(tp) != offset or tp in self.unsaid:
+            elif self.last_committed.get(tp) != offset or tp in self.never_committed:
                 found[tp] = offset
         return found
 
     def commit_completed(self, seqno: int, error: Exception | None, offsets: Offsets | None, now_ms: int) -> int | None:
         """Takes the answer to a commit. Returns its duration in ms, or None if a newer commit has begun since."""
+        # A late answer to an earlier commit. Its offsets may be behind those of the newest one.
         if seqno != self.commit_seqno:
             return None
         if error is not None:
             self.commit_failures += 1
         else:
+            # The broker answers again, which ends the backoff of `commit_expired`.
             if self.commit_failures:
                 self._next_commit_ms = min(self._next_commit_ms, now_ms + self._interval_ms)
             self.commit_failures = 0
+            # Without the partitions that were revoked since the commit began.
             self.last_committed.update({tp: offset for tp, offset in (offsets or {}).items() if tp in self.current})
-            self.unsaid -= set(offsets or ())
+            self.never_committed -= set(offsets or ())
         self.committing = False
         return now_ms - self._commit_started_ms
 
@@ -161,6 +171,7 @@ class SinkTaskState:
             timeout_ms = min(timeout_ms, self.retry_timeout_ms)
         elif self.paused_for_redelivery:
             timeout_ms = min(timeout_ms, REDELIVERY_MS)
+        # As in WorkerSinkTask.poll, the task's timeout applies to one poll.
         self.retry_timeout_ms = None
         return timeout_ms
 
@@ -172,6 +183,7 @@ class SinkTaskState:
         for tp, offset in rewinds.items():
             self.last_committed[tp] = self.current[tp] = OffsetAndMetadata(offset)
             self.pending.pop(tp, None)
+        # The batch that waits for redelivery loses the records that are now read again, or skipped.
         if rewinds:
             self.batch = [record for record in self.batch if _partition_of(record) not in rewinds]
         return rewinds
@@ -212,6 +224,7 @@ class SinkTaskState:
 
     def is_still_ours(self, tp: TopicPartition, since: int) -> bool:
         """Returns whether a partition has been assigned without a break since that number of assignments."""
+        # A partition that was revoked and assigned again has a newer number. Its position was reset to the commit.
         return self.assigned.get(tp, since + 1) <= since
 
     @property
@@ -225,8 +238,9 @@ class SinkTaskState:
         for tp, position in positions.items():
             self.assigned[tp] = self._assignments
             self.last_committed[tp] = self.current[tp] = OffsetAndMetadata(position)
-        self.unsaid |= set(positions)
+        self.never_committed |= set(positions)
         self.paused_by_task &= set(self.assigned)
+        # As in WorkerSinkTask: if all partitions of the waiting batch were revoked, there is nothing to deliver again.
         self.paused_for_redelivery = self.paused_for_redelivery and bool(self.batch)
         return frozenset(self.assigned) if self.paused_for_redelivery else frozenset(self.paused_by_task)
 
@@ -236,7 +250,7 @@ class SinkTaskState:
         for offsets in (self.assigned, self.current, self.last_committed, self.pending, self.rewinds):
             for tp in gone:
                 offsets.pop(tp, None)
-        self.unsaid -= gone
+        self.never_committed -= gone
         self.batch = [record for record in self.batch if _partition_of(record) not in gone]
 
 

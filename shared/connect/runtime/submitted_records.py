@@ -75,8 +75,12 @@ class SubmittedRecord:
     __slots__ = ("_owner", "_settled", "acked", "key", "offset", "partition")
 
     def __init__(self, owner: SubmittedRecords, key: Key, partition: Partition, offset: Offset) -> None:
-        self._owner, self.key, self.partition, self.offset = owner, key, partition, offset
-        self.acked = self._settled = False
+        self._owner = owner
+        self.key = key
+        self.partition = partition
+        self.offset = offset
+        self.acked = False
+        self._settled = False
 
     def __repr__(self) -> str:
         return f"<SubmittedRecord {self.offset} {'acked' if self.acked else 'pending'}>"
@@ -124,6 +128,8 @@ class SubmittedRecords:
         result = Committable()
         for key, queue in list(self.queues.items()):
             last = None
+            # Only the acknowledged records at the head count. An offset behind a pending record would lose that record
+            # if the task restarts before Kafka has it.
             while queue and queue[0].acked:
                 last = queue.popleft()
                 result.acked += 1
@@ -149,6 +155,7 @@ class SubmittedRecords:
             del self.queues[record.key]
 
     def _key(self, partition: Partition) -> Key:
+        # Tasks often pass the same partition object again, and a key costs a sort.
         last = self._last
         if last is not None and last[0] is partition:
             return last[1]

@@ -79,12 +79,12 @@ class ConnectorBoundary:
         self._after: dict[int, tuple[SourceRecord, Ending]] = {}
 
     def commit_transaction(self, record: SourceRecord | None = None) -> None:
-        self._say(Ending.COMMIT, record)
+        self._request(Ending.COMMIT, record)
 
     def abort_transaction(self, record: SourceRecord | None = None) -> None:
-        self._say(Ending.ABORT, record)
+        self._request(Ending.ABORT, record)
 
-    def _say(self, ending: Ending, record: SourceRecord | None) -> None:
+    def _request(self, ending: Ending, record: SourceRecord | None) -> None:
         if record is None:
             self._after_batch = ending
         else:
@@ -99,6 +99,7 @@ class ConnectorBoundary:
         return ending
 
     def at_end(self, *, is_whole: bool) -> Ending:
+        # A request for the whole batch counts only if all its records were sent.
         return self.after_batch(0) if is_whole else Ending.NOT
 
 

@@ -1,6 +1,6 @@
-"""The worker: runs connectors and tasks, and does not know why they were assigned to it.
+"""The worker: runs connectors and tasks, independently of how they are assigned to it.
 
-A herder starts and stops them, and learns their outcomes through a StatusListener. Connectors and tasks are isolated
+A herder starts and stops them. A StatusListener reports their outcomes to it. Connectors and tasks are isolated
 from each other: if one fails or hangs, it ends alone, and the worker continues.
 """
 
@@ -48,7 +48,9 @@ class Worker:
         *,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        self.config, self.plugins, self.offsets = config, plugins, offsets
+        self.config = config
+        self.plugins = plugins
+        self.offsets = offsets
         self.transformer = ConfigTransformer.of_worker(config["config.providers"], config.props)
         self._files = AllowedFiles(config[FILES_ALLOWED])
         self._make_task = make_task
@@ -122,7 +124,7 @@ class Worker:
                     task=str(id), for_ms=self.stalled_ms(id),
                 )  # fmt: skip
             for id in sorted(self._stalled - stalled):
-                log.info("task is stalled no more", task=str(id))
+                log.info("task is no longer stalled", task=str(id))
             self._stalled = stalled
 
     def stalled_ms(self, id: ConnectorTaskId) -> int:
@@ -152,7 +154,7 @@ class Worker:
             made = self.plugins.connector_class(props.get("connector.class", ""))()
             connector = WorkerConnector(name, made, props, listener, on_reconfiguration, mask=mask)
         except Exception as e:  # also an error of the connector's constructor
-            log.error("connector cannot be made", connector=name, error=mask(summary_of(e)))
+            log.error("connector cannot be created", connector=name, error=mask(summary_of(e)))
             listener.on_event(name, Event.FAILURE, mask(trace_of(e)))
             return State.FAILED
         self._connectors[name] = connector
@@ -203,6 +205,7 @@ class Worker:
         try:
             made = await connector.task_configs(tasks_max)
         except Exception:  # any error of the connector
+            # A stop while the call ran may be the cause of its error.
             if self._connectors.get(name) is not connector:
                 raise ConnectorNotFound(f"Connector {name} was stopped") from None
             raise
@@ -237,7 +240,7 @@ class Worker:
             task = self._make_task(spec, listener)
         except Exception as e:  # also an error of the connector's constructor
             mask = self.transformer.masking({**spec.connector_config, **spec.task_config})
-            log.error("task cannot be made", task=str(spec.id), error=mask(str(e)))
+            log.error("task cannot be created", task=str(spec.id), error=mask(str(e)))
             listener.on_event(spec.id, Event.FAILURE, mask(trace_of(e)))
             return False
         self._tasks[spec.id] = task
@@ -257,7 +260,8 @@ class Worker:
     async def _watch(self, task: WorkerTask, running: asyncio.Task[None]) -> None:
         """Restarts a task that failed. Tries again with a backoff if it cannot be made."""
         await asyncio.wait([running])
-        id, begun = task.id, task.state is not State.FAILED or task.stopping
+        id = task.id
+        begun = task.state is not State.FAILED or task.stopping
         while not begun and (wait_ms := self._restarts.failed(id, self._clock.monotonic_ms())) is not None:
             log.warning("task will be restarted", task=str(id), in_ms=wait_ms)
             await asyncio.sleep(wait_ms / 1000)
@@ -337,6 +341,7 @@ class Restarts:
         if not self._enabled:
             return None
         ran_ms = now_ms - self._started_ms.get(id, now_ms)
+        # A task that ran for longer than the longest delay is healthy: the backoff begins again.
         failures = 0 if ran_ms > self._backoff.max_ms else self._failures.get(id, 0)
         self._failures[id] = failures + 1
         return round(self._backoff.wait_ms(failures + 1))

@@ -35,56 +35,66 @@ def worker_config() -> ConfigDef:
     """The settings of standalone and distributed workers (org.apache.kafka.connect.runtime.WorkerConfig)."""
     return (
         ConfigDef()
-        .define("bootstrap.servers", Type.STRING, "localhost:9092", HIGH, "host:port, comma-separated.")
-        .define("key.converter", Type.CLASS, NO_DEFAULT, HIGH, "The converter of keys, where a connector names none.")
-        .define("value.converter", Type.CLASS, NO_DEFAULT, HIGH, "The converter of values, likewise.")
-        .define("header.converter", Type.CLASS, SIMPLE_HEADER_CONVERTER, LOW, "The converter of headers, likewise.")
+        .define("bootstrap.servers", Type.STRING, "localhost:9092", HIGH,
+                "Addresses (host:port) of Kafka brokers, comma-separated.")
+        .define("key.converter", Type.CLASS, NO_DEFAULT, HIGH,
+                "Converter class for keys, unless the connector configures one.")
+        .define("value.converter", Type.CLASS, NO_DEFAULT, HIGH,
+                "Converter class for values, unless the connector configures one.")
+        .define("header.converter", Type.CLASS, SIMPLE_HEADER_CONVERTER, LOW,
+                "Converter class for headers, unless the connector configures one.")
         .define("task.shutdown.graceful.timeout.ms", Type.LONG, 5_000, LOW,
-                "How long the tasks together may take to end; what then runs is cancelled.", at_least(0))
-        .define("offset.flush.interval.ms", Type.LONG, 60_000, LOW, "How often tasks commit offsets.", at_least(1))
+                "Total time for all tasks to shut down. Tasks that still run after it are cancelled.", at_least(0))
+        .define("offset.flush.interval.ms", Type.LONG, 60_000, LOW,
+                "Interval between a task's offset commits.", at_least(1))
         .define("offset.flush.timeout.ms", Type.LONG, 5_000, LOW,
-                "How long a commit may take before it counts as failed.", at_least(1))
-        .define("listeners", Type.LIST, "http://:8083", LOW, "Where REST is served.")
-        .define("rest.advertised.host.name", Type.STRING, None, LOW, "The host that other workers reach this one at.")
-        .define("rest.advertised.port", Type.INT, None, LOW, "The port that other workers reach this one at.")
+                "Maximum time of an offset commit. A longer commit counts as failed.", at_least(1))
+        .define("listeners", Type.LIST, "http://:8083", LOW,
+                "URI on which the REST API listens. The first one is used.")
+        .define("rest.advertised.host.name", Type.STRING, None, LOW,
+                "Host name at which other workers reach this worker.")
+        .define("rest.advertised.port", Type.INT, None, LOW, "Port at which other workers reach this worker.")
         .define("rest.auth.token", Type.PASSWORD, "", LOW,
-                "What REST asks for, as Authorization: Bearer. All workers of a cluster have the same.")
+                "Bearer token that REST requests must have. All workers of a cluster need the same token.")
         .define("rest.auth.users", Type.PASSWORD, "", LOW,
-                "user:password, comma-separated: who else may ask, by basic auth.")
+                "Users (user:password, comma-separated) whose REST requests are accepted with basic authentication.")
         .define("rest.max.head.bytes", Type.INT, 65_536, LOW,
-                "The longest request line and header fields of a request to REST together; then 431 or 414.",
+                "Maximum size of a REST request's line and header fields together. Beyond it: status 431 or 414.",
                 at_least(HEAD_BYTES_MIN))
         .define("plugin.path", Type.LIST, "", LOW,
-                "Taken for compatibility: plugins are found among the installed packages.")
+                "Accepted for compatibility: plugins are found among the installed packages.")
         .define("config.providers", Type.LIST, "", LOW,
-                "Names of config providers, for ${name:path:key}, such as env,file,dir; empty: none.")
+                "Names of config providers for ${name:path:key}, such as env,file,dir. Empty: none.")
         .define(FILES_ALLOWED, Type.LIST, "", HIGH,
-                "What file connectors may read and write: absolute folders, and URLs such as s3://bucket/folder, "
-                "each with everything below it; empty: nothing.", are_allowed_files)
+                "Locations that file connectors may read and write: absolute folders, and URLs such as "
+                "s3://bucket/folder, each with everything below it. Empty: none.", are_allowed_files)
         .define("connector.client.config.override.policy", Type.STRING, "All", MEDIUM,
-                "Which client settings connectors may override: All, None or Principal.",
+                "Client settings that connectors may override: All, None or Principal.",
                 one_of("All", "None", "Principal", ignore_case=True))
-        .define("topic.tracking.enable", Type.BOOLEAN, True, LOW, "Whether each connector's topics are noted.")
-        .define("topic.tracking.allow.reset", Type.BOOLEAN, True, LOW, "Whether that list may be emptied over REST.")
-        .define("topic.creation.enable", Type.BOOLEAN, True, LOW, "Whether sources may make their topics.")
+        .define("topic.tracking.enable", Type.BOOLEAN, True, LOW,
+                "Whether the active topics of each connector are tracked.")
+        .define("topic.tracking.allow.reset", Type.BOOLEAN, True, LOW,
+                "Whether REST requests may reset a connector's active topics.")
+        .define("topic.creation.enable", Type.BOOLEAN, True, LOW,
+                "Whether source connectors with topic.creation settings may create topics.")
         .define("topic.wait.timeout.ms", Type.LONG, 60_000, LOW,
-                "How long a source's record waits for a topic that does not exist. After that its task fails.",
+                "Maximum time that a source record waits for a topic that does not exist. After it, the task fails.",
                 at_least(1))
         .define("exactly.once.source.support", Type.STRING, "disabled", HIGH,
-                "enabled: sources write records and offsets in transactions, and older generations are fenced. "
-                "preparing: as disabled, for a rolling upgrade.",
+                "enabled: source tasks write records and offsets in transactions, and producers of earlier task "
+                "generations are fenced. preparing: a rolling upgrade, in which only the leader uses transactions.",
                 one_of("disabled", "preparing", "enabled", ignore_case=True))
-        .define("task.restart.enable", Type.BOOLEAN, True, MEDIUM, "Whether failed tasks are restarted by themselves.")
+        .define("task.restart.enable", Type.BOOLEAN, True, MEDIUM, "Whether failed tasks are restarted automatically.")
         .define("task.restart.backoff.ms", Type.LONG, 10_000, LOW,
-                "How long after a failure; twice as long after each further one.", at_least(1))
+                "Delay before the first restart of a failed task. It doubles with each further failure.", at_least(1))
         .define("task.restart.backoff.max.ms", Type.LONG, 300_000, LOW,
-                "The longest wait; a task that ran for so long starts from the shortest again.", at_least(1))
+                "Maximum delay before a restart. If a task ran for longer, the first delay applies again.", at_least(1))
         .define(ISOLATION, Type.STRING, "asyncio", LOW,
-                "Where connectors run: asyncio: all in the worker's process; process: each with its tasks in a process "
-                "of its own, so that one that blocks or dies affects no other. A connector's own setting goes before "
-                "it. Only distributed workers have such processes.", one_of(*ISOLATIONS))
+                "asyncio: all connectors run in the worker's process. process: each connector runs with its tasks in "
+                "its own process, so that one that blocks or crashes affects no other. A connector may override it. "
+                "Only distributed workers support process.", one_of(*ISOLATIONS))
         .define("task.stall.timeout.ms", Type.LONG, 300_000, LOW,
-                "A task that has been inside one call of its connector for so long is reported as stalled.",
+                "Duration of one call of a connector's code after which its task is reported as stalled.",
                 at_least(1))
     )  # fmt: skip
 

@@ -66,12 +66,17 @@ class WorkerSinkTask(WorkerTask, RebalanceListener):
         clock: Clock,
     ) -> None:
         super().__init__(id, listener, metrics, clock)
-        self.task, self.sink_state = task, sink_state
-        self._props, self._topics = dict(props), topics
-        self._consumer, self._conversion, self._reporters = consumer, conversion, reporters
+        self.task = task
+        self.sink_state = sink_state
+        self._props = dict(props)
+        self._topics = topics
+        self._consumer = consumer
+        self._conversion = conversion
+        self._reporters = reporters
         self._turn = asyncio.Lock()
         self.raw = RawRecords()
-        self._initialized = self._is_converting = False
+        self._initialized = False
+        self._is_converting = False
         self._commit_answered = asyncio.Event()
         self._attend(conversion.waits)
         self.context: WorkerSinkTaskContext
@@ -86,12 +91,19 @@ class WorkerSinkTask(WorkerTask, RebalanceListener):
 
     async def _execute(self) -> None:
         if self.should_pause:
-            self._changed.set()
+            self._changed.set()  # a task that starts paused must pause its consumer in the first iteration
         while not self.stopping:
             await self.iteration()
 
     async def iteration(self) -> None:
-        """Runs one turn: commits if it is due, ends a commit that takes too long, reads and delivers."""
+        """Runs one turn: commits if it is due, ends a commit that takes too long, reads and delivers.
+
+        It has three steps, in the order of `WorkerSinkTask.iteration` and `poll`:
+
+        1. Under the lock: pause or resume, commit, rewind.
+        2. Without the lock, so that the rebalance listener can run: poll and convert.
+        3. Under the lock: drop what was revoked since the poll, deliver the rest.
+        """
         now_ms = self._clock.monotonic_ms()
         async with self._turn:
             self._follow_target()
@@ -111,6 +123,7 @@ class WorkerSinkTask(WorkerTask, RebalanceListener):
             ours = {
                 tp: columns for tp, columns in polled_batches.items() if self.sink_state.is_still_ours(tp, assigned)
             }
+            # A pause or a stop ended the conversion. The polled records are read again.
             if converted is None:
                 for tp, columns in ours.items():
                     self._consumer.seek(tp, int(columns.offsets[0]))
@@ -133,8 +146,10 @@ class WorkerSinkTask(WorkerTask, RebalanceListener):
             self._consumer.pause(*self.sink_state.assigned)
             if self.state is not State.PAUSED:
                 self.moved(Event.PAUSED)
+            # As in WorkerSinkTask: a pause may last long, so delivered records are committed before it.
             self.sink_state.commit_requested = True
         else:
+            # During a redelivery the partitions stay paused until `put` takes the batch.
             if not self.sink_state.paused_for_redelivery:
                 self._consumer.resume(*self.sink_state.resumable())
             if self.state is State.PAUSED:
@@ -149,6 +164,7 @@ class WorkerSinkTask(WorkerTask, RebalanceListener):
 
         Returns None if the target state has changed.
         """
+        # Buffered records are taken without the three asyncio tasks below.
         polled_batches = await self._take(0)
         if polled_batches[0] or timeout_ms <= 0:
             await asyncio.sleep(0)  # neither branch need have waited, and other asyncio tasks must run
@@ -178,6 +194,8 @@ class WorkerSinkTask(WorkerTask, RebalanceListener):
             await asyncio.wait({converting}, timeout=CONVERSION_PATIENCE_MS / 1000)
             if converting.done():
                 return converting.result()
+            # Polls keep the worker in the group (max.poll.interval.ms). All partitions are paused, so they return no
+            # records that would overtake these.
             self._is_converting = True
             self._consumer.pause(*self._consumer.assignment())
             while not converting.done():
@@ -212,6 +230,8 @@ class WorkerSinkTask(WorkerTask, RebalanceListener):
         if self.context.errant_record_reporter is not None:
             self.raw.add(polled)
         count = sum(map(len, polled.values()))
+        # As in Kafka Connect, the offsets also pass records that a transform or a tolerated error dropped. Otherwise a
+        # partition with only such records would never be committed.
         self.sink_state.received({tp: int(columns.offsets[-1]) + 1 for tp, columns in polled.items()})
         self.metrics.add("sink_record_read_total", count)
         self.metrics.sized("batch_size", count)
@@ -222,10 +242,14 @@ class WorkerSinkTask(WorkerTask, RebalanceListener):
         self.metrics.set("sink_record_lag_max", self.sink_state.lag_max())
 
     async def _deliver(self) -> None:
-        batch, started_ms = self.sink_state.batch, self._clock.monotonic_ms()
+        batch = self.sink_state.batch
+        started_ms = self._clock.monotonic_ms()
         try:
+            # Called without records too, as in Kafka Connect: some tasks write by time in `put`.
             await self._call(self.task.put, list(batch))
         except RetriableError as e:
+            # As in WorkerSinkTask: the same batch is delivered again. Meanwhile polls of paused partitions keep the
+            # worker in the group.
             log.warning("put will be tried again", task=str(self.id), error=self.mask(f"{type(e).__name__}: {e}"))
             self._consumer.pause(*self.sink_state.delivery_failed())
             return
@@ -243,7 +267,7 @@ class WorkerSinkTask(WorkerTask, RebalanceListener):
 
     async def _commit(self, now_ms: int) -> None:
         """Begins a commit beside the loop."""
-        await self._reporters.flush()
+        await self._reporters.flush()  # an offset may pass a failed record only once its dead letter is stored
         begun = self.sink_state.begin_commit(now_ms)
         if begun is None:
             return
@@ -273,7 +297,7 @@ class WorkerSinkTask(WorkerTask, RebalanceListener):
         if not self.sink_state.committing:  # not a late answer to an earlier commit
             self._commit_answered.set()
         self.metrics.set("offset_commit_seq_no", self.sink_state.commit_seqno)
-        if took_ms is None:
+        if took_ms is None:  # the answer came after a newer commit had begun
             self.metrics.add("offset_commit_skip_total")
         elif error is not None:
             self.metrics.add("offset_commit_failure_total")
@@ -293,6 +317,7 @@ class WorkerSinkTask(WorkerTask, RebalanceListener):
             self._consumer.pause(*(self.sink_state.assigned if self.holds_all else paused))
             if partitions:
                 await self._call(self.task.open, frozenset(partitions))
+                # Before the first poll: an exactly-once sink requests the offsets of its target system in `open`.
                 self._rewind()
 
     async def on_partitions_revoked(self, partitions: Partitions) -> None:
@@ -307,6 +332,7 @@ class WorkerSinkTask(WorkerTask, RebalanceListener):
 
     async def _close_partitions(self, partitions: Partitions, *, lost: bool) -> None:
         partitions = frozenset(partitions) & frozenset(self.sink_state.assigned)
+        # A cancelled task is abandoned: it neither commits nor calls the connector any more.
         if not partitions or self.cancelled:
             return
         try:
@@ -321,7 +347,7 @@ class WorkerSinkTask(WorkerTask, RebalanceListener):
                 self.metrics.set("partition_count", len(self.sink_state.assigned))
 
     async def _last_commit(self, partitions: Partitions) -> None:
-        """Commits before partitions are given up. If the task cannot flush, the next owner reads again."""
+        """Commits before partitions are revoked. If the task cannot flush, the next owner reads again."""
         begun = self.sink_state.begin_commit(self._clock.monotonic_ms(), partitions)
         if begun is None:
             return
@@ -340,6 +366,7 @@ class WorkerSinkTask(WorkerTask, RebalanceListener):
 
     async def _close(self) -> None:
         try:
+            # Before `stop`: leaving the group revokes all partitions, for which the task must flush and close them.
             await self._consumer.close(LEAVE_TIMEOUT_MS if self.cancelled else CLOSE_TIMEOUT_MS)
         finally:
             try:
@@ -354,7 +381,9 @@ class WorkerSinkTaskContext:
     """The context of a sink task; see `SinkTaskContext`."""
 
     def __init__(self, task: WorkerSinkTask, props: Mapping[str, str], files: AllowedFiles, consumer: Consumer) -> None:
-        self._task, self._state, self._consumer = task, task.sink_state, consumer
+        self._task = task
+        self._state = task.sink_state
+        self._consumer = consumer
         self.files = files
         self.configs = dict(props)
         self.errant_record_reporter: ErrantRecordReporter | None = None
@@ -364,7 +393,7 @@ class WorkerSinkTaskContext:
 
     def offset(self, tp: TopicPartition, offset: int) -> None:
         if offset < 0:
-            raise ValueError(f"{tp}: cannot read on from offset {offset}")
+            raise ValueError(f"{tp}: cannot continue from offset {offset}")
         self._state.rewinds[tp] = offset
 
     def pause(self, *partitions: TopicPartition) -> None:
@@ -396,4 +425,4 @@ class WorkerSinkTaskContext:
 
     def _check_assigned(self, partitions: Sequence[TopicPartition]) -> None:
         if foreign := [str(tp) for tp in partitions if tp not in self._state.assigned]:
-            raise ConnectError(f"partitions that are not this task's: {', '.join(foreign)}")
+            raise ConnectError(f"partitions that are not assigned to this task: {', '.join(foreign)}")

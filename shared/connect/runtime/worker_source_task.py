@@ -104,8 +104,9 @@ class WorkerSourceTask(AbstractWorkerSourceTask):
         """Stores the offsets that may be stored. Returns False if that failed; the next call tries again."""
         async with self._flushing:
             self.committable = self.committable.updated_with(self.submitted.committable())
+            # The task is about to fail. Its last commit stores the offsets before the failed record.
             if self.send_error is not None:
-                return False  # the task is about to fail: its last commit stores what it can
+                return False
             started_ms = self._clock.monotonic_ms()
             committed = self.committable
             if committed.offsets:
@@ -113,6 +114,7 @@ class WorkerSourceTask(AbstractWorkerSourceTask):
                     async with asyncio.timeout(self._timeout_ms / 1000):
                         await self.parts.reporters.flush()
                         await self._store.set(encoded(self.id.connector, committed.offsets.values()))
+                # The offsets stay in `committable` for the next flush, as after OffsetStorageWriter.cancelFlush.
                 except (PenstockError, TimeoutError) as e:
                     self.metrics.add("offset_commit_failure_total")
                     log.error(
@@ -136,12 +138,13 @@ class WorkerSourceTask(AbstractWorkerSourceTask):
         if self._committer is not None:
             self._committer.cancel()
             await asyncio.gather(self._committer, return_exceptions=True)
+        # As in WorkerSourceTask.finalOffsetCommit: a limited wait for pending records, then the offsets so far.
         if self.submitted.pending and self.send_error is None:
             try:
                 async with asyncio.timeout(self._timeout_ms / 1000):
                     await self.producer.flush()
             except (TimeoutError, PenstockError):
-                log.warning("records are still under way", task=str(self.id), records=self.submitted.pending)
+                log.warning("records are still pending", task=str(self.id), records=self.submitted.pending)
         error = self.send_error
         self.send_error = None  # the offsets before the failed record may be stored
         is_stored = await self.commit_offsets()

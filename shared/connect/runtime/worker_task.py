@@ -87,7 +87,8 @@ class WorkerTask(ABC):
 
     def _attend(self, waits: RetryWaits) -> None:
         """Binds waits to this task: its stop or pause ends them."""
-        self._waits, waits.is_over = waits, lambda: self.stopping or self.should_pause
+        self._waits = waits
+        waits.is_over = lambda: self.stopping or self.should_pause
         waits.mask = lambda text: self.mask(text)
 
     async def _call(
@@ -101,12 +102,11 @@ class WorkerTask(ABC):
             self._entered_ms = None
 
     async def _call_stop(self, stop: Callable[[], Awaitable[None] | None]) -> None:
-        """Calls the connector's `stop`, after all other calls, and lets the thread end.
-
-        A task that is cancelled while a call blocks does not wait: `stop` follows when that call returns.
-        """
+        """Calls the connector's `stop`, after all other calls, and lets the thread end."""
         self._stop_call = asyncio.ensure_future(self._call(stop))
         self._stop_call.add_done_callback(lambda _: self.thread.close())
+        # The thread is inside a call that cannot be ended. `stop` runs when that call returns, and is not awaited: a
+        # connector's methods never run at the same time.
         if self.cancelled and self.thread.is_busy:
             return
         try:
@@ -141,7 +141,8 @@ class WorkerTask(ABC):
 
     def cancel(self) -> None:
         """Ends it now: running work is cancelled and not awaited, and nothing more is committed or reported."""
-        self.stopping = self.cancelled = True
+        self.stopping = True
+        self.cancelled = True
         if self._runner is not None:
             self._runner.cancel()
 

@@ -125,8 +125,14 @@ class _Cast(OnPart):
 
     @classmethod
     def config(cls) -> ConfigDef:
-        says = "What to cast: field1:type,field2:type, or one type for the whole."
-        definition = ConfigDef().define("spec", Type.LIST, NO_DEFAULT, HIGH, says, lambda _name, spec: _checked(spec))
+        definition = ConfigDef().define(
+            "spec",
+            Type.LIST,
+            NO_DEFAULT,
+            HIGH,
+            "Fields to cast as field1:type,field2:type, or one type for the whole key or value.",
+            lambda _name, spec: _checked(spec),
+        )
         return with_replace_null(definition)
 
     def configured(self) -> None:

@@ -34,9 +34,9 @@ class _InsertField(OnPart):
     def config(cls) -> ConfigDef:
         definition = ConfigDef()
         for what in INSERTABLE:
-            says = f"The field for the {what}; `!` at its end: required, `?` (the default): optional."
-            definition.define(f"{what}.field", Type.STRING, None, MEDIUM, says)
-        definition.define("static.value", Type.STRING, None, MEDIUM, "The text of static.field.")
+            documentation = f"Field for the {what}. Suffix `!`: a required field. Suffix `?` or none: an optional one."
+            definition.define(f"{what}.field", Type.STRING, None, MEDIUM, documentation)
+        definition.define("static.value", Type.STRING, None, MEDIUM, "Value of static.field.")
         return with_replace_null(definition)
 
     def configured(self) -> None:
@@ -85,8 +85,8 @@ class _MaskField(OnPart):
     def config(cls) -> ConfigDef:
         definition = (
             ConfigDef()
-            .define("fields", Type.LIST, NO_DEFAULT, HIGH, "The fields.", non_empty)
-            .define("replacement", Type.STRING, None, MEDIUM, "What text and number fields become.", non_empty)
+            .define("fields", Type.LIST, NO_DEFAULT, HIGH, "Fields to mask.", non_empty)
+            .define("replacement", Type.STRING, None, MEDIUM, "Replacement for strings and numbers.", non_empty)
         )
         return with_replace_null(definition)
 
@@ -145,8 +145,8 @@ class _SetSchemaMetadata(OnPart):
     def config(cls) -> ConfigDef:
         definition = (
             ConfigDef()
-            .define("schema.name", Type.STRING, None, HIGH, "The name.")
-            .define("schema.version", Type.INT, None, HIGH, "The version.")
+            .define("schema.name", Type.STRING, None, HIGH, "New name of the schema.")
+            .define("schema.version", Type.INT, None, HIGH, "New version of the schema.")
         )
         return with_replace_null(definition)
 

@@ -35,7 +35,7 @@ class DropHeaders(Transformation):
 
     @classmethod
     def config(cls) -> ConfigDef:
-        return ConfigDef().define("headers", Type.LIST, NO_DEFAULT, HIGH, "The headers' names.", non_empty)
+        return ConfigDef().define("headers", Type.LIST, NO_DEFAULT, HIGH, "Names of the headers to drop.", non_empty)
 
     def configure(self, values: Mapping[str, Any]) -> None:
         self._names = set(values["headers"])
@@ -53,8 +53,8 @@ class InsertHeader(Transformation):
     def config(cls) -> ConfigDef:
         return (
             ConfigDef()
-            .define("header", Type.STRING, NO_DEFAULT, HIGH, "The header's name.", non_empty)
-            .define("value.literal", Type.STRING, NO_DEFAULT, HIGH, "Its value; its form says its type.", non_empty)
+            .define("header", Type.STRING, NO_DEFAULT, HIGH, "Name of the header.", non_empty)
+            .define("value.literal", Type.STRING, NO_DEFAULT, HIGH, "Value; its type is inferred.", non_empty)
         )
 
     def configure(self, values: Mapping[str, Any]) -> None:
@@ -72,9 +72,11 @@ class _HeaderFrom(OnPart):
     def config(cls) -> ConfigDef:
         definition = (
             ConfigDef()
-            .define("fields", Type.LIST, NO_DEFAULT, HIGH, "The fields.", non_empty)
-            .define("headers", Type.LIST, NO_DEFAULT, HIGH, "The headers' names, in the fields' order.", non_empty)
-            .define("operation", Type.STRING, NO_DEFAULT, HIGH, "copy, or move.", one_of("copy", "move"))
+            .define("fields", Type.LIST, NO_DEFAULT, HIGH, "Fields to copy or move.", non_empty)
+            .define(
+                "headers", Type.LIST, NO_DEFAULT, HIGH, "Names of the headers, in the order of the fields.", non_empty
+            )
+            .define("operation", Type.STRING, NO_DEFAULT, HIGH, "Operation: copy or move.", one_of("copy", "move"))
         )
         return with_replace_null(definition)
 

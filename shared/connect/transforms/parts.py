@@ -22,8 +22,8 @@ HIGH, MEDIUM, LOW = Importance.HIGH, Importance.MEDIUM, Importance.LOW
 
 def with_replace_null(definition: ConfigDef) -> ConfigDef:
     """Add the setting `replace.null.with.default`, which many transforms have."""
-    says = "Whether null stands for a field's default."
-    return definition.define(REPLACE_NULL, Type.BOOLEAN, True, MEDIUM, says)
+    documentation = "Whether a null is replaced by the default value of its field."
+    return definition.define(REPLACE_NULL, Type.BOOLEAN, True, MEDIUM, documentation)
 
 
 class OnPart(Transformation):

@@ -23,7 +23,7 @@ class HasHeaderKey(Predicate):
 
     @classmethod
     def config(cls) -> ConfigDef:
-        return ConfigDef().define("name", Type.STRING, NO_DEFAULT, MEDIUM, "The header's name.", non_empty)
+        return ConfigDef().define("name", Type.STRING, NO_DEFAULT, MEDIUM, "Name of the header.", non_empty)
 
     def configure(self, values: Mapping[str, Any]) -> None:
         self._name = values["name"]
@@ -52,7 +52,9 @@ class TopicNameMatches(Predicate):
 
     @classmethod
     def config(cls) -> ConfigDef:
-        return ConfigDef().define("pattern", Type.STRING, NO_DEFAULT, MEDIUM, "A regular expression.", regex)
+        return ConfigDef().define(
+            "pattern", Type.STRING, NO_DEFAULT, MEDIUM, "Regular expression that the topic name must match.", regex
+        )
 
     def configure(self, values: Mapping[str, Any]) -> None:
         self._pattern = re.compile(values["pattern"])

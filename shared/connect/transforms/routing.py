@@ -38,8 +38,8 @@ class RegexRouter(Transformation):
     def config(cls) -> ConfigDef:
         return (
             ConfigDef()
-            .define("regex", Type.STRING, NO_DEFAULT, HIGH, "What the whole topic must match.", regex)
-            .define("replacement", Type.STRING, NO_DEFAULT, HIGH, "The new topic.")
+            .define("regex", Type.STRING, NO_DEFAULT, HIGH, "Pattern that the whole topic name must match.", regex)
+            .define("replacement", Type.STRING, NO_DEFAULT, HIGH, "Replacement that makes the new topic name.")
         )
 
     def configure(self, values: Mapping[str, Any]) -> None:
@@ -67,8 +67,9 @@ class TimestampRouter(Transformation):
         return (
             ConfigDef()
             .define("topic.format", Type.STRING, "${topic}-${timestamp}", HIGH,
-                    "The new topic, ${topic} being the old one and ${timestamp} the time.")
-            .define("timestamp.format", Type.STRING, "yyyyMMdd", HIGH, "The time's pattern, as Java writes it.")
+                    "Format of the new topic. ${topic} is the old topic, ${timestamp} the record's timestamp.")
+            .define("timestamp.format", Type.STRING, "yyyyMMdd", HIGH,
+                    "Format of the timestamp, as a pattern of Java's SimpleDateFormat.")
         )  # fmt: skip
 
     def configure(self, values: Mapping[str, Any]) -> None:

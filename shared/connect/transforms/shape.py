@@ -53,9 +53,9 @@ class _ExtractField(OnPart):
     def config(cls) -> ConfigDef:
         definition = (
             ConfigDef()
-            .define("field", Type.STRING, NO_DEFAULT, MEDIUM, "The field.", non_empty)
+            .define("field", Type.STRING, NO_DEFAULT, MEDIUM, "Field to extract.", non_empty)
             .define("field.syntax.version", Type.STRING, "V1", HIGH,
-                    "V2: dots in the field's name go down into structs and maps.",
+                    "V1: the field is a name. V2: the field is a path of names separated by dots.",
                     one_of("V1", "V2", ignore_case=True))
         )  # fmt: skip
         return with_replace_null(definition)
@@ -82,7 +82,7 @@ class _HoistField(OnPart):
 
     @classmethod
     def config(cls) -> ConfigDef:
-        return ConfigDef().define("field", Type.STRING, NO_DEFAULT, MEDIUM, "The field that it is put into.")
+        return ConfigDef().define("field", Type.STRING, NO_DEFAULT, MEDIUM, "Field that holds the whole key or value.")
 
     def transform(self, record: ConnectRecord, schema: Schema | None, value: Any) -> ConnectRecord:
         name = self.values["field"]
@@ -97,7 +97,9 @@ class _Flatten(OnPart):
 
     @classmethod
     def config(cls) -> ConfigDef:
-        return ConfigDef().define("delimiter", Type.STRING, ".", MEDIUM, "What stands between the names.")
+        return ConfigDef().define(
+            "delimiter", Type.STRING, ".", MEDIUM, "Delimiter between the names of nested fields."
+        )
 
     def transform(self, record: ConnectRecord, schema: Schema | None, value: Any) -> ConnectRecord:
         if value is None:
@@ -151,9 +153,9 @@ class _ReplaceField(OnPart):
     def config(cls) -> ConfigDef:
         definition = (
             ConfigDef()
-            .define("exclude", Type.LIST, "", MEDIUM, "Fields to leave out; this outweighs include.")
-            .define("include", Type.LIST, "", MEDIUM, "Fields to keep; empty: all.")
-            .define("renames", Type.LIST, "", MEDIUM, "New names: old1:new1,old2:new2.", _renames)
+            .define("exclude", Type.LIST, "", MEDIUM, "Fields to exclude. This takes precedence over include.")
+            .define("include", Type.LIST, "", MEDIUM, "Fields to include. Empty: all.")
+            .define("renames", Type.LIST, "", MEDIUM, "Fields to rename, as old1:new1,old2:new2.", _renames)
         )
         return with_replace_null(definition)
 
@@ -196,7 +198,9 @@ class ValueToKey(Transformation):
 
     @classmethod
     def config(cls) -> ConfigDef:
-        return with_replace_null(ConfigDef().define("fields", Type.LIST, NO_DEFAULT, HIGH, "The fields.", non_empty))
+        return with_replace_null(
+            ConfigDef().define("fields", Type.LIST, NO_DEFAULT, HIGH, "Fields of the key.", non_empty)
+        )
 
     def configure(self, values: Mapping[str, Any]) -> None:
         self._fields, self._replace_null = values["fields"], values[REPLACE_NULL]

@@ -56,11 +56,13 @@ class _TimestampConverter(OnPart):
     def config(cls) -> ConfigDef:
         definition = (
             ConfigDef()
-            .define("field", Type.STRING, "", HIGH, "The field; empty: the whole is a time.")
-            .define("target.type", Type.STRING, NO_DEFAULT, HIGH, "string, unix, Date, Time or Timestamp.",
+            .define("field", Type.STRING, "", HIGH,
+                    "Field with the timestamp. Empty: the whole key or value is the timestamp.")
+            .define("target.type", Type.STRING, NO_DEFAULT, HIGH,
+                    "Type to convert to: string, unix, Date, Time or Timestamp.",
                     one_of(*TARGETS))
-            .define("format", Type.STRING, "", MEDIUM, "The pattern of text, as Java writes it.")
-            .define("unix.precision", Type.STRING, "milliseconds", LOW, "What Unix numbers count.",
+            .define("format", Type.STRING, "", MEDIUM, "Format of strings, as a pattern of Java's SimpleDateFormat.")
+            .define("unix.precision", Type.STRING, "milliseconds", LOW, "Unit of Unix times.",
                     one_of(*NANOS_PER))
         )  # fmt: skip
         return with_replace_null(definition)

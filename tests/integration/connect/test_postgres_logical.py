@@ -187,14 +187,14 @@ async def test_errors_of_slots_and_publications_name_the_fix(url: str, db: Any) 
         finally:
             await task.stop()
 
-    await expect_error('make it: CREATE PUBLICATION "s" FOR TABLE "src"', slot_autocreate="false")
+    await expect_error('create it: CREATE PUBLICATION "s" FOR TABLE "src"', slot_autocreate="false")
     await db.execute("CREATE TABLE bare (v int); CREATE ROLE reader LOGIN; GRANT ALL ON SCHEMA public TO reader")
     try:
         await expect_error("bare has no primary key", table_whitelist="src,bare")
-        await expect_error("the publication cannot be made: .*CREATE PUBLICATION", connection_user="reader")
+        await expect_error("the publication cannot be created: .*CREATE PUBLICATION", connection_user="reader")
         await db.execute("CREATE PUBLICATION s FOR TABLE src")
         await expect_error('ADD TABLE "bare"', table_whitelist="src,bare")
-        await expect_error("the replication slot cannot be made: .*pg_create_logical", connection_user="reader")
+        await expect_error("the replication slot cannot be created: .*pg_create_logical", connection_user="reader")
     finally:
         await db.execute("DROP TABLE bare; DROP OWNED BY reader; DROP ROLE reader")
     context.offset_storage_reader.stored = {"lsn": "0/10", "change": 1}

@@ -77,7 +77,7 @@ class BulkRead:
         await asyncio.sleep(self._idle_ms / 1000)
         self._is_committing = True
         await self.hold()
-        log.info("the rest of a reading was set aside, since nothing asked for it", idle_ms=self._idle_ms)
+        log.info("Postgres stores the unread rows of a query, since the task did not poll", idle_ms=self._idle_ms)
 
     async def _settle(self) -> None:
         """Keep the transaction open. If it is already being committed, wait for that."""

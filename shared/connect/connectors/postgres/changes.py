@@ -48,41 +48,43 @@ from penstock.shared.connect.schema import INT64, STRING, Schema
 
 log = get_logger(__name__)
 
-Place = tuple[int, int]
+Position = tuple[int, int]
+"""A transaction's final LSN, and the number of its changes that were read."""
 Row = dict[str, Any]
 CREATED, UPDATED, DELETED = "c", "u", "d"
 """The header `__op`, with Debezium's values."""
 
 
-def place_of(offset: Offset | None) -> Place:
+def position_of(offset: Offset | None) -> Position:
     """The position of an offset; (0, 0) if there is none. Raises ConnectError if the offset is invalid."""
     if offset is None:
         return (0, 0)
     try:
         return lsn_of(str(offset["lsn"])), int(offset.get("change", 0))
     except (KeyError, TypeError, ValueError, DataError):
-        raise ConnectError(f'{dict(offset)} is no offset: {{"lsn": "0/16B3748", "change": 3}} is one') from None
+        raise ConnectError(f'{dict(offset)} is not an offset: expected {{"lsn": "0/16B3748", "change": 3}}') from None
 
 
 class Progress:
     """The position up to which a slot was read, the stored position, and the LSN to which the slot may move."""
 
     def __init__(self, offset: Offset | None) -> None:
-        self.read = self._stored = place_of(offset)
-        self._marks: deque[tuple[Place, int]] = deque()
+        self.read = self._stored = position_of(offset)
+        self._marks: deque[tuple[Position, int]] = deque()
 
     def __repr__(self) -> str:
         return f"<Progress {lsn_text(self.read[0])} {self.read[1]}, {len(self._marks)} marks>"
 
     def mark(self, lsn: int) -> None:
         """A read has ended: there is nothing more to read up to `lsn`."""
+        # Reads without records only move the LSN of the last mark, so an idle source keeps one mark.
         if self._marks and self._marks[-1][0] == self.read:
             self._marks.pop()
         self._marks.append((self.read, lsn))
 
     def stored(self, offset: Offset | None) -> int | None:
         """The offset is stored. Returns the LSN to which the slot may move, None if it stays."""
-        self._stored = max(self._stored, place_of(offset))
+        self._stored = max(self._stored, position_of(offset))
         return self.settled()
 
     def settled(self) -> int | None:
@@ -151,11 +153,12 @@ class _Table:
 
     def old_key(self, row: Row) -> Row | None:
         """The key of a row before its change. Raises ConnectError if it is unknown."""
-        told = {column.name for column in self.relation.columns if column.is_key}
-        if unknown := set(self.key_names) - told:
+        # Postgres logs only the columns of the replica identity of an old row.
+        logged = {column.name for column in self.relation.columns if column.is_key}
+        if unknown := set(self.key_names) - logged:
             raise ConnectError(
-                f"key.columns: what {', '.join(sorted(unknown))} of a changed or deleted row of {self.name} was is not "
-                "told: ALTER TABLE … REPLICA IDENTITY FULL, and reset the connector's offsets"
+                f"key.columns: the old {', '.join(sorted(unknown))} of a changed or deleted row of {self.name} is not "
+                "in the log: ALTER TABLE … REPLICA IDENTITY FULL, and reset the connector's offsets"
             )
         return self.key(row)
 
@@ -192,11 +195,13 @@ class Changes:
                     log.warning("a table was truncated, which makes no records", table=table.name)
         elif isinstance(message, Insert | Update | Delete):
             self._change += 1
-            place = (self._begun.final_lsn, self._change)
+            position = (self._begun.final_lsn, self._change)
             table = self._tables.get(message.oid)
-            if table is not None and place > self._progress.read:
-                self._progress.read = place
-                return self._placed(table, list(self._made(table, message)))
+            # After a reconnect, Postgres sends changes again from the slot's position on. Those at or before the
+            # position already read made their records before.
+            if table is not None and position > self._progress.read:
+                self._progress.read = position
+                return self._source_records(table, list(self._changes_of(table, message)))
         return []
 
     def _table(self, relation: Relation) -> _Table | None:
@@ -206,7 +211,9 @@ class Changes:
         plain = relation.name if relation.namespace == "public" else qualified
         return _Table(relation, self._wanted.get(qualified, plain), self._values)
 
-    def _made(self, table: _Table, message: Insert | Update | Delete) -> Iterator[tuple[str, Row | None, Row | None]]:
+    def _changes_of(
+        self, table: _Table, message: Insert | Update | Delete
+    ) -> Iterator[tuple[str, Row | None, Row | None]]:
         """The operation, key and value of each record."""
         if isinstance(message, Insert):
             row = table.row(message.new)
@@ -214,13 +221,16 @@ class Changes:
         elif isinstance(message, Delete):
             yield self._deleted(table, table.row(message.old))
         else:
+            # Under REPLICA IDENTITY FULL the old row has the large values that the update did not change.
             before = message.old if message.is_whole else None
             row = table.row(message.new, before)
             if message.old is not None:
                 old = table.row(message.old)
+                # A changed key needs a delete of the old key. Otherwise the old row would stay in the topic for ever.
                 if table.old_key(old) != table.key(row):
                     yield self._deleted(table, old)
             value = table.whole(row)
+            # Large values that are neither in the message nor in an old row are read from the table afterwards.
             missing = [name for name in value if name not in row]
             if missing:
                 self._note(table, message, missing, value)
@@ -247,11 +257,12 @@ class Changes:
         for name, text in texts.items():
             row.value[name] = None if text is None else table.value(name, text)
 
-    def _placed(self, table: _Table, made: Sequence[tuple[str, Row | None, Row | None]]) -> list[SourceRecord]:
+    def _source_records(self, table: _Table, made: Sequence[tuple[str, Row | None, Row | None]]) -> list[SourceRecord]:
         lsn = lsn_text(self._begun.final_lsn)
         topic = self._values["topic.prefix"] + table.name
         records = []
         for at, (operation, key, value) in enumerate(made, start=1):
+            # The first of two records has the offset before the change. A restart between the two reads both again.
             change = self._change if at == len(made) else self._change - 1
             headers = (
                 Header("__op", operation, STRING),

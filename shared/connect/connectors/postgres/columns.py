@@ -94,7 +94,7 @@ def value_from(type_oid: int, text: str) -> Any:
     try:
         return _PARSERS[name](text)
     except (ValueError, InvalidOperation):
-        raise ConnectError(f"{text!r} is a {name} that cannot be had here") from None
+        raise ConnectError(f"{text!r} is a {name} that Connect cannot represent") from None
 
 
 TEXT_STYLES = "SET datestyle = 'ISO'; SET bytea_output = 'hex'; SET extra_float_digits = 3; SET timezone = 'UTC'"

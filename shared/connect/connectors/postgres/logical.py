@@ -42,7 +42,7 @@ class LogicalReader:
         self._connection: Any = None
         self._copy = ""
         self._reading: BulkRead | None = None
-        self._gave = False
+        self._has_records = False
         self._move_to: int | None = None
         self.is_idle = False
 
@@ -62,14 +62,14 @@ class LogicalReader:
             self._connection = connection
         if self._reading is None:
             await self.move_slot(connection)
-            self._reading, self._gave = await self._begun(connection), False
+            self._reading, self._has_records = await self._begun(connection), False
         before = self._progress.read
         try:
             records = await self._read(connection, self._reading)
         except BaseException:
             self._progress.read = before  # the records were not returned, so they are read again
             raise
-        self.is_idle = self._reading is None and not self._gave
+        self.is_idle = self._reading is None and not self._has_records
         return records
 
     async def _read(self, connection: Any, reading: BulkRead) -> list[SourceRecord]:
@@ -78,7 +78,7 @@ class LogicalReader:
         records = [record for row in rows for record in self._changes.records(row["data"])]
         for incomplete in self._changes.incomplete:
             await self._complete(connection, incomplete)
-        self._gave = self._gave or bool(records)
+        self._has_records = self._has_records or bool(records)
         if len(rows) < self._values["batch.max.rows"]:
             self._reading = None
             await self._end(connection, reading)
@@ -110,11 +110,13 @@ class LogicalReader:
             f"'proto_version', '1', 'publication_names', {_literal(names)})"
         )
         begun = await BulkRead.begun(connection, statement, self._values["batch.max.rows"], 1)
+        # The cursor is held at once, so that a paused task leaves no transaction open.
         await begun.hold()
         return begun
 
     async def _end(self, connection: Any, reading: BulkRead) -> None:
         await reading.end()
+        # The copy's position includes changes without records, so the slot moves past them as well.
         at = await connection.fetchval(
             "SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = $1", self._copy
         )
@@ -123,7 +125,7 @@ class LogicalReader:
 
     async def _complete(self, connection: Any, row: Incomplete) -> None:
         """Read the current large values that an update left out. If the row no longer exists they stay null."""
-        if not row.key:
+        if not row.key:  # without a key, no row can be identified
             return
         oids = [oid for oid, _ in row.key.values()]
         types = await connection.fetch(
@@ -158,7 +160,7 @@ class LogicalReader:
         await self._create(
             connection,
             f"SELECT pg_copy_logical_replication_slot('{self._slot}', '{self._copy}', true)",
-            "a temporary copy of the slot cannot be made",
+            "a temporary copy of the slot cannot be created",
         )
 
     async def _have_publication(self, connection: Any) -> None:
@@ -167,13 +169,13 @@ class LogicalReader:
             create = f"CREATE PUBLICATION {sql.column(name)} FOR TABLE {', '.join(sql.quoted(t) for t in tables)}"
             if not self._values["slot.autocreate"] or not tables:
                 hint = create if tables else f"CREATE PUBLICATION {sql.column(name)} FOR TABLE …"
-                raise ConnectError(f"there is no publication {name}; make it: {hint}")
+                raise ConnectError(f"there is no publication {name}; create it: {hint}")
             for table in tables:
                 await self._check_identity(connection, table)
             await self._create(
-                connection, f"{create} WITH (publish = 'insert, update, delete')", "the publication cannot be made"
+                connection, f"{create} WITH (publish = 'insert, update, delete')", "the publication cannot be created"
             )
-            log.info("made a publication", publication=name, tables=tables)
+            log.info("created a publication", publication=name, tables=tables)
         rows = await connection.fetch(
             "SELECT schemaname, tablename FROM pg_publication_tables WHERE pubname = $1", name
         )
@@ -197,8 +199,8 @@ class LogicalReader:
             raise ConnectError(f"there is no table {table}")
         if found["nothing"] or (found["by_key"] and not found["has_key"]):
             raise ConnectError(
-                f"{table} has no primary key: once it is published Postgres refuses to update it or delete from it; "
-                f"ALTER TABLE {sql.quoted(table)} REPLICA IDENTITY FULL, or make the publication yourself"
+                f"{table} has no primary key: once it is published, Postgres rejects updates and deletes of its rows; "
+                f"ALTER TABLE {sql.quoted(table)} REPLICA IDENTITY FULL, or create the publication yourself"
             )
 
     async def _have_slot(self, connection: Any) -> None:
@@ -217,21 +219,22 @@ class LogicalReader:
             raise ConnectError(
                 f"the replication slot {self._slot} has lost changes, since the log grew beyond "
                 f"max_slot_wal_keep_size: drop it with SELECT pg_drop_replication_slot('{self._slot}'), reset the "
-                "connector's offsets, and read the tables anew"
+                "connector's offsets, and read the tables again"
             )
         self._was_read = True
 
     async def _make_slot(self, connection: Any) -> None:
+        # A new slot begins at the current end of the log, so the changes since the stored offset would be lost.
         if self._was_read:
             raise ConnectError(
                 f"the replication slot {self._slot} is gone, and with it the changes since it was last read: reset the "
-                "connector's offsets, and read the tables anew"
+                "connector's offsets, and read the tables again"
             )
         create = f"SELECT pg_create_logical_replication_slot('{self._slot}', 'pgoutput')"
         if not self._values["slot.autocreate"]:
-            raise ConnectError(f"there is no replication slot {self._slot}; make it: {create}")
-        await self._create(connection, create, "the replication slot cannot be made")
-        log.info("made a replication slot", slot=self._slot)
+            raise ConnectError(f"there is no replication slot {self._slot}; create it: {create}")
+        await self._create(connection, create, "the replication slot cannot be created")
+        log.info("created a replication slot", slot=self._slot)
 
     async def _create(self, connection: Any, statement: str, message: str) -> None:
         """Execute a statement. Raises ConnectError with the statement if Postgres rejects it."""
@@ -239,7 +242,9 @@ class LogicalReader:
         try:
             await connection.execute(statement)
         except (pg.InsufficientPrivilegeError, pg.ConfigurationLimitExceededError, pg.FeatureNotSupportedError) as e:
-            raise ConnectError(f"{message}: {e}; have it run by who may, or with more of it: {statement}") from e
+            raise ConnectError(
+                f"{message}: {e}; run it as a user with the privilege, or raise the limit: {statement}"
+            ) from e
 
 
 def _literal(text: str) -> str:

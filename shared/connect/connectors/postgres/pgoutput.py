@@ -118,7 +118,7 @@ def lsn_of(text: str) -> int:
     try:
         return (int(high, 16) << 32) + int(low, 16)
     except ValueError:
-        raise DataError(f"{text!r} is no LSN") from None
+        raise DataError(f"{text!r} is not an LSN") from None
 
 
 def lsn_text(lsn: int) -> str:
@@ -136,7 +136,7 @@ def decode(data: bytes) -> Message:
     try:
         return _decode(cursor)
     except (struct.error, IndexError, ValueError) as e:
-        raise DataError(f"no message of pgoutput: {data[:40].hex()}: {e}") from None
+        raise DataError(f"not a message of pgoutput: {data[:40].hex()}: {e}") from None
 
 
 def _decode(cursor: _Cursor) -> Message:

@@ -37,7 +37,7 @@ class RowSettings:
         if self.deletes and self.pk_mode != "record_key":
             raise ConfigError("delete.enabled=true needs pk.mode=record_key: a tombstone has nothing but its key")
         if self.pk_mode == "kafka" and self.pk_fields and len(self.pk_fields) != 3:
-            raise ConfigError("pk.mode=kafka needs three pk.fields, or none")
+            raise ConfigError(f"pk.mode=kafka needs three pk.fields or none, got {len(self.pk_fields)}")
 
     def table(self, topic: str) -> str:
         return self.table_format.replace("${topic}", topic)
@@ -73,7 +73,7 @@ class Rows:
                 return list({row[one]: row for row in self.rows}.values())
             return list({tuple(row[i] for i in at): row for row in self.rows}.values())
         except TypeError as e:
-            raise DataError(f"a key that cannot be one: {e}") from None
+            raise DataError(f"a key column has a value that cannot be a key: {e}") from None
 
 
 class RowBuilder:
@@ -105,10 +105,10 @@ class RowBuilder:
         key = self._key(record)
         if record.value is None:
             if not self._settings.deletes:
-                raise DataError(f"{_place(record)}: no value, and delete.enabled is false")
+                raise DataError(f"{_coordinates(record)}: no value, and delete.enabled is false")
             return tuple(key), tuple(key), tuple(key.values()), True
         if not isinstance(record.value, Mapping):
-            raise DataError(f"{_place(record)}: the value is {type(record.value).__name__}, not a struct or map")
+            raise DataError(f"{_coordinates(record)}: the value is {type(record.value).__name__}, not a struct or map")
         fields: dict[str, Any] = dict(record.value)
         if included := self._settings.included:
             fields = {name: item for name, item in fields.items() if name in included or name in key}
@@ -127,20 +127,20 @@ class RowBuilder:
             case "record_value":
                 return self._picked(record, record.value or {}, "value")
         if record.key is None:
-            raise DataError(f"{_place(record)}: pk.mode=record_key, and the record has no key")
+            raise DataError(f"{_coordinates(record)}: pk.mode=record_key, and the record has no key")
         if isinstance(record.key, Mapping):
             return self._picked(record, record.key, "key")
         if len(settings.pk_fields) != 1:
-            raise DataError(f"{_place(record)}: the key is one value, so pk.fields must be one name")
+            raise DataError(f"{_coordinates(record)}: the key is one value, so pk.fields must be one name")
         return {settings.pk_fields[0]: record.key}
 
     def _picked(self, record: SinkRecord, given: Any, what: str) -> dict[str, Any]:
         if not isinstance(given, Mapping):
-            raise DataError(f"{_place(record)}: the {what} is no struct or map")
+            raise DataError(f"{_coordinates(record)}: the {what} is not a struct or map")
         names = self._settings.pk_fields or tuple(given)
         missing = [name for name in names if given.get(name) is None]
         if missing:
-            raise DataError(f"{_place(record)}: the {what} has no {', '.join(missing)}, of the primary key")
+            raise DataError(f"{_coordinates(record)}: the {what} has no {', '.join(missing)}, of the primary key")
         return {name: given[name] for name in names}
 
     def _types(self, record: SinkRecord, names: Iterable[str]) -> dict[str, tuple[str | None, bool]]:
@@ -186,6 +186,6 @@ def _field_schema(schema: Schema | None, name: str) -> Schema | None:
     return None if found is None else found.schema
 
 
-def _place(record: SinkRecord) -> str:
+def _coordinates(record: SinkRecord) -> str:
     topic, partition, offset = record.original
     return f"{topic}-{partition}@{offset}"

@@ -35,23 +35,24 @@ def connection_config() -> ConfigDef:
     return (
         ConfigDef()
         .define("connection.url", Type.STRING, NO_DEFAULT, HIGH,
-                "postgresql://host:port/database, also with jdbc: before it.", _is_url, group="Connection", order=1)
-        .define("connection.user", Type.STRING, None, HIGH, "The user.", group="Connection", order=2)
-        .define("connection.password", Type.PASSWORD, None, HIGH, "The password.", group="Connection", order=3)
-        .define("connection.timeout.ms", Type.INT, 10_000, LOW, "How long connecting may take.", at_least(1),
+                "postgresql://host:port/database. The prefix jdbc: is allowed.", _is_url, group="Connection", order=1)
+        .define("connection.user", Type.STRING, None, HIGH, "Database user.", group="Connection", order=2)
+        .define("connection.password", Type.PASSWORD, None, HIGH,
+                "Password of the database user.", group="Connection", order=3)
+        .define("connection.timeout.ms", Type.INT, 10_000, LOW, "Maximum time to connect.", at_least(1),
                 group="Connection", order=4)
-        .define("statement.timeout.ms", Type.INT, 60_000, LOW, "How long one statement may take.", at_least(1),
+        .define("statement.timeout.ms", Type.INT, 60_000, LOW, "Maximum time of one statement.", at_least(1),
                 group="Connection", order=5)
-        .define("max.retries", Type.INT, 10, MEDIUM, "How often a passing failure is tried again.",
+        .define("max.retries", Type.INT, 10, MEDIUM, "Maximum number of retries after a temporary error.",
                 at_least(0), group="Retries", order=1)
-        .define("retry.backoff.ms", Type.INT, 3_000, MEDIUM, "How long before each time.", at_least(0),
+        .define("retry.backoff.ms", Type.INT, 3_000, MEDIUM, "Delay before each retry.", at_least(0),
                 group="Retries", order=2)
     )  # fmt: skip
 
 
 def _is_url(name: str, value: Any) -> None:
     if value is not None and URL.fullmatch(value) is None:
-        raise invalid(name, value, "no postgresql:// URL")
+        raise invalid(name, value, "must be a postgresql:// URL")
 
 
 async def connect(values: Mapping[str, Any]) -> Any:
@@ -101,7 +102,7 @@ async def change_schema(connection: Any, statement: str) -> None:
     try:
         await connection.execute(statement)
     except (exceptions.IntegrityConstraintViolationError, *exists):
-        log.info("another task did the same at the same time", statement=statement)
+        log.info("another task made the same change at the same time", statement=statement)
 
 
 def translated(error: Exception) -> Exception:

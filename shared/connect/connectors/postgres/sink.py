@@ -49,28 +49,32 @@ def sink_settings() -> ConfigDef:
     """The sink's settings, with the names of the JDBC sink."""
     return (
         connection_config()
-        .define("insert.mode", Type.STRING, "insert", HIGH, "insert, upsert (by primary key), or update.",
+        .define("insert.mode", Type.STRING, "insert", HIGH,
+                "How rows are written: insert, upsert (by primary key) or update.",
                 one_of("insert", "upsert", "update"), group="Writes", order=1)
-        .define("batch.size", Type.INT, 3_000, MEDIUM, "The most rows of one transaction.", at_least(1),
+        .define("batch.size", Type.INT, 3_000, MEDIUM, "Maximum number of rows of one transaction.", at_least(1),
                 group="Writes", order=2)
-        .define("delete.enabled", Type.BOOLEAN, False, MEDIUM, "Whether a tombstone deletes the row of its key.",
+        .define("delete.enabled", Type.BOOLEAN, False, MEDIUM, "Whether a tombstone deletes the row with its key.",
                 group="Writes", order=3)
-        .define("table.name.format", Type.STRING, "${topic}", MEDIUM, "The table; ${topic} is the record's topic.",
+        .define("table.name.format", Type.STRING, "${topic}", MEDIUM,
+                "Name of the table. ${topic} is replaced by the record's topic.",
                 group="Data Mapping", order=1)
         .define("pk.mode", Type.STRING, "none", HIGH,
-                "Where the primary key comes from: none, kafka (topic, partition, offset), record_key, record_value.",
+                "Source of the primary key: none, kafka (topic, partition, offset), record_key or record_value.",
                 one_of("none", "kafka", "record_key", "record_value"), group="Data Mapping", order=2)
-        .define("pk.fields", Type.LIST, "", MEDIUM, "The primary key's columns; empty: all fields of the key or value.",
+        .define("pk.fields", Type.LIST, "", MEDIUM,
+                "Columns of the primary key. Empty: all fields of the key or value.",
                 group="Data Mapping", order=3)
-        .define("fields.included", Type.LIST, "", MEDIUM, "The value's fields to write; empty: all.",
+        .define("fields.included", Type.LIST, "", MEDIUM, "Fields of the value to write. Empty: all.",
                 group="Data Mapping", order=4)
-        .define("auto.create", Type.BOOLEAN, False, MEDIUM, "Whether a table that does not exist is created.",
+        .define("auto.create", Type.BOOLEAN, False, MEDIUM, "Whether missing tables are created.",
                 group="DDL", order=1)
-        .define("auto.evolve", Type.BOOLEAN, False, MEDIUM, "Whether columns that do not exist are added.",
+        .define("auto.evolve", Type.BOOLEAN, False, MEDIUM, "Whether missing columns are added.",
                 group="DDL", order=2)
-        .define("exactly.once", Type.BOOLEAN, False, HIGH, "Whether offsets are kept with the rows.",
+        .define("exactly.once", Type.BOOLEAN, False, HIGH,
+                "Whether offsets are stored in the database, in the transaction of the rows.",
                 group="Writes", order=4)
-        .define("offsets.table", Type.STRING, "penstock_connect_offsets", LOW, "The table that they are kept in.",
+        .define("offsets.table", Type.STRING, "penstock_connect_offsets", LOW, "Table of these offsets.",
                 group="Writes", order=5)
     )  # fmt: skip
 
@@ -317,7 +321,7 @@ class PostgresSinkTask(SinkTask):
             self._stagings = {key: staged for key, staged in self._stagings.items() if key[0] != name}
         found = await self._described(connection, name)
         if found is None:
-            raise RetriableError(f"table {name} is gone again")
+            raise RetriableError(f"table {name} was dropped while it was changed")
         self._tables[name] = found
 
     async def _ddl(self, connection: Any, statement: str) -> None:

@@ -17,7 +17,7 @@ from penstock.shared.common.log import get_logger
 from penstock.shared.connect.config_def import NO_DEFAULT, ConfigDef, Type, at_least, one_of
 from penstock.shared.connect.connector import ExactlyOnceSupport, Props, SourceConnector
 from penstock.shared.connect.connectors.postgres.bulk_read import BulkRead
-from penstock.shared.connect.connectors.postgres.changes import place_of
+from penstock.shared.connect.connectors.postgres.changes import position_of
 from penstock.shared.connect.connectors.postgres.columns import schema_of, value_of
 from penstock.shared.connect.connectors.postgres.logical import SLOT_NAME, LogicalReader
 from penstock.shared.connect.connectors.postgres.settings import (
@@ -44,46 +44,52 @@ def source_settings() -> ConfigDef:
     """The source's settings, with the names of the JDBC source."""
     return (
         connection_config()
-        .define("mode", Type.STRING, NO_DEFAULT, HIGH, f"What is new: {', '.join(MODES)}.", one_of(*MODES),
+        .define("mode", Type.STRING, NO_DEFAULT, HIGH, f"How new rows are found: {', '.join(MODES)}.", one_of(*MODES),
                 group="Mode", order=1)
-        .define("incrementing.column.name", Type.STRING, "", MEDIUM, "The column that only rises.",
+        .define("incrementing.column.name", Type.STRING, "", MEDIUM, "Strictly increasing column.",
                 group="Mode", order=2)
         .define("timestamp.column.name", Type.LIST, "", MEDIUM,
-                "The column of the last change; of several the first that is not null.", group="Mode", order=3)
-        .define("timestamp.initial", Type.LONG, None, LOW, "From when on, in ms since the epoch; not given: all.",
+                "Column with the time of the last change. Of several columns, the first that is not null counts.",
+                group="Mode", order=3)
+        .define("timestamp.initial", Type.LONG, None, LOW,
+                "Initial timestamp, in ms since the epoch. Default: all rows.",
                 group="Mode", order=4)
-        .define("timestamp.delay.interval.ms", Type.LONG, 0, HIGH, "How old a row's time must be to be read.",
+        .define("timestamp.delay.interval.ms", Type.LONG, 0, HIGH,
+                "Minimum age of a row's timestamp before the row is read.",
                 at_least(0), group="Mode", order=5)
-        .define("table.whitelist", Type.LIST, "", MEDIUM, "The tables to read, a part of the source each.",
+        .define("table.whitelist", Type.LIST, "", MEDIUM, "Tables to read. Each is a source partition.",
                 group="Data", order=1)
-        .define("query", Type.STRING, "", MEDIUM, "A query to read instead of tables; it must not end in WHERE.",
+        .define("query", Type.STRING, "", MEDIUM,
+                "Query to read instead of tables. The connector uses it as a subquery.",
                 group="Data", order=2)
-        .define("topic.prefix", Type.STRING, NO_DEFAULT, HIGH, "Before the table's name; of a query, the topic.",
+        .define("topic.prefix", Type.STRING, NO_DEFAULT, HIGH,
+                "Prefix of the topic before the table name. With a query: the topic.",
                 group="Data", order=3)
-        .define("key.columns", Type.LIST, "", MEDIUM, "The columns that make the record's key; empty: no key.",
+        .define("key.columns", Type.LIST, "", MEDIUM, "Columns of the record key. Empty: no key.",
                 group="Data", order=4)
-        .define("poll.interval.ms", Type.INT, 5_000, HIGH, "How long to wait where nothing is new.", at_least(1),
+        .define("poll.interval.ms", Type.INT, 5_000, HIGH, "Interval between polls that find no new rows.", at_least(1),
                 group="Data", order=5)
         .define("batch.max.rows", Type.INT, 2_000, LOW,
-                "The most rows of one poll; by time alone, its last moment is whole.", at_least(1),
-                group="Data", order=6)
+                "Maximum number of rows of one poll. mode=timestamp also reads all rows with the last timestamp.",
+                at_least(1), group="Data", order=6)
         .define("bulk.idle.ms", Type.INT, 10_000, LOW,
-                "mode=bulk: after how long without a poll (paused, or Kafka takes no records) Postgres sets the rest "
-                "of a reading aside in its temporary files, and no transaction stays open.", at_least(1),
+                "mode=bulk: time without a poll after which the transaction ends and Postgres stores the unread rows "
+                "in temporary files. A paused task, for example, does not poll.", at_least(1),
                 group="Data", order=7)
         .define("slot.name", Type.STRING, "", MEDIUM,
-                "mode=logical: the replication slot, which keeps where to go on. It stays when the connector ends.",
+                "mode=logical: replication slot with the position of the source. It is kept when the connector ends.",
                 group="Logical decoding", order=1)
         .define("publication.name", Type.STRING, "", MEDIUM,
-                "mode=logical: the publication, which says of which tables; empty: named as the slot.",
+                "mode=logical: publication with the tables to read. Empty: the name of the slot.",
                 group="Logical decoding", order=2)
         .define("slot.autocreate", Type.BOOLEAN, True, MEDIUM,
-                "mode=logical: whether a slot, and a publication of table.whitelist, that is missing is made.",
+                "mode=logical: whether a missing slot, and a missing publication of table.whitelist, is created.",
                 group="Logical decoding", order=3)
         .define("tombstones.on.delete", Type.BOOLEAN, True, MEDIUM,
-                "mode=logical: whether a deleted row's record has no value; else it has what is known of the row.",
+                "mode=logical: whether the record of a deleted row is a tombstone. false: its value is the old row.",
                 group="Logical decoding", order=4)
-        .define("numeric.scale", Type.INT, 9, LOW, "Digits after the point of numeric columns.", at_least(0),
+        .define("numeric.scale", Type.INT, 9, LOW,
+                "Number of digits after the decimal point in numeric columns.", at_least(0),
                 group="Data", order=8)
     )  # fmt: skip
 
@@ -238,14 +244,14 @@ class PostgresSourceConnector(SourceConnector):
         values = {value.name: value for value in found}
         mode = str(values["mode"].value)
         if "incrementing" in mode and not values["incrementing.column.name"].value:
-            values["incrementing.column.name"].errors.append(f"mode={mode} needs the column that rises")
+            values["incrementing.column.name"].errors.append(f"mode={mode} needs an increasing column")
         if "timestamp" in mode and not values["timestamp.column.name"].value:
             values["timestamp.column.name"].errors.append(f"mode={mode} needs the column of the last change")
         if mode == "logical":
             if not SLOT_NAME.fullmatch(str(values["slot.name"].value)):
                 values["slot.name"].errors.append(NO_SLOT)
             if values["query"].value:
-                values["query"].errors.append("mode=logical reads tables, and no query")
+                values["query"].errors.append("mode=logical reads tables: remove the query")
         elif bool(values["query"].value) == bool(values["table.whitelist"].value):
             values["table.whitelist"].errors.append("either table.whitelist or query must be given")
         return found
@@ -276,5 +282,5 @@ class PostgresSourceConnector(SourceConnector):
                     '{"protocol": "1", "slot": …}'
                 )
             if "slot" in partition:
-                place_of(offset)
+                position_of(offset)
         return True

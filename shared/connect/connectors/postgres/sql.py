@@ -155,14 +155,14 @@ def _text(value: Any) -> Any:
 
 def _moment(value: Any) -> Any:
     if isinstance(value, bool):
-        raise DataError(f"{value!r} is no time")
+        raise DataError(f"{value!r} is not a time")
     if isinstance(value, int):
         return timestamp_of(value)
     if isinstance(value, str):
         try:
             value = dt.datetime.fromisoformat(value)
         except ValueError:
-            raise DataError(f"{value!r:.100} is no ISO 8601 time") from None
+            raise DataError(f"{value!r:.100} is not an ISO 8601 time") from None
     if isinstance(value, dt.datetime) and value.tzinfo is None:
         return value.replace(tzinfo=dt.UTC)
     return value
@@ -178,7 +178,7 @@ def _date(value: Any) -> Any:
         try:
             return dt.date.fromisoformat(value)
         except ValueError:
-            raise DataError(f"{value!r:.100} is no ISO 8601 date") from None
+            raise DataError(f"{value!r:.100} is not an ISO 8601 date") from None
     return value
 
 

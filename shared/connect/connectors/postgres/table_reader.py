@@ -91,7 +91,7 @@ class TableReader:
             if "incrementing" in self._mode:
                 value = row[self._inc]
                 if type(value) is not int:
-                    raise ConnectError(f"{self.table}.{self._inc}: {value!r} is no whole number")
+                    raise ConnectError(f"{self.table}.{self._inc}: {value!r} is not an integer")
                 self.incrementing = value
             if "timestamp" in self._mode:
                 self.timestamp = self._moment(row)

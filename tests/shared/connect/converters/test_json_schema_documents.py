@@ -83,9 +83,9 @@ def test_foreign_schemas(json: Any, schema: Schema | None) -> None:
         ({"oneOf": [{"type": "string"}, {"type": "integer"}]}, "2 types"),
         ({"$ref": "#"}, "refers to itself"),
         ({"$ref": "#/nowhere"}, "not there"),
-        ({"type": "array"}, "nothing of its items"),
-        ({"type": "object", "properties": {"a": {}}}, "nothing of its property 'a'"),
-        ({"type": "wave"}, "no like in Connect"),
+        ({"type": "array"}, "no schema for its items"),
+        ({"type": "object", "properties": {"a": {}}}, "no schema for its property 'a'"),
+        ({"type": "wave"}, "no equivalent in Connect"),
         ([], "no JSON Schema"),
     ],
 )

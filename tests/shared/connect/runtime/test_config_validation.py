@@ -63,7 +63,7 @@ def test_validation_errors_equal_the_recording(plugins: Plugins) -> None:
     assert len(cases) == 4
     for case in cases:
         props = {"name": case["body"]["name"], **case["body"]["config"]}
-        assert validate_connector(plugins, props, WORKER).refusal() == case["response"]["message"]
+        assert validate_connector(plugins, props, WORKER).error_message() == case["response"]["message"]
 
 
 def test_settings_of_transforms_are_validated(plugins: Plugins) -> None:
@@ -158,7 +158,7 @@ def test_no_answer_contains_a_secret(plugins: Plugins) -> None:
     }
     infos = validate_connector(plugins, props, {"connector.client.config.override.policy": "None"})
     assert infos.errors == [
-        "Invalid value [hidden] for configuration http.headers: each header is Name:value",
+        "Invalid value [hidden] for configuration http.headers: each header must be Name:value",
         "The 'None' policy does not allow 'ssl.keystore.key' to be overridden in the connector configuration.",
     ]
     assert "pl41n" not in json.dumps(infos.as_json())

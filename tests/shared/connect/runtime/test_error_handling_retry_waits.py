@@ -79,7 +79,7 @@ async def test_a_sink_in_a_retried_conversion_can_pause_and_stop() -> None:
         with structlog.testing.capture_logs() as said:
             id = await run.run(RecordingSink, topics="two", value_converter=CONVERTER, **FOR_EVER)
             await run.until(lambda: stalled_ms(run) > 50)
-        (line,) = [line for line in said if line["event"] == "conversion is tried again"]
+        (line,) = [line for line in said if line["event"] == "conversion will be retried"]
         assert (line["stage"], line["error"]) == ("VALUE_CONVERTER", "RetriableError: the registry does not answer")
         props = {"name": "c", "connector.class": f"{RecordingSink.__module__}.RecordingSink", "topics": "two"}
         second = ConnectorTaskId("c", 1)

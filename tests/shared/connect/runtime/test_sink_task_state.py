@@ -135,7 +135,7 @@ def test_the_start_offset_is_committed_once() -> None:
     assert task.committable({A: start, B: start}) == {}
     task.closed([A, B])
     task.opened({A: 0})
-    assert task.unsaid == {A}
+    assert task.never_committed == {A}
 
 
 def test_a_failed_flush_rewinds_to_the_last_commit() -> None:
@@ -295,7 +295,7 @@ def test_an_answer_ignores_closed_partitions() -> None:
     task.closed([B])
     task.commit_completed(1, None, {A: FIVE, B: FIVE}, 1)
     assert task.last_committed == {A: FIVE}
-    assert (task.unsaid, task.committing) == (set(), False)
+    assert (task.never_committed, task.committing) == (set(), False)
 
 
 def test_records_read_and_not_delivered_are_counted() -> None:

@@ -129,7 +129,7 @@ async def test_a_stall_and_its_end_are_logged() -> None:
             await run.run(RecordingSource)
             await run.until(lambda: stalled() and any("is stalled" in line["event"] for line in said))
             RecordingSourceTask.made[-1].batches.put_nowait(None)
-            await run.until(lambda: any("no more" in line["event"] for line in said))
+            await run.until(lambda: any("no longer" in line["event"] for line in said))
     assert [line["event"] for line in said if "stalled inside" in line["event"]] != []
 
 

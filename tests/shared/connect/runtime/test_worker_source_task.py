@@ -202,7 +202,7 @@ async def test_a_failed_topic_creation_fails_the_task() -> None:
         with run.cluster.control(Api.CREATE_TOPICS, Fail(44)):  # POLICY_VIOLATION
             task().batches.put_nowait([source_record("a", 1), source_record("b", 2, topic="new")])
             await run.until(lambda: "failure" in run.listener.of(id))
-        assert "topic new, which a record is for, cannot be made" in run.listener.traces[0]
+        assert "topic new, which a record is for, cannot be created" in run.listener.traces[0]
         assert run.store.data == {KEY: b'{"position":1}'}
         assert task().committed == [("a", True)]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from penstock.shared.connect.connectors.postgres.changes import Changes, Progress, place_of
+from penstock.shared.connect.connectors.postgres.changes import Changes, Progress, position_of
 from penstock.shared.connect.errors import ConnectError
 from penstock.shared.connect.record import SourceRecord
 from tests.shared.connect.connectors.postgres.recorded import (
@@ -151,5 +151,5 @@ def test_a_slot_moves_when_all_before_is_stored() -> None:
 @pytest.mark.parametrize("offset", [{}, {"lsn": 7}, {"lsn": "x"}, {"lsn": "0/1", "change": "many"}])
 def test_an_invalid_offset_is_an_error(offset: dict[str, Any]) -> None:
     """An invalid offset, such as one set by hand, is an error."""
-    with pytest.raises(ConnectError, match="is no offset"):
-        place_of(offset)
+    with pytest.raises(ConnectError, match="is not an offset"):
+        position_of(offset)
