@@ -63,26 +63,35 @@ class IncrementalAssignor:
         self, held: Mapping[str, Work], configured: Work, *, now_ms: int, generation: int, completed: int
     ) -> Plan:
         """Plans one rebalance. `held` is each member's current work, `completed` the last completed generation."""
+        # The sets of IncrementalCooperativeAssignor.performTaskAssignment, step by step:
+        # 1. The work that members hold, and the work of the last assignment. If that is not the last completed
+        #    generation, it may never have arrived.
         active = _union(held.values())
         if self._previous_generation != completed:
-            self._previous = NOTHING  # the last assignment may never have arrived
+            self._previous = NOTHING
         elif self._revoked & active:
             self._previous = active  # a revocation did not take effect: it is decided again
+        # 2. Deleted work, and work that several members hold: all of them must stop it.
         twice = _held_twice(held.values())
         gone = {member: (work - configured) | (work & twice) for member, work in held.items()}
         kept = {member: held[member] - gone[member] for member in sorted(held)}
+        # 3. Lost work of departed members, and new work.
         lost = (self._previous & configured) - active
         fresh = configured - self._previous - active
+        # 4. Lost work waits for a member that returns. Until then no work moves for balance: it might move back.
         delay_ms = self._delay_of_lost(lost, kept, now_ms)
         complete = _give_out(kept, fresh if delay_ms else fresh | lost)
         surplus = {} if delay_ms else _surplus(complete, kept)
+        # 5. Surplus work is only revoked here. The next rebalance assigns it, when its owner has stopped it.
         complete = {member: work - surplus.get(member, NOTHING) for member, work in complete.items()}
         revoked = {member: gone[member] | surplus.get(member, NOTHING) for member in kept}
         assigned = {member: work - kept[member] for member, work in complete.items()}
-        # Waiting lost work counts as running. Otherwise the next rebalance would take it for new work.
+        # 6. Waiting lost work counts as running. Otherwise the next rebalance would take it for new work.
         waiting = lost - _union(complete.values())
-        self._previous, self._revoked = _union(complete.values()) | waiting, _union(revoked.values())
-        self._previous_generation, self._previous_members = generation, frozenset(held)
+        self._previous = _union(complete.values()) | waiting
+        self._revoked = _union(revoked.values())
+        self._previous_generation = generation
+        self._previous_members = frozenset(held)
         return Plan(assigned, revoked, complete, delay_ms)
 
     def _delay_of_lost(self, lost: Work, kept: Mapping[str, Work], now_ms: int) -> int:
@@ -90,6 +99,7 @@ class IncrementalAssignor:
         is_over = self.scheduled_ms is not None and now_ms >= self.scheduled_ms
         # If no worker has left, the work was lost because a member missed the last assignment.
         nobody_left = self.scheduled_ms is None and self._previous_members <= kept.keys()
+        # Without a delay (max_delay_ms=0), lost work is assigned in the same rebalance, as since KAFKA-15693.
         if not lost or is_over or nobody_left or self.max_delay_ms <= 0:
             self.scheduled_ms = None
             return 0

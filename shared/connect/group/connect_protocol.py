@@ -101,6 +101,7 @@ class Assignment:
 def encode_state(state: WorkerState, version: int, last: Assignment | None = None) -> bytes:
     """Returns the bytes of a worker's state. `last` is the assignment from which its work came."""
     data = struct.pack(">h", version) + _text(state.url) + struct.pack(">q", state.config_offset)
+    # An eager worker has stopped all its work before it joins, so version 0 has no allocation.
     if version == EAGER:
         return data
     if last is None:
@@ -191,7 +192,7 @@ class _Reader:
         try:
             return self._take(max(0, length)).decode()
         except UnicodeDecodeError as e:
-            raise SerializationError(f"{self._description}: no UTF-8 before byte {self._at}") from e
+            raise SerializationError(f"{self._description}: invalid UTF-8 before byte {self._at}") from e
 
     def blob(self) -> bytes | None:
         length = self.int32()
@@ -212,6 +213,7 @@ class _Reader:
 
     def _count(self) -> int:
         count = self.int32()
+        # Each element has at least one byte. A larger count is damaged, and must not run a long loop.
         if count > len(self._data):
             raise SerializationError(f"{self._description}: an array of {count} at byte {self._at - 4}")
         return max(0, count)

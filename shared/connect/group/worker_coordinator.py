@@ -52,7 +52,10 @@ class WorkerCoordinator:
         rebalance_timeout_ms: int,
         on_rejoin: Callable[[], None],
     ) -> None:
-        self.group, self._rebalances, self._clock, self._on_rejoin = group, rebalances, clock, on_rejoin
+        self.group = group
+        self._rebalances = rebalances
+        self._clock = clock
+        self._on_rejoin = on_rejoin
         self._requests = GroupRequests(
             connection,
             group,
@@ -98,7 +101,8 @@ class WorkerCoordinator:
 
     async def close(self) -> None:
         """Leaves the group. The caller must have stopped the worker's work."""
-        beside, self._beside = [*self._beside, *([self._losing] if self._losing else [])], []
+        beside = [*self._beside, *([self._losing] if self._losing else [])]
+        self._beside = []
         for task in beside:
             task.cancel()
         if beside:
@@ -109,6 +113,7 @@ class WorkerCoordinator:
         match step:
             case Wait(ms):
                 await asyncio.sleep((ms or 0) / 1000)
+            # Shielded: `_check_membership` may have begun the same stop, and a cancelled step must not end it.
             case GiveUp(lost=True):
                 await asyncio.shield(self._lose())
             case GiveUp(work):
@@ -157,4 +162,4 @@ class WorkerCoordinator:
 
     def _lost(self, losing: asyncio.Task[None]) -> None:
         if not losing.cancelled() and (error := losing.exception()) is not None:
-            log.warning("work that is lost could not be given up", **self._requests.fields(), reason=str(error))
+            log.warning("lost work could not be stopped", **self._requests.fields(), reason=str(error))

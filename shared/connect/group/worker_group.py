@@ -123,6 +123,8 @@ class WorkerGroup(Member):
                 return Stable()
             case MemberState.STABLE:
                 self._to(MemberState.UNJOINED)
+        # Under `eager` all work stops before the worker joins (case 2). Otherwise it joins with its work, unless the
+        # group has removed the worker and others may run that work (case 3).
         if self.held and (self.version == EAGER or self.is_given_up(now_ms)):
             return GiveUp(self.held, lost=self.version != EAGER)
         if now_ms < self._retry_at_ms:
@@ -152,10 +154,11 @@ class WorkerGroup(Member):
     def _complete(self) -> Step:
         received = self._received
         assert received is not None
-        # the coordinator forgot this member meanwhile: the assignment belongs to another one
+        # The coordinator has removed this member meanwhile: the assignment is for a member that no longer exists.
         if self.generation == NO_GENERATION:
             self._again(0, at_once=True)
             return Wait(0)
+        # Revoked work stops before the assignment is applied (case 1), since the leader assigns it after that.
         if back := received.revoked & self.held:
             return GiveUp(back, lost=False)
         whole = received.work if self.version == EAGER else received.work | self.held
@@ -170,15 +173,16 @@ class WorkerGroup(Member):
 
     def on_completed(self, assignment: Assignment) -> None:
         """Reports that the herder has the assignment."""
-        if self.state is not MemberState.COMPLETING:
+        if self.state is not MemberState.COMPLETING:  # removed from the group since the step was returned
             return
-        self.assignment, self._completed = assignment, self.generation
+        self.assignment = assignment
+        self._completed = self.generation
         self.held = assignment.work
         self._to(MemberState.STABLE)
         if assignment.failed:
             self.rejoin("the leader had not read the configs far enough")
-        elif assignment.revoked:
-            self.rejoin("gave work up, which is to be given out")
+        elif assignment.revoked:  # the second rebalance of KIP-415
+            self.rejoin("revoked work must be assigned to other workers")
 
     def on_join(self, answer: JoinAnswer, now_ms: int) -> None:
         """Takes the coordinator's answer to Join."""
@@ -199,6 +203,8 @@ class WorkerGroup(Member):
         members = self._members or {}
         newest = max(state.config_offset for state in members.values())
         common = Assignment(self.member_id, self.url, max(newest, config_offset))
+        # As ensureLeaderConfig in Kafka Connect: a leader that has not read the newest configs would take new work for
+        # deleted work. It assigns nothing, and all members join again.
         if config_offset < newest:
             plan = Plan({}, {}, {})
             common = replace(common, error=CONFIG_MISMATCH)
@@ -209,7 +215,8 @@ class WorkerGroup(Member):
             plan = self.assignor.assign(
                 held, configured, now_ms=now_ms, generation=self.generation, completed=self._completed
             )
-        self.owners, self.urls = dict(plan.complete), {member: state.url for member, state in members.items()}
+        self.owners = dict(plan.complete)
+        self.urls = {member: state.url for member, state in members.items()}
         rows = {
             member: replace(
                 common,
@@ -241,9 +248,10 @@ class WorkerGroup(Member):
         If the group requested a rebalance, and this member did not join and is now unknown, the group has continued
         without it.
         """
-        was_told, generation = self._rejoin, self.generation
+        rejoin_requested = self._rejoin
+        generation = self.generation
         Member.on_heartbeat(self, sent_as, code, now_ms)
-        if code == UNKNOWN_MEMBER and was_told and generation != self.generation:
+        if code == UNKNOWN_MEMBER and rejoin_requested and generation != self.generation:
             self._missed = True
 
     def on_session_over(self) -> None:
@@ -262,7 +270,8 @@ class WorkerGroup(Member):
         """Leaves the group with an error that `next_step` raises."""
         self.error = error
         self._forget(member=True)
-        self._rejoin, self.state = True, MemberState.UNJOINED
+        self._rejoin = True
+        self.state = MemberState.UNJOINED
 
     def _forget(self, *, member: bool) -> None:
         Member._forget(self, member=member)

@@ -65,10 +65,13 @@ class BaseHerder(ABC):
     def __init__(
         self, worker: Worker, admin: Admin, stores: Stores, worker_id: str, *, clock: Clock = SYSTEM_CLOCK
     ) -> None:
-        self.worker, self.worker_id = worker, worker_id
+        self.worker = worker
+        self.worker_id = worker_id
         self.plugins: Plugins = worker.plugins
         self.loggers = Loggers(clock)
-        self._admin, self._stores, self._clock = admin, stores, clock
+        self._admin = admin
+        self._stores = stores
+        self._clock = clock
         self._offsets = ConnectorOffsets(admin, stores.offsets)
         self._reporter = StatusReporter(
             stores.statuses,
@@ -99,7 +102,8 @@ class BaseHerder(ABC):
         """Returns how often connectors and tasks were started, under Kafka Connect's names."""
         found: dict[str, float] = {}
         for kind in ("connector", "task"):
-            good, bad = float(self._runner.startups[kind, True]), float(self._runner.startups[kind, False])
+            good = float(self._runner.startups[kind, True])
+            bad = float(self._runner.startups[kind, False])
             found[f"{kind}_startup_attempts_total"] = good + bad
             found[f"{kind}_startup_success_total"] = good
             found[f"{kind}_startup_failure_total"] = bad
@@ -225,6 +229,7 @@ class BaseHerder(ABC):
         for row in infos.configs:
             value = row["value"]
             name = value["name"]
+            # The answer has the variable and not its value, which may be a secret.
             if "${" in config.get(name, ""):
                 value["value"] = config[name]
             value["errors"] = [mask(error, name) for error in value["errors"]]
@@ -269,11 +274,12 @@ class BaseHerder(ABC):
             return self.connector_config(name)
 
         while True:
+            # Optimistic: validation takes long and runs outside the loop, so another change may come first.
             base = await self._in_turn(current)
             try:
                 return (await self.put_connector(name, self._patched(base, patch), replace=True, instead_of=base))[1]
             except StaleConfig as e:
-                log.info("a patch is merged again", connector=name, reason=str(e))
+                log.info("a patch is merged again with the changed config", connector=name, reason=str(e))
 
     def _check_put(self, name: str, *, replace: bool, instead_of: Config | None) -> bool:
         """Returns whether the connector exists. Raises AlreadyExists, StaleConfig."""
@@ -290,7 +296,7 @@ class BaseHerder(ABC):
         """Waits for a connector's restart, which continues if the request times out."""
         await asyncio.wait([restarting], timeout=REQUEST_TIMEOUT_MS / 1000)
         if not restarting.done():
-            raise RequestTimedOut("The connector takes too long to start; its restart goes on")
+            raise RequestTimedOut("The connector takes too long to start. Its restart continues")
         if restarting.cancelled():
             raise IllegalState("the worker is shutting down")
         restarting.result()
@@ -311,9 +317,10 @@ class BaseHerder(ABC):
             async with asyncio.timeout(REQUEST_TIMEOUT_MS / 1000):
                 altered = await self.worker.alter_offsets(config, wanted)
         except TimeoutError:
-            raise RequestTimedOut("The connector takes too long to say whether it takes the offsets") from None
+            raise RequestTimedOut("The connector takes too long to check the offsets") from None
 
         async def keep() -> Json:
+            # Again: the connector may have been resumed while its code checked the offsets.
             await self._check_offsets_fenced(name)
             return {"message": await self._offsets.keep(name, config, rows, wanted, altered=altered)}
 

@@ -53,7 +53,7 @@ class CommandQueue:
     def __len__(self) -> int:
         return len(self._heap)
 
-    async def ask(self, run: Callable[[], Awaitable[T]], timeout_ms: int = REQUEST_TIMEOUT_MS) -> T:
+    async def execute(self, run: Callable[[], Awaitable[T]], timeout_ms: int = REQUEST_TIMEOUT_MS) -> T:
         """Lets the loop run a command, and returns its result. Raises RequestTimedOut, IllegalState when closed."""
         done = self.put(run)
         try:
@@ -68,7 +68,7 @@ class CommandQueue:
         async def nothing() -> None: ...
 
         try:
-            await self.ask(nothing, HEALTH_MS)
+            await self.execute(nothing, HEALTH_MS)
         except (ConnectError, IllegalState):
             return False
         return True
@@ -76,6 +76,7 @@ class CommandQueue:
     def put(self, run: Callable[[], Awaitable[T]], delay_ms: int = 0) -> asyncio.Future[T]:
         """Adds a command that the loop runs after `delay_ms`. Returns a future of its result."""
         done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        # The limit bounds the memory if the loop is busy for long, for example with a rebalance.
         if self._closed or len(self._heap) >= COMMANDS_MAX:
             done.set_exception(
                 IllegalState("the worker is shutting down" if self._closed else "too many requests wait")
@@ -95,7 +96,7 @@ class CommandQueue:
         now_ms = self._clock.monotonic_ms()
         while self._heap and self._heap[0].due_ms <= now_ms and not until():
             command = heapq.heappop(self._heap)
-            if not command.done.done():  # the caller may have given up
+            if not command.done.done():  # the caller may have timed out
                 await _run(command)
 
     def close(self) -> None:

@@ -122,6 +122,7 @@ class ConnectorOffsets:
         if is_sink:
             if rows is not None:
                 return sink_offsets(rows)
+            # A reset: the connector sees every committed partition with None, as in KIP-875.
             return dict.fromkeys(await self._admin.group_offsets(group_of_sink(name, config)))
         if rows is not None:
             return list(rows)

@@ -126,11 +126,13 @@ class DistributedHerder(BaseHerder):
         )
         self.group = group
         self._resolved = False
+        """Whether the work of the current assignment was started."""
         self._rejoin_at_ms: int | None = None
         self._started = False
         self.rebalances = 0
-        self._rebalance_ms: tuple[int | None, float, float] = (None, 0.0, 0.0)
-        """The end of the last rebalance, the total time of all, and the longest time of one."""
+        self._rebalance_ended_ms: int | None = None
+        self._rebalance_total_ms = 0.0
+        self._rebalance_max_ms = 0.0
 
     def __repr__(self) -> str:
         return f"<DistributedHerder {self.group}, {self._commands!r}>"
@@ -140,14 +142,14 @@ class DistributedHerder(BaseHerder):
         return self._started
 
     def rebalance_metrics(self) -> dict[str, float]:
-        ended_ms, total_ms, max_ms = self._rebalance_ms
+        ended_ms = self._rebalance_ended_ms
         since = 0.0 if ended_ms is None else float(self._clock.monotonic_ms() - ended_ms)
         return {
             "epoch": float(self.generation),
             "completed_rebalances_total": float(self.rebalances),
             "rebalancing": float(self.group.needs_to_join or not self._resolved),
-            "rebalance_avg_time_ms": total_ms / self.rebalances if self.rebalances else 0.0,
-            "rebalance_max_time_ms": max_ms,
+            "rebalance_avg_time_ms": self._rebalance_total_ms / self.rebalances if self.rebalances else 0.0,
+            "rebalance_max_time_ms": self._rebalance_max_ms,
             "time_since_last_rebalance_ms": since,
         }
 
@@ -173,9 +175,10 @@ class DistributedHerder(BaseHerder):
             try:
                 await self.run_once()
             except RetriableError as e:
-                log.warning("a turn of the herder failed, trying again", error=type(e).__name__, reason=str(e))
+                log.warning("a turn of the herder failed and is retried", error=type(e).__name__, reason=str(e))
                 await asyncio.sleep(RETRY_MS / 1000)
-            except ProducerFenced as e:  # by a leader's write: the worker loses only the lead
+            # Another worker has claimed the config topic: this one is no longer the leader, and keeps its work.
+            except ProducerFenced as e:
                 log.warning("another worker leads", reason=str(e))
                 self.group.rejoin("another worker leads")
 
@@ -191,7 +194,14 @@ class DistributedHerder(BaseHerder):
         await self._leader_client.close()
 
     async def run_once(self) -> None:
-        """Runs one turn: the group, the configs, the requests. Then it waits for work."""
+        """Runs one turn, in the order of `DistributedHerder.tick`. Then it waits for work.
+
+        1. Join the group, if a rebalance is due, and start the assigned work.
+        2. On the leader: replace an expired session key.
+        3. Request the rebalance at the end of `scheduled.rebalance.max.delay.ms`.
+        4. Apply new configs. They may require a rebalance, which the next turn does.
+        5. Run the requests that wait.
+        """
         self.group.config_offset = self.snapshot().offset
         await self._join_group()
         if not await self._rebalance_completed():
@@ -201,11 +211,11 @@ class DistributedHerder(BaseHerder):
         now_ms = self._clock.monotonic_ms()
         if self._rejoin_at_ms is not None and now_ms >= self._rejoin_at_ms:
             self._rejoin_at_ms = None
-            self.group.rejoin("work of a worker that is gone has waited long enough")
+            self.group.rejoin("the scheduled rebalance delay is over")
         await self._follow_configs()
         if self.group.needs_to_join or not self._resolved:
             return
-        # Also while a change requires a rebalance: waiting changes are written together, and assigned together.
+        # Also if a change requires a rebalance: the changes that wait are then written and assigned together.
         await self._commands.run_due(until=lambda: self.group.needs_to_join)
         if not self.group.needs_to_join and not self._pending:
             await self._wait()
@@ -217,7 +227,9 @@ class DistributedHerder(BaseHerder):
         await self._coordinator.ensure_active()
         ended_ms = self._clock.monotonic_ms()
         took_ms = ended_ms - began_ms
-        self._rebalance_ms = (ended_ms, self._rebalance_ms[1] + took_ms, max(self._rebalance_ms[2], took_ms))
+        self._rebalance_ended_ms = ended_ms
+        self._rebalance_total_ms += took_ms
+        self._rebalance_max_ms = max(self._rebalance_max_ms, took_ms)
 
     def wake(self) -> None:
         """Wakes the loop because there is work."""
@@ -237,13 +249,15 @@ class DistributedHerder(BaseHerder):
     # --- the group ---
 
     async def on_revoked(self, work: Work, *, lost: bool) -> None:
-        log.info("work is given up", work=repr(work), lost=lost)
+        log.info("work is revoked", work=repr(work), lost=lost)
         await self._runner.stop(work)
+        # The UNASSIGNED statuses must precede the next owner's RUNNING.
         await self._stores.statuses.flush()
 
     def on_assigned(self, assignment: Assignment, generation: int) -> None:
         log.info("assigned", generation=generation, leader=assignment.leader_url, work=repr(assignment.work))
-        self.generation, self._resolved = generation, False
+        self.generation = generation
+        self._resolved = False
         self._pending.assigned(assignment.config_offset)
         self.rebalances += 1
         self._rejoin_at_ms = self._clock.monotonic_ms() + assignment.delay_ms if assignment.delay_ms > 0 else None
@@ -260,28 +274,34 @@ class DistributedHerder(BaseHerder):
         assignment = self.group.assignment
         if self._resolved or assignment is None:
             return True
+        # 1. Read the configs that the leader assigned by. A worker that cannot leaves the group for a while, as in
+        #    Kafka Connect, so that others get its work.
         if self.snapshot().offset < assignment.config_offset or assignment.failed:
             try:
                 await self._stores.configs.refresh(self._config["worker.sync.timeout.ms"])
             except KafkaTimeout as e:
-                log.warning("left the group: the configs cannot be read as far as it has them", reason=str(e))
+                log.warning("left the group: the config topic could not be read in time", reason=str(e))
                 await self._coordinator.step_out()
                 await asyncio.sleep(self._config["worker.unsync.backoff.ms"] / 1000)
                 return False
         self.group.config_offset = self.snapshot().offset
+        # 2. The leader was behind another member and assigned nothing. The group joins again, with a newer offset.
         if assignment.failed:
             self.group.rejoin("read the configs")
             return False
+        # 3. Claim the config topic before any write of a leader.
         await self._lead_or_follow()
+        # 4. Stop before starting. If the group has removed this worker meanwhile, others run the work.
         await self._runner.stop(self._runner.running() - assignment.work)
         if self.group.held != assignment.work or self.group.is_given_up(self._clock.monotonic_ms()):
-            return False  # lost meanwhile: others run it
+            return False
         await self._runner.start(assignment.work)
         self._resolved = True
         return True
 
     async def _lead_or_follow(self) -> None:
         if self.group.is_leader:
+            # As claimWritePrivileges in Kafka Connect (KIP-618): fences a former leader's writes.
             if not self._stores.configs.is_claimed:
                 await self._stores.configs.claim()
             await self._forget_removed()
@@ -297,6 +317,7 @@ class DistributedHerder(BaseHerder):
                 self._reporter.forget_connector(name)
         for name in cache.connectors_with_tasks():
             for status in cache.tasks(name):
+                # The tasks of an inconsistent connector are unknown for now, and not removed.
                 if status.task not in snapshot.tasks(name) and name not in snapshot.inconsistent:
                     self._reporter.on_event(status.task, Event.DELETION)
 
@@ -311,11 +332,12 @@ class DistributedHerder(BaseHerder):
     async def _follow_configs(self) -> None:
         reason = self._pending.take_rejoin()
         changes = self._pending.take()
+        # Without a rebalance: logger levels, changed configs, target states and restarts concern the current owners.
         for level in changes.loggers:
             with contextlib.suppress(PenstockError):
                 self.loggers.set_level(level.logger, level.level)
         here = self._runner.running()
-        # Stopped before the next assignment, so that no task of an old set runs beside the new set.
+        # Tasks with old configs stop before the next assignment, so that none runs beside the new set.
         outdated = self._runner.outdated(changes.tasks, whole_sets=self._config.exactly_once)
         if outdated:
             await self._runner.stop(Work((), outdated))
@@ -344,7 +366,7 @@ class DistributedHerder(BaseHerder):
     def _check_settled(self) -> None:
         if self.group.needs_to_join:
             raise RebalanceNeeded(
-                "Request cannot be completed because a rebalance is expected: the workers are about to divide the work"
+                "Request cannot be completed because a rebalance is expected: connectors and tasks are being reassigned"
             )
 
     def _check_leader(self) -> None:
@@ -363,19 +385,21 @@ class DistributedHerder(BaseHerder):
 
     async def _as_leader(self, run: Callable[[], Awaitable[T]]) -> T:
         async def checked() -> T:
-            self._check_leader()
+            self._check_leader()  # in the loop, since a rebalance may have changed the leader while the request waited
             try:
                 return await run()
             except ProducerFenced:
                 self.group.rejoin("another worker leads")
-                raise RebalanceNeeded("Another worker leads the group now; ask again in a moment") from None
+                raise RebalanceNeeded("Another worker leads the group now: retry the request") from None
 
-        return await self._ask(checked)
+        return await self._execute(checked)
 
-    async def _ask(self, run: Callable[[], Awaitable[T]]) -> T:
+    async def _execute(self, run: Callable[[], Awaitable[T]]) -> T:
         """Runs a command in the loop. During a rebalance it waits only briefly (RebalanceNeeded)."""
         try:
-            return await self._commands.ask(run, REBALANCE_WAIT_MS if self.group.needs_to_join else REQUEST_TIMEOUT_MS)
+            return await self._commands.execute(
+                run, REBALANCE_WAIT_MS if self.group.needs_to_join else REQUEST_TIMEOUT_MS
+            )
         except RequestTimedOut:
             self._check_settled()
             raise
@@ -431,11 +455,13 @@ class DistributedHerder(BaseHerder):
         async def put() -> None:
             if name not in self.snapshot().configs:
                 raise self._unknown(name)
+            # The tasks first, as in DistributedHerder.stopConnector: if the second write fails, a running connector
+            # without tasks is better than a stopped one with tasks.
             if target is TargetState.STOPPED:
                 await self._stores.configs.put_tasks(name, [])
             await self._stores.configs.put_target_state(name, target)
 
-        await (self._as_leader(put) if target is TargetState.STOPPED else self._ask(put))
+        await (self._as_leader(put) if target is TargetState.STOPPED else self._execute(put))
 
     # --- restarts ---
 
@@ -452,7 +478,7 @@ class DistributedHerder(BaseHerder):
                 )
             return self._runner.beside(self._runner.restart_connector(name))
 
-        await self._restarted(await self._ask(restart))
+        await self._restarted(await self._execute(restart))
 
     async def restart_task(self, task: ConnectorTaskId) -> None:
         """Restarts a task, on its worker. Raises ConnectorNotFound, NotHere."""
@@ -464,15 +490,16 @@ class DistributedHerder(BaseHerder):
                 raise self._unknown(task.connector, ": ")
             if task not in snapshot.tasks(task.connector):
                 raise ConnectorNotFound(f"Unknown task: {task}")
+            # By the assignment and not by the running tasks: a task that could not be created can be restarted too.
             held = self.group.assignment.work if self.group.assignment else None
             if held is None or task not in held.tasks:
                 self._reject_not_assigned(lambda m: task in (self.group.owners or {})[m].tasks, f"task {task}")
             await self._runner.restart_tasks([task])
 
-        await self._ask(restart)
+        await self._execute(restart)
 
     def _reject_not_assigned(self, owned: Callable[[str], bool], what: str) -> None:
-        self._check_leader()
+        self._check_leader()  # raises the leader's address: only the leader has all assignments
         raise NotHere(f"Cannot restart {what}: it is not assigned to this worker", self._owner_url(owned))
 
     async def restart(self, request: RestartRequest) -> Json:
@@ -536,6 +563,10 @@ class DistributedHerder(BaseHerder):
         config = snapshot.configs.get(name)
         if config is None or self.worker.state(name) is not State.RUNNING:
             return
+        # Three kinds of errors:
+        # 1. The connector was stopped meanwhile: nothing to do.
+        # 2. An error that a retry does not change (more tasks than tasks.max, for example): the connector fails.
+        # 3. Any other error: retries without a limit, with a backoff, as in Kafka Connect.
         try:
             made = await self.worker.connector_task_configs(name, config)
         except ConnectorNotFound:
@@ -543,17 +574,17 @@ class DistributedHerder(BaseHerder):
         except ConnectError as e:
             self._reporter.on_event(name, Event.FAILURE, self.worker.masking(config)(trace_of(e)))
             return
-        except Exception as e:  # an error of the connector: a retry may succeed
-            self._again(name, attempt, e)
+        except Exception as e:  # any error of the connector's code
+            self._retry_tasks(name, attempt, e)
             return
         try:
             await self._keep_tasks(name, made)
-        except LeaderRefused as e:
-            log.error("the leader refuses task configs", connector=name, reason=str(e))
+        except LeaderRejected as e:
+            log.error("the leader rejected the task configs", connector=name, reason=str(e))
         except PenstockError as e:
-            self._again(name, attempt, e)
+            self._retry_tasks(name, attempt, e)
 
-    def _again(self, name: str, attempt: int, error: Exception) -> None:
+    def _retry_tasks(self, name: str, attempt: int, error: Exception) -> None:
         delay_ms = round(RETRY_BACKOFF.wait_ms(attempt + 1))
         mask = self.worker.masking(self.snapshot().configs.get(name, {}))
         log.warning(
@@ -566,6 +597,7 @@ class DistributedHerder(BaseHerder):
         self._commands.put(again, delay_ms)
 
     async def _keep_tasks(self, name: str, made: Sequence[Config]) -> None:
+        # Unchanged configs are not written: each set restarts all tasks of the connector.
         if not self._differ(name, made):
             return
 
@@ -576,17 +608,19 @@ class DistributedHerder(BaseHerder):
             await self._put_tasks(name, made)
             return None
 
-        url = await self._ask(put)
+        url = await self._execute(put)
         if url is not None:
             await self._leader_client.put_tasks(url, name, made, self.snapshot().session_key)
 
     def _differ(self, name: str, made: Sequence[Config]) -> bool:
         snapshot = self.snapshot()
+        # Incomplete or missing configs are written in any case: that repairs them.
         if name in snapshot.inconsistent or name not in snapshot.task_counts:
             return True
         return [dict(task) for task in snapshot.all_task_configs(name)] != [dict(task) for task in made]
 
     async def _put_tasks(self, name: str, made: Sequence[Config]) -> None:
+        # The connector may have been deleted or stopped since its worker computed the configs.
         snapshot = self.snapshot()
         wanted = name in snapshot.configs and snapshot.target_state(name) is not TargetState.STOPPED
         if wanted and self._differ(name, made):
@@ -595,6 +629,7 @@ class DistributedHerder(BaseHerder):
     # --- between workers ---
 
     def _check_signed(self, body: bytes, headers: Mapping[str, str]) -> None:
+        # Signatures came with the protocol `sessioned` (KIP-507). Older workers send none.
         if self.group.version < SESSIONED:
             return
         key = self.snapshot().session_key
@@ -627,10 +662,11 @@ class DistributedHerder(BaseHerder):
             return True
         if task.connector in snapshot.pending_fencing:
             if self.group.is_leader:
-                await self._ask(lambda: self._fence(task.connector))
+                await self._execute(lambda: self._fence(task.connector))
             elif self.group.assignment is not None:
                 await self._leader_client.fence(self.group.assignment.leader_url, task.connector, snapshot.session_key)
             await self._stores.configs.refresh()
+        # A rebalance while the fencing ran may have moved the task.
         held = self.group.assignment.work if self.group.assignment else None
         return held is not None and task in held.tasks
 
@@ -641,6 +677,7 @@ class DistributedHerder(BaseHerder):
         if views.kind_of_connector(self.plugins, config) != "source":
             raise BadRequest(f"Connector {name} is not a source connector")
         count, before = len(snapshot.tasks(name)), snapshot.task_count_records.get(name, 0)
+        # Zombie fencing (KIP-618). This set of tasks was fenced already, for another of its tasks.
         if name not in snapshot.pending_fencing and count:
             return
         # If one task replaces one task, the new producer has the old one's transactional id and fences it itself.
@@ -697,17 +734,20 @@ class PendingChanges:
     def add(self, change: ConfigChange, offset: int, known: Collection[str]) -> None:
         """Adds a change from the record at `offset`. `known` are the connectors that existed before it."""
         match change:
+            # As in DistributedHerder: a changed config restarts the connector where it runs. A new or removed
+            # connector, or a new set of tasks, must be assigned.
             case ConnectorChanged(connector) if connector in known:
                 self._changes.connectors.add(connector)
             case ConnectorChanged(connector):
-                self._wish(f"connector {connector} is new", offset)
+                self._request_rejoin(f"connector {connector} is new", offset)
             case ConnectorRemoved(connector):
-                self._wish(f"connector {connector} was removed", offset)
+                self._request_rejoin(f"connector {connector} was removed", offset)
+                # Earlier changes of a removed connector must not restart it.
                 for held in (self._changes.connectors, self._changes.targets):
                     held.discard(connector)
             case TasksChanged(connector, tasks):
                 self._changes.tasks |= set(tasks)
-                self._wish(f"the tasks of {connector} changed", offset)
+                self._request_rejoin(f"the tasks of {connector} changed", offset)
             case TargetStateChanged(connector):
                 self._changes.targets.add(connector)
             case RestartRequest(connector):
@@ -717,7 +757,7 @@ class PendingChanges:
             case SessionKey():
                 pass  # readers find it in the snapshot
 
-    def _wish(self, reason: str, offset: int) -> None:
+    def _request_rejoin(self, reason: str, offset: int) -> None:
         self.rejoin, self._rejoin_offset = reason, offset
 
     def assigned(self, offset: int) -> None:
@@ -745,7 +785,7 @@ def _wider(first: RestartRequest | None, second: RestartRequest) -> RestartReque
     )
 
 
-class LeaderRefused(ConnectError):
+class LeaderRejected(ConnectError):
     """The leader rejected the request. The message is the leader's."""
 
 
@@ -768,11 +808,11 @@ class LeaderClient:
         await self._client.aclose()
 
     async def put_tasks(self, url: str, connector: str, configs: Sequence[Config], key: SessionKey | None) -> None:
-        """Lets the leader store a connector's task configs. Raises LeaderNotReached, LeaderRefused."""
+        """Lets the leader store a connector's task configs. Raises LeaderNotReached, LeaderRejected."""
         await self._send("POST", f"{url.rstrip('/')}/connectors/{quote(connector, safe='')}/tasks", list(configs), key)
 
     async def fence(self, url: str, connector: str, key: SessionKey | None) -> None:
-        """Lets the leader fence a source connector's older tasks. Raises LeaderNotReached, LeaderRefused."""
+        """Lets the leader fence a source connector's older tasks. Raises LeaderNotReached, LeaderRejected."""
         await self._send("PUT", f"{url.rstrip('/')}/connectors/{quote(connector, safe='')}/fence", None, key)
 
     async def _send(self, method: str, url: str, body: object, key: SessionKey | None) -> None:
@@ -782,10 +822,11 @@ class LeaderClient:
             answer = await self._client.request(method, url, content=data, headers=headers)
         except httpx.HTTPError as e:
             raise LeaderNotReached(f"{method} {url}: {type(e).__name__}: {e}") from None
+        # 409 is a rebalance in progress, a server error may pass. Any other status rejects the request itself.
         if answer.status_code == httpx.codes.CONFLICT or answer.status_code >= httpx.codes.INTERNAL_SERVER_ERROR:
             raise LeaderNotReached(f"{method} {url}: {answer.status_code}: {answer.text:.500}")
         if answer.is_error:
-            raise LeaderRefused(f"{method} {url}: {answer.status_code}: {answer.text:.500}")
+            raise LeaderRejected(f"{method} {url}: {answer.status_code}: {answer.text:.500}")
 
 
 async def fence_producers(kafka: KafkaSettings, transactional_ids: Iterable[str]) -> None:

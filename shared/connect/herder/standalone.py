@@ -106,13 +106,14 @@ class StandaloneHerder(BaseHerder):
         async def put() -> tuple[bool, Json]:
             exists = self._check_put(name, replace=replace, instead_of=instead_of)
             await self._stores.configs.put_connector(name, self._with_stored_secrets(name, config), target)
+            # Beside the loop: a connector's start may take any time, and must not delay other requests.
             if exists:
                 self._runner.beside(self._runner.restart_connector(name))
             else:
                 self._runner.start_connector(name)
             return not exists, self.connector_info(name)
 
-        return await self._ask(put)
+        return await self._execute(put)
 
     async def started(self, name: str, timeout_ms: int) -> None:
         """Waits until a connector has been started. Raises ConnectError if it fails within `timeout_ms`."""
@@ -131,11 +132,12 @@ class StandaloneHerder(BaseHerder):
 
         async def delete() -> None:
             self.connector_config(name)
+            # Stopped first: a task must not report after its statuses are removed.
             await self._runner.stop(Work({name}, self._own_tasks(name)))
             await self._stores.configs.remove_connector(name)
             self._reporter.forget_connector(name)
 
-        await self._ask(delete)
+        await self._execute(delete)
 
     async def set_target_state(self, name: str, target: TargetState) -> None:
         """Starts, pauses or stops a connector. Raises ConnectorNotFound."""
@@ -148,7 +150,7 @@ class StandaloneHerder(BaseHerder):
             await self._stores.configs.put_target_state(name, target)
             await self._runner.set_target_state(name)
 
-        await self._ask(put)
+        await self._execute(put)
 
     # --- restarts ---
 
@@ -160,7 +162,7 @@ class StandaloneHerder(BaseHerder):
                 raise self._unknown(name, ": ")
             return self._runner.beside(self._runner.restart_connector(name))
 
-        await self._restarted(await self._ask(restart))
+        await self._restarted(await self._execute(restart))
 
     async def restart_task(self, task: ConnectorTaskId) -> None:
         """Restarts a task. Raises ConnectorNotFound."""
@@ -172,7 +174,7 @@ class StandaloneHerder(BaseHerder):
                 raise ConnectorNotFound(f"Unknown task: {task}")
             await self._runner.restart_tasks([task])
 
-        await self._ask(restart)
+        await self._execute(restart)
 
     async def restart(self, request: RestartRequest) -> Json:
         """Restarts a connector and its tasks as requested. Returns its status, with the pending restarts."""
@@ -191,7 +193,7 @@ class StandaloneHerder(BaseHerder):
                 self._runner.beside(self._runner.restart_connector(name, announced=True))
             return shown
 
-        return await self._ask(restart)
+        return await self._execute(restart)
 
     # --- offsets, loggers, requests between workers ---
 
@@ -219,10 +221,10 @@ class StandaloneHerder(BaseHerder):
     # --- task configs ---
 
     async def _in_turn(self, run: Callable[[], Awaitable[T]]) -> T:
-        return await self._ask(run)
+        return await self._execute(run)
 
-    async def _ask(self, run: Callable[[], Awaitable[T]]) -> T:
-        return await self._commands.ask(run)
+    async def _execute(self, run: Callable[[], Awaitable[T]]) -> T:
+        return await self._commands.execute(run)
 
     def _own_tasks(self, name: str) -> list[ConnectorTaskId]:
         return [task for task in self._runner.running().tasks if task.connector == name]
@@ -243,10 +245,11 @@ class StandaloneHerder(BaseHerder):
             log.error("tasks cannot be configured", connector=name, reason=mask(summary_of(e)))
             self._reporter.on_event(name, Event.FAILURE, mask(trace_of(e)))
             return
-        await self._ask(lambda: self._keep_tasks(name, made))
+        await self._execute(lambda: self._keep_tasks(name, made))
 
     async def _keep_tasks(self, name: str, made: Sequence[Config]) -> None:
-        if self.snapshot().target_state(name) is not TargetState.STOPPED:  # stopped meanwhile: it has no tasks
+        # A connector that was stopped while its tasks were computed gets none.
+        if self.snapshot().target_state(name) is not TargetState.STOPPED:
             await self._put_tasks(name, made)
 
     async def _put_tasks(self, name: str, made: Sequence[Config]) -> None:
@@ -254,6 +257,7 @@ class StandaloneHerder(BaseHerder):
         if name not in snapshot.configs:
             return
         await self._stores.configs.put_tasks(name, made)
+        # Unlike StandaloneHerder, which restarts all tasks: only tasks with new configs are restarted.
         snapshot = self.snapshot()
         gone = set(self._own_tasks(name)) - set(snapshot.tasks(name))
         await self._runner.stop(Work((), gone | self._runner.outdated(snapshot.tasks(name), whole_sets=False)))

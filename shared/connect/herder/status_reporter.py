@@ -61,6 +61,7 @@ class StatusReporter:
         """Writes the status after the event."""
         if event is Event.DELETION:
             self._statuses.put(Forgotten(id))
+        # As in AbstractHerder: a report at the end of work must not overwrite that of the next owner.
         elif event in (Event.FAILURE, Event.SHUTDOWN):
             self._statuses.put_safe(self._status(id, TRANSITIONS[event][1], trace))
         else:

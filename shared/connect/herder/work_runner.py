@@ -1,8 +1,8 @@
 """Starts and stops a worker's connectors and tasks to match its assignment (an edge).
 
-A connector's start may take any time: it runs beside the herder, which learns its end through `on_started`. Tasks start
-at once and initialize in the background. When a call to stop returns, the work is stopped. Work that is given up during
-its restart is not started again.
+A connector's start may take any time: it runs beside the herder, and `on_started` is called at its end. Tasks start at
+once and initialize in the background. When a call to stop returns, the work is stopped. Work that is revoked during its
+restart is not started again.
 """
 
 from __future__ import annotations
@@ -159,6 +159,7 @@ class WorkRunner:
         finally:
             if self._ending.get(name) is ending:
                 del self._ending[name]
+        # A rebalance has revoked the connector while it stopped: it must not start again here.
         if self._given_up[name] != before:
             return
         if announced:
@@ -179,7 +180,7 @@ class WorkRunner:
         assert self._before_task is not None
         try:
             may = await self._before_task(task)
-        except (PenstockError, OSError) as e:
+        except (PenstockError, OSError) as e:  # the fencing failed: without it, an older task might still write
             self._listener.on_event(task, Event.FAILURE, trace_of(e))
             may = False
         finally:
@@ -193,6 +194,7 @@ class WorkRunner:
             return
         spec = TaskSpec(
             task,
+            # The connector's config that the tasks were made from. A newer one comes with newer task configs.
             snapshot.applied_configs.get(task.connector, snapshot.configs[task.connector]),
             snapshot.task_configs[task],
             snapshot.task_generations.get(task.connector, 0),

@@ -79,6 +79,7 @@ class Link:
                 loop.call_soon_threadsafe(on_end)
             except RuntimeError:  # the loop is closed: the process is ending
                 return
+            # The event loop may be blocked by the connector's code, so only this thread can end the process in time.
             time.sleep(grace_ms / 1000)
             os._exit(ORPHANED)
 
@@ -130,7 +131,7 @@ class OwnOffsets:
         return await (await self._opened()).connector_offsets(connector)
 
     async def _opened(self) -> OffsetBackingStore:
-        async with self._opening:
+        async with self._opening:  # several tasks may need their offsets at the same time
             if self._store is None:
                 async with AsyncExitStack() as clients:
                     kafka = self._config.kafka
@@ -144,7 +145,7 @@ class OwnOffsets:
 
 
 class Commands:
-    """Runs the commands for one connector on this process' worker. `send` sends messages to the other worker."""
+    """Runs the commands for one connector on this process' worker. `send` sends messages to the parent's worker."""
 
     def __init__(self, connector: str, worker: Worker, loggers: Loggers, send: Callable[[Message], None]) -> None:
         self._connector, self._worker, self._loggers, self._send = connector, worker, loggers, send
@@ -162,6 +163,7 @@ class Commands:
 
     async def close(self) -> None:
         """Stops what still runs. What is being stopped ends in order."""
+        # A stop that is in progress ends first: `shutdown` would find its tasks gone and not wait for them.
         stops = [running for running, do in self._running.items() if do == "stop"]
         if stops:
             await asyncio.wait(stops)

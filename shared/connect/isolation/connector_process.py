@@ -48,7 +48,8 @@ class Process:
         self._pending: dict[int, asyncio.Future[Any]] = {}
         self._number = 0
         self._error: ProcessEnded | None = None
-        self._is_closed = self._is_killed = False
+        self._is_closed = False
+        self._is_killed = False
         self._running = asyncio.create_task(self._live(), name=f"process of {connector}")
 
     def __repr__(self) -> str:
@@ -61,12 +62,12 @@ class Process:
 
     def send(self, command: Mapping[str, Any]) -> None:
         """Sends a command without a wait for its answer."""
-        if self._writer is None:
+        if self._writer is None:  # the process is still starting
             self._unsent.append(dict(command))
         elif not self._writer.is_closing():
             self._writer.write(pack(command))
 
-    async def ask(self, command: Mapping[str, Any]) -> Any:
+    async def request(self, command: Mapping[str, Any]) -> Any:
         """Sends a command and returns its value. Raises the error of the other side, or ProcessEnded."""
         if self._error is not None:
             raise self._error
@@ -96,12 +97,13 @@ class Process:
     async def _live(self) -> None:
         try:
             process, reader, writer = await self._start()
-            hearing, ending = asyncio.create_task(self._hear(reader)), asyncio.create_task(process.wait())
-            await asyncio.wait([hearing, ending], return_when=asyncio.FIRST_COMPLETED)
+            receiving = asyncio.create_task(self._receive(reader))
+            ending = asyncio.create_task(process.wait())
+            await asyncio.wait([receiving, ending], return_when=asyncio.FIRST_COMPLETED)
             # It may take some time from the end of the link to the end of the process. A process that has ended leaves
             # the link open if it has forked another one.
-            await asyncio.wait([hearing, ending], timeout=END_MS / 1000)
-            hearing.cancel()
+            await asyncio.wait([receiving, ending], timeout=END_MS / 1000)
+            receiving.cancel()
             writer.close()
             self._kill()
             status = await ending
@@ -130,13 +132,14 @@ class Process:
         log.info("a process was started", connector=self._connector, pid=process.pid)
         writer.write(b"".join(pack(message) for message in self._unsent))
         self._writer = writer
+        # `kill` or `close` may have been called while the process started.
         if self._is_killed:
             self._kill()
         elif self._is_closed:
             writer.close()
         return process, reader, writer
 
-    async def _hear(self, reader: asyncio.StreamReader) -> None:
+    async def _receive(self, reader: asyncio.StreamReader) -> None:
         """Takes messages until there are no more, or one is invalid."""
         try:
             while line := await reader.readline():
@@ -149,10 +152,10 @@ class Process:
                     else:
                         answer.set_result(message["value"])
         except (ConnectionError, ValueError, DataError) as e:
-            log.warning("a process cannot be heard", connector=self._connector, pid=self.pid, reason=str(e))
+            log.warning("messages of a process cannot be read", connector=self._connector, pid=self.pid, reason=str(e))
 
     def _end_pending(self, error: ProcessEnded) -> None:
-        """Ends all questions: waiting and later callers get the error."""
+        """Fails all pending requests, and later ones, with the error."""
         self._error = self._error or error
         for answer in self._pending.values():
             if not answer.done():

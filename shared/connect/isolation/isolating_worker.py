@@ -54,7 +54,10 @@ class IsolatedConnector:
     def __init__(self, name: str, first: Callable[[str], Message], restarts: Restarts, stop_ms: int, clock: Clock):
         self.name = name
         self.parts: dict[Id, Part] = {}
-        self._first, self._restarts, self._stop_ms, self._clock = first, restarts, stop_ms, clock
+        self._first = first
+        self._restarts = restarts
+        self._stop_ms = stop_ms
+        self._clock = clock
         self._listener: StatusListener
         self._on_reconfiguration: Callable[[str], None]
         self._target = TargetState.STARTED
@@ -77,16 +80,16 @@ class IsolatedConnector:
         """Starts the connector. Returns the state that it reached."""
         self._on_reconfiguration = on_reconfiguration
         command = {"do": "start_connector", "config": dict(config)}
-        process = self._place(self.name, command, target, listener)
+        process = self._add_part(self.name, command, target, listener)
         try:
-            return State(await process.ask({**command, "target": target.value}))
-        except ProcessEnded:
+            return State(await process.request({**command, "target": target.value}))
+        except ProcessEnded:  # `_on_end` reports the failure and schedules the restart
             return State.FAILED
 
     def start_task(self, spec: TaskSpec, target: TargetState, listener: StatusListener) -> None:
         """Starts a task, without a wait for it."""
         command = {"do": "start_task", "spec": spec}
-        self._place(spec.id, command, target, listener).send({**command, "target": target.value})
+        self._add_part(spec.id, command, target, listener).send({**command, "target": target.value})
 
     async def stop(self, ids: Iterable[Id]) -> None:
         """Stops these parts. Kills the process if they take longer than the graceful time. Ends it with the last."""
@@ -103,11 +106,11 @@ class IsolatedConnector:
     async def _stop(self, process: Process, tasks: list[int | None]) -> None:
         try:
             async with asyncio.timeout(self._stop_ms / 1000):
-                await process.ask({"do": "stop", "tasks": tasks})
+                await process.request({"do": "stop", "tasks": tasks})
         except TimeoutError:
             log.error("a process did not stop its work in time", connector=self.name, tasks=tasks)
             await process.kill()
-        except ProcessEnded:
+        except ProcessEnded:  # nothing runs any more
             return
 
     async def set_target_state(self, target: TargetState) -> None:
@@ -115,13 +118,13 @@ class IsolatedConnector:
         self._target = target
         if self._process is not None:
             with contextlib.suppress(ProcessEnded):
-                await self._process.ask({"do": "target", "target": target.value})
+                await self._process.request({"do": "target", "target": target.value})
 
     async def task_configs(self, config: Props) -> list[dict[str, str]]:
         """See `Worker.connector_task_configs`."""
         if self._process is None:
             raise ConnectorNotFound(f"Connector {self.name} has no process")
-        made: list[dict[str, str]] = await self._process.ask({"do": "task_configs", "config": dict(config)})
+        made: list[dict[str, str]] = await self._process.request({"do": "task_configs", "config": dict(config)})
         return made
 
     def send(self, command: Message) -> None:
@@ -133,7 +136,9 @@ class IsolatedConnector:
         """See `Worker.stalled_ms`. If no metrics arrive, one task blocks the event loop, and so all tasks."""
         if self._process is None:
             return 0
-        call_ms, silent_ms = int(self.parts[id].metrics.get("call_duration_ms", 0)), now_ms - self._heard_ms
+        call_ms = int(self.parts[id].metrics.get("call_duration_ms", 0))
+        silent_ms = now_ms - self._heard_ms
+        # One missing report may be a delay. After two, the event loop of the process is blocked.
         return call_ms + silent_ms if call_ms or silent_ms >= 2 * METRICS_MS else 0
 
     def task_metrics(self, now_ms: int, stall_ms: int) -> Iterator[tuple[ConnectorTaskId, State, dict[str, float]]]:
@@ -144,7 +149,7 @@ class IsolatedConnector:
                 beyond = {"call_duration_ms": float(call_ms), "stalled": float(call_ms >= stall_ms)}
                 yield id, part.state, {**part.metrics, **beyond}
 
-    def _place(self, id: Id, command: Message, target: TargetState, listener: StatusListener) -> Process:
+    def _add_part(self, id: Id, command: Message, target: TargetState, listener: StatusListener) -> Process:
         """Adds a part. Returns the process that is to start it."""
         self._target, self._listener = target, listener
         process = self._running()
@@ -195,12 +200,13 @@ class IsolatedConnector:
             self._moved(id, Event(message["event"]), message["trace"])
 
     def _moved(self, id: Id, event: Event, trace: str | None) -> None:
-        part = self.parts.get(id, Part({}))  # none if it is being stopped
+        part = self.parts.get(id, Part({}))  # a part that is being stopped is not in `parts`
         is_restarted = part.state is State.RESTARTING and event is Event.STARTUP
         part.state = TRANSITIONS[event][1]
         self._listener.on_event(id, event, trace)
+        # The process may have ended before its connector had returned its task configs.
         if is_restarted and id == self.name:
-            self._on_reconfiguration(self.name)  # the end of the process may have come before its tasks
+            self._on_reconfiguration(self.name)
 
 
 class IsolatingWorker(Worker):
@@ -223,7 +229,7 @@ class IsolatingWorker(Worker):
 
     async def shutdown(self) -> None:
         await super().shutdown()
-        # A stop may have been cancelled.
+        # A cancelled stop may have left processes without parts.
         await asyncio.gather(*(self._stop(name, ()) for name in tuple(self._isolated)))
 
     def set_level(self, name: str, level: str) -> None:
@@ -297,7 +303,7 @@ class IsolatingWorker(Worker):
     async def validate(self, config: Props) -> ConfigInfos:
         if not self._is_isolated(config):
             return await super().validate(config)
-        return ConfigInfos(**await self._ask_once({"do": "validate", "config": dict(config)}))
+        return ConfigInfos(**await self._request_once({"do": "validate", "config": dict(config)}))
 
     async def alter_offsets(self, props: Props, offsets: Any) -> bool:
         if not self._is_isolated(props):
@@ -305,7 +311,7 @@ class IsolatingWorker(Worker):
         is_sink = isinstance(offsets, Mapping)
         rows = [((tp.topic, tp.partition), at) for tp, at in offsets.items()] if is_sink else offsets
         command = {"do": "alter_offsets", "config": dict(props), "rows": rows, "sink": is_sink}
-        return bool(await self._ask_once(command))
+        return bool(await self._request_once(command))
 
     def _is_isolated(self, config: Props) -> bool:
         where = config.get(ISOLATION) or self.config[ISOLATION]
@@ -330,16 +336,17 @@ class IsolatingWorker(Worker):
         if isolated is None:
             return
         await isolated.stop(ids)
+        # While the stop waited, a start may have added parts, or another stop may have removed the entry.
         if not isolated.parts and self._isolated.get(name) is isolated:
             del self._isolated[name]
             self._restarts.forget(name)
 
-    async def _ask_once(self, command: Message) -> Any:
+    async def _request_once(self, command: Message) -> Any:
         """Returns the answer of a process that ends after it."""
         name = command["config"].get("name", "")
         process = Process(name, self._first(name))
         try:
-            return await process.ask(command)
+            return await process.request(command)
         finally:
             await process.kill()
 

@@ -62,7 +62,7 @@ def unpack(line: bytes) -> Message:
     try:
         return msgspec.json.decode(line, type=dict[str, Any])
     except msgspec.DecodeError as e:
-        raise DataError(f"no message of a process: {e}") from None
+        raise DataError(f"not a message of a connector process: {e}") from None
 
 
 KINDS: dict[str, tuple[type[Exception], type[FailedThere]]] = {

@@ -181,6 +181,8 @@ class ConfigState:
         return None
 
     def _remove(self, connector: str) -> ConfigChange:
+        # The task count record stays: producers of the removed tasks may still be active, and a new connector of this
+        # name must fence them.
         self._configs.pop(connector, None)
         self._counts.pop(connector, None)
         self._deferred.pop(connector, None)
@@ -204,6 +206,7 @@ class ConfigState:
         if connector not in self._configs:  # removed meanwhile: its tasks are not used
             return None
         self._counts[connector] = count
+        # As in KafkaConfigBackingStore: compaction or a crash of the writer has removed task configs of this set.
         if not all(number in deferred for number in range(count)):
             self._inconsistent.add(connector)
             return None
@@ -215,5 +218,6 @@ class ConfigState:
         self._tasks |= {ConnectorTaskId(connector, number): deferred[number] for number in range(count)}
         self._generations[connector] = self._generations.get(connector, 0) + 1
         self._applied[connector] = self._configs[connector]
+        # The set is new: the producers of older sets must be fenced before its tasks start (KIP-618).
         self._pending_fencing.add(connector)
         return TasksChanged(connector, tuple(ConnectorTaskId(connector, number) for number in range(count)))

@@ -125,7 +125,7 @@ def parse_task(text: str) -> ConnectorTaskId:
     """
     connector, dash, task = text.rpartition("-")
     if not dash or not connector or not (task.isascii() and task.isdigit()):
-        raise SerializationError(f"{text!r} names no task of a connector")
+        raise SerializationError(f"{text!r} is not the id of a task")
     return ConnectorTaskId(connector, int(task))
 
 
@@ -139,7 +139,7 @@ def encode(record: ConfigRecord) -> tuple[bytes, bytes | None]:
         case TaskCommitRecord(connector, tasks):
             return _pair(f"{COMMIT}{connector}", {"tasks": tasks})
         case TargetStateRecord(connector, state):
-            # Workers that do not know STOPPED pause such a connector.
+            # As in Kafka Connect (KIP-875): workers of versions without STOPPED pause such a connector.
             older = TargetState.PAUSED if state is TargetState.STOPPED else state
             return _pair(f"{TARGET_STATE}{connector}", state and {"state": older, "state.v2": state})
         case TaskCountRecord(connector, count):
@@ -226,13 +226,13 @@ def _session_key(fields: Mapping[str, Any]) -> SessionKey:
 def _properties(fields: Mapping[str, Any]) -> Config:
     properties = fields["properties"]
     if not isinstance(properties, Mapping):
-        raise TypeError("properties is no object")
+        raise TypeError("properties is not an object")
     return {str(name): value if isinstance(value, str) else str(value) for name, value in properties.items()}
 
 
 def _count(value: object) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise ValueError(f"{value!r} is no number of tasks")
+        raise ValueError(f"{value!r} is not a number of tasks")
     return value
 
 
@@ -240,9 +240,9 @@ def _fields(name: str, value: bytes | None) -> Mapping[str, Any]:
     try:
         fields = msgspec.json.decode(value or b"")
     except (msgspec.DecodeError, UnicodeDecodeError) as e:
-        raise SerializationError(f"{name}: no JSON: {e}") from None
+        raise SerializationError(f"{name}: not JSON: {e}") from None
     if not isinstance(fields, dict):
-        raise SerializationError(f"{name}: its value is no JSON object")
+        raise SerializationError(f"{name}: its value is not a JSON object")
     return fields
 
 

@@ -80,6 +80,7 @@ class ConfigStore:
 
     async def put_connector(self, name: str, config: Config, target: TargetState | None = None) -> None:
         """Stores a connector's config. `target` is its target state unless it starts normally, and is written first."""
+        # The target state first, as in KIP-980: a connector that is created as stopped must not start before.
         records: list[ConfigRecord] = [] if target is None else [TargetStateRecord(name, target)]
         await self._write([*records, ConnectorRecord(name, config)], privileged=True)
 
@@ -90,6 +91,7 @@ class ConfigStore:
     async def put_tasks(self, name: str, configs: Sequence[Config]) -> None:
         """Stores all of a connector's task configs."""
         tasks = [TaskRecord(ConnectorTaskId(name, n), config) for n, config in enumerate(configs)]
+        # The commit record last: readers apply the set only when all of its configs precede it.
         await self._write([*tasks, TaskCommitRecord(name, len(configs))], privileged=True)
 
     async def put_target_state(self, name: str, state: TargetState) -> None:
@@ -118,6 +120,7 @@ class ConfigStore:
 
     def _apply(self, record: ConfigRecord, offset: int) -> None:
         change = self._state.apply(record, offset)
+        # While the topic is read from its start, only the final state counts.
         if change is not None and self._started:
             self._on_change(change)
 
@@ -197,17 +200,18 @@ class KafkaConfigStore(ConfigStore):
     async def _write_as_leader(self, records: Sequence[ConfigRecord]) -> list[RecordMetadata]:
         leader = self._leader
         if leader is None:
-            raise IllegalState("this worker has not claimed the config topic: it does not lead")
+            raise IllegalState("this worker has not claimed the config topic: it is not the leader")
         try:
             async with leader.transaction():
                 return [await self._log.send(*encode(record), leader) for record in records]
-        except ProducerFenced:
+        except ProducerFenced:  # another worker has claimed the topic: this producer cannot write any more
             await self._let_go()
             raise
 
     def _on_record(self, record: ConsumerRecord) -> None:
         try:
             decoded = decode(record.key, record.value)
+        # As in Kafka Connect, an invalid record is skipped: it must not stop the whole cluster.
         except SerializationError as e:
             log.error("a record of the config topic cannot be read", offset=record.offset, reason=str(e))
             decoded = None

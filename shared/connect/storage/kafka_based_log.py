@@ -82,6 +82,7 @@ class KafkaBasedLog:
         await self._make_topic()
         self._consumer = Consumer(
             self._kafka,
+            # read_committed: a fenced leader's open or aborted transaction must not take effect.
             ConsumerSettings(auto_offset_reset="earliest", isolation_level="read_committed", max_poll_records=None),
         )
         await self._consumer.start()
@@ -143,7 +144,7 @@ class KafkaBasedLog:
 
     def _has_reached(self, ends: Mapping[TopicPartition, int]) -> bool:
         if self._consumer is None:
-            raise IllegalState(f"topic {self._topic.name}: not followed any more")
+            raise IllegalState(f"topic {self._topic.name}: is no longer followed")
         return all((self._consumer.known_position(tp) or 0) >= end for tp, end in ends.items())
 
     async def _make_topic(self) -> None:
@@ -154,12 +155,13 @@ class KafkaBasedLog:
         if topic.name not in known:
             await self._admin.create_topics([wanted], exist_ok=True)
         policy, found = await self._described()
+        # As in TopicAdmin.verifyTopicCleanupPolicyOnlyCompact: with `delete`, Kafka would remove live records.
         if policy != "compact":
             raise ConfigError(
                 f"topic {topic.name}: cleanup.policy={policy}, but must be compact: records would be lost"
             )
         if topic.is_single and len(found) != 1:
-            raise ConfigError(f"topic {topic.name}: has {len(found)} partitions, but must have one: order counts")
+            raise ConfigError(f"topic {topic.name}: has {len(found)} partitions, but must have 1 to keep its order")
         self._partitions = [TopicPartition(topic.name, partition) for partition in found]
 
     async def _described(self) -> tuple[str | None, list[int]]:
@@ -182,9 +184,9 @@ class KafkaBasedLog:
             try:
                 await self._poll(self._consumer)
             except RetriableError as e:
-                log.warning("a topic cannot be read, trying again", topic=self._topic.name, reason=str(e))
+                log.warning("a topic cannot be read and is retried", topic=self._topic.name, reason=str(e))
                 await asyncio.sleep(RETRY_MS / 1000)
-            except PenstockError as e:
+            except PenstockError as e:  # callers that wait, and later ones, get the error
                 log.error("a topic cannot be read any more", topic=self._topic.name, reason=str(e))
                 self._broken = e
                 async with self._moved:
@@ -200,5 +202,6 @@ class KafkaBasedLog:
         if polled or self._waiting:
             async with self._moved:
                 self._moved.notify_all()
+        # A poll that did not wait must let other asyncio tasks run.
         if not polled and SYSTEM_CLOCK.monotonic_ms() == started_ms:
             await asyncio.sleep(0)

@@ -87,15 +87,15 @@ def _read_key(key: bytes) -> tuple[str, bytes]:
     """Returns the connector of a key, and the same key for every order of its members."""
     parts = _decoded(key, "offset key")
     if not isinstance(parts, list) or len(parts) != 2 or not isinstance(parts[0], str):
-        raise SerializationError(f"offset key {key!r}: no array of connector and partition")
+        raise SerializationError(f"offset key {key!r}: not an array of connector and partition")
     if parts[1] is not None and not isinstance(parts[1], dict):
-        raise SerializationError(f"offset key {key!r}: the partition is no object")
+        raise SerializationError(f"offset key {key!r}: the partition is not an object")
     return parts[0], _SORTED.encode(parts)
 
 
 def _check_offset(value: bytes) -> None:
     if not isinstance(_decoded(value, "offset"), dict):
-        raise SerializationError(f"offset {value!r}: no object")
+        raise SerializationError(f"offset {value!r}: not an object")
 
 
 def _decoded(data: bytes, what: str) -> Any:
@@ -157,13 +157,13 @@ class FileOffsetStore(MemoryOffsetStore):
         except FileNotFoundError:
             return
         except OSError as e:
-            raise self._refusal(e.strerror) from None
+            raise self._file_error(e.strerror) from None
         try:
             stored = msgspec.json.decode(data or b"{}", type=dict[str, str])
             for key, value in stored.items():
                 self.cache.apply(base64.b64decode(key, validate=True), base64.b64decode(value, validate=True))
         except (msgspec.DecodeError, binascii.Error, SerializationError) as e:
-            raise self._refusal(f"not a file of offsets: {e}") from None
+            raise self._file_error(f"not a file of offsets: {e}") from None
 
     async def _write(self, values: Mapping[bytes, bytes | None]) -> None:
         await super()._write(values)
@@ -171,9 +171,10 @@ class FileOffsetStore(MemoryOffsetStore):
         try:
             await asyncio.to_thread(self._replace, msgspec.json.encode(stored))
         except OSError as e:
-            raise self._refusal(e.strerror) from None
+            raise self._file_error(e.strerror) from None
 
     def _replace(self, data: bytes) -> None:
+        # Written beside the file and renamed: after a crash there is the old file or the new one, and no partial one.
         beside = self._path.with_name(f"{self._path.name}.new")
         with beside.open("wb") as file:
             file.write(data)
@@ -181,7 +182,7 @@ class FileOffsetStore(MemoryOffsetStore):
             os.fsync(file.fileno())
         beside.replace(self._path)
 
-    def _refusal(self, reason: str | None) -> ConfigError:
+    def _file_error(self, reason: str | None) -> ConfigError:
         return ConfigError(f"offset.storage.file.filename: {self._path}: {reason}")
 
 
@@ -212,5 +213,5 @@ class KafkaOffsetStore(MemoryOffsetStore):
     def _on_record(self, record: ConsumerRecord) -> None:
         try:
             self.cache.apply(record.key, record.value)
-        except SerializationError as e:
+        except SerializationError as e:  # skipped: the offsets of other connectors must stay readable
             log.error("a record of the offset topic cannot be read", offset=record.offset, reason=str(e))

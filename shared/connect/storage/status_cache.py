@@ -82,5 +82,6 @@ class StatusCache:
 
     def may_write(self, status: ConnectorStatus | TaskStatus) -> bool:
         """Returns whether a safe status may replace the current one."""
-        stands = self.connector(status.connector) if isinstance(status, ConnectorStatus) else self.task(status.task)
-        return stands is None or stands.worker_id == status.worker_id or stands.generation <= status.generation
+        # As in KafkaStatusBackingStore.putSafe: the same worker may always overwrite its own status.
+        current = self.connector(status.connector) if isinstance(status, ConnectorStatus) else self.task(status.task)
+        return current is None or current.worker_id == status.worker_id or current.generation <= status.generation

@@ -121,7 +121,7 @@ def decode(key: bytes | None, value: bytes | None) -> StatusRecord | None:
         if name.startswith(TOPIC):
             topic, separator, connector = name[len(TOPIC) :].partition(TOPIC_SEPARATOR)
             if not separator or not topic or not connector:
-                raise SerializationError(f"{name}: names no topic of a connector")
+                raise SerializationError(f"{name}: is not the key of a topic status")
             if value is None:
                 return Forgotten((topic, connector))
             fields = msgspec.json.decode(value)["topic"]
@@ -130,10 +130,10 @@ def decode(key: bytes | None, value: bytes | None) -> StatusRecord | None:
             )
         if name.startswith(TASK):
             task = parse_task(name[len(TASK) :])
-            return Forgotten(task) if value is None else TaskStatus(task, *_decoded(value))
+            return Forgotten(task) if value is None else TaskStatus(task, **_decoded(value))
         if name.startswith(CONNECTOR) and len(name) > len(CONNECTOR):
             connector = name[len(CONNECTOR) :]
-            return Forgotten(connector) if value is None else ConnectorStatus(connector, *_decoded(value))
+            return Forgotten(connector) if value is None else ConnectorStatus(connector, **_decoded(value))
     except (msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError, ValueError) as e:
         raise SerializationError(f"{name}: {type(e).__name__}: {e}") from None
     return None
@@ -153,7 +153,13 @@ def _status(status: ConnectorStatus | TaskStatus) -> bytes | None:
     )
 
 
-def _decoded(value: bytes) -> tuple[State, str, int, str | None, str | None]:
+def _decoded(value: bytes) -> dict[str, Any]:
+    """Returns the fields that the statuses of connectors and tasks have in common, by name."""
     fields: Any = msgspec.json.decode(value)
-    state, worker, generation = State(fields["state"]), str(fields["worker_id"]), int(fields["generation"])
-    return state, worker, generation, fields.get("version"), fields.get("trace")
+    return {
+        "state": State(fields["state"]),
+        "worker_id": str(fields["worker_id"]),
+        "generation": int(fields["generation"]),
+        "version": fields.get("version"),
+        "trace": fields.get("trace"),
+    }

@@ -103,16 +103,18 @@ class KafkaStatusStore(StatusStore):
         self._report(status, safe=True)
 
     def _report(self, status: StatusRecord, *, safe: bool) -> None:
+        # The oldest is dropped, since later reports of the same connector or task replace it.
         if self._reports.qsize() >= REPORTS_WAITING_MAX:
             lost, _ = self._reports.get_nowait()
             self._reports.task_done()
-            log.warning("a status is given up, since too many wait to be written", status=repr(lost))
+            log.warning("a status is dropped, since too many wait to be written", status=repr(lost))
         self._reports.put_nowait((status, safe))
 
     async def _write(self) -> None:
         while True:
             status, safe = await self._reports.get()
             try:
+                # Checked when its turn comes: another worker's status may have been read since the report.
                 if not safe or isinstance(status, TopicStatus | Forgotten) or self.cache.may_write(status):
                     await self._log.send(*encode(status))
                     # Applied at once, so that a worker sees its own reports before it has read them back. The topic may

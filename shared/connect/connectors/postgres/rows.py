@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from penstock.shared.connect.connectors.postgres.sql import type_of
 from penstock.shared.connect.errors import ConfigError, DataError
@@ -76,6 +76,15 @@ class Rows:
             raise DataError(f"a key column has a value that cannot be a key: {e}") from None
 
 
+class _Row(NamedTuple):
+    """One record as a row. For a delete, the columns are those of the key."""
+
+    columns: tuple[str, ...]
+    key: tuple[str, ...]
+    values: tuple[Any, ...]
+    is_delete: bool
+
+
 class RowBuilder:
     """Converts records to rows, in order."""
 
@@ -89,24 +98,24 @@ class RowBuilder:
         last: Rows | None = None
         untyped: list[str] = []
         for record in records:
-            names, key, row, is_delete = self._row(record)
+            row = self._row(record)
             table = self._settings.table(record.topic)
-            if last is None or last.names != names or last.table != table or last.deletes is not is_delete:
-                last = Rows(table, names, key, self._types(record, names), deletes=is_delete)
+            if last is None or last.names != row.columns or last.table != table or last.deletes is not row.is_delete:
+                last = Rows(table, row.columns, row.key, self._types(record, row.columns), deletes=row.is_delete)
                 groups.append(last)
                 untyped = [name for name, (kind, _) in last.types.items() if kind is None]
             elif untyped:
                 last.types.update(self._types(record, untyped))
                 untyped = [name for name in untyped if last.types[name][0] is None]
-            last.rows.append(row)
+            last.rows.append(row.values)
         return groups
 
-    def _row(self, record: SinkRecord) -> tuple[tuple[str, ...], tuple[str, ...], tuple[Any, ...], bool]:
+    def _row(self, record: SinkRecord) -> _Row:
         key = self._key(record)
         if record.value is None:
             if not self._settings.deletes:
                 raise DataError(f"{_coordinates(record)}: no value, and delete.enabled is false")
-            return tuple(key), tuple(key), tuple(key.values()), True
+            return _Row(tuple(key), tuple(key), tuple(key.values()), is_delete=True)
         if not isinstance(record.value, Mapping):
             raise DataError(f"{_coordinates(record)}: the value is {type(record.value).__name__}, not a struct or map")
         fields: dict[str, Any] = dict(record.value)
@@ -115,7 +124,7 @@ class RowBuilder:
         names = tuple(key)
         if self._settings.pk_mode != "record_value":
             fields = {**key, **fields} if not key.keys() & fields.keys() else {**fields, **key}
-        return tuple(fields), names, tuple(fields.values()), False
+        return _Row(tuple(fields), names, tuple(fields.values()), is_delete=False)
 
     def _key(self, record: SinkRecord) -> dict[str, Any]:
         settings = self._settings

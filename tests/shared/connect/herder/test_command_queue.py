@@ -47,7 +47,7 @@ async def test_errors_reach_the_caller() -> None:
     async def refuse() -> None:
         raise BadRequest("no")
 
-    asked = asyncio.ensure_future(queue.ask(refuse))
+    asked = asyncio.ensure_future(queue.execute(refuse))
     await asyncio.sleep(0)
     queue.put(recording(ran, 1))
     await queue.run_due()
@@ -72,7 +72,7 @@ async def test_a_command_that_times_out_does_not_run() -> None:
     ran: list[int] = []
     queue = CommandQueue(ManualClock(), lambda: None)
     with pytest.raises(RequestTimedOut):
-        await queue.ask(recording(ran, 1), timeout_ms=1)
+        await queue.execute(recording(ran, 1), timeout_ms=1)
     await queue.run_due()
     assert ran == []
 
