@@ -38,19 +38,23 @@ class CallLimits:
         del self._ends[task]
         if not self._cancelled:
             return False
+        # Only the cancellations of this limit are reverted. One by another caller stays in force.
         times = self._cancelled.pop(task, 0)
         for _ in range(times):
             task.uncancel()
         return times > 0
 
     def _cancel_what_is_over(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._timer, now = None, loop.time()
+        self._timer = None
+        now = loop.time()
         for task, end in list(self._ends.items()):
+            # All limits are equal, so the first task that is not over ends the search.
             if end > now + TIMER_RESOLUTION_S:
                 self._timer = loop.call_at(end, self._cancel_what_is_over, loop)
                 return
             task.cancel()
             self._cancelled[task] = self._cancelled.get(task, 0) + 1
+            # To the end of the order: a task that continues is cancelled again after the same time.
             del self._ends[task]
             self._ends[task] = now + self.timeout_ms / 1000
         if self._ends:

@@ -3,8 +3,8 @@
 Under `exactly_once`, a handler's output is kept until the next commit. A commit takes three things at one moment: the
 finished records' offsets, the output of exactly these records, and the group metadata of the member. Handlers continue
 during the transaction, and the records that they finish belong to the next one. An aborted transaction loses nothing:
-its output is kept for the next one while the member owns the partition. The output of a partition that was given up is
-discarded, and the next owner handles its records again.
+its output is kept for the next one while the member owns the partition. The output of a revoked partition is discarded,
+and the next owner handles its records again.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Protocol
 
 from penstock.services.consumer.executor import Outcome
 from penstock.services.consumer.runner_metrics import RunnerMetrics
-from penstock.services.consumer.transactor import Offsets, OutputRefused, Transactor
+from penstock.services.consumer.transactor import Offsets, OutputRejected, Transactor
 from penstock.shared.clients.consumer import Consumer
 from penstock.shared.clients.consumer.dead_letters import shortened
 from penstock.shared.clients.consumer.key_scheduler import Execution, KeyScheduler
@@ -80,6 +80,8 @@ class OffsetCommits:
             return True
         try:
             await self._consumer.commit(offsets, timeout_ms)
+        # The next commit includes these offsets. After CommitFailed the member has lost the partitions, and the next
+        # owner handles the records again.
         except (RetriableError, CommitFailed) as e:
             self._metrics.commit_failures.inc()
             log.warning("commit failed", error=type(e).__name__, reason=str(e))
@@ -118,7 +120,8 @@ class TransactionalCommits:
         self._transactor, self._group, self._scheduler = transactor, group, scheduler
         self._make_dead_letters, self._metrics = make_dead_letters, metrics
         self._pending: list[_Output] = []
-        self._bytes = self._count = 0
+        self._bytes = 0
+        self._count = 0
         self._task: asyncio.Task[bool] | None = None
 
     def __repr__(self) -> str:
@@ -141,9 +144,7 @@ class TransactionalCommits:
     async def commit(self, partitions: Iterable[TopicPartition] | None = None, timeout_ms: float | None = None) -> bool:
         """See `Commits`. All partitions are committed together.
 
-        A transaction that takes longer than `timeout_ms` continues in the background. It is harmless in both cases. If
-        the coordinator has the transaction's offsets, the next owner waits for the transaction's end to read them. If
-        it does not have them yet, it rejects them, because the member's generation is over.
+        A transaction that takes longer than `timeout_ms` continues in the background.
         """
         try:
             async with asyncio.timeout(None if timeout_ms is None else timeout_ms / 1000):
@@ -153,6 +154,9 @@ class TransactionalCommits:
                     raise error  # no other caller may have received it
                 self._task = asyncio.create_task(self._transact(), name="transaction")
                 return await asyncio.shield(self._task)
+        # Two cases, both harmless when the partition moves to another member:
+        # 1. The coordinator has the transaction's offsets: the next owner waits for its end to read them (KIP-447).
+        # 2. It does not have them yet: it will reject them, because the member's generation is over.
         except TimeoutError:
             log.warning("the transaction is not done yet", waited_ms=timeout_ms)
             return False
@@ -165,13 +169,18 @@ class TransactionalCommits:
         await self._transactor.close()
 
     async def _transact(self) -> bool:
-        taken, pending, self._pending = [], self._pending, []
+        # No await up to the metadata: offsets, output and generation belong to one moment. Output of a partition that
+        # was revoked or lost meanwhile is discarded, since its offset is not committed either.
+        taken = []
+        pending = self._pending
+        self._pending = []
         for output in pending:
             if self._scheduler.holds(output.execution):
                 taken.append(output)
             else:
                 self._measure(output, -1)
-        offsets, group = self._scheduler.committable(), self._group()
+        offsets = self._scheduler.committable()
+        group = self._group()
         if not offsets:
             self._pending[:0] = taken
             return True
@@ -199,11 +208,11 @@ class TransactionalCommits:
             try:
                 await self._transactor.transact([r for output in outputs for r in output.records], offsets, group)
                 return
-            except OutputRefused as e:
+            except OutputRejected as e:
                 self._metrics.transactions["failed"].inc()
                 self._replace(outputs, e)
 
-    def _replace(self, outputs: list[_Output], refusal: OutputRefused) -> None:
+    def _replace(self, outputs: list[_Output], rejection: OutputRejected) -> None:
         """Replace each output that has a rejected record with dead letters.
 
         A rejected record that is too large is shortened first if possible. Raises the error of a dead letter that Kafka
@@ -215,7 +224,11 @@ class TransactionalCommits:
             index = indices.stop
             self._measure(output, -1)
             errors = []
-            for at, error in ((i - indices.start, refusal.errors[i]) for i in indices if i in refusal.errors):
+            # Three cases for an output with rejected records:
+            # 1. Too large, and a dead letter that can be shortened: shortened, and written again.
+            # 2. A dead letter that Kafka rejects: raised, since nothing could replace it.
+            # 3. Otherwise its dead letters replace the whole output: a handler's records are written together or not.
+            for at, error in ((i - indices.start, rejection.errors[i]) for i in indices if i in rejection.errors):
                 if isinstance(error, RecordTooLarge) and (short := shortened(output.records[at])) is not None:
                     output.records[at] = short
                 else:

@@ -62,7 +62,7 @@ def list_(
     stage: Stage = None,
     exception: ExceptionName = None,
     partition: Partitions = None,
-    pending: Annotated[bool, typer.Option(help="only those that were not replayed")] = False,
+    pending: Annotated[bool, typer.Option(help="only dead letters that were not replayed")] = False,
     limit: Annotated[int, typer.Option(min=1)] = 100,
     json: Json = False,
 ) -> None:
@@ -79,7 +79,7 @@ def list_(
         return
     _print_table(entries)
     if more:
-        typer.echo(f"the first {limit}; --limit shows more", err=True)
+        typer.echo(f"only the first {limit} are shown; raise --limit for more", err=True)
 
 
 @app.command()
@@ -91,9 +91,9 @@ def replay(
     stage: Stage = None,
     exception: ExceptionName = None,
     partition: Partitions = None,
-    limit: Annotated[int, typer.Option(min=1, help="records to send at most")] = 10_000,
+    limit: Annotated[int, typer.Option(min=1, help="maximum number of records to send")] = 10_000,
     include_replayed: Annotated[bool, typer.Option(help="also records that were replayed before")] = False,
-    dry_run: Annotated[bool, typer.Option(help="only say what would be sent")] = False,
+    dry_run: Annotated[bool, typer.Option(help="show what would be sent, and send nothing")] = False,
     json: Json = False,
 ) -> None:
     """Send dead letters back to their source topics: raw key and value, original headers and timestamp."""
@@ -136,7 +136,7 @@ def find_dead_letter_topic(topic: str, existing: Collection[str]) -> str:
     others = sorted(name for name in existing if name.endswith(topic_names.DEAD_LETTER_SUFFIX))
     shown = ", ".join(others[:TOPICS_SHOWN_MAX]) + (", …" if len(others) > TOPICS_SHOWN_MAX else "")
     raise UnknownTopicOrPartition(
-        f"there is no topic {own}: name the source topic, or its dead-letter topic by --dead-letter-topic "
+        f"there is no topic {own}: pass the source topic, or its dead-letter topic with --dead-letter-topic "
         f"({f'there are {shown}' if others else f'no topic ends in {topic_names.DEAD_LETTER_SUFFIX}'})"
     )
 

@@ -1,9 +1,9 @@
 """One execution: decodes records, calls the handler, and decides whether each record is finished (an edge).
 
 Deserializer and handler are user code. An exception in either fails the record and never ends the daemon. If a record
-cannot be decoded, or the policy gives it up, it is sent to the DLQ and is finished once the broker acknowledges the
-dead letter. Until then it stays unfinished: the dead letter is written again later, and the handler is not called
-again.
+cannot be decoded, or the policy allows no further attempt, it is sent to the DLQ and is finished once the broker
+acknowledges the dead letter. Until then it stays unfinished: the dead letter is written again later, and the handler is
+not called again.
 
 The records that a handler returns are part of the attempt: the handled record is finished once all of them are
 acknowledged. A failed write is a failed attempt at the stage `produce`. Without a writer the executor writes nothing:
@@ -101,13 +101,18 @@ class Executor:
         dead_letter_topic: str = "{topic}-dlq",
         decode: Deserializer = bytes_deserializer,
     ) -> None:
-        self._handler, self._policy, self._write, self._metrics = handler, policy, write, metrics
-        self._group, self._dead_letter_topic, self._decode = group, dead_letter_topic, decode
+        self._handler = handler
+        self._policy = policy
+        self._write = write
+        self._metrics = metrics
+        self._group = group
+        self._dead_letter_topic = dead_letter_topic
+        self._decode = decode
         self._limits = CallLimits(policy.handler_timeout_ms)
         self.unwritten: dict[TopicPartition, str] = {}
         """The error by partition, for partitions with a dead letter that repeatedly could not be written.
 
-        The owner of the partitions removes those that are given up.
+        The owner of the partitions removes those that are revoked or lost.
         """
 
     async def run(self, execution: Execution, task: asyncio.Task[Any] | None = None) -> Outcome:
@@ -119,6 +124,7 @@ class Executor:
         works: list[Work] = []
         records: list[ConsumerRecord] = []
         for work in execution.works:
+            # The handler has failed already. Only the write of the dead letter is repeated.
             if isinstance(work.memo, _Unwritten):
                 dead_letters.append((work, work.memo.letter))
                 continue
@@ -214,6 +220,7 @@ class Executor:
         outcome: Outcome,
         dead_letters: list[tuple[Work, DeadLetter]],
     ) -> None:
+        # A batch does not show which record failed. One by one, the others are not counted as failed.
         if len(works) > 1:
             log.warning(
                 "batch failed, its records run one by one", **_where(works[0]), records=len(works), **_why(error)
@@ -240,8 +247,8 @@ class Executor:
         else:
             dead_letters.append((work, DeadLetter.of(work.record, stage, error, work.attempts, self._group)))
 
-    def refused(self, works: Iterable[Work], error: Exception) -> list[ProducerRecord]:
-        """Returns the dead letters of finished records whose output Kafka rejects."""
+    def dead_letters_of_rejected(self, works: Iterable[Work], error: Exception) -> list[ProducerRecord]:
+        """Returns the dead letters of finished records whose output Kafka has rejected."""
         dead_letters = []
         for work in works:
             dead_letter = DeadLetter.of(work.record, STAGE_PRODUCE, error, work.attempts + 1, self._group)
@@ -258,6 +265,7 @@ class Executor:
     ) -> None:
         target = self._target(topic)
         records = [dead_letter_record(target, dead_letter) for _, dead_letter in dead_letters]
+        # Under exactly-once the transaction writes them with the offsets, so the records are finished here.
         if self._write is None:
             outcome.outputs += records
             errors: Sequence[Exception | None] = [None] * len(records)
@@ -276,6 +284,7 @@ class Executor:
                 self._metrics.dead_letters(topic).inc()
                 log.warning("dead letter", **_where(work), to=target, attempts=dead_letter.attempts, **reason)
             else:
+                # The record stays unfinished: its offset must not be committed without a stored dead letter.
                 failures = work.memo.failures + 1 if isinstance(work.memo, _Unwritten) else 1
                 work.memo = _Unwritten(dead_letter, failures)
                 if failures >= UNWRITTEN_TRIES:
@@ -290,6 +299,7 @@ class Executor:
         """Write dead letters and return their errors. A dead letter too large for the topic is shortened and marked."""
         assert self._write is not None
         errors = list(await self._write(records))
+        # Again while something can be shortened: the topic's limit is unknown here.
         while short := {
             i: cut
             for i, error in enumerate(errors)

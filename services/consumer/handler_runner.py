@@ -130,7 +130,9 @@ class HandlerRunner:
         commits = None
         if settings.is_exactly_once:
             transactor = Transactor(make_producer, consumer.committed)
-            commits = TransactionalCommits(transactor, consumer.group_metadata, scheduler, executor.refused, metrics)
+            commits = TransactionalCommits(
+                transactor, consumer.group_metadata, scheduler, executor.dead_letters_of_rejected, metrics
+            )
             await transactor.start()
         return HandlerLoop(consumer, scheduler, executor, metrics, SYSTEM_CLOCK, settings.runner_options(), commits)
 

@@ -58,7 +58,8 @@ class Handler:
         Returns the records to write, or the exception that the handler raised. `task` is the running task; a caller
         that has it passes it to save the look-up.
         """
-        is_over, task = False, task or asyncio.current_task()
+        is_over = False
+        task = task or asyncio.current_task()
         assert task is not None
         limits.begin(task)
         try:
@@ -71,17 +72,18 @@ class Handler:
             return () if returned is None else records_in(self.name, returned)
         except TimeoutError as e:
             return self._over(limits) if is_over else e
+        # Three origins of a cancellation: the caller, the limit, or the handler itself (an inner task was cancelled).
         except asyncio.CancelledError:
             if task.cancelling():
                 raise
             if is_over:
                 return self._over(limits)
-            return HandlerCancelled(f"{self.name} let a cancellation through that was not asked for")
+            return HandlerCancelled(f"{self.name} raised CancelledError without being cancelled")
         except Exception as e:
             return self._over(limits, e) if is_over else e
         except KeyboardInterrupt:
             raise
-        except BaseException as e:
+        except BaseException as e:  # SystemExit, for example: a handler must not end the daemon
             return HandlerExited(f"{self.name} raised {type(e).__name__}: {message_of(e)}")
 
     def _over(self, limits: CallLimits, raised: Exception | None = None) -> HandlerTimeout:

@@ -4,9 +4,10 @@ One turn is `run_once`: apply pauses, poll, deliver, start executions, commit if
 end of a call starts the next one at once, so a poll that waits for records delays no handler.
 
 The owner of a partition owns its results. When a partition is revoked, no further call of it starts. The loop waits for
-the calls in flight (`drain_timeout_ms`), cancels the rest, commits the finished records and then gives the partition
-up. When a partition is lost, its calls are cancelled at once and nothing is committed. Delivery is at least once: the
-next owner handles uncommitted records again. commits.py defines a commit, and whether it includes the handlers' output.
+the calls in flight (`drain_timeout_ms`), cancels the rest, commits the finished records and then releases the
+partition. When a partition is lost, its calls are cancelled at once and nothing is committed. Delivery is at least
+once: the next owner handles uncommitted records again. commits.py defines a commit, and whether it includes the
+handlers' output.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ log = get_logger(__name__)
 POLL_TIMEOUT_MS = 200
 """The longest wait of a turn for records. It limits the delay of commits, pauses and lag measurements."""
 GIVE_UP_COMMIT_TIMEOUT_MS = 2_500
-"""How long the last commit of partitions that are given up may take."""
+"""How long the last commit of revoked partitions may take."""
 LAG_TIMEOUT_MS = 2_000
 """How long the request for a topic's end offsets may take."""
 CANCEL_TIMEOUT_MS = 2_000
-"""How long cancelled handlers may take to end. After that their partition is given up regardless."""
+"""How long cancelled handlers may take to end. After that their partition is released regardless."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,11 +135,15 @@ class HandlerLoop(RebalanceListener):
         commits: Commits | None = None,
     ) -> None:
         """Without `commits`, only offsets are committed (at least once)."""
-        self.scheduler, self.options = scheduler, options
+        self.scheduler = scheduler
+        self.options = options
         self.progress = ProgressWatch(options.stuck_after_ms)
         self.finished = 0
         self._finished_of: Counter[Hashable] = Counter()
-        self._consumer, self._executor, self._metrics, self._clock = consumer, executor, metrics, clock
+        self._consumer = consumer
+        self._executor = executor
+        self._metrics = metrics
+        self._clock = clock
         self._commits: Commits = commits or OffsetCommits(consumer, scheduler, metrics)
         self._tasks: dict[Execution, asyncio.Task[None]] = {}
         self._paused: set[TopicPartition] = set()
@@ -183,7 +188,7 @@ class HandlerLoop(RebalanceListener):
             self._deliver(columns)
         self._start()
         now_ms = self._clock.monotonic_ms()
-        if self._pass_over():
+        if self._pass_over():  # a first position must be committed at once, see `_pass_over`
             self._commit_due_ms = now_ms
         if (now_ms >= self._commit_due_ms or self._commits.is_full) and not self._is_committing:
             self._committing = asyncio.create_task(self._commit())
@@ -192,7 +197,7 @@ class HandlerLoop(RebalanceListener):
             self._lag_due_ms = now_ms + self.options.lag_interval_ms
 
     async def stop(self, drain_timeout_ms: int) -> None:
-        """Drain within the timeout, commit, and give up all partitions. The caller closes the consumer."""
+        """Drain within the timeout, commit, and release all partitions. The caller closes the consumer."""
         self._stopping = True
         if self._retry_timer is not None:
             self._retry_timer.cancel()
@@ -208,7 +213,7 @@ class HandlerLoop(RebalanceListener):
 
     def _deliver(self, columns: Columns) -> None:
         if columns.topic_partition not in self.scheduler.partitions:
-            return  # polled just before the partition was given up; not committed, so the next owner handles it
+            return  # polled just before the partition was revoked; not committed, so the next owner handles it
         self.scheduler.deliver(columns)
         if self.scheduler.skipped != self._skipped:
             self._metrics.skipped(columns.topic).inc(self.scheduler.skipped - self._skipped)
@@ -251,8 +256,9 @@ class HandlerLoop(RebalanceListener):
         outcome = None
         try:
             outcome = await self._executor.run(execution, self._tasks[execution])
-        except Exception as e:
-            self._crash, self._stopping = e, True
+        except Exception as e:  # not of the handler, which the executor handles: the loop cannot continue
+            self._crash = e
+            self._stopping = True
         finally:
             del self._tasks[execution]
             self._settle(execution, outcome or Outcome(retry=list(execution.works)))
@@ -265,6 +271,7 @@ class HandlerLoop(RebalanceListener):
             self.finished += len(outcome.finished)
             self._finished_of[partition] += len(outcome.finished)
             self._commits.settled(execution, outcome)
+        # The partition was lost while the handler ran. Its next owner handles the records again.
         else:
             self._metrics.ignored(partition.topic).inc(len(execution.works))
         if partition in self._paused and not self._stopping and self.scheduler.is_wanted(partition):
@@ -299,7 +306,8 @@ class HandlerLoop(RebalanceListener):
         try:
             await self._commits.commit()
         except Exception as e:
-            self._crash, self._stopping = e, True
+            self._crash = e
+            self._stopping = True
         self._commit_due_ms = self._clock.monotonic_ms() + self.options.commit_interval_ms
         self._start()
 
@@ -317,10 +325,11 @@ class HandlerLoop(RebalanceListener):
         lags: dict[Hashable, int] = {}
         for partition in self.scheduler.partitions:
             try:
-                position, told = self._consumer.known_position(partition), self._consumer.known_lag(partition)
+                position = self._consumer.known_position(partition)
+                fetched_lag = self._consumer.known_lag(partition)
             except IllegalState:  # closed meanwhile
                 return
-            behind = ends[partition] - position if partition in ends and position is not None else told
+            behind = ends[partition] - position if partition in ends and position is not None else fetched_lag
             lags[partition] = lag = max(0, behind or 0) + self.scheduler.unfinished(partition)
             self._metrics.lag(*partition, lag)
         lags["commits"] = self._commits.pending_records
@@ -341,6 +350,8 @@ class HandlerLoop(RebalanceListener):
             committed = await self._consumer.committed(partition)
             try:
                 self.scheduler.assign(partition, committed)
+            # The commit metadata has the offsets that were finished out of order. If it cannot be decoded, their
+            # records are handled again.
             except DataError as e:
                 log.warning(
                     "finished offsets beyond the committed one are unknown", partition=str(partition), reason=str(e)
@@ -362,6 +373,8 @@ class HandlerLoop(RebalanceListener):
         partitions &= self.scheduler.partitions
         if not partitions:
             return
+        # 1. No further call of these partitions starts. 2. Calls in flight may finish, within the limit. 3. The rest is
+        # cancelled. 4. What is finished is committed, while the member still owns the partitions.
         self._pass_over()
         in_flight = self.scheduler.revoke(partitions)
         tasks = [self._tasks[execution] for execution in in_flight if execution in self._tasks]
@@ -376,7 +389,7 @@ class HandlerLoop(RebalanceListener):
             self.scheduler.lost(partitions)
             self._forget(partitions)
         log.info(
-            "given up", partitions=sorted(map(str, partitions)), drained=len(tasks) - len(left), cancelled=len(left),
+            "revoked", partitions=sorted(map(str, partitions)), drained=len(tasks) - len(left), cancelled=len(left),
             committed=committed,
         )  # fmt: skip
 
@@ -387,7 +400,7 @@ class HandlerLoop(RebalanceListener):
         if tasks:
             _, stubborn = await asyncio.wait(tasks.values(), timeout=CANCEL_TIMEOUT_MS / 1000)
             if stubborn:
-                log.error("handlers do not end when cancelled, their results will be ignored", count=len(stubborn))
+                log.error("cancelled handlers did not end, their results will be ignored", count=len(stubborn))
         for execution, task in tasks.items():
             if task.done() and execution in self._tasks:  # cancelled before its first step: its own cleanup did not run
                 del self._tasks[execution]

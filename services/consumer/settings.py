@@ -32,7 +32,8 @@ from penstock.shared.common.settings import (
 PositiveCount = Annotated[int, Field(gt=0)]
 
 COMMIT_INTERVAL_MS = 5_000
-TRANSACTION_INTERVAL_MS, TRANSACTION_TIMEOUT_MS = 100, 10_000
+TRANSACTION_INTERVAL_MS = 100
+TRANSACTION_TIMEOUT_MS = 10_000
 """The defaults under exactly-once, as in Kafka Streams.
 
 Consumers with `read_committed` see output once its transaction is committed, so transactions are short. An open
@@ -58,59 +59,69 @@ Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_names)]
 class RetrySettings(Section):
     """The wait before a failed record is handled again, and the exceptions that are retried."""
 
-    backoff_ms: int = Field(default=100, ge=0, description="the wait before the second attempt; doubled each time")
+    backoff_ms: int = Field(default=100, ge=0, description="delay before the second attempt; it grows by multiplier")
     backoff_max_ms: int = Field(default=30_000, ge=0)
     multiplier: float = Field(default=2.0, ge=1, allow_inf_nan=False)
-    jitter: float = Field(default=0.2, ge=0, lt=1, description="the share by which a wait varies either way")
-    retriable: Names = Field(default=("Exception",), description="exception classes, by name or module.name")
-    not_retriable: Names = Field(default=("penstock.errors.DataError",), description="given up at once")
+    jitter: float = Field(default=0.2, ge=0, lt=1, description="fraction by which a delay varies in both directions")
+    retriable: Names = Field(
+        default=("Exception",), description="exception classes that are retried, by name or module.name"
+    )
+    not_retriable: Names = Field(
+        default=("penstock.errors.DataError",), description="exception classes that are not retried"
+    )
 
 
 class ConsumerServiceSettings(ServiceSettings):
     """Calls a handler for every record of some topics: in parallel by key, with retries and dead letters."""
 
     http: HttpSettings = HttpSettings(port=8082)
-    topics: Names = Field(description="comma-separated", min_length=1)
+    topics: Names = Field(description="topics to handle, comma-separated", min_length=1)
     group_id: str = Field(min_length=1)
     handler: str = Field(
-        min_length=1, description="module:function, async, taking a ConsumerRecord or a Sequence of them"
+        min_length=1, description="module:function, an async function of a ConsumerRecord or a Sequence of them"
     )
-    value: str = Field(default="bytes", min_length=1, description="bytes, json or module:Struct (a msgspec struct)")
+    value: str = Field(
+        default="bytes", min_length=1, description="format of values: bytes, json or module:Struct (a msgspec struct)"
+    )
     ordering: Literal["key", "partition", "unordered"] = "key"
-    max_concurrency: PositiveCount = Field(default=64, description="handler calls in flight")
-    batch_records_max: PositiveCount = Field(default=500, description="records of one call, for a batch handler")
+    max_concurrency: PositiveCount = Field(default=64, description="maximum number of handler calls in flight")
+    batch_records_max: PositiveCount = Field(
+        default=500, description="maximum number of records of one call of a batch handler"
+    )
     buffered_records_max: PositiveCount = Field(
-        default=BUFFERED_RECORDS_MAX, description="unfinished records of a partition above which it is paused"
+        default=BUFFERED_RECORDS_MAX, description="number of unfinished records above which a partition is paused"
     )
     max_attempts: PositiveCount = 5
     handler_timeout_ms: PositiveMs = Field(
-        default=60_000, description="a call that takes longer is cancelled and has failed"
+        default=60_000, description="time limit of a handler call; a longer call is cancelled and fails"
     )
     dead_letter_topic: str = Field(
-        default="{topic}-dlq", min_length=1, description="{topic} stands for the record's topic"
+        default="{topic}-dlq",
+        min_length=1,
+        description="name of dead-letter topics; {topic} is replaced by the record's topic",
     )
-    create_dead_letter_topics: bool = Field(default=True, description="create them at start-up where they are missing")
+    create_dead_letter_topics: bool = Field(default=True, description="create missing dead-letter topics at start-up")
     processing_guarantee: Literal["at_least_once", "exactly_once"] = Field(
         default="at_least_once",
-        description="exactly_once: what handlers return, dead letters and offsets go into one transaction a commit; "
-        "what they do elsewhere is done again after a crash all the same",
+        description="exactly_once: each commit is a transaction of returned records, dead letters and offsets; "
+        "a handler's other effects may still be repeated after a crash",
     )
     commit_interval_ms: PositiveMs | None = Field(
-        default=None, description="how often what is finished is committed; by default 5000, under exactly_once 100"
+        default=None, description="interval between commits of finished records; default: 5000, with exactly_once 100"
     )
     lag_interval_ms: PositiveMs = 5_000
     stuck_after_ms: PositiveMs = Field(
         default=60_000,
-        description="a partition's lag without a record finished, or a rebalance, for this long is unhealthy",
+        description="unhealthy after so long without a finished record in a partition with lag, or in a rebalance",
     )
     kafka_silence_max_ms: PositiveMs = Field(
-        default=15_000, description="no answer from any broker for this long is unhealthy"
+        default=15_000, description="unhealthy after so long without an answer from any broker"
     )
     retry: RetrySettings = RetrySettings()
     consumer: ReadingSettings = ReadingSettings()
     producer: ProducerSettings = Field(
         default=ProducerSettings(),
-        description="for dead letters, and for what handlers return; compression_type is zstd by default",
+        description="producer of dead letters and returned records; compression_type is zstd by default",
     )
 
     @model_validator(mode="after")
@@ -118,24 +129,27 @@ class ConsumerServiceSettings(ServiceSettings):
         loops = sorted(set(self.dead_letter_topics.values()) & set(self.topics))
         if loops:
             raise ValueError(
-                f"dead_letter_topic: {', '.join(loops)} is among the topics: dead letters would go in circles"
+                f"dead_letter_topic: {', '.join(loops)} is also one of topics: dead letters would be handled again"
             )
         if self.producer.acks != "all":
-            raise ValueError("producer.acks: a dead letter is acknowledged by all in-sync replicas; leave it out")
+            raise ValueError(
+                "producer.acks: a dead letter needs the acknowledgement of all replicas; remove this setting"
+            )
         if self.producer.transactional_id is not None and not self.is_exactly_once:
             raise ValueError("producer.transactional_id: needs processing_guarantee=exactly_once")
         if self.is_exactly_once and not self.producer.enable_idempotence:
-            raise ValueError("producer.enable_idempotence: exactly_once needs it; leave it out")
+            raise ValueError("producer.enable_idempotence: must be true with exactly_once; remove this setting")
         if self.retry.backoff_max_ms < self.retry.backoff_ms:
             raise ValueError("retry.backoff_max_ms: must not be below retry.backoff_ms")
         if self.shutdown_timeout_ms <= GIVE_UP_RESERVE_MS:
             raise ValueError(
-                f"shutdown_timeout_ms: must be above {GIVE_UP_RESERVE_MS}: cancelling and the last commit need it"
+                f"shutdown_timeout_ms: must be above {GIVE_UP_RESERVE_MS}, "
+                "the reserve for cancellations and the last commit"
             )
         if self.drain_timeout_ms <= 0:
             raise ValueError(
-                f"consumer.listener_timeout_ms and consumer.max_poll_interval_ms: must be above {GIVE_UP_RESERVE_MS}: "
-                "cancelling and the last commit need it"
+                f"consumer.listener_timeout_ms and consumer.max_poll_interval_ms: must be above {GIVE_UP_RESERVE_MS}, "
+                "the reserve for cancellations and the last commit"
             )
         return self
 

@@ -44,16 +44,16 @@ SPENT = (ProducerFenced, InvalidTxnState, OutOfOrderSequence)
 
 A new producer is safe, because offsets are also fenced by the group's generation.
 """
-ASK_AGAIN_MS = 500
+RETRY_MS = 500
 CLOSE_TIMEOUT_MS = 2_000
 
 
-class OutputRefused(DataError):
+class OutputRejected(DataError):
     """Kafka permanently rejects some records. `errors` has the error of each, by its index."""
 
     def __init__(self, errors: Mapping[int, Exception]) -> None:
         index, first = next(iter(errors.items()))
-        super().__init__(f"{len(errors)} records are refused, the first (number {index}): {first}")
+        super().__init__(f"{len(errors)} records are rejected, the first (number {index}): {first}")
         self.errors = dict(errors)
 
 
@@ -85,7 +85,7 @@ class Transactor:
     async def transact(self, records: Sequence[ProducerRecord], offsets: Offsets, group: GroupMetadata) -> None:
         """Write records and commit offsets in one transaction, which has ended when this returns or raises.
 
-        Raises OutputRefused for records that can never be written, and CommitFailed if the member is no longer in the
+        Raises OutputRejected for records that can never be written, and CommitFailed if the member is no longer in the
         group. Raises RetriableError or TransactionAborted for temporary errors; then nothing is written. Do not cancel.
         """
         producer = await self._ready()
@@ -97,7 +97,7 @@ class Transactor:
         except PenstockError as e:
             await self._abort(producer)
             if isinstance(e, SPENT):
-                raise TransactionAborted(f"the producer is given up: {e}") from e
+                raise TransactionAborted(f"the producer is replaced: {e}") from e
             raise
         await self._commit(producer, offsets)
 
@@ -123,14 +123,16 @@ class Transactor:
             except (UnknownTopicOrPartition, DataError) as e:
                 missing[topic] = e
         if missing:
-            raise OutputRefused({i: missing[r.topic] for i, r in enumerate(records) if r.topic in missing})
+            raise OutputRejected({i: missing[r.topic] for i, r in enumerate(records) if r.topic in missing})
 
     async def _send(self, producer: Producer, records: Sequence[ProducerRecord]) -> None:
         results = await (await producer.send_many(records)) if records else ()
         failed = {i: result for i, result in enumerate(results) if not isinstance(result, RecordMetadata)}
-        if refused := {i: e for i, e in failed.items() if isinstance(e, DataError | UnknownTopicOrPartition)}:
-            self._known_topics -= {records[i].topic for i in refused}
-            raise OutputRefused(refused)
+        # 1. Records that no retry can write. Errors of other records may be consequences of theirs.
+        if rejected := {i: e for i, e in failed.items() if isinstance(e, DataError | UnknownTopicOrPartition)}:
+            self._known_topics -= {records[i].topic for i in rejected}
+            raise OutputRejected(rejected)
+        # 2. A fatal error takes precedence over the others. 3. Any other error may pass.
         if failed:
             error = next((e for e in failed.values() if isinstance(e, FatalError)), next(iter(failed.values())))
             raise error if isinstance(error, FatalError) else TransactionAborted(str(error)) from error
@@ -140,30 +142,33 @@ class Transactor:
             try:
                 await producer.abort_transaction()
                 return
-            except SPENT:
+            except SPENT:  # the next producer's init_transactions aborts the transaction
                 await self.close()
                 return
             except RetriableError as e:
                 log.warning("the abort has no answer yet", reason=str(e))
-                await asyncio.sleep(ASK_AGAIN_MS / 1000)
+                await asyncio.sleep(RETRY_MS / 1000)
 
     async def _commit(self, producer: Producer, offsets: Offsets) -> None:
         while True:
             try:
                 await producer.commit_transaction()
                 return
+            # 1. The coordinator has aborted the transaction: nothing is written.
             except TransactionAborted:
                 await self._abort(producer)
                 raise
+            # 2. No answer: the commit may have happened. Only a repeated request shows whether it has.
             except RetriableError as e:
                 log.warning("the commit has no answer yet", reason=str(e))
-                await asyncio.sleep(ASK_AGAIN_MS / 1000)
+                await asyncio.sleep(RETRY_MS / 1000)
+            # 3. The producer cannot be used any more, and may have committed before. The group's offsets show it.
             except PenstockError as e:
                 if isinstance(e, FatalError) and not isinstance(e, SPENT):
                     raise
                 await self.close()
                 if not await self._holds(offsets):
-                    raise TransactionAborted(f"not committed, and the producer is given up: {e}") from e
+                    raise TransactionAborted(f"not committed, and the producer is replaced: {e}") from e
                 return
 
     async def _holds(self, offsets: Offsets) -> bool:
@@ -179,4 +184,4 @@ class Transactor:
                 return False
             except RetriableError as e:
                 log.warning("the offsets cannot be read back yet", reason=str(e))
-                await asyncio.sleep(ASK_AGAIN_MS / 1000)
+                await asyncio.sleep(RETRY_MS / 1000)

@@ -76,18 +76,18 @@ HeapMb = Annotated[int, Field(ge=128, le=65_536)]
 class EmbeddedKafkaSettings(Section):
     """The single-node Kafka that Penstock starts itself."""
 
-    host: str = Field(default="127.0.0.1", min_length=1, description="the address to listen on and to advertise")
-    port: Port = Field(default=0, description="port; 0: a free one, printed at start-up")
-    heap_mb: HeapMb = Field(default=512, description="the most memory that the broker's heap may take")
+    host: str = Field(default="127.0.0.1", min_length=1, description="address to listen on and to advertise")
+    port: Port = Field(default=0, description="port of the plaintext listener; 0: a free one, printed at start-up")
+    heap_mb: HeapMb = Field(default=512, description="maximum size of the broker's heap, in MiB")
     jvm_options: tuple[str, ...] = ()
     start_timeout_ms: PositiveMs = Field(
         default=60_000,
-        description="how long a starting broker may log nothing; also the limit of formatting",
+        description="time without a log line after which a start fails; also the time limit of formatting",
     )
     stop_timeout_ms: PositiveMs = Field(default=4_000, description="time limit of a graceful stop; then SIGKILL")
     listeners: dict[str, str] = Field(
         default_factory=dict,
-        description="further listeners on free ports: name to security protocol (SSL, SASL_SSL, …)",
+        description="additional listeners on free ports: security protocol (SSL, SASL_SSL, …) by name",
     )
     properties: dict[str, str] = Field(
         default_factory=dict, description="Kafka broker properties, as in server.properties"
@@ -104,7 +104,7 @@ class EmbeddedKafkaSettings(Section):
     @classmethod
     def _names_are_free(cls, listeners: dict[str, str]) -> dict[str, str]:
         if taken := sorted({CLIENT_LISTENER, CONTROLLER_LISTENER} & listeners.keys()):
-            raise ValueError(f"{', '.join(taken)} is a listener that the embedded broker has already")
+            raise ValueError(f"{', '.join(taken)} is a listener of the embedded broker already: choose another name")
         return listeners
 
 

@@ -76,5 +76,5 @@ def explain(lines: Sequence[str], folder: str, free_bytes: int) -> str:
     """Return the known cause in words, then the broker's own lines. A full disk counts even if no line reports it."""
     cause = Cause.NO_SPACE if free_bytes < FULL_BELOW_BYTES else find_cause(lines)
     output = meaningful(lines)
-    words = cause.value.format(folder=folder) if cause else "it gave no reason that is known"
-    return words + (". It said\n  " + "\n  ".join(output) if output else " and said nothing")
+    reason = cause.value.format(folder=folder) if cause else "the reason is unknown"
+    return reason + (". Its output:\n  " + "\n  ".join(output) if output else "; it had no output")

@@ -31,7 +31,7 @@ from penstock.services.local import broker_config as config
 from penstock.services.local import broker_probe, ports
 from penstock.services.local.broker_config import DEFAULT_DATA_DIR, EmbeddedKafkaSettings
 from penstock.services.local.diagnosis import Cause, explain, find_cause
-from penstock.services.local.folder_lock import FolderLock, refuse_if_kafka_runs_in
+from penstock.services.local.folder_lock import FolderLock, check_no_kafka_runs_in
 from penstock.services.local.kafka_jars import KAFKA_JARS
 from penstock.shared.common.errors import ConfigError, FatalError, IllegalState, PenstockError
 from penstock.shared.common.java.installed_java import Java, find_java
@@ -79,7 +79,7 @@ class EmbeddedKafka:
         self._jars = jars
         self._ports: dict[str, int] = {}
         self._child: ChildProcess | None = None
-        self._asked_to_end: ChildProcess | None = None
+        self._stopping: ChildProcess | None = None
         self._lock = FolderLock(self.data_dir)
 
     def __repr__(self) -> str:
@@ -131,7 +131,7 @@ class EmbeddedKafka:
             self._jars = await fetch_jars(KAFKA_JARS, self._environ)
         await self._lock.acquire()
         try:
-            refuse_if_kafka_runs_in(self.data_dir / config.LOG_FOLDER)
+            check_no_kafka_runs_in(self.data_dir / config.LOG_FOLDER)
             self._require_space()
             await self._start_on_free_ports(self._java, self._jars)
         except BaseException:
@@ -141,7 +141,8 @@ class EmbeddedKafka:
 
     async def stop(self) -> None:
         """Stop within `stop_timeout_ms`, then by SIGKILL. Does nothing if it is not running."""
-        self._asked_to_end = self._child
+        # Before the end of the process, so that `wait` takes it for an expected one.
+        self._stopping = self._child
         if self._child is not None:
             await self._child.terminate(self.settings.stop_timeout_ms)
             self._child = None
@@ -169,13 +170,14 @@ class EmbeddedKafka:
         """Wait until `stop` or `kill` ends the broker. Raises KafkaDied if it ends unexpectedly."""
         child = self.child
         await child.wait()
-        if self._asked_to_end is not child:
+        if self._stopping is not child:
             raise KafkaDied(f"the embedded Kafka ended: {self._explain(child)}")
 
     async def _start_on_free_ports(self, java: Java, jars: Path) -> None:
         first_start = not self._ports
         for attempts_left in reversed(range(PORT_ATTEMPTS)):
             taken = self._choose_ports() if first_start else dict(self._ports)
+            # A restarted broker keeps its ports, and so does the user's port. A free port needs no check.
             for listener, port in taken.items():
                 if not first_start or (listener == config.CLIENT_LISTENER and self.settings.port):
                     ports.require_free(self.settings.host, port)
@@ -188,9 +190,10 @@ class EmbeddedKafka:
                 self._ports = taken
                 return
             self._child = None  # it has ended
-            if not (first_start and attempts_left and find_cause(self._said(child)) is Cause.PORT_TAKEN):
+            # Only a lost race for a free port is worth another attempt.
+            if not (first_start and attempts_left and find_cause(self._output(child)) is Cause.PORT_TAKEN):
                 raise KafkaDied(f"the embedded Kafka did not start: {self._explain(child)}")
-            log.info("a port was taken by another process meanwhile; picking others")
+            log.info("another process took a port meanwhile; other ports are tried")
 
     def _choose_ports(self) -> dict[str, int]:
         """Return a port for each listener. The client listener has the port of the settings, if they set one."""
@@ -217,6 +220,7 @@ class EmbeddedKafka:
         folder = self.data_dir / config.LOG_FOLDER
         if self.has_data():
             return True
+        # Formatting a folder with topics would give it another cluster id, and Kafka would not find its data.
         if folder.is_dir() and any(entry.is_dir() for entry in folder.iterdir()):
             raise ConfigError(
                 f"the data folder {self.data_dir} is damaged: {config.LOG_FOLDER}/{META_PROPERTIES} is missing. "
@@ -231,7 +235,7 @@ class EmbeddedKafka:
                 await child.wait()
         except TimeoutError:
             log.warning("formatting took longer than start_timeout_ms")
-        finally:
+        finally:  # also after a cancellation, which must not leave a JVM that writes into the folder
             status = await child.terminate(0)
         if status != 0:
             raise KafkaDied(f"the storage of the embedded Kafka could not be formatted: {self._explain(child)}")
@@ -252,6 +256,7 @@ class EmbeddedKafka:
         limit_s, logged = self.settings.start_timeout_ms / 1000, self._logged_bytes()
         deadline = time.monotonic() + limit_s
         while child.returncode is None:
+            # A broker that logs makes progress, for example with the recovery of its logs after a crash.
             if (now_logged := self._logged_bytes()) != logged:
                 logged, deadline = now_logged, time.monotonic() + limit_s
             if await broker_probe.answers(self.settings.host, port, PROBE_TIMEOUT_MS):
@@ -272,11 +277,11 @@ class EmbeddedKafka:
         logs = (self.data_dir / config.BROKER_LOG, self.data_dir / config.CONSOLE_LOG)
         return sum(file.stat().st_size for file in logs if file.exists())
 
-    def _said(self, child: ChildProcess) -> list[str]:
+    def _output(self, child: ChildProcess) -> list[str]:
         return tail(self.data_dir / config.BROKER_LOG, LOG_LINES) + child.log_tail(LOG_LINES)
 
     def _explain(self, child: ChildProcess) -> str:
-        return explain(self._said(child), str(self.data_dir), shutil.disk_usage(self.data_dir).free)
+        return explain(self._output(child), str(self.data_dir), shutil.disk_usage(self.data_dir).free)
 
     def _require_space(self) -> None:
         free = shutil.disk_usage(self.data_dir).free

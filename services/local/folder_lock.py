@@ -48,6 +48,7 @@ class FolderLock:
             owner = self._try()
             if owner is None:
                 return
+            # The owner has ended: its broker ends soon, by the guard of its child process. A live owner keeps the lock.
             if _alive(owner) or time.monotonic() >= deadline:
                 raise FolderInUse(f"the data folder {self._folder} is in use by {self._user} process {owner}")
             await asyncio.sleep(_POLL_MS / 1000)
@@ -70,7 +71,7 @@ class FolderLock:
         return None
 
 
-def refuse_if_kafka_runs_in(log_folder: Path) -> None:
+def check_no_kafka_runs_in(log_folder: Path) -> None:
     """Raise FolderInUse if a Kafka that was started without this lock runs in the folder.
 
     A second KRaft node reads and truncates the metadata log before it takes Kafka's own lock. So starting it could

@@ -26,13 +26,13 @@ class UpSettings(DaemonSettings):
 
     http: HttpSettings = HttpSettings(port=8080)
     log: LogSettings = LogSettings(level="warning")
-    shutdown_timeout_ms: PositiveMs = Field(default=30_000, description="how long each service's shutdown may take")
+    shutdown_timeout_ms: PositiveMs = Field(default=30_000, description="time limit of each service's shutdown")
     data_dir: Path = Field(
-        default=Path(".penstock"), description="Kafka's data, the lake, connectors' files and the logs"
+        default=Path(".penstock"), description="folder of Kafka's data, the lake, connectors' files and the logs"
     )
     broker: EmbeddedKafkaSettings = EmbeddedKafkaSettings()
     topic: str = Field(default="events", description="topic of the events; created with event-time configs if missing")
-    partitions: int = Field(default=4, gt=0, description="partitions of that topic if it is created")
+    partitions: int = Field(default=4, gt=0, description="number of partitions of that topic if it is created")
     key: tuple[Pointer, ...] = Field(default=("/key",), description="JSON pointers to the parts of an event's key")
     time: Pointer | None = Field(default=None, description="JSON pointer to an event's time; default: its arrival")
     time_unit: TimeUnit = Field(
@@ -40,13 +40,15 @@ class UpSettings(DaemonSettings):
     )
     topology: str = "penstock.services.local.topologies:sessions"
     topology_options: dict[str, str] = Field(default={}, description="keyword arguments for the topology's function")
-    workers: int = Field(default=1, gt=0, description="the aggregator's processes, which share the topic's partitions")
+    workers: int = Field(
+        default=1, gt=0, description="number of the aggregator's processes, which share the topic's partitions"
+    )
     topics: str = Field(default="sessions", description="topics that the consumer handles, comma-separated")
     handler: str = "penstock.services.local.log_handler:log_record"
     group_id: str = "handler"
-    connect_worker: bool = Field(default=True, description="run a Connect worker as well")
+    connect_worker: bool = Field(default=True, description="whether to run a Connect worker")
     connect_port: int = Field(
-        default=8083, ge=0, le=65_535, description="port of the Connect worker's REST, at http.host; 0: a free one"
+        default=8083, ge=0, le=65_535, description="port of the Connect worker's REST API, at http.host; 0: a free one"
     )
 
 
@@ -56,7 +58,7 @@ class GatewaySettings(ProducerServiceSettings):
     services: dict[str, str] = Field(
         default={}, description="addresses of the other services by name, for the dashboard"
     )
-    services_timeout_ms: PositiveMs = Field(default=2_000, description="how long a service may take to answer")
+    services_timeout_ms: PositiveMs = Field(default=2_000, description="time limit of a request to another service")
 
 
 class ConnectWorkerSettings(GuardedSettings):
@@ -64,7 +66,7 @@ class ConnectWorkerSettings(GuardedSettings):
 
     connect: dict[str, str] = Field(default={}, description="settings of the worker, by Kafka Connect's names")
     connect_files: Path | None = Field(
-        default=None, description="the folder that file connectors may use, unless connect sets connect.files.allowed"
+        default=None, description="folder that file connectors may use, unless connect sets connect.files.allowed"
     )
 
 

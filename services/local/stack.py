@@ -132,7 +132,8 @@ class Service:
         `still_ms`.
         """
         clock = asyncio.get_running_loop().time
-        reason, changed_s, reported_s = "no answer yet", clock(), clock()
+        reason = "no answer yet"
+        changed_s = reported_s = clock()
         async with _client() as client:
             while True:
                 if self._child is None or self._child.returncode is not None:
@@ -146,7 +147,8 @@ class Service:
                 except httpx.HTTPError as e:
                     reason = f"no answer ({type(e).__name__})"
                 now_s = clock()
-                if _DIGITS.sub("", reason) != _DIGITS.sub("", before):  # a duration that grows is no progress
+                # Without the numbers: a duration that grows is not progress.
+                if _DIGITS.sub("", reason) != _DIGITS.sub("", before):
                     changed_s = now_s
                 elif (now_s - changed_s) * 1_000 >= still_ms:
                     raise ServiceStuck(
@@ -169,6 +171,7 @@ class Service:
 
     async def stop(self) -> None:
         """Send SIGTERM, then SIGKILL after the service's limit."""
+        # Cleared first: `ended` must not take this end for an unexpected one.
         child, self._child = self._child, None
         if child is not None:
             await child.terminate(self.spec.stop_timeout_ms)
@@ -202,6 +205,7 @@ class Stack:
         """`hermetic` children see neither PENSTOCK_ variables of this process nor a penstock.toml."""
         self._logs = folder / "logs"
         self._inherited = {k: v for k, v in os.environ.items() if not (hermetic and k.startswith(ENV_PREFIX))}
+        # An empty file, since without PENSTOCK_CONFIG a penstock.toml of the current folder is read.
         if hermetic:
             self._inherited[f"{ENV_PREFIX}CONFIG"] = os.devnull
         self.services: dict[str, Service] = {}

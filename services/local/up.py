@@ -68,6 +68,7 @@ class Up:
         aggregates = AggregatorSettings.load(environ={**os.environ, **own}, program="penstock aggregator")
         topology = load_topology(settings.topology, settings.topology_options)
         topology = topology.of_application(aggregates.streams.application_id)
+        # Without data there are no topics yet, so a missing one is reported before Kafka starts.
         if not self._broker.has_data():
             require_topics(settings, topology, ())
         self._console.print("starting Kafka …")
@@ -77,6 +78,7 @@ class Up:
             require_topics(settings, topology, await admin.list_topics())
             await admin.create_topics([event_time_topic(settings.topic, settings.partitions)], exist_ok=True)
         self._console.print("starting the services …")
+        # The aggregator first: it creates the topics that the consumer reads.
         aggregator = await self._stack.start(self._spec("aggregator", self._aggregator_settings()))
         await aggregator.healthy(self._report_waiting)
         consumer = await self._stack.start(self._consumer())
@@ -185,7 +187,7 @@ class Up:
             "files": f"{self._files}, which file connectors may read and write" if connect else "",
             "Kafka": servers,
             "logs": str(logs),
-            "": "Ctrl-C stops everything; the data stays.",
+            "": "Ctrl-C stops everything and keeps the data.",
         }
         for name, text in ((name, text) for name, text in rows.items() if text):
             self._console.print(f"[bold]{name:<11}[/bold]{escape(text)}", soft_wrap=True, highlight=False)
@@ -203,13 +205,13 @@ def require_topics(settings: UpSettings, topology: Topology, known: Collection[s
     if missing := sorted(read - there):
         raise ConfigError(
             f"the topology {settings.topology} reads {_topics(missing)}, which Kafka does not have: `up` creates "
-            f"{settings.topic} alone (--topic). Name the topic that the topology reads with --topic, or give the "
-            "topology another one (--topology-options)"
+            f"only {settings.topic} (--topic). Set --topic to the topic that the topology reads, or set the "
+            "topology's topic with --topology-options"
         )
     handled = {topic.strip() for topic in settings.topics.split(",")}
     if missing := sorted(handled - there - set(topology.output_topics())):
         raise ConfigError(
-            f"the consumer is to handle {_topics(missing)} (--topics), which Kafka does not have: the topology "
+            f"the consumer handles {_topics(missing)} (--topics), which Kafka does not have: the topology "
             f"{settings.topology} writes to {', '.join(topology.output_topics())}"
         )
 
@@ -224,10 +226,10 @@ def when_compacted(compaction: CompactionSettings) -> str:
     >>> when_compacted(CompactionSettings(interval_ms=90_000))
     'a compaction every 90 s (compaction.interval_ms=90000), the first after 90 s'
     >>> when_compacted(CompactionSettings(enabled=False))
-    'which nothing writes (compaction.enabled=false)'
+    'not written (compaction.enabled=false)'
     """
     if not compaction.enabled:
-        return "which nothing writes (compaction.enabled=false)"
+        return "not written (compaction.enabled=false)"
     interval_ms = compaction.interval_ms
     seconds = f"{interval_ms / 1000:g} s"
     return f"a compaction every {seconds} (compaction.interval_ms={interval_ms}), the first after {seconds}"

@@ -35,11 +35,11 @@ async def test_problems_are_found_and_fixed(kafka: EmbeddedKafka, topic_name: st
         assert findings[0].level == "ok"
         problems = {finding.about: finding for finding in findings if finding.level == "problem"}
         assert set(problems) == {f"topic {source}", f"changelog {changelog}", f"dead-letter topic {letters}"}
-        assert "2 records are due already" in problems[f"topic {source}"].says
+        assert "2 records are due already" in problems[f"topic {source}"].message
 
         changed: dict[str, dict[str, str]] = {source: {}, letters: {}, changelog: {}}
         for finding in findings[1:]:
-            given = MENDED.search(finding.mend)
+            given = MENDED.search(finding.fix)
             assert given is not None, finding
             changed[finding.about.split()[-1]] |= dict(pair.split("=", 1) for pair in given.group(1).split(","))
         mended = {name.replace(topic_name, f"{topic_name}-mended"): given for name, given in changed.items()}
@@ -73,4 +73,4 @@ async def test_all_topics_are_examined_by_default(kafka: EmbeddedKafka, topic_na
     assert "problem" in [f.level for f in await examine_kafka(settings, [], NOW_MS) if f.about == about]
     missing = f"{topic_name}-no"
     (problem,) = [f for f in await examine_kafka(settings, [missing], NOW_MS) if f.level == "problem"]
-    assert (problem.about, "--create --topic" in problem.mend) == (f"topic {missing}", True)
+    assert (problem.about, "--create --topic" in problem.fix) == (f"topic {missing}", True)

@@ -59,7 +59,7 @@ def main(arguments: list[str]) -> int:
     try:
         report = run(jobs)
     except PenstockError as e:
-        _say(f"{type(e).__name__}: {e}")
+        _log(f"{type(e).__name__}: {e}")
         return AUDIT_FAILED
     from penstock.services.spark.audit.report import print_report
 
@@ -82,9 +82,9 @@ def run(jobs: Jobs) -> AuditReport:
 
     with spark_session(audit.spark, "penstock demo", *compact.spark_uris, *batch.spark_uris) as spark:
         _compact(spark, compact)
-        _print(Batch(spark, batch, _say).run())
+        _print(Batch(spark, batch, _log).run())
         _print(compared(spark, jobs))
-        return run_audit(spark, audit, _say)
+        return run_audit(spark, audit, _log)
 
 
 def _compact(spark: Any, settings: CompactSettings) -> None:
@@ -93,14 +93,14 @@ def _compact(spark: Any, settings: CompactSettings) -> None:
 
     for attempt in range(ATTEMPTS_MAX):
         try:
-            job = Compaction(spark, settings, _say)
+            job = Compaction(spark, settings, _log)
             _print(job.run())
             job.maintenance.require_done()
             return
         except CompactionConflict as e:
             if attempt == ATTEMPTS_MAX - 1:
                 raise
-            _say(str(e))
+            _log(str(e))
 
 
 def compared(spark: Any, jobs: Jobs) -> Comparison:
@@ -114,8 +114,8 @@ def made(spark: Any, lake: str, application: str, store: str) -> Any:
     """Return an application's closed and open windows and its late records, without their changelog coordinates."""
     from penstock.services.spark.reading import closed, late, live
 
-    places = ("state", "partition", "changelog_offset", "topic_id")
-    parts = [one(spark, lake, application, store).drop(*places) for one in (closed, live, late)]
+    columns = ("state", "partition", "changelog_offset", "topic_id")
+    parts = [one(spark, lake, application, store).drop(*columns) for one in (closed, live, late)]
     return parts[0].unionByName(parts[1], True).unionByName(parts[2], True)
 
 
@@ -123,7 +123,7 @@ def _print(found: Any) -> None:
     print(msgspec.json.encode(found._asdict()).decode(), flush=True)
 
 
-def _say(text: str) -> None:
+def _log(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 

@@ -116,7 +116,7 @@ class CsvEvents:
             event[TIME_FIELD] = last_ms
             yield msgspec.json.encode(event)
 
-    def name_refusal(self, number: int, message: str) -> str:
+    def name_rejection(self, number: int, message: str) -> str:
         """Return an error of the ingest in the file's own terms."""
         for pointer, column in ((self.plan.key[0], self._key), (self.plan.time, self._time)):
             message = message.replace(pointer, f"column {column!r}")

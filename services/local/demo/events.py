@@ -50,6 +50,6 @@ class Events(Protocol):
         """Yield each event as one line of JSON without its newline, in order of arrival."""
         ...
 
-    def name_refusal(self, number: int, message: str) -> str:
+    def name_rejection(self, number: int, message: str) -> str:
         """Return the ingest's error of the event `number` (from 1) in the terms of the events' source."""
         ...

@@ -141,5 +141,5 @@ class FlightEvents:
             self.unfit += CANCELLED in line
             yield line
 
-    def name_refusal(self, number: int, message: str) -> str:
+    def name_rejection(self, number: int, message: str) -> str:
         return f"flight {number}: {message}"

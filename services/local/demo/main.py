@@ -70,9 +70,9 @@ def demo(
         with fresh_folder(data_dir) as folder, Display(console, total) as display:
             outcome = asyncio.run(_run(Scenario(source, folder, display), display))
     except ConfigError as e:
-        raise typer.Exit(_say(e, WRONG_SETTINGS)) from None
+        raise typer.Exit(_print_error(e, WRONG_SETTINGS)) from None
     except PenstockError as e:
-        raise typer.Exit(_say(e, FAILED)) from None
+        raise typer.Exit(_print_error(e, FAILED)) from None
     except (asyncio.CancelledError, KeyboardInterrupt):
         raise typer.Exit(INTERRUPTED) from None
     _print(console, source, outcome, folder)
@@ -127,7 +127,7 @@ def summary(outcome: Outcome) -> dict[str, Any]:
     return {
         "events_sent": counts.sent,
         "events_acked": counts.acknowledged,
-        "events_refused": counts.refused,
+        "events_refused": counts.rejected,
         "sessions_closed": audit["windows_closed"],
         "sessions_open": audit["windows_open"],
         "late_records": audit["late"],
@@ -155,9 +155,9 @@ def _print(console: Console, source: Events, outcome: Outcome, folder: Path) -> 
     console.print()
     console.print(longest_table(outcome.longest, source.plan.results))
     console.print()
-    for refusal in outcome.counts.errors:
+    for rejection in outcome.counts.errors:
         console.print(
-            f"  rejected by the ingest: {refusal}", highlight=False, markup=False, style="yellow", soft_wrap=True
+            f"  rejected by the ingest: {rejection}", highlight=False, markup=False, style="yellow", soft_wrap=True
         )
     for name, text in _lines(summary(outcome), source, outcome, folder).items():
         console.print(f"  [bold]{name:<13}[/bold]{text}", highlight=False, soft_wrap=True)
@@ -166,10 +166,10 @@ def _print(console: Console, source: Events, outcome: Outcome, folder: Path) -> 
 def _lines(figures: dict[str, Any], source: Events, outcome: Outcome, folder: Path) -> dict[str, str]:
     """Return the summary, line by line, as rich's markup."""
     plan = source.plan
-    refused, skipped = figures["events_refused"], figures["skipped_records"]
+    rejected, skipped = figures["events_refused"], figures["skipped_records"]
     lines = {
         "events": f"{figures['events_sent']:,} sent, {figures['events_acked']:,} acknowledged by Kafka"
-        + (f", [yellow]{refused:,} rejected by the ingest[/yellow]" if refused else "")
+        + (f", [yellow]{rejected:,} rejected by the ingest[/yellow]" if rejected else "")
         + f" ({figures['events_per_second']:,} a second from HTTP through the aggregator)",
         "sessions": f"{figures['sessions_closed']:,} closed, {figures['sessions_open']:,} still open",
         "late": f"{counted(figures['late_records'], 'record')}, in topic {plan.late}",
@@ -204,7 +204,7 @@ def _expected(figures: dict[str, Any], noun: str) -> str:
     return f", one for each {noun} sent" if figures["dead_letters_expected"] else ""
 
 
-def _say(error: PenstockError, status: int) -> int:
+def _print_error(error: PenstockError, status: int) -> int:
     print(f"{PROGRAM}: {error}", file=sys.stderr)
     return status
 

@@ -29,20 +29,20 @@ class ReplayCounts:
 
     sent: int = 0
     acknowledged: int = 0
-    refused: int = 0
+    rejected: int = 0
     errors: list[str] = field(default_factory=list)
 
 
 class Replay:
     """One pass over a source of events. Call `send` for one part after the other.
 
-    `name_refusal` translates the endpoint's error of an event to the source's terms; the event's number is from 1.
+    `name_rejection` translates the endpoint's error of an event to the source's terms; the event's number is from 1.
     """
 
-    def __init__(self, url: str, topic: str, lines: Iterator[bytes], name_refusal: Callable[[int, str], str]) -> None:
+    def __init__(self, url: str, topic: str, lines: Iterator[bytes], name_rejection: Callable[[int, str], str]) -> None:
         self._url = f"{url}/v1/topics/{topic}/events"
         self._lines = lines
-        self._name_refusal = name_refusal
+        self._name_rejection = name_rejection
         self._client = httpx.AsyncClient(timeout=REQUEST_TIMEOUT_MS / 1000, trust_env=False)
         self.counts = ReplayCounts()
 
@@ -94,6 +94,6 @@ class Replay:
         if "stopped_at_line" in body:
             raise IngestRefused(f"{self._url} answered {answer.status_code}: {body.get('stop_reason')}")
         counts.acknowledged += stored
-        counts.refused += lines - stored
+        counts.rejected += lines - stored
         for error in errors[: ERRORS_KEPT - len(counts.errors)]:
-            counts.errors.append(self._name_refusal(before + int(error["line"]), str(error["message"])))
+            counts.errors.append(self._name_rejection(before + int(error["line"]), str(error["message"])))

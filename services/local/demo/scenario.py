@@ -80,7 +80,7 @@ class Outcome:
         An event that the ingest rejected may be unfit or not. With such events a range of numbers is right.
         """
         dead: int = self.audit.get("dead_letters", -1)
-        return self.unfit - self.counts.refused <= dead <= self.unfit
+        return self.unfit - self.counts.rejected <= dead <= self.unfit
 
     @property
     def ok(self) -> bool:
@@ -155,7 +155,7 @@ class Scenario:
         self._display.step(f"producer, aggregator, consumer and admin are up; dashboard: [link={url}]{url}[/link]")
 
     async def _stream(self) -> None:
-        replay = Replay(self._gateway.url, self._plan.topic, self._events.lines(), self._events.name_refusal)
+        replay = Replay(self._gateway.url, self._plan.topic, self._events.lines(), self._events.name_rejection)
         self._outcome.counts = replay.counts
         watching = asyncio.create_task(self._watch(replay), name="demo-watch")
         try:

@@ -100,8 +100,8 @@ def examine_machine(data_dir: Path) -> list[Finding]:
         findings.append(Finding("ok", "Spark", 'not installed; its jobs need: pip install "penstock[spark]"'))
     else:
         findings.append(_examine_jars(SPARK_JARS, "penstock jars spark"))
-    places = {str(folder): shutil.disk_usage(folder).free for folder in map(_existing, (cache_root(), data_dir))}
-    return [*findings, *(disk_finding(folder, free_bytes) for folder, free_bytes in places.items())]
+    disks = {str(folder): shutil.disk_usage(folder).free for folder in map(_existing, (cache_root(), data_dir))}
+    return [*findings, *(disk_finding(folder, free_bytes) for folder, free_bytes in disks.items())]
 
 
 def _examine_java() -> Finding:

@@ -43,11 +43,11 @@ class Finding:
 
     level: Level
     about: str
-    says: str
-    mend: str = ""
+    message: str
+    fix: str = ""
 
     def __str__(self) -> str:
-        return f"{self.level:<8} {self.about}: {self.says}" + (f"; fix it with: {self.mend}" if self.mend else "")
+        return f"{self.level:<8} {self.about}: {self.message}" + (f"; fix it with: {self.fix}" if self.fix else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,35 +86,38 @@ def topic_findings(topic: TopicFacts, bootstrap_servers: str) -> list[Finding]:
     if not topic.holds_event_times:
         return found
 
-    def say(level: Level, says: str, **configs: str) -> None:
-        mend = alter_command(bootstrap_servers, topic.name, {k.replace("_", "."): v for k, v in configs.items()})
-        found.append(Finding(level, f"topic {topic.name}", says, mend))
+    def add(level: Level, message: str, **configs: str) -> None:
+        fix = alter_command(bootstrap_servers, topic.name, {k.replace("_", "."): v for k, v in configs.items()})
+        found.append(Finding(level, f"topic {topic.name}", message, fix))
 
+    # With LogAppendTime there are no event times, so the other rules do not apply.
     if topic.configs.get(TYPE_CONFIG) == "LogAppendTime":
-        says = f"{TYPE_CONFIG}=LogAppendTime: Kafka replaces each event time by the time of writing"
-        say("problem" if topic.named else "warning", says, message_timestamp_type="CreateTime")
+        message = f"{TYPE_CONFIG}=LogAppendTime: Kafka replaces each event time by the time of writing"
+        add("problem" if topic.named else "warning", message, message_timestamp_type="CreateTime")
         return found
     if topic.deletes and (limits := [c for c in RETENTION_CONFIGS if topic.ms(c) is not None]):
         old = topic.older.get("retention.ms", 0)
         shown = ", ".join(f"{name}={topic.configs[name]}" for name in limits)
-        says = f"{shown}: Kafka deletes by record timestamp, so old event times are gone soon after they were written"
+        message = (
+            f"{shown}: Kafka deletes by record timestamp, so old event times are gone soon after they were written"
+        )
         if old:
-            says += f"; {old} records are due already"
+            message += f"; {old} records are due already"
         if topic.gone:
-            says += f"; {topic.gone} offsets at the front have no records any more"
-        say("problem" if old else "warning", says, **{name.replace(".", "_"): "-1" for name in limits})
+            message += f"; {topic.gone} offsets at the front have no records any more"
+        add("problem" if old else "warning", message, **{name.replace(".", "_"): "-1" for name in limits})
     if not topic.deletes and topic.named:
-        says = f"cleanup.policy={topic.configs['cleanup.policy']}: of each key only the last record stays"
-        say("warning", says, cleanup_policy="delete")
+        message = f"cleanup.policy={topic.configs['cleanup.policy']}: only the last record of each key is kept"
+        add("warning", message, cleanup_policy="delete")
     if (segment_ms := topic.ms("segment.ms")) is not None and (topic.named or topic.older.get("segment.ms")):
-        says = f"segment.ms={segment_ms}: each jump of event time by more than that starts another segment"
-        say("warning", says, segment_ms=str(LONG_MAX))
+        message = f"segment.ms={segment_ms}: each jump of event time by more than that starts another segment"
+        add("warning", message, segment_ms=str(LONG_MAX))
     if (ahead_ms := topic.ms(AHEAD_CONFIG)) is not None:
-        says = f"{AHEAD_CONFIG}={ahead_ms}: one record further ahead makes the broker reject its whole batch"
-        say("warning", says, message_timestamp_after_max_ms=str(LONG_MAX))
+        message = f"{AHEAD_CONFIG}={ahead_ms}: one record further ahead makes the broker reject its whole batch"
+        add("warning", message, message_timestamp_after_max_ms=str(LONG_MAX))
     if (behind_ms := topic.ms(BEHIND_CONFIG)) is not None:
-        says = f"{BEHIND_CONFIG}={behind_ms}: one record with an older event time makes the broker reject its batch"
-        say("problem", says, message_timestamp_before_max_ms=str(LONG_MAX))
+        message = f"{BEHIND_CONFIG}={behind_ms}: one record with an older event time makes the broker reject its batch"
+        add("problem", message, message_timestamp_before_max_ms=str(LONG_MAX))
     return found
 
 
@@ -125,9 +128,9 @@ def changelog_findings(topic: TopicFacts, groups: Iterable[str], bootstrap_serve
         return []
     ours = topic.named or topic.name.removesuffix(CHANGELOG_SUFFIX) in set(groups)
     shown = ", ".join(f"{name}={topic.configs.get(name)}" for name in wrong)
-    says = f"{shown}: Kafka deletes state from it" + ("" if ours else ", if it is a changelog of Penstock's")
-    mend = alter_command(bootstrap_servers, topic.name, {name: CHANGELOG_CONFIGS[name] for name in wrong})
-    return [Finding("problem" if ours else "warning", f"changelog {topic.name}", says, mend)]
+    message = f"{shown}: Kafka deletes state from it" + ("" if ours else ", if it is a changelog of Penstock's")
+    fix = alter_command(bootstrap_servers, topic.name, {name: CHANGELOG_CONFIGS[name] for name in wrong})
+    return [Finding("problem" if ours else "warning", f"changelog {topic.name}", message, fix)]
 
 
 def dead_letter_findings(source: TopicFacts, letters: TopicFacts | None, bootstrap_servers: str) -> list[Finding]:
@@ -138,15 +141,15 @@ def dead_letter_findings(source: TopicFacts, letters: TopicFacts | None, bootstr
         if not source.named:
             return []
         configs = {"max.message.bytes": str(needed)}
-        mend = create_command(bootstrap_servers, event_time_topic(name, source.partitions), configs)
-        says = "it does not exist; aggregator and consumer create it at start-up if they are allowed to"
-        return [Finding("warning", f"dead-letter topic {name}", says, mend)]
+        fix = create_command(bootstrap_servers, event_time_topic(name, source.partitions), configs)
+        message = "it does not exist; the aggregator and the consumer create it at start-up if they may"
+        return [Finding("warning", f"dead-letter topic {name}", message, fix)]
     width = int(letters.configs.get("max.message.bytes") or 0)
     if width >= needed:
         return []
-    says = f"max.message.bytes={width}: the largest records of {source.name} do not fit with a dead letter's headers"
-    mend = alter_command(bootstrap_servers, name, {"max.message.bytes": str(needed)})
-    return [Finding("problem" if source.named else "warning", f"dead-letter topic {name}", says, mend)]
+    message = f"max.message.bytes={width}: the largest records of {source.name} do not fit with a dead letter's headers"
+    fix = alter_command(bootstrap_servers, name, {"max.message.bytes": str(needed)})
+    return [Finding("problem" if source.named else "warning", f"dead-letter topic {name}", message, fix)]
 
 
 def all_topic_findings(
@@ -156,14 +159,17 @@ def all_topic_findings(
     found: list[Finding] = []
     groups = set(groups)
     for name in missing:
-        mend = create_command(bootstrap_servers, event_time_topic(name, 4), {})
-        found.append(Finding("problem", f"topic {name}", "there is no such topic", mend))
+        fix = create_command(bootstrap_servers, event_time_topic(name, 4), {})
+        found.append(Finding("problem", f"topic {name}", "it does not exist", fix))
     for name, topic in sorted(topics.items()):
         if topic.leaderless:
             numbers = ", ".join(map(str, topic.leaderless))
-            says = f"partitions {numbers} have no leader: they can be neither read nor written"
-            mend = f"kafka-topics.sh --bootstrap-server {bootstrap_servers} --describe --topic {name} (and start them)"
-            found.append(Finding("problem", f"topic {name}", says, mend))
+            message = f"partitions {numbers} have no leader: they can be neither read nor written"
+            fix = (
+                f"kafka-topics.sh --bootstrap-server {bootstrap_servers} --describe --topic {name} "
+                "(and start the brokers of its replicas)"
+            )
+            found.append(Finding("problem", f"topic {name}", message, fix))
         if name.endswith(CHANGELOG_SUFFIX):
             found += changelog_findings(topic, groups, bootstrap_servers)
         elif not name.endswith(DEAD_LETTER_SUFFIX):
@@ -174,11 +180,11 @@ def all_topic_findings(
 
 def disk_finding(folder: str, free_bytes: int) -> Finding:
     """Check the free space of a folder's disk."""
-    about, says = f"disk of {folder}", f"{free_bytes >> 20} MiB are free"
+    about, message = f"disk of {folder}", f"{free_bytes >> 20} MiB are free"
     if free_bytes >= DISK_SCARCE_BYTES:
-        return Finding("ok", about, says)
+        return Finding("ok", about, message)
     level: Level = "problem" if free_bytes < DISK_FULL_BYTES else "warning"
-    return Finding(level, about, says, f"du -xh -d 2 {folder} | sort -h | tail (and remove what is not needed)")
+    return Finding(level, about, message, f"du -xh -d 2 {folder} | sort -h | tail (and remove what is not needed)")
 
 
 def alter_command(bootstrap_servers: str, topic: str, configs: Mapping[str, str]) -> str:

@@ -57,7 +57,7 @@ class DeltaSinkTask(SinkTask):
                 self.context.offset(tp, found[name])
 
     def _allowed(self) -> str:
-        """The table's resolved location. Raises ConfigError if it, or its log, has become a link to another place."""
+        """The table's resolved location. Raises ConfigError if it, or its log, has become a link to another location."""
         files = self.context.files
         uri = files.resolved("table.uri", self._uri)
         if local_path("table.uri", self._uri) is not None:
@@ -69,7 +69,7 @@ class DeltaSinkTask(SinkTask):
             self._versions.pop(tp, None)
             self._opened.pop(tp, None)
             self._begun.pop(tp, None)
-        self._buffer = [record for record in self._buffer if _place(record)[0] not in partitions]
+        self._buffer = [record for record in self._buffer if _coordinates(record)[0] not in partitions]
 
     async def put(self, records: list[SinkRecord]) -> None:
         if self._failure is not None:
@@ -79,14 +79,14 @@ class DeltaSinkTask(SinkTask):
             try:
                 row_of(record)
             except DataError as e:
-                await self._refused(record, e)
+                await self._report(record, e)
                 continue
             self._buffer.append(record)
         if len(self._buffer) >= self._flush_size:
             self.context.request_commit()
 
     def _check_begun(self, record: SinkRecord) -> None:
-        tp, offset = _place(record)
+        tp, offset = _coordinates(record)
         if offset < self._begun.get(tp, 0):
             raise ConnectError(
                 f"{tp} is read from offset {offset}, and was read up to {self._begun[tp]}: was the topic "
@@ -94,7 +94,7 @@ class DeltaSinkTask(SinkTask):
             )
         self._begun[tp] = offset + 1
 
-    async def _refused(self, record: SinkRecord, error: DataError) -> None:
+    async def _report(self, record: SinkRecord, error: DataError) -> None:
         reporter = self.context.errant_record_reporter
         if reporter is None:
             raise ConnectError(f"a record cannot be a row: {error}") from error
@@ -105,9 +105,11 @@ class DeltaSinkTask(SinkTask):
 
         Records of other partitions stay buffered, since their offsets are not committed now.
         """
-        mine = [record for record in self._buffer if _place(record)[0] in offsets]
-        self._buffer = [record for record in self._buffer if _place(record)[0] not in offsets]
-        fresh = [record for record in mine if _place(record)[1] >= (self._versions.get(_place(record)[0]) or 0)]
+        mine = [record for record in self._buffer if _coordinates(record)[0] in offsets]
+        self._buffer = [record for record in self._buffer if _coordinates(record)[0] not in offsets]
+        fresh = [
+            record for record in mine if _coordinates(record)[1] >= (self._versions.get(_coordinates(record)[0]) or 0)
+        ]
         try:
             await self._append(fresh, {tp: offset.offset for tp, offset in offsets.items()})
         except RetriableError:
@@ -128,10 +130,10 @@ class DeltaSinkTask(SinkTask):
             await asyncio.to_thread(append_once, self._allowed(), rows, versions, self._options, self._partition_by)
         except DataError as e:
             if len(records) == 1 or self.context.errant_record_reporter is None:
-                await self._refused(records[0], e)
+                await self._report(records[0], e)
                 return
             half = len(records) // 2  # find the record that does not fit
-            await self._append(records[:half], {tp: at + 1 for tp, at in map(_place, records[:half])})
+            await self._append(records[:half], {tp: at + 1 for tp, at in map(_coordinates, records[:half])})
             await self._append(records[half:], ends)
             return
         self._versions.update({tp: after for tp, (_, after) in moved.items()})
@@ -145,7 +147,7 @@ def application(connector: str, tp: TopicPartition) -> str:
     return f"{connector}/{tp.topic}/{tp.partition}"
 
 
-def _place(record: SinkRecord) -> tuple[TopicPartition, int]:
+def _coordinates(record: SinkRecord) -> tuple[TopicPartition, int]:
     topic, partition, offset = record.original
     return TopicPartition(topic, partition), offset
 

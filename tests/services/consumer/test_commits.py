@@ -71,7 +71,9 @@ async def running(cluster: FakeCluster, handle: Handle, **changes: object) -> As
     executor = Executor(Handler("tests:handle", handle), settings.retry_policy(), None, metrics, group="g")
     async with Consumer(settings.kafka, settings.consumer_settings()) as reader:
         transactor = Transactor(lambda: Producer(settings.kafka, producing), reader.committed)
-        own = TransactionalCommits(transactor, reader.group_metadata, scheduler, executor.refused, metrics)
+        own = TransactionalCommits(
+            transactor, reader.group_metadata, scheduler, executor.dead_letters_of_rejected, metrics
+        )
         runner = HandlerLoop(reader, scheduler, executor, metrics, SYSTEM_CLOCK, settings.runner_options(), own)
         runner.subscribe(["in"])
         try:

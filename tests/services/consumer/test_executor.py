@@ -431,7 +431,7 @@ async def test_records_whose_output_kafka_rejects_are_dead_letters() -> None:
     (execution, _), (other, _) = await bench.turn(), await bench.turn()
     (first, second) = execution.works[0], other.works[0]
     second.attempts = 3
-    letters = bench.executor.refused([first, second], RecordTooLarge("no"))
+    letters = bench.executor.dead_letters_of_rejected([first, second], RecordTooLarge("no"))
     assert [letter.topic for letter in letters] == ["clicks-dlq", "clicks-dlq"]
     found = [parse_dead_letter(stored(letter)) for letter in letters]
     assert [(letter.stage, letter.attempts, letter.record.value) for letter in found] == [

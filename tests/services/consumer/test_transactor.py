@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from penstock.services.consumer.transactor import OutputRefused, Transactor
+from penstock.services.consumer.transactor import OutputRejected, Transactor
 from penstock.shared.clients.consumer import Consumer, ConsumerSettings
 from penstock.shared.clients.producer import Producer, ProducerSettings
 from penstock.shared.common.errors import CommitFailed, FencedInstanceId, RetriableError, TransactionAborted
@@ -105,7 +105,7 @@ async def test_a_spent_producer_is_replaced(cluster: FakeCluster, api: Api, code
     """A new producer replaces one that was fenced by its own timeout, and nothing of the transaction is visible."""
     cluster.control(api, Fail(code), times=1)
     async with transactor(cluster) as own:
-        with pytest.raises(TransactionAborted, match="given up"):
+        with pytest.raises(TransactionAborted, match="replaced"):
             await own.transact(RECORDS, OFFSETS, GROUP)
         assert (values(cluster), cluster.committed("g")) == ([], {})
         await own.transact(RECORDS, OFFSETS, GROUP)
@@ -128,10 +128,10 @@ async def test_the_offsets_say_what_became_of_a_lost_commit(cluster: FakeCluster
 async def test_a_refused_record_is_named(cluster: FakeCluster) -> None:
     """A record too large for its topic and a record for a missing topic are named. The rest is aborted."""
     async with transactor(cluster) as own:
-        with pytest.raises(OutputRefused) as refused:
+        with pytest.raises(OutputRejected) as refused:
             await own.transact([RECORDS[0], ProducerRecord("out", b"x" * 5_000)], OFFSETS, GROUP)
         assert list(refused.value.errors) == [1]
-        with pytest.raises(OutputRefused) as refused:
+        with pytest.raises(OutputRejected) as refused:
             await own.transact([ProducerRecord("nowhere", b""), RECORDS[0]], OFFSETS, GROUP)
         assert list(refused.value.errors) == [0]
         assert (values(cluster), cluster.committed("g")) == ([], {})

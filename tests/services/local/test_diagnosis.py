@@ -78,7 +78,7 @@ def test_last_lines_are_shown_when_none_is_trouble() -> None:
 def test_explanation_has_words_and_lines() -> None:
     """What to do comes first, then what the broker said."""
     said = explain(LOCKED, "/data", PLENTY)
-    assert said.startswith("the data folder /data is in use by another running broker. It said\n  ")
+    assert said.startswith("the data folder /data is in use by another running broker. Its output:\n  ")
     assert LOCKED[1] in said
 
 
@@ -89,5 +89,5 @@ def test_full_disk_needs_no_line() -> None:
 
 def test_unknown_cause_is_admitted() -> None:
     """Nothing is guessed."""
-    assert explain(QUIET, "/data", PLENTY).startswith("it gave no reason that is known. It said")
-    assert explain([], "/data", PLENTY) == "it gave no reason that is known and said nothing"
+    assert explain(QUIET, "/data", PLENTY).startswith("the reason is unknown. Its output:")
+    assert explain([], "/data", PLENTY) == "the reason is unknown; it had no output"

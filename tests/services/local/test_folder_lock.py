@@ -15,7 +15,7 @@ from penstock.services.local.folder_lock import (
     LOCK_FILE,
     FolderInUse,
     FolderLock,
-    refuse_if_kafka_runs_in,
+    check_no_kafka_runs_in,
 )
 from penstock.shared.common.errors import ConfigError
 
@@ -79,12 +79,12 @@ sys.stdin.read()
 
 def test_lock_of_a_kafka_that_is_not_ours_is_seen(tmp_path: Path) -> None:
     """A POSIX lock on Kafka's own file, as Java takes it, is refused; a file left behind is not."""
-    refuse_if_kafka_runs_in(tmp_path)
+    check_no_kafka_runs_in(tmp_path)
     command = [sys.executable, "-c", LOCKER, str(tmp_path / KAFKA_LOCK_FILE)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as kafka:
         assert kafka.stdout is not None
         assert kafka.stdout.readline() == b"locked\n"
         with pytest.raises(FolderInUse, match="in use by another running broker"):
-            refuse_if_kafka_runs_in(tmp_path)
+            check_no_kafka_runs_in(tmp_path)
         kafka.kill()
-    refuse_if_kafka_runs_in(tmp_path)
+    check_no_kafka_runs_in(tmp_path)

@@ -60,11 +60,14 @@ def test_a_port_that_is_taken_is_said_before_kafka_is_started(
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--topic=clicks"], "reads the topic events, which Kafka does not have: `up` creates clicks alone (--topic)"),
-        (["--topology=up_topologies:build"], "reads the topic clicks, which Kafka does not have: `up` creates events"),
+        (["--topic=clicks"], "reads the topic events, which Kafka does not have: `up` creates only clicks (--topic)"),
+        (
+            ["--topology=up_topologies:build"],
+            "reads the topic clicks, which Kafka does not have: `up` creates only events",
+        ),
         (
             ["--topology=up_topologies:build", "--topic=clicks"],
-            "handle the topic sessions (--topics), which Kafka does not have: the topology up_topologies:build writes "
+            "handles the topic sessions (--topics), which Kafka does not have: the topology up_topologies:build writes "
             "to visits, clicks-dlq",
         ),
         (["--topology=up_topologies:biuld"], "topology: up_topologies:biuld: "),
@@ -134,7 +137,7 @@ def test_topics_of_an_earlier_run_may_be_read() -> None:
     settings = UpSettings(topic="clicks", topics="a, sessions,clicks")
     with pytest.raises(ConfigError, match="reads the topics events, names, which"):
         require_topics(settings, joined(), ())
-    with pytest.raises(ConfigError, match="handle the topic a "):
+    with pytest.raises(ConfigError, match="handles the topic a "):
         require_topics(settings, joined(), ["events", "names"])
     require_topics(settings, joined(), ["events", "names", "a"])
 

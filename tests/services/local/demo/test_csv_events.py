@@ -83,7 +83,7 @@ def test_a_refused_row_is_a_dead_letter_that_says_why(tmp_path: Path) -> None:
 def test_a_refusal_by_the_ingest_names_the_users_column(tmp_path: Path) -> None:
     """The pointers of the ingest's words are the columns of the file, its lines are rows."""
     events = CsvEvents(write(tmp_path, "csv"), "user", "at")
-    said = events.name_refusal(7, "time: /_event_time_ms is too far ahead; key: /user must be a string")
+    said = events.name_rejection(7, "time: /_event_time_ms is too far ahead; key: /user must be a string")
     assert said == "row 7: time: column 'at' is too far ahead; key: column 'user' must be a string"
 
 

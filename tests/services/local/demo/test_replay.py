@@ -54,7 +54,7 @@ async def test_a_refusal_is_counted_and_named_by_its_number() -> None:
         assert await replay.send() is False
         await replay.close()
     counts = replay.counts
-    assert (counts.sent, counts.acknowledged, counts.refused) == (5, 3, 2)
+    assert (counts.sent, counts.acknowledged, counts.rejected) == (5, 3, 2)
     assert counts.errors == ["row 3: no time", "row 5: no time"]
 
 
@@ -74,7 +74,7 @@ async def test_a_batch_of_which_nothing_was_stored_is_sent_again() -> None:
         await replay.send()
         await replay.close()
         assert endpoint.requests == 4
-    assert (replay.counts.sent, replay.counts.acknowledged, replay.counts.refused) == (2, 2, 0)
+    assert (replay.counts.sent, replay.counts.acknowledged, replay.counts.rejected) == (2, 2, 0)
 
 
 async def test_a_batch_that_may_be_stored_is_not_sent_again() -> None:

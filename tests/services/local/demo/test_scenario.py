@@ -25,7 +25,7 @@ def test_dead_letters_must_be_the_events_that_were_sent_to_be_some(
     audit_ok: bool, dead_letters: int, unfit: int, refused: int, ok: bool
 ) -> None:
     """A good event among the dead letters fails the demo though the audit passes, and so does a bad one that is not."""
-    outcome = Outcome(ReplayCounts(refused=refused), unfit=unfit, audit_ok=audit_ok)
+    outcome = Outcome(ReplayCounts(rejected=refused), unfit=unfit, audit_ok=audit_ok)
     outcome.audit, outcome.batch = {"dead_letters": dead_letters}, {"batch_rows": 1, "batch_differences": 0}
     assert outcome.ok is ok
 

@@ -56,11 +56,11 @@ def test_records_older_than_the_retention_are_a_problem() -> None:
     facts = TopicFacts("clicks", 3, configs(retention_bytes="1000"), {"retention.ms": 12, "segment.ms": 0}, gone=5)
     first, *others = topic_findings(facts, KAFKA)
     assert (first.level, first.about) == ("problem", "topic clicks")
-    assert f"retention.ms={WEEK}, retention.bytes=1000" in first.says
-    assert "12 records are due already; 5 offsets at the front" in first.says
-    assert first.mend == f"{ALTER} clicks --add-config retention.ms=-1,retention.bytes=-1"
+    assert f"retention.ms={WEEK}, retention.bytes=1000" in first.message
+    assert "12 records are due already; 5 offsets at the front" in first.message
+    assert first.fix == f"{ALTER} clicks --add-config retention.ms=-1,retention.bytes=-1"
     assert str(first).startswith("problem  topic clicks: retention.ms=")
-    assert str(first).endswith("; fix it with: " + first.mend)
+    assert str(first).endswith("; fix it with: " + first.fix)
     assert levels(others) == ["warning"]  # message.timestamp.after.max.ms
 
 
@@ -68,7 +68,7 @@ def test_a_named_topic_is_warned_of_every_trap() -> None:
     """Retention, segments and a limit ahead may be meant so; each has its own line and command."""
     findings = topic_findings(TopicFacts("clicks", 3, DEFAULTS, named=True), KAFKA)
     assert levels(findings) == ["warning"] * 3
-    assert [finding.mend.rpartition(" ")[2] for finding in findings] == [
+    assert [finding.fix.rpartition(" ")[2] for finding in findings] == [
         "retention.ms=-1",
         "segment.ms=9223372036854775807",
         "message.timestamp.after.max.ms=9223372036854775807",
@@ -77,7 +77,7 @@ def test_a_named_topic_is_warned_of_every_trap() -> None:
 
 def test_a_late_topic_holds_event_times_by_its_name() -> None:
     """Late records carry their event times, and are old by what they are."""
-    assert "retention.ms" in topic_findings(TopicFacts("clicks-late", 3, DEFAULTS), KAFKA)[0].says
+    assert "retention.ms" in topic_findings(TopicFacts("clicks-late", 3, DEFAULTS), KAFKA)[0].message
 
 
 @pytest.mark.parametrize(
@@ -91,14 +91,14 @@ def test_a_late_topic_holds_event_times_by_its_name() -> None:
 def test_configs_that_lose_event_times(changed: dict[str, str], level: str, mend: str) -> None:
     """A time that is overwritten, refused, or of a record that compaction removes."""
     findings = topic_findings(TopicFacts("clicks", 3, configs(**changed), named=True), KAFKA)
-    assert (level, True) in [(finding.level, mend in finding.mend) for finding in findings]
+    assert (level, True) in [(finding.level, mend in finding.fix) for finding in findings]
 
 
 def test_a_changelog_that_loses_state_is_a_problem() -> None:
     """Where a group of its application is there; another system's topic of such a name is only mentioned."""
     facts = TopicFacts("visits-changelog", 3, dict(CHANGELOG_CONFIGS) | {"cleanup.policy": "compact"})
     (ours,) = changelog_findings(facts, ["visits"], KAFKA)
-    assert (ours.level, ours.mend) == ("problem", f"{ALTER} visits-changelog --add-config cleanup.policy=delete")
+    assert (ours.level, ours.fix) == ("problem", f"{ALTER} visits-changelog --add-config cleanup.policy=delete")
     assert levels(changelog_findings(facts, ["other"], KAFKA)) == ["warning"]
     assert changelog_findings(TopicFacts("visits-changelog", 3, CHANGELOG_CONFIGS), ["visits"], KAFKA) == []
 
@@ -108,11 +108,11 @@ def test_dead_letters_need_a_topic_as_wide_as_their_source() -> None:
     source = TopicFacts("clicks", 3, DEFAULTS, named=True)
     (missing,) = dead_letter_findings(source, None, KAFKA)
     assert missing.level == "warning"
-    assert "--create --topic clicks-dlq --partitions 3 --config retention.ms=-1" in missing.mend
+    assert "--create --topic clicks-dlq --partitions 3 --config retention.ms=-1" in missing.fix
     wide = 1_048_588 + REFUSAL_BYTES_MAX
-    assert missing.mend.endswith(f"--config max.message.bytes={wide}")
+    assert missing.fix.endswith(f"--config max.message.bytes={wide}")
     (narrow,) = dead_letter_findings(source, TopicFacts("clicks-dlq", 3, DEFAULTS), KAFKA)
-    assert (narrow.level, narrow.mend) == ("problem", f"{ALTER} clicks-dlq --add-config max.message.bytes={wide}")
+    assert (narrow.level, narrow.fix) == ("problem", f"{ALTER} clicks-dlq --add-config max.message.bytes={wide}")
     letters = TopicFacts("clicks-dlq", 3, configs(max_message_bytes=str(wide)))
     assert dead_letter_findings(source, letters, KAFKA) == []
     assert dead_letter_findings(TopicFacts("metrics", 3, DEFAULTS), None, KAFKA) == []
@@ -131,12 +131,12 @@ def test_each_topic_is_held_to_the_rules_of_its_kind() -> None:
         ("problem", "topic broken"),
         ("problem", "changelog visits-changelog"),
     ]
-    assert "partitions 1 have no leader" in findings[1].says
+    assert "partitions 1 have no leader" in findings[1].message
 
 
 @pytest.mark.parametrize(("free_mb", "level"), [(10, "problem"), (500, "warning"), (5_000, "ok")])
 def test_a_disk_that_is_nearly_full(free_mb: int, level: str) -> None:
     """Said before it is full, a problem where nothing can be written any more."""
     finding = disk_finding("/data", free_mb << 20)
-    assert (finding.level, finding.says) == (level, f"{free_mb} MiB are free")
-    assert (finding.mend == "") == (level == "ok")
+    assert (finding.level, finding.message) == (level, f"{free_mb} MiB are free")
+    assert (finding.fix == "") == (level == "ok")
