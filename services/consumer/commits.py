@@ -68,7 +68,9 @@ class OffsetCommits:
     pending_records = 0
 
     def __init__(self, consumer: Consumer, scheduler: KeyScheduler, metrics: RunnerMetrics) -> None:
-        self._consumer, self._scheduler, self._metrics = consumer, scheduler, metrics
+        self._consumer = consumer
+        self._scheduler = scheduler
+        self._metrics = metrics
 
     def settled(self, execution: Execution, outcome: Outcome) -> None:
         """Keeps nothing."""
@@ -117,8 +119,11 @@ class TransactionalCommits:
         make_dead_letters: MakeDeadLetters,
         metrics: RunnerMetrics,
     ) -> None:
-        self._transactor, self._group, self._scheduler = transactor, group, scheduler
-        self._make_dead_letters, self._metrics = make_dead_letters, metrics
+        self._transactor = transactor
+        self._group = group
+        self._scheduler = scheduler
+        self._make_dead_letters = make_dead_letters
+        self._metrics = metrics
         self._pending: list[_Output] = []
         self._bytes = 0
         self._count = 0
@@ -239,7 +244,8 @@ class TransactionalCommits:
             if errors:
                 self._metrics.produce_failures(output.execution.topic_partition.topic).inc(len(errors))
                 self._measure(output, -1)
-                output.records, output.has_dead_letters = self._make_dead_letters(output.works, errors[0]), True
+                output.records = self._make_dead_letters(output.works, errors[0])
+                output.has_dead_letters = True
                 self._measure(output, 1)
 
     def _measure(self, output: _Output, sign: int) -> None:

@@ -62,7 +62,8 @@ class ConsumerDaemon:
         3. A rebalance has lasted for `stuck_after_ms`.
         4. A dead letter cannot be written.
         """
-        loop, consumer = self.runner.loop, self.runner.consumer
+        loop = self.runner.loop
+        consumer = self.runner.consumer
         if loop is None:
             return CheckResult(False, self.runner.waits_for)
         progress = loop.progress

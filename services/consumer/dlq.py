@@ -97,7 +97,8 @@ def replay(
     json: Json = False,
 ) -> None:
     """Send dead letters back to their source topics: raw key and value, original headers and timestamp."""
-    target, wanted = (topic, dead_letter_topic), wanted_by(stage, exception, partition or ())
+    target = (topic, dead_letter_topic)
+    wanted = wanted_by(stage, exception, partition or ())
     if dry_run:
         entries, _ = _run(
             lambda kafka: _list(kafka, target, wanted, not include_replayed, limit), bootstrap_servers, config
@@ -192,7 +193,8 @@ def _plain(entry: Entry) -> dict[str, Any]:
     }
     if entry.dead_letter is None:
         return {**own, "fault": entry.fault}
-    dead_letter, source = entry.dead_letter, entry.dead_letter.record
+    dead_letter = entry.dead_letter
+    source = entry.dead_letter.record
     return {
         **own,
         "topic": source.topic,

@@ -152,7 +152,8 @@ class Executor:
         if returned == ():
             self._metrics.handled(topic).inc()
             return Outcome([work])
-        outcome, dead_letters = Outcome(), list[tuple[Work, DeadLetter]]()
+        outcome = Outcome()
+        dead_letters = list[tuple[Work, DeadLetter]]()
         await self._take_in(topic, [work], returned, outcome, dead_letters)
         if dead_letters:
             await self._send_dead_letters(topic, dead_letters, outcome)
@@ -187,7 +188,8 @@ class Executor:
             if isinstance(error, HandlerTimeout):
                 self._metrics.timeouts(topic).inc()
         else:
-            stage, error = STAGE_PRODUCE, await self._produce(topic, returned, outcome)
+            stage = STAGE_PRODUCE
+            error = await self._produce(topic, returned, outcome)
         if error is None:
             self._metrics.handled(topic).inc(len(works))
             outcome.finished += works

@@ -109,7 +109,8 @@ class HandlerRunner:
             await self._clients.aclose()
 
     async def _make_loop(self, consumer: Consumer, producing: ProducerSettings) -> HandlerLoop:
-        settings, metrics = self._settings, self._metrics
+        settings = self._settings
+        metrics = self._metrics
 
         def make_producer() -> Producer:
             return Producer(settings.kafka, producing, registry=self._registry)

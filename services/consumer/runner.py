@@ -81,7 +81,8 @@ class ProgressWatch:
         """
         parts = {}
         for key, lag in lags.items():
-            count, before = finished.get(key, 0), self._parts.get(key)
+            count = finished.get(key, 0)
+            before = self._parts.get(key)
             waits = before is not None and before.lag > 0 and lag > 0 and before.finished == count
             parts[key] = _Part(lag, count, before.well_ms if before is not None and waits else now_ms)
         self._parts = parts
@@ -236,7 +237,8 @@ class HandlerLoop(RebalanceListener):
         """Start all executions that may run now, and set the timer for the next retry."""
         if self._stopping:
             return
-        now_ms, create_task = self._clock.monotonic_ms(), asyncio.get_running_loop().create_task
+        now_ms = self._clock.monotonic_ms()
+        create_task = asyncio.get_running_loop().create_task
         while not self._commits.is_full and (execution := self.scheduler.take(now_ms)):
             self._tasks[execution] = create_task(self._execute(execution), name="handler")
         due_ms = self.scheduler.next_due_ms()

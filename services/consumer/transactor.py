@@ -65,7 +65,8 @@ class Transactor:
     """
 
     def __init__(self, make_producer: Callable[[], Producer], committed: FetchOffset) -> None:
-        self._make_producer, self._committed = make_producer, committed
+        self._make_producer = make_producer
+        self._committed = committed
         self._producer: Producer | None = None
         self._known_topics: set[str] = set()
 

@@ -29,7 +29,8 @@ def worker_properties(settings: ConnectWorkerSettings) -> dict[str, str]:
     >>> worker_properties(ConnectWorkerSettings(connect={"group.id": "mine"}))["group.id"]
     'mine'
     """
-    http, token = settings.http, settings.auth_token
+    http = settings.http
+    token = settings.auth_token
     return {
         "bootstrap.servers": settings.kafka.bootstrap_servers,
         "group.id": CLUSTER,

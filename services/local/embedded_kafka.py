@@ -253,7 +253,8 @@ class EmbeddedKafka:
 
     async def _answers(self, child: ChildProcess, port: int) -> bool:
         """Return True once the broker answers, False if it ended. Raises KafkaDied if it logs nothing for too long."""
-        limit_s, logged = self.settings.start_timeout_ms / 1000, self._logged_bytes()
+        limit_s = self.settings.start_timeout_ms / 1000
+        logged = self._logged_bytes()
         deadline = time.monotonic() + limit_s
         while child.returncode is None:
             # A broker that logs makes progress, for example with the recovery of its logs after a crash.

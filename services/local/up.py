@@ -167,9 +167,13 @@ class Up:
     def _say_where(
         self, gateway: Service, connect: Service | None, aggregates: AggregatorSettings, topology: Topology
     ) -> None:
-        settings, logs, lake = self._settings, self._folder / "logs", self._folder / "lake"
-        application, servers = aggregates.streams.application_id, self._broker.bootstrap_servers
-        value_type, fields = source_type(topology, settings.topic), aggregated_fields(topology, settings.topic)
+        settings = self._settings
+        logs = self._folder / "logs"
+        lake = self._folder / "lake"
+        application = aggregates.streams.application_id
+        servers = self._broker.bootstrap_servers
+        value_type = source_type(topology, settings.topic)
+        fields = aggregated_fields(topology, settings.topic)
         event = shlex.quote(example_event(settings.key, settings.time, value_type, settings.time_unit, fields))
         audit = ["--application", application, "--lake", str(lake), "--kafka.bootstrap-servers", servers]
         rows = {

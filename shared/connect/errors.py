@@ -44,7 +44,8 @@ class FailedThere(PenstockError):
 
     def __init__(self, message: str, kind: str, trace: str) -> None:
         super().__init__(message)
-        self.kind, self.trace = kind, trace
+        self.kind = kind
+        self.trace = trace
 
 
 class ConfigErrorThere(FailedThere, ConfigError):

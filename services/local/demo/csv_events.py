@@ -89,7 +89,8 @@ class CsvEvents:
         self.plan = _plan(key, gap, grace)
         header, *probed = list(islice(read_rows(path, limit), PROBED_ROWS + 1)) or [Row(HEADER, 1, [])]
         self._columns = _checked_columns(path, header.fields, key, time)
-        self._key_at, self._time_at = self._columns.index(key), self._columns.index(time)
+        self._key_at = self._columns.index(key)
+        self._time_at = self._columns.index(time)
         self._first_ms = self._probe(probed)
         self._count: int | None = None
         self.unfit = 0
@@ -102,7 +103,8 @@ class CsvEvents:
 
     def lines(self) -> Iterator[bytes]:
         """Yield each row as a line of JSON, with its event time, and with a reason if it is to be rejected."""
-        last_ms, self.unfit = self._first_ms, 0
+        last_ms = self._first_ms
+        self.unfit = 0
         for row in read_rows(self._path, self._limit):
             if row.number == HEADER:
                 continue

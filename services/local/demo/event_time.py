@@ -77,7 +77,8 @@ def better_unit(text: str, time_format: str | None, latest_ms: int) -> str | Non
     """
     if time_format not in EPOCH_FORMATS:
         return None
-    at_ms, fitting = time_parser(time_format, latest_ms)(text), formats_that_fit(text, latest_ms)
+    at_ms = time_parser(time_format, latest_ms)(text)
+    fitting = formats_that_fit(text, latest_ms)
     if at_ms >= UNLIKELY_BEFORE_MS or not fitting:
         return None
     year = datetime.fromtimestamp(at_ms / 1_000, UTC).year

@@ -86,7 +86,8 @@ async def _run(scenario: Scenario, display: Display) -> Outcome:
 
     The second signal ends this process at once, and its children end with it.
     """
-    loop, task = asyncio.get_running_loop(), asyncio.ensure_future(scenario.run())
+    loop = asyncio.get_running_loop()
+    task = asyncio.ensure_future(scenario.run())
 
     def stop() -> None:
         if task.cancelling():
@@ -123,7 +124,8 @@ def _source(
 
 def summary(outcome: Outcome) -> dict[str, Any]:
     """Return the object of `--json`."""
-    audit, counts = outcome.audit, outcome.counts
+    audit = outcome.audit
+    counts = outcome.counts
     return {
         "events_sent": counts.sent,
         "events_acked": counts.acknowledged,

@@ -26,7 +26,8 @@ def is_notable(session: dict[str, object]) -> bool:
     >>> is_notable({"flights": 50, "mean_delay": 3.0}), is_notable({"flights": 3, "mean_delay": 12.5})
     (True, False)
     """
-    count, delay = session.get("flights", session.get("events", 0)), session.get("mean_delay")
+    count = session.get("flights", session.get("events", 0))
+    delay = session.get("mean_delay")
     many = isinstance(count, int) and count >= EVENTS_MIN
     return many or (isinstance(delay, int | float) and delay >= MEAN_DELAY_MIN)
 

@@ -62,7 +62,9 @@ class Replay:
         await self._client.aclose()
 
     async def _send(self, batch: list[bytes]) -> None:
-        counts, body, before = self.counts, b"\n".join(batch) + b"\n", self.counts.sent
+        counts = self.counts
+        body = b"\n".join(batch) + b"\n"
+        before = self.counts.sent
         counts.sent += len(batch)
         for attempt in range(1, ATTEMPTS_MAX + 1):
             try:

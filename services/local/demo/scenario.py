@@ -143,7 +143,9 @@ class Scenario:
     # --- the steps ---
 
     async def _start_services(self) -> None:
-        plan, stack, address = self._plan, self._stack, self._kafka.bootstrap_servers
+        plan = self._plan
+        stack = self._stack
+        address = self._kafka.bootstrap_servers
         await self._admin.create_topics([event_time_topic(plan.topic, PARTITIONS)])
         aggregator = await stack.start(specs.aggregator(plan, address, self._lake))
         await aggregator.healthy()
@@ -170,7 +172,8 @@ class Scenario:
             await replay.close()
 
     async def _replay_with_a_crash(self, replay: Replay) -> None:
-        step, total = self._display.step, self._events.count()
+        step = self._display.step
+        total = self._events.count()
         first = math.ceil(total * SENT_BEFORE_CRASH)
         more = min(total - first, max(1, int(total * SENT_INTO_CRASH)))
         self._is_short = total - first - more <= SHORT_REST_EVENTS
@@ -193,7 +196,8 @@ class Scenario:
 
     async def _read_results(self) -> None:
         """Read the published results, and wait until the consumer has handled all of them."""
-        plan, outcome = self._plan, self._outcome
+        plan = self._plan
+        outcome = self._outcome
         published = await published_sessions(self._kafka, plan.results, PARTITIONS, LONGEST)
         outcome.longest = published.longest
 
@@ -204,7 +208,9 @@ class Scenario:
         await self._until("the consumer's last commit", all_is_handled)
 
     async def _crash(self, committed: int, into_crash: int) -> None:
-        step, aggregator, plan = self._display.step, self._aggregator, self._plan
+        step = self._display.step
+        aggregator = self._aggregator
+        plan = self._plan
         doing = "idle as it is"
         if committed:
             doing = f"{counted(committed, 'event')} after the snapshot"
@@ -223,7 +229,8 @@ class Scenario:
         )
 
     async def _look_at_the_result(self) -> None:
-        plan, outcome = self._plan, self._outcome
+        plan = self._plan
+        outcome = self._outcome
         if self._is_short:
             self._display.step("folding the rest into Delta")
         self._display.step("the same events as `penstock batch`, then an audit with Spark's own session windows")
@@ -265,7 +272,8 @@ class Scenario:
         """Read the aggregator's state. While it does not answer, the last state is kept."""
         state = await self._aggregator.get("/v1/streams")
         if state is not None:
-            self._tasks, runs = state["tasks"], state["compactions"]
+            self._tasks = state["tasks"]
+            runs = state["compactions"]
             known = {run["started_at_ms"]: run for run in [*self._compactions, *runs]}
             self._compactions = [known[at] for at in sorted(known)]
 
@@ -276,8 +284,10 @@ class Scenario:
             await asyncio.sleep(POLL_MS / 1000)
 
     def _show(self, replay: Replay) -> None:
-        figures, tasks = self._display.figures, self._tasks
-        figures.acknowledged, figures.processed = replay.counts.acknowledged, self._processed()
+        figures = self._display.figures
+        tasks = self._tasks
+        figures.acknowledged = replay.counts.acknowledged
+        figures.processed = self._processed()
         figures.open = sum(t.get("open_sessions", 0) for t in tasks) if tasks else None
         figures.stream_time_ms = max((t.get("stream_time_ms", -1) for t in tasks), default=None)
         self._show_totals(tasks)
@@ -332,14 +342,16 @@ class Scenario:
 
     async def _covered(self) -> int:
         """Return the number of source records that the snapshot's progress covers."""
-        application, partitions = self._plan.application, range(PARTITIONS)
+        application = self._plan.application
+        partitions = range(PARTITIONS)
         snapshot = await asyncio.to_thread(delta_tables.read_snapshot, str(self._lake), application, partitions)
         rows = snapshot.partitions.values() if snapshot is not None else ()
         return sum(offset for row in rows for offset in decode_progress(row.progress).sources.values())
 
     async def _until(self, what: str, reached: Callable[[], bool | Awaitable[bool]]) -> None:
         """Wait until `reached`. The error names `what`, or the service that ended instead."""
-        loop, processed = asyncio.get_running_loop(), -1
+        loop = asyncio.get_running_loop()
+        processed = -1
         try:
             async with asyncio.timeout(None) as limit:
                 while True:

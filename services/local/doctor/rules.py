@@ -180,7 +180,8 @@ def all_topic_findings(
 
 def disk_finding(folder: str, free_bytes: int) -> Finding:
     """Check the free space of a folder's disk."""
-    about, message = f"disk of {folder}", f"{free_bytes >> 20} MiB are free"
+    about = f"disk of {folder}"
+    message = f"{free_bytes >> 20} MiB are free"
     if free_bytes >= DISK_SCARCE_BYTES:
         return Finding("ok", about, message)
     level: Level = "problem" if free_bytes < DISK_FULL_BYTES else "warning"

@@ -34,7 +34,8 @@ class DeltaSinkTask(SinkTask):
 
     async def start(self, props: Mapping[str, str]) -> None:
         values = DeltaSinkConnector.config().parse(props)
-        self._uri, self._flush_size = values["table.uri"], values["flush.size"]
+        self._uri = values["table.uri"]
+        self._flush_size = values["flush.size"]
         self._partition_by = values["partition.by"] or None
         self._options = with_prefix(props, "storage.")
         self._name = props["name"]
@@ -57,7 +58,7 @@ class DeltaSinkTask(SinkTask):
                 self.context.offset(tp, found[name])
 
     def _allowed(self) -> str:
-        """The table's resolved location. Raises ConfigError if it, or its log, has become a link to another location."""
+        """The table's resolved location. Raises ConfigError if it, or its log, has become a link to elsewhere."""
         files = self.context.files
         uri = files.resolved("table.uri", self._uri)
         if local_path("table.uri", self._uri) is not None:

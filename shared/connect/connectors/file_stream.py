@@ -72,7 +72,8 @@ class FileStreamSourceTask(SourceTask):
         if type(position) is not int or position < 0:
             raise ConnectError(f"{self._path}: the stored position {position!r} is no byte offset")
         await asyncio.to_thread(file.seek, position)
-        self._position, self._file = position, file
+        self._position = position
+        self._file = file
         return True
 
     def _lines(self) -> list[tuple[bytes, int]]:

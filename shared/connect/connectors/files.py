@@ -65,7 +65,8 @@ class FilesSinkTask(SinkTask):
 
     async def start(self, props: Mapping[str, str]) -> None:
         self._values = FilesSinkConnector.config().parse(props)
-        url, options = self._values["url"], with_prefix(props, "storage.")
+        url = self._values["url"]
+        options = with_prefix(props, "storage.")
         _check_options(url, options)
         self._system, self._root = None, url  # a folder of this machine
         if local_path("url", url) is None:
@@ -110,7 +111,8 @@ class FilesSinkTask(SinkTask):
 
     def _due_in_ms(self, tp: TopicPartition) -> float:
         """Time in ms until a partition's file is closed, whatever its size."""
-        interval_ms, now = self._values["rotate.interval.ms"], time.monotonic()
+        interval_ms = self._values["rotate.interval.ms"]
+        now = time.monotonic()
         if interval_ms == 0:
             return NEVER_MS
         return float(interval_ms - (now - self._since.setdefault(tp, now)) * 1000)

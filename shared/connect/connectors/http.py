@@ -320,9 +320,11 @@ class HttpSourceTask(SourceTask):
 
     def _advance(self, item: Any, offset: Any) -> bool:
         """Move to a record's offset. Returns False if an earlier response had this record, at the requested offset."""
-        is_same, digest = str(offset) == str(self._offset), hashlib.sha256(msgspec.json.encode(item)).digest()
+        is_same = str(offset) == str(self._offset)
+        digest = hashlib.sha256(msgspec.json.encode(item)).digest()
         if not is_same:
-            self._written, self._written_now = frozenset(), set()
+            self._written = frozenset()
+            self._written_now = set()
         self._offset = offset
         if digest in self._written:
             return False

@@ -34,13 +34,16 @@ class VerifiableSourceTask(SourceTask):
     kafka_class = TOOLS + "VerifiableSourceTask"
 
     async def start(self, props: Mapping[str, str]) -> None:
-        self._name, self._id, self._topic = props["name"], int(props.get("id", "0")), props["topic"]
+        self._name = props["name"]
+        self._id = int(props.get("id", "0"))
+        self._topic = props["topic"]
         self._per_second = int(props.get("throughput", "-1"))
         self._quiet = props.get("quiet", "false").lower() == "true"
         self._partition = {"id": self._id}
         stored = await self.context.offset_storage_reader.offset(self._partition)
         self._next = int(stored["seqno"]) + 1 if stored is not None else 0
-        self._first, self._started = self._next, time.monotonic()
+        self._first = self._next
+        self._started = time.monotonic()
 
     async def poll(self) -> list[SourceRecord]:
         count = BATCH_MAX
@@ -109,7 +112,8 @@ class VerifiableSinkTask(SinkTask):
     kafka_class = TOOLS + "VerifiableSinkTask"
 
     async def start(self, props: Mapping[str, str]) -> None:
-        self._name, self._id = props["name"], int(props.get("id", "0"))
+        self._name = props["name"]
+        self._id = int(props.get("id", "0"))
         self._unflushed: list[SinkRecord] = []
 
     async def put(self, records: list[SinkRecord]) -> None:

@@ -166,7 +166,9 @@ class _Reader:
     """Reads fields from the front. Raises SerializationError with the position of an invalid field."""
 
     def __init__(self, data: bytes, description: str) -> None:
-        self._data, self._at, self._description = data, 0, description
+        self._data = data
+        self._at = 0
+        self._description = description
 
     @property
     def at_end(self) -> bool:

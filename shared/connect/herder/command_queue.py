@@ -42,7 +42,8 @@ class CommandQueue:
     """The waiting commands. `wake` is called when one arrives."""
 
     def __init__(self, clock: Clock, wake: Callable[[], None]) -> None:
-        self._clock, self._wake = clock, wake
+        self._clock = clock
+        self._wake = wake
         self._heap: list[_Command] = []
         self._numbers = itertools.count()
         self._closed = False

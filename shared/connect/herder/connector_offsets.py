@@ -99,7 +99,8 @@ class ConnectorOffsets:
     """The offsets of all connectors of a worker."""
 
     def __init__(self, admin: Admin, offsets: OffsetBackingStore) -> None:
-        self._admin, self._offsets = admin, offsets
+        self._admin = admin
+        self._offsets = offsets
 
     async def read(self, name: str, config: Config, *, is_sink: bool) -> Json:
         """Returns a connector's offsets as REST shows them."""

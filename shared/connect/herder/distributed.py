@@ -236,7 +236,8 @@ class DistributedHerder(BaseHerder):
         self._wakeup.set()
 
     async def _wait(self) -> None:
-        now_ms, waits = self._clock.monotonic_ms(), [IDLE_MS]
+        now_ms = self._clock.monotonic_ms()
+        waits = [IDLE_MS]
         if (wait_ms := self._commands.wait_ms()) is not None:
             waits.append(wait_ms)
         if self._rejoin_at_ms is not None:
@@ -311,7 +312,8 @@ class DistributedHerder(BaseHerder):
     async def _forget_removed(self) -> None:
         """On the leader: removes the statuses of connectors and tasks that are no longer configured."""
         await self._stores.statuses.refresh()
-        snapshot, cache = self.snapshot(), self._stores.statuses.cache
+        snapshot = self.snapshot()
+        cache = self._stores.statuses.cache
         for name in cache.connectors():
             if name not in snapshot.configs:
                 self._reporter.forget_connector(name)
@@ -355,7 +357,8 @@ class DistributedHerder(BaseHerder):
         """On the leader: creates the session key if there is none, and replaces it in time."""
         if not self.group.is_leader:
             return
-        ttl_ms, now_ms = self._config["inter.worker.key.ttl.ms"], self._clock.now_ms()
+        ttl_ms = self._config["inter.worker.key.ttl.ms"]
+        now_ms = self._clock.now_ms()
         if expires_in_ms(self.snapshot().session_key, ttl_ms, now_ms) <= 0:
             await self._stores.configs.put_session_key(
                 new_key(self._config["inter.worker.key.generation.algorithm"], now_ms)
@@ -377,7 +380,8 @@ class DistributedHerder(BaseHerder):
 
     def _owner_url(self, owned: Callable[[str], bool]) -> str | None:
         """Returns, on the leader, the REST URL of the member that holds work for which `owned` is True."""
-        owners, urls = self.group.owners or {}, self.group.urls or {}
+        owners = self.group.owners or {}
+        urls = self.group.urls or {}
         return next((urls.get(member) for member in owners if owned(member)), None)
 
     async def _in_turn(self, run: Callable[[], Awaitable[T]]) -> T:
@@ -676,7 +680,8 @@ class DistributedHerder(BaseHerder):
         config = views.config_of(snapshot, name)
         if views.kind_of_connector(self.plugins, config) != "source":
             raise BadRequest(f"Connector {name} is not a source connector")
-        count, before = len(snapshot.tasks(name)), snapshot.task_count_records.get(name, 0)
+        count = len(snapshot.tasks(name))
+        before = snapshot.task_count_records.get(name, 0)
         # Zombie fencing (KIP-618). This set of tasks was fenced already, for another of its tasks.
         if name not in snapshot.pending_fencing and count:
             return
@@ -758,7 +763,8 @@ class PendingChanges:
                 pass  # readers find it in the snapshot
 
     def _request_rejoin(self, reason: str, offset: int) -> None:
-        self.rejoin, self._rejoin_offset = reason, offset
+        self.rejoin = reason
+        self._rejoin_offset = offset
 
     def assigned(self, offset: int) -> None:
         """Reports an assignment by the configs up to `offset`. Earlier changes need no further rebalance."""

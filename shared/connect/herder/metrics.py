@@ -72,7 +72,8 @@ class ConnectMetrics(Collector):
             yield _family(group, name, {(text,): 1.0}, (name,))
 
     def _worker(self) -> Iterable[Metric]:
-        worker, group = self._herder.worker, "connect_worker_metrics"
+        worker = self._herder.worker
+        group = "connect_worker_metrics"
         counts = {"connector_count": len(worker.connector_names()), "task_count": len(worker.task_ids())}
         for name, value in {**counts, **self._herder.startup_metrics()}.items():
             yield _family(group, name, {(): float(value)}, ())
@@ -87,7 +88,8 @@ class ConnectMetrics(Collector):
         yield _family(group, "connector_total_task_count", sums, ("connector",))
 
     def _connectors(self) -> Iterable[Metric]:
-        worker, snapshot = self._herder.worker, self._herder.snapshot()
+        worker = self._herder.worker
+        snapshot = self._herder.snapshot()
         rows: dict[tuple[str, ...], float] = {}
         for name in worker.connector_names():
             config = snapshot.configs.get(name, {})

@@ -180,7 +180,8 @@ class StandaloneHerder(BaseHerder):
         """Restarts a connector and its tasks as requested. Returns its status, with the pending restarts."""
 
         async def restart() -> Json:
-            name, cache = request.connector, self._stores.statuses.cache
+            name = request.connector
+            cache = self._stores.statuses.cache
             if name not in self.snapshot().configs:
                 raise self._unknown(name, ": ")
             status = cache.connector(name)

@@ -50,8 +50,12 @@ class StatusReporter:
         version: Callable[[str], str | None],
         tracks_topics: bool = True,
     ) -> None:
-        self._statuses, self._worker_id, self._clock = statuses, worker_id, clock
-        self._generation, self._version, self._tracks_topics = generation, version, tracks_topics
+        self._statuses = statuses
+        self._worker_id = worker_id
+        self._clock = clock
+        self._generation = generation
+        self._version = version
+        self._tracks_topics = tracks_topics
         self._topics: set[tuple[str, str]] = set()
 
     def __repr__(self) -> str:

@@ -38,8 +38,11 @@ class WorkRunner:
         on_reconfiguration: Callable[[str], None],
         before_task: Callable[[ConnectorTaskId], Awaitable[bool]] | None = None,
     ) -> None:
-        self._worker, self._listener, self._snapshot = worker, listener, snapshot
-        self._on_started, self._on_reconfiguration = on_started, on_reconfiguration
+        self._worker = worker
+        self._listener = listener
+        self._snapshot = snapshot
+        self._on_started = on_started
+        self._on_reconfiguration = on_reconfiguration
         self._before_task = before_task
         self._beside: set[asyncio.Task[Any]] = set()
         self._preparing: dict[ConnectorTaskId, asyncio.Task[None]] = {}
@@ -62,7 +65,8 @@ class WorkRunner:
 
         With `whole_sets`, all of them are outdated: the producers of a set of tasks are fenced together.
         """
-        snapshot, here = self._snapshot(), self.running().tasks
+        snapshot = self._snapshot()
+        here = self.running().tasks
         return {task for task in set(tasks) & here if whole_sets or self._is_outdated(task, snapshot)}
 
     def _is_outdated(self, task: ConnectorTaskId, snapshot: ConfigSnapshot) -> bool:
@@ -88,7 +92,8 @@ class WorkRunner:
 
     async def start(self, work: Work) -> None:
         """Starts the configured part of the work that does not run yet."""
-        snapshot, here = self._snapshot(), self.running()
+        snapshot = self._snapshot()
+        here = self.running()
         for name in sorted(work.connectors - here.connectors):
             if name in snapshot.configs:
                 self.start_connector(name)

@@ -53,7 +53,8 @@ class Link:
     """The process' end of the socket pair."""
 
     def __init__(self, connection: socket.socket, lines: BinaryIO) -> None:
-        self._connection, self._lines = connection, lines
+        self._connection = connection
+        self._lines = lines
         self._lock = threading.Lock()
 
     def send(self, message: Message) -> None:
@@ -108,7 +109,9 @@ class OwnOffsets:
     """
 
     def __init__(self, config: DistributedConfig) -> None:
-        self._config, self._clients, self._opening = config, AsyncExitStack(), asyncio.Lock()
+        self._config = config
+        self._clients = AsyncExitStack()
+        self._opening = asyncio.Lock()
         self._store: OffsetBackingStore | None = None
 
     @property
@@ -148,7 +151,10 @@ class Commands:
     """Runs the commands for one connector on this process' worker. `send` sends messages to the parent's worker."""
 
     def __init__(self, connector: str, worker: Worker, loggers: Loggers, send: Callable[[Message], None]) -> None:
-        self._connector, self._worker, self._loggers, self._send = connector, worker, loggers, send
+        self._connector = connector
+        self._worker = worker
+        self._loggers = loggers
+        self._send = send
         self._events = Events(send)
         self._running: dict[asyncio.Task[None], str] = {}
 
@@ -189,7 +195,9 @@ class Commands:
                 log.error("a command failed", command=command["do"], error=summary_of(e))
 
     async def _do(self, command: Message) -> Any:
-        name, worker, events = self._connector, self._worker, self._events
+        name = self._connector
+        worker = self._worker
+        events = self._events
         match command["do"]:
             case "start_connector":
                 target = TargetState(command["target"])
@@ -224,12 +232,15 @@ class Commands:
 
 async def serve(start: Message, link: Link) -> None:
     """Runs commands until the worker closes the link, or has ended."""
-    loggers, config, plugins = Loggers(SYSTEM_CLOCK), DistributedConfig(start["worker"]), Plugins.installed()
+    loggers = Loggers(SYSTEM_CLOCK)
+    config = DistributedConfig(start["worker"])
+    plugins = Plugins.installed()
     for name, level in start["levels"]:
         loggers.set_level(name, level)
     offsets = OwnOffsets(config)
     worker = Worker(config, plugins, offsets, TaskFactory(config, plugins, offsets, group_id=config["group.id"]))
-    commands, over = Commands(start["connector"], worker, loggers, link.send), asyncio.Event()
+    commands = Commands(start["connector"], worker, loggers, link.send)
+    over = asyncio.Event()
     link.read(commands.on_command, over.set, config["task.shutdown.graceful.timeout.ms"])
     spare_the_collector()
     while not over.is_set():

@@ -41,7 +41,9 @@ class Process:
         on_end: Callable[[ProcessEnded], None] = lambda _error: None,
     ) -> None:
         """`first` is its first message. `on_end` is called with the error if the process ends before `close`."""
-        self._connector, self._on_event, self._on_end = connector, on_event, on_end
+        self._connector = connector
+        self._on_event = on_event
+        self._on_end = on_end
         self._process: asyncio.subprocess.Process | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._unsent = [first]

@@ -151,7 +151,8 @@ class IsolatedConnector:
 
     def _add_part(self, id: Id, command: Message, target: TargetState, listener: StatusListener) -> Process:
         """Adds a part. Returns the process that is to start it."""
-        self._target, self._listener = target, listener
+        self._target = target
+        self._listener = listener
         process = self._running()
         self.parts[id] = Part(command)
         return process
@@ -164,7 +165,8 @@ class IsolatedConnector:
             self._restarts.started(self.name, self._heard_ms)
             self._process = Process(self.name, self._first(self.name), self._on_event, self._on_end)
             for id, part in self.parts.items():
-                part.state, part.metrics = State.RESTARTING, {}
+                part.state = State.RESTARTING
+                part.metrics = {}
                 self._listener.on_event(id, Event.RESTART)
                 self._process.send({**part.command, "target": self._target.value})
         return self._process
@@ -251,7 +253,8 @@ class IsolatingWorker(Worker):
         return super().state(id) if isolated is None else isolated.parts[id].state
 
     def task_metrics(self) -> list[tuple[ConnectorTaskId, State, dict[str, float]]]:
-        now_ms, stall_ms = self._clock.monotonic_ms(), self.config["task.stall.timeout.ms"]
+        now_ms = self._clock.monotonic_ms()
+        stall_ms = self.config["task.stall.timeout.ms"]
         isolated = [found.task_metrics(now_ms, stall_ms) for found in self._isolated.values()]
         return super().task_metrics() + [row for rows in isolated for row in rows]
 

@@ -482,7 +482,8 @@ class AbstractWorkerSourceTask(WorkerTask):
         Raises ConnectError if Kafka rejects the topic. A retriable error is tried again: `_watch_topics` limits how
         long the record waits for its topic.
         """
-        topic, groups = produced.topic, self.parts.topic_groups
+        topic = produced.topic
+        groups = self.parts.topic_groups
         if topic in self._known_topics or groups is None:
             return
         destination = _destination(produced)

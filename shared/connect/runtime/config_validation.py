@@ -128,7 +128,8 @@ def _with_files_checked(
 
 def _wrong_overrides(plugin: type[Connector], props: Mapping[str, str], worker: Mapping[str, Any]) -> list[ConfigValue]:
     """Returns the connector's client settings that are invalid, or that the worker's policy does not allow."""
-    policy, found = str(worker.get("connector.client.config.override.policy", "All")), []
+    policy = str(worker.get("connector.client.config.override.policy", "All"))
+    found = []
     is_sink = issubclass(plugin, SinkConnector)
     makers = {"producer": producer_settings, **({"consumer": consumer_settings} if is_sink else {}), "admin": None}
     for client, make in makers.items():
@@ -219,7 +220,8 @@ def _enrich(definition: ConfigDef, chain: str, kind: str, plugins: Plugins, prop
     """Adds the settings of each transform or predicate that the configuration names, in a group of its own."""
     singular = chain.removesuffix("s").capitalize()
     for alias in dict.fromkeys(name.strip() for name in props.get(chain, "").split(",") if name.strip()):
-        prefix, group = f"{chain}.{alias}.", f"{chain.capitalize()}: {alias}"
+        prefix = f"{chain}.{alias}."
+        group = f"{chain.capitalize()}: {alias}"
         recommended = [desc.name for desc in plugins.of_kind(kind)]
         definition.define(
             prefix + "type", Type.CLASS, NO_DEFAULT, Importance.HIGH, f"Class of the {chain[:-1]} {alias}.",

@@ -35,7 +35,9 @@ class _Group:
     """Defines one group's settings, with rising order."""
 
     def __init__(self, definition: ConfigDef, group: str, order: int = 0) -> None:
-        self._definition, self._group, self._order = definition, group, order
+        self._definition = definition
+        self._group = group
+        self._order = order
 
     def add(
         self,
@@ -167,7 +169,8 @@ def _with_topic_creation(definition: ConfigDef, props: Mapping[str, str]) -> Con
         return definition
     for alias in dict.fromkeys([*groups, DEFAULT_GROUP]):
         fallback = alias == DEFAULT_GROUP
-        prefix, group = f"topic.creation.{alias}.", _Group(definition, f"{TOPIC_CREATION}: {alias}")
+        prefix = f"topic.creation.{alias}."
+        group = _Group(definition, f"{TOPIC_CREATION}: {alias}")
         group.add(
             prefix + "include",
             Type.LIST,
@@ -228,7 +231,8 @@ def _all_regex(name: str, value: Any) -> None:
 
 def check_sink_topics(values: Mapping[str, ConfigValue]) -> None:
     """Adds the errors of topics, topics.regex and the dead-letter topic, taken together, to their values."""
-    topics, pattern = values["topics"], values["topics.regex"]
+    topics = values["topics"]
+    pattern = values["topics.regex"]
     dlq = values["errors.deadletterqueue.topic.name"]
     if not topics.value and not pattern.value:
         topics.errors.append("Must configure one of topics or topics.regex")

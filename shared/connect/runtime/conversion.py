@@ -95,7 +95,8 @@ class Conversion:
         ]  # fmt: skip
 
     async def _sink_record(self, record: ConsumerRecord) -> SinkRecord | None:
-        topic, headers = record.topic, record.headers
+        topic = record.topic
+        headers = record.headers
         key_schema, key = await self._stage(
             Stage.KEY_CONVERTER, self.key, lambda: self.key.to_connect_data(topic, record.key, headers)
         )

@@ -122,7 +122,9 @@ class RawRecords:
     """
 
     def __init__(self, bytes_max: int = CACHED_BYTES_MAX) -> None:
-        self._bytes_max, self._bytes, self._polls = bytes_max, 0, 0
+        self._bytes_max = bytes_max
+        self._bytes = 0
+        self._polls = 0
         self._cached: dict[TopicPartition, deque[_CachedBatch]] = {}
 
     def __repr__(self) -> str:
@@ -132,7 +134,8 @@ class RawRecords:
         """Adds the records of one poll, which are delivered next. Drops earlier ones if there are too many."""
         self._polls += 1
         for tp, columns in polled.items():
-            own, first = self._cached.setdefault(tp, deque()), columns.offsets.item(0)
+            own = self._cached.setdefault(tp, deque())
+            first = columns.offsets.item(0)
             while own and own[-1].last >= first:  # read again
                 self._bytes -= own.pop().bytes
             size = sum(map(len, filter(None, columns.keys))) + sum(map(len, filter(None, columns.values)))

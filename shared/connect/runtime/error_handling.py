@@ -175,7 +175,8 @@ class RetryWaits:
 
     def begin(self, now_ms: int) -> None:
         """Records that an operation cannot be completed at once."""
-        self.since_ms, self._logged_ms = now_ms, None
+        self.since_ms = now_ms
+        self._logged_ms = None
 
     def end(self) -> None:
         """Records that the operation is done, or has failed for good."""

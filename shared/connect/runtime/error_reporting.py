@@ -42,8 +42,11 @@ class ErrorReporters:
         admin: Admin | None = None,
     ) -> None:
         """`producer` and `admin` are for the dead-letter topic, if there is one. This closes both."""
-        self._id, self._settings, self._metrics = id, settings, metrics
-        self._producer, self._admin = producer, admin
+        self._id = id
+        self._settings = settings
+        self._metrics = metrics
+        self._producer = producer
+        self._admin = admin
         self._pending: list[asyncio.Future[Any]] = []
         self._failed: ConnectError | None = None
 
@@ -130,8 +133,13 @@ class WorkerErrantRecordReporter:
         thread: TaskThread,
     ) -> None:
         """`raw` holds records as they were read. Records that it no longer holds are converted back."""
-        self._reporters, self._operator, self._raw = reporters, operator, raw
-        self._task_class, self._clock, self._conversion, self._thread = task_class, clock, conversion, thread
+        self._reporters = reporters
+        self._operator = operator
+        self._raw = raw
+        self._task_class = task_class
+        self._clock = clock
+        self._conversion = conversion
+        self._thread = thread
 
     def report(self, record: SinkRecord, error: Exception) -> asyncio.Future[None]:
         return self._thread.on_loop(self._begin, record, error)

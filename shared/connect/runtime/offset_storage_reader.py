@@ -18,7 +18,8 @@ class StoredOffsetReader:
     """Reads one connector's offsets; see `OffsetStorageReader`."""
 
     def __init__(self, store: OffsetBackingStore, connector: str) -> None:
-        self._store, self._connector = store, connector
+        self._store = store
+        self._connector = connector
 
     async def offset(self, partition: Partition) -> Offset | None:
         return (await self.offsets([partition]))[0]

@@ -63,8 +63,11 @@ class TaskFactory:
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         """`group_id` is the cluster's. Transactional ids begin with it."""
-        self._config, self._plugins, self._offsets = config, plugins, offsets
-        self._group_id, self._clock = group_id, clock
+        self._config = config
+        self._plugins = plugins
+        self._offsets = offsets
+        self._group_id = group_id
+        self._clock = clock
         self._files = AllowedFiles(config[FILES_ALLOWED])
         self._transformer = ConfigTransformer.of_worker(config["config.providers"], config.props)
 
@@ -121,9 +124,15 @@ class _Build:
         values: Mapping[str, Any],
         metrics: TaskMetrics,
     ) -> None:
-        self._factory, self._id, self._listener = factory, id, listener
-        self._connector, self._props, self._values, self._metrics = connector, props, values, metrics
-        self._config, self._clock = factory._config, factory._clock
+        self._factory = factory
+        self._id = id
+        self._listener = listener
+        self._connector = connector
+        self._props = props
+        self._values = values
+        self._metrics = metrics
+        self._config = factory._config
+        self._clock = factory._clock
         self._errors = ErrorSettings.of(values)
         self._operator = RetryWithToleranceOperator(self._errors, metrics)
         self._reporters = self._reporting()

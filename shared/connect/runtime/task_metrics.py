@@ -82,7 +82,9 @@ class TaskMetrics:
         self._sizes = {name: [0.0, 0.0] for name in ("batch_size", "transaction_size", f"{kind}_record_active_count")}
         self._rated = [name for name in RATED if f"{name}_total" in self._values]
         self._samples = deque([(now_ms, dict.fromkeys(self._rated, 0.0))], SAMPLES_MAX)
-        self._since_ms, self._state, self._state_since_ms = now_ms, State.UNASSIGNED, now_ms
+        self._since_ms = now_ms
+        self._state = State.UNASSIGNED
+        self._state_since_ms = now_ms
         self._state_ms: dict[State, int] = {}
 
     def __repr__(self) -> str:
@@ -119,7 +121,8 @@ class TaskMetrics:
     def moved(self, state: State, now_ms: int) -> None:
         """Records that the task enters another state."""
         self._state_ms[self._state] = self._state_ms.get(self._state, 0) + now_ms - self._state_since_ms
-        self._state, self._state_since_ms = state, now_ms
+        self._state = state
+        self._state_since_ms = now_ms
 
     def values(self, now_ms: int) -> dict[str, float]:
         """Returns the current values of all metrics."""

@@ -53,7 +53,8 @@ class IntervalBoundary:
     """One transaction for each interval."""
 
     def __init__(self, interval_ms: int, now_ms: int) -> None:
-        self._interval_ms, self._last_ms = interval_ms, now_ms
+        self._interval_ms = interval_ms
+        self._last_ms = now_ms
 
     def after_record(self, record: SourceRecord) -> Ending:
         return Ending.NOT

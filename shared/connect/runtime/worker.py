@@ -104,7 +104,8 @@ class Worker:
         Two metrics are added. `call_duration_ms` is the time since the current call of the connector's code began.
         `stalled` is 1 if that is at least `task.stall.timeout.ms`, else 0.
         """
-        now_ms, limit_ms = self._clock.monotonic_ms(), self.config["task.stall.timeout.ms"]
+        now_ms = self._clock.monotonic_ms()
+        limit_ms = self.config["task.stall.timeout.ms"]
         found = []
         for id, task in sorted(self._tasks.items()):
             call_ms = task.stalled_ms(now_ms)

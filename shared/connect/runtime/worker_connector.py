@@ -35,7 +35,9 @@ class WorkerConnector:
         mask: Mask = unmasked,
     ) -> None:
         """`mask` takes secrets out of the connector's errors."""
-        self.name, self.connector, self.props = name, connector, props
+        self.name = name
+        self.connector = connector
+        self.props = props
         self._mask = mask
         self.state = State.UNASSIGNED
         self._listener = listener

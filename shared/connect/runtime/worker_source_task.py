@@ -48,7 +48,8 @@ class WorkerSourceTask(AbstractWorkerSourceTask):
         self.submitted = SubmittedRecords()
         self.committable = Committable()
         self._store = store
-        self._interval_ms, self._timeout_ms = flush_interval_ms, flush_timeout_ms
+        self._interval_ms = flush_interval_ms
+        self._timeout_ms = flush_timeout_ms
         self._committer: asyncio.Task[None] | None = None
         self._notifier: asyncio.Task[None] | None = None
         self._flushing = asyncio.Lock()

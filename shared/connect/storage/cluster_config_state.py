@@ -152,7 +152,8 @@ class ConfigState:
 
     def apply(self, record: ConfigRecord, offset: int) -> ConfigChange | None:
         """Takes one record. Returns the change that it makes, if any."""
-        self._offset, self._snapshot = offset, None
+        self._offset = offset
+        self._snapshot = None
         match record:
             case ConnectorRecord(connector, None):
                 return self._remove(connector)

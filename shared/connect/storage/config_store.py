@@ -147,7 +147,8 @@ class KafkaConfigStore(ConfigStore):
         transactional_id: str | None = None,
     ) -> None:
         super().__init__(on_change)
-        self._kafka, self._transactional_id = kafka, transactional_id
+        self._kafka = kafka
+        self._transactional_id = transactional_id
         self._log = KafkaBasedLog(kafka, admin, producer, topic, self._on_record)
         self._leader: Producer | None = None
         self._writing = asyncio.Lock()

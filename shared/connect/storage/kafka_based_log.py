@@ -61,7 +61,10 @@ class KafkaBasedLog:
         topic: LogTopic,
         on_record: Callable[[ConsumerRecord], None],
     ) -> None:
-        self._kafka, self._admin, self._producer, self._topic = kafka, admin, producer, topic
+        self._kafka = kafka
+        self._admin = admin
+        self._producer = producer
+        self._topic = topic
         self._on_record = on_record
         self._consumer: Consumer | None = None
         self._following: asyncio.Task[None] | None = None
@@ -166,7 +169,8 @@ class KafkaBasedLog:
 
     async def _described(self) -> tuple[str | None, list[int]]:
         """Returns the topic's cleanup policy and partitions. A new topic may not be known to all brokers yet."""
-        name, deadline_ms = self._topic.name, SYSTEM_CLOCK.monotonic_ms() + TOPIC_KNOWN_MS
+        name = self._topic.name
+        deadline_ms = SYSTEM_CLOCK.monotonic_ms() + TOPIC_KNOWN_MS
         while True:
             try:
                 policy = (await self._admin.describe_configs(name)).get("cleanup.policy")

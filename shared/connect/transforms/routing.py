@@ -73,7 +73,8 @@ class TimestampRouter(Transformation):
         )  # fmt: skip
 
     def configure(self, values: Mapping[str, Any]) -> None:
-        self._format, self._pattern = values["topic.format"], DatePattern(values["timestamp.format"])
+        self._format = values["topic.format"]
+        self._pattern = DatePattern(values["timestamp.format"])
 
     def apply(self, record: ConnectRecord) -> ConnectRecord:
         at: int | None = getattr(record, "timestamp", None)

@@ -160,7 +160,8 @@ class _ReplaceField(OnPart):
         return with_replace_null(definition)
 
     def configured(self) -> None:
-        self._include, self._exclude = set(self.values["include"]), set(self.values["exclude"])
+        self._include = set(self.values["include"])
+        self._exclude = set(self.values["exclude"])
         self._renames = dict(item.split(":") for item in self.values["renames"])
 
     def _keeps(self, name: str) -> bool:
@@ -203,7 +204,8 @@ class ValueToKey(Transformation):
         )
 
     def configure(self, values: Mapping[str, Any]) -> None:
-        self._fields, self._replace_null = values["fields"], values[REPLACE_NULL]
+        self._fields = values["fields"]
+        self._replace_null = values[REPLACE_NULL]
         self._known: tuple[Schema, Schema] | None = None
 
     def apply(self, record: ConnectRecord) -> ConnectRecord:

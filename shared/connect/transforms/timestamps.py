@@ -68,7 +68,8 @@ class _TimestampConverter(OnPart):
         return with_replace_null(definition)
 
     def configured(self) -> None:
-        self._field, self._target = self.values["field"], self.values["target.type"]
+        self._field = self.values["field"]
+        self._target = self.values["target.type"]
         pattern = self.values["format"]
         if self._target == "string" and not pattern.strip():
             raise ConfigError("TimestampConverter requires format option to be specified when using string timestamps")

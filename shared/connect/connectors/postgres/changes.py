@@ -186,7 +186,8 @@ class Changes:
         """The records of a message: usually one for a change, else none. `incomplete` lists rows that lack values."""
         message = decode(data)
         if isinstance(message, Begin):
-            self._begun, self._change = message, 0
+            self._begun = message
+            self._change = 0
         elif isinstance(message, Relation):
             self._tables[message.oid] = self._table(message)
         elif isinstance(message, Truncate):

@@ -62,7 +62,8 @@ class LogicalReader:
             self._connection = connection
         if self._reading is None:
             await self.move_slot(connection)
-            self._reading, self._has_records = await self._begun(connection), False
+            self._reading = await self._begun(connection)
+            self._has_records = False
         before = self._progress.read
         try:
             records = await self._read(connection, self._reading)
@@ -164,7 +165,8 @@ class LogicalReader:
         )
 
     async def _have_publication(self, connection: Any) -> None:
-        name, tables = self._publication, self._values["table.whitelist"]
+        name = self._publication
+        tables = self._values["table.whitelist"]
         if await connection.fetchval("SELECT 1 FROM pg_publication WHERE pubname = $1", name) is None:
             create = f"CREATE PUBLICATION {sql.column(name)} FOR TABLE {', '.join(sql.quoted(t) for t in tables)}"
             if not self._values["slot.autocreate"] or not tables:

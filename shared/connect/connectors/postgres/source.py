@@ -107,7 +107,8 @@ class PostgresSourceTask(SourceTask):
         self._logical: LogicalReader | None = None
         if values["mode"] == "logical":
             self._slot = LogicalReader.partition_of(values["slot.name"])
-            self._logical, tables = LogicalReader(values, await reader.offset(self._slot)), []
+            self._logical = LogicalReader(values, await reader.offset(self._slot))
+            tables = []
         for table in tables:
             part = TableReader(values, table, values["query"], None)
             self._readers.append(TableReader(values, table, values["query"], await reader.offset(part.partition)))
