@@ -127,11 +127,11 @@ def restored(config: Mapping[str, str], before: Mapping[str, str], plugin: type 
     for name, value in config.items():
         if value == HIDDEN and is_secret(name, plugin):
             if name not in before:
-                raise BadRequest(f"{name}: {HIDDEN} stands for the value that is kept, and none is")
+                raise BadRequest(f"{name}: {HIDDEN} keeps the stored value, but none is stored")
             value = before[name]
         elif HIDDEN in passwords_in(value):
             if _redacted(name, before.get(name, ""), plugin) != value:
-                raise BadRequest(f"{name}: {HIDDEN} stands for the password that is kept, of that URL alone: write it")
+                raise BadRequest(f"{name}: {HIDDEN} keeps the stored password only for the same URL: set the password")
             value = before[name]
         found[name] = value
     return found

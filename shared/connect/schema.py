@@ -126,7 +126,7 @@ class Schema:
             return
         if self.name in LOGICAL:
             if not isinstance(value, LOGICAL[self.name][1]):
-                raise DataError(f"{where}: {value!r} is no {self.name.rpartition('.')[2]}")
+                raise DataError(f"{where}: {value!r} is not a {self.name.rpartition('.')[2]}")
         elif self.type is SchemaType.STRUCT:
             self._validate_struct(value, where)
         elif self.type is SchemaType.ARRAY:
@@ -153,7 +153,7 @@ class Schema:
 
     def _check(self, fits: bool, value: Any, where: str) -> None:
         if not fits:
-            raise DataError(f"{where}: {value!r:.200} is no {self.type.name}")
+            raise DataError(f"{where}: {value!r:.200} is not of type {self.type.name}")
 
 
 def _is_primitive(kind: SchemaType, value: Any) -> bool:

@@ -133,7 +133,7 @@ def test_a_long_csv_is_compacted_while_it_runs(tmp_path: Path) -> None:
         ),
         (("--input", "nowhere.csv"), "--input also needs --key COLUMN and --time COLUMN"),
         (("--input", "nowhere.csv", "--key", "a", "--time", "b"), "nowhere.csv: No such file"),
-        (("--data-dir", "."), "is not empty, and no demo made it"),
+        (("--data-dir", "."), "is not empty and was not created by a demo"),
     ],
 )
 def test_invalid_arguments_are_named(tmp_path: Path, arguments: tuple[str, ...], says: str) -> None:

@@ -45,7 +45,7 @@ def read_rows(path: Path, limit: int | None = None) -> Iterator[Row]:
         try:
             for number, fields in enumerate(islice(rows, None if limit is None else limit + 1)):
                 if number == HEADER and any("\0" in name for name in fields):
-                    raise ConfigError(f"{path} is no text file")
+                    raise ConfigError(f"{path} is not a text file")
                 yield Row(number, reader.line_num, fields)
         except UnicodeDecodeError as e:
             raise ConfigError(_no_text(path, e)) from None
@@ -90,7 +90,7 @@ def _no_text(path: Path, error: UnicodeDecodeError) -> str:
                 line.decode()
             except UnicodeDecodeError as e:
                 if b"\0" in line:
-                    return f"{path} is no text file (line {number} holds bytes that no text has)"
+                    return f"{path} is not a text file (line {number} contains NUL bytes)"
                 byte, column = line[e.start], e.start + 1
                 return (
                     f"{path}, line {number}: byte {column} (0x{byte:02x}) is not UTF-8; "

@@ -34,7 +34,7 @@ def time_parser(time_format: str | None, latest_ms: int) -> Parse:
     penstock.services.local.demo.event_time.NoTime: 'yesterday' does not fit --time-format '%d.%m.%Y %H:%M'
     """
     read = _reader(time_format)
-    wanted = "is no ISO 8601 time" if time_format is None else f"does not fit --time-format {time_format!r}"
+    wanted = "is not an ISO 8601 time" if time_format is None else f"does not fit --time-format {time_format!r}"
 
     def parse(text: str) -> int:
         try:

@@ -46,7 +46,7 @@ def _require_a_demos(folder: Path) -> None:
     except OSError as e:
         raise _unusable(folder, e) from None
     if names - {LOCK_FILE} and MARKER not in names:
-        raise ConfigError(f"--data-dir: {folder} is not empty, and no demo made it")
+        raise ConfigError(f"--data-dir: {folder} is not empty and was not created by a demo")
 
 
 def _empty(folder: Path) -> None:

@@ -19,7 +19,7 @@ NOTHING_STORED = (429, 503)
 """Answers after which the same batch may be sent again, since none of it is stored."""
 
 
-class IngestRefused(PenstockError):
+class IngestRejected(PenstockError):
     """The endpoint rejected a whole batch. The message has its answer."""
 
 
@@ -86,15 +86,15 @@ class Replay:
             body = answer.json()
             stored, errors = int(body["stored"]), list(body.get("errors", ()))
         except (ValueError, KeyError, TypeError):
-            raise IngestRefused(f"{self._url} answered {answer.status_code}: {answer.text[:500]}") from None
+            raise IngestRejected(f"{self._url} answered {answer.status_code}: {answer.text[:500]}") from None
         if unknown := int(body.get("unknown", 0)):
             reason = errors[0]["message"] if errors else ""
-            raise IngestRefused(
+            raise IngestRejected(
                 f"{self._url} answered {answer.status_code}: of {lines} events {unknown} may or may not be stored, "
                 f"so they are not sent again: {reason}"
             )
         if "stopped_at_line" in body:
-            raise IngestRefused(f"{self._url} answered {answer.status_code}: {body.get('stop_reason')}")
+            raise IngestRejected(f"{self._url} answered {answer.status_code}: {body.get('stop_reason')}")
         counts.acknowledged += stored
         counts.rejected += lines - stored
         for error in errors[: ERRORS_KEPT - len(counts.errors)]:

@@ -66,8 +66,8 @@ def table_of(records: list[SinkRecord]) -> Any:
         names = list(dict.fromkeys(name for row in rows for name in row))
         table = pa.table({name: pa.array([row.get(name) for row in rows]) for name in names})
     except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as e:
-        raise DataError(f"the records are no table together: {e}") from e
+        raise DataError(f"the records do not form a table: {e}") from e
     kept = [name for name in names if not pa.types.is_null(table.schema.field(name).type)]
     if not kept:
-        raise NothingInIt("there is no column with anything in it")
+        raise NothingInIt("all columns are null in all records")
     return table.select(kept)

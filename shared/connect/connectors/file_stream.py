@@ -70,7 +70,7 @@ class FileStreamSourceTask(SourceTask):
         stored = await self.context.offset_storage_reader.offset(self._partition)
         position = 0 if stored is None else stored.get("position", 0)
         if type(position) is not int or position < 0:
-            raise ConnectError(f"{self._path}: the stored position {position!r} is no byte offset")
+            raise ConnectError(f"{self._path}: the stored position {position!r} is not a byte offset")
         await asyncio.to_thread(file.seek, position)
         self._position = position
         self._file = file

@@ -77,7 +77,7 @@ class AvroConverter(Converter):
             return None
         schema = schema or infer_schema(value)
         if schema is None:
-            raise DataError("AvroConverter needs a schema for a value that is no plain scalar")
+            raise DataError("AvroConverter needs a schema for a value that is not a scalar")
         value = schema.default if value is None else value
         known = self._to_write(schema)
         id, latest = self._registry.to_write(topic, known.text, schema.name)
@@ -149,7 +149,7 @@ class AvroConverter(Converter):
                 self._fastavro.parse_schema(without_other_logical_types(text), named_schemas=named)
             made = self._fastavro.parse_schema(without_other_logical_types(avro), named_schemas=named)
         except Exception as e:  # fastavro raises many kinds
-            raise DataError(f"no Avro schema: {type(e).__name__}: {e}") from e
+            raise DataError(f"not an Avro schema: {type(e).__name__}: {e}") from e
         schema = schema or from_avro(avro, outer)
         return _Known(schema, made, json.dumps(avro, separators=(",", ":")), writing(schema), reading(schema))
 

@@ -214,7 +214,7 @@ class _Reading:
         if isinstance(avro, str):
             return self._by_name(avro, namespace, depth)
         if not isinstance(avro, dict) or "type" not in avro:
-            raise DataError(f"no Avro schema: {avro!r:.200}")
+            raise DataError(f"not an Avro schema: {avro!r:.200}")
         kind = avro["type"]
         if isinstance(kind, list | dict):
             return self.whole(kind, namespace, depth + 1)

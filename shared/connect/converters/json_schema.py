@@ -212,7 +212,7 @@ def _map_from_json(schema: Schema, json: Any, replace_null: bool) -> dict[Any, A
             return {key: value_from_json(values, item, replace_null) for key, item in pairs}
         except TypeError as e:
             raise DataError(f"a map's key must be a plain value: {e}") from None
-    raise DataError("Maps should be encoded as JSON objects, or arrays of pairs where their keys are no strings")
+    raise DataError("Maps should be encoded as JSON objects, or arrays of pairs if their keys are not strings")
 
 
 def _base64(text: str) -> bytes:
@@ -226,7 +226,7 @@ def decimal_to_bytes(value: Decimal, scale: int) -> bytes:
     """The unscaled value, big-endian in two's complement, as Java's BigDecimal returns it."""
     sign, digits, exponent = value.as_tuple()
     if not isinstance(exponent, int):
-        raise DataError(f"{value} is no number")
+        raise DataError(f"{value} is not a number")
     unscaled = int("".join(map(str, digits)))  # arithmetic would round to the context's precision
     shift = exponent + scale
     whole, rest = (unscaled * 10**shift, 0) if shift >= 0 else divmod(unscaled, 10**-shift)
@@ -259,7 +259,7 @@ def _decimal_to_json(schema: Schema, value: Any, numeric: bool) -> Any:
     if not isinstance(value, Decimal):
         raise DataError(f"Invalid type for Decimal, expected Decimal but was {type(value).__name__}")
     if not value.is_finite():
-        raise DataError(f"{value} is no number")
+        raise DataError(f"{value} is not a number")
     return value if numeric else base64.b64encode(decimal_to_bytes(value, scale_of(schema))).decode()
 
 
@@ -293,7 +293,7 @@ def time_ms(value: dt.time) -> int:
 
 def time_of(ms: int) -> dt.time:
     if not 0 <= ms < DAY_MS:
-        raise DataError(f"Invalid time: {ms} ms are no time of one day")
+        raise DataError(f"Invalid time: {ms} ms is not a time of one day")
     return (EPOCH + dt.timedelta(milliseconds=ms)).time()
 
 

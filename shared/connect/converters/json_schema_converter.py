@@ -60,7 +60,7 @@ class JsonSchemaConverter(Converter):
             return None
         schema = schema or infer_schema(value)
         if schema is None:
-            raise DataError("JsonSchemaConverter needs a schema for a value that is no plain scalar")
+            raise DataError("JsonSchemaConverter needs a schema for a value that is not a scalar")
         id, _ = self._registry.to_write(topic, self._text(schema), schema.name)
         payload = to_json(schema, value, self._numeric)
         try:

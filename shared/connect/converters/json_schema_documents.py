@@ -113,7 +113,7 @@ class _Reading:
         if json is True or json == {}:
             return None
         if not isinstance(json, dict):
-            raise DataError(f"no JSON Schema: {json!r:.200}")
+            raise DataError(f"not a JSON Schema: {json!r:.200}")
         if "$ref" in json:
             return self._follow(str(json["$ref"]), depth)
         for word in ("oneOf", "anyOf", "allOf"):
@@ -233,7 +233,7 @@ def _entries_of(schema: Schema, value: Any, walk: Callable[[Schema | None, Any],
 def _pairs_of(schema: Schema, value: Any, walk: Callable[[Schema | None, Any], Any]) -> Any:
     keys, values = schema.key_schema, schema.value_schema
     if not isinstance(value, list) or not all(isinstance(entry, dict) for entry in value):
-        raise DataError("a map whose keys are no strings should be an array of objects with key and value")
+        raise DataError("a map whose keys are not strings should be an array of objects with key and value")
     return {walk(keys, entry.get("key")): walk(values, entry.get("value")) for entry in value}
 
 

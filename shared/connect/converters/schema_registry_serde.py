@@ -173,4 +173,4 @@ def parsed(schema: RegistrySchema) -> Any:
     try:
         return json.loads(schema.text)
     except ValueError as e:
-        raise DataError(f"the registry's schema is no JSON: {e}") from None
+        raise DataError(f"the registry's schema is not JSON: {e}") from None

@@ -109,7 +109,7 @@ class IncrementalAssignor:
 
 
 def assign_eagerly(members: Iterable[str], configured: Work) -> dict[str, Work]:
-    """Assigns all work in turn: the rule of the protocol `eager`, under which all members first give up everything."""
+    """Assigns all work in turn: the rule of the protocol `eager`, whose members stop their work before they join."""
     return _give_out(dict.fromkeys(sorted(members), NOTHING), configured)
 
 

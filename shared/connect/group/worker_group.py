@@ -255,7 +255,7 @@ class WorkerGroup(Member):
             self._missed = True
 
     def on_session_over(self) -> None:
-        """Joins again. The held work is given up first."""
+        """Joins again. The held work is stopped first."""
         self.rejoin("no heartbeat was answered for a session timeout")
 
     def leave(self) -> str:

@@ -61,7 +61,9 @@ class CommandQueue:
             async with asyncio.timeout(timeout_ms / 1000):
                 return await done
         except TimeoutError:
-            raise RequestTimedOut("Request timed out: the worker is busy with a rebalance or an earlier one") from None
+            raise RequestTimedOut(
+                "Request timed out: the worker is busy with a rebalance or an earlier request"
+            ) from None
 
     async def is_attended(self) -> bool:
         """Returns whether the loop reaches a request within HEALTH_MS."""

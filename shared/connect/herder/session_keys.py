@@ -56,5 +56,5 @@ def verify(key: SessionKey, body: bytes, headers: Mapping[str, str], allowed: Se
     try:
         signed = base64.b64decode(signature, validate=True)
     except (binascii.Error, ValueError):
-        raise ValueError("the signature is no base64") from None
+        raise ValueError("the signature is not base64") from None
     return hmac.compare_digest(signed, hmac.new(key.key, body, HASHES[algorithm]).digest())

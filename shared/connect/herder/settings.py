@@ -96,7 +96,7 @@ class DistributedConfig(WorkerConfig):
             )
         topics = [self[f"{store}.storage.topic"] for store in ("config", "offset", "status")]
         if len(set(topics)) != len(topics):
-            raise ConfigError(f"config, offset and status storage need topics of their own, not {', '.join(topics)}")
+            raise ConfigError(f"config, offset and status storage must use different topics, got {', '.join(topics)}")
 
     @property
     def exactly_once(self) -> bool:

@@ -244,7 +244,7 @@ class AbstractWorkerSourceTask(WorkerTask):
                     self._changed.clear()  # a pause takes effect when the poll is over
             records = list(poll.result() or ())
         except RetriableError as e:
-            log.warning("poll will be tried again", task=str(self.id), error=self.mask(f"{type(e).__name__}: {e}"))
+            log.warning("poll will be retried", task=str(self.id), error=self.mask(f"{type(e).__name__}: {e}"))
             await self._until_changed(SEND_FAILED_BACKOFF_MS)
             return None
         finally:
@@ -396,7 +396,7 @@ class AbstractWorkerSourceTask(WorkerTask):
                 # Only with the connector's own producer.override.max.block.ms. Otherwise `_watch_topics` sees it first.
                 if isinstance(e, UnknownTopicOrPartition):
                     await self._fail_without_topic(_destination(produced), "the producer's max.block.ms")
-                log.warning("send will be tried again", task=str(self.id), error=self.mask(f"{type(e).__name__}: {e}"))
+                log.warning("send will be retried", task=str(self.id), error=self.mask(f"{type(e).__name__}: {e}"))
                 return False
             except ConnectError:  # not the record's own error: `errors.tolerance` does not apply
                 self._not_sent(token)
@@ -509,7 +509,7 @@ class AbstractWorkerSourceTask(WorkerTask):
             log.info("topic was created by another client meanwhile", topic=topic.name)
         except RetriableError as e:
             if self._topic_error is None:
-                log.warning("creating a topic will be tried again", task=str(self.id), topic=topic.name,
+                log.warning("creating a topic will be retried", task=str(self.id), topic=topic.name,
                             error=self.mask(summary_of(e)))  # fmt: skip
             self._topic_error = e
             return False

@@ -136,13 +136,15 @@ class RawRecords:
         for tp, columns in polled.items():
             own = self._cached.setdefault(tp, deque())
             first = columns.offsets.item(0)
-            while own and own[-1].last >= first:  # read again
+            # After a rewind the same offsets are read again.
+            while own and own[-1].last >= first:
                 self._bytes -= own.pop().bytes
             size = sum(map(len, filter(None, columns.keys))) + sum(map(len, filter(None, columns.values)))
             own.append(_CachedBatch(columns, self._polls, size))
             self._bytes += size
         while self._bytes > self._bytes_max:
             oldest = min((own for own in self._cached.values() if own), key=lambda own: own[0].poll)
+            # The batch in delivery is kept beyond the limit: its records are the likeliest to be reported.
             if oldest[0].poll == self._polls:
                 return
             self._bytes -= oldest.popleft().bytes
@@ -165,6 +167,6 @@ class RawRecords:
                 self._bytes -= own.popleft().bytes
 
     def forget(self, partitions: Iterable[TopicPartition]) -> None:
-        """Drops the records of partitions that were given up."""
+        """Drops the records of revoked partitions."""
         for tp in partitions:
             self._bytes -= sum(cached.bytes for cached in self._cached.pop(tp, ()))

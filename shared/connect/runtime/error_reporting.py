@@ -51,7 +51,7 @@ class ErrorReporters:
         self._failed: ConnectError | None = None
 
     def __repr__(self) -> str:
-        return f"<ErrorReporters {self._id}, {len(self._pending)} dead letters under way>"
+        return f"<ErrorReporters {self._id}, {len(self._pending)} dead letters pending>"
 
     async def start(self) -> None:
         """Creates the dead-letter topic with one partition if it does not exist."""
@@ -79,6 +79,7 @@ class ErrorReporters:
         if self._settings.log:
             self._metrics.add("total_errors_logged")
             log.error("record failed", **log_fields(record, failure, self._id, messages=self._settings.log_messages))
+        # As in Kafka Connect (KIP-298), only sinks have a dead letter queue.
         if self._producer is None or not isinstance(record, ConsumerRecord):
             return None
         self._metrics.add("deadletterqueue_produce_requests")
@@ -101,6 +102,7 @@ class ErrorReporters:
         errors = [e for e in await asyncio.gather(*pending, return_exceptions=True) if isinstance(e, BaseException)]
         if not errors:
             return None
+        # An error that the task reported and that is not tolerated. Its dead letter is stored.
         if isinstance(errors[0], ToleranceExceeded):
             return errors[0]
         self._metrics.add("deadletterqueue_produce_failures", len(errors))
@@ -150,6 +152,7 @@ class WorkerErrantRecordReporter:
         return reported
 
     async def _report(self, record: SinkRecord, error: Exception) -> None:
+        # By the original coordinates: a transform may have changed the record's topic.
         raw = self._raw.find(*record.original) or self._as_read(record)
         failure = Failure(Stage.TASK_PUT, self._task_class, error)
         written = await self._reporters.send(raw, failure)
@@ -165,6 +168,6 @@ class WorkerErrantRecordReporter:
             made = self._conversion.header.from_connect_header
             headers = tuple((one.name, made(topic, one.name, one.schema, one.value)) for one in record.headers)
         except PenstockError as e:
-            raise ConnectError(f"{topic}-{partition}@{offset} cannot be made a dead letter: {e}") from e
+            raise ConnectError(f"{topic}-{partition}@{offset} cannot be converted to a dead letter: {e}") from e
         timestamp = -1 if record.timestamp is None else record.timestamp
         return ConsumerRecord(topic, partition, offset, timestamp, key, value, headers)

@@ -86,7 +86,7 @@ def _encoded(value: Any, what: str) -> bytes:
     try:
         data = msgspec.json.encode(value)
     except (TypeError, ValueError) as e:
-        raise DataError(f"{what} is no JSON: {e}") from None
+        raise DataError(f"{what} is not JSON: {e}") from None
     if len(data) > OFFSET_BYTES_MAX:
         raise DataError(f"{what} has {len(data)} bytes, {OFFSET_BYTES_MAX} at most")
     return data

@@ -201,4 +201,4 @@ def _entry_points() -> Iterator[tuple[str | None, type]]:
         if kinds_of(plugin):
             yield entry.name, plugin
         else:
-            log.warning("no plugin: neither connector, converter, transform nor predicate", entry_point=entry.name)
+            log.warning("not a plugin: neither connector, converter, transform nor predicate", entry_point=entry.name)

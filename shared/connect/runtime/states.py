@@ -80,7 +80,7 @@ def after(state: State, event: Event) -> State:
     """
     froms, to = TRANSITIONS[event]
     if state not in froms:
-        raise IllegalState(f"{event.value} cannot happen to what is {state.name}")
+        raise IllegalState(f"{event.value} is not a transition of state {state.name}")
     return to
 
 

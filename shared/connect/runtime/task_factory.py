@@ -146,6 +146,7 @@ class _Build:
 
     def _producer(self, **fixed: Any) -> Producer:
         props = self._factory.client_props(self._id, "producer", self._connector)
+        # As in Worker.baseProducerConfigs: a record waits for its topic and its broker without a limit.
         defaults = {"max.block.ms": INT_MAX, "delivery.timeout.ms": INT_MAX}
         return Producer(kafka_settings(props)[0], producer_settings({**defaults, **props}, **fixed))
 
@@ -192,11 +193,11 @@ class _Build:
             "group.id": f"connect-{self._id.connector}",
         }
         merged = {**defaults, **props}
+        # The group.id of a distributed worker is the workers' own group. Its sinks must not join that.
         if not with_prefix(self._connector, "consumer.override.").get("group.id"):
-            merged["group.id"] = defaults["group.id"]  # a distributed worker's own group.id is not its sinks'
-        listener_ms = int(
-            merged.get("max.poll.interval.ms", 300_000)
-        )  # the longest time that a connector may take for its last put
+            merged["group.id"] = defaults["group.id"]
+        # A revocation may take as long as the connector's last `put` and flush.
+        listener_ms = int(merged.get("max.poll.interval.ms", 300_000))
         return Consumer(
             kafka_settings(props)[0],
             consumer_settings(merged, commit_strategy="none", listener_timeout_ms=listener_ms),
@@ -216,7 +217,8 @@ class _Build:
         fixed: dict[str, Any] = {}
         if exactly_once:
             fixed["transactional_id"] = transactional_id(self._factory._group_id, self._id)
-            fixed["delivery_timeout_ms"] = 120_000  # a transaction ends long before the largest delivery timeout
+            # A transaction ends long before the default above.
+            fixed["delivery_timeout_ms"] = 120_000
         groups = TopicCreationGroups.of(self._connector) if self._config["topic.creation.enable"] else None
         parts = SourceParts(
             task, self._props, context, self._producer(**fixed), self._conversion(), self._reporters,

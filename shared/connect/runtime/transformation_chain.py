@@ -76,7 +76,7 @@ class TransformationChain:
     @staticmethod
     def _predicate(plugins: Plugins, props: Mapping[str, str], name: str, alias: str) -> Predicate:
         if name not in _aliases(props, "predicates"):
-            raise ConfigError(f"transforms.{alias}.predicate: {name} is not among those that 'predicates' names")
+            raise ConfigError(f"transforms.{alias}.predicate: {name} is not listed in 'predicates'")
         own = with_prefix(props, f"predicates.{name}.")
         predicate: Predicate = plugins.make("predicate", own.get("type", ""))
         predicate.configure(type(predicate).config().parse(own))

@@ -58,13 +58,13 @@ class WorkerConnector:
 
     async def transition_to(self, target: TargetState) -> State:
         """Brings the connector to the target state. Returns the state reached: FAILED if the connector raised."""
-        return await self._ask(target)
+        return await self._request(target)
 
     async def shutdown(self, timeout_ms: float) -> None:
         """Stops the connector. It is cancelled and abandoned if it takes longer than `timeout_ms`."""
         try:
             async with asyncio.timeout(timeout_ms / 1000):
-                await self._ask(None)
+                await self._request(None)
         except TimeoutError:
             log.warning("connector did not stop in time and is abandoned", connector=self.name)
         if self._runner is not None:
@@ -74,7 +74,7 @@ class WorkerConnector:
         """Returns the connector's task configurations. Raises what the connector raises."""
         return await self.connector.task_configs(tasks_max)
 
-    async def _ask(self, target: TargetState | None) -> State:
+    async def _request(self, target: TargetState | None) -> State:
         if self._runner is None:
             self._runner = asyncio.create_task(self._run(), name=f"connector-{self.name}")
         done: asyncio.Future[State] = asyncio.get_running_loop().create_future()
@@ -82,6 +82,7 @@ class WorkerConnector:
         return await done
 
     async def _run(self) -> None:
+        # One transition after another, in the order of the requests: a connector's methods never overlap.
         while True:
             target, done = await self._wanted.get()
             try:
@@ -98,6 +99,7 @@ class WorkerConnector:
         return self.state is State.FAILED
 
     async def _change(self, target: TargetState) -> None:
+        # As in WorkerConnector: FAILED is final. A restart makes a new instance.
         if self._has_failed():
             return
         if target is not TargetState.STARTED:
@@ -108,7 +110,8 @@ class WorkerConnector:
             self.connector.initialize(self)
             await self.connector.start(self.props)
             self._started = True
-            if not self._has_failed():  # the connector failed meanwhile, outside a transition
+            # `raise_error` may have failed it while it started.
+            if not self._has_failed():
                 self._move(Event.STARTUP if first else Event.RUNNING)
 
     async def _suspend(self) -> None:

@@ -250,7 +250,7 @@ class WorkerSinkTask(WorkerTask, RebalanceListener):
         except RetriableError as e:
             # As in WorkerSinkTask: the same batch is delivered again. Meanwhile polls of paused partitions keep the
             # worker in the group.
-            log.warning("put will be tried again", task=str(self.id), error=self.mask(f"{type(e).__name__}: {e}"))
+            log.warning("put will be retried", task=str(self.id), error=self.mask(f"{type(e).__name__}: {e}"))
             self._consumer.pause(*self.sink_state.delivery_failed())
             return
         if batch:

@@ -47,11 +47,11 @@ class DatePattern:
         while at < len(pattern):
             match = TOKEN.match(pattern, at)
             if match is None:
-                raise ConfigError(f"{pattern!r} is no date pattern: an open quote")
+                raise ConfigError(f"{pattern!r} is not a date pattern: an open quote")
             at = match.end()
             if match[2]:
                 if match[2] not in _NUMBERS and match[2] not in "yYEa" + ZONES:
-                    raise ConfigError(f"{pattern!r} is no date pattern: Illegal pattern character '{match[2]}'")
+                    raise ConfigError(f"{pattern!r} is not a date pattern: Illegal pattern character '{match[2]}'")
                 self._tokens.append((match[2], len(match[0]), ""))
             else:
                 text = match[3] if match[1] is None else (match[1].replace("''", "'") or "'")

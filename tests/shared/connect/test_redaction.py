@@ -36,7 +36,7 @@ def test_a_config_that_was_read_can_be_written_back() -> None:
         "connection.user": "bob",
         "other.password": "new",
     }
-    with pytest.raises(BadRequest, match=r"connection\.password: \[hidden\] stands for the value that is kept"):
+    with pytest.raises(BadRequest, match=r"connection\.password: \[hidden\] keeps the stored value"):
         restored(sent, {}, PostgresSinkConnector)
     assert restored({"file": "[hidden]"}, {}, None) == {"file": "[hidden]"}
 
@@ -53,7 +53,7 @@ def test_passwords_of_urls_are_hidden() -> None:
     }
     assert restored(redacted(config, PostgresSinkConnector), config, PostgresSinkConnector) == config
     with pytest.raises(
-        BadRequest, match=r"connection\.url: \[hidden\] stands for the password that is kept, of that URL"
+        BadRequest, match=r"connection\.url: \[hidden\] keeps the stored password only for the same URL"
     ):
         restored({"connection.url": URL.replace("pl41n@db", "[hidden]@other")}, config, PostgresSinkConnector)
 

@@ -193,7 +193,7 @@ class Changes:
         elif isinstance(message, Truncate):
             for table in (self._tables.get(oid) for oid in message.oids):
                 if table is not None:
-                    log.warning("a table was truncated, which makes no records", table=table.name)
+                    log.warning("a table was truncated: no records are produced", table=table.name)
         elif isinstance(message, Insert | Update | Delete):
             self._change += 1
             position = (self._begun.final_lsn, self._change)

@@ -215,7 +215,7 @@ class LogicalReader:
         elif found["plugin"] != "pgoutput" or found["database"] != found["here"]:
             raise ConnectError(
                 f"the replication slot {self._slot} is of plugin {found['plugin']} in database {found['database']}: "
-                "name another one (slot.name)"
+                "choose another slot (slot.name)"
             )
         elif found["wal_status"] == "lost":
             raise ConnectError(

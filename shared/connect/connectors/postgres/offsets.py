@@ -78,6 +78,7 @@ class OffsetTable:
             topic, partition, offset = record.original
             tp = TopicPartition(topic, partition)
             ends[tp] = max(ends.get(tp, NONE), offset + 1)
+            # Below the offset at which the task began: the topic was deleted and created again.
             if offset < self._begun.get(tp, NONE):
                 raise ConnectError(
                     f"{tp} is read from offset {offset}, and the database has it up to {self._begun[tp]}: was the "
@@ -85,8 +86,9 @@ class OffsetTable:
                 )
         for tp in sorted(ends):
             found = await self._read(connection, tp, "FOR UPDATE")
+            # Another task has written since: the partition belongs to it, and this task is a zombie.
             if found != self._known.get(tp):
-                raise ConnectError(f"{tp} was written by another task, up to {found}: this one must not go on")
+                raise ConnectError(f"{tp} was written by another task, up to {found}: this task cannot continue")
             if ends[tp] > found:
                 await connection.execute(
                     f"UPDATE {self._table} SET next_offset=$4 "

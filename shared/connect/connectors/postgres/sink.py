@@ -166,6 +166,7 @@ class PostgresSinkTask(SinkTask):
         try:
             await self._write(records, keep=keep)
         except Exception as e:
+            # Two kinds of errors: of a record, which is found and reported, or of the database, which ends the batch.
             if isinstance(e, DataError) or is_data_error(e):
                 return e
             raise await self._failure(e) from e
@@ -173,7 +174,10 @@ class PostgresSinkTask(SinkTask):
 
     async def _first_errant(self, records: list[SinkRecord], error: Exception) -> tuple[int, Exception]:
         """Find the first record that cannot be a row, and its error, among records that failed. Writes nothing."""
-        fine, failing = 0, 1  # the first `fine` records succeed together; after the first loop, `failing` records fail
+        # 1. Doubling lengths from the start find a failing prefix. An early error then costs few attempts.
+        # 2. A binary search between the last succeeding and the first failing length finds the record.
+        # The first `fine` records succeed together; after the first loop, the first `failing` records fail.
+        fine, failing = 0, 1
         while failing < len(records):
             found = await self._attempt(records[:failing], keep=False)
             if found is not None:
@@ -206,7 +210,7 @@ class PostgresSinkTask(SinkTask):
     async def _failure(self, error: Exception) -> Exception:
         """The error to raise for the database's error: retriable as long as retries are left."""
         ours = translated(error)
-        self._tables.clear()
+        self._tables.clear()  # the error may come from a changed table, which is described again
         if self._connection is not None and (isinstance(ours, RetriableError) or self._connection.is_closed()):
             connection, self._connection = self._connection, None
             if not connection.is_closed():
@@ -238,6 +242,7 @@ class PostgresSinkTask(SinkTask):
             return
         connection = await self._connected()
         groups = self._builder.build(records)
+        # Each set of columns needs a temporary table. A batch with too many sets is written in halves.
         if len({(group.table, group.names) for group in groups if self._is_staged(group)}) > STAGINGS_MAX:
             half = len(records) // 2
             await self._write(records[:half], keep=keep)
@@ -311,7 +316,7 @@ class PostgresSinkTask(SinkTask):
             if not self._values["auto.create"]:
                 raise ConnectError(f"table {name} does not exist, and auto.create is false")
             if not (fields := columns_of(writes)):
-                raise DataError(f"table {name} cannot be made from records without a value that is not null")
+                raise DataError(f"table {name} cannot be created: all values of the records are null")
             await self._ddl(connection, sql.create_table(name, fields, writes[0].key))
         elif missing := {one: kind for one, (kind, _) in wanted.items() if one not in table.columns}:
             sql.columns(missing)  # a name that Postgres does not allow is an error of the record, not of the table

@@ -122,6 +122,7 @@ class PostgresSourceTask(SourceTask):
         if not self._readers:
             await asyncio.sleep(self._values["poll.interval.ms"] / 1000)
             return None
+        # All tables were read in turn and none had new rows.
         if self._idle >= len(self._readers):
             await asyncio.sleep(self._values["poll.interval.ms"] / 1000)
             self._idle = 0
@@ -272,6 +273,7 @@ class PostgresSourceConnector(SourceConnector):
         return [{**self._props, "table.whitelist": ",".join(tables[at::count])} for at in range(count)]
 
     def exactly_once_support(self, props: Props) -> ExactlyOnceSupport:
+        # A bulk read begins from the start after a restart, so its records are written again.
         is_bulk = props.get("mode") == "bulk"
         return ExactlyOnceSupport.UNSUPPORTED if is_bulk else ExactlyOnceSupport.SUPPORTED
 

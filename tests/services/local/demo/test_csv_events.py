@@ -61,7 +61,7 @@ def test_a_row_that_cannot_be_an_event_is_sent_with_its_reason(tmp_path: Path) -
     assert [row.get(REFUSED_FIELD) for row in sent] == [
         "row 1 (line 2), column 'user': the key is empty",
         None,
-        "row 3 (line 5), column 'at': 'yesterday' is no ISO 8601 time",
+        "row 3 (line 5), column 'at': 'yesterday' is not an ISO 8601 time",
         "row 4 (line 6), column 'at': the row ends after 1 of 3 columns",
     ]
 
@@ -75,7 +75,9 @@ def test_a_refused_row_is_a_dead_letter_that_says_why(tmp_path: Path) -> None:
         row = msgspec.json.decode(line)
         driver.pipe(events.plan.topic, key=row["user"].encode(), value=line, timestamp=row[TIME_FIELD])
     [letter] = driver.read(events.plan.dead_letters)
-    assert dict(letter.headers)["penstock.dlq.message"] == b"row 2 (line 3), column 'at': 'never' is no ISO 8601 time"
+    assert (
+        dict(letter.headers)["penstock.dlq.message"] == b"row 2 (line 3), column 'at': 'never' is not an ISO 8601 time"
+    )
     [session] = [msgspec.json.decode(record.value or b"") for record in driver.read(events.plan.results)]
     assert (session["key"], session["events"]) == ("ann", 1)
 
@@ -90,7 +92,11 @@ def test_a_refusal_by_the_ingest_names_the_users_column(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "options", "says"),
     [
-        ("user,at\nann,yesterday\n", {}, "row 1 .line 2., column 'at': 'yesterday' is no ISO 8601 time; .*strptime"),
+        (
+            "user,at\nann,yesterday\n",
+            {},
+            "row 1 .line 2., column 'at': 'yesterday' is not an ISO 8601 time; .*strptime",
+        ),
         ("user,at\nann,1714557600000\n", {}, "--time-format epoch_ms reads it"),
         ("user,at\nann,1714557600000\n", {"time_format": "epoch"}, "in the future by .*epoch_ms reads it"),
         ("user,at\nann,2024-05-01\n", {"time_format": "epoch"}, "leave out --time-format"),

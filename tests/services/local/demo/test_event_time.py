@@ -28,7 +28,7 @@ def test_time_formats(time_format: str | None, text: str, expected: int) -> None
 @pytest.mark.parametrize(
     ("time_format", "text", "says"),
     [
-        (None, "", "'' is no ISO 8601 time"),
+        (None, "", "'' is not an ISO 8601 time"),
         ("epoch", "nan", "'nan' does not fit --time-format 'epoch'"),
         ("epoch", "inf", "does not fit"),
         ("%H:%M", "10:00", "before 1970 by --time-format '%H:%M'"),

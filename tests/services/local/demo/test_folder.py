@@ -59,7 +59,7 @@ def test_a_broker_in_the_folder_is_no_data_to_empty(tmp_path: Path) -> None:
 def test_a_folder_that_no_demo_made_is_refused(tmp_path: Path) -> None:
     """Someone else's files are neither removed nor given a lock's company."""
     (tmp_path / "thesis").write_text("mine")
-    with pytest.raises(ConfigError, match="is not empty, and no demo made it"), fresh_folder(tmp_path):
+    with pytest.raises(ConfigError, match="is not empty and was not created by a demo"), fresh_folder(tmp_path):
         pass
     assert [entry.name for entry in tmp_path.iterdir()] == ["thesis"]
     with pytest.raises(ConfigError, match="--data-dir"), fresh_folder(tmp_path / "thesis"):

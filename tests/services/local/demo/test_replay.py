@@ -7,7 +7,7 @@ import asyncio
 import msgspec
 import pytest
 
-from penstock.services.local.demo.replay import IngestRefused, Replay
+from penstock.services.local.demo.replay import IngestRejected, Replay
 
 
 class Endpoint:
@@ -62,7 +62,7 @@ async def test_a_request_that_was_stopped_is_an_error() -> None:
     """What was not looked at must not be lost unseen."""
     async with Endpoint() as endpoint:
         replay = Replay(endpoint.url, "t", iter([b"stop"]), lambda number, message: message)
-        with pytest.raises(IngestRefused, match="there were 1000 errors"):
+        with pytest.raises(IngestRejected, match="there were 1000 errors"):
             await replay.send()
         await replay.close()
 
@@ -81,7 +81,7 @@ async def test_a_batch_that_may_be_stored_is_not_sent_again() -> None:
     """504: a second copy could be stored, so the replay ends and says so."""
     async with Endpoint(504) as endpoint:
         replay = Replay(endpoint.url, "t", iter([b"good", b"good"]), lambda number, message: message)
-        with pytest.raises(IngestRefused, match=r"answered 504: of 2 events 2 may or may not be stored.*not ack"):
+        with pytest.raises(IngestRejected, match=r"answered 504: of 2 events 2 may or may not be stored.*not ack"):
             await replay.send()
         await replay.close()
         assert endpoint.requests == 1

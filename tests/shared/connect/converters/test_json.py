@@ -128,7 +128,7 @@ def test_decimals_may_be_numbers() -> None:
         data = b'{"schema":' + numeric._schema_bytes(decimal_schema(2)) + b',"payload":' + bad + b"}"
         with pytest.raises(DataError):
             numeric.to_connect_data("t", data)
-    with pytest.raises(DataError, match="NaN is no number"):
+    with pytest.raises(DataError, match="NaN is not a number"):
         numeric.from_connect_data("t", decimal_schema(2), Decimal("NaN"))
 
 

@@ -86,7 +86,7 @@ def test_foreign_schemas(json: Any, schema: Schema | None) -> None:
         ({"type": "array"}, "no schema for its items"),
         ({"type": "object", "properties": {"a": {}}}, "no schema for its property 'a'"),
         ({"type": "wave"}, "no equivalent in Connect"),
-        ([], "no JSON Schema"),
+        ([], "not a JSON Schema"),
     ],
 )
 def test_unsupported_json_schemas_are_an_error(json: Any, said: str) -> None:

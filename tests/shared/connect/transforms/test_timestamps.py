@@ -64,5 +64,5 @@ def test_invalid_times_and_formats_are_errors() -> None:
         applied(TimestampConverterValue, True, BOOLEAN, target_type="unix")
     with pytest.raises(ConfigError, match="requires format"):
         configured(TimestampConverterValue, target_type="string")
-    with pytest.raises(ConfigError, match="no date pattern"):
+    with pytest.raises(ConfigError, match="not a date pattern"):
         configured(TimestampConverterValue, target_type="string", format="QQ")
