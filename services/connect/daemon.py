@@ -186,6 +186,7 @@ class ConnectDaemon:
     def _stores(self) -> Stores:
         config = self._config
         kafka = config.kafka
+        # As in Kafka Connect: a standalone worker keeps only source offsets. Its connectors come with the command line.
         if isinstance(config, StandaloneConfig):
             file = FileOffsetStore(Path(config["offset.storage.file.filename"]))
             return Stores(MemoryConfigStore(self._on_change), StatusStore(), file)

@@ -22,7 +22,7 @@ from penstock.shared.connect.errors import ConfigError
 from penstock.shared.connect.redaction import without_passwords
 
 FILES_ALLOWED = "connect.files.allowed"
-NOT_PLAIN = "a URL has no '..', '::', '#', backslash or control characters"
+NOT_PLAIN = "a URL must not have '..', '::', '#', a backslash or control characters"
 LOCAL_SCHEMES = ("file", "local")
 FILE_MODE, FOLDER_MODE = 0o666, 0o777  # The process's umask still applies, as for any other file.
 
@@ -58,7 +58,7 @@ class AllowedFiles:
         if not is_plain(given):
             raise invalid(setting, without_passwords(given), NOT_PLAIN)
         if not any("://" in entry and _url_is_below(given, entry) for entry in self.allowed):
-            raise self._refused(setting, given)
+            raise self._not_allowed(setting, given)
         return given
 
     def check(self, settings: Iterable[str], props: Mapping[str, str]) -> None:
@@ -96,7 +96,7 @@ class AllowedFiles:
     def _local(self, setting: str, given: str) -> LocalPath:
         path = local_path(setting, given)
         if path is None:
-            raise invalid(setting, without_passwords(given), "no file of this machine")
+            raise invalid(setting, without_passwords(given), "must be a file of this machine")
         local = self._allowed_path(setting, path)
         if not local.below:
             raise invalid(setting, given, "a folder, not a file")
@@ -104,7 +104,7 @@ class AllowedFiles:
 
     def _allowed_path(self, setting: str, path: str) -> LocalPath:
         if "\0" in path:
-            raise invalid(setting, path, "a path has no NUL")
+            raise invalid(setting, path, "must not have a NUL character")
         real = Path(os.path.realpath(path))
         for entry in self.allowed:
             if "://" in entry:
@@ -112,13 +112,13 @@ class AllowedFiles:
             folder = Path(os.path.realpath(entry))
             if real.is_relative_to(folder):
                 return LocalPath(folder, real.relative_to(folder).parts)
-        raise self._refused(setting, path)
+        raise self._not_allowed(setting, path)
 
-    def _refused(self, setting: str, given: str) -> ConfigError:
+    def _not_allowed(self, setting: str, given: str) -> ConfigError:
         shown = without_passwords(given)
-        why = f"outside of what the worker's {FILES_ALLOWED} allows, which is {', '.join(self.allowed)}"
+        why = f"not allowed by the worker's {FILES_ALLOWED}={','.join(self.allowed)}"
         if not self.allowed:
-            why = f"this worker allows connectors no files: set {FILES_ALLOWED} in the worker's properties"
+            why = f"this worker does not allow files: set {FILES_ALLOWED} in the worker's properties"
         return invalid(setting, shown, why)
 
 
@@ -135,9 +135,9 @@ def local_path(setting: str, given: str) -> str | None:
         return None
     parts = urlsplit(given)
     if parts.netloc not in ("", "localhost"):
-        raise invalid(setting, given, f"a file URL begins with file:///, and {parts.netloc!r} stands for a machine")
+        raise invalid(setting, given, f"a file URL must begin with file:///, got the host {parts.netloc!r}")
     if parts.query or parts.fragment:
-        raise invalid(setting, given, "a file URL has no '?' or '#': write them as %3F and %23")
+        raise invalid(setting, given, "a file URL must not have '?' or '#': write them as %3F and %23")
     return url2pathname(parts.path)
 
 
@@ -180,7 +180,7 @@ def are_allowed_files(name: str, value: Any) -> None:
     for entry in value or ():
         if "://" in entry:
             if local_path(name, entry) is not None:
-                raise invalid(name, entry, "a folder of this machine is written as a path")
+                raise invalid(name, entry, "a folder of this machine must be written as a path")
             if not is_plain(entry):
                 raise invalid(name, entry, NOT_PLAIN)
         elif not Path(entry).is_absolute():
@@ -198,6 +198,7 @@ def _open_folder(folder: Path, below: Sequence[str], *, make: bool) -> int:
             if make:
                 with contextlib.suppress(FileExistsError):
                     os.mkdir(name, FOLDER_MODE, dir_fd=at)
+            # O_NOFOLLOW: a link that was made after the path was compared must not lead elsewhere.
             following = os.open(name, flags | os.O_NOFOLLOW, dir_fd=at)
             os.close(at)
             at = following

@@ -80,6 +80,7 @@ class _PathConfigProvider(ConfigProvider):
             self._allowed = [Path(path.strip()).resolve() for path in allowed.split(",")]
 
     def _read(self, path: Path) -> str:
+        # Resolved before the comparison: a link or `..` must not lead out of the allowed folders.
         resolved = path.resolve()
         if self._allowed is not None and not any(resolved.is_relative_to(allowed) for allowed in self._allowed):
             raise ConfigError(f"{path} is outside of allowed.paths")
@@ -92,7 +93,7 @@ class _PathConfigProvider(ConfigProvider):
         except OSError as e:
             raise ConfigError(f"{path}: {e.strerror}") from None
         except UnicodeDecodeError:
-            raise ConfigError(f"{path}: no UTF-8") from None
+            raise ConfigError(f"{path}: not UTF-8") from None
 
 
 class FileConfigProvider(_PathConfigProvider):
@@ -144,11 +145,12 @@ class ConfigTransformer:
         return cls(providers)
 
     def resolve(self, props: Mapping[str, str]) -> dict[str, str]:
-        """Returns the configuration with values in place of variables. Raises ConfigError if a provider fails."""
+        """Returns the configuration with variables replaced by their values. Raises ConfigError if a provider fails."""
         return {name: self._resolved(value) if "${" in value else value for name, value in props.items()}
 
     def unresolve(self, made: Mapping[str, str], raw: Mapping[str, str]) -> dict[str, str]:
-        """Returns a configuration that a connector made, with its variables in place of the values it passed on."""
+        """Returns a task configuration of a connector, with the values of variables replaced by the variables."""
+        # Only a value that is still the variable's: a connector may have changed the setting for its task.
         resolved = self.resolve({name: value for name, value in raw.items() if "${" in value})
         return {
             name: raw[name] if name in resolved and resolved[name] == value else value for name, value in made.items()
@@ -172,6 +174,7 @@ class ConfigTransformer:
         }
 
         def mask(text: str, name: str = "") -> str:
+            # The longest first, since a short secret may be a part of a longer one.
             secrets = {**everywhere, **own.get(name, {})}
             for value in sorted(secrets, key=len, reverse=True):
                 text = text.replace(value, secrets[value])

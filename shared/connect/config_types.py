@@ -207,4 +207,4 @@ def regex(name: str, value: Any) -> None:
         try:
             re.compile(value)
         except re.error as e:
-            raise invalid(name, value, f"no regular expression: {e}") from None
+            raise invalid(name, value, f"must be a regular expression: {e}") from None

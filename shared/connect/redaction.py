@@ -129,6 +129,7 @@ def restored(config: Mapping[str, str], before: Mapping[str, str], plugin: type 
             if name not in before:
                 raise BadRequest(f"{name}: {HIDDEN} keeps the stored value, but none is stored")
             value = before[name]
+        # Only for the same URL. Otherwise a client could have the stored password sent to a host of its choice.
         elif HIDDEN in passwords_in(value):
             if _redacted(name, before.get(name, ""), plugin) != value:
                 raise BadRequest(f"{name}: {HIDDEN} keeps the stored password only for the same URL: set the password")

@@ -43,7 +43,7 @@ def _encoding(name: str, value: Any) -> None:
     try:
         codecs.lookup(value)
     except LookupError:
-        raise invalid(name, value, "no such encoding") from None
+        raise invalid(name, value, "unknown encoding") from None
 
 
 class StringConverter(_Both):

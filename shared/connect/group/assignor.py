@@ -8,7 +8,7 @@ If a worker leaves, its work is lost. For `scheduled.rebalance.max.delay.ms` the
 that returns (a restart, a roll-out). After the delay it assigns that work to the workers with the least work, such as a
 worker that returned empty. During the delay, no work is revoked for balance.
 
-Connectors and tasks are balanced separately: no worker has more than one connector, or one task, more than another.
+Connectors and tasks are balanced separately. Two workers' numbers of connectors, or of tasks, differ by at most one.
 
 >>> assignor = IncrementalAssignor(max_delay_ms=300_000)
 >>> configured = Work({"orders"}, {ConnectorTaskId("orders", 0), ConnectorTaskId("orders", 1)})

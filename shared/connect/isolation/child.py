@@ -168,8 +168,8 @@ class Commands:
         running.add_done_callback(self._running.pop)
 
     async def close(self) -> None:
-        """Stops what still runs. What is being stopped ends in order."""
-        # A stop that is in progress ends first: `shutdown` would find its tasks gone and not wait for them.
+        """Stops all work. A stop that is in progress ends first."""
+        # `shutdown` would not wait for tasks that a stop has removed already.
         stops = [running for running, do in self._running.items() if do == "stop"]
         if stops:
             await asyncio.wait(stops)

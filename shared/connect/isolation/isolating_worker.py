@@ -1,15 +1,17 @@
-"""A worker that runs connectors in processes of their own where `penstock.task.isolation=process` (an edge).
+"""A worker that runs connectors in separate processes if `penstock.task.isolation=process` (an edge).
 
-A process is a worker for one connector: for the connector itself, if it is assigned to this worker, and for its tasks
-that are. It starts with the first of them and ends with the last. Here are only their states and last metrics, as its
-events report them.
+A process runs one connector's work on this worker: the connector, if it is assigned here, and those of its tasks that
+are assigned here. It starts with the first of them and ends with the last. This module holds only their states and last
+metrics, as the events of the process report them.
 
-There are three ways in which a process ends.
+A process ends in one of three ways:
+
 1. Everything in it was stopped: its link is closed.
 2. Something in it does not stop within the graceful time: it is killed.
-3. It ends by itself, with a crash or killed by others.
-In cases 2 and 3 the rest of what ran in it has failed. It is started again in another process: together, after the
-backoff of failed tasks, or at once if one of them is started.
+3. It ends by itself, by a crash or a signal.
+
+In cases 2 and 3 the rest of its work has failed. It is started again in a new process: after the backoff of failed
+tasks, or at once if another part of the connector is started.
 """
 
 from __future__ import annotations

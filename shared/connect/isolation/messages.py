@@ -5,14 +5,14 @@ that number, and with its `value` or its error: `error` with its `kind`, `class`
 
 | to the process | |
 |---|---|
-| (the first) | `connector`: its name; `worker`: the worker's settings; `log`: its log's; `levels`: of its loggers |
+| (the first) | `connector`: its name; `worker`, `log`: the worker's settings and log settings; `levels`: of loggers |
 | `do: start_connector` | start it with `config`, and bring it to `target` |
 | `do: start_task` | start the task of `spec`, and bring it to `target` |
 | `do: stop` | stop these `tasks`, where null is the connector itself |
 | `do: target` | bring the connector and its tasks to `target` |
 | `do: task_configs` | the task configurations of the running connector with this `config` |
 | `do: validate` | validate a `config` |
-| `do: alter_offsets` | let the connector with this `config` check offsets, which are `rows`; `sink`: of a sink |
+| `do: alter_offsets` | let the connector with this `config` check the offsets in `rows`; `sink`: whether it is a sink |
 | `do: level` | set the level of the logger `name` to `level` |
 
 | from the process | |

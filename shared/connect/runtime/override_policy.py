@@ -18,7 +18,7 @@ CLIENTS = ("producer", "consumer", "admin")
 
 
 def rejected_overrides(policy: str, overrides: Iterable[str]) -> list[str]:
-    """Returns those of a client's settings that the policy does not allow."""
+    """Returns the client settings that the policy does not allow."""
     kind = policy.lower()
     if kind == "all":
         return []

@@ -80,7 +80,7 @@ class Plugins:
 
     @classmethod
     def installed(cls) -> Plugins:
-        """Returns those that ship with Penstock, and those of installed distributions.
+        """Returns the plugins that ship with Penstock, and those of installed distributions.
 
         A plugin that cannot be imported is left out and logged: it must not keep the worker from starting.
         """

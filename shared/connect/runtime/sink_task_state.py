@@ -211,8 +211,7 @@ class SinkTaskState:
         return self.resumable()
 
     def delivery_failed(self) -> Partitions:
-        """Reports that `put` raised RetriableError. Returns all partitions, to pause while polls go on and the batch is
-        kept."""
+        """Reports that `put` raised RetriableError. Returns all partitions, to pause. The batch is kept."""
         self.paused_for_redelivery = True
         return frozenset(self.assigned)
 

@@ -48,7 +48,7 @@ class TaskThread:
 
         There are three cases:
         1. A default method does nothing: it is called at once.
-        2. A `def` method runs in the thread. If its caller is cancelled, the call goes on.
+        2. A `def` method runs in the thread. If its caller is cancelled, the call continues.
         3. An `async def` method runs on the event loop, when the calls in the thread have returned.
 
         `like` is the method that decides which of these, if it is not `method` itself.

@@ -348,6 +348,6 @@ class Restarts:
         return round(self._backoff.wait_ms(failures + 1))
 
     def forget(self, id: Id) -> None:
-        """Forgets what is no longer on this worker."""
+        """Removes the state of a connector or task that is no longer on this worker."""
         self._failures.pop(id, None)
         self._started_ms.pop(id, None)

@@ -2,7 +2,7 @@
 
 `start` creates the topic if it is missing, and returns when everything in it was read once. From then on `on_record`
 gets each record as it arrives, one after another. `read_to_end` returns when all records that the topic held at the
-time of the call have been handed over. A caller that writes a record and then calls it sees its own write.
+time of the call have been passed to `on_record`. A caller that writes a record and then calls it sees its own write.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class KafkaBasedLog:
         return [await delivery for delivery in deliveries]
 
     async def read_past(self, written: Iterable[RecordMetadata], timeout_ms: int = READ_TO_END_MS) -> None:
-        """Returns when these written records were handed over. For a transaction that is some time after its end."""
+        """Returns when `on_record` has these written records. For a transaction that is some time after its end."""
         ends: dict[TopicPartition, int] = {}
         for record in written:
             tp = TopicPartition(record.topic, record.partition)
@@ -126,7 +126,7 @@ class KafkaBasedLog:
         await self._wait_until(ends, timeout_ms)
 
     async def read_to_end(self, timeout_ms: int = READ_TO_END_MS) -> None:
-        """Returns when all current records were handed over. Raises KafkaTimeout, or the reader's error."""
+        """Returns when `on_record` has all current records. Raises KafkaTimeout, or the reader's error."""
         # Over the admin's connection: on the consumer's own, a lookup waits behind a fetch for new records.
         specs: dict[TopicPartition, OffsetSpec] = dict.fromkeys(self._partitions, "latest")
         await self._wait_until(

@@ -82,7 +82,7 @@ def test_validators() -> None:
         (list_of("a"), ["b"], "must be one of"),
         (non_empty_without_control_characters, "", "may not be empty"),
         (non_empty_without_control_characters, "a\x00", "control sequences"),
-        (regex, "(", "no regular expression"),
+        (regex, "(", "must be a regular expression"),
         (unique_items, ["a", "a"], "Duplicate alias"),
     ):
         with pytest.raises(ConfigError, match=said):

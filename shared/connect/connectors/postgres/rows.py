@@ -1,6 +1,6 @@
 """Converts records to rows: table, columns and key, and the rows of a batch that remain if keys repeat.
 
-A column's type is its schema's, otherwise that of the batch's first value that is not null. A column with only nulls
+A column's type comes from its schema, else from the batch's first value that is not null. A column with only nulls
 has no type: it is not created in a table, and it is left out of the row.
 """
 

@@ -83,5 +83,5 @@ def test_the_string_converter_accepts_other_types() -> None:
     latin = StringConverter()
     latin.configure({"converter.encoding": "ISO-8859-1"}, True)
     assert latin.from_connect_data("t", None, "é") == b"\xe9"
-    with pytest.raises(ConfigError, match="no such encoding"):
+    with pytest.raises(ConfigError, match="unknown encoding"):
         StringConverter().configure({"converter.encoding": "x-none"}, False)

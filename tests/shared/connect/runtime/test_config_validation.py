@@ -86,7 +86,7 @@ def test_a_sink_reads_topics_or_a_pattern(plugins: Plugins) -> None:
     dlq = "errors.deadletterqueue.topic.name"
     assert "dead-letter" in validate_connector(plugins, base | {"topics": "a,d", dlq: "d"}, {}).errors[0]
     assert "dead-letter" in validate_connector(plugins, base | {"topics.regex": "d.*", dlq: "dl"}, {}).errors[0]
-    assert "no regular expression" in errors(topics_regex="(")[0]
+    assert "must be a regular expression" in errors(topics_regex="(")[0]
 
 
 def test_required_exactly_once_is_checked(plugins: Plugins) -> None:
