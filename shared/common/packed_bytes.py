@@ -106,9 +106,9 @@ class PackedBytes(Sequence[bytes | None]):
         """Buffer, offsets and lengths, as kernels take them."""
         return self.data, self.offsets, self.lengths
 
-    def at(self, places: NDArray[Any]) -> PackedBytes:
-        """The strings at these places, given as numbers or as a mask."""
-        return PackedBytes(self.data, self.offsets[places], self.lengths[places])
+    def at(self, indexes: NDArray[Any]) -> PackedBytes:
+        """The strings at these indexes, given as numbers or as a mask."""
+        return PackedBytes(self.data, self.offsets[indexes], self.lengths[indexes])
 
     def tolist(self) -> list[Any]:
         """The strings as Python objects."""
@@ -124,8 +124,8 @@ class PackedBytes(Sequence[bytes | None]):
             copied = self.data[low:high].tobytes()
             strings = [copied[a:b] for a, b in zip(starts, stops, strict=True)]
         if self.has_null:
-            for place in np.flatnonzero(self.lengths < 0).tolist():
-                strings[place] = None  # type: ignore[call-overload]
+            for index in np.flatnonzero(self.lengths < 0).tolist():
+                strings[index] = None  # type: ignore[call-overload]
         return strings
 
     def __iter__(self) -> Iterator[bytes | None]:

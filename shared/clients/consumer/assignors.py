@@ -78,8 +78,8 @@ class RangeAssignor(Assignor):
         for topic, subscribers in _subscribers(partitions, members).items():
             each, more = divmod(partitions[topic], len(subscribers))
             start = 0
-            for place, member_id in enumerate(subscribers):
-                end = start + each + (place < more)
+            for rank, member_id in enumerate(subscribers):
+                end = start + each + (rank < more)
                 assigned[member_id] += [TopicPartition(topic, p) for p in range(start, end)]
                 start = end
         return assigned

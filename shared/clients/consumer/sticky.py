@@ -60,7 +60,7 @@ class _Balance:
     ) -> None:
         self._partitions = partitions
         self._subscribers = subscribers
-        self._place = {member_id: place for place, member_id in enumerate(order)}
+        self._rank = {member_id: rank for rank, member_id in enumerate(order)}
         self._claims: dict[str, dict[str, set[int]]] = {member_id: defaultdict(set) for member_id in order}
         for member_id, (claimed, _) in claims.items():
             for topic, partition in claimed:
@@ -95,14 +95,14 @@ class _Balance:
             for partition in sorted(self._unowned[topic]):
                 at = TopicPartition(topic, partition)
                 ranks = {
-                    member_id: (self._load[member_id], at not in preferred.get(member_id, ()), self._place[member_id])
+                    member_id: (self._load[member_id], at not in preferred.get(member_id, ()), self._rank[member_id])
                     for member_id in self._subscribers[topic]
                 }
                 self._give(topic, partition, min(ranks, key=ranks.__getitem__))
 
     def move(self, *, unowned_alone: bool) -> bool:
         """Move one partition along each step of a path, if that improves the balance. Returns whether it did."""
-        for giver in sorted(self._load, key=lambda member_id: (-self._load[member_id], self._place[member_id])):
+        for giver in sorted(self._load, key=lambda member_id: (-self._load[member_id], self._rank[member_id])):
             path = self._path(giver, unowned_alone=unowned_alone)
             for source, topic, target in path:
                 partition = self._choose(source, topic, target)

@@ -131,7 +131,7 @@ class GroupRequests:
                 self._connection.forget_coordinator("group", self._group_id)
                 await asyncio.sleep(self._member.config.retry_backoff_ms / 1000)
         except PenstockError as e:
-            log.info("the group was not told of the leave", **self.fields(), left_as=member_id, reason=str(e))
+            log.info("LeaveGroup was not sent", **self.fields(), left_as=member_id, reason=str(e))
             return
         for code in (code for code in codes if code != NO_ERROR):
             log.info("LeaveGroup refused", **self.fields(), left_as=member_id, reason=name_of(code))
@@ -145,7 +145,7 @@ class GroupRequests:
             async with asyncio.timeout(FIRST_ANSWER_MS / 1000):
                 return (await joining).member_id
         except (TimeoutError, PenstockError) as e:
-            log.info("the group was not told of the leave", **self.fields(), reason=str(e) or "no answer to the join")
+            log.info("LeaveGroup was not sent", **self.fields(), reason=str(e) or "no answer to the join")
             return ""
 
     async def heartbeats(self) -> None:

@@ -350,6 +350,6 @@ class BatchCompletion:
         callbacks, batch.callbacks = batch.callbacks, []
         for callback in callbacks:
             if batch.error is None:
-                callback.tell(batch.metadata(*callback[:-1]), None)
+                callback.call(batch.metadata(*callback[:-1]), None)
             else:
-                callback.tell(None, batch.error)
+                callback.call(None, batch.error)

@@ -66,15 +66,15 @@ NO_STATE = ProducerState()
 
 
 class Callback(NamedTuple):
-    """A callback for one record's fate, with the fields of the record's metadata; `place` is the record's index."""
+    """A callback for one record's fate, with the fields of its metadata. `record_index` is its index in the batch."""
 
-    place: int
+    record_index: int
     timestamp: int
     key_size: int
     value_size: int
     on_delivery: OnDelivery
 
-    def tell(self, metadata: RecordMetadata | None, error: PenstockError | None) -> None:
+    def call(self, metadata: RecordMetadata | None, error: PenstockError | None) -> None:
         """Call the callback. An exception that it raises is logged and has no other effect."""
         try:
             self.on_delivery(metadata, error)
@@ -205,10 +205,10 @@ class Batch:
         if self.state is not BatchState.OPEN or index in self.removed:
             return False
         insort(self.removed, index)
-        gone = [c for c in self.callbacks if c.place == index]
-        self.callbacks = [c for c in self.callbacks if c.place != index]
+        gone = [c for c in self.callbacks if c.record_index == index]
+        self.callbacks = [c for c in self.callbacks if c.record_index != index]
         for callback in gone:
-            callback.tell(None, self.cancelled_error())
+            callback.call(None, self.cancelled_error())
         return True
 
     def cancelled_records(self) -> None:
@@ -230,7 +230,7 @@ class Batch:
         gone = set(self.removed)
         for index, record in enumerate(r for i, r in enumerate(records) if i not in gone):
             self._builder.append(index, *record)
-        self.callbacks = [c._replace(place=self.position(c.place)) for c in self.callbacks]
+        self.callbacks = [c._replace(record_index=self.position(c.record_index)) for c in self.callbacks]
         self.count -= len(gone)
         return self.count
 
@@ -280,7 +280,9 @@ class Batch:
             if self.sequenced:
                 producer_id, epoch, base = self.producer_state
                 part.data(ProducerState(producer_id, epoch, (base + start) % SEQUENCES))
-            part.callbacks = [c._replace(place=c.place - start) for c in self.callbacks if start <= c.place < end]
+            part.callbacks = [
+                c._replace(record_index=c.record_index - start) for c in self.callbacks if start <= c.record_index < end
+            ]
             part.attempts = self.attempts
             part.splits = self.splits + 1
             part.nodes = self.nodes

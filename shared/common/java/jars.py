@@ -315,9 +315,9 @@ class _PartFile:
 
 
 def _explain_os_error(e: OSError, root: Path, wanted: JarSet) -> str:
-    place = e.filename or root
+    path = e.filename or root
     if e.errno in (errno.ENOSPC, errno.EDQUOT):
-        return f"no space for the jars of {wanted.title}: {place}: {e.strerror}"
+        return f"no space for the jars of {wanted.title}: {path}: {e.strerror}"
     if e.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ENOENT):
-        return f"the cache folder {root} cannot be written ({place}: {e.strerror}); set XDG_CACHE_HOME to one that can"
-    return f"the jars of {wanted.title}: {place}: {e.strerror}"
+        return f"the cache folder {root} cannot be written ({path}: {e.strerror}); set XDG_CACHE_HOME to one that can"
+    return f"the jars of {wanted.title}: {path}: {e.strerror}"

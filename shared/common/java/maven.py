@@ -64,17 +64,17 @@ def find_repository(environ: Mapping[str, str]) -> Repository:
     if url := environ.get(REPOSITORY_VARIABLE):
         return _repository(url, REPOSITORY_VARIABLE)
     maven = maven_home(environ)
-    places = [home_folder(environ) / ".m2" / "settings.xml"]
+    files = [home_folder(environ) / ".m2" / "settings.xml"]
     if maven is not None:
-        places.append(maven / "conf" / "settings.xml")
-    for place in places:
-        if (text := _read(place)) is not None and (found := mirror_of_central(text, place, environ)) is not None:
+        files.append(maven / "conf" / "settings.xml")
+    for file in files:
+        if (text := _read(file)) is not None and (found := mirror_of_central(text, file, environ)) is not None:
             return found
     known = maven_central(maven, _pyspark_jars())
     if known is None:
         raise JarsUnavailable(
             f"no Maven repository is known here: set {REPOSITORY_VARIABLE} to the base URL of Maven Central or of a "
-            f"mirror, or name a mirror in {places[0]}"
+            f"mirror, or name a mirror in {files[0]}"
         )
     return _repository(known, "Maven Central")
 
@@ -105,7 +105,7 @@ def maven_central(maven: Path | None, ivy_folder: Path | None) -> str | None:
     return None
 
 
-def mirror_of_central(text: str, place: Path, environ: Mapping[str, str]) -> Repository | None:
+def mirror_of_central(text: str, file: Path, environ: Mapping[str, str]) -> Repository | None:
     """The mirror of Maven Central in a settings.xml; None if there is none.
 
     As in Maven, a mirror of `central` alone takes precedence over one that covers it by a pattern. Raises
@@ -114,7 +114,7 @@ def mirror_of_central(text: str, place: Path, environ: Mapping[str, str]) -> Rep
     try:
         settings = ElementTree.fromstring(text)  # noqa: S314  (the user's own file)
     except ElementTree.ParseError as e:
-        raise JarsUnavailable(f"{place} cannot be read: {e}; fix it, or set {REPOSITORY_VARIABLE}") from None
+        raise JarsUnavailable(f"{file} cannot be read: {e}; fix it, or set {REPOSITORY_VARIABLE}") from None
     mirrors = settings.findall("{*}mirrors/{*}mirror")
     exact = [mirror for mirror in mirrors if _text(mirror, "mirrorOf") == CENTRAL]
     for mirror in exact or (mirror for mirror in mirrors if covers_central(_text(mirror, "mirrorOf"))):
@@ -122,15 +122,15 @@ def mirror_of_central(text: str, place: Path, environ: Mapping[str, str]) -> Rep
         servers = settings.findall("{*}servers/{*}server")
         server = next((server for server in servers if name and _text(server, "id") == name), None)
         if server is None:
-            return _repository(url, f"the mirror {name} of {place}")
+            return _repository(url, f"the mirror {name} of {file}")
         username = _interpolate(_text(server, "username"), environ)
         password = _interpolate(_text(server, "password"), environ)
         if re.fullmatch(r".*\{.+\}.*", password):
             raise JarsUnavailable(
-                f"the password of the server {name} in {place} is encrypted, which only Maven can read: set "
+                f"the password of the server {name} in {file} is encrypted, which only Maven can read: set "
                 f"{REPOSITORY_VARIABLE} to the mirror's URL with the credentials in it (https://USER:PASSWORD@HOST/…)"
             )
-        return _repository(url, f"the mirror {name} of {place}", username or None, password or None)
+        return _repository(url, f"the mirror {name} of {file}", username or None, password or None)
     return None
 
 
@@ -172,14 +172,14 @@ def _text(element: ElementTree.Element, name: str) -> str:
     return (element.findtext(f"{{*}}{name}") or "").strip()
 
 
-def _read(place: Path) -> str | None:
+def _read(file: Path) -> str | None:
     try:
-        with place.open(encoding="utf-8") as file:
-            return file.read(_SETTINGS_BYTES_MAX)
+        with file.open(encoding="utf-8") as opened:
+            return opened.read(_SETTINGS_BYTES_MAX)
     except FileNotFoundError:
         return None
     except (OSError, UnicodeDecodeError) as e:
-        raise JarsUnavailable(f"{place} cannot be read: {e}; fix it, or set {REPOSITORY_VARIABLE}") from None
+        raise JarsUnavailable(f"{file} cannot be read: {e}; fix it, or set {REPOSITORY_VARIABLE}") from None
 
 
 def _member(jar: Path, name: str) -> str | None:
@@ -194,8 +194,8 @@ def _member(jar: Path, name: str) -> str | None:
 def _pyspark_jars() -> Path | None:
     """The jars that come with pyspark, found without importing it."""
     folders: Iterator[Path] = (
-        Path(place, "jars")
+        Path(folder, "jars")
         for spec in (importlib.util.find_spec("pyspark"),)
-        for place in ((spec and spec.submodule_search_locations) or ())
+        for folder in ((spec and spec.submodule_search_locations) or ())
     )
     return next(folders, None)

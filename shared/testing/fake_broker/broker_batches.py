@@ -18,7 +18,7 @@ from penstock.shared.testing.fake_broker.protocol import ErrorCode
 # base offset, length, leader epoch, magic, crc | attributes, last offset delta, base and max timestamp, producer id,
 # producer epoch, base sequence, record count
 HEADER = struct.Struct(">qiibIhiqqqhii")
-PLACE = struct.Struct(">qii")
+PREFIX = struct.Struct(">qii")
 STAMP = struct.Struct(">hiqq")
 CRC = struct.Struct(">I")
 LENGTH_AT = 12
@@ -49,7 +49,7 @@ class Batch:
     @property
     def leader_epoch(self) -> int:
         """The leader epoch under which it was appended."""
-        return int(PLACE.unpack_from(self.data)[2])
+        return int(PREFIX.unpack_from(self.data)[2])
 
     @property
     def is_transactional(self) -> bool:
@@ -96,7 +96,9 @@ def parse(data: bytes | None) -> Batch:
     if magic != MAGIC:
         raise InvalidBatch(ErrorCode.INVALID_RECORD, f"record batches have the format {MAGIC}, not {magic}")
     if length + LENGTH_AT > len(data) or length + LENGTH_AT < HEADER.size:
-        raise InvalidBatch(ErrorCode.CORRUPT_MESSAGE, f"the batch says {length} bytes, {len(data) - LENGTH_AT} came")
+        raise InvalidBatch(
+            ErrorCode.CORRUPT_MESSAGE, f"the batch has {len(data) - LENGTH_AT} bytes, its header says {length}"
+        )
     if length + LENGTH_AT < len(data):
         raise InvalidBatch(ErrorCode.INVALID_RECORD, "more than one batch for a partition")
     if crc32c(memoryview(data)[CRC_COVERS_FROM:]) != crc:
@@ -110,10 +112,10 @@ def parse(data: bytes | None) -> Batch:
     return Batch(data, 0, last_delta, attributes, first_at, max_at, producer_id, epoch, sequence, count)
 
 
-def place(batch: Batch, offset: int, leader_epoch: int) -> Batch:
+def assign_offset(batch: Batch, offset: int, leader_epoch: int) -> Batch:
     """The batch with the offset and epoch of its position in the log."""
-    head = PLACE.pack(offset, len(batch.data) - LENGTH_AT, leader_epoch)
-    batch.data = head + batch.data[PLACE.size :]
+    head = PREFIX.pack(offset, len(batch.data) - LENGTH_AT, leader_epoch)
+    batch.data = head + batch.data[PREFIX.size :]
     batch.base_offset, batch.last_offset = offset, offset + batch.count - 1
     return batch
 
@@ -136,7 +138,7 @@ def marker(producer_id: int, producer_epoch: int, *, committed: bool, now_ms: in
     record = bytes((len(body) << 1,)) + body
     attributes = TRANSACTIONAL_MASK | CONTROL_MASK
     rest = struct.pack(">hiqqqhii", attributes, 0, now_ms, now_ms, producer_id, producer_epoch, -1, 1) + record
-    data = PLACE.pack(0, 9 + len(rest), 0) + struct.pack(">bI", MAGIC, crc32c(rest)) + rest
+    data = PREFIX.pack(0, 9 + len(rest), 0) + struct.pack(">bI", MAGIC, crc32c(rest)) + rest
     return Batch(data, 0, 0, attributes, now_ms, now_ms, producer_id, producer_epoch, -1, 1)
 
 

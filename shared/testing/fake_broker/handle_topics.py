@@ -173,8 +173,8 @@ def _results(request: Request, act: Callable[[Message], Refusal]) -> list[Messag
 
 def describe_configs(state: ClusterState, request: Request) -> Answer:
     """Every config of a topic, with its value in force. Brokers return none of their configs."""
-    told = request.body.include_synonyms
-    return Message(resources=[_configs(state, row, synonyms=told) for row in request.body.resources])
+    with_synonyms = request.body.include_synonyms
+    return Message(resources=[_configs(state, row, synonyms=with_synonyms) for row in request.body.resources])
 
 
 def _configs(state: ClusterState, row: Message, *, synonyms: bool) -> Message:

@@ -11,7 +11,7 @@ from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from penstock.shared.testing.fake_broker.broker_batches import Batch, marker, place, records, stamp
+from penstock.shared.testing.fake_broker.broker_batches import Batch, assign_offset, marker, records, stamp
 from penstock.shared.testing.fake_broker.producer_states import Appended, ProducerStates
 from penstock.shared.testing.fake_broker.protocol import ErrorCode
 
@@ -104,7 +104,7 @@ class PartitionLog:
         self.producers.fenced(producer_id, producer_epoch)
 
     def _add(self, batch: Batch, leader_epoch: int) -> Batch:
-        place(batch, self.end_offset, leader_epoch)
+        assign_offset(batch, self.end_offset, leader_epoch)
         self.batches.append(batch)
         self._lasts.append(batch.last_offset)
         self.size_bytes += len(batch.data)

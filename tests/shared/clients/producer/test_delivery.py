@@ -194,7 +194,7 @@ async def test_a_delivery_calls_callbacks_as_a_future_does() -> None:
     delivery_of(batch, 0).cancel()
     drained(batch).complete(40, -1)
     for callback in batch.callbacks:
-        callback.tell(batch.metadata(*callback[:-1]), None)
+        callback.call(batch.metadata(*callback[:-1]), None)
     assert told == []
     await turn()
     assert told == [("first", delivery)]
@@ -230,7 +230,7 @@ async def test_a_callback_is_called_after_a_split() -> None:
     delivery.add_done_callback(told.append)
     drained(second).complete(10, -1)
     for callback in second.callbacks:
-        callback.tell(None, None)
+        callback.call(None, None)
     await turn()
     assert told == [delivery, delivery]
     assert delivery.result().offset == 10 + second.count - 1

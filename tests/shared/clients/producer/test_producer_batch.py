@@ -89,7 +89,7 @@ def test_taking_records_back(compression: str) -> None:
     assert [(r.value, r.timestamp, r.key, list(r.headers)) for r in found] == [
         (b"%d" % i, 100 + i, b"k", [("h", b"%d" % i)]) for i in (0, 2, 4)
     ]
-    assert [c.place for c in batch.callbacks] == [2]
+    assert [c.record_index for c in batch.callbacks] == [2]
     assert [located(batch, i)[1] for i in range(5)] == [0, -1, 1, -1, 2]
 
 
@@ -118,7 +118,7 @@ def test_split() -> None:
     assert one.order < two.order < (5, 0)
     assert {(part.attempts, part.nodes) for part in (one, two)} == {(2, (9,))}
     assert {part.created_ms for part in (one, two)} == {0}
-    assert [[c.place for c in part.callbacks] for part in (one, two)] == [
+    assert [[c.record_index for c in part.callbacks] for part in (one, two)] == [
         list(range(one.count)),
         list(range(two.count)),
     ]

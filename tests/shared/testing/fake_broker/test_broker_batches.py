@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from penstock.shared.clients.connection import COMPRESSION, new_batch_builder, read_batches, seal_batch
 from penstock.shared.testing.fake_broker.broker_batches import (
     InvalidBatch,
+    assign_offset,
     marker,
     next_sequence,
     parse,
-    place,
     records,
     stamp,
 )
@@ -40,7 +40,7 @@ def test_a_header_is_read() -> None:
 @pytest.mark.parametrize("codec", ["none", "gzip", "snappy", "lz4", "zstd"])
 def test_a_placed_batch_keeps_its_records(codec: str) -> None:
     """A batch in the log has its offset and epoch, and its checksum still holds."""
-    batch = place(parse(built(b"a" * 100, b"b" * 100, codec=codec)), 50, 3)
+    batch = assign_offset(parse(built(b"a" * 100, b"b" * 100, codec=codec)), 50, 3)
     assert (batch.base_offset, batch.last_offset) == (50, 51)
     (unpacked,) = read_batches(batch.data)
     assert unpacked.validate_crc()
@@ -50,7 +50,7 @@ def test_a_placed_batch_keeps_its_records(codec: str) -> None:
 
 def test_a_stamped_batch_has_the_brokers_time() -> None:
     """Under LogAppendTime every record has the broker's time, and the checksum is right again."""
-    batch = place(stamp(parse(built(b"a", b"b")), 77_000), 0, 0)
+    batch = assign_offset(stamp(parse(built(b"a", b"b")), 77_000), 0, 0)
     (unpacked,) = read_batches(batch.data)
     assert unpacked.validate_crc()
     assert [record.timestamp for record in records(batch, "t", 0)] == [77_000, 77_000]
@@ -59,7 +59,7 @@ def test_a_stamped_batch_has_the_brokers_time() -> None:
 @pytest.mark.parametrize("committed", [True, False])
 def test_markers_are_kafkas(committed: bool) -> None:
     """A marker is a control batch that a client's reader understands."""
-    batch = place(marker(7, 2, committed=committed, now_ms=5), 9, 0)
+    batch = assign_offset(marker(7, 2, committed=committed, now_ms=5), 9, 0)
     (unpacked,) = read_batches(batch.data)
     assert unpacked.validate_crc()
     assert unpacked.is_control_batch

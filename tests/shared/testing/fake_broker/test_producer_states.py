@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.shared.testing.fake_broker.broker_batches import Batch, parse, place
+from penstock.shared.testing.fake_broker.broker_batches import Batch, assign_offset, parse
 from penstock.shared.testing.fake_broker.producer_states import Appended, ProducerStates
 from penstock.shared.testing.fake_broker.protocol import ErrorCode
 from tests.shared.testing.fake_broker.test_broker_batches import built
@@ -17,7 +17,7 @@ def of(sequence: int, *, epoch: int = 0, count: int = 2) -> Batch:
 
 def append(states: ProducerStates, batch: Batch, offset: int) -> None:
     assert states.check(batch) is ErrorCode.NONE
-    states.appended(place(batch, offset, 0))
+    states.appended(assign_offset(batch, offset, 0))
 
 
 def test_the_last_five_are_remembered() -> None:
