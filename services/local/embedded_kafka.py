@@ -177,7 +177,7 @@ class EmbeddedKafka:
         first_start = not self._ports
         for attempts_left in reversed(range(PORT_ATTEMPTS)):
             taken = self._choose_ports() if first_start else dict(self._ports)
-            # A restarted broker keeps its ports, and so does the user's port. A free port needs no check.
+            # The user's port, and the ports of a restarted broker, must be free. The others were just picked as free.
             for listener, port in taken.items():
                 if not first_start or (listener == config.CLIENT_LISTENER and self.settings.port):
                     ports.require_free(self.settings.host, port)
@@ -220,7 +220,7 @@ class EmbeddedKafka:
         folder = self.data_dir / config.LOG_FOLDER
         if self.has_data():
             return True
-        # Formatting a folder with topics would give it another cluster id, and Kafka would not find its data.
+        # A folder with topics must not be formatted again: it would get another cluster id.
         if folder.is_dir() and any(entry.is_dir() for entry in folder.iterdir()):
             raise ConfigError(
                 f"the data folder {self.data_dir} is damaged: {config.LOG_FOLDER}/{META_PROPERTIES} is missing. "

@@ -203,8 +203,8 @@ class WorkerGroup(Member):
         members = self._members or {}
         newest = max(state.config_offset for state in members.values())
         common = Assignment(self.member_id, self.url, max(newest, config_offset))
-        # As ensureLeaderConfig in Kafka Connect: a leader that has not read the newest configs would take new work for
-        # deleted work. It assigns nothing, and all members join again.
+        # As ensureLeaderConfig in Kafka Connect: a leader that has not read the newest configs would revoke the work of
+        # connectors that it does not know yet. It assigns nothing, and all members join again.
         if config_offset < newest:
             plan = Plan({}, {}, {})
             common = replace(common, error=CONFIG_MISMATCH)

@@ -601,7 +601,7 @@ class DistributedHerder(BaseHerder):
         self._commands.put(again, delay_ms)
 
     async def _keep_tasks(self, name: str, made: Sequence[Config]) -> None:
-        # Unchanged configs are not written: each set restarts all tasks of the connector.
+        # Unchanged configs are not written: a new set needs a rebalance and, under exactly-once, restarts all its tasks.
         if not self._differ(name, made):
             return
 

@@ -374,7 +374,7 @@ class AbstractWorkerSourceTask(WorkerTask):
         records = self.to_send or []
         self._reported_topics.clear()
         for index, record in enumerate(records):
-            # After a record that was not sent, `to_send` has the rest from it on, so that nothing is sent twice.
+            # If a record is not sent, `to_send` keeps the records from it on, so that none is lost or sent twice.
             try:
                 produced = await self.parts.conversion.producer_record(record)
             except (Interrupted, asyncio.CancelledError) as e:

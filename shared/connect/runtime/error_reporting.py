@@ -102,7 +102,7 @@ class ErrorReporters:
         errors = [e for e in await asyncio.gather(*pending, return_exceptions=True) if isinstance(e, BaseException)]
         if not errors:
             return None
-        # An error that the task reported and that is not tolerated. Its dead letter is stored.
+        # An error that the task reported and that is not tolerated. It is not a failed write.
         if isinstance(errors[0], ToleranceExceeded):
             return errors[0]
         self._metrics.add("deadletterqueue_produce_failures", len(errors))

@@ -82,7 +82,7 @@ class WorkerConnector:
         return await done
 
     async def _run(self) -> None:
-        # One transition after another, in the order of the requests: a connector's methods never overlap.
+        # One transition after another, in the order of the requests: `start` and `stop` never overlap.
         while True:
             target, done = await self._wanted.get()
             try:

@@ -78,7 +78,7 @@ class OffsetTable:
             topic, partition, offset = record.original
             tp = TopicPartition(topic, partition)
             ends[tp] = max(ends.get(tp, NONE), offset + 1)
-            # Below the offset at which the task began: the topic was deleted and created again.
+            # Earlier records are written and not delivered again: this one is of a topic that was created again.
             if offset < self._begun.get(tp, NONE):
                 raise ConnectError(
                     f"{tp} is read from offset {offset}, and the database has it up to {self._begun[tp]}: was the "
