@@ -83,8 +83,9 @@ class FileStreamSourceTask(SourceTask):
         used = 0
         for at, whole in enumerate(lines):
             last = at == len(lines) - 1
+            # The last line may be incomplete: a \r at the end of the buffer may be the first half of \r\n.
             if len(found) == self._batch_size or (last and not whole.endswith(b"\n")):
-                break  # a \r at the buffer's end may be half of \r\n
+                break
             found.append((whole.rstrip(b"\r\n") if whole.strip(b"\r\n") else b"", len(whole)))
             used += len(whole)
         self._buffer = self._buffer[used:]

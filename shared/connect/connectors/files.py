@@ -57,7 +57,9 @@ def object_store(url: str, options: Mapping[str, str]) -> tuple[Any, str]:
 def _check_options(url: str, options: Mapping[str, str]) -> None:
     """Raise ConfigError if there are options and the URL is a local folder, which takes none."""
     if options and local_path("url", url) is not None:
-        raise ConfigError(f"storage.{next(iter(options))}: url={url} is a folder of this machine, and takes no options")
+        raise ConfigError(
+            f"storage.{next(iter(options))}: url={url} is a folder of this machine, which takes no options"
+        )
 
 
 class FilesSinkTask(SinkTask):
@@ -68,7 +70,9 @@ class FilesSinkTask(SinkTask):
         url = self._values["url"]
         options = with_prefix(props, "storage.")
         _check_options(url, options)
-        self._system, self._root = None, url  # a folder of this machine
+        # Without a store, `url` is a folder of this machine.
+        self._system: Any = None
+        self._root = url
         if local_path("url", url) is None:
             self.context.files.resolved("url", url)
             self._system, self._root = await asyncio.to_thread(object_store, url, options)
@@ -120,6 +124,7 @@ class FilesSinkTask(SinkTask):
     async def _write(self, tp: TopicPartition, count: int) -> None:
         buffer = self._buffers[tp]
         first, last = buffer[0].original[2], buffer[count - 1].original[2]
+        # The name has the first offset, so a file that is written again after a failure replaces itself.
         name = f"{tp.topic}+{tp.partition}+{first:020d}{SUFFIX[self._values['format']]}"
         path = f"{self._root.rstrip('/')}/{tp.topic}/partition={tp.partition}/{name}"
         data = await self._encode(tp, buffer[:count])
@@ -182,6 +187,7 @@ class FilesSinkTask(SinkTask):
             stream.write(data)
 
     async def pre_commit(self, offsets: Offsets) -> Offsets:
+        # Buffered records are not committed: after a failure they are read again.
         return {tp: OffsetAndMetadata(offset) for tp, offset in self._written.items() if tp in offsets}
 
     async def stop(self) -> None:

@@ -1,4 +1,4 @@
-"""The errors of a herder's requests. Each stands for one status of REST.
+"""The errors of a herder's requests. Each has its own HTTP status.
 
 ConnectorNotFound (404), BadRequest (400) and ConfigError (400) are in `penstock.shared.connect.errors`.
 """

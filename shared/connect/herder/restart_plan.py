@@ -3,9 +3,6 @@
 The leader writes RESTARTING for everything in the plan as soon as it takes a request. The workers that then make their
 plans treat RESTARTING as FAILED.
 
-The leader writes RESTARTING of all that it concerns as soon as it takes a request; to the workers that then look at it,
-that is as good as FAILED.
-
 >>> connector = ConnectorStatus("orders", State.RUNNING, "a:8083", 1)
 >>> states = (State.FAILED, State.RUNNING)
 >>> tasks = [TaskStatus(ConnectorTaskId("orders", n), state, "a:8083", 1) for n, state in enumerate(states)]
@@ -23,6 +20,7 @@ from penstock.shared.connect.storage.config_records import RestartRequest
 from penstock.shared.connect.storage.status_records import ConnectorStatus, TaskStatus
 
 TO_RESTART = (State.FAILED, State.RESTARTING)
+"""The states that `only_failed` selects. The leader's announcement has turned FAILED into RESTARTING."""
 
 
 @dataclass(frozen=True, slots=True)

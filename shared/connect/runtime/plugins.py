@@ -87,8 +87,9 @@ class Plugins:
         return cls([*_builtin(), *_entry_points()])
 
     def add(self, plugin: type, name: str | None = None) -> None:
-        """Adds a plugin. A name that is taken keeps its first owner."""
+        """Adds a plugin. If several plugins have a name in common, the first one has it."""
         for kind in kinds_of(plugin):
+            # Without the constructor, which may have side effects.
             version = str(cast(Any, plugin).version(object.__new__(plugin)))
             if not any(desc.plugin is plugin and desc.kind == kind for desc in self._descs):
                 self._descs.append(PluginDesc(class_name(plugin), kind, version, plugin))
@@ -156,6 +157,7 @@ def _names(plugin: type, kind: str, name: str | None) -> Iterator[str]:
     full = class_name(plugin)
     for known in {full: None, full.rpartition(".")[2]: None, plugin.__name__: None}:
         yield known
+        # As in Kafka Connect, `FileStreamSource` names FileStreamSourceConnector.
         if kind in CONNECTOR_KINDS and known.endswith("Connector"):
             yield known.removesuffix("Connector").rpartition(".")[2]
 
@@ -176,6 +178,7 @@ def _imported(path: str, base: type) -> type | None:
 def _builtin() -> Iterator[tuple[str | None, type]]:
     for public, names in BUILTIN.items():
         for name in names:
+            # A connector whose extra is not installed is not listed. Its use reports the extra, see `_check_extra`.
             with suppress(MissingExtra):
                 yield None, builtin(public, name)
 

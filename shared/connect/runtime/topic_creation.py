@@ -62,6 +62,7 @@ class TopicCreationGroups:
             groups.append(
                 TopicCreationGroup(
                     name,
+                    # As in Kafka Connect (KIP-158), the group default matches every topic.
                     _patterns(".*" if name == DEFAULT_GROUP else own.get("include", "")),
                     _patterns("" if name == DEFAULT_GROUP else own.get("exclude", "")),
                     int(own.get("partitions", fallback["partitions"])),

@@ -67,7 +67,8 @@ class TransformationChain:
             own = with_prefix(props, f"transforms.{alias}.")
             transformation: Transformation = plugins.make("transformation", own.get("type", ""))
             transformation.configure(type(transformation).config().parse(own))
-            predicate, negate = None, parse("negate", Type.BOOLEAN, own.get("negate", "false"))
+            predicate = None
+            negate = parse("negate", Type.BOOLEAN, own.get("negate", "false"))
             if (name := own.get("predicate")) is not None:
                 predicate = cls._predicate(plugins, props, name, alias)
             stages.append(TransformationStage(transformation, predicate, negate))
