@@ -9,7 +9,7 @@ zone). A value may also have no schema (JSON without an envelope); it is then pa
 >>> user.validate({"id": "7"})
 Traceback (most recent call last):
     ...
-penstock.errors.DataError: User.id: '7' is no INT64
+penstock.errors.DataError: User.id: '7' is not of type INT64
 """
 
 from __future__ import annotations
