@@ -20,7 +20,7 @@ LIMIT_MS = LIMIT_SECONDS * 1000
 
 @pytest.fixture(autouse=True)
 async def in_time() -> AsyncIterator[None]:
-    """Nothing here waits for ever."""
+    """Limit the time of each test."""
     async with asyncio.timeout(LIMIT_SECONDS * 2):
         yield
 
@@ -29,8 +29,8 @@ async def shell(script: str, tmp_path: Path) -> ChildProcess:
     return await ChildProcess.start(["sh", "-c", script], log_file=tmp_path / "log")
 
 
-async def test_output_goes_to_the_log_and_the_status_comes_back(tmp_path: Path) -> None:
-    """What the child prints is in the log file; `wait` returns its exit status."""
+async def test_output_goes_to_the_log_and_the_status_is_returned(tmp_path: Path) -> None:
+    """The child's output is in the log file, and `wait` returns its exit status."""
     child = await shell("echo out; echo err >&2; exit 7", tmp_path)
     assert await child.wait() == 7
     assert child.log_tail() == ["out", "err"]
@@ -45,7 +45,7 @@ async def test_pid_is_the_childs_own(tmp_path: Path) -> None:
 
 
 async def test_environment_and_folder_are_given(tmp_path: Path) -> None:
-    """The child sees the environment and working folder that it was started with."""
+    """The child has the given environment and working folder."""
     command = [
         sys.executable,
         "-c",
@@ -59,7 +59,7 @@ async def test_environment_and_folder_are_given(tmp_path: Path) -> None:
 
 
 async def test_kill_is_sigkill_of_the_child_itself(tmp_path: Path) -> None:
-    """The child has no chance to tidy up, and its end is seen as SIGKILL."""
+    """A killed child does not clean up, and its status is SIGKILL."""
     child = await shell("trap 'echo tidied' TERM EXIT; while :; do sleep 0.05; done", tmp_path)
     child.kill()
     assert await child.wait() == -signal.SIGKILL
@@ -67,27 +67,27 @@ async def test_kill_is_sigkill_of_the_child_itself(tmp_path: Path) -> None:
 
 
 async def test_terminate_lets_the_child_tidy_up(tmp_path: Path) -> None:
-    """SIGTERM first; a second call is harmless."""
+    """SIGTERM comes first, so the child can clean up, and a second call is harmless."""
     child = await ChildProcess.start(
         [sys.executable, "-c", "import signal, sys; signal.sigwait([signal.SIGTERM]); print('tidied'); sys.exit(3)"],
         log_file=tmp_path / "log",
     )
     status = await child.terminate(LIMIT_MS)
-    assert status in (3, -signal.SIGTERM)  # the signal may come before Python waits for it
+    assert status in (3, -signal.SIGTERM)  # The signal may arrive before Python waits for it.
     assert await child.terminate(LIMIT_MS) == status
 
 
 async def test_terminate_kills_after_its_limit(tmp_path: Path) -> None:
-    """A child that ignores SIGTERM ends all the same."""
+    """A child that ignores SIGTERM is killed after the limit."""
     child = await shell("trap '' TERM; echo deaf; while :; do sleep 0.05; done", tmp_path)
     async with asyncio.timeout(LIMIT_MS / 1000):
-        while child.log_tail() != ["deaf"]:  # noqa: ASYNC110 - the child's own sign of life
+        while child.log_tail() != ["deaf"]:  # noqa: ASYNC110 - the child writes this when it is ready
             await asyncio.sleep(0)
     assert await child.terminate(0) == -signal.SIGKILL
 
 
 async def test_killed_guard_leaves_no_child(tmp_path: Path) -> None:
-    """When the guard is killed, we end the child in its place."""
+    """If the guard is killed, the child is ended without it."""
     child = await shell("exec sleep 1000", tmp_path)
     os.kill(child._guard.pid, signal.SIGKILL)
     assert await child.wait() == -signal.SIGKILL
@@ -96,20 +96,20 @@ async def test_killed_guard_leaves_no_child(tmp_path: Path) -> None:
 
 
 async def test_command_that_does_not_exist_is_named(tmp_path: Path) -> None:
-    """A missing command is a ConfigError with its name, not a child that died."""
+    """A missing command is a ConfigError with its name."""
     with pytest.raises(ConfigError, match="no-such-command: No such file"):
         await ChildProcess.start(["no-such-command"], log_file=tmp_path / "log")
 
 
 async def test_log_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    """A log below something that is no folder is refused by its path."""
+    """A log that cannot be written is a ConfigError with its path."""
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match=r"sh cannot be started: .*file"):
         await ChildProcess.start(["sh"], log_file=tmp_path / "file" / "log")
 
 
 async def test_early_death_shows_the_last_output_of_this_run(tmp_path: Path) -> None:
-    """The error has the status and this run's last lines, not an earlier run's."""
+    """The error of an ended child has the status and this run's last lines, not an earlier run's."""
     (tmp_path / "log").write_text("an earlier run\n")
     child = await shell("echo cannot go on; exit 1", tmp_path)
     await child.wait()
@@ -117,7 +117,7 @@ async def test_early_death_shows_the_last_output_of_this_run(tmp_path: Path) -> 
 
 
 async def test_long_log_is_moved_aside(tmp_path: Path) -> None:
-    """A log over its limit starts anew, and one old one is kept."""
+    """A log over its limit is replaced, and one old log is kept."""
     with (tmp_path / "log").open("wb") as f:
         f.truncate(LOG_MAX_BYTES + 1)
     child = await shell("echo new", tmp_path)
@@ -127,7 +127,7 @@ async def test_long_log_is_moved_aside(tmp_path: Path) -> None:
 
 
 async def test_cancelled_start_leaves_no_child(tmp_path: Path) -> None:
-    """Cancelling `start` ends what it had started: nobody holds the child's pipe any more."""
+    """A cancelled start ends the child."""
     reader, writer = os.pipe()
     starting = asyncio.ensure_future(
         ChildProcess.start(["sleep", "1000"], log_file=tmp_path / "log", pass_fds=(writer,))
@@ -142,21 +142,21 @@ async def test_cancelled_start_leaves_no_child(tmp_path: Path) -> None:
 
 
 async def test_tail_is_bounded_and_survives_a_missing_file(tmp_path: Path) -> None:
-    """Only the last lines are read, and a log that is not there has none."""
+    """Only the last lines are read, and a missing log has none."""
     (tmp_path / "log").write_text("".join(f"{i}\n" for i in range(100_000)))
     assert tail(tmp_path / "log", 2) == ["99998", "99999"]
     assert tail(tmp_path / "missing", 2) == []
 
 
 async def _until_gone(pid: int) -> None:
-    """Raises ProcessLookupError once the process is gone; its new parent reaps it in its own time."""
+    """Raise ProcessLookupError once the process is gone; its new parent reaps it at some time."""
     for _ in range(LIMIT_MS):
         os.kill(pid, 0)
         await asyncio.tasks.sleep(0.001)
 
 
 async def test_piped_output_comes_line_by_line() -> None:
-    """Lines of standard error are given as they come; both outputs are complete once the child has ended."""
+    """Lines of standard error are passed as they arrive, and both outputs are complete once the child has ended."""
     lines: list[str] = []
     child = await ChildProcess.start(["sh", "-c", "echo one >&2; echo result; printf two >&2"], on_line=lines.append)
     assert await child.wait() == 0
@@ -165,7 +165,7 @@ async def test_piped_output_comes_line_by_line() -> None:
 
 
 async def test_of_much_output_the_end_is_kept() -> None:
-    """Output is bounded, whether it has lines or not."""
+    """Output is limited to its end, with and without line ends."""
     script = f"yes | head -c {3 * OUTPUT_BYTES_MAX}; yes | tr -d '\\n' | head -c {3 * OUTPUT_BYTES_MAX} >&2; echo end"
     child = await ChildProcess.start(["sh", "-c", script], on_line=lambda line: None)
     assert await child.wait() == 0
@@ -174,7 +174,7 @@ async def test_of_much_output_the_end_is_kept() -> None:
 
 
 async def test_a_stubborn_child_with_pipes_is_killed() -> None:
-    """SIGTERM first, then SIGKILL to the group; stopping it twice is harmless."""
+    """A child that ignores SIGTERM is killed with its group, and a second stop is harmless."""
     started = asyncio.Event()
     script = "trap '' TERM; echo ready >&2; while :; do sleep 1000; done"
     child = await ChildProcess.start(["sh", "-c", script], on_line=lambda line: started.set())
@@ -183,7 +183,7 @@ async def test_a_stubborn_child_with_pipes_is_killed() -> None:
 
 
 async def test_a_killed_guard_leaves_no_child_that_holds_pipes() -> None:
-    """The end of the guard decides, although the child keeps its output open; a pipe's end proves the child's."""
+    """If the guard is killed, a child that keeps its output open is ended too."""
     started, (reader, writer) = asyncio.Event(), os.pipe()
     command = ["sh", "-c", "echo ready >&2; exec sleep 1000"]
     child = await ChildProcess.start(command, on_line=lambda line: started.set(), pass_fds=(writer,))
@@ -195,8 +195,8 @@ async def test_a_killed_guard_leaves_no_child_that_holds_pipes() -> None:
     os.close(reader)
 
 
-async def test_a_process_that_left_the_group_holds_nobody_up() -> None:
-    """It keeps the pipe open after the child's end."""
+async def test_a_process_outside_of_the_group_does_not_delay_the_end() -> None:
+    """A process that left the group and keeps the pipe open does not delay the child's end."""
     script = (
         "import os, sys, time\nif os.fork() == 0:\n    os.setsid(); time.sleep(5)\nelse:\n    print('out'); sys.exit(3)"
     )

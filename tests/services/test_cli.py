@@ -14,14 +14,14 @@ runner = CliRunner()
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_a_commands_target_is_there(name: str) -> None:
-    """Each command names a function of a module that can be imported."""
+def test_a_commands_target_exists(name: str) -> None:
+    """Each command names a function of an importable module."""
     module, _, function = COMMANDS[name][1].partition(":")
     assert callable(getattr(importlib.import_module(module), function))
 
 
 def test_help_lists_all_commands() -> None:
-    """--help names every command with its text, and no arguments at all show the same."""
+    """--help names every command with its text, as does a call without arguments."""
     for arguments in (["--help"], []):
         shown = " ".join(runner.invoke(app, arguments, env={"COLUMNS": "200"}).output.split())
         for name, (_, _, text, _) in COMMANDS.items():
@@ -43,7 +43,7 @@ def test_an_unknown_command() -> None:
 
 
 def test_flags_are_passed_on() -> None:
-    """A command receives its arguments unchanged, including --help, and its exit status is the process's."""
+    """A command receives its arguments unchanged, and its exit status is the process's."""
     result = runner.invoke(app, ["aggregator", "--http.port=nonsense"])
     assert result.exit_code == 2
     assert "http.port" in result.output

@@ -1,4 +1,4 @@
-"""Exit statuses and lines of commands with subcommands."""
+"""Exit statuses and errors of commands with subcommands."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from penstock.shared.common.errors import ConfigError, KafkaTimeout
 def test_an_error_is_a_line_and_a_status(
     raised: BaseException | None, status: int, line: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What the application raises is said once, on standard error, with the program's name."""
+    """An error of the application is one line on standard error with the program's name, and an exit status."""
     called: list[tuple[list[str], str]] = []
 
     def app(args: list[str], prog_name: str) -> None:
@@ -36,7 +36,7 @@ def test_an_error_is_a_line_and_a_status(
 
 
 def test_an_unknown_error_is_not_swallowed() -> None:
-    """A mistake of the program's own is not made a line."""
+    """An unexpected exception is raised unchanged."""
 
     def app(args: list[str], prog_name: str) -> None:
         raise KeyError("no such field")

@@ -1,4 +1,4 @@
-"""The life of a service, without signals: those need a process of their own."""
+"""The life of a service: start-up, main loop and shutdown. Signals are tested with processes elsewhere."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def _timed_out() -> None:
 
 
 async def _stubborn() -> None:
-    """Goes on when it is cancelled, once."""
+    """Ignore the first cancellation."""
     try:
         await asyncio.Event().wait()
     except asyncio.CancelledError:
@@ -47,7 +47,7 @@ async def _stubborn() -> None:
 
 
 class Service:
-    """Notes what was called; each step can be replaced."""
+    """Records its calls; each step can be replaced."""
 
     def __init__(self, startup: Step = _nothing, main_loop: Step = _nothing, shutdown: Step = _nothing) -> None:
         self._startup, self._main_loop, self._shutdown = startup, main_loop, shutdown
@@ -83,8 +83,8 @@ async def _odd() -> None:
         (_odd, "IllegalState: the background task 'beside' has ended"),
     ],
 )
-async def test_a_background_task_that_ended_is_seen(step: Step, said: str) -> None:
-    """However a task beside the main loop ends by itself, the loop raises it; while all run, nothing is raised."""
+async def test_an_ended_background_task_is_an_error(step: Step, said: str) -> None:
+    """If a background task ended in any way, its error is raised; while all run, nothing is raised."""
     other = asyncio.create_task(_for_ever(), name="other")
 
     async def beside() -> None:
@@ -99,8 +99,8 @@ async def test_a_background_task_that_ended_is_seen(step: Step, said: str) -> No
     assert f"{type(raised.value).__name__}: {raised.value}".startswith(said)
 
 
-def test_work_that_is_done() -> None:
-    """A main loop that returns is a success; each step ran once, in order."""
+def test_a_main_loop_that_returns() -> None:
+    """A main loop that returns is status 0, and each step ran once, in order."""
     service = Service()
     assert run(service) == 0
     assert service.called == ["startup", "main_loop", "shutdown"]
@@ -108,7 +108,7 @@ def test_work_that_is_done() -> None:
 
 @pytest.mark.parametrize("error", [_refused, _broken, _timed_out])
 def test_a_failed_startup(error: Step, capfd: pytest.CaptureFixture[str]) -> None:
-    """An error of start-up is status 1: no main loop, but the shutdown, and the error is said."""
+    """An error of the start-up is logged and is status 1; the shutdown runs and the main loop does not."""
     log.configure(LogSettings(format="json"), "test")
     service = Service(startup=error)
     assert run(service) == 1
@@ -131,11 +131,11 @@ def test_a_failed_shutdown() -> None:
 
 
 def test_a_shutdown_over_its_limit() -> None:
-    """A shutdown that does not end is cut off at the limit, with status 1."""
+    """A shutdown that exceeds its limit is ended with status 1."""
     assert run(Service(shutdown=_for_ever)) == 1
 
 
-async def _port_is_taken() -> None:
+async def _port_in_use() -> None:
     raise ConfigError("http.port: port 1 is taken")
 
 
@@ -147,16 +147,16 @@ async def _refused_in_a_group() -> None:
             inner.create_task(_refused())
 
 
-def test_what_other_settings_mend_is_status_2(capfd: pytest.CaptureFixture[str]) -> None:
-    """A port that is taken or a file that is not there is a wrong setting, also when it shows only at start-up."""
+def test_an_invalid_setting_at_start_up_is_status_2(capfd: pytest.CaptureFixture[str]) -> None:
+    """A ConfigError at start-up, such as for a port in use, is status 2 and one line."""
     log.configure(LogSettings(format="json"), "test")
-    assert run(Service(startup=_port_is_taken)) == 2
+    assert run(Service(startup=_port_in_use)) == 2
     (line,) = capfd.readouterr().err.splitlines()
     assert "http.port: port 1 is taken" in line
 
 
-def test_an_error_of_ours_in_a_group_of_tasks_is_one_line(capfd: pytest.CaptureFixture[str]) -> None:
-    """What a task beside others ended in is said as it is, without the group and its traceback."""
+def test_an_error_in_a_task_group_is_one_line(capfd: pytest.CaptureFixture[str]) -> None:
+    """An expected error of a task in a group is one line without a traceback."""
     log.configure(LogSettings(format="json"), "test")
     assert run(Service(main_loop=_refused_in_a_group)) == 1
     (line,) = capfd.readouterr().err.splitlines()
@@ -165,15 +165,15 @@ def test_an_error_of_ours_in_a_group_of_tasks_is_one_line(capfd: pytest.CaptureF
 
 
 class Settings(DaemonSettings):
-    """Of a service for tests."""
+    """Settings of a service for tests."""
 
 
 def _serve(make: Callable[[Settings], Service], *arguments: str) -> int:
     return daemon.serve("penstock test", Settings, make, arguments)
 
 
-def test_serve_is_the_whole_of_a_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The settings of the arguments reach the service, which is driven to its end within an event loop."""
+def test_serve_runs_a_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The settings of the arguments are passed to the service, which runs in an event loop."""
     monkeypatch.chdir(tmp_path)
     seen = []
 
@@ -188,10 +188,10 @@ def test_serve_is_the_whole_of_a_command(tmp_path: Path, monkeypatch: pytest.Mon
     assert service.called == ["startup", "main_loop", "shutdown"]
 
 
-def test_serve_says_what_is_wrong_before_anything_is_started(
+def test_an_invalid_setting_ends_serve(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What the service's own making refuses is one line with the program's name, and status 2."""
+    """A ConfigError while the service is created is one line with the program's name, and status 2."""
     monkeypatch.chdir(tmp_path)
 
     def make(settings: Settings) -> Service:

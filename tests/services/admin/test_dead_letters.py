@@ -1,4 +1,4 @@
-"""Dead letters written in transactions, on the fake broker.
+"""Counting and reading dead letters that were written in transactions, on the fake broker.
 
 Transaction markers have offsets but are not dead letters.
 """
@@ -36,7 +36,7 @@ async def writer(kafka: KafkaSettings) -> AsyncIterator[Producer]:
 
 
 async def write(producer: Producer, *numbers: int, aborted: int = 0) -> None:
-    """Write so many records in each transaction, and abort one transaction before each."""
+    """Write this many records in each transaction, and abort one transaction before each."""
     for number in numbers:
         for records, commits in ((aborted, False), (number, True)):
             if records:
@@ -47,9 +47,9 @@ async def write(producer: Producer, *numbers: int, aborted: int = 0) -> None:
 
 
 async def test_transaction_markers_are_not_counted(kafka: KafkaSettings) -> None:
-    """50 dead letters in 19 transactions count as 50, not as 69, and aborted ones do not count.
+    """Markers and aborted records do not count: 50 dead letters in 19 transactions are 50, not 69.
 
-    New dead letters are added.
+    New dead letters are added to the count.
     """
     async with Admin(kafka) as admin, writer(kafka) as producer:
         dead_letters = KafkaDeadLetters(kafka, admin)
@@ -66,7 +66,7 @@ async def test_transaction_markers_are_not_counted(kafka: KafkaSettings) -> None
 
 
 async def test_read_newest_returns_the_requested_number(kafka: KafkaSettings) -> None:
-    """The newest offsets may have more markers and aborted records than dead letters."""
+    """The requested number is returned although the newest offsets are mostly markers and aborted records."""
     async with Admin(kafka) as admin, writer(kafka) as producer:
         await write(producer, *[1] * 30, aborted=3)
         answer = await KafkaDeadLetters(kafka, admin).read_newest(TOPIC, 20, None)
@@ -74,7 +74,7 @@ async def test_read_newest_returns_the_requested_number(kafka: KafkaSettings) ->
 
 
 async def test_an_unfinished_count_is_an_upper_bound(kafka: KafkaSettings) -> None:
-    """It is marked as an upper bound, and later calls continue the count."""
+    """A count that ran out of time is marked as an upper bound, and later calls continue it."""
     span = Span("id", 0, 0)
     async with writer(kafka) as producer:
         await write(producer, *[1] * 5)

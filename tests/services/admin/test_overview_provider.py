@@ -41,7 +41,7 @@ class Kafka:
 
 
 async def test_concurrent_requests_sample_the_sources_once() -> None:
-    """Within cache_ms all requests have the same response, at once or after waiting for it."""
+    """Within cache_ms all requests share one response, also those that arrive while it is built."""
     clock, source = Clock(), Counting()
     overview = Overview([source], Kafka(), clock=clock, cache_ms=800)  # type: ignore[arg-type]
     first = await asyncio.gather(*(overview.overview() for _ in range(5)))
@@ -53,7 +53,7 @@ async def test_concurrent_requests_sample_the_sources_once() -> None:
 
 
 async def test_the_sources_are_sampled_again_after_cache_ms() -> None:
-    """Rates are known from the second response on."""
+    """After cache_ms the sources are sampled again; rates are known from the second response on."""
     clock, source = Clock(), Counting()
     overview = Overview([source], Kafka(), clock=clock, cache_ms=800)  # type: ignore[arg-type]
     assert (await overview.overview())["ingest"]["records_per_second"] is None
@@ -63,7 +63,7 @@ async def test_the_sources_are_sampled_again_after_cache_ms() -> None:
 
 
 async def test_an_invalidated_overview_is_built_again() -> None:
-    """The sources are read again after a change. A response in flight at that time is returned, but not kept."""
+    """The sources are read again after a change. A response in flight at that time is returned, but not cached."""
     clock, source = Clock(), Counting()
     overview = Overview([source], Kafka(), clock=clock, cache_ms=800)  # type: ignore[arg-type]
     await overview.overview()

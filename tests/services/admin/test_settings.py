@@ -14,7 +14,7 @@ def load(*arguments: str, **environ: str) -> AdminServiceSettings:
 
 
 def test_services_are_addresses_by_name() -> None:
-    """They come from one variable each, or from one variable with all. A trailing slash does not matter."""
+    """The services come from one variable each or from one JSON variable, and a trailing slash is removed."""
     settings = load(PENSTOCK_SERVICES__PRODUCER="http://producer:8080/", PENSTOCK_SERVICES__AGGREGATOR="https://a")
     assert settings.services == {"producer": "http://producer:8080", "aggregator": "https://a"}
     assert load(PENSTOCK_SERVICES='{"p": "http://p"}').services == {"p": "http://p"}
@@ -22,13 +22,13 @@ def test_services_are_addresses_by_name() -> None:
 
 @pytest.mark.parametrize("url", ["producer:8080", "ftp://producer", "http://", "file:///etc/passwd"])
 def test_an_invalid_address_is_rejected(url: str) -> None:
-    """An invalid address is rejected by the service's name."""
+    """An invalid address is a ConfigError that names the service."""
     with pytest.raises(ConfigError, match=r"services\.producer.*http"):
         load(PENSTOCK_SERVICES__PRODUCER=url)
 
 
 def test_an_open_address_needs_a_token(capsys: pytest.CaptureFixture[str]) -> None:
-    """Without a token the service ends with status 2 and the setting's name."""
+    """Without a token for an open address the service ends with status 2 and the setting's name."""
     with pytest.raises(SystemExit) as e:
         main(["--http.host", "0.0.0.0"])
     assert e.value.code == 2

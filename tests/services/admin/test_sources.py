@@ -39,7 +39,7 @@ def client(app: Any) -> httpx.AsyncClient:
 
 
 async def test_a_service_is_read_through_http() -> None:
-    """A sample has the health with its reason, metrics summed over labels, and streams if the service has them."""
+    """A sample has the health with its reason, metrics summed over labels, and the streams if the service has them."""
     app = create_health_app("aggregator", {"kafka": lambda: CheckResult(False, "no broker")}, registry())
     app.include_router(streams_router(View()))
     sample = await HttpSource("aggregator", "http://a", client(app)).sample()
@@ -49,7 +49,9 @@ async def test_a_service_is_read_through_http() -> None:
 
 
 async def test_a_services_health_as_one_check() -> None:
-    """A service is well, fails with the reasons of its checks, or does not respond."""
+    """The check of a service is ok, fails with the reasons of its checks, or reports that the
+    service does not answer.
+    """
     for ok, detail in ((True, ""), (False, "kafka: no broker")):
         app = create_health_app("a", {"kafka": lambda ok=ok: CheckResult(ok, "no broker")}, registry())  # type: ignore[misc]
         assert await HttpSource("a", "http://a", client(app)).check() == CheckResult(ok, detail)
@@ -59,7 +61,7 @@ async def test_a_services_health_as_one_check() -> None:
 
 
 async def test_a_connect_worker_is_a_service_too() -> None:
-    """Its health is Kafka Connect's: one check, with the reason if it fails."""
+    """A Connect worker's health is one check, with the reason if it fails."""
     for status, ok in (("healthy", True), ("starting", False)):
         body = {"status": status, "message": "as it is"}
         answer = httpx.Response(200 if ok else 503, json=body)
@@ -70,7 +72,7 @@ async def test_a_connect_worker_is_a_service_too() -> None:
 
 
 async def test_a_service_without_streams_has_none() -> None:
-    """The status 404 is no error."""
+    """A 404 of the streams route is no error: the sample has no streams."""
     sample = await HttpSource("consumer", "http://c", client(create_health_app("consumer", {}, registry()))).sample()
     assert (sample.status, sample.streams) == ("ok", None)
 
@@ -100,7 +102,7 @@ async def test_a_service_without_a_valid_response_is_unreachable(answer: httpx.R
 
 
 async def test_a_part_of_this_process_is_read_without_http() -> None:
-    """The sample is the same, without an address."""
+    """A part of this process has the same sample, without an address."""
     sample = await LocalSource("a", {"kafka": lambda: CheckResult(True)}, registry(), View()).sample()
     assert (sample.status, sample.url, sample.detail) == ("ok", "", "")
     assert sample.metrics["penstock_streams_late_records_total"] == 5
@@ -129,8 +131,8 @@ class Down:
         raise BrokerNotAvailable("no broker")
 
 
-async def test_kafka_away_is_said() -> None:
-    """The sample has the error, or the missing response as its error."""
+async def test_an_unreachable_kafka_is_an_error_of_the_sample() -> None:
+    """The sample of an unreachable or silent Kafka has the error."""
     assert (await KafkaSource(Down(silent=False)).sample()).error == "no broker"  # type: ignore[arg-type]
     assert (await KafkaSource(Down(silent=True), timeout_ms=5).sample()).error == "no answer within 5 ms"  # type: ignore[arg-type]
 
@@ -153,7 +155,9 @@ class Busy(MemoryAdmin):
 
 
 async def test_groups_beyond_the_limit_are_counted_and_deleted_ones_left_out() -> None:
-    """Groups with members come first. A group deleted between two requests does not hide the others."""
+    """Groups with members come first, those beyond the limit are counted, and a group deleted
+    between two requests is left out.
+    """
     sample = await KafkaSource(Busy()).sample()
     assert (sample.error, sample.groups_omitted) == ("", 20)
     names = [group["group"] for group in sample.groups]

@@ -38,7 +38,10 @@ class Log(NamedTuple):
 
     @classmethod
     def of(cls, commits: Sequence[Sequence[tuple[str, int]]], guarantee: Any = "exactly_once") -> Log:
-        """Commits that close windows (key, end). Each window is 3 ms long and is followed by two live ones."""
+        """Build a log of commits that close windows (key, end).
+
+        Each window is 3 ms long and is followed by two live ones.
+        """
         log = cls([(None, encode_takeover(1, Takeover("app", "x", 0)))], [])
         for number, windows in enumerate(commits, start=1):
             log.entries.extend(final(key, end, 1, number) for key, end in windows)
@@ -49,7 +52,7 @@ class Log(NamedTuple):
         return log
 
     def columns(self, start: int = 0, count: int | None = None) -> Columns:
-        """The log's records from an offset on."""
+        """The log's records from an offset."""
         rows = self.entries[start:][:count]
         offsets = np.arange(start, start + len(rows))
         return Columns(TOPIC, 0, [k for k, _ in rows], [v for _, v in rows], offsets * 0, offsets)

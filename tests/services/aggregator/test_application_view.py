@@ -1,4 +1,7 @@
-"""The whole application as one instance reports it. The other instances are real apps, called without a network."""
+"""The view of a whole application as one instance reports it.
+
+The other instances are real apps, called without a network.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,7 @@ A, B = "http://a", "http://b"
 
 
 class Instance:
-    """One instance with a row, a window and a task in each of its partitions; with `keys` it has a row of each."""
+    """An instance with a row, a window and a task in each of its partitions; with `keys` it has a row for each key."""
 
     application = "x"
     key_type: Any = "string"
@@ -101,14 +104,14 @@ def order(place: RowPosition) -> tuple[int, RowOrder]:
 Hook = Callable[[httpx.Request], Awaitable[httpx.Response | None]]
 
 
-async def straight_on(request: httpx.Request) -> httpx.Response | None:
+async def no_answer(request: httpx.Request) -> httpx.Response | None:
     return None
 
 
 class Net(httpx.AsyncBaseTransport):
-    """Passes requests to the instances by their address. `hook` may respond in their place."""
+    """Passes requests to the instances by their address. `hook` may respond instead of them."""
 
-    def __init__(self, hook: Hook = straight_on, **instances: Any) -> None:
+    def __init__(self, hook: Hook = no_answer, **instances: Any) -> None:
         self._apps = {name: httpx.ASGITransport(app) for name, app in instances.items()}
         self._hook = hook
         self.asked: list[httpx.Request] = []
@@ -123,8 +126,8 @@ def app_of(instance: Instance, **guard: Any) -> Any:
     return create_app(streams=streams_router(instance, stores_router(instance)), **guard)
 
 
-def whole(own: Instance, *others: tuple[str, Instance], net: Net | None, **settings: Any) -> Whole:
-    """The whole application as instance A reports it, after it has read all instances' metadata."""
+def whole_view(own: Instance, *others: tuple[str, Instance], net: Net | None, **settings: Any) -> Whole:
+    """The whole application as instance A reports it, after it has read the metadata of all instances."""
     known = Instances()
     for offset, (url, one) in enumerate([(A, own), *others]):
         known.apply(offset, url.encode(), encode(one.registration()), 0)
@@ -139,13 +142,12 @@ WANTED: dict[str, Any] = {"key": None, "key_from": None, "key_to": None, "from_m
 WANTED |= {"rows_max": 9, "continuation": None}
 
 
-async def test_each_partition_is_of_the_instance_that_has_it() -> None:
-    """Rows, positions, windows, stores and tasks of both are returned.
-
-    A zombie's data of lost partitions is left out.
+async def test_each_partition_comes_from_its_owner() -> None:
+    """Rows, positions, windows, stores and tasks of both instances are returned, without a
+    zombie's data of lost partitions.
     """
     own, other = Instance("a", {0: 2, 1: 1}), Instance("b", {1: 2, 2: 7})
-    made = whole(own, (B, other), net=Net(b=app_of(other)))
+    made = whole_view(own, (B, other), net=Net(b=app_of(other)))
     answer = await made.read_store("s", partial=False, **WANTED)
     assert [(row["partition"], row["key"]) for row in answer["rows"]] == [(0, "a"), (1, "b"), (2, "b")]
     assert answer["position"] == {"0": {"in": 2}, "1": {"in": 2}, "2": {"in": 7}}
@@ -159,19 +161,19 @@ async def test_each_partition_is_of_the_instance_that_has_it() -> None:
     await made.close()
 
 
-async def test_others_are_asked_of_themselves_alone_with_what_was_asked() -> None:
-    """The others do not forward the request. It carries the token for the other instances and no other token."""
+async def test_requests_to_other_instances_are_local_and_carry_the_token() -> None:
+    """A request to another instance has the same parameters and `local=true`, and only the token for the instances."""
     own, other = Instance("a", {0: 1}), Instance("b", {1: 1, 2: 1})
     net = Net(b=app_of(other, credentials={"all": Credential(secret="x" * 16, scopes=("admin",))}))
-    made = whole(own, (B, other), net=net, tokens={"read": "x" * 16})
-    table = await made.read_store("g", partial=False, **WANTED)  # which is whole here: nobody is asked
+    made = whole_view(own, (B, other), net=net, tokens={"read": "x" * 16})
+    table = await made.read_store("g", partial=False, **WANTED)  # A global table is complete on every instance.
     assert (table["rows"], table["missing"], net.asked) == ([{"key": "k", "value": "a"}], [], [])
     answer = await made.read_store("s", partial=False, **WANTED | {"key": "ann", "from_ms": 5})
     assert {row["key"] for row in answer["rows"]} == {"ann"}
     (asked,) = net.asked
     assert dict(asked.url.params) == {"key": "ann", "from_ms": "5", "rows_max": "9", "local": "true"}
     assert asked.headers["authorization"] == f"Bearer {'x' * 16}"
-    refused = await whole(own, (B, other), net=net).stores()
+    refused = await whole_view(own, (B, other), net=net).stores()
     assert [row["reason"] for row in refused["missing"]] == [
         f"{B}: answers 401: send Authorization: Bearer <token> or basic auth"
     ] * 2
@@ -187,10 +189,9 @@ async def test_others_are_asked_of_themselves_alone_with_what_was_asked() -> Non
         ("500", "answers 500: it broke"),
     ],
 )
-async def test_what_does_not_answer_is_missing_and_said(fault: str, reason: str) -> None:
-    """A request for rows has status 503 with Retry-After and the reason, unless a partial result is allowed.
-
-    Other results include the reason.
+async def test_an_instance_without_a_valid_answer_is_missing(fault: str, reason: str) -> None:
+    """Reading rows is a 503 with Retry-After and the reason, unless a partial result is
+    accepted; other results list the missing partitions.
     """
 
     async def fail(request: httpx.Request) -> httpx.Response | None:
@@ -206,7 +207,7 @@ async def test_what_does_not_answer_is_missing_and_said(fault: str, reason: str)
         return httpx.Response(500, json={"detail": "it broke"})
 
     own, other = Instance("a", {0: 1}), Instance("b", {1: 1, 2: 1})
-    made = whole(own, (B, other), net=Net(fail), timeout_ms=1 if fault == "silent" else 10_000)
+    made = whole_view(own, (B, other), net=Net(fail), timeout_ms=1 if fault == "silent" else 10_000)
     with pytest.raises(Problem) as refused:
         await made.read_store("s", partial=False, **WANTED)
     assert (refused.value.kind.status, refused.value.kind.retry_after_s) == (503, 1)
@@ -218,11 +219,11 @@ async def test_what_does_not_answer_is_missing_and_said(fault: str, reason: str)
     assert len((await made.describe())["missing"]) == 2
 
 
-async def test_what_nobody_has_is_missing_too() -> None:
-    """A partition that is being restored, here or there, and one that no instance has; a task that has just gone."""
+async def test_partitions_without_a_running_task_are_missing() -> None:
+    """A partition is missing if it is restoring, if no instance has it, or if its task has just ended."""
     own, other = Instance("a", {}, (0,)), Instance("b", {1: 1})
     net = Net(b=app_of(Instance("b", {})))
-    made = whole(own, (B, other), net=net)
+    made = whole_view(own, (B, other), net=net)
     answer = await made.read_store("s", partial=True, **WANTED)
     assert {row["partition"]: row["reason"] for row in answer["missing"]} == {
         0: f"being restored by {A}",
@@ -235,36 +236,39 @@ async def test_what_nobody_has_is_missing_too() -> None:
         await made.read_store("x", partial=True, **WANTED)
 
 
-async def test_an_instance_that_knows_nothing_yet_says_so() -> None:
-    """Before it has seen the topics no answer is whole; where the others cannot be known the reason is told."""
+async def test_an_instance_without_metadata_reports_it() -> None:
+    """Before an instance knows the topics a query is a Problem; if the other instances cannot
+    be known, the reason is reported.
+    """
     own = Instance("a", {})
     starting = Whole(own, Instances(), QueriesSettings(), {}, CollectorRegistry(), str, Net())
     own.registration = lambda: Registration("a")  # type: ignore[method-assign]
     with pytest.raises(Problem, match="not known yet"):
         await starting.read_store("s", partial=True, **WANTED)
-    alone = whole(Instance("a", {0: 1}), net=Net(), why_unknown=lambda: "not allowed")
+    alone = whole_view(Instance("a", {0: 1}), net=Net(), why_unknown=lambda: "not allowed")
     reasons = {row["reason"] for row in (await alone.stores())["missing"]}
     assert reasons == {"other instances are not known: not allowed"}
 
 
 async def test_rows_are_cut_over_all_instances() -> None:
-    """The result has as many rows as requested, and shows that there are more."""
+    """The limit applies to the rows of all instances together, and the result shows that there are more."""
     own, other = Instance("a", {0: 1}), Instance("b", {1: 1, 2: 1})
-    made = whole(own, (B, other), net=Net(b=app_of(other)))
+    made = whole_view(own, (B, other), net=Net(b=app_of(other)))
     answer = await made.read_store("s", partial=False, **WANTED | {"rows_max": 2})
     assert ([row["partition"] for row in answer["rows"]], answer["is_cut"]) == ([0, 1], True)
 
 
 @pytest.mark.parametrize("key_type", ["string", "bytes"])
 @pytest.mark.parametrize("zombie", [False, True])
-async def test_pages_are_of_all_instances_as_of_one(zombie: bool, key_type: str, monkeypatch: Any) -> None:
-    """Rows and windows come once each and in one order, whichever instance is asked for the next page, and also where
-    a page of one is full of what it has lost."""
+async def test_pages_over_instances_equal_those_of_one(zombie: bool, key_type: str, monkeypatch: Any) -> None:
+    """Pages contain each row and window once, in one order, whichever instance answers, and
+    also if a zombie's page is full of lost partitions.
+    """
     monkeypatch.setattr(Instance, "key_type", key_type)
-    alone = whole(Instance("all", {0: 1, 1: 2, 2: 3}, keys=9), net=Net())
+    alone = whole_view(Instance("all", {0: 1, 1: 2, 2: 3}, keys=9), net=Net())
     a, b = Instance("a", {0: 1, 2: 3}, keys=9), Instance("b", {0: 0, 1: 2} if zombie else {1: 2}, keys=9)
     known = {A: a, B: b}
-    views = [whole(one, *known.items(), net=Net(a=app_of(a), b=app_of(b))) for one in (a, b)]
+    views = [whole_view(one, *known.items(), net=Net(a=app_of(a), b=app_of(b))) for one in (a, b)]
     for view, url in zip(views, known, strict=True):
         view.url = url
     rows = (await alone.read_store("s", partial=False, **WANTED | {"rows_max": 99}))["rows"]
@@ -290,8 +294,8 @@ async def test_pages_are_of_all_instances_as_of_one(zombie: bool, key_type: str,
 
 
 async def test_a_continuation_of_another_query_is_rejected() -> None:
-    """A continuation is valid only for the same store, key and application. The number of rows of a page may change."""
-    made = whole(Instance("a", {0: 1}, keys=9), net=Net())
+    """A continuation is valid only for the same store, key and application; the page size may change."""
+    made = whole_view(Instance("a", {0: 1}, keys=9), net=Net())
     first = await made.read_store("s", partial=True, **WANTED)
     on = WANTED | {"continuation": first["continuation"]}
     assert len((await made.read_store("s", partial=True, **on | {"rows_max": 20}))["rows"]) == 9
@@ -307,20 +311,22 @@ async def test_a_continuation_of_another_query_is_rejected() -> None:
         Instance.application = before
 
 
-async def test_a_compaction_is_asked_of_the_instance_that_does_it() -> None:
-    """Its rejection is returned unchanged. An unreachable instance is reported."""
+async def test_a_compaction_is_requested_from_its_owner() -> None:
+    """The compaction is requested from the owner of partition 0 and its rejection is returned
+    unchanged; without an owner it is a Problem.
+    """
     own, other = Instance("a", {1: 1}), Instance("b", {0: 1})
     net = Net(b=app_of(other))
-    made = whole(own, (B, other), net=net)
+    made = whole_view(own, (B, other), net=net)
     assert [await made.compact(), await made.compact()] == ["", "one is running"]
     assert (other.compactions, own.compactions) == (2, 0)
-    assert await whole(Instance("a", {0: 1}), net=net).compact() == ""
+    assert await whole_view(Instance("a", {0: 1}), net=net).compact() == ""
     with pytest.raises(Problem, match="no instance has it"):
-        await whole(own, net=net).compact()
+        await whole_view(own, net=net).compact()
 
 
-def test_tokens_open_what_their_credentials_do() -> None:
-    """The owner's token permits everything. An administrator may also read."""
+def test_tokens_have_the_scopes_of_their_credentials() -> None:
+    """The owner's token permits everything, and an administrator's token may also read."""
     load = AggregatorSettings.load
     arguments = ["--topology=a:b"]
     assert tokens_of(load(arguments, environ={})) == {}
@@ -330,18 +336,17 @@ def test_tokens_open_what_their_credentials_do() -> None:
     assert found == {"admin": "fedcba9876543210", "read": "fedcba9876543210"}
 
 
-async def test_others_are_asked_over_tls_by_an_authority_of_ones_own(tmp_path: Path) -> None:
-    """With the authority's file the others respond.
-
-    Without it they are missing, and the reason names the certificate.
+async def test_other_instances_are_verified_by_the_configured_authority(tmp_path: Path) -> None:
+    """With the authority's file the others respond; without it they are missing, and the
+    reason names the certificate.
     """
     authority, own, other = Authority(tmp_path, "authority"), Instance("a", {0: 1}), Instance("b", {1: 1, 2: 1})
     server = HttpServer(app_of(other), HttpSettings(ssl_certfile=authority.issue("server")))
     await server.start()
     try:
-        trusting = whole(own, (server.url, other), net=None, ssl_cafile=authority.cafile)
+        trusting = whole_view(own, (server.url, other), net=None, ssl_cafile=authority.cafile)
         assert (await trusting.stores())["missing"] == []
-        doubting = whole(own, (server.url, other), net=None)
+        doubting = whole_view(own, (server.url, other), net=None)
         assert "CERTIFICATE_VERIFY_FAILED" in (await doubting.stores())["missing"][0]["reason"]
         for one in (trusting, doubting):
             await one.close()
@@ -350,8 +355,8 @@ async def test_others_are_asked_over_tls_by_an_authority_of_ones_own(tmp_path: P
 
 
 @pytest.mark.parametrize("content", [None, "no certificate"])
-def test_an_authority_that_cannot_be_read_is_a_wrong_setting(tmp_path: Path, content: str | None) -> None:
-    """It is named at start-up, because without it every request to the others would fail."""
+def test_an_unreadable_authority_is_an_error(tmp_path: Path, content: str | None) -> None:
+    """An unreadable authority file is a ConfigError at start-up."""
     file = tmp_path / "ca.pem"
     if content is not None:
         file.write_text(content)

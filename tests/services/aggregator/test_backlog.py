@@ -1,4 +1,4 @@
-"""The distance between changelog and lake, as in the metrics."""
+"""The number of changelog records that the lake does not cover, as in the metrics."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from penstock.services.aggregator.backlog import BacklogWatch, uncovered
 from penstock.services.aggregator.settings import AggregatorSettings
 
 
-def test_what_is_uncovered() -> None:
-    """A partition counts from its covered offset. Without one, or if it is gone, it counts from its first record."""
+def test_uncovered_records() -> None:
+    """A partition counts from its covered offset, or from its first record if that offset is unknown or deleted."""
     assert uncovered({0: 10, 1: 10, 2: 10, 3: 0}, {0: 2, 1: 8, 2: 0, 3: 0}, {0: 4, 1: 4}) == 6 + 2 + 10
     assert uncovered({0: 3}, {0: 0}, {0: 5}) == 0
 
 
-def test_nothing_known_is_nan() -> None:
+def test_an_unmeasured_value_is_nan() -> None:
     """An unmeasured value is NaN, because 0 would mean that everything is covered."""
     registry = CollectorRegistry()
     watch = BacklogWatch(AggregatorSettings.load(["--topology=a:b"], environ={}), registry, lambda: False)

@@ -1,4 +1,4 @@
-"""The compaction job's command line and environment."""
+"""The compaction job's command line and environment, and the supervisor's health and history."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def settings(*flags: str, **environ: str) -> AggregatorSettings:
 
 
 def test_the_job_understands_its_command_line() -> None:
-    """The job's settings, read from the command line and the environment, are the aggregator's."""
+    """The job's settings, read from its command line and environment, equal the aggregator's."""
     given = settings(
         "--streams.application-id=app",
         "--compaction.spark-master=local[3]",
@@ -68,9 +68,7 @@ def test_the_job_understands_its_command_line() -> None:
     assert job.log == given.log
 
 
-def test_the_job_does_as_the_aggregator_says_whatever_else_is_in_the_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_job_ignores_settings_of_manual_compactions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Settings in the file for a manual `penstock compact` do not apply to the job."""
     monkeypatch.chdir(tmp_path)
     by_hand = "delete_covered = true\nretention_hours = 24\nclosed_retention_days = 1\nvacuum_every = 9\nruns_max = 3\n"
@@ -84,7 +82,7 @@ def test_the_job_does_as_the_aggregator_says_whatever_else_is_in_the_file(
 
 
 def test_no_secret_in_the_command_line() -> None:
-    """Every user of the machine can read a command line, so secrets are in the environment."""
+    """Secrets are passed in the environment, since every user of the machine can read a command line."""
     given = settings(**SECRETS)
     line = " ".join(command(given))
     for secret in ("hunter2", "hunter3", "hunter4"):
@@ -93,10 +91,7 @@ def test_no_secret_in_the_command_line() -> None:
 
 
 def test_the_environment_is_this_process_with_our_settings_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The job inherits the environment.
-
-    Penstock's settings in it have the values in force here, not those of variables.
-    """
+    """The job inherits the environment, with Penstock's variables replaced by the settings in force."""
     monkeypatch.setenv("PENSTOCK_KAFKA__BOOTSTRAP_SERVERS", "stale:1")
     monkeypatch.setenv("PENSTOCK_DELETE_COVERED", "false")
     monkeypatch.setenv("SOMETHING_ELSE", "kept")
@@ -109,11 +104,11 @@ def test_the_environment_is_this_process_with_our_settings_replaced(monkeypatch:
 
 @pytest.mark.parametrize(("flags", "enabled"), [([], True), (["--no-compaction.enabled"], False)])
 def test_enabled_by_its_switch(flags: list[str], enabled: bool) -> None:
-    """With a lake compaction is on unless it is switched off."""
+    """With a lake, compaction is on unless it is switched off."""
     assert CompactionSupervisor(settings(*flags), CollectorRegistry()).enabled is enabled
 
 
-def test_without_a_lake_there_is_nothing_to_compact_into() -> None:
+def test_without_a_lake_compaction_is_off() -> None:
     """Without a lake compaction is off."""
     given = AggregatorSettings.load(["--topology=a:b"], environ={})
     assert not CompactionSupervisor(given, CollectorRegistry()).enabled
@@ -126,8 +121,8 @@ def test_without_a_lake_there_is_nothing_to_compact_into() -> None:
         (["--topology=a:b", "--streams.lake=l", "--no-compaction.enabled"], "compaction.enabled is false"),
     ],
 )
-def test_that_compaction_is_off_is_said(flags: list[str], why: str, caplog: pytest.LogCaptureFixture) -> None:
-    """It is a warning at start-up, a metric, and a state in /health that is not a failure."""
+def test_disabled_compaction_is_reported(flags: list[str], why: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Disabled compaction is a warning at start-up, a metric, and a state in /health that is not a failure."""
     registry = CollectorRegistry()
     supervisor = CompactionSupervisor(AggregatorSettings.load(flags, environ={}), registry)
     supervisor.warn()
@@ -140,10 +135,9 @@ def test_that_compaction_is_off_is_said(flags: list[str], why: str, caplog: pyte
     assert registry.get_sample_value("penstock_compaction_enabled") == 0
 
 
-def test_too_many_bytes_ask_for_a_compaction() -> None:
-    """A measurement above the limit triggers a compaction.
-
-    A lower or unknown one does not, and without a limit none does.
+def test_too_many_bytes_trigger_a_compaction() -> None:
+    """A measurement above the limit triggers a compaction; a lower or unknown one does not,
+    and without a limit none does.
     """
     asked: list[int] = []
     for flags, sizes in ((["--compaction.changelog-bytes=100"], (99, None, 100, 200)), ([], (10**12,))):
@@ -155,10 +149,9 @@ def test_too_many_bytes_ask_for_a_compaction() -> None:
     assert asked == [7, 7]
 
 
-def test_what_a_compaction_leaves_asks_for_no_other_one() -> None:
-    """Bytes that a job does not cover trigger one compaction.
-
-    A new snapshot or as many further bytes trigger the next one.
+def test_bytes_that_a_compaction_leaves_trigger_no_other_one() -> None:
+    """Bytes that a job does not cover trigger one compaction; the next needs a new snapshot or
+    as many further bytes.
     """
     asked: list[int] = []
     clock = ManualClock(0)
@@ -171,8 +164,10 @@ def test_what_a_compaction_leaves_asks_for_no_other_one() -> None:
     assert asked == [1, 3, 6, 9]
 
 
-def test_health_tells_the_state() -> None:
-    """Where another instance compacts, where all is well, and where no compaction came about for too long."""
+def test_health_has_the_compactions_state() -> None:
+    """The state is `elsewhere` if another instance compacts, `waiting` if all is well, and
+    `behind` after too long without a compaction.
+    """
     manual_clock = ManualClock(1_000_000)
     given, registry, ours = settings(), CollectorRegistry(), False
     watch = BacklogWatch(given, registry, lambda: ours, manual_clock)
@@ -195,14 +190,17 @@ def test_health_tells_the_state() -> None:
     assert math.isnan(registry.get_sample_value("penstock_compaction_last_success_seconds") or 0)
     watch.note(Backlog(70, manual_clock.now_ms() - 5_000))
     newest = registry.get_sample_value("penstock_compaction_last_success_seconds")
-    assert newest == (manual_clock.now_ms() - 5_000) / 1000  # by the lake: this process has seen none
+    # The time comes from the lake, since this process has run no compaction.
+    assert newest == (manual_clock.now_ms() - 5_000) / 1000
     assert supervisor.health().facts["state"] == "waiting"
     assert registry.get_sample_value("penstock_compaction_changelog_records") == 70
     assert registry.get_sample_value("penstock_compaction_snapshot_age_seconds") == 5
 
 
-def test_compactions_of_before_a_restart_are_the_lakes() -> None:
-    """This instance's own compactions come first. Each is listed once, although its commit is in the lake as well."""
+def test_the_history_before_a_restart_comes_from_the_lake() -> None:
+    """Earlier compactions come from the lake, and each of this instance's is listed once
+    although the lake has it too.
+    """
     registry, minute, now_ms = CollectorRegistry(), 60_000, 10**12
     manual_clock = ManualClock(now_ms)
 
@@ -223,5 +221,5 @@ def test_compactions_of_before_a_restart_are_the_lakes() -> None:
     supervisor._history.extendleft([own, lost])
     watch.note(Backlog(0, now_ms, None, (of_lake(now_ms + minute + 5, 4), of_lake(now_ms + 900, 3), *before)))
     assert [run["rows"] for run in supervisor.describe()] == [4, None, 3, 2, 1]
-    watch.note(None)  # the lake does not answer for a while
+    watch.note(None)  # The lake does not answer temporarily.
     assert len(supervisor.describe()) == 5

@@ -21,17 +21,16 @@ from penstock.services.aggregator.key_search import KeySearch
         ("9" * 30, ["9" * 31], [b"9"]),
     ],
 )
-def test_what_is_found(typed: str, found: list[str | bytes], passed_over: list[str | bytes]) -> None:
-    """Text matches a part of a key.
-
-    JSON matches its value, however it is written. A number also matches 4 or 8 bytes.
-    """
+def test_matching_keys(typed: str, found: list[str | bytes], passed_over: list[str | bytes]) -> None:
+    """Text matches a part of a key, JSON matches its value in any notation, and a number also matches 4 or 8 bytes."""
     search = KeySearch(typed)
     assert [key for key in (*found, *passed_over) if search.has(key)] == found
 
 
 def test_whole_keys() -> None:
-    """Whole keys are looked up at once: the text as the store has keys, and a number as serializers write it."""
+    """A search has the exact keys to look up: the text in the store's key type, and a number
+    as serializers write it.
+    """
     assert KeySearch("").exact("string") == []
     assert KeySearch("7").exact("string") == ["7"]
     assert KeySearch("7").exact("bytes") == [b"7", bytes(3) + b"\x07", bytes(7) + b"\x07"]

@@ -22,7 +22,7 @@ def store_of(name: str) -> WindowStore:
 
 
 def tasks() -> dict[int, Any]:
-    """Two partitions with sessions of three keys, and a third that is being restored."""
+    """Two partitions with sessions of three keys, and a third that is restoring."""
     held: dict[int, Any] = {2: SimpleNamespace(task=None)}
     for partition, keys in ((0, [b"ann", b"bob"]), (1, [b"anna"])):
         store = store_of("sessions")
@@ -42,12 +42,12 @@ def found(store: str | None, key: str, limit: int) -> list[Any]:
 
 
 def test_stores_are_counted_by_partition() -> None:
-    """A task that is being restored has none yet."""
+    """Rows are counted by partition, and a restoring task has none yet."""
     assert describe_stores(tasks()) == [{"store": "sessions", "rows": {"0": 2, "1": 1}, "total": 3}]
 
 
-def test_windows_end_last_first_and_are_found_by_key() -> None:
-    """Windows of all partitions are returned up to the limit. Another store has none."""
+def test_windows_are_ordered_by_end_and_found_by_key() -> None:
+    """Windows of all partitions are returned up to the limit, the latest end first."""
     assert [w["key"] for w in found(None, "", 10)] == ["bob", "anna", "ann"]
     assert [w["key"] for w in found("sessions", "an", 10)] == ["anna", "ann"]
     assert [w["key"] for w in found(None, "", 1)] == ["bob"]
@@ -57,7 +57,7 @@ def test_windows_end_last_first_and_are_found_by_key() -> None:
 
 
 def test_pages_of_windows() -> None:
-    """The pages together have each window once, those with the latest end first."""
+    """The pages contain each window once, the latest end first."""
     seen, last = [], None
     while True:
         page = live_windows(tasks(), None, KeySearch(""), 1, last)
@@ -67,8 +67,8 @@ def test_pages_of_windows() -> None:
     assert seen == ["bob", "anna", "ann"]
 
 
-def test_a_key_that_is_named_is_found_in_a_large_store(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only a limited number of rows is searched, and the others are counted. A whole key is still found."""
+def test_an_exact_key_is_found_in_a_large_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A limited number of rows is searched and the others are counted, but an exact key is always found."""
     monkeypatch.setattr("penstock.services.aggregator.live_state.ROWS_LOOKED_AT_MAX", 3)
     for key_type, keys in (
         ("string", ["7", *"abcd", "ee"]),

@@ -13,8 +13,8 @@ from penstock.shared.common.errors import KafkaTimeout
 WAIT_S = 20
 
 
-async def test_what_blocks_there_does_not_hold_the_caller_up() -> None:
-    """The caller's loop continues, and its action lets the work end."""
+async def test_blocking_work_does_not_block_the_caller() -> None:
+    """The caller's loop continues while the work blocks its own loop."""
     has_begun, may_end = threading.Event(), threading.Event()
 
     async def work() -> bool:
@@ -30,8 +30,8 @@ async def test_what_blocks_there_does_not_hold_the_caller_up() -> None:
     await task
 
 
-async def test_an_error_comes_back() -> None:
-    """The error is raised unchanged."""
+async def test_an_error_is_raised_to_the_caller() -> None:
+    """An error is raised to the caller unchanged."""
 
     async def work() -> None:
         raise KafkaTimeout("no answer")
@@ -40,8 +40,8 @@ async def test_an_error_comes_back() -> None:
         await run_in_loop_thread(work)
 
 
-async def test_it_is_cancelled_with_its_caller() -> None:
-    """The wait in the separate loop is cancelled, and its clean-up runs."""
+async def test_work_is_cancelled_with_its_caller() -> None:
+    """A cancelled caller cancels the work, whose clean-up runs."""
     has_begun, has_ended = threading.Event(), threading.Event()
 
     async def work() -> None:

@@ -71,10 +71,10 @@ def _module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.parametrize(("ends", "logged"), [("raises", "ZeroDivisionError"), ("returns", "'backlog' has ended")])
-async def test_a_background_task_that_ends_takes_the_service_along(
+async def test_a_background_task_that_ends_ends_the_service(
     ends: str, logged: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A service without its compactions or measurements does not go on as if it had them: exit status 1, and a line."""
+    """If a background task ends, the service logs an error and exits with status 1."""
     log.configure(LogSettings(format="json"), "test")
     aggregator = Aggregator(AggregatorSettings.load(["--topology=my_topologies:build"], environ={}))
 
@@ -83,7 +83,7 @@ async def test_a_background_task_that_ends_takes_the_service_along(
             raise ZeroDivisionError
 
     class Alone:
-        """The aggregator without what needs Kafka to start and stop."""
+        """The aggregator without the parts that need Kafka."""
 
         main_loop = aggregator.main_loop
 
@@ -101,23 +101,25 @@ async def test_a_background_task_that_ends_takes_the_service_along(
     assert logged in str(said[1])
 
 
-def test_main_says_it_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    """A topology that cannot be loaded ends the service at start-up: one line, exit status 2."""
+def test_an_unloadable_topology_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """A topology that cannot be loaded ends the service at start-up with one line and exit status 2."""
     assert main(["--topology=my_topologies:biuld"]) == 2
     said = capsys.readouterr().err.splitlines()
     assert said[-1].startswith("penstock aggregator: topology: my_topologies:biuld: ")
 
 
-def test_a_name_that_the_lake_cannot_have_ends_it_at_start_up(capsys: pytest.CaptureFixture[str]) -> None:
-    """Not the first compaction, when there is state that could be folded no more: one line, exit status 2."""
+def test_a_name_conflict_in_the_lake_ends_the_service_at_start_up(capsys: pytest.CaptureFixture[str]) -> None:
+    """An aggregation whose name conflicts with a column of the lake ends the service at
+    start-up, not at the first compaction.
+    """
     assert main(["--topology=my_topologies:of_missed", "--streams.lake=lake"]) == 2
     (said,) = capsys.readouterr().err.splitlines()[-1:]
     expected = "store 'visits': aggregation 'missed': the lake's table late/visits has a column 'missed' of its own"
     assert said.startswith(f"penstock aggregator: {expected}")
 
 
-async def test_that_no_partition_runs_is_told_and_is_no_failure() -> None:
-    """Others may have them, or nobody, until the sessions of killed owners have ended: a restart would mend neither."""
+async def test_an_instance_without_partitions_is_healthy() -> None:
+    """An instance without partitions is healthy and reports it, since a restart would not change it."""
     aggregator = Aggregator(AggregatorSettings.load(["--topology=my_topologies:build"], environ={}))
     aggregator._turned_ms = SYSTEM_CLOCK.monotonic_ms()
     aggregator.worker.topics = Prepared(4, 0)
@@ -130,7 +132,7 @@ async def test_that_no_partition_runs_is_told_and_is_no_failure() -> None:
 
 @asynccontextmanager
 async def health_of(cluster: FakeCluster, *arguments: str) -> AsyncIterator[Health]:
-    """The aggregator as it runs, as a health check of its tasks; its loop's error is raised by it."""
+    """Run the aggregator and yield a wait for a result of its task check; errors of its loop are raised."""
     given = [f"--kafka.bootstrap-servers={cluster.bootstrap_servers}", "--http.port=0", *arguments]
     aggregator = Aggregator(AggregatorSettings.load(given, environ={}))
     seen: list[CheckResult] = []
@@ -143,7 +145,7 @@ async def health_of(cluster: FakeCluster, *arguments: str) -> AsyncIterator[Heal
     try:
 
         async def until(ok: bool, said: str) -> list[CheckResult]:
-            """All results up to the first one like that."""
+            """Return all results up to the first one with this state and text."""
             async with asyncio.timeout(WAIT_S):
                 while not seen or seen[-1].ok != ok or said not in seen[-1].detail:
                     if running.done():
@@ -159,8 +161,8 @@ async def health_of(cluster: FakeCluster, *arguments: str) -> AsyncIterator[Heal
         await aggregator.shutdown()
 
 
-async def test_a_missing_topic_is_named_by_health_and_log_at_once(capsys: pytest.CaptureFixture[str]) -> None:
-    """Long before the wait for it is over; once it is there the service starts."""
+async def test_a_missing_topic_is_reported_immediately(capsys: pytest.CaptureFixture[str]) -> None:
+    """A missing topic is reported in health and log immediately, and the service starts once it exists."""
     log.configure(LogSettings(format="json"), "test")
     async with FakeCluster() as cluster, health_of(cluster, "--topology=my_topologies:build") as until:
         results = await until(False, "starting: waiting for the topic in, which Kafka does not have")
@@ -174,9 +176,10 @@ async def test_a_missing_topic_is_named_by_health_and_log_at_once(capsys: pytest
 
 
 @pytest.mark.parametrize("records", [10, NEWEST_RECORDS + 10], ids=["short changelog", "long changelog"])
-async def test_a_service_is_not_well_before_its_topology_is_accepted(records: int) -> None:
-    """One that lacks a store of the state's is refused, and `/health` was never 200 before; the one that wrote it is
-    accepted, of a long changelog before all of it is restored."""
+async def test_health_fails_until_the_topology_is_accepted(records: int) -> None:
+    """A topology without a store of the state is rejected before health is ever ok; the right one is accepted, with a
+    long changelog before it is restored.
+    """
     async with FakeCluster() as cluster:
         cluster.create_topic("in", partitions=1)
         kafka = KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)

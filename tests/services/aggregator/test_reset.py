@@ -22,7 +22,7 @@ OTHERS = ["app", "app-late", "other-changelog", "other-x-repartition"]
 
 
 async def prepare(admin: Admin, lake: Path) -> None:
-    """An application that has read, written and was compacted, beside resources of others."""
+    """Create an application that has read, written and was compacted, beside resources of others."""
     await admin.create_topics([NewTopic(name, 1, 1) for name in (*OWN, *OTHERS)])
     await admin.alter_group_offsets("app", {TopicPartition("app", 0): 0})
     for application in ("app", "other"):
@@ -38,10 +38,10 @@ def arguments(cluster: FakeCluster, *more: str) -> list[str]:
     return ["reset", "--application-id", "app", "--bootstrap-servers", cluster.bootstrap_servers, "--json", *more]
 
 
-async def test_it_is_said_first_and_done_then(
+async def test_a_reset_is_a_dry_run_without_execute(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without --execute nothing changes. With it, the application's resources are deleted, and those of others stay."""
+    """Without --execute nothing changes; with it the application's resources are deleted, and those of others stay."""
     lake, state = tmp_path / "lake", tmp_path / "state"
     monkeypatch.setenv("PENSTOCK_STREAMS__LAKE", str(lake))
     monkeypatch.setenv("PENSTOCK_STREAMS__STATE_DIR", str(state))
@@ -71,10 +71,8 @@ async def test_it_is_said_first_and_done_then(
 async def test_a_snapshot_that_cannot_be_removed_keeps_the_offsets(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A lake at a URI is removed like a folder.
-
-    If its removal fails, that is reported and the offsets stay. No worker starts on the remaining state, and the next
-    reset removes the rest.
+    """If the removal of a lake at a URI fails, the offsets stay, so no worker starts on the
+    remaining state, and the next reset removes the rest.
     """
     lake = tmp_path / "la ke"
     monkeypatch.setenv("PENSTOCK_STREAMS__LAKE", lake.as_uri())
@@ -101,7 +99,7 @@ async def test_a_snapshot_that_cannot_be_removed_keeps_the_offsets(
 
 
 async def test_an_application_whose_name_begins_with_anothers(capsys: pytest.CaptureFixture[str]) -> None:
-    """If one application's name begins with the other's, each is reset without the other's topics."""
+    """If one application's name begins with another's, each is reset without the other's topics."""
     of_app, of_eu = "app-by-user-repartition", "app-eu-by-user-repartition"
     offsets = {TopicPartition("clicks", 0): 3}
     async with FakeCluster() as cluster, Admin(KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)) as admin:
@@ -120,8 +118,8 @@ async def test_an_application_whose_name_begins_with_anothers(capsys: pytest.Cap
     assert (second["topics"], second["unsure"]) == ([of_eu, "app-eu-changelog"], {})
 
 
-async def test_a_running_application_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """While an instance is a member of the group nothing is deleted, and the members are named."""
+async def test_a_running_application_is_not_reset(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """While an instance is a member of the group nothing is deleted, and the error says that it is running."""
     async with FakeCluster() as cluster:
         kafka = KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)
         cluster.create_topic("app", 1)
@@ -134,7 +132,7 @@ async def test_a_running_application_is_refused(tmp_path: Path, capsys: pytest.C
 
 
 def test_the_plan_in_words() -> None:
-    """Each deleted resource has a line. The line of a snapshot names its tables."""
+    """The text of a plan has a line for each deleted resource, and a snapshot's line names its tables."""
     tables = {"closed/visits": TableFiles(2, 34), "state": TableFiles(1, 5)}
     unsure = {"app-x-y-repartition": "app-x"}
     plan = ResetPlan("app", {"t-0": 7}, ["app-changelog"], "s3://lake/app", tables, unsure)
@@ -151,8 +149,8 @@ def test_the_plan_in_words() -> None:
     assert lines_of(ResetPlan("app", {}, [], None, {}, {})) == ["application app: there is nothing to delete"]
 
 
-def test_wrong_arguments(capsys: pytest.CaptureFixture[str]) -> None:
-    """An invalid flag and an invalid setting both end with status 2."""
+def test_invalid_arguments(capsys: pytest.CaptureFixture[str]) -> None:
+    """Invalid flags and invalid settings end with status 2."""
     assert main(["reset", "--execut"]) == 2
     assert main(["reset", "--application-id", "a b"]) == 2
     assert main(["reset", "--application-id", ".."]) == 2

@@ -1,4 +1,4 @@
-"""`penstock streams restore-offsets` on the fake broker: a group's offsets are set back to its changelog."""
+"""`penstock streams restore-offsets` on the fake broker: resetting a group's offsets to its changelog."""
 
 from __future__ import annotations
 
@@ -39,19 +39,19 @@ async def committed(chain: Chain) -> dict[TopicPartition, int]:
     return {at: to.offset for at, to in offsets.items()}
 
 
-async def commit_as_stranger(chain: Chain, offset: int) -> None:
-    """Commit offsets as a foreign consumer does that ran while the application was down."""
+async def commit_as_foreign_consumer(chain: Chain, offset: int) -> None:
+    """Commit offsets like a foreign consumer that ran while the application was down."""
     async with Admin(chain.kafka) as admin:
 
         async def is_empty() -> bool:
             return not (await admin.describe_group(chain.topic)).members
 
-        await until(is_empty)  # a static member stays for a session
+        await until(is_empty)  # A static member stays until its session ends.
         await admin.alter_group_offsets(chain.topic, {TopicPartition(chain.topic, p): offset for p in (0, 1)})
 
 
-async def restarts(chain: Chain, **given: Any) -> None:
-    """Run the application as a supervisor does: it restarts at once whenever it fails."""
+async def restart_forever(chain: Chain, **given: Any) -> None:
+    """Run the application as a supervisor does, with an immediate restart after each failure."""
     while True:
         try:
             await run_until_error(chain.worker(**given))
@@ -61,23 +61,20 @@ async def restarts(chain: Chain, **given: Any) -> None:
 
 @pytest.mark.parametrize("guarantee", ["exactly_once", "at_least_once"])
 @pytest.mark.parametrize("static", [None, "i-1"], ids=["dynamic", "static"])
-async def test_offsets_of_a_stranger_are_set_back_while_the_application_restarts(
+async def test_foreign_offsets_are_reset_while_the_application_restarts(
     capsys: pytest.CaptureFixture[str], guarantee: str, static: str | None
 ) -> None:
-    """The error names all partitions and states that nothing is lost.
-
-    The named command ends the restarts, and all records are processed.
-    """
+    """The error names all partitions and the command, which ends the restarts, and all records are processed."""
     given = {"processing_guarantee": guarantee, "group_instance_id": static, "session_timeout_ms": 1_000}
     async with FakeCluster(configs=QUICK) as cluster, chain_of(cluster, TOPIC) as chain:
         await work(chain, 100, **given)
         await chain.send(40)
-        await commit_as_stranger(chain, 70)
+        await commit_as_foreign_consumer(chain, 70)
         with pytest.raises(GroupAhead, match="This is not lost state") as refused:
             await run_until_error(chain.worker(**given))
         assert refused.value.ahead == (Ahead(FIRST, 70, 50, False), Ahead(SECOND, 70, 50, False))
         assert f"penstock streams restore-offsets --application-id {TOPIC} --execute`" in str(refused.value)
-        loop = asyncio.create_task(restarts(chain, **given))
+        loop = asyncio.create_task(restart_forever(chain, **given))
         assert await command(chain) == 0
         assert await committed(chain) == {FIRST: 70, SECOND: 70}
         assert await command(chain, "--execute") == 0
@@ -97,13 +94,14 @@ async def test_offsets_of_a_stranger_are_set_back_while_the_application_restarts
 
 
 async def test_a_healthy_application_is_left_alone(capsys: pytest.CaptureFixture[str]) -> None:
-    """The offsets of its members are never ahead of the changelog, so none are overwritten."""
+    """Offsets of a healthy application are never ahead of its changelog, so none are overwritten."""
     async with FakeCluster(configs=QUICK) as cluster, chain_of(cluster, TOPIC) as chain:
         worker = chain.worker()
         async with running(worker) as loop:
             for _ in range(5):
                 await chain.send(20)
-                assert await command(chain, "--execute") in (0, 1)  # 1: before the first commit there is no offset
+                # The status is 1 before the first commit, since there is no offset.
+                assert await command(chain, "--execute") in (0, 1)
             await chain.wait_processed(worker)
             assert await command(chain, "--execute") == 0
             assert capsys.readouterr().out.splitlines()[-1] == f"application {TOPIC}: {NOTHING}"
@@ -112,8 +110,8 @@ async def test_a_healthy_application_is_left_alone(capsys: pytest.CaptureFixture
         assert (await chain.values("out"), await chain.values("late")) == offline(TOPIC, chain.sent)
 
 
-async def test_strangers_have_to_go_first(capsys: pytest.CaptureFixture[str]) -> None:
-    """Another consumer that owns the partitions would commit again. It is named, and nothing is changed."""
+async def test_offsets_are_not_reset_while_a_foreign_consumer_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    """A foreign consumer that is a member of the group is named, and nothing is changed."""
     async with FakeCluster(configs=QUICK) as cluster, chain_of(cluster, TOPIC) as chain:
         await work(chain, 100)
         await chain.send(40)
@@ -129,14 +127,11 @@ async def test_strangers_have_to_go_first(capsys: pytest.CaptureFixture[str]) ->
             assert (await committed(chain))[FIRST] == 60
 
 
-async def test_without_a_position_in_the_changelog_it_is_asked_for() -> None:
-    """The changelog does not show whether these partitions were read.
-
-    Only the topic's name restarts them, with empty state.
-    """
+async def test_without_a_position_start_over_is_required() -> None:
+    """Partitions without a position in the changelog are reset only with `--start-over` and the topic's name."""
     async with FakeCluster(configs=QUICK) as cluster, chain_of(cluster, TOPIC) as chain:
         await chain.send(100)
-        await commit_as_stranger(chain, 20)
+        await commit_as_foreign_consumer(chain, 20)
         with pytest.raises(GroupAhead, match=r"has no position.* --execute --start-over clicks`"):
             await run_until_error(chain.worker())
         assert await command(chain, "--execute") == 0
@@ -148,12 +143,11 @@ async def test_without_a_position_in_the_changelog_it_is_asked_for() -> None:
         assert (await chain.values("out"), await chain.values("late")) == offline(TOPIC, chain.sent)
 
 
-async def test_the_lake_has_the_position_where_the_changelog_was_shortened(
+async def test_the_position_of_a_truncated_changelog_comes_from_the_lake(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """If compactions deleted the changelog's records, the snapshot has the position.
-
-    Without the lake, the error reports that.
+    """If the changelog's records were deleted, the position comes from the snapshot; without
+    the lake the error names its setting.
     """
     async with FakeCluster(configs=QUICK) as cluster, chain_of(cluster, TOPIC) as chain:
         await chain.send(100)
@@ -163,7 +157,7 @@ async def test_the_lake_has_the_position_where_the_changelog_was_shortened(
         covered = await write_snapshot(chain, tmp_path)
         await delete_head(chain, {p: offset for p, (_, offset) in covered.items()})
         await chain.send(40)
-        await commit_as_stranger(chain, 60)
+        await commit_as_foreign_consumer(chain, 60)
         assert await command(chain, "--execute") == 1
         assert "streams.lake" in capsys.readouterr().err
         monkeypatch.setenv("PENSTOCK_STREAMS__LAKE", str(tmp_path))
@@ -181,8 +175,8 @@ def progress(**sources: int) -> Progress:
     return Progress("app", "exactly_once", sources, 0, {}, {}, (), 0)
 
 
-def test_the_plan_names_what_stays() -> None:
-    """Offsets of topics and partitions that the application does not read are another consumer's."""
+def test_the_plan_names_unchanged_offsets() -> None:
+    """Offsets of topics and partitions that the application does not read are left unchanged and listed."""
     other, beyond = TopicPartition("other", 0), TopicPartition(TOPIC, 2)
     offsets = {FIRST: own_offset(9), SECOND: OffsetAndMetadata(9), other: OffsetAndMetadata(9), beyond: own_offset(9)}
     plan = compare(StreamsSettings(application_id="app"), offsets, {0: progress(clicks=5), 1: None})

@@ -48,7 +48,7 @@ PROGRESS = Progress("app", "exactly_once", {}, 5, {}, {}, (STORE,), 0)
 CODEC = StateCodec(STORE.state_columns())
 
 
-def test_a_state_that_cannot_be_read_is_named() -> None:
+def test_an_unreadable_state_is_located() -> None:
     """The error has topic, partition and offset of the record itself, not of the record that confirms it."""
     seen = list[TailChange]()
     reader = ChangelogReader(one_by_one(lambda change: seen.append(decode_change(change))))
@@ -61,7 +61,7 @@ def test_a_state_that_cannot_be_read_is_named() -> None:
 
 
 def test_the_store_is_the_only_one_or_named() -> None:
-    """An unknown name, or no name if there are several stores, is rejected with the existing stores."""
+    """An unknown store, or no store if there is no commit, is a ConfigError."""
     assert chosen([PROGRESS], None) == chosen([PROGRESS], "s") == STORE
     with pytest.raises(ConfigError, match="store: t: the application has s"):
         chosen([PROGRESS], "t")
@@ -69,8 +69,8 @@ def test_the_store_is_the_only_one_or_named() -> None:
         chosen([], None)
 
 
-def test_a_wrong_time_names_its_setting(capsys: pytest.CaptureFixture[str]) -> None:
-    """The command ends with status 2, the flag's name and the expected format."""
+def test_an_invalid_time_names_its_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    """An invalid time ends the command with status 2, the flag's name and the expected format."""
     for flag in ("--from", "--to"):
         assert main(["--application", "app", flag, "yesterday"]) == 2
         said = capsys.readouterr().err
@@ -91,13 +91,13 @@ def test_a_wrong_time_names_its_setting(capsys: pytest.CaptureFixture[str]) -> N
         (["--key-from", "z", "--key-to", "a"], "key_from='z' must not be after key_to='a'"),
     ],
 )
-def test_what_can_have_no_answer_is_refused(flags: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """The command ends with status 2 and one line, before any request."""
+def test_impossible_queries_are_rejected(flags: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Queries that cannot have a result end with status 2 and one line, before any request."""
     assert main(["--application", "app", *flags]) == 2
     assert said in capsys.readouterr().err
 
 
-def test_what_is_shown() -> None:
+def test_windows_are_shown_as_rows() -> None:
     """Each window has one row with its bounds in UTC and its results."""
     console = Console(file=io.StringIO(), width=160)
     show(STORE, [FoundWindow(0, 0, 1500, "open", {"n": 4.0})], console)
@@ -108,9 +108,8 @@ def test_what_is_shown() -> None:
 
 
 def test_times_beyond_the_calendar_are_shown_as_ms() -> None:
-    """The bounds of a window after the year 9999 have the form of `--from`.
-
-    No character of a key commands the terminal.
+    """Bounds after the year 9999 are shown in ms, as `--from` accepts them, and control
+    characters of keys are escaped.
     """
     console = Console(file=io.StringIO(), width=160)
     show(STORE, [FoundWindow(0, -1, 10**15, "open", {"n": 4.0}, "\x1b[31m[/b]")], console)
@@ -124,7 +123,7 @@ def test_times_beyond_the_calendar_are_shown_as_ms() -> None:
 def test_no_time_is_cut_on_a_narrow_terminal(
     columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Bounds and status are on one line, however many results there are. A long key continues on the next line."""
+    """Bounds and status are on one line with any number of results, and a long key continues on the next line."""
     monkeypatch.setenv("COLUMNS", str(columns))
     names = [f"aggregation_{i}" for i in range(6)]
     store = msgspec.structs.replace(STORE, aggregations=tuple(AggregationSchema.of(n, Count()) for n in names))
@@ -142,7 +141,9 @@ Window = tuple[int, str, int, int]
 
 
 def write_lake(root: Path, live: list[Window], closed: list[tuple[Window, int]]) -> None:
-    """A snapshot that covers nothing of the changelog: open windows, and closed ones with their changelog offset."""
+    """Write a snapshot that covers nothing of the changelog: open windows, and closed ones
+    with their changelog offset.
+    """
     said = msgspec.json.encode(PROGRESS)
     rows = [
         lake_tables.live(p, "s", key.encode(), start, end, -len(live) + i, {"n_n": 1})
@@ -159,7 +160,7 @@ def write_lake(root: Path, live: list[Window], closed: list[tuple[Window, int]])
 
 
 async def write_tail(cluster: FakeCluster, changes: list[tuple[str, Window]]) -> None:
-    """A changelog of two partitions with one commit each."""
+    """Write a changelog of two partitions with one commit each."""
     cluster.create_topic("app-changelog", 2)
     one = CODEC.pack([1])
     records = [
@@ -178,7 +179,7 @@ async def write_tail(cluster: FakeCluster, changes: list[tuple[str, Window]]) ->
 
 
 async def fill(cluster: FakeCluster, root: Path) -> dict[str, set[Window]]:
-    """Windows of some keys in snapshot and tail, many of which begin at once; those that there are, by status."""
+    """Write windows to snapshot and tail, many with the same start, and return them by status."""
     chance = random.Random(7)
     starts = [chance.choice((0, 0, 50, 100, 150)) for _ in range(90)]
     ends = {(i % 2, f"k{i // 3:02}", start): start + chance.randrange(9) for i, start in enumerate(starts)}
@@ -186,7 +187,8 @@ async def fill(cluster: FakeCluster, root: Path) -> dict[str, set[Window]]:
     chance.shuffle(windows)
     live, closed, in_tail = windows[:30], windows[30:60], windows[60:]
     of_lake = [(window, -1) for window in closed]
-    of_lake += [((0, "torn", 0, end), 99) for end in range(40)]  # appended by a run that ended before its snapshot
+    # These were appended by a run that ended before its snapshot.
+    of_lake += [((0, "torn", 0, end), 99) for end in range(40)]
     of_lake += [(window, 99) for window in in_tail[1::8]]
     write_lake(root, live, of_lake)
     changes = [("live", window) for window in in_tail[::2]] + [("final", window) for window in in_tail[1::2]]
@@ -202,8 +204,7 @@ async def fill(cluster: FakeCluster, root: Path) -> dict[str, set[Window]]:
 
 @pytest.mark.parametrize("status", ["open", "closed", "all"])
 async def test_pages_have_each_window_once(status: Any, tmp_path: Path) -> None:
-    """Of snapshot and tail together, those that begin first come first, however long the pages are; a page has windows
-    as long as there are any."""
+    """Pages of any size contain each window of snapshot and tail once, ordered by start."""
     async with FakeCluster() as cluster:
         there = await fill(cluster, tmp_path)
         wanted = set().union(*(windows for kind, windows in there.items() if status in ("all", kind)))
@@ -228,8 +229,8 @@ async def test_pages_have_each_window_once(status: Any, tmp_path: Path) -> None:
             assert status == "all" or {one.status for one in seen} == {status}
 
 
-async def test_the_command_says_how_to_go_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The printed continuation is a valid argument. With other bounds it is rejected with status 2."""
+async def test_the_command_prints_a_continuation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The printed continuation is a valid argument; with another query it ends with status 2."""
     async with FakeCluster() as cluster:
         there = await fill(cluster, tmp_path)
         flags = ["--application", "app", "--lake", str(tmp_path), "--rows-max", "30", "--json", "--key-to", "kz"]
@@ -248,8 +249,10 @@ async def test_the_command_says_how_to_go_on(tmp_path: Path, capsys: pytest.Capt
         assert "belongs to another query" in capsys.readouterr().err
 
 
-async def test_times_that_no_calendar_has_are_answered(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """This holds for lake and changelog. After all windows there is none, and before all windows the result has all."""
+async def test_queries_with_times_beyond_the_calendar(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Lake and changelog accept bounds outside of the calendar: after all windows there is
+    none, and before all windows there are all.
+    """
     async with FakeCluster() as cluster:
         there = await fill(cluster, tmp_path)
         flags = ["--application", "app", "--lake", str(tmp_path), "--json"]
@@ -259,10 +262,9 @@ async def test_times_that_no_calendar_has_are_answered(tmp_path: Path, capsys: p
             assert len(capsys.readouterr().out.splitlines()) == number
 
 
-async def test_a_lake_that_is_not_there_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The changelog is read, with a note about the folder.
-
-    If the changelog's beginning is gone too, that is the error.
+async def test_a_missing_lake_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without a lake the changelog is read, with a note; if the changelog's beginning is
+    deleted too, that is an error.
     """
     async with FakeCluster() as cluster:
         await fill(cluster, tmp_path / "lake")
@@ -282,8 +284,10 @@ async def test_a_lake_that_is_not_there_is_said(tmp_path: Path, capsys: pytest.C
         assert f"no snapshot covers them (lake: {tmp_path}/no/app has no tables)" in capsys.readouterr().err
 
 
-async def test_an_application_that_is_not_there_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    """Its changelog's name and what makes it; a broker that does not answer is given up within the command's time."""
+async def test_a_missing_application_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
+    """The error for a missing application names its changelog and its setting; an unreachable
+    broker is an error after the timeout.
+    """
     async with FakeCluster() as cluster:
         flags = ["--application", "typo", "--kafka.bootstrap-servers", cluster.bootstrap_servers]
         assert await asyncio.to_thread(main, flags) == 1

@@ -16,8 +16,8 @@ def load(*flags: str) -> AggregatorSettings:
     return AggregatorSettings.load(flags, program="penstock aggregator", environ={})
 
 
-def test_a_topology_is_all_that_is_needed() -> None:
-    """Everything but the topology has a default; without a lake no compaction is configured."""
+def test_only_the_topology_is_required() -> None:
+    """All settings but the topology have defaults, and the lake is unset."""
     settings = load(TOPOLOGY)
     assert settings.topology == "my.topologies:build"
     assert (settings.streams.processing_guarantee, settings.streams.lake) == ("exactly_once", None)
@@ -38,15 +38,15 @@ def test_a_topology_is_all_that_is_needed() -> None:
         ([TOPOLOGY, "--compaction.retention-hours=23"], "compaction.retention_hours"),
     ],
 )
-def test_a_wrong_value_is_refused_by_name(flags: list[str], said: str) -> None:
-    """What is missing or wrong is named at start-up."""
+def test_an_invalid_value_is_an_error_that_names_it(flags: list[str], said: str) -> None:
+    """Missing and invalid settings are a ConfigError that names them."""
     with pytest.raises(ConfigError) as raised:
         load(*flags)
     assert said in str(raised.value)
 
 
-def test_an_aggregator_that_logs_in_with_tokens_compacts() -> None:
-    """Its jobs read Kafka with Penstock's own client, and are told to log in as it does."""
+def test_compaction_jobs_use_the_token_provider() -> None:
+    """With OAUTHBEARER compaction is enabled, and its jobs have the same Kafka settings."""
     flags = ("--kafka.security-protocol=SASL_SSL", "--kafka.sasl-mechanism=OAUTHBEARER")
     flags += ("--kafka.sasl-oauth-token-provider=tokens:give", "--streams.lake=lake")
     settings = load(TOPOLOGY, *flags)

@@ -41,7 +41,7 @@ ALWAYS = (-(2**62), 2**62)
 
 
 def state(*records: dict[str, Any]) -> dict[str, Any]:
-    """The state columns of these records by name."""
+    """The state columns of these records, by name."""
     columns = {}
     for name, aggregation in AGGREGATIONS.items():
         made = aggregation.initial()
@@ -61,14 +61,16 @@ ONE, TWO = {"x": 4.0, "id": "a"}, {"x": 8.0, "id": "b"}
 
 
 def test_results_are_the_aggregations_own() -> None:
-    """The result of a state is the one that its aggregation would forward. A missing column is None."""
+    """The result of a state is the one that its aggregation forwards, and a missing column is None."""
     assert results(STORE, state(ONE, TWO)) == {"n": 2, "mean": 6.0, "least": 4.0, "ids": 2}
     assert results(STORE, state()) == {"n": 0, "mean": None, "least": None, "ids": 0}
     assert results(STORE, {"n_n": 3}) == {"n": 3, "mean": None, "least": None, "ids": None}
 
 
-def test_what_an_operator_keeps_for_itself_is_no_result() -> None:
-    """The highest timestamp of a window of fixed size is in no response, whether the window is open or closed."""
+def test_internal_states_are_not_results() -> None:
+    """The internal highest timestamp of a fixed-size window is not in the results, whether the
+    window is open or closed.
+    """
     own = AggregationSchema.of(LATEST, Latest())
     store = msgspec.structs.replace(STORE, kind="tumbling", aggregations=(own, *SCHEMAS[:1]))
     assert results(store, {"latest_ms_ms": 7, "n_n": 3}) == {"n": 3}
@@ -76,19 +78,16 @@ def test_what_an_operator_keeps_for_itself_is_no_result() -> None:
     assert closed_of_lake(store, row) == FoundWindow(0, 0, 9, "closed", {"n": 3}, "k")
 
 
-def test_closed_results_are_as_open_ones() -> None:
-    """JSON in a table is decoded. The result of an aggregation that was added later is None."""
+def test_results_of_closed_windows_equal_those_of_open_ones() -> None:
+    """JSON in a table is decoded, and an aggregation that was added later is None."""
     listed = AggregationSchema.of("all", CollectList("x", 5))
     store = msgspec.structs.replace(STORE, aggregations=(listed, *SCHEMAS[:2]))
     row = ClosedWindow(0, 0, 9, b"k", 5, "topic", {"all": "[1,null]", "n": 3})
     assert closed_of_lake(store, row).results == {"all": [1, None], "n": 3, "mean": None}
 
 
-def test_the_tail_goes_over_the_snapshot() -> None:
-    """Windows that the tail changes, closes or removes are taken from the tail.
-
-    The others are taken from the snapshot.
-    """
+def test_the_tail_overrides_the_snapshot() -> None:
+    """Windows that the tail changes, closes or removes are taken from the tail, and the others from the snapshot."""
     rows = [(0, 0, 5), (0, 50, 60), (0, 100, 110), (0, 200, 205), (1, 0, 9)]
     live = [{"partition": p, "start_ms": s, "end_ms": e, "state": state(ONE)} for p, s, e in rows]
     tail = [change(LIVE, 50, 70, ONE, TWO), change(FINAL, 0, 5, ONE), change(DELETED, 100), change(LIVE, 300, 300, TWO)]
@@ -102,7 +101,7 @@ def test_the_tail_goes_over_the_snapshot() -> None:
     assert [one.start_ms for one in merge(0, STORE, live, tail, (65, 250))] == [50, 200]
 
 
-def test_a_closed_window_that_is_kept_is_told_once() -> None:
+def test_a_kept_closed_window_is_reported_once() -> None:
     """The live row of a sliding window after its final row is not a separate window."""
     tail = [change(FINAL, 0, 5, ONE), change(LIVE, 0, 5, ONE)]
     assert [one.status for one in merge(0, STORE, [], tail, ALWAYS)] == ["closed"]
@@ -114,8 +113,8 @@ def entries(store: StoreSchema, commit: int, live: bytes) -> list[tuple[bytes | 
     return [(b"k", encode_live(0, 1, commit, 0, 5, live)), (None, encode_progress(1, commit, progress))]
 
 
-def test_a_tail_over_a_change_of_schema_is_read_as_it_was_written() -> None:
-    """Windows written before an aggregation was added have no result of it. Later windows have one."""
+def test_a_tail_is_decoded_by_the_schema_that_wrote_it() -> None:
+    """Windows written before an aggregation was added have no result for it."""
     whole = list(state(ONE).values())
     old = msgspec.structs.replace(STORE, aggregations=SCHEMAS[:1] + SCHEMAS[2:])
     kept = [v for c, v in zip(STORE.state_columns(), whole, strict=True) if not c.name.startswith("mean_")]
@@ -133,7 +132,7 @@ def test_a_tail_over_a_change_of_schema_is_read_as_it_was_written() -> None:
     assert found.results == {"n": 1, "mean": 4.0, "least": 4.0, "ids": 1}
 
 
-def test_windows_of_many_keys_are_each_their_own() -> None:
+def test_windows_of_several_keys_are_independent() -> None:
     """Changes of one key do not affect other keys' windows, and each window has its key."""
     live = [{"partition": 0, "key": key, "start_ms": 0, "end_ms": 4, "state": state(ONE)} for key in (b"k", b"l")]
     found = merged(0, STORE, live, [change(FINAL, 0, 4, ONE, TWO), change(LIVE, 20, 30, TWO)], ALWAYS)

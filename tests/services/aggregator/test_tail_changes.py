@@ -32,10 +32,10 @@ def kept(*changes: Change, reach: tuple[int, int] = (100, 200), keys: KeyRange |
     return [(names[told.operation], told.end) for told in own]
 
 
-def test_of_each_window_the_newest_change_is_kept() -> None:
-    """This holds however often the window grew.
+def test_the_newest_change_of_each_window_is_kept() -> None:
+    """Only the newest change of a window is kept.
 
-    A closed window is no longer open, and one start can be closed with several ends.
+    A closed window is not open, and windows with one start may be closed with several ends.
     """
     assert kept(*(change(LIVE, 90, 90 + i) for i in range(50))) == [("live", 139)]
     assert kept(change(LIVE, 90, 120), change(FINAL, 90, 120)) == [("final", 120)]
@@ -45,7 +45,7 @@ def test_of_each_window_the_newest_change_is_kept() -> None:
     assert kept(change(LIVE, 90, 120), change(LIVE, 90, 120, b"other")) == [("live", 120)] * 2
 
 
-def test_what_is_not_asked_for_is_not_kept() -> None:
+def test_changes_outside_the_query_are_not_kept() -> None:
     """Windows outside the queried times, other keys and other stores are not kept."""
     assert kept(change(LIVE, 90, 99), change(FINAL, 90, 99), change(LIVE, 201, 250), change(DELETED, 201)) == []
     assert kept(change(LIVE, 200, 250), change(FINAL, 90, 100)) == [("live", 250), ("final", 100)]
@@ -53,8 +53,10 @@ def test_what_is_not_asked_for_is_not_kept() -> None:
     assert kept(change(LIVE, 100, 110), change(LIVE, 100, 120, b"j"), keys=KeyRange.of("k")) == [("live", 110)]
 
 
-def test_a_busy_key_can_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The limit applies to windows, not to changes. If there are too many windows, a shorter time has fewer."""
+def test_a_busy_key_can_be_queried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limit applies to windows, not to changes; above it the query is a ConfigError, and a
+    shorter time has fewer windows.
+    """
     monkeypatch.setattr(stored_windows, "CHANGES_MAX", 3)
     grown = [change(LIVE, start, start + i) for start in (100, 120, 140) for i in range(9)]
     assert len(kept(*grown)) == 3

@@ -40,13 +40,13 @@ async def described(cluster: FakeCluster) -> TopicDescription:
         return (await admin.describe_topics([TOPIC]))[TOPIC]
 
 
-def asked(continuation: str | None = None, rows_max: int = 2, **narrowing: Any) -> Any:
+def query_params(continuation: str | None = None, rows_max: int = 2, **narrowing: Any) -> Any:
     nothing: dict[str, Any] = dict.fromkeys(("key", "key_from", "key_to", "from_ms", "to_ms"))
     return {**nothing, "rows_max": rows_max, "continuation": continuation, **narrowing}
 
 
 def search(cluster: FakeCluster | None = None, lake: Path | None = None, **more: Any) -> WindowSearch:
-    """Whose tasks hold a window of each open key, page by page."""
+    """A search whose tasks return a window for each open key, page by page."""
     values: dict[str, Any] = {"topology": "a:b", "streams": {"application_id": "app"}, "queries": more}
     if lake is not None:
         values["streams"]["lake"] = str(lake)
@@ -69,30 +69,30 @@ def search(cluster: FakeCluster | None = None, lake: Path | None = None, **more:
 async def all_pages(searching: WindowSearch, status: Any, **narrowing: Any) -> list[Any]:
     pages, continuation = list[Any](), None
     while True:
-        pages.append(await searching.find(STORE, status, asked(continuation, **narrowing)))
+        pages.append(await searching.find(STORE, status, query_params(continuation, **narrowing)))
         if (continuation := pages[-1]["continuation"]) is None:
             return pages
 
 
-def of(pages: list[Any], status: str) -> list[tuple[int, str, int, int]]:
+def windows_with_status(pages: list[Any], status: str) -> list[tuple[int, str, int, int]]:
     rows = [one for page in pages for one in page["windows"] if one["status"] == status]
     return [(one["partition"], one["key"], one["start_ms"], one["end_ms"]) for one in rows]
 
 
 async def test_before_the_first_compaction_the_changelog_is_read(tmp_path: Path) -> None:
-    """Windows with the earliest start come first, whatever their partition."""
+    """Without a snapshot all windows are read from the changelog, ordered by start."""
     async with FakeCluster() as cluster:
         await write(cluster, *LOGS)
         pages = await all_pages(search(cluster, tmp_path), "closed")
-    assert of(pages, "closed") == sorted(CLOSED_WINDOWS, key=lambda one: one[2])
+    assert windows_with_status(pages, "closed") == sorted(CLOSED_WINDOWS, key=lambda one: one[2])
 
 
 @pytest.mark.parametrize("status", ["closed", "all"])
-async def test_closed_windows_are_the_lakes_and_the_tails(status: Any, tmp_path: Path) -> None:
+async def test_closed_windows_come_from_lake_and_tail(status: Any, tmp_path: Path) -> None:
     """Compacted windows are read from the lake and later ones from the changelog, each once."""
     said = LOGS[0].entries[-1][1]
     assert said is not None
-    covered = 1 + 3 * 4  # the takeover, and three commits of four records
+    covered = 1 + 3 * 4  # This covers the takeover and three commits of four records.
     async with FakeCluster() as cluster:
         await write(cluster, *LOGS)
         topic_id = str((await described(cluster)).topic_id)
@@ -106,16 +106,16 @@ async def test_closed_windows_are_the_lakes_and_the_tails(status: Any, tmp_path:
         write_closed(tmp_path, "app", STORE, [{**c, "topic_id": topic_id} for c in closed])
         pages = await all_pages(search(cluster, tmp_path), status)
         (page,) = await all_pages(search(cluster, tmp_path), "all", key="k1", rows_max=9)
-    assert sorted(of(pages, "closed")) == sorted(CLOSED_WINDOWS)
-    assert len(of(pages, "open")) == (0 if status == "closed" else 4)
+    assert sorted(windows_with_status(pages, "closed")) == sorted(CLOSED_WINDOWS)
+    assert len(windows_with_status(pages, "open")) == (0 if status == "closed" else 4)
     window = {"partition": 0, "key": "k1", "start_ms": 96, "end_ms": 99, "status": "closed", "results": {"n": 1}}
     assert page["windows"] == [window]
 
 
-async def test_without_a_lake_open_windows_are_the_tasks() -> None:
-    """They are read page by page from the tasks of all instances, without the changelog."""
+async def test_without_a_lake_open_windows_come_from_the_tasks() -> None:
+    """Without a lake, open windows are read page by page from the tasks of all instances."""
     pages = await all_pages(search(), "open")
-    assert of(pages, "open") == [(0, key.decode(), 200, 201) for key in OPEN_KEYS]
+    assert windows_with_status(pages, "open") == [(0, key.decode(), 200, 201) for key in OPEN_KEYS]
     assert [len(page["windows"]) for page in pages] == [2, 1]
     window = {"partition": 0, "key": "ann", "start_ms": 200, "end_ms": 201, "status": "open", "results": {"n": 7}}
     assert pages[0]["windows"][0] == window
@@ -124,37 +124,39 @@ async def test_without_a_lake_open_windows_are_the_tasks() -> None:
 
 @pytest.mark.parametrize("status", ["closed", "all"])
 async def test_without_a_lake_there_are_no_closed_windows(status: Any) -> None:
-    """The response is not empty: its error names the required setting."""
+    """Without a lake a query of closed windows is a 409 that names the required setting."""
     with pytest.raises(Problem, match="lake is not set") as problem:
-        await search().find(STORE, status, asked())
+        await search().find(STORE, status, query_params())
     assert problem.value.kind.status == 409
 
 
-async def test_a_continuation_of_another_question_is_refused(tmp_path: Path) -> None:
-    """Whatever it goes on with."""
+async def test_a_continuation_of_another_query_is_an_error(tmp_path: Path) -> None:
+    """A continuation of another query is an error, with and without a lake."""
     with pytest.raises(WrongContinuation):
-        await search().find(STORE, "open", asked("abc"))
+        await search().find(STORE, "open", query_params("abc"))
     async with FakeCluster() as cluster:
         await write(cluster, *LOGS)
         searching = search(cluster, tmp_path)
-        page = await searching.find(STORE, "all", asked())
+        page = await searching.find(STORE, "all", query_params())
         assert page["continuation"] is not None
         with pytest.raises(WrongContinuation):
-            await searching.find(STORE, "all", asked(page["continuation"], key="k1"))
+            await searching.find(STORE, "all", query_params(page["continuation"], key="k1"))
 
 
-async def test_what_is_not_read_in_time_names_the_limits(tmp_path: Path) -> None:
-    """Its own setting, and what makes the reading needless."""
+async def test_a_slow_changelog_is_a_timeout(tmp_path: Path) -> None:
+    """If the changelog is not read in time, the error names the setting and the number of
+    records after the newest compaction.
+    """
     said = r"^app-changelog: not read within queries.changelog_timeout_ms=1. \d+ records are past the newest compaction"
     log = Log.of([[("k" * 300_000, t)] for t in range(10)])
     async with FakeCluster() as cluster:
         await write(cluster, log)
         with pytest.raises(KafkaTimeout, match=said):
-            await search(cluster, tmp_path, changelog_timeout_ms=1).find(STORE, "closed", asked())
+            await search(cluster, tmp_path, changelog_timeout_ms=1).find(STORE, "closed", query_params())
 
 
-async def test_few_questions_at_once(tmp_path: Path) -> None:
-    """Each reads much: the next one is told to come again."""
+async def test_concurrent_queries_are_limited(tmp_path: Path) -> None:
+    """A query above the limit of concurrent queries is a Problem, since each reads much."""
     searching: Any = search(lake=tmp_path)
     held = asyncio.Event()
 
@@ -162,17 +164,17 @@ async def test_few_questions_at_once(tmp_path: Path) -> None:
         await held.wait()
 
     searching._whole = never
-    tasks = [asyncio.create_task(searching.find(STORE, "all", asked())) for _ in range(FINDING_MAX)]
+    tasks = [asyncio.create_task(searching.find(STORE, "all", query_params())) for _ in range(FINDING_MAX)]
     await asyncio.sleep(0)
     with pytest.raises(Problem, match="such queries"):
-        await searching.find(STORE, "all", asked())
+        await searching.find(STORE, "all", query_params())
     held.set()
     await asyncio.gather(*tasks)
 
 
 @pytest.mark.parametrize("kind", ["table", "aggregate", "join"])
 async def test_a_store_without_windows(kind: str) -> None:
-    """A table's rows are asked for elsewhere."""
+    """A query of windows in a store without windows is a ConfigError."""
     table = STORE.__class__(**{f: getattr(STORE, f) for f in STORE.__struct_fields__} | {"kind": kind})
     with pytest.raises(ConfigError, match="no store with windows 's'"):
-        await search().find(table, "all", asked())
+        await search().find(table, "all", query_params())

@@ -36,10 +36,7 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def app_of(name: str, *, is_well: bool = True) -> FastAPI:
-    """A worker's app, as far as the parent process needs it.
-
-    It has health, metrics, and a route that names the caller.
-    """
+    """A worker's app with health, metrics, and a route that returns the request's path and credentials."""
     registry = CollectorRegistry()
     metrics.counter(registry, "streams_x", "X.", "topic").labels(topic="t").inc(len(name))
     checks: dict[str, Check] = {
@@ -67,9 +64,10 @@ async def serving(worker: Worker, app: FastAPI) -> AsyncIterator[None]:
         await server.stop(0)
 
 
-def test_a_worker_has_the_settings_but_for_what_there_can_be_one_of() -> None:
-    """Numbered names, the address of the process above, and a part of the time for the shutdown. What that process
-    takes of a request's head its workers take too."""
+def test_settings_of_a_worker() -> None:
+    """A worker has numbered names and its own state folder, the parent's address, and a part of the shutdown's time;
+    limits of request heads are the parent's.
+    """
     given = settings_of(
         "--streams.group-instance-id=agg", "--kafka.client-id=me", "--shutdown-timeout-ms=10000",
         "--http.max-head-bytes=80000",
@@ -86,9 +84,8 @@ def test_a_worker_has_the_settings_but_for_what_there_can_be_one_of() -> None:
 
 
 async def test_a_workers_health_is_one_check(tmp_path: Path) -> None:
-    """The check is well or has its reasons, with process id, partitions and restarts.
-
-    A worker that ended or does not respond is not well.
+    """A worker's check is ok or has its reasons, with process id, partitions and restarts; it
+    fails if the worker ended or does not respond.
     """
     for is_well, detail in ((True, "restoring"), (False, "tasks: restoring")):
         worker = Worker(1, tmp_path, {})
@@ -105,10 +102,9 @@ async def test_a_workers_health_is_one_check(tmp_path: Path) -> None:
     assert "has ended" in (await worker.check()).detail
 
 
-async def test_a_request_goes_to_a_worker_that_can_be_reached(tmp_path: Path) -> None:
-    """It carries this process' own token, and the response has its Retry-After.
-
-    Without any reachable worker, that is reported.
+async def test_a_request_is_forwarded_to_a_reachable_worker(tmp_path: Path) -> None:
+    """A request is forwarded with this process's token, and the response keeps Retry-After;
+    without a reachable worker it is a Problem.
     """
     gone, there = (Worker(number, tmp_path, {"read": "secret"}) for number in (1, 2))
     async with serving(there, app_of("b")):
@@ -122,8 +118,10 @@ async def test_a_request_goes_to_a_worker_that_can_be_reached(tmp_path: Path) ->
     await gone.stop()
 
 
-async def test_a_question_goes_on_where_a_worker_breaks_off_and_an_order_does_not(tmp_path: Path) -> None:
-    """A request that may have been executed is not repeated. The worker that broke off is tried last from then on."""
+async def test_only_reads_are_retried_at_another_worker(tmp_path: Path) -> None:
+    """After a lost connection a GET is retried at another worker and a POST is not, since it may have been executed;
+    that worker is tried last from then on.
+    """
     broken, there = (Worker(number, tmp_path, {}) for number in (1, 2))
     accepted = []
 
@@ -144,7 +142,7 @@ async def test_a_question_goes_on_where_a_worker_breaks_off_and_an_order_does_no
 
 
 class Short(Workers):
-    """Workers whose processes are a command of a test."""
+    """Workers whose processes run a test's command."""
 
     command = FOREVER
 
@@ -153,7 +151,7 @@ class Short(Workers):
 
 
 async def test_health_and_metrics_cover_all_workers() -> None:
-    """Each worker has a check with its name, and samples with its number. The service fails if any worker fails."""
+    """Each worker has a check with its name and samples with its number, and the service fails if any worker fails."""
     workers = Short(settings_of(), ARGUMENTS)
     await workers.startup()
     one, two = workers.workers
@@ -175,8 +173,8 @@ async def test_health_and_metrics_cover_all_workers() -> None:
     await workers.shutdown()
 
 
-async def test_a_wrong_setting_of_a_worker_ends_all() -> None:
-    """A restart cannot fix it. The others are stopped, and the folder of sockets is removed."""
+async def test_an_invalid_setting_ends_all_workers() -> None:
+    """If a worker exits because of an invalid setting, the service ends, and the folder of sockets is removed."""
     workers = Short(settings_of(), ARGUMENTS)
     workers.command = ["sh", "-c", "exit 2"]
     with pytest.raises(ExceptionGroup) as ended:
@@ -188,8 +186,8 @@ async def test_a_wrong_setting_of_a_worker_ends_all() -> None:
     assert not folder.exists()
 
 
-def test_a_topology_that_is_not_there_is_refused_before_any_worker_is_started() -> None:
-    """It is reported once, not by each worker."""
+def test_an_unknown_topology_is_an_error_before_any_worker_starts() -> None:
+    """An unknown topology is reported once, not by each worker."""
     wrong: Any = settings_of("--topology=penstock.services.local.topologies:sesions")
     with pytest.raises(ConfigError, match="sesions"):
         Workers(wrong, ARGUMENTS)

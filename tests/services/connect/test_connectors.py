@@ -10,7 +10,7 @@ from penstock.services.connect.connectors import table_of
 
 
 def test_foreign_text_is_printed_without_markup() -> None:
-    """Nothing in a name or a trace is interpreted as markup or as a terminal command."""
+    """No name or trace is interpreted as markup or as a terminal command."""
     trace = "first\nValueError: [/b] \\[link=x]y \x1b[31m"
     status = {"connector": {"state": "FAILED", "trace": trace}, "tasks": [{"state": "RUNNING"}]}
     connectors = {"[bold]a": {"status": status}}

@@ -16,7 +16,7 @@ CONVERTER = "org.apache.kafka.connect.json.JsonConverter"
 
 
 async def failed_start(**settings: str) -> tuple[int, str]:
-    """Return exit status and message of a worker that does not start; settings with underscores for dots."""
+    """Return exit status and message of a worker that does not start. Names of settings have underscores for dots."""
     async with FakeCluster() as cluster:
         props = {
             "bootstrap.servers": cluster.bootstrap_servers,
@@ -36,14 +36,14 @@ async def failed_start(**settings: str) -> tuple[int, str]:
 
 
 async def test_an_unknown_config_provider_is_an_invalid_setting() -> None:
-    """The message names the setting and the known providers."""
+    """The error for an unknown config provider names the setting and the known providers."""
     status, reason = await failed_start(config_providers="env,vault")
     assert status == WRONG_SETTING
     assert reason == "config.providers.vault.class: there is no config provider vault, only env, file, dir"
 
 
 async def test_a_port_in_use_is_reported_for_listeners() -> None:
-    """The message names `listeners`, because a worker's properties have no http.port."""
+    """A port in use is reported for `listeners`, because a worker's properties have no http.port."""
     with socket.socket() as occupied:
         occupied.bind(("127.0.0.1", 0))
         occupied.listen()

@@ -36,7 +36,7 @@ def worker(tmp_path: Path) -> Path:
 
 
 def test_flags_override_the_file(worker: Path) -> None:
-    """Flags with and without an equals sign. The flags of the log are not settings of the worker."""
+    """Flags with and without an equals sign override the file; the log's flags are not settings of the worker."""
     command_line = read_command_line("distributed", [str(worker), "--group.id=h", "--log.level", "debug"])
     assert isinstance(command_line.config, DistributedConfig)
     assert command_line.config["group.id"] == "h"
@@ -46,13 +46,13 @@ def test_flags_override_the_file(worker: Path) -> None:
 @pytest.mark.parametrize("setting", ["key.converter", "value.converter", "header.converter"])
 @pytest.mark.parametrize("name", ["no.such.Converter", "FileStreamSink"])
 def test_an_unknown_converter_is_rejected(worker: Path, setting: str, name: str) -> None:
-    """It is rejected by its setting before anything starts, as is a class that is not a converter."""
+    """An unknown class, or one that is no converter, is a ConfigError with the setting's name."""
     with pytest.raises(ConfigError, match=rf"{re.escape(name)} for configuration {re.escape(setting)}: .*not be found"):
         read_command_line("distributed", [str(worker), f"--{setting}={name}"])
 
 
 def test_a_standalone_worker_accepts_connector_files(tmp_path: Path) -> None:
-    """As properties, as a config in JSON, and as a JSON object with name and config."""
+    """A connector's file may be properties, a config in JSON, or a JSON object with name and config."""
     worker = tmp_path / "worker.properties"
     worker.write_text(CONVERTERS + "offset.storage.file.filename=offsets\n")
     files = {"a.properties": "name=a\n", "b.json": '{"name": "b", "tasks.max": 1}',
@@ -79,14 +79,14 @@ def test_a_standalone_worker_accepts_connector_files(tmp_path: Path) -> None:
     ],
 )
 def test_an_invalid_command_line_is_rejected(worker: Path, arguments: list[str], message: str) -> None:
-    """Each is rejected with its error before anything starts."""
+    """An invalid command line is a ConfigError with its reason."""
     arguments = [str(worker) if argument == "WORKER" else argument for argument in arguments]
     with pytest.raises(ConfigError, match=message):
         read_command_line("distributed", arguments)
 
 
 def test_values_in_json_are_converted_as_by_rest(tmp_path: Path) -> None:
-    """Null is no value. Numbers and booleans become text. Lists and objects are rejected by name."""
+    """Null is no value, numbers and booleans become text, and lists and objects are a ConfigError."""
     file = tmp_path / "c.json"
     file.write_text('{"name": "c", "config": {"topics.regex": null, "tasks.max": 2, "auto.create": true, "x": 1.5}}')
     assert read_properties(file) == {"name": "c", "tasks.max": "2", "auto.create": "true", "x": "1.5"}
@@ -97,7 +97,7 @@ def test_values_in_json_are_converted_as_by_rest(tmp_path: Path) -> None:
 
 
 def test_an_invalid_file_is_named_in_the_error(tmp_path: Path) -> None:
-    """These are invalid JSON, JSON that is no object, and bytes that are no text."""
+    """Invalid JSON, JSON that is no object, and bytes that are no text are a ConfigError with the file's name."""
     for name, data in (("a.json", b"{"), ("b.json", b"[]"), ("c.json", b'{"config": 3}'), ("d.properties", b"\xff")):
         (tmp_path / name).write_bytes(data)
         with pytest.raises(ConfigError, match=name):
@@ -105,7 +105,7 @@ def test_an_invalid_file_is_named_in_the_error(tmp_path: Path) -> None:
 
 
 def test_rest_listens_at_the_first_listener(worker: Path) -> None:
-    """Other workers use the advertised address."""
+    """The REST API listens at the first listener, and other workers use the advertised address."""
     config = read_command_line("distributed", [str(worker)]).config
     http = listener(config)
     assert (http.host, http.port) == ("127.0.0.1", 18083)
@@ -121,7 +121,9 @@ def test_rest_listens_at_the_first_listener(worker: Path) -> None:
 
 
 def test_misspelled_settings_are_reported(worker: Path) -> None:
-    """Settings with the prefix of a converter, a provider or a client are not reported."""
+    """A misspelled setting is reported with a suggestion; settings with the prefix of a
+    converter, provider or client are not reported.
+    """
     flags = ["--grup.id=x", "--producer.linger.ms=1", "--key.converter.schemas.enable=false", "--security.protocol=SSL"]
     assert misspelled(read_command_line("distributed", [str(worker), *flags]).config) == [
         "grup.id (did you mean group.id?)"
@@ -129,7 +131,7 @@ def test_misspelled_settings_are_reported(worker: Path) -> None:
 
 
 async def test_rest_requires_the_configured_credentials(worker: Path) -> None:
-    """A token or a user. Without either, requests to this machine's own names are served."""
+    """A request needs a configured token or user; without any, only requests to this machine's own names are served."""
 
     async def status(flags: list[str], url: str = "http://127.0.0.1/connectors", **options: Any) -> int:
         config = read_command_line("distributed", [str(worker), *flags]).config
@@ -151,7 +153,7 @@ async def test_rest_requires_the_configured_credentials(worker: Path) -> None:
 
 
 def test_an_open_address_is_detected(worker: Path) -> None:
-    """An address that other machines reach, without authentication: the worker logs a warning."""
+    """An address that other machines reach without authentication is detected."""
 
     def detected(*flags: str) -> bool:
         config = read_command_line("distributed", [str(worker), *flags]).config

@@ -10,14 +10,14 @@ from penstock.services.consumer.call_limits import CallLimits
 
 
 async def after(seconds: float) -> None:
-    """Wait for some time, as a handler does that hangs or that ends within its limit."""
+    """Wait like a handler that hangs or that ends within its limit."""
     event = asyncio.Event()
     asyncio.get_running_loop().call_later(seconds, event.set)
     await event.wait()
 
 
 async def limited(limits: CallLimits, seconds: float) -> bool:
-    """Make a call of so many seconds. Returns whether its limit had expired."""
+    """Make a call of this duration and return whether its limit expired."""
     task = asyncio.current_task()
     assert task is not None
     limits.begin(task)
@@ -40,15 +40,15 @@ async def test_each_call_has_its_own_limit() -> None:
     assert repr(limits) == "CallLimits(30 ms, 0 calls)"
 
 
-async def test_a_call_within_the_limit_is_left_alone() -> None:
-    """The timer of a call that ended in time does nothing, and the next call has a timer again."""
+async def test_a_call_within_the_limit_is_not_cancelled() -> None:
+    """A call that ended in time is not cancelled, and the next call has a timer again."""
     limits = CallLimits(5)
     assert await limited(limits, 0) is False
     await after(0.01)
     assert await limited(limits, 60) is True
 
 
-async def test_who_goes_on_regardless_is_cancelled_again() -> None:
+async def test_a_call_that_ignores_its_cancellation_is_cancelled_again() -> None:
     """A call that swallows its cancellation is cancelled again, and no cancellation remains when it ends."""
     limits = CallLimits(5)
     task = asyncio.current_task()
@@ -64,7 +64,7 @@ async def test_who_goes_on_regardless_is_cancelled_again() -> None:
 
 
 async def test_the_limit_leaves_no_cancellation_behind() -> None:
-    """A task that the limit cancelled may wait again. A cancellation by another caller as well stays in force."""
+    """A task that the limit cancelled may wait again, while a cancellation by another caller stays in force."""
     limits, counts = CallLimits(5), []
 
     async def calls() -> None:

@@ -1,4 +1,4 @@
-"""Exactly-once: runners whose handlers produce, against a fake broker that loses, rejects and delays requests."""
+"""Exactly-once processing by handlers that produce, against a fake broker that loses, rejects and delays requests."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ async def fill(cluster: FakeCluster, values: list[bytes], keys: int = 20) -> Non
 
 @contextlib.asynccontextmanager
 async def running(cluster: FakeCluster, handle: Handle, **changes: object) -> AsyncIterator[HandlerLoop]:
-    """A runner that writes output, dead letters and offsets in transactions, and is stopped in order."""
+    """Run a runner that writes output, dead letters and offsets in transactions, and stop it in order."""
     consumer = {
         "session_timeout_ms": 1_000, "heartbeat_interval_ms": 20, "auto_offset_reset": "earliest",
         "listener_timeout_ms": 7_000, "fetch_max_wait_ms": 20, **changes.pop("consumer", {}),  # type: ignore[dict-item]
@@ -86,7 +86,7 @@ async def running(cluster: FakeCluster, handle: Handle, **changes: object) -> As
 
 
 class Activity:
-    """The signal by which a test waits: requests to the cluster, many of which are heartbeats."""
+    """Lets a test wait for requests to the cluster, most of which are heartbeats."""
 
     def __init__(self, cluster: FakeCluster) -> None:
         self._next = asyncio.Event()
@@ -119,8 +119,8 @@ def read_to(cluster: FakeCluster) -> int:
     return sum(at.offset for at in cluster.committed("g").values())
 
 
-async def test_output_dead_letters_and_offsets_are_of_one_kind(cluster: FakeCluster, activity: Activity) -> None:
-    """Handlers' output, the dead letters of failed records and the offsets are all committed, each once."""
+async def test_output_dead_letters_and_offsets_are_committed_once(cluster: FakeCluster, activity: Activity) -> None:
+    """The handlers' output, the dead letters of failed records and the offsets are each committed once."""
 
     async def handle(record: ConsumerRecord) -> list[ProducerRecord]:
         if record.value == b"13":
@@ -135,10 +135,9 @@ async def test_output_dead_letters_and_offsets_are_of_one_kind(cluster: FakeClus
     assert (letter.record.value, letter.attempts, letter.stage) == (b"13", 2, "process")
 
 
-async def test_refused_output_makes_a_dead_letter_of_its_record(cluster: FakeCluster, activity: Activity) -> None:
-    """An output that its topic rejects is replaced.
-
-    Its record becomes a dead letter of the stage `produce`, and other outputs are written.
+async def test_a_record_with_rejected_output_becomes_a_dead_letter(cluster: FakeCluster, activity: Activity) -> None:
+    """If a topic rejects a record's output, the record becomes a dead letter of the stage
+    `produce`, and other outputs are written.
     """
 
     async def handle(record: ConsumerRecord) -> ProducerRecord:
@@ -156,8 +155,10 @@ async def test_refused_output_makes_a_dead_letter_of_its_record(cluster: FakeClu
     )
 
 
-async def test_what_is_beyond_the_gap_is_not_written_again(cluster: FakeCluster, activity: Activity) -> None:
-    """With one record stuck, the output of later records is committed with their offsets. A restart skips them."""
+async def test_output_after_a_gap_is_not_written_again(cluster: FakeCluster, activity: Activity) -> None:
+    """While one record is stuck, the output of later records is committed with their offsets,
+    and a restart skips them.
+    """
     free = asyncio.Event()
 
     async def handle(record: ConsumerRecord) -> ProducerRecord:
@@ -169,17 +170,18 @@ async def test_what_is_beyond_the_gap_is_not_written_again(cluster: FakeCluster,
     async with running(cluster, handle, consumer={"listener_timeout_ms": 6_000}) as runner:
         await activity.until(lambda: runner.finished == 39)
         await activity.until(lambda: len(out(cluster)) == 39)
-        runner.scheduler.revoke(runner.scheduler.partitions)  # as a process that is killed: nothing more is finished
+        # Nothing more is finished, as after a kill of the process.
+        runner.scheduler.revoke(runner.scheduler.partitions)
     free.set()
     async with running(cluster, handle):
         await activity.until(lambda: len(out(cluster)) == 40)
     assert sorted(map(str, out(cluster))) == sorted(str(b"%d" % i) for i in range(40))
 
 
-async def test_a_full_buffer_of_output_holds_the_handlers_up(
+async def test_a_full_buffer_of_output_stops_the_handlers(
     cluster: FakeCluster, activity: Activity, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While transactions fail, handlers stop once PENDING_RECORDS_MAX is exceeded. Later all output is written."""
+    """While transactions fail, handlers stop above PENDING_RECORDS_MAX, and later all output is written."""
     monkeypatch.setattr(commits, "PENDING_RECORDS_MAX", 30)
 
     async def handle(record: ConsumerRecord) -> ProducerRecord:
@@ -206,10 +208,9 @@ CODES = {
 
 
 @pytest.mark.parametrize("strategy", ["range", "cooperative-sticky"])
-async def test_exactly_once_whatever_happens(cluster: FakeCluster, activity: Activity, strategy: str) -> None:
-    """Each input's output is written once, and in order by key.
-
-    Members come and go, handlers fail, and requests of transactions are lost, rejected or late.
+async def test_exactly_once_despite_failures(cluster: FakeCluster, activity: Activity, strategy: str) -> None:
+    """Each input's output is written once and in order by key, although members come and go, handlers fail, and
+    transactions' requests are lost, rejected or late.
     """
     rng, total = random.Random(8), 500
 
@@ -235,7 +236,7 @@ async def test_exactly_once_whatever_happens(cluster: FakeCluster, activity: Act
             async with running(cluster, handle, **given) as third:
                 await activity.until(lambda: third.finished > 20 or read_to(cluster) == total)
         await activity.until(lambda: read_to(cluster) == total)
-        # What a fault kept from being ended hides what comes after it until its time is over.
+        # A transaction that a fault left open hides later records until it times out.
         await activity.until(lambda: len(out(cluster)) >= total)
     assert sum(control.acted for control in faults) > 6
     written: dict[bytes | None, list[int]] = defaultdict(list)

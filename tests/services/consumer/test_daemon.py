@@ -1,4 +1,4 @@
-"""The handler daemon: the settings that it rejects, and its health."""
+"""The handler daemon: invalid settings, and its health."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return ["--topics", "clicks", "--group-id", "g", "--handler", f"{name}:handle"]
 
 
-def test_an_exception_nobody_has_is_refused_at_start_up(arguments: list[str]) -> None:
-    """An unknown exception is rejected by its name. An exception of the handler's own module is known."""
+def test_an_unknown_exception_is_an_error_at_start_up(arguments: list[str]) -> None:
+    """An unknown exception name is a ConfigError, while one of the handler's own module is known."""
     ConsumerDaemon(ConsumerServiceSettings.load([*arguments, "--retry.retriable", "Away,OSError"], environ={}))
     with pytest.raises(ConfigError, match=r"retry\.retriable: no exception class 'Nonsense'"):
         ConsumerDaemon(ConsumerServiceSettings.load([*arguments, "--retry.retriable", "OSError,Nonsense"], environ={}))
@@ -59,8 +59,8 @@ async def running(cluster: FakeCluster, arguments: list[str], **given: object) -
         await daemon.shutdown()
 
 
-async def test_a_rebalance_that_does_not_end_is_said(arguments: list[str]) -> None:
-    """The health reports a rebalance after `stuck_after_ms`, until the member is in the group."""
+async def test_an_endless_rebalance_is_reported(arguments: list[str]) -> None:
+    """The health reports a rebalance that takes longer than `stuck_after_ms`, until the member is in the group."""
     is_held_up = True
 
     def hold_up(_: Request) -> Fail | None:

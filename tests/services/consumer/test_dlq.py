@@ -1,4 +1,4 @@
-"""The dead-letter topic that `penstock dlq` selects."""
+"""How `penstock dlq` finds the dead-letter topic."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from penstock.shared.common.errors import UnknownTopicOrPartition
     ],
 )
 def test_the_source_or_its_dead_letter_topic_may_be_named(named: str, existing: list[str], taken: str) -> None:
-    """A dead-letter topic stands for itself, unless it is a source with its own dead-letter topic."""
+    """A source names its dead-letter topic; a dead-letter topic names itself, unless it has a dead-letter topic too."""
     assert find_dead_letter_topic(named, existing) == taken
 
 
-def test_an_unknown_topic_is_refused_with_what_there_is() -> None:
+def test_an_unknown_topic_is_an_error_with_the_existing_ones() -> None:
     """The error names the expected topic, asks for a source, and lists the existing dead-letter topics."""
     with pytest.raises(UnknownTopicOrPartition, match=r"no topic click-dlq: pass the source topic.*are clicks-dlq\)"):
         find_dead_letter_topic("click", ["clicks", "clicks-dlq"])

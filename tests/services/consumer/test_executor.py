@@ -1,4 +1,4 @@
-"""The outcome of an execution for its records."""
+"""Outcomes of handler calls: finished records, retries and dead letters."""
 
 from __future__ import annotations
 
@@ -89,8 +89,10 @@ async def test_a_handled_record_is_finished() -> None:
     assert (bench.position, bench.count("handled_records")) == (1, 1)
 
 
-async def test_a_failure_is_retried_with_growing_waits_then_buried() -> None:
-    """After `max_attempts` the record is finished as a dead letter with coordinates, reason and attempts."""
+async def test_a_failure_is_retried_and_becomes_a_dead_letter() -> None:
+    """After `max_attempts` with growing waits the record is finished as a dead letter with
+    coordinates, reason and attempts.
+    """
     bench = Bench(fail, [b"a"], max_attempts=3)
     waits = [(await bench.turn())[1].after_ms for _ in range(3)]
     assert waits == [100, 200, 0]
@@ -106,7 +108,7 @@ async def test_a_failure_is_retried_with_growing_waits_then_buried() -> None:
 
 
 async def test_an_exception_that_is_not_retriable_becomes_a_dead_letter_at_once() -> None:
-    """A failure that a retry cannot fix is not retried."""
+    """A failure that is not retriable becomes a dead letter without a retry."""
 
     async def handle(_: object) -> None:
         raise DataError("no such user")
@@ -117,7 +119,9 @@ async def test_an_exception_that_is_not_retriable_becomes_a_dead_letter_at_once(
 
 
 async def test_a_dead_letter_that_cannot_be_written_leaves_its_record_unfinished() -> None:
-    """The write is repeated without another handler call. Only the acknowledgement finishes the record."""
+    """The write of a dead letter is repeated without another handler call, and only the
+    acknowledgement finishes the record.
+    """
     calls = []
 
     async def handle(record: object) -> None:
@@ -135,8 +139,8 @@ async def test_a_dead_letter_that_cannot_be_written_leaves_its_record_unfinished
     assert (bench.count("dead_letter_failures"), bench.count("dead_letters")) == (3, 1)
 
 
-async def test_what_cannot_be_decoded_becomes_a_dead_letter_raw() -> None:
-    """The dead letter holds the original bytes and the stage `deserialize`. The handler is not called."""
+async def test_an_undecodable_record_becomes_a_dead_letter() -> None:
+    """The dead letter has the original bytes and the stage `deserialize`, and the handler is not called."""
     seen = []
 
     async def handle(record: object) -> None:
@@ -152,8 +156,8 @@ async def test_what_cannot_be_decoded_becomes_a_dead_letter_raw() -> None:
     assert bench.position == 2
 
 
-class Mute(Exception):
-    """An error of user code that cannot even be printed."""
+class Unprintable(Exception):
+    """An exception whose text cannot be read."""
 
     def __str__(self) -> str:
         raise KeyError("no text")
@@ -161,14 +165,11 @@ class Mute(Exception):
 
 @pytest.mark.parametrize(
     ("error", "exception"),
-    [(KeyError("user"), "KeyError"), (RecursionError(), "RecursionError"), (Mute(), f"{__name__}.Mute")],
+    [(KeyError("user"), "KeyError"), (RecursionError(), "RecursionError"), (Unprintable(), f"{__name__}.Unprintable")],
     ids=["KeyError", "RecursionError", "mute"],
 )
-async def test_whatever_a_decoder_raises_is_a_dead_letter(error: Exception, exception: str) -> None:
-    """A user's type may raise any exception for one record.
-
-    That record becomes a dead letter, and the next one is handled.
-    """
+async def test_any_exception_of_a_decoder_is_a_dead_letter(error: Exception, exception: str) -> None:
+    """Any exception of a decoder makes its record a dead letter, and the next record is handled."""
 
     def decode(topic: str, data: bytes | None) -> object:
         if data == b"poison":
@@ -183,12 +184,9 @@ async def test_whatever_a_decoder_raises_is_a_dead_letter(error: Exception, exce
     assert (len(bench.buried), bench.position) == (1, 2)
 
 
-@pytest.mark.parametrize("error", [Mute(), SystemExit(3), BaseExceptionGroup("g", [GeneratorExit()])], ids=repr)
-async def test_whatever_a_handler_raises_follows_the_policy(error: BaseException) -> None:
-    """The record is retried, then becomes a dead letter of the stage `process`.
-
-    No exit and no error without a text ends the execution.
-    """
+@pytest.mark.parametrize("error", [Unprintable(), SystemExit(3), BaseExceptionGroup("g", [GeneratorExit()])], ids=repr)
+async def test_any_exception_of_a_handler_is_retried(error: BaseException) -> None:
+    """Any exception, also SystemExit and one without a text, is retried and then becomes a dead letter."""
 
     async def handle(_: object) -> None:
         raise error
@@ -201,8 +199,8 @@ async def test_whatever_a_handler_raises_follows_the_policy(error: BaseException
     assert (letter.stage, letter.attempts, bench.position) == ("process", 2, 1)
 
 
-async def test_a_batch_buries_what_it_cannot_decode_and_handles_the_rest() -> None:
-    """One record that cannot be decoded does not fail its batch."""
+async def test_an_undecodable_record_does_not_fail_its_batch() -> None:
+    """A record that cannot be decoded becomes a dead letter, and the rest of its batch is handled."""
     seen = []
 
     async def handle(records: object) -> None:
@@ -214,7 +212,9 @@ async def test_a_batch_buries_what_it_cannot_decode_and_handles_the_rest() -> No
 
 
 async def test_a_failed_batch_runs_again_one_by_one() -> None:
-    """Only the failing record becomes a dead letter. Its failure within the batch does not count as an attempt."""
+    """After a failed batch its records are handled one by one, and only the failing one becomes a dead letter; the
+    batch's failure is no attempt.
+    """
     calls = []
 
     async def handle(records: object) -> None:
@@ -232,7 +232,7 @@ async def test_a_failed_batch_runs_again_one_by_one() -> None:
 
 
 async def test_a_hanging_handler_is_counted_as_failed() -> None:
-    """The time limit ends the call, which is retried like any failure. The dead letter names the limit."""
+    """The time limit ends the call, which is retried like any failure, and the dead letter names the limit."""
 
     async def handle(_: object) -> None:
         await asyncio.Event().wait()
@@ -244,7 +244,7 @@ async def test_a_hanging_handler_is_counted_as_failed() -> None:
     assert parse_dead_letter(stored(bench.buried[0])).exception == "penstock.errors.HandlerTimeout"
 
 
-async def test_a_cancelled_execution_decides_nothing() -> None:
+async def test_a_cancelled_execution_has_no_outcome() -> None:
     """If ownership is lost during an execution, there is no dead letter and no outcome."""
     started = asyncio.Event()
 
@@ -267,11 +267,8 @@ def stored(record: ProducerRecord) -> ConsumerRecord:
     return ConsumerRecord(record.topic, 0, 0, 0, record.key, record.value, record.headers)
 
 
-async def test_what_a_handler_returns_is_written_before_its_record_is_finished() -> None:
-    """A rejected write is a failed attempt of the stage `produce`.
-
-    After the last attempt the record is a dead letter.
-    """
+async def test_output_is_written_before_its_record_is_finished() -> None:
+    """A record is finished once its output is written. A rejected write is a failed attempt of the stage `produce`."""
     out = [ProducerRecord("out", b"1"), ProducerRecord("out", b"2")]
 
     async def handle(_: object) -> list[ProducerRecord]:
@@ -294,8 +291,8 @@ async def test_what_a_handler_returns_is_written_before_its_record_is_finished()
     assert [parse_dead_letter(stored(record)).stage for record in bench.buried] == ["produce"]
 
 
-async def test_without_a_writer_everything_is_left_to_the_commit() -> None:
-    """Output and dead letters are in the outcome with the finished records."""
+async def test_without_a_writer_output_is_in_the_outcome() -> None:
+    """Without a writer, output and dead letters are in the outcome with the finished records."""
 
     async def handle(record: ConsumerRecord) -> ProducerRecord:
         if record.value == b"bad":
@@ -315,8 +312,8 @@ async def test_without_a_writer_everything_is_left_to_the_commit() -> None:
     assert [len(outcome.finished) for outcome in outcomes] == [1, 1]
 
 
-async def test_a_dead_letter_that_its_topic_does_not_take_is_cut() -> None:
-    """The dead letter is shortened until its topic accepts it, and the record is finished."""
+async def test_a_dead_letter_that_is_too_large_is_shortened() -> None:
+    """A dead letter is shortened until its topic accepts it, and the record is finished."""
     bench = Bench(fail, [b"x" * 1_000_000], max_attempts=1)
     bench.bytes_max = 20_000
     await bench.turn()
@@ -324,8 +321,8 @@ async def test_a_dead_letter_that_its_topic_does_not_take_is_cut() -> None:
     assert (letter.cut, bench.position, bench.executor.unwritten) == ("value=1000000", 1, {})
 
 
-async def test_a_dead_letter_that_cannot_be_written_is_named() -> None:
-    """It is named after some failed writes, until it is written."""
+async def test_an_unwritten_dead_letter_is_reported() -> None:
+    """A dead letter is reported after some failed writes, until it is written."""
     bench = Bench(fail, [b"1"], max_attempts=1)
     bench.refusing = OSError("away")
     for _ in range(UNWRITTEN_TRIES):
@@ -340,8 +337,10 @@ async def test_a_dead_letter_that_cannot_be_written_is_named() -> None:
     assert bench.executor.unwritten == {}
 
 
-async def test_of_several_outputs_those_that_were_written_are_counted() -> None:
-    """The first that was not fails the attempt. A record that no topic takes fails it before any is written."""
+async def test_only_written_outputs_are_counted() -> None:
+    """The first rejected output fails the attempt, and only written outputs are counted; an
+    invalid record fails it before any is written.
+    """
     out = [ProducerRecord("out", value) for value in (b"1", b"x" * 100, b"2")]
 
     async def handle(record: ConsumerRecord) -> list[ProducerRecord]:
@@ -359,7 +358,7 @@ async def test_of_several_outputs_those_that_were_written_are_counted() -> None:
 
 
 async def test_a_handler_that_returns_no_record_writes_nothing() -> None:
-    """Its record is finished all the same."""
+    """An empty list of records writes nothing, and the record is finished."""
 
     async def handle(_: object) -> list[ProducerRecord]:
         return []
@@ -371,7 +370,7 @@ async def test_a_handler_that_returns_no_record_writes_nothing() -> None:
 
 
 async def test_a_batch_is_counted_by_its_records() -> None:
-    """Each is handled, or tried again at once, and the longest wait is that of the whole."""
+    """A batch's retries are counted by record, and the outcome has the longest of the waits."""
     failures = [ConnectionError("1"), None]
 
     async def handle(_: object) -> None:
@@ -391,7 +390,9 @@ async def test_a_batch_is_counted_by_its_records() -> None:
 
 
 async def test_a_dead_letter_of_a_batch_waits_without_its_batch() -> None:
-    """The record that cannot be decoded is put back alone; the others are finished, and not handled again."""
+    """If the dead letter of a record in a batch cannot be written, only that record is
+    retried; the others are finished.
+    """
     handled = []
 
     async def handle(records: object) -> None:
@@ -411,7 +412,7 @@ async def test_a_dead_letter_of_a_batch_waits_without_its_batch() -> None:
 
 
 async def test_the_latency_of_every_call_is_measured() -> None:
-    """One of a batch counts once."""
+    """Each call is measured, and a call of a batch counts once."""
     for batch, decode in ((False, bytes_deserializer), (False, json_deserializer), (True, bytes_deserializer)):
         bench = Bench(succeed, [b"1", b"2"], batch=batch, decode=decode)
         started = time.perf_counter()
@@ -426,7 +427,7 @@ async def test_the_latency_of_every_call_is_measured() -> None:
 
 
 async def test_records_whose_output_kafka_rejects_are_dead_letters() -> None:
-    """The attempt that was thought to be the last one counts, too."""
+    """Records whose output Kafka rejects become dead letters, and the last attempt is counted."""
     bench = Bench(succeed, [b"a", b"b"])
     (execution, _), (other, _) = await bench.turn(), await bench.turn()
     (first, second) = execution.works[0], other.works[0]

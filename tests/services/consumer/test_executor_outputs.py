@@ -1,4 +1,4 @@
-"""The records that a handler may return."""
+"""Validation of the records that a handler returns."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from penstock.shared.common.errors import DataError
 from penstock.shared.common.records import ProducerRecord
 
 
-def test_records_of_kafka_pass() -> None:
+def test_valid_records_are_accepted() -> None:
     """Records are valid with and without key, value, headers, partition and timestamp."""
     check_output([ProducerRecord("out", None), ProducerRecord("out", b"v", bytearray(b"k"), (("h", b"1"),), 3, 17)])
 
@@ -33,7 +33,7 @@ def test_records_of_kafka_pass() -> None:
         {"timestamp": True},
     ],
 )
-def test_what_no_topic_can_take_is_refused(fields: dict[str, Any]) -> None:
-    """An invalid record is rejected with an error that is not retried."""
+def test_an_invalid_record_is_an_error(fields: dict[str, Any]) -> None:
+    """An invalid record is a DataError, which is not retried."""
     with pytest.raises(DataError):
         check_output([ProducerRecord("out", b"good"), ProducerRecord(**{"topic": "out", "value": b"v", **fields})])

@@ -1,4 +1,4 @@
-"""Handlers are loaded by name and called within their limit."""
+"""Loading of handlers by name, and calls within a time limit."""
 
 from __future__ import annotations
 
@@ -68,9 +68,8 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     ],
 )  # fmt: skip
 def test_a_handler_is_found_in_the_current_folder(module: str, function: str, batch: bool) -> None:
-    """Functions, methods and callable objects are handlers.
-
-    The annotation or the attribute `batch` marks a batch handler.
+    """Functions, methods and callable objects are handlers; the annotation or the attribute
+    `batch` makes a batch handler.
     """
     handler = load_handler(f"{module}:{function}")
     assert (handler.name, handler.batch) == (f"{module}:{function}", batch)
@@ -91,21 +90,21 @@ def test_a_handler_is_found_in_the_current_folder(module: str, function: str, ba
         ("{m}:two", "must take one argument"),
     ],
 )
-def test_a_wrong_handler_is_refused_with_its_reason(module: str, spec: str, reason: str) -> None:
-    """Each invalid name or function is rejected with its reason before anything is read."""
+def test_an_invalid_handler_is_an_error(module: str, spec: str, reason: str) -> None:
+    """An invalid name or function is a ConfigError with its reason."""
     with pytest.raises(ConfigError, match="handler: ") as refused:
         load_handler(spec.format(m=module))
     assert reason in str(refused.value)
 
 
-def test_an_import_error_within_the_module_is_shown_as_it_is(module: str) -> None:
+def test_an_import_error_within_the_module_is_raised(module: str) -> None:
     """A missing dependency of the module is not reported as a missing handler."""
     with pytest.raises(ModuleNotFoundError, match="nowhere_at_all"):
         load_handler(f"{module}_broken:handle")
 
 
 def test_values_are_decoded_as_named(module: str) -> None:
-    """Values are decoded as bytes, json or a struct. A value that does not fit is a SerializationError."""
+    """Values are decoded as bytes, JSON or a struct; a value that does not fit is a SerializationError."""
     assert load_decoder("bytes")("t", b"{") == b"{"
     assert load_decoder("json")("t", b'{"a":1}') == {"a": 1}
     click = load_decoder(f"{module}:Click")
@@ -118,8 +117,8 @@ def test_values_are_decoded_as_named(module: str) -> None:
         load_decoder(f"{module}:number")
 
 
-async def test_a_record_or_a_batch_is_handed_over() -> None:
-    """A batch handler receives the sequence, another handler the record. Without a failure the error is None."""
+async def test_a_handler_receives_a_record_or_a_batch() -> None:
+    """A batch handler receives the sequence, another handler the record."""
     seen: list[object] = []
 
     async def handle(got: object) -> None:
@@ -130,7 +129,7 @@ async def test_a_record_or_a_batch_is_handed_over() -> None:
     assert seen == [RECORD, [RECORD]]
 
 
-async def test_what_it_raises_comes_back() -> None:
+async def test_an_exception_is_returned() -> None:
     """An exception is returned as a value, also a TimeoutError of the handler itself."""
     for error in (ValueError("no"), TimeoutError("its own")):
 
@@ -141,7 +140,7 @@ async def test_what_it_raises_comes_back() -> None:
 
 
 async def test_an_exit_is_a_failure() -> None:
-    """sys.exit in a handler does not end the process. An interrupt from the keyboard does."""
+    """sys.exit in a handler is a failure and does not end the process, while a KeyboardInterrupt does."""
 
     async def leave(_: object) -> None:
         raise SystemExit(3)
@@ -158,7 +157,7 @@ async def test_an_exit_is_a_failure() -> None:
 
 
 async def test_a_handler_that_hangs_is_cancelled() -> None:
-    """After the limit the handler is cancelled and its clean-up has run. The failure names the limit."""
+    """After the limit the handler is cancelled and its clean-up has run, and the failure names the limit."""
     cleaned = asyncio.Event()
 
     async def handle(_: object) -> None:
@@ -174,10 +173,9 @@ async def test_a_handler_that_hangs_is_cancelled() -> None:
 
 
 @pytest.mark.parametrize("then", ["return", "raise"])
-async def test_what_a_handler_makes_of_its_limit_does_not_count(then: str) -> None:
-    """The call failed by the timeout.
-
-    It does not matter that the handler caught the cancellation and returned, or raised something else.
+async def test_a_handler_cannot_ignore_its_limit(then: str) -> None:
+    """A call fails by the timeout although the handler caught the cancellation and returned,
+    or raised something else.
     """
 
     async def handle(_: object) -> object:
@@ -197,7 +195,7 @@ async def test_what_a_handler_makes_of_its_limit_does_not_count(then: str) -> No
 
 
 def test_exceptions_are_found_by_name(module: str) -> None:
-    """Exceptions are found as built-in, as imported, or by module.name. An unknown name is rejected."""
+    """Exceptions are found as built-in, as imported, or by module.name; an unknown name is a ConfigError."""
     assert load_exceptions(["ConnectionError", "HandlerTimeout"], "s") == ("ConnectionError", "HandlerTimeout")
     assert load_exceptions(["json.JSONDecodeError"], "s") == (json.JSONDecodeError,)
     for wrong in ("Nonsense", "nowhere.Nonsense", "json.loads", f"{module}_broken.Error"):
@@ -206,7 +204,7 @@ def test_exceptions_are_found_by_name(module: str) -> None:
 
 
 async def test_a_cancellation_of_its_own_is_a_failure() -> None:
-    """A handler that lets an inner cancellation through has failed; the runner is not cancelled."""
+    """A handler that raises CancelledError has failed; the runner is not cancelled."""
 
     async def handle(_: object) -> None:
         raise asyncio.CancelledError
@@ -214,8 +212,8 @@ async def test_a_cancellation_of_its_own_is_a_failure() -> None:
     assert isinstance(await Handler("h", handle).call([RECORD], CallLimits(1_000)), HandlerCancelled)
 
 
-async def test_being_cancelled_from_outside_passes_through() -> None:
-    """A cancellation because of lost ownership ends the execution."""
+async def test_a_cancellation_from_outside_ends_the_call() -> None:
+    """A cancellation from outside, as after lost ownership, ends the call."""
     started = asyncio.Event()
 
     async def handle(_: object) -> None:
@@ -230,7 +228,7 @@ async def test_being_cancelled_from_outside_passes_through() -> None:
 
 
 async def test_records_that_a_handler_returns() -> None:
-    """One or several records are returned, other values are ignored, and a mixture is a failure."""
+    """A handler may return one or several records. Other values are ignored, and a mixture is a failure."""
     one = ProducerRecord("out", b"1")
     returns: list[tuple[object, object]] = [(one, (one,)), ([one, one], (one, one)), (True, ()), (["ok", None], ())]
     for returned, expected in returns:

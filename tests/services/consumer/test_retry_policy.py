@@ -11,7 +11,7 @@ from penstock.shared.common.errors import ConfigError, DataError, KafkaTimeout, 
 
 
 def test_waits_double_up_to_the_limit() -> None:
-    """Without jitter the waits are the powers of the multiplier, up to the limit."""
+    """Without jitter the waits grow by the multiplier up to the limit."""
     policy = RetryPolicy(backoff_ms=100, backoff_max_ms=1_000, jitter=0)
     assert [policy.backoff_after_ms(n, 0.5) for n in (1, 2, 3, 4, 5, 5_000)] == [100, 200, 400, 800, 1_000, 1_000]
 
@@ -50,14 +50,14 @@ def test_the_last_attempt_gives_up() -> None:
 def test_the_nearest_named_class_decides(
     retriable: tuple[type | str, ...], not_retriable: tuple[type | str, ...], error: type[Exception], expected: bool
 ) -> None:
-    """Classes and names match the exception's bases. The nearest match decides, and a tie is not retried."""
+    """The nearest matching base of an exception decides whether it is retried, and a tie is not retried."""
     assert RetryPolicy(retriable=retriable, not_retriable=not_retriable).is_retriable(error) is expected
 
 
 @pytest.mark.parametrize(
     "options", [{"max_attempts": 0}, {"backoff_ms": -1}, {"backoff_max_ms": 1}, {"multiplier": 0.5}, {"jitter": 1.0}]
 )
-def test_limits_that_make_no_sense_are_refused(options: dict[str, float]) -> None:
-    """An invalid limit is rejected by its name."""
+def test_invalid_limits_are_rejected(options: dict[str, float]) -> None:
+    """An invalid limit is a ConfigError with its name."""
     with pytest.raises(ConfigError, match=next(iter(options))):
         RetryPolicy(**options)  # type: ignore[arg-type]

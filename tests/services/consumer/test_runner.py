@@ -1,4 +1,4 @@
-"""The handler loop against a fake broker: results after a loss, and commits before any record."""
+"""The handler loop against a fake broker: commits, lost partitions and drains."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def until(true: Callable[[], object]) -> None:
 async def serving(
     cluster: FakeCluster, handle: Callable[[ConsumerRecord], Awaitable[object]], **given: object
 ) -> AsyncIterator[HandlerLoop]:
-    """A runner that runs turns and is stopped at the end as a daemon stops it."""
+    """Run a runner and stop it at the end like a daemon."""
     kafka = KafkaSettings(bootstrap_servers=cluster.bootstrap_servers, retry_backoff_ms=5)
     reading = {"heartbeat_interval_ms": 20, "fetch_max_wait_ms": 20, "session_timeout_ms": 300}
     settings = ConsumerServiceSettings.model_validate(
@@ -77,10 +77,9 @@ async def send(cluster: FakeCluster, count: int) -> None:
 
 
 @pytest.mark.parametrize("commit_interval_ms", [10, 60_000])
-async def test_the_place_in_an_idle_topic_is_committed(commit_interval_ms: int) -> None:
-    """The position is committed at once, whatever the interval.
-
-    A record sent while no member runs is handled, although the policy is `latest`.
+async def test_the_position_in_an_idle_topic_is_committed(commit_interval_ms: int) -> None:
+    """The position is committed immediately, so a record sent while no member runs is handled,
+    although the policy is `latest`.
     """
     handled: list[int] = []
 
@@ -95,8 +94,10 @@ async def test_the_place_in_an_idle_topic_is_committed(commit_interval_ms: int) 
             await until(lambda: len(handled) == RECORDS)
 
 
-async def test_lag_is_known_where_a_topic_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The lag comes from the last known end offsets, so that a stuck handler is still detected."""
+async def test_lag_is_known_without_end_offsets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the end offsets cannot be read, the lag comes from the last known ones, so a stuck
+    handler is still detected.
+    """
     monkeypatch.setattr("penstock.services.consumer.runner.LAG_TIMEOUT_MS", 20)
 
     async def handle(_: ConsumerRecord) -> None:
@@ -117,10 +118,9 @@ async def alter(cluster: FakeCluster, offset: int) -> None:
         await admin.alter_group_offsets("g", {T: offset})
 
 
-async def test_a_handler_that_holds_the_loop_up_costs_the_place(caplog: pytest.LogCaptureFixture) -> None:
-    """The group removes the member, which reports the reason.
-
-    The member rejoins, and uncommitted records are handled again.
+async def test_a_handler_that_blocks_the_loop_loses_its_partitions(caplog: pytest.LogCaptureFixture) -> None:
+    """The group removes a member whose handler blocks the loop; it logs the reason, rejoins,
+    and handles uncommitted records again.
     """
     calls: list[int] = []
 
@@ -130,7 +130,7 @@ async def test_a_handler_that_holds_the_loop_up_costs_the_place(caplog: pytest.L
             end = time.monotonic() + 1.6
             while time.monotonic() < end:
                 pass
-            # The fake broker was held up too, and may count a heartbeat from before as new.
+            # The fake broker was blocked too, and may count an earlier heartbeat as new.
             cluster.control(Api.HEARTBEAT, Fail(ErrorCode.UNKNOWN_MEMBER_ID), times=1)
 
     async with broker(RECORDS) as cluster:
@@ -159,7 +159,8 @@ async def test_a_drain_ends_after_its_own_limit(way: str) -> None:
                 cancelled.set()
 
     async with broker(RECORDS) as cluster:
-        consumer = {"auto_offset_reset": "earliest", "listener_timeout_ms": 60_000}  # longer than this test may take
+        # This is longer than the test may take.
+        consumer = {"auto_offset_reset": "earliest", "listener_timeout_ms": 60_000}
         async with serving(cluster, handle, consumer=consumer) as runner:
             await begun.wait()
             runner.options = RunnerOptions(commit_interval_ms=10, drain_timeout_ms=drain_timeout_ms)
@@ -170,7 +171,7 @@ async def test_a_drain_ends_after_its_own_limit(way: str) -> None:
                 stopping = asyncio.create_task(runner.stop(drain_timeout_ms))
             await cancelled.wait()
             assert time.monotonic() - started > drain_timeout_ms / 1000 - 0.05
-            if way == "rebalance":  # the same member gets the partition again
+            if way == "rebalance":  # The same member gets the partition again.
                 await until(lambda: cluster.committed("g").get(T) == OffsetAndMetadata(RECORDS))
             else:
                 await stopping
@@ -178,7 +179,9 @@ async def test_a_drain_ends_after_its_own_limit(way: str) -> None:
 
 
 async def test_a_drain_waits_for_handlers_that_end() -> None:
-    """Within its limit no handler is cancelled. Finished records are committed before the partition is given up."""
+    """Within the drain's limit no handler is cancelled, and finished records are committed
+    before the partition is released.
+    """
     begun, free = asyncio.Event(), asyncio.Event()
     calls: list[int] = []
 
@@ -203,7 +206,7 @@ async def test_a_drain_waits_for_handlers_that_end() -> None:
 
 
 async def test_a_stop_while_the_partitions_are_lost() -> None:
-    """Nothing more is committed, and the stop ends without an error."""
+    """If the partitions are lost during a stop, nothing more is committed, and the stop ends without an error."""
     begun = asyncio.Event()
 
     async def handle(_: ConsumerRecord) -> None:
@@ -222,7 +225,9 @@ async def test_a_stop_while_the_partitions_are_lost() -> None:
 
 
 async def test_a_paused_partition_may_be_lost() -> None:
-    """The group removes a member while a partition is paused and its handlers run. The member rejoins and continues."""
+    """If the group removes a member while a partition is paused and its handlers run, the
+    member rejoins and continues.
+    """
     async with FakeCluster(configs={"group.min.session.timeout.ms": "10"}) as cluster:
         cluster.create_topic("t")
         kafka = KafkaSettings(bootstrap_servers=cluster.bootstrap_servers, retry_backoff_ms=5)
@@ -270,7 +275,7 @@ async def test_a_paused_partition_may_be_lost() -> None:
                 cluster.control(Api.HEARTBEAT, Fail(ErrorCode.UNKNOWN_MEMBER_ID), times=1)
                 await until(lambda: cancelled == 4)
                 seen = turns
-                await until(lambda: turns > seen + 1)  # turns go on while the cancelled handlers take their time
+                await until(lambda: turns > seen + 1)  # Turns continue while the cancelled handlers still run.
                 let_go.set()
                 free.set()
                 await until(lambda: cluster.committed("g") == {T: OffsetAndMetadata(RECORDS)})

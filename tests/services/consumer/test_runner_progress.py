@@ -1,4 +1,4 @@
-"""The conditions under which the runner counts as stuck."""
+"""When the runner counts as stuck."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def test_lag_without_progress_is_stuck_after_the_limit() -> None:
     assert watch.trouble(101) == "t-0: 5 records behind, none finished for 101 ms"
 
 
-def test_one_finished_record_starts_the_limit_anew() -> None:
-    """One finished record restarts the limit. A slow partition is not stuck, even while its lag grows."""
+def test_one_finished_record_restarts_the_limit() -> None:
+    """One finished record restarts the limit, so a slow partition is not stuck even while its lag grows."""
     watch = ProgressWatch(stuck_after_ms=100)
     watch.observe(0, {A: 5}, {})
     watch.observe(99, {A: 500}, {A: 1})
@@ -26,7 +26,7 @@ def test_one_finished_record_starts_the_limit_anew() -> None:
     assert watch.stuck(200)
 
 
-def test_lag_that_begins_late_starts_the_limit_anew() -> None:
+def test_lag_after_an_idle_time_restarts_the_limit() -> None:
     """A topic that was idle for a long time is not stuck at its first new record."""
     watch = ProgressWatch(stuck_after_ms=100)
     watch.observe(0, {A: 0}, {})
@@ -34,8 +34,8 @@ def test_lag_that_begins_late_starts_the_limit_anew() -> None:
     assert not watch.stuck(5_100)
 
 
-def test_a_partition_that_moves_does_not_hide_a_stuck_one() -> None:
-    """The stuck partition is named, until another member owns it."""
+def test_progress_of_one_partition_does_not_hide_a_stuck_one() -> None:
+    """A stuck partition is named although others make progress, until another member owns it."""
     watch = ProgressWatch(stuck_after_ms=100)
     for now_ms in (0, 60, 120):
         watch.observe(now_ms, {A: 5, B: 5}, {B: now_ms})
@@ -45,8 +45,8 @@ def test_a_partition_that_moves_does_not_hide_a_stuck_one() -> None:
     assert watch.trouble(131) == ""
 
 
-def test_a_member_that_does_not_get_into_the_group_is_stuck() -> None:
-    """A member outside the group is stuck after the same limit, although it has no lag."""
+def test_a_member_outside_of_the_group_is_stuck() -> None:
+    """A member outside of the group is stuck after the same limit, although it has no lag."""
     watch = ProgressWatch(stuck_after_ms=100)
     assert watch.trouble(500, rebalance_ms=100) == ""
     assert "not in the group: its rebalance takes 101 ms" in watch.trouble(500, rebalance_ms=101)

@@ -23,7 +23,7 @@ def load(*arguments: str, **environ: str) -> ConsumerServiceSettings:
     ],
 )
 def test_topics_are_one_text_or_several(arguments: list[str], environ: dict[str, str]) -> None:
-    """Flags may be repeated or hold commas. The variable holds commas."""
+    """The flag for topics may be repeated or contain commas, and the variable contains commas."""
     settings = ConsumerServiceSettings.load([*NEEDED[2:], *arguments], environ=environ)
     assert settings.topics == ("a", "b")
 
@@ -45,14 +45,14 @@ def test_topics_are_one_text_or_several(arguments: list[str], environ: dict[str,
         (["--retry.jitter", "1"], "retry.jitter"),
     ],
 )
-def test_what_does_not_fit_is_refused_by_name(arguments: list[str], named: str) -> None:
-    """An invalid or contradicting setting ends the start with its name."""
+def test_invalid_settings_are_an_error(arguments: list[str], named: str) -> None:
+    """An invalid or contradicting setting is a ConfigError with its name."""
     with pytest.raises(ConfigError, match=named.replace(".", r"\.")):
         load(*arguments)
 
 
 @pytest.mark.parametrize(("listener_timeout_ms", "max_poll_interval_ms"), [(30_000, 40_000), (40_000, 30_000)])
-def test_a_drain_has_what_the_last_commit_leaves(listener_timeout_ms: int, max_poll_interval_ms: int) -> None:
+def test_a_drain_leaves_time_for_the_last_commit(listener_timeout_ms: int, max_poll_interval_ms: int) -> None:
     """The drain has the shorter of the listener's two limits, minus the reserve for the last commit."""
     settings = load(
         "--consumer.listener-timeout-ms", str(listener_timeout_ms),
@@ -62,15 +62,15 @@ def test_a_drain_has_what_the_last_commit_leaves(listener_timeout_ms: int, max_p
 
 
 def test_missing_settings_are_named() -> None:
-    """A missing setting without a default is named."""
+    """Missing required settings are a ConfigError with their names."""
     with pytest.raises(ConfigError, match=r"topics.*group_id.*handler"):
         ConsumerServiceSettings.load([], environ={})
     with pytest.raises(ConfigError, match="topics"):
         ConsumerServiceSettings.load([*NEEDED[2:], "--topics", ","], environ={})
 
 
-def test_the_parts_get_what_is_set() -> None:
-    """The scheduler, the retry policy and the client take their limits from the settings. Only the runner commits."""
+def test_settings_reach_the_components() -> None:
+    """The scheduler, the retry policy and the client have the settings' limits, and only the runner commits."""
     settings = load(
         "--ordering=partition", "--max-concurrency=7", "--batch-records-max=9", "--max-attempts=2",
         "--retry.retriable=KafkaTimeout", "--consumer.max-poll-records=50", "--consumer.group-instance-id=one",
@@ -87,10 +87,9 @@ def test_the_parts_get_what_is_set() -> None:
     assert client.group_instance_id == "one"
 
 
-def test_exactly_once_sets_what_it_needs() -> None:
-    """It reads committed records and commits often.
-
-    Each member has its own transactional id, and a static member keeps it after a restart.
+def test_settings_of_exactly_once() -> None:
+    """Exactly-once reads committed records and commits often; each member has its own
+    transactional id, which a static member keeps.
     """
     once = load("--processing-guarantee", "exactly_once")
     assert once.consumer_settings().isolation_level == "read_committed"

@@ -45,7 +45,7 @@ async def transactor(cluster: FakeCluster) -> AsyncIterator[Transactor]:
 
 
 async def until_committed(own: Transactor) -> int:
-    """Repeat the transaction while its error is temporary, as a caller does. Returns the number of failures."""
+    """Repeat the transaction while its error is temporary, and return the number of failures."""
     for failures in range(20):
         try:
             await own.transact(RECORDS, OFFSETS, GROUP)
@@ -59,8 +59,8 @@ def values(cluster: FakeCluster) -> list[bytes | None]:
     return [record.value for record in cluster.records("out")]
 
 
-async def test_records_and_offsets_go_together(cluster: FakeCluster) -> None:
-    """One transaction holds the output and the group's offsets with their metadata."""
+async def test_records_and_offsets_share_a_transaction(cluster: FakeCluster) -> None:
+    """A transaction holds the output and the group's offsets with their metadata."""
     async with transactor(cluster) as own:
         await own.transact(RECORDS, OFFSETS, GROUP)
         await own.transact([], {IN: OffsetAndMetadata(4)}, GROUP)
@@ -81,8 +81,8 @@ async def test_records_and_offsets_go_together(cluster: FakeCluster) -> None:
     ],
     ids=lambda api: api.name,
 )
-async def test_whatever_is_lost_nothing_is_there_twice(cluster: FakeCluster, api: Api, fault: Action) -> None:
-    """A request or its response is lost twice. In the end the output is written once, with the offsets."""
+async def test_lost_requests_and_responses_cause_no_duplicates(cluster: FakeCluster, api: Api, fault: Action) -> None:
+    """If a request or its response is lost twice, the output is written once, with the offsets."""
     control = cluster.control(api, fault, times=2)
     async with transactor(cluster) as own:
         await until_committed(own)
@@ -101,7 +101,7 @@ async def test_whatever_is_lost_nothing_is_there_twice(cluster: FakeCluster, api
         (Api.END_TXN, ErrorCode.INVALID_TXN_STATE),
     ],
 )
-async def test_a_spent_producer_is_replaced(cluster: FakeCluster, api: Api, code: ErrorCode) -> None:
+async def test_a_fenced_producer_is_replaced(cluster: FakeCluster, api: Api, code: ErrorCode) -> None:
     """A new producer replaces one that was fenced by its own timeout, and nothing of the transaction is visible."""
     cluster.control(api, Fail(code), times=1)
     async with transactor(cluster) as own:
@@ -113,10 +113,9 @@ async def test_a_spent_producer_is_replaced(cluster: FakeCluster, api: Api, code
     assert cluster.committed("g") == OFFSETS
 
 
-async def test_the_offsets_say_what_became_of_a_lost_commit(cluster: FakeCluster) -> None:
-    """The response to a commit is lost, and the next request is fenced.
-
-    The transaction counts as committed because the group has its offsets.
+async def test_the_outcome_of_a_lost_commit_is_read_from_the_offsets(cluster: FakeCluster) -> None:
+    """If the response to a commit is lost and the next request is fenced, the transaction
+    counts as committed if the group has its offsets.
     """
     cluster.control(Api.END_TXN, Close(handled=True), times=1)
     cluster.control(Api.END_TXN, Fail(ErrorCode.INVALID_PRODUCER_EPOCH), times=1)
@@ -125,8 +124,8 @@ async def test_the_offsets_say_what_became_of_a_lost_commit(cluster: FakeCluster
     assert values(cluster) == [r.value for r in RECORDS]
 
 
-async def test_a_refused_record_is_named(cluster: FakeCluster) -> None:
-    """A record too large for its topic and a record for a missing topic are named. The rest is aborted."""
+async def test_a_rejected_record_is_named(cluster: FakeCluster) -> None:
+    """A record that is too large or for a missing topic is named, and the transaction is aborted."""
     async with transactor(cluster) as own:
         with pytest.raises(OutputRejected) as refused:
             await own.transact([RECORDS[0], ProducerRecord("out", b"x" * 5_000)], OFFSETS, GROUP)
@@ -140,8 +139,8 @@ async def test_a_refused_record_is_named(cluster: FakeCluster) -> None:
 
 
 @pytest.mark.parametrize("code", [ErrorCode.ILLEGAL_GENERATION, ErrorCode.UNKNOWN_MEMBER_ID])
-async def test_a_member_without_its_place_writes_nothing(cluster: FakeCluster, code: ErrorCode) -> None:
-    """The group rejects the offsets, so the output is aborted. The producer stays usable."""
+async def test_a_member_outside_of_the_group_writes_nothing(cluster: FakeCluster, code: ErrorCode) -> None:
+    """If the group rejects the offsets, the output is aborted and the producer stays usable."""
     cluster.control(Api.TXN_OFFSET_COMMIT, Fail(code), times=1)
     async with transactor(cluster) as own:
         with pytest.raises(CommitFailed):
@@ -151,8 +150,8 @@ async def test_a_member_without_its_place_writes_nothing(cluster: FakeCluster, c
     assert values(cluster) == [r.value for r in RECORDS]
 
 
-async def test_a_fenced_instance_is_the_end(cluster: FakeCluster) -> None:
-    """Another member has the instance id. That error is raised unchanged, and nothing is written."""
+async def test_a_fenced_instance_is_an_error(cluster: FakeCluster) -> None:
+    """If another member has the instance id, that error is raised and nothing is written."""
     cluster.control(Api.TXN_OFFSET_COMMIT, Fail(ErrorCode.FENCED_INSTANCE_ID), times=1)
     async with transactor(cluster) as own:
         with pytest.raises(FencedInstanceId):
@@ -160,8 +159,8 @@ async def test_a_fenced_instance_is_the_end(cluster: FakeCluster) -> None:
     assert values(cluster) == []
 
 
-async def test_the_generation_travels_with_the_offsets(cluster: FakeCluster) -> None:
-    """Group, generation and member are those at the time at which the caller took the offsets."""
+async def test_offsets_are_committed_with_their_generation(cluster: FakeCluster) -> None:
+    """Group, generation and member are those of the time at which the caller took the offsets."""
     seen: list[Request] = []
     cluster.control(Api.TXN_OFFSET_COMMIT, seen.append)
     async with transactor(cluster) as own:

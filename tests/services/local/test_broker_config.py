@@ -1,4 +1,4 @@
-"""The broker's files and command lines."""
+"""The embedded broker's config files and command lines."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ JAVA = Java(Path("/usr/bin/java"), 17, "PATH")
 
 
 def test_listeners_and_ports_fit_together() -> None:
-    """Each listener has its port and protocol; clients are not told of the controller."""
+    """Each listener has its port and protocol, and the controller is not advertised."""
     settings = EmbeddedKafkaSettings(listeners={"SECURE": "SASL_SSL"})
     properties = broker_properties(settings, {**PORTS, "SECURE": 21003})
     assert properties["listeners"] == (
@@ -38,33 +38,33 @@ def test_listeners_and_ports_fit_together() -> None:
 
 
 def test_old_event_times_are_not_deleted() -> None:
-    """The broker-wide retention is off."""
+    """The broker's default retention is unlimited."""
     assert broker_properties(EmbeddedKafkaSettings(), PORTS)["log.retention.ms"] == "-1"
 
 
 def test_settings_win_over_defaults() -> None:
-    """A property of the settings replaces the embedded broker's own."""
+    """A property of the settings replaces the embedded broker's default."""
     settings = EmbeddedKafkaSettings(properties={"log.retention.ms": "5", "message.max.bytes": "9"})
     properties = broker_properties(settings, PORTS)
     assert (properties["log.retention.ms"], properties["message.max.bytes"]) == ("5", "9")
 
 
 @pytest.mark.parametrize("name", sorted(RESERVED_PROPERTIES))
-def test_properties_that_tie_it_to_folder_and_ports_are_refused(name: str) -> None:
-    """They are refused by name rather than overwritten in silence."""
+def test_reserved_properties_are_rejected(name: str) -> None:
+    """A property that the embedded broker sets itself is a ConfigError with its name."""
     with pytest.raises(ConfigError, match=f"{name} cannot be set"):
         EmbeddedKafkaSettings(properties={name: "x"})
 
 
 @pytest.mark.parametrize("name", ["PLAINTEXT", "CONTROLLER"])
-def test_listener_names_of_its_own_are_refused(name: str) -> None:
-    """The two listeners that are always there cannot be given again."""
+def test_reserved_listener_names_are_rejected(name: str) -> None:
+    """The names of the two built-in listeners are a ConfigError."""
     with pytest.raises(ConfigError, match=f"{name} is a listener"):
         EmbeddedKafkaSettings(listeners={name: "SSL"})
 
 
 def read_properties(text: str) -> dict[str, str]:
-    """java.util.Properties.load for what `render_properties` writes, by the rules of its documentation."""
+    """java.util.Properties.load for the output of `render_properties`, by the rules of its documentation."""
     named = {"n": "\n", "r": "\r", "t": "\t"}
     read: dict[str, str] = {}
     for line in text.split("\n")[:-1]:
@@ -91,8 +91,8 @@ texts = st.text(st.characters(exclude_categories=("Cs",)))
 
 
 @given(st.dictionaries(texts.filter(bool), texts))
-def test_properties_come_back_as_they_were_written(properties: dict[str, str]) -> None:
-    """Whatever the characters: one ASCII line a property, and Java's reading gives the same mapping."""
+def test_properties_round_trip(properties: dict[str, str]) -> None:
+    """Any properties round-trip as one ASCII line each, as Java reads them."""
     text = render_properties(properties)
     assert text.isascii()
     assert text.count("\n") == len(properties)
@@ -100,14 +100,14 @@ def test_properties_come_back_as_they_were_written(properties: dict[str, str]) -
 
 
 def test_log_of_the_broker_is_bounded() -> None:
-    """log4j's file is well formed, rolls by size and keeps a fixed number."""
+    """The log4j config is well formed XML that rolls by size and keeps a fixed number of files."""
     config = ET.fromstring(log4j_config().encode())
     assert config.find(".//SizeBasedTriggeringPolicy") is not None
     assert config.find(".//DefaultRolloverStrategy").get("max") == "2"  # type: ignore[union-attr]
 
 
 def test_heap_is_bounded_and_options_are_passed() -> None:
-    """The heap's limit and the user's options are on the command line, before the class."""
+    """The heap's limit and the user's options precede the class on the command line."""
     settings = EmbeddedKafkaSettings(heap_mb=300, jvm_options=("-Dx=y",))
     command = server_command(JAVA, Path("/jars"), settings)
     assert command[:2] == ["/usr/bin/java", "-Xmx300m"]
@@ -116,6 +116,6 @@ def test_heap_is_bounded_and_options_are_passed() -> None:
 
 
 def test_class_path_cannot_hold_a_colon() -> None:
-    """A cache folder with a colon is refused by its name instead of failing as a missing class."""
+    """A cache folder with a colon is a ConfigError."""
     with pytest.raises(ConfigError, match="/odd:place: a path with a colon"):
         format_command(JAVA, Path("/odd:place"), "id")

@@ -1,4 +1,4 @@
-"""The probe, against servers that answer rightly, wrongly and not at all."""
+"""The probe for a broker, against servers with valid, invalid and no answers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LIMIT_MS = 10_000
 
 @asynccontextmanager
 async def server(reply: bytes | None, received: list[bytes]) -> AsyncIterator[int]:
-    """Takes one request, sends `reply` and closes; None: takes it and stays silent."""
+    """A server that accepts one request, sends `reply` and closes, or never answers if it is None."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         received.append(await reader.readexactly(len(request())))
@@ -45,21 +45,21 @@ async def server(reply: bytes | None, received: list[bytes]) -> AsyncIterator[in
     ],
 )
 async def test_only_an_answer_without_error_counts(reply: bytes, expected: bool) -> None:
-    """Another correlation id, an error code, another protocol or a cut-off answer is no broker that answers."""
+    """Another correlation id, an error code, another protocol, and an incomplete answer are no valid answer."""
     received: list[bytes] = []
     async with server(reply, received) as port:
         assert await answers("127.0.0.1", port, LIMIT_MS) is expected
     assert received == [bytes.fromhex("0000000a 0012 0000 00000001 ffff")]
 
 
-async def test_silence_ends_at_the_limit() -> None:
-    """A server that takes the request and says nothing is given up after the time allowed."""
+async def test_a_silent_server_is_a_timeout() -> None:
+    """A server without an answer is no broker after the timeout."""
     async with server(None, []) as port:
         assert not await answers("127.0.0.1", port, 20)
 
 
 async def test_closed_port_does_not_answer() -> None:
-    """A refused connection is an answer of no."""
+    """A refused connection is no broker."""
     async with server(b"", []) as port:
         pass
     assert not await answers("127.0.0.1", port, LIMIT_MS)

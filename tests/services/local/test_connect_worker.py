@@ -1,4 +1,4 @@
-"""The Connect worker of a local set-up, before it is started."""
+"""The settings of a local set-up's Connect worker."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.settings import HttpSettings, KafkaSettings
 
 
-def test_a_worker_is_told_what_all_services_are() -> None:
-    """Kafka and its own address, the token that all ask for, and what is set of its own."""
+def test_a_worker_has_the_services_settings() -> None:
+    """The worker's properties have Kafka's and its own address, the common token, and its own settings."""
     settings = ConnectWorkerSettings(
         kafka=KafkaSettings(bootstrap_servers="127.0.0.1:1"),
         http=HttpSettings(host="127.0.0.1", port=2),
@@ -28,7 +28,7 @@ def test_a_worker_is_told_what_all_services_are() -> None:
     assert (found["rest.auth.token"], found["offset.flush.interval.ms"]) == ("0123456789abcdef", "9")
 
 
-async def test_wrong_settings_are_said_before_anything_starts() -> None:
-    """By their names."""
+async def test_an_invalid_setting_is_an_error_before_the_start() -> None:
+    """An invalid setting is a ConfigError with its name before anything starts."""
     with pytest.raises(ConfigError, match=r"offset\.flush\.interval\.ms"):
         make_worker(ConnectWorkerSettings(connect={"offset.flush.interval.ms": "soon"}))

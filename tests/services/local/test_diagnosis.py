@@ -1,4 +1,4 @@
-"""What broker logs mean; the lines are a real Kafka 4.1.1's and a real JVM's."""
+"""Causes of a broker's failure, read from its log. The lines are those of a real Kafka 4.1.1 and a real JVM."""
 
 from __future__ import annotations
 
@@ -61,33 +61,33 @@ QUIET = [
     ],
 )
 def test_cause_is_read_from_the_log(lines: list[str], cause: Cause | None) -> None:
-    """Each known failure is recognised, the specific before the general, and INFO lines accuse nobody."""
+    """Each known failure has its cause, the specific one before the general, and INFO lines have none."""
     assert find_cause([*QUIET, *lines]) is cause
 
 
-def test_only_lines_that_say_something_are_shown() -> None:
-    """Stack frames and INFO lines are left out when there is trouble to show."""
+def test_only_meaningful_lines_are_shown() -> None:
+    """Stack frames and INFO lines are left out if there are others."""
     assert meaningful([*QUIET, *PORT]) == [PORT[0], PORT[1], PORT[3]]
 
 
-def test_last_lines_are_shown_when_none_is_trouble() -> None:
-    """A log without an error still shows its end."""
+def test_without_errors_the_last_lines_are_shown() -> None:
+    """The end of a log without errors is shown."""
     assert meaningful(QUIET, 1) == [QUIET[1]]
 
 
-def test_explanation_has_words_and_lines() -> None:
-    """What to do comes first, then what the broker said."""
+def test_an_explanation_has_cause_and_lines() -> None:
+    """An explanation has the cause and then the broker's lines."""
     said = explain(LOCKED, "/data", PLENTY)
     assert said.startswith("the data folder /data is in use by another running broker. Its output:\n  ")
     assert LOCKED[1] in said
 
 
 def test_full_disk_needs_no_line() -> None:
-    """A broker on a full disk cannot log why it died; the disk tells."""
+    """A full disk is detected without a line in the log."""
     assert explain([], "/data", 0).startswith("no space left on the disk of /data")
 
 
-def test_unknown_cause_is_admitted() -> None:
-    """Nothing is guessed."""
+def test_an_unknown_cause_is_reported_as_unknown() -> None:
+    """An unknown cause is reported as unknown."""
     assert explain(QUIET, "/data", PLENTY).startswith("the reason is unknown. Its output:")
     assert explain([], "/data", PLENTY) == "the reason is unknown; it had no output"

@@ -1,4 +1,4 @@
-"""Events made from what is known of a topology."""
+"""Example events made from a topology's types and aggregations."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ class Strict(msgspec.Struct):
 
 
 @pytest.mark.parametrize("value_type", [dict, Order, Measured, Any])
-def test_an_example_is_taken(value_type: Any) -> None:
-    """The source's own type decodes it, with the key and the time where the pointers look."""
+def test_an_example_is_decodable(value_type: Any) -> None:
+    """The source's type decodes the example, which has key and time at the pointers."""
     event = msgspec.json.decode(example_event(("/user/id",), "/when", value_type))
     assert event["user"]["id"] == KEY
     assert event["when"] == TIME
@@ -55,20 +55,20 @@ def test_an_example_is_taken(value_type: Any) -> None:
 
 
 def test_a_pointer_at_a_number_keeps_a_number() -> None:
-    """A time that the type holds as an integer is in the topic's unit; a key stays the sample."""
+    """A time that the type declares as an integer is in the topic's unit, and a numeric key stays a number."""
     event = msgspec.json.decode(example_event(("/sensor",), "/at", Measured))
     assert event == {"at": TIME_MS, "sensor": 1}
     event = msgspec.json.decode(example_event(("/sensor",), "/at", Measured, "s"))
     assert event["at"] * 1_000 == TIME_MS
 
 
-def test_what_no_sample_fits_has_only_key_and_time() -> None:
-    """A type that constrains its values gets the fields that the ingest needs, and nothing invented that is refused."""
+def test_an_example_of_a_constrained_type_has_only_key_and_time() -> None:
+    """An example for a type with constraints has only the fields that the ingest needs."""
     assert msgspec.json.decode(example_event(("/user",), None, Strict)) == {"user": KEY}
 
 
 def test_the_type_is_that_of_the_source() -> None:
-    """The topology says what a topic's values are decoded as; for a topic that it does not read nothing is known."""
+    """The type of a topic's values comes from the topology, and is `dict` for a topic that it does not read."""
     builder = StreamsBuilder()
     orders = builder.stream("orders", value=Order).group_by_key().session_window(1_000)
     orders.aggregate("s", n=Count()).on_close().to("sums")
@@ -77,8 +77,8 @@ def test_the_type_is_that_of_the_source() -> None:
     assert source_type(topology, "others") is dict
 
 
-def test_an_untyped_source_gets_the_fields_of_its_aggregates() -> None:
-    """Without a type, the first aggregates say which fields a value has; the fields behind them are results."""
+def test_an_untyped_source_has_the_fields_of_its_aggregations() -> None:
+    """Without a type, the first aggregations determine the fields; those of later ones are results."""
     builder = StreamsBuilder()
     clicks = builder.stream("clicks").filter(lambda value: True).group_by_key().session_window(1_000)
     visits = clicks.aggregate("visits", n=Count(), ms=Mean("ms"), pages=CountDistinct("page")).on_close()

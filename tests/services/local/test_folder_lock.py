@@ -24,8 +24,8 @@ def run(*command: str, pass_fds: Sequence[int] = ()) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=pass_fds)
 
 
-async def test_second_lock_is_refused_with_the_owner(tmp_path: Path) -> None:
-    """While one holds the folder, another is told which process that is; after the release it may."""
+async def test_a_second_lock_is_an_error_with_the_owner(tmp_path: Path) -> None:
+    """A locked folder is an error with the owner's process id, until the lock is released."""
     first, second = FolderLock(tmp_path / "new"), FolderLock(tmp_path / "new")
     await first.acquire()
     with pytest.raises(FolderInUse, match=f"started by process {os.getpid()}"):
@@ -36,7 +36,7 @@ async def test_second_lock_is_refused_with_the_owner(tmp_path: Path) -> None:
 
 
 async def test_lock_lives_as_long_as_the_process_that_inherited_it(tmp_path: Path) -> None:
-    """Letting go does not free the folder while a broker has it, and the broker's end does."""
+    """A lock is held as long as the process that inherited it runs."""
     lock, again = FolderLock(tmp_path), FolderLock(tmp_path)
     await lock.acquire()
     with run("cat", pass_fds=(lock.fd,)) as broker:
@@ -48,8 +48,8 @@ async def test_lock_lives_as_long_as_the_process_that_inherited_it(tmp_path: Pat
     again.release()
 
 
-async def test_dead_owners_broker_is_waited_for(tmp_path: Path) -> None:
-    """When the starter is gone its broker is ending, so the lock is worth waiting for."""
+async def test_the_broker_of_a_dead_owner_is_waited_for(tmp_path: Path) -> None:
+    """If the owner has ended, its broker is ending too, so the lock is waited for."""
     lock, again = FolderLock(tmp_path), FolderLock(tmp_path)
     await lock.acquire()
     with run("true") as gone:
@@ -62,7 +62,7 @@ async def test_dead_owners_broker_is_waited_for(tmp_path: Path) -> None:
 
 
 async def test_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
-    """A folder below a file is refused by its path."""
+    """A folder below a file is a ConfigError with its path."""
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="file/data cannot be used"):
         await FolderLock(tmp_path / "file" / "data").acquire()
@@ -77,8 +77,8 @@ sys.stdin.read()
 """
 
 
-def test_lock_of_a_kafka_that_is_not_ours_is_seen(tmp_path: Path) -> None:
-    """A POSIX lock on Kafka's own file, as Java takes it, is refused; a file left behind is not."""
+def test_the_lock_of_another_kafka_is_detected(tmp_path: Path) -> None:
+    """A POSIX lock on Kafka's own lock file, as Java takes it, is an error; a remaining file without a lock is not."""
     check_no_kafka_runs_in(tmp_path)
     command = [sys.executable, "-c", LOCKER, str(tmp_path / KAFKA_LOCK_FILE)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as kafka:

@@ -1,6 +1,6 @@
 """Kafka's jars, and `penstock jars`.
 
-What downloads is tested in tests/shared/common/java/test_jars.py and tests/integration/test_kafka_jars.py.
+Downloads are tested in tests/shared/common/java/test_jars.py and tests/integration/test_kafka_jars.py.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from penstock.shared.common.java.jars import cache_root
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache that has every jar, by name and size."""
+    """A cache with all jars, by name and size."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     for jars in (KAFKA_JARS, SPARK_JARS, S3_JARS):
         folder = cache_root() / jars.folder
         folder.mkdir(parents=True)
         for jar in jars.jars:
             (folder / jar.name).touch()
-            os.truncate(folder / jar.name, jar.size)  # takes no room on the disk
+            os.truncate(folder / jar.name, jar.size)  # The file is sparse.
     return cache_root()
 
 
 def test_the_command_prints_the_folders(cache: Path) -> None:
-    """One for each set, in the order in which they are asked for."""
+    """The command prints the folder of each set, in the order of its arguments."""
     ran = CliRunner().invoke(app, ["jars", "s3", "kafka", "spark"])
     assert (ran.exit_code, ran.stdout.split()) == (
         0,
@@ -39,10 +39,8 @@ def test_the_command_prints_the_folders(cache: Path) -> None:
     )
 
 
-def test_the_command_downloads_into_a_cache_that_can_be_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What is missing is announced by its title and folder; a cache that cannot be written is an error of one line."""
+def test_a_cache_that_cannot_be_written_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Missing jars are announced with title and folder, and a cache that cannot be written is an error of one line."""
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     ran = CliRunner().invoke(app, ["jars", "s3"])
@@ -53,15 +51,17 @@ def test_the_command_downloads_into_a_cache_that_can_be_written(
 
 
 @pytest.mark.parametrize("arguments", [[], ["hadoop"], ["kafka", "--class-archive"]])
-def test_wrong_arguments_are_named(arguments: list[str]) -> None:
-    """A set that there is not, none at all, and an archive of something else than Spark have exit status 2."""
+def test_invalid_arguments_have_status_2(arguments: list[str]) -> None:
+    """An unknown set, no set, and a class archive of other jars than Spark's end with status 2."""
     ran = CliRunner().invoke(app, ["jars", *arguments])
     assert (ran.exit_code, ran.stdout) == (2, "")
     assert "penstock jars" in ran.stderr
 
 
-def test_the_lock_is_of_the_version() -> None:
-    """Another version of Kafka is another folder, so that an upgrade fetches it, and its own jars are all of it."""
+def test_the_jars_have_kafkas_version() -> None:
+    """The folder has Kafka's version, so an upgrade downloads its jars, and all of Kafka's own
+    jars have that version.
+    """
     assert KAFKA_JARS.folder == f"kafka-{KAFKA_VERSION}"
     assert f"org.apache.kafka:kafka_2.13:{KAFKA_VERSION}" in KAFKA_JARS.roots
     own = [jar.path.split("/") for jar in KAFKA_JARS.jars if jar.path.startswith("org/apache/kafka/")]
@@ -70,7 +70,7 @@ def test_the_lock_is_of_the_version() -> None:
 
 
 def test_logging_has_one_binding() -> None:
-    """Kafka's jars ask for slf4j 1.7, and exactly one binding for it is among them."""
+    """The jars contain slf4j 1.7 and exactly one binding for it."""
     names = [jar.name for jar in KAFKA_JARS.jars]
     assert [name for name in names if name.startswith("slf4j-api-")] == ["slf4j-api-1.7.36.jar"]
     assert sum("slf4j" in name for name in names) == 2

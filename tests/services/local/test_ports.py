@@ -11,14 +11,14 @@ from penstock.shared.common.errors import ConfigError
 
 
 def test_picked_ports_are_different_and_in_range() -> None:
-    """Below the systems' range for outgoing connections, and never one twice."""
+    """Picked ports are different and below the range for outgoing connections."""
     picked = pick("127.0.0.1", 20)
     assert len(set(picked)) == 20
     assert all(FIRST <= port < LAST for port in picked)
 
 
-def test_port_that_is_listened_on_is_taken() -> None:
-    """A listener makes a port taken, and its end makes it free at once."""
+def test_a_port_with_a_listener_is_in_use() -> None:
+    """A port is in use while a listener exists, and free immediately afterwards."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         assert not is_free("127.0.0.1", port)
@@ -27,7 +27,7 @@ def test_port_that_is_listened_on_is_taken() -> None:
     require_free("127.0.0.1", port)
 
 
-def test_address_of_another_machine_is_refused() -> None:
-    """An address that this machine does not have is a wrong setting, not a taken port."""
+def test_an_address_of_another_machine_is_an_error() -> None:
+    """An address that this machine does not have is an invalid setting, not a port in use."""
     with pytest.raises(ConfigError, match=r"cannot listen on 192\.0\.2\.1"):
         pick("192.0.2.1", 1)

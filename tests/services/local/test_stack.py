@@ -1,4 +1,4 @@
-"""How the services of one machine are started."""
+"""Starting the services of one machine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from penstock.shared.common.settings import ServiceSettings
 
 
 def test_a_service_is_run_by_its_name_unless_it_has_a_module() -> None:
-    """`penstock NAME` for a service, `python -m MODULE` for what only the local set-up has."""
+    """A service runs as `penstock NAME`, or as `python -m MODULE` if it has a module."""
     assert ServiceSpec("aggregator", {}).command() == [sys.executable, "-m", "penstock.services.cli", "aggregator"]
     assert ServiceSpec("gateway", {}, module="penstock.services.local.gateway").command()[2:] == [
         "penstock.services.local.gateway"
@@ -19,21 +19,21 @@ def test_a_service_is_run_by_its_name_unless_it_has_a_module() -> None:
 
 
 def test_a_stack_without_services_has_nothing_to_check(tmp_path: Path) -> None:
-    """`check` raises for services that ended; there are none."""
+    """The check of a stack without services passes."""
     stack = Stack(tmp_path, hermetic=True)
     stack.check()
     assert stack.services == {}
 
 
-def test_a_service_is_told_how_long_its_shutdown_may_take(tmp_path: Path) -> None:
-    """It is killed no sooner than after the limit that it was told, by default the one that it has itself."""
+def test_a_service_is_killed_after_its_shutdown_timeout(tmp_path: Path) -> None:
+    """A service is killed only after its shutdown timeout and a grace period."""
     assert ServiceSettings().shutdown_timeout_ms == SHUTDOWN_TIMEOUT_MS
     assert ServiceSpec("a", {}).stop_timeout_ms == SHUTDOWN_TIMEOUT_MS + KILL_GRACE_MS
     assert ServiceSpec("a", {}, shutdown_timeout_ms=1_000).stop_timeout_ms == 1_000 + KILL_GRACE_MS
 
 
-async def test_the_limit_reaches_the_service(tmp_path: Path) -> None:
-    """It is among the variables of the child, which so knows how long it has."""
+async def test_the_shutdown_timeout_is_passed_to_the_service(tmp_path: Path) -> None:
+    """The shutdown timeout is in the child's environment."""
     program = "import os, time; print(os.environ['PENSTOCK_SHUTDOWN_TIMEOUT_MS'], flush=True); time.sleep(60)"
     (tmp_path / "ends.py").write_text(program)
     stack = Stack(tmp_path, hermetic=True)

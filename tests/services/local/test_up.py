@@ -1,4 +1,4 @@
-"""`penstock up` before anything is started."""
+"""The checks of `penstock up` before anything is started."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ def _own_folder_and_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
 
 
 @pytest.mark.parametrize(("flag", "setting"), [("http.port", "http.port"), ("connect-port", "connect_port")])
-def test_a_port_that_is_taken_is_said_before_kafka_is_started(
+def test_a_port_in_use_is_an_error_before_kafka_is_started(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], flag: str, setting: str
 ) -> None:
-    """One line that names the setting, exit status 2, and no data folder."""
+    """A port in use ends with status 2 and one line with the setting, without a data folder."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         free = ["--http.port=0", "--connect-port=0"]
@@ -75,20 +75,20 @@ def test_a_port_that_is_taken_is_said_before_kafka_is_started(
     ],
     ids=["another topic", "another topology", "results that nobody writes", "no function", "no module"],
 )
-def test_a_topology_that_cannot_run_is_said_before_kafka_is_started(
+def test_a_topology_that_cannot_run_is_an_error_before_kafka_is_started(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], arguments: list[str], said: str
 ) -> None:
-    """One line that names topology and topic, exit status 2, and no data folder: nothing was waited for."""
+    """A topology that cannot run ends with status 2 and one line with topology and topic, without a data folder."""
     assert main([*arguments, "--http.port=0", "--connect-port=0", "--data-dir=data", "--log.format=json"]) == 2
     (line,) = capfd.readouterr().err.splitlines()
     assert said in line
     assert not (tmp_path / "data").exists()
 
 
-def test_a_wrong_setting_of_the_aggregator_is_said_before_kafka_is_started(
+def test_an_invalid_setting_of_the_aggregator_is_an_error_before_kafka_is_started(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its settings are read first, with their names."""
+    """An invalid setting of the aggregator ends with status 2 and its name, without a data folder."""
     monkeypatch.setenv("PENSTOCK_COMPACTION__INTERVAL_MS", "soon")
     assert main(["--http.port=0", "--connect-port=0", "--data-dir=data", "--log.format=json"]) == 2
     (line,) = capfd.readouterr().err.splitlines()
@@ -97,11 +97,11 @@ def test_a_wrong_setting_of_the_aggregator_is_said_before_kafka_is_started(
 
 
 class Started(Exception):
-    """Kafka was to be started."""
+    """Raised when Kafka would be started."""
 
 
 class BrokerWithData:
-    """A broker of an earlier start."""
+    """A broker with the data of an earlier start."""
 
     def has_data(self) -> bool:
         return True
@@ -111,7 +111,7 @@ class BrokerWithData:
 
 
 async def test_a_broker_with_data_is_asked_for_its_topics() -> None:
-    """An earlier start may have created what the topology reads: nothing is refused before Kafka answers."""
+    """With data of an earlier start, topics are checked only once Kafka runs."""
     settings = UpSettings(http=HttpSettings(port=0), connect_port=0, topology="up_topologies:build")
     up = Up(settings, Console(quiet=True))
     up._broker = BrokerWithData()  # type: ignore[assignment]
@@ -129,7 +129,7 @@ def joined() -> Topology:
 
 
 def test_topics_of_an_earlier_run_may_be_read() -> None:
-    """Global tables count as well; topics between two parts of the topology are the aggregator's own to make."""
+    """Topics of sources and global tables must exist or be created by `up`; the topology's internal topics need not."""
     settings = UpSettings()
     require_topics(settings, joined(), ["names"])
     with pytest.raises(ConfigError, match="reads the topic names, which Kafka does not have"):
@@ -143,7 +143,7 @@ def test_topics_of_an_earlier_run_may_be_read() -> None:
 
 
 def test_a_folder_has_data_once_a_broker_ran_in_it(tmp_path: Path) -> None:
-    """Formatting ends with the file that tells."""
+    """A folder has data once it is formatted."""
     kafka = EmbeddedKafka(tmp_path)
     assert not kafka.has_data()
     (tmp_path / LOG_FOLDER).mkdir()

@@ -1,4 +1,4 @@
-"""The stored keys of one partition."""
+"""The table of stored idempotency keys of one partition."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from penstock.shared.common.errors import BufferExhausted, DataError
 F, G = b"f" * 32, b"g" * 32
 
 
-def test_a_record_is_decoded_to_what_was_encoded() -> None:
-    """Fingerprint, response and time are unchanged. A foreign record is rejected."""
+def test_a_record_round_trips() -> None:
+    """Fingerprint, response and time round-trip, and a foreign record is a DataError."""
     entry = decode(encode(F, StoredResponse(207, b'{"stored":1}'), 1_700_000_000_000))
     assert (entry.fingerprint, entry.at_ms) == (F, 1_700_000_000_000)
     assert entry.response == StoredResponse(207, b'{"stored":1}')
@@ -26,7 +26,7 @@ def test_a_record_is_decoded_to_what_was_encoded() -> None:
 
 
 def test_a_key_belongs_to_one_request() -> None:
-    """The same request has the same response, another one raises KeyReused, and after its time the key is free."""
+    """The same request has the same response, another one raises KeyReused, and an expired key is free."""
     keys = StoredKeys(1_000, 10, 10_000)
     keys.put(b"k", encode(F, StoredResponse(200, b"1"), 0))
     assert keys.get(IdempotencyKey(b"k", F), 999) == (200, b"1")
@@ -37,7 +37,7 @@ def test_a_key_belongs_to_one_request() -> None:
 
 
 def test_a_full_table_rejects_new_keys() -> None:
-    """Stored keys are kept for their time. New keys are rejected until older ones expire."""
+    """New keys are rejected while the table is full, until older ones expire."""
     keys = StoredKeys(1_000, 2, 10_000)
     for i, digest in enumerate((b"a", b"b")):
         keys.check_room(0)
@@ -49,7 +49,7 @@ def test_a_full_table_rejects_new_keys() -> None:
 
 
 def test_the_tables_memory_has_a_limit() -> None:
-    """Long responses fill it before many keys do. A forgotten or replaced response frees its memory."""
+    """Long responses fill the table before many keys do, and an expired or replaced response frees its memory."""
     keys = StoredKeys(1_000, 100, max_bytes=5_000)
     noise = random.Random(7).randbytes(3_000).hex().encode()
     keys.put(b"a", encode(F, StoredResponse(200, noise), 0))

@@ -31,7 +31,7 @@ def own_log_handlers() -> Iterator[None]:
 def test_an_invalid_setting_exits_with_status_2_and_names_the_setting(
     arguments: list[str], name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Before any connection is opened."""
+    """An invalid setting ends with status 2 and its name before any connection is opened."""
     try:
         status = main(arguments)
     except SystemExit as e:

@@ -23,14 +23,14 @@ coordinates = st.lists(st.tuples(int31, int31, st.integers(0, 2**62)), max_size=
 
 @given(rows=coordinates, unit=st.sampled_from(["line", "index"]), rest=st.dictionaries(st.text(), st.integers()))
 def test_a_response_is_unpacked_byte_for_byte(rows: list[Any], unit: str, rest: dict[str, int]) -> None:
-    """This holds with coordinates in any order, without any, and with other fields."""
+    """A response round-trips byte by byte, with coordinates in any order, without any, and with other fields."""
     offsets = [{unit: position, "partition": p, "offset": offset} for position, p, offset in rows]
     response = StoredResponse(207, msgspec.json.encode({"stored": 1, "offsets": offsets} | {"more": rest}))
     assert unpack(207, pack(response)) == response
 
 
 def test_the_largest_response_fits_into_a_record() -> None:
-    """A hundred thousand records, each in any of 64 partitions that others write to as well, and a thousand errors."""
+    """A response for 100,000 records in 64 partitions with other writers, and 1,000 errors, fits into a record."""
     rng = random.Random(1)
     ends = [10**12] * 64
     rows = []
@@ -46,6 +46,6 @@ def test_the_largest_response_fits_into_a_record() -> None:
 
 @pytest.mark.parametrize("data", [b"", b"\0\0\0\x09abc", b"\0\0\0\x03abc", pack(StoredResponse(200, b"{}")) + b"\0"])
 def test_invalid_data_raises_data_error(data: bytes) -> None:
-    """An empty, cut, or corrupt response, and one with further data."""
+    """Empty, truncated or corrupt data, and data with a suffix, are a DataError."""
     with pytest.raises(DataError):
         unpack(200, data)

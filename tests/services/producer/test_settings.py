@@ -17,7 +17,7 @@ def load(*arguments: str, **environ: str) -> ProducerServiceSettings:
 
 
 def test_the_default_timeouts_are_consistent() -> None:
-    """An HTTP client receives a failure before its own timeout, and Kafka's rule on timeouts holds."""
+    """By default an HTTP client receives a failure before its own timeout, and Kafka's rule on timeouts holds."""
     settings = load()
     assert settings.producer.delivery_timeout_ms >= settings.kafka.request_timeout_ms + settings.producer.linger_ms
     assert settings.producer.delivery_timeout_ms < settings.ingest.ack_timeout_ms
@@ -25,13 +25,13 @@ def test_the_default_timeouts_are_consistent() -> None:
 
 
 def test_a_transactional_producer_is_rejected() -> None:
-    """A transactional producer cannot send outside a transaction, and ingest has no transactions."""
+    """A transactional id is a ConfigError, since such a producer cannot send outside of transactions."""
     with pytest.raises(ConfigError, match=r"producer\.transactional_id"):
         load("--producer.transactional-id", "t")
 
 
 def test_topics_are_read_from_the_file(tmp_path: Path) -> None:
-    """A table for each topic, and one default."""
+    """The file has a table for each topic and one for the default."""
     file = tmp_path / "penstock.toml"
     file.write_text(
         '[ingest.topics.flights]\nkey = ["/carrier", "/origin"]\ntime = "/at"\n'
@@ -43,31 +43,31 @@ def test_topics_are_read_from_the_file(tmp_path: Path) -> None:
 
 
 def test_a_partial_section_keeps_the_services_own_defaults() -> None:
-    """Setting one value of a section does not bring Kafka's long timeouts back."""
+    """Setting one value of a section keeps the service's defaults for the others."""
     settings = load(PENSTOCK_KAFKA__BOOTSTRAP_SERVERS="k:1", PENSTOCK_PRODUCER__LINGER_MS="1")
     assert (settings.kafka.request_timeout_ms, settings.producer.delivery_timeout_ms) == (10_000, 25_000)
 
 
 @pytest.mark.parametrize("token", [{}, {"PENSTOCK_AUTH_TOKEN": "short"}])
 def test_an_open_address_needs_a_token(token: dict[str, str]) -> None:
-    """It is rejected at start-up by the setting's name, without showing the value."""
+    """An open address without a sufficient token is a ConfigError that does not contain the token."""
     with pytest.raises(ConfigError, match="auth_token") as e:
         load("--http.host", "0.0.0.0", **token)
     assert "short" not in str(e.value)
 
 
 def test_an_open_address_with_a_token_or_insecure_no_auth_is_served() -> None:
-    """It needs either the token or the setting that allows an open address."""
+    """An open address is accepted with a token or with `insecure_no_auth`."""
     assert load("--http.host", "0.0.0.0", PENSTOCK_AUTH_TOKEN=TOKEN).auth_token is not None
     assert load("--http.host", "0.0.0.0", "--insecure-no-auth").insecure_no_auth
 
 
 def test_the_token_is_in_no_repr() -> None:
-    """Settings may be logged."""
+    """The repr of settings, which may be logged, does not contain the token."""
     assert TOKEN not in repr(load(PENSTOCK_AUTH_TOKEN=TOKEN))
 
 
-def test_a_wrong_pointer_is_named() -> None:
-    """The error has the path to it."""
+def test_an_invalid_pointer_is_named() -> None:
+    """An invalid JSON pointer is a ConfigError with its path."""
     with pytest.raises(ConfigError, match=r"ingest\.topics\.flights\.time: a JSON pointer"):
         load(PENSTOCK_INGEST__TOPICS='{"flights": {"time": "at"}}')

@@ -1,4 +1,4 @@
-"""A producer that detects unknown topics at once."""
+"""A producer that detects unknown topics immediately."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Producer:
 
 
 async def test_an_unknown_topic_never_reaches_the_producer() -> None:
-    """It is rejected the first time and later, and found as soon as it exists."""
+    """An unknown topic is rejected each time, and found as soon as it exists."""
     admin, producer = Admin(), Producer()
     checking_producer = TopicCheckingProducer(producer, admin)  # type: ignore[arg-type]
     for _ in range(2):
@@ -51,7 +51,7 @@ async def test_an_unknown_topic_never_reaches_the_producer() -> None:
 
 
 async def test_a_known_topic_is_looked_up_at_intervals() -> None:
-    """Between the look-ups the producer's metadata is enough. A deleted topic is detected."""
+    """Between look-ups the producer's metadata is used, and a deleted topic is detected at the next one."""
     admin, producer, clock = Admin("t"), Producer(), ManualClock()
     checking_producer = TopicCheckingProducer(producer, admin, clock)  # type: ignore[arg-type]
     for _ in range(3):

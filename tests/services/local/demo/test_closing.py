@@ -1,4 +1,4 @@
-"""The last two Spark jobs, without Spark."""
+"""The demo's last two Spark jobs, compaction and audit, without Spark."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from penstock.services.local.demo import closing
 from penstock.services.spark.main import AUDIT_FAILED
 
 
-def test_a_compaction_that_fails_is_followed_by_no_audit(capsys: pytest.CaptureFixture[str]) -> None:
-    """The audit would only report what the compaction did not do: its failure is the one that is said."""
+def test_no_audit_after_a_failed_compaction(capsys: pytest.CaptureFixture[str]) -> None:
+    """After a failed compaction the audit does not run, and only the compaction's error is reported."""
     assert closing.main(closing.Jobs("no/name", "lake", "store", "m:f", {}, 1, {}).arguments()) == AUDIT_FAILED
     said = capsys.readouterr().err
     assert "penstock compact" in said

@@ -31,8 +31,8 @@ def write(folder: Path, kind: str, text: str = TEXT) -> Path:
 
 
 @pytest.mark.parametrize("kind", ["csv", "gz", "xz", "zip"])
-def test_every_packing_gives_the_same_events(tmp_path: Path, kind: str) -> None:
-    """Plain, gzip, xz and zip are told apart by content and read alike, in file order."""
+def test_every_compression_has_the_same_events(tmp_path: Path, kind: str) -> None:
+    """Plain, gzip, xz and zip are detected by content and have the same events, in file order."""
     events = CsvEvents(write(tmp_path, kind), "user", "at")
     assert events.count() == 2
     assert [msgspec.json.decode(line) for line in events.lines()] == [
@@ -42,7 +42,7 @@ def test_every_packing_gives_the_same_events(tmp_path: Path, kind: str) -> None:
 
 
 def test_the_plan_points_at_the_key_column(tmp_path: Path) -> None:
-    """A column name with the characters that JSON pointers escape is escaped."""
+    """A column name is escaped as in JSON pointers."""
     path = write(tmp_path, "csv", "a/b~c,t\nk,2024-05-01\n")
     events = CsvEvents(path, "a/b~c", "t", gap="5m")
     assert events.plan.key == ("/a~1b~0c",)
@@ -53,8 +53,8 @@ def rows(events: CsvEvents) -> list[dict[str, object]]:
     return [msgspec.json.decode(line) for line in events.lines()]
 
 
-def test_a_row_that_cannot_be_an_event_is_sent_with_its_reason(tmp_path: Path) -> None:
-    """It is not dropped here: it goes on with row, line and column, and with the event time of the row before."""
+def test_an_invalid_row_is_sent_with_its_reason(tmp_path: Path) -> None:
+    """An invalid row is sent with its row, line and column, and with the event time of the row before."""
     text = 'user,at,what\n"",2024-05-01T10:00:00Z,a\nann,2024-05-01T10:00:00Z,"x\ny"\nbob,yesterday,b\neve\n'
     sent = rows(CsvEvents(write(tmp_path, "csv", text), "user", "at"))
     assert [row[TIME_FIELD] for row in sent] == [AT_MS] * 4
@@ -66,8 +66,8 @@ def test_a_row_that_cannot_be_an_event_is_sent_with_its_reason(tmp_path: Path) -
     ]
 
 
-def test_a_refused_row_is_a_dead_letter_that_says_why(tmp_path: Path) -> None:
-    """The topology refuses it with the row's reason, and aggregates the others."""
+def test_an_invalid_row_becomes_a_dead_letter_with_its_reason(tmp_path: Path) -> None:
+    """The topology makes an invalid row a dead letter with the row's reason, and aggregates the others."""
     text = "user,at\nann,2024-05-01T10:00:00Z\nann,never\nann,2024-05-01T12:00:00Z\n"
     events = CsvEvents(write(tmp_path, "csv", text), "user", "at", gap="5m", grace="0s")
     driver = TopologyTestDriver(topology(**events.plan.options), errors=ErrorHandlers())
@@ -82,8 +82,8 @@ def test_a_refused_row_is_a_dead_letter_that_says_why(tmp_path: Path) -> None:
     assert (session["key"], session["events"]) == ("ann", 1)
 
 
-def test_a_refusal_by_the_ingest_names_the_users_column(tmp_path: Path) -> None:
-    """The pointers of the ingest's words are the columns of the file, its lines are rows."""
+def test_an_error_of_the_ingest_names_the_column(tmp_path: Path) -> None:
+    """The ingest's JSON pointers are replaced by the file's columns, and its line by the row."""
     events = CsvEvents(write(tmp_path, "csv"), "user", "at")
     said = events.name_rejection(7, "time: /_event_time_ms is too far ahead; key: /user must be a string")
     assert said == "row 7: time: column 'at' is too far ahead; key: column 'user' must be a string"
@@ -108,10 +108,12 @@ def test_a_refusal_by_the_ingest_names_the_users_column(tmp_path: Path) -> None:
         (TEXT, {"gap": "0s"}, "--gap 0s"),
     ],
 )
-def test_what_would_fail_for_every_row_is_refused_first(
+def test_errors_of_every_row_are_reported_before_sending(
     tmp_path: Path, text: str, options: dict[str, str], says: str
 ) -> None:
-    """Before anything is sent: an unreadable time or key in all of the first rows, or a duration that is none."""
+    """A time or key that is invalid in all of the first rows, and an invalid duration, are a
+    ConfigError before anything is sent.
+    """
     with pytest.raises(ConfigError, match=says):
         CsvEvents(write(tmp_path, "csv", text), "user", "at", **options)  # type: ignore[arg-type]
 
@@ -129,7 +131,7 @@ def test_what_would_fail_for_every_row_is_refused_first(
     ],
 )
 def test_wrong_columns_are_named(tmp_path: Path, key: str, time: str, text: str, says: str) -> None:
-    """The option and the columns that there are stand in the error."""
+    """The error for invalid columns names the option and the existing columns."""
     with pytest.raises(ConfigError, match=says):
         CsvEvents(write(tmp_path, "csv", text), key, time)
 

@@ -1,4 +1,4 @@
-"""A CSV file as rows."""
+"""Reading a CSV file as rows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from penstock.shared.common.errors import ConfigError
 
 
 def test_rows_have_numbers_and_lines(tmp_path: Path) -> None:
-    """The header is row 0; blank lines have no number, and a field may hold several lines."""
+    """The header is row 0, blank lines have no number, and a field may contain several lines."""
     path = tmp_path / "a.csv"
     path.write_bytes(b'\xef\xbb\xbfk,v\r\n\r\na,"1\r\n2"\r\nb,3\r\n')
     assert list(read_rows(path)) == [
@@ -36,8 +36,8 @@ def test_rows_have_numbers_and_lines(tmp_path: Path) -> None:
         (b"k,at\n" + b"x" * 1_000_001, "f, line .*field larger than"),
     ],
 )
-def test_what_is_no_csv_is_refused_in_one_line(tmp_path: Path, data: bytes, says: str) -> None:
-    """Other encodings, binaries and damaged archives are named, with the line where there is one."""
+def test_invalid_csv_is_an_error_of_one_line(tmp_path: Path, data: bytes, says: str) -> None:
+    """Other encodings, binaries and damaged archives are a ConfigError of one line, with the line number if known."""
     path = tmp_path / "f"
     path.write_bytes(data)
     with pytest.raises(ConfigError, match=says) as refused:
@@ -45,8 +45,8 @@ def test_what_is_no_csv_is_refused_in_one_line(tmp_path: Path, data: bytes, says
     assert "\n" not in str(refused.value)
 
 
-def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
-    """A missing file, a folder, and a zip of several files."""
+def test_an_unreadable_file_is_an_error(tmp_path: Path) -> None:
+    """A missing file, a folder, and a zip of several files are a ConfigError."""
     with pytest.raises(ConfigError, match=r"nowhere\.csv: No such file"):
         list(read_rows(tmp_path / "nowhere.csv"))
     with pytest.raises(ConfigError, match="is a folder"):

@@ -1,4 +1,4 @@
-"""What a person sees of the demo."""
+"""The demo's output for a terminal and for a log."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ def text_of(console: Console) -> str:
     return console.file.getvalue()
 
 
-def test_a_log_gets_steps_and_figures_as_lines() -> None:
-    """Without a terminal nothing is redrawn: each step is a line, and the figures are one."""
+def test_without_a_terminal_output_is_lines() -> None:
+    """Without a terminal each step is a line, and the figures are one line."""
     console = Console(file=io.StringIO(), width=200)
     with Display(console, total=10) as display:
         display.step("sending")
@@ -26,7 +26,7 @@ def test_a_log_gets_steps_and_figures_as_lines() -> None:
 
 
 def test_a_terminal_shows_the_panel() -> None:
-    """On a terminal the figures stand in a panel with bars."""
+    """On a terminal the figures are in a panel with bars."""
     console = Console(file=io.StringIO(), width=200, force_terminal=True)
     with Display(console, total=10) as display:
         display.figures = Figures(acknowledged=4, late=2, stream_time_ms=1_357_035_300_000)
@@ -37,7 +37,7 @@ def test_a_terminal_shows_the_panel() -> None:
 
 
 def test_the_table_shows_every_result() -> None:
-    """Key, start, length, and one column for each result, whatever they are called."""
+    """The table has key, start, length, and a column for each result."""
     console = Console(file=io.StringIO(), width=200)
     session = {
         "key": "UA-EWR",
@@ -52,8 +52,8 @@ def test_the_table_shows_every_result() -> None:
         assert part in shown
 
 
-def test_no_session_is_said_and_not_shown_as_an_empty_table() -> None:
-    """Where nothing has closed there is no table of nothing."""
+def test_without_sessions_there_is_a_line_instead_of_a_table() -> None:
+    """If no session has closed, a line says so instead of an empty table."""
     console = Console(file=io.StringIO(), width=200)
     console.print(longest_table([], "banks"))
     assert text_of(console) == "Longest banks: none, since none has closed yet\n"

@@ -1,4 +1,4 @@
-"""Text as event time."""
+"""Parsing of text as event time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LATEST_MS = 2_000_000_000_000
     ],
 )
 def test_time_formats(time_format: str | None, text: str, expected: int) -> None:
-    """Epochs, strptime formats and ISO 8601 give ms since the epoch; without a zone it is UTC."""
+    """Epochs, strptime formats and ISO 8601 are converted to ms since the epoch; without a zone the time is UTC."""
     assert time_parser(time_format, LATEST_MS)(text) == expected
 
 
@@ -37,8 +37,8 @@ def test_time_formats(time_format: str | None, text: str, expected: int) -> None
         (None, "x" * 1_000, "'x{40}' is no"),
     ],
 )
-def test_what_is_no_time_says_why(time_format: str | None, text: str, says: str) -> None:
-    """The text, shortened, and what is wrong with it or with the format."""
+def test_an_invalid_time_is_an_error_with_its_reason(time_format: str | None, text: str, says: str) -> None:
+    """The error has the shortened text and the reason."""
     with pytest.raises(NoTime, match=says):
         time_parser(time_format, LATEST_MS)(text)
 
@@ -54,7 +54,7 @@ def test_what_is_no_time_says_why(time_format: str | None, text: str, says: str)
     ],
 )
 def test_formats_that_fit(text: str, fitting: list[str]) -> None:
-    """Only what makes a time of this century of the text is worth naming."""
+    """Only formats that make the text a time of this century are suggested."""
     assert formats_that_fit(text, LATEST_MS) == fitting
 
 
@@ -72,7 +72,9 @@ def test_formats_that_fit(text: str, fitting: list[str]) -> None:
         ("1970-01-20", None, None),
     ],
 )
-def test_an_epoch_in_the_wrong_unit_is_seen(text: str, time_format: str | None, says: str | None) -> None:
-    """Seconds read as milliseconds lie in January 1970; a true time of the seventies is left alone."""
+def test_an_epoch_in_the_wrong_unit_is_detected(text: str, time_format: str | None, says: str | None) -> None:
+    """Seconds read as milliseconds, which are times in January 1970, have a suggestion; true
+    times of the seventies have none.
+    """
     found = better_unit(text, time_format, LATEST_MS)
     assert found is says is None or (found is not None and says is not None and says in found)

@@ -1,4 +1,4 @@
-"""The flights as events."""
+"""The demo's flights as events."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ ROW = {
 SCHEDULED_MS = 1_357_035_300_000
 
 
-def test_a_flight_arrives_when_it_really_left() -> None:
-    """Arrival is the scheduled time plus the delay, in minutes; the event carries the scheduled time."""
+def test_a_flight_arrives_at_its_real_departure() -> None:
+    """The arrival is the scheduled time plus the delay in minutes, and the event has the scheduled time."""
     late = parse({**ROW, "dep_delay": "1301"})
     assert late.arrival_ms == SCHEDULED_MS + 1_301 * 60_000
     assert msgspec.json.decode(late.line)["scheduled"] == SCHEDULED_MS
 
 
 def test_a_cancelled_flight_has_no_delay_and_arrives_as_scheduled() -> None:
-    """NA becomes null, not zero: nothing invents a departure."""
+    """A delay of NA is null, not zero."""
     cancelled = parse({**ROW, "dep_delay": "NA"})
     assert cancelled.arrival_ms == SCHEDULED_MS
     assert msgspec.json.decode(cancelled.line)["dep_delay"] is None
 
 
-def test_the_order_is_that_of_departure_and_stable() -> None:
-    """A late flight comes after those that left before it; those of one minute keep the file's order."""
+def test_flights_are_ordered_by_departure() -> None:
+    """Flights are ordered by real departure, and those of one minute keep the file's order."""
     rows = [{**ROW, "flight": "1", "dep_delay": "30"}, {**ROW, "flight": "2"}, {**ROW, "flight": "3"}]
     flights = [msgspec.json.decode(line)["flight"] for line in in_order_of_departure(rows)]
     assert flights == [2, 3, 1]
 
 
-def test_the_package_holds_the_flights_it_is_said_to_hold() -> None:
-    """336,776 flights, 8,255 of them cancelled; a limit takes a prefix of the same order."""
+def test_the_flights_of_the_package() -> None:
+    """The package has 336,776 flights, 8,255 of them cancelled, and a limit is a prefix of them."""
     events = FlightEvents()
     lines = list(events.lines())
     assert events.unfit == 8_255
@@ -52,7 +52,7 @@ def test_the_package_holds_the_flights_it_is_said_to_hold() -> None:
 
 
 def test_banks_have_count_delays_and_destinations() -> None:
-    """Two departures ten minutes apart are one bank; a cancelled flight is a dead letter that says why."""
+    """Two departures ten minutes apart are one bank, and a cancelled flight is a dead letter with its reason."""
     driver = TopologyTestDriver(topology(), errors=ErrorHandlers())
     for minutes, delay, dest in ((0, "2.0", "IAH"), (10, "6.0", "MIA"), (12, "null", "MIA"), (120, "0.0", "IAH")):
         value = f'{{"dep_delay":{delay},"dest":"{dest}"}}'.encode()

@@ -26,7 +26,9 @@ with fresh_folder(Path(sys.argv[1])) as folder:
 
 
 def test_a_folder_in_use_keeps_its_data(tmp_path: Path) -> None:
-    """A second demo is refused with the first one's process and touches nothing; after its end it is emptied."""
+    """A second demo is rejected with the first one's process id and leaves the folder
+    unchanged; after its end the folder is emptied.
+    """
     folder = tmp_path / "new" / "demo"
     command = [sys.executable, "-c", HOLDER, str(folder)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as first:
@@ -43,8 +45,8 @@ def test_a_folder_in_use_keeps_its_data(tmp_path: Path) -> None:
         assert not (folder / "lake").exists()
 
 
-def test_a_broker_in_the_folder_is_no_data_to_empty(tmp_path: Path) -> None:
-    """A broker that runs in a demo's folder, whoever started it, keeps the folder as it is."""
+def test_a_folder_with_a_running_broker_is_not_emptied(tmp_path: Path) -> None:
+    """The folder of a demo in which a broker runs is left unchanged."""
     with fresh_folder(tmp_path) as folder:
         lock = FolderLock(folder / KAFKA)
         asyncio.run(lock.acquire())
@@ -56,8 +58,8 @@ def test_a_broker_in_the_folder_is_no_data_to_empty(tmp_path: Path) -> None:
     lock.release()
 
 
-def test_a_folder_that_no_demo_made_is_refused(tmp_path: Path) -> None:
-    """Someone else's files are neither removed nor given a lock's company."""
+def test_a_folder_of_something_else_is_rejected(tmp_path: Path) -> None:
+    """A folder with other files is a ConfigError, and the files are unchanged."""
     (tmp_path / "thesis").write_text("mine")
     with pytest.raises(ConfigError, match="is not empty and was not created by a demo"), fresh_folder(tmp_path):
         pass

@@ -1,4 +1,4 @@
-"""The handler that keeps notable sessions."""
+"""The handler that stores notable sessions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def record(value: bytes | None) -> ConsumerRecord:
 
 
 async def test_only_notable_sessions_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One line each, in the file that the environment names; a second handling adds nothing to the count."""
+    """A notable session is a line in the configured file, and handling it twice does not change the count."""
     path = tmp_path / "notable.jsonl"
     monkeypatch.setenv(FILE_VARIABLE, str(path))
     assert count_notable(path) == 0
@@ -30,7 +30,7 @@ async def test_only_notable_sessions_are_kept(tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("value", [None, b"", b"[]", b"{"])
-async def test_what_is_no_session_is_refused(value: bytes | None) -> None:
-    """DataError, so that the runner writes it to the dead-letter topic instead of trying again."""
+async def test_an_invalid_session_is_an_error(value: bytes | None) -> None:
+    """An invalid session is a DataError, so the runner writes a dead letter instead of retrying."""
     with pytest.raises(DataError, match="not a session"):
         await store(record(value))

@@ -1,4 +1,4 @@
-"""Events sent to the ingest endpoint."""
+"""Sending events to the ingest endpoint."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from penstock.services.local.demo.replay import IngestRejected, Replay
 
 
 class Endpoint:
-    """A server that stores every line but those that say so, and answers as the ingest does.
+    """A server that stores all lines but `bad` and answers like the ingest endpoint.
 
-    `statuses` are those of the first requests, which it stores nothing of.
+    `statuses` are those of the first requests, which store nothing.
     """
 
     def __init__(self, *statuses: int) -> None:
@@ -45,8 +45,8 @@ class Endpoint:
             writer.write(head + data)
 
 
-async def test_a_refusal_is_counted_and_named_by_its_number() -> None:
-    """The number is that of the event in the whole replay, not of the line in its request."""
+async def test_a_rejected_event_is_counted_with_its_number() -> None:
+    """The number of a rejected event is counted in the whole replay, not in its request."""
     async with Endpoint() as endpoint:
         events = iter([b"good", b"good", b"bad", b"good", b"bad"])
         replay = Replay(endpoint.url, "t", events, lambda number, message: f"row {number}: {message}")
@@ -59,7 +59,7 @@ async def test_a_refusal_is_counted_and_named_by_its_number() -> None:
 
 
 async def test_a_request_that_was_stopped_is_an_error() -> None:
-    """What was not looked at must not be lost unseen."""
+    """If the endpoint stopped reading a request, the replay ends with an error, so no event is lost unnoticed."""
     async with Endpoint() as endpoint:
         replay = Replay(endpoint.url, "t", iter([b"stop"]), lambda number, message: message)
         with pytest.raises(IngestRejected, match="there were 1000 errors"):
@@ -68,7 +68,7 @@ async def test_a_request_that_was_stopped_is_an_error() -> None:
 
 
 async def test_a_batch_of_which_nothing_was_stored_is_sent_again() -> None:
-    """429 and 503 say that the endpoint holds none of it, so it is there once after any number of them."""
+    """A 429 or 503 means that nothing is stored, so the batch is sent again until it is stored once."""
     async with Endpoint(503, 429, 503) as endpoint:
         replay = Replay(endpoint.url, "t", iter([b"good", b"good"]), lambda number, message: message)
         await replay.send()
@@ -78,7 +78,7 @@ async def test_a_batch_of_which_nothing_was_stored_is_sent_again() -> None:
 
 
 async def test_a_batch_that_may_be_stored_is_not_sent_again() -> None:
-    """504: a second copy could be stored, so the replay ends and says so."""
+    """A 504 ends the replay with an error, since a second copy could be stored."""
     async with Endpoint(504) as endpoint:
         replay = Replay(endpoint.url, "t", iter([b"good", b"good"]), lambda number, message: message)
         with pytest.raises(IngestRejected, match=r"answered 504: of 2 events 2 may or may not be stored.*not ack"):

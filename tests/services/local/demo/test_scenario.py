@@ -1,4 +1,4 @@
-"""The demo's verdict, without a run."""
+"""The demo's verdict."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from penstock.services.local.demo.scenario import Outcome
         (True, 18, 17, 1, False),
     ],
 )
-def test_dead_letters_must_be_the_events_that_were_sent_to_be_some(
+def test_dead_letters_must_equal_the_invalid_events(
     audit_ok: bool, dead_letters: int, unfit: int, refused: int, ok: bool
 ) -> None:
-    """A good event among the dead letters fails the demo though the audit passes, and so does a bad one that is not."""
+    """A valid event among the dead letters fails the demo although the audit passes, as does a missing invalid one."""
     outcome = Outcome(ReplayCounts(rejected=refused), unfit=unfit, audit_ok=audit_ok)
     outcome.audit, outcome.batch = {"dead_letters": dead_letters}, {"batch_rows": 1, "batch_differences": 0}
     assert outcome.ok is ok
@@ -39,7 +39,7 @@ def test_dead_letters_must_be_the_events_that_were_sent_to_be_some(
         ({}, False),
     ],
 )
-def test_the_batch_must_have_made_the_same(batch: dict[str, int], ok: bool) -> None:
-    """One row that differs fails the demo, and so does a batch that made nothing."""
+def test_the_batch_must_have_the_same_results(batch: dict[str, int], ok: bool) -> None:
+    """A row that differs fails the demo, as does a batch without rows."""
     outcome = Outcome(ReplayCounts(), unfit=0, audit_ok=True, audit={"dead_letters": 0}, batch=batch)
     assert outcome.ok is ok

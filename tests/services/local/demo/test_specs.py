@@ -1,4 +1,4 @@
-"""What the demo tells each service."""
+"""The settings that the demo passes to each service."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ OTHERS = {"consumer": "http://127.0.0.1:1"}
         (specs.gateway(PLAN, "k:1", OTHERS), GatewaySettings),
     ],
 )
-def test_every_setting_is_one_that_the_service_takes(spec: ServiceSpec, settings: type[ServiceSettings]) -> None:
-    """The service's own loader accepts them, and the address of Kafka arrives."""
+def test_every_setting_is_valid(spec: ServiceSpec, settings: type[ServiceSettings]) -> None:
+    """The service accepts all settings, and its Kafka address is the given one."""
     environment = {f"PENSTOCK_{name}": value for name, value in spec.settings.items()}
     loaded = settings.load((), environ=environment)
     assert loaded.kafka.bootstrap_servers == "k:1"
@@ -35,8 +35,8 @@ def test_every_setting_is_one_that_the_service_takes(spec: ServiceSpec, settings
     assert sections <= settings.model_fields.keys()
 
 
-def test_the_ingest_takes_key_and_time_as_the_plan_says() -> None:
-    """The flights' key is made of carrier and origin, their event time is the scheduled departure."""
+def test_the_ingest_has_the_plans_key_and_time() -> None:
+    """The flights' key consists of carrier and origin, and their event time is the scheduled departure."""
     spec = specs.gateway(PLAN, "k:1", OTHERS)
     loaded = GatewaySettings.load((), environ={f"PENSTOCK_{name}": value for name, value in spec.settings.items()})
     topic = loaded.ingest.for_topic(PLAN.topic)
@@ -45,7 +45,7 @@ def test_the_ingest_takes_key_and_time_as_the_plan_says() -> None:
 
 
 def test_a_users_own_events_may_be_old() -> None:
-    """A file of the nineties is replayed: the demo checks the unit of its times itself."""
+    """Old event times are accepted, since the demo checks the unit of times itself."""
     environment = {f"PENSTOCK_{name}": value for name, value in specs.gateway(PLAN, "k:1", OTHERS).settings.items()}
     ingest = GatewaySettings.load(environ=environment).ingest
     read_time = topic_reader(ingest, ingest.for_topic(PLAN.topic)).time

@@ -1,4 +1,4 @@
-"""The doctor's exit statuses and lines, without a broker."""
+"""The doctor's exit statuses and output, without a broker."""
 
 from __future__ import annotations
 
@@ -7,16 +7,18 @@ import pytest
 from penstock.services.local.doctor.main import main
 
 
-def test_a_wrong_setting_is_refused_by_name(capsys: pytest.CaptureFixture[str]) -> None:
-    """Status 2, before anything is looked at."""
+def test_an_invalid_setting_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    """An invalid setting ends with status 2 before anything is checked."""
     assert main(["--kafka.bootstrap-server=x"]) == 2
     said = capsys.readouterr()
     assert "kafka.bootstrap-servers" in said.err
     assert said.out == ""
 
 
-def test_a_kafka_that_is_not_there_is_a_problem(capsys: pytest.CaptureFixture[str]) -> None:
-    """Status 1; the machine is looked at all the same, and the problem stands last, with what mends it."""
+def test_an_unreachable_kafka_is_a_problem(capsys: pytest.CaptureFixture[str]) -> None:
+    """An unreachable Kafka ends with status 1 and is the last line, with its fix; the machine
+    is checked nevertheless.
+    """
     assert main(["--kafka.bootstrap-servers=127.0.0.1:1", "--kafka.request-timeout-ms=500"]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert lines[-1].startswith("problem  Kafka at 127.0.0.1:1: BrokerNotAvailable")
@@ -25,10 +27,10 @@ def test_a_kafka_that_is_not_there_is_a_problem(capsys: pytest.CaptureFixture[st
     assert any("disk of" in line for line in lines)
 
 
-def test_missing_jars_are_said(
+def test_missing_jars_are_a_warning(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: object
 ) -> None:
-    """As warnings, since the first start fetches them, with the command that does it now."""
+    """Missing jars are warnings with the command that downloads them, since the first start does it too."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     main(["--kafka.bootstrap-servers=127.0.0.1:1", "--kafka.request-timeout-ms=100"])
     lines = capsys.readouterr().out.splitlines()

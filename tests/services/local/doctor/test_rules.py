@@ -1,4 +1,4 @@
-"""What the doctor finds wrong, given facts."""
+"""The doctor's rules: findings from given facts."""
 
 from __future__ import annotations
 
@@ -40,19 +40,19 @@ def configs(**changed: str) -> dict[str, str]:
     return DEFAULTS | {name.replace("_", "."): value for name, value in changed.items()}
 
 
-def test_an_ordinary_topic_is_left_alone() -> None:
-    """A week's retention is right where nothing in the topic is older than that by its own time."""
+def test_an_ordinary_topic_has_no_finding() -> None:
+    """A retention of a week is no finding if no record is older than that by its own time."""
     assert topic_findings(TopicFacts("metrics", 3, DEFAULTS, {"retention.ms": 0, "segment.ms": 0}), KAFKA) == []
 
 
-def test_what_penstock_creates_is_well() -> None:
-    """An event-time topic has no finding, even when it is asked about and full of old records."""
+def test_topics_that_penstock_creates_have_no_finding() -> None:
+    """An event-time topic has no finding, even if it is named and full of old records."""
     made = DEFAULTS | dict(event_time_topic("clicks", 3).configs)
     assert topic_findings(TopicFacts("clicks", 3, made, {"retention.ms": 9}, named=True), KAFKA) == []
 
 
 def test_records_older_than_the_retention_are_a_problem() -> None:
-    """Kafka deletes them by their own time: the finding counts them and has the command that keeps them."""
+    """Records older than the retention are a problem with their number and the command that keeps them."""
     facts = TopicFacts("clicks", 3, configs(retention_bytes="1000"), {"retention.ms": 12, "segment.ms": 0}, gone=5)
     first, *others = topic_findings(facts, KAFKA)
     assert (first.level, first.about) == ("problem", "topic clicks")
@@ -61,11 +61,11 @@ def test_records_older_than_the_retention_are_a_problem() -> None:
     assert first.fix == f"{ALTER} clicks --add-config retention.ms=-1,retention.bytes=-1"
     assert str(first).startswith("problem  topic clicks: retention.ms=")
     assert str(first).endswith("; fix it with: " + first.fix)
-    assert levels(others) == ["warning"]  # message.timestamp.after.max.ms
+    assert levels(others) == ["warning"]  # The warning is about message.timestamp.after.max.ms.
 
 
-def test_a_named_topic_is_warned_of_every_trap() -> None:
-    """Retention, segments and a limit ahead may be meant so; each has its own line and command."""
+def test_a_named_topic_has_a_warning_for_each_risk() -> None:
+    """Retention, segment time and the limit for future times each have a warning with a command."""
     findings = topic_findings(TopicFacts("clicks", 3, DEFAULTS, named=True), KAFKA)
     assert levels(findings) == ["warning"] * 3
     assert [finding.fix.rpartition(" ")[2] for finding in findings] == [
@@ -75,8 +75,8 @@ def test_a_named_topic_is_warned_of_every_trap() -> None:
     ]
 
 
-def test_a_late_topic_holds_event_times_by_its_name() -> None:
-    """Late records carry their event times, and are old by what they are."""
+def test_a_late_topic_is_checked_without_being_named() -> None:
+    """A topic of late records is checked for its retention, since its records are old."""
     assert "retention.ms" in topic_findings(TopicFacts("clicks-late", 3, DEFAULTS), KAFKA)[0].message
 
 
@@ -89,13 +89,13 @@ def test_a_late_topic_holds_event_times_by_its_name() -> None:
     ],
 )
 def test_configs_that_lose_event_times(changed: dict[str, str], level: str, mend: str) -> None:
-    """A time that is overwritten, refused, or of a record that compaction removes."""
+    """Configs that overwrite or reject event times, or compact records away, have a finding with a fix."""
     findings = topic_findings(TopicFacts("clicks", 3, configs(**changed), named=True), KAFKA)
     assert (level, True) in [(finding.level, mend in finding.fix) for finding in findings]
 
 
 def test_a_changelog_that_loses_state_is_a_problem() -> None:
-    """Where a group of its application is there; another system's topic of such a name is only mentioned."""
+    """A changelog's config that loses state is a problem if its application's group exists, and else a warning."""
     facts = TopicFacts("visits-changelog", 3, dict(CHANGELOG_CONFIGS) | {"cleanup.policy": "compact"})
     (ours,) = changelog_findings(facts, ["visits"], KAFKA)
     assert (ours.level, ours.fix) == ("problem", f"{ALTER} visits-changelog --add-config cleanup.policy=delete")
@@ -103,8 +103,10 @@ def test_a_changelog_that_loses_state_is_a_problem() -> None:
     assert changelog_findings(TopicFacts("visits-changelog", 3, CHANGELOG_CONFIGS), ["visits"], KAFKA) == []
 
 
-def test_dead_letters_need_a_topic_as_wide_as_their_source() -> None:
-    """A missing one is said for a named source, with the command that makes it; a narrow one with that which widens."""
+def test_a_dead_letter_topic_needs_the_sources_record_size() -> None:
+    """A missing dead-letter topic of a named source is a warning, and one with a smaller
+    record limit a problem, each with a command.
+    """
     source = TopicFacts("clicks", 3, DEFAULTS, named=True)
     (missing,) = dead_letter_findings(source, None, KAFKA)
     assert missing.level == "warning"
@@ -118,8 +120,8 @@ def test_dead_letters_need_a_topic_as_wide_as_their_source() -> None:
     assert dead_letter_findings(TopicFacts("metrics", 3, DEFAULTS), None, KAFKA) == []
 
 
-def test_each_topic_is_held_to_the_rules_of_its_kind() -> None:
-    """Missing and leaderless ones are problems; a dead-letter topic's own retention is its owner's."""
+def test_each_topic_has_the_rules_of_its_kind() -> None:
+    """Missing and leaderless topics are problems, and a dead-letter topic's retention is not checked."""
     topics = {
         "clicks-dlq": TopicFacts("clicks-dlq", 1, DEFAULTS, {"retention.ms": 3}),
         "visits-changelog": TopicFacts("visits-changelog", 1, DEFAULTS, {"retention.ms": 3}),
@@ -136,7 +138,7 @@ def test_each_topic_is_held_to_the_rules_of_its_kind() -> None:
 
 @pytest.mark.parametrize(("free_mb", "level"), [(10, "problem"), (500, "warning"), (5_000, "ok")])
 def test_a_disk_that_is_nearly_full(free_mb: int, level: str) -> None:
-    """Said before it is full, a problem where nothing can be written any more."""
+    """Little free space is a warning, and very little is a problem."""
     finding = disk_finding("/data", free_mb << 20)
     assert (finding.level, finding.message) == (level, f"{free_mb} MiB are free")
     assert (finding.fix == "") == (level == "ok")
