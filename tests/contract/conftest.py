@@ -1,6 +1,7 @@
-"""One broker, twice: each test here runs on the fake broker and on Apache Kafka, and asks the same of both.
+"""Fixtures with which each test here runs on the fake broker and on Apache Kafka.
 
-`wire` is a client of bare requests, so that what a broker says is compared and not what a client library makes of it.
+`wire` is a client of bare requests, so that the brokers' answers are compared and not a client
+library's interpretation of them.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class Broker(Protocol):
 
 @pytest.fixture(params=["fake", "kafka"])
 async def broker(request: pytest.FixtureRequest) -> AsyncIterator[Broker]:
-    """A broker that is one of the two."""
+    """Either broker."""
     if request.param == "kafka":
         yield request.getfixturevalue("kafka")
     else:
@@ -51,22 +52,22 @@ async def broker(request: pytest.FixtureRequest) -> AsyncIterator[Broker]:
 
 
 class Wire:
-    """One connection that sends bare requests; a refusal that will pass is asked again."""
+    """A connection that sends bare requests and repeats those with a temporary error."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
         self._correlation_id = 0
 
     async def frame(self, api: Api, version: int, body: Message) -> bytes:
-        """The bytes of an answer."""
+        """Return the bytes of the answer."""
         self._correlation_id += 1
         data = encode_request(SPOKEN[api], version, self._correlation_id, "contract", body)
         self._writer.write(struct.pack(">i", len(data)) + data)
         size = struct.unpack(">i", await self._reader.readexactly(4))[0]
         return await self._reader.readexactly(size)
 
-    async def ask(self, api: Api, version: int | None = None, **body: Any) -> Message:
-        """An answer, in the newest version unless said otherwise."""
+    async def request(self, api: Api, version: int | None = None, **body: Any) -> Message:
+        """Return the decoded answer, by default in the newest version."""
         version = SPOKEN[api].max_version if version is None else version
         for _ in range(200):
             _, answer, _ = decode_response(SPOKEN[api], version, await self.frame(api, version, Message(**body)))
@@ -77,7 +78,7 @@ class Wire:
 
 
 async def until(check: Callable[[], Awaitable[bool]]) -> None:
-    """Wait for something to become true."""
+    """Wait until the check is true."""
     for _ in range(1_000):
         if await check():
             return
@@ -86,7 +87,7 @@ async def until(check: Callable[[], Awaitable[bool]]) -> None:
 
 
 def error_of(answer: Message) -> int:
-    """The first error code in an answer, that of its first topic's first partition where it has no other."""
+    """The first error code in an answer, of the whole, a row, or a partition."""
     if getattr(answer, "error_code", 0):
         return int(answer.error_code)
     for name in ("topics", "groups", "resources"):
@@ -119,20 +120,20 @@ async def wire(broker: Broker) -> AsyncIterator[Wire]:
 
 @pytest.fixture
 async def other_wire(broker: Broker) -> AsyncIterator[Wire]:
-    """A second connection: what one waits for, the other brings about."""
+    """A second connection, for actions while the first one waits."""
     async with connected(broker) as one:
         yield one
 
 
 @pytest.fixture
 def name() -> str:
-    """A name that no other test has used."""
+    """A name that no other test uses."""
     return f"contract-{uuid.uuid4().hex[:12]}"
 
 
 @dataclass
 class Log:
-    """A topic with one partition, and requests about it."""
+    """A topic with one partition, and requests for it."""
 
     wire: Wire
     topic: str
@@ -143,17 +144,17 @@ class Log:
     async def produce(
         self, records: bytes | None, acks: int = -1, transactional_id: str | None = None, version: int | None = None
     ) -> Message:
-        """The partition's row of the answer."""
+        """Return the partition's row of the answer."""
         body = {"acks": acks, "timeout_ms": 5_000, "transactional_id": transactional_id}
-        answer = await self.wire.ask(Api.PRODUCE, version, topics=self.topics(records=records), **body)
+        answer = await self.wire.request(Api.PRODUCE, version, topics=self.topics(records=records), **body)
         return answer.topics[0].partitions[0]
 
     async def fetch(
         self, offset: int, *, committed: bool = False, max_bytes: int = 1 << 20, wait_ms: int = 0
     ) -> Message:
-        """The partition's row of the answer."""
+        """Return the partition's row of the answer."""
         topics = self.topics(fetch_offset=offset, partition_max_bytes=max_bytes, current_leader_epoch=-1)
-        answer = await self.wire.ask(
+        answer = await self.wire.request(
             Api.FETCH,
             max_wait_ms=wait_ms,
             min_bytes=1,
@@ -164,9 +165,9 @@ class Log:
         return answer.topics[0].partitions[0]
 
     async def offset(self, timestamp: int, *, committed: bool = False) -> tuple[int, int]:
-        """Error code and offset."""
+        """Return error code and offset."""
         topics = self.topics(timestamp=timestamp)
-        answer = await self.wire.ask(Api.LIST_OFFSETS, isolation_level=int(committed), topics=topics)
+        answer = await self.wire.request(Api.LIST_OFFSETS, isolation_level=int(committed), topics=topics)
         row = answer.topics[0].partitions[0]
         return row.error_code, row.offset
 
@@ -174,11 +175,11 @@ class Log:
 async def created(wire: Wire, name: str, partitions: int = 1, **configs: str) -> None:
     rows = [Message(name=key.replace("_", "."), value=value) for key, value in configs.items()]
     topic = Message(name=name, num_partitions=partitions, replication_factor=1, configs=rows)
-    answer = await wire.ask(Api.CREATE_TOPICS, topics=[topic], timeout_ms=10_000)
+    answer = await wire.request(Api.CREATE_TOPICS, topics=[topic], timeout_ms=10_000)
     assert answer.topics[0].error_code == 0, answer
     for _ in range(500):
         topics = [Message(name=name, partitions=[Message(partition=p, timestamp=-1) for p in range(partitions)])]
-        if error_of(await wire.ask(Api.LIST_OFFSETS, topics=topics)) == 0:
+        if error_of(await wire.request(Api.LIST_OFFSETS, topics=topics)) == 0:
             return
     raise AssertionError(f"{name}: no leaders")
 
@@ -196,9 +197,11 @@ def batch(
     transactional: bool = False,
     at_ms: int | None = None,
 ) -> bytes:
-    """A record batch; `producer` is id, epoch and first sequence, timestamps count up from `at_ms`, by default now.
+    """Build a record batch.
 
-    (Old timestamps beside new ones would have Kafka begin a new segment, and a fetch ends with its segment.)
+    `producer` is id, epoch and first sequence; timestamps count up from `at_ms`, by default now.
+
+    (With old timestamps beside new ones Kafka begins a new segment, and a fetch ends with its segment.)
     """
     at_ms = int(time.time() * 1000) if at_ms is None else at_ms
     builder = new_batch_builder(1 << 24, transactional)

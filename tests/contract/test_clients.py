@@ -1,4 +1,4 @@
-"""The same again through clients: what they make of the answers is what users see."""
+"""Behaviour of the clients that must be the same on both brokers."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ async def topic(admin: Admin, name: str) -> str:
     return name
 
 
-async def written(broker: Broker, topic: str, count: int, *, first: int = 0) -> None:
-    """So many numbers, round the partitions."""
+async def write_numbers(broker: Broker, topic: str, count: int, *, first: int = 0) -> None:
+    """Write this many numbers to the partitions in turn."""
     async with Producer(KafkaSettings(bootstrap_servers=broker.bootstrap_servers)) as producer:
         records = [
             ProducerRecord(topic, b"%d" % n, partition=n % PARTITIONS, timestamp=1_000 + n)
@@ -57,12 +57,12 @@ async def written(broker: Broker, topic: str, count: int, *, first: int = 0) -> 
 
 
 def transactional(settings: KafkaSettings, name: str, **more: int) -> Producer:
-    """A producer with a transactional id, that does not linger."""
+    """A producer with a transactional id and without linger."""
     return Producer(settings, ProducerSettings(transactional_id=name, linger_ms=0, **more))
 
 
-async def read(consumer: Consumer, count: int) -> dict[int, list[int]]:
-    """So many numbers by partition, as they come."""
+async def read_numbers(consumer: Consumer, count: int) -> dict[int, list[int]]:
+    """Read this many numbers, by partition, in the order of arrival."""
     found: dict[int, list[int]] = {}
     async with asyncio.timeout(PATIENCE_S):
         while sum(map(len, found.values())) < count:
@@ -72,17 +72,19 @@ async def read(consumer: Consumer, count: int) -> dict[int, list[int]]:
 
 
 async def test_order_is_kept(broker: Broker, settings: KafkaSettings, topic: str) -> None:
-    """What is produced to a partition is consumed in its order, all of it, once."""
-    await written(broker, topic, 600)
+    """All records of a partition are consumed in order, once."""
+    await write_numbers(broker, topic, 600)
     async with Consumer(settings, ConsumerSettings(auto_offset_reset="earliest")) as consumer:
         consumer.assign([TopicPartition(topic, p) for p in range(PARTITIONS)])
-        found = await read(consumer, 600)
+        found = await read_numbers(consumer, 600)
     assert found == {p: list(range(p, 600, PARTITIONS)) for p in range(PARTITIONS)}
 
 
-async def test_a_group_shares_and_remembers(broker: Broker, settings: KafkaSettings, topic: str, name: str) -> None:
-    """Two members share the partitions; what they commit is where the next one starts."""
-    await written(broker, topic, 300)
+async def test_a_group_shares_partitions_and_stores_offsets(
+    broker: Broker, settings: KafkaSettings, topic: str, name: str
+) -> None:
+    """Two members share the partitions, and the next member starts at the committed offsets."""
+    await write_numbers(broker, topic, 300)
     group = ConsumerSettings(group_id=f"{name}-group", auto_offset_reset="earliest")
     async with Consumer(settings, group) as first, Consumer(settings, group) as second:
         for consumer in (first, second):
@@ -94,10 +96,10 @@ async def test_a_group_shares_and_remembers(broker: Broker, settings: KafkaSetti
             return all(owned) and sum(map(len, owned)) == PARTITIONS
 
         await until(is_shared)
-    await written(broker, topic, 30, first=300)
+    await write_numbers(broker, topic, 30, first=300)
     async with Consumer(settings, group) as third:
         third.subscribe([topic])
-        found = await read(third, 30)
+        found = await read_numbers(third, 30)
         await third.commit()
         last = {p: numbers[-1] for p, numbers in found.items()}
     assert last == {0: 327, 1: 328, 2: 329}
@@ -112,23 +114,23 @@ async def test_a_group_shares_and_remembers(broker: Broker, settings: KafkaSetti
 async def test_transactions_are_isolated(
     broker: Broker, settings: KafkaSettings, topic: str, name: str, isolation_level: str
 ) -> None:
-    """Under read_committed aborted records are never seen, under read_uncommitted they are."""
+    """Aborted records are read with read_uncommitted only."""
     async with transactional(settings, name) as producer:
         await producer.init_transactions()
         for number in range(6):
             await producer.begin_transaction()
             await (await producer.send(topic, b"%d" % number, partition=0))
             await (producer.commit_transaction() if number % 2 else producer.abort_transaction())
-    await written(broker, topic, 1, first=99)
+    await write_numbers(broker, topic, 1, first=99)
     reading = ConsumerSettings(auto_offset_reset="earliest", isolation_level=isolation_level)
     async with Consumer(settings, reading) as consumer:
         consumer.assign([TopicPartition(topic, 0)])
         expected = [1, 3, 5, 99] if isolation_level == "read_committed" else [0, 1, 2, 3, 4, 5, 99]
-        assert await read(consumer, len(expected)) == {0: expected}
+        assert await read_numbers(consumer, len(expected)) == {0: expected}
 
 
 async def test_consume_transform_produce(admin: Admin, settings: KafkaSettings, topic: str, name: str) -> None:
-    """Offsets sent with a transaction are committed with it, and a producer of the same id fences the one before."""
+    """Offsets sent with a transaction are committed with it, and a newer producer of the same id fences the older."""
     tp, group = TopicPartition(topic, 0), GroupMetadata(f"{name}-group")
     async with transactional(settings, name) as old:
         await old.init_transactions()
@@ -136,7 +138,7 @@ async def test_consume_transform_produce(admin: Admin, settings: KafkaSettings, 
             await old.send(topic, b"1", partition=0)
             await old.send_offsets_to_transaction({tp: OffsetAndMetadata(5)}, group)
 
-        async def is_there() -> bool:  # a first commit is not told of until its transaction is completed
+        async def is_there() -> bool:  # A first commit is not returned until its transaction is completed.
             return tp in await admin.group_offsets(group.group_id, require_stable=True)
 
         await until(is_there)
@@ -152,11 +154,13 @@ async def test_consume_transform_produce(admin: Admin, settings: KafkaSettings, 
     reading = ConsumerSettings(auto_offset_reset="earliest", isolation_level="read_committed")
     async with Consumer(settings, reading) as consumer:
         consumer.assign([tp])
-        assert await read(consumer, 2) == {0: [1, 3]}
+        assert await read_numbers(consumer, 2) == {0: [1, 3]}
 
 
-async def test_a_transaction_that_took_too_long(admin: Admin, settings: KafkaSettings, topic: str, name: str) -> None:
-    """The coordinator aborts it; the producer is told, aborts as well, and goes on under its next epoch."""
+async def test_a_transaction_that_times_out(admin: Admin, settings: KafkaSettings, topic: str, name: str) -> None:
+    """The coordinator aborts the transaction; the producer gets an error, aborts too, and
+    continues with its next epoch.
+    """
     tp = TopicPartition(topic, 0)
     async with transactional(settings, name, transaction_timeout_ms=100) as producer:
         await producer.init_transactions()
@@ -178,26 +182,27 @@ async def test_a_transaction_that_took_too_long(admin: Admin, settings: KafkaSet
     reading = ConsumerSettings(auto_offset_reset="earliest", isolation_level="read_committed")
     async with Consumer(settings, reading) as consumer:
         consumer.assign([tp])
-        assert await read(consumer, 1) == {0: [3]}
+        assert await read_numbers(consumer, 1) == {0: [3]}
 
 
 @pytest.mark.parametrize("acks", ["0", "1", "all"])
 async def test_acks(broker: Broker, settings: KafkaSettings, topic: str, acks: str) -> None:
-    """Records are there in order; with 0 nobody knows where, else a delivery says so."""
-    await written(broker, topic, 1)  # with acks=0 what comes before a partition's leader is ready would be lost
+    """Records are stored in order, and their offsets are known unless acks is 0."""
+    # With acks=0, records that arrive before a partition's leader is ready would be lost.
+    await write_numbers(broker, topic, 1)
     async with Producer(settings, ProducerSettings(acks=acks, linger_ms=0)) as producer:
         deliveries = [await producer.send(topic, b"%d" % n, partition=0) for n in range(1, 20)]
         offsets = [(await delivery).offset for delivery in deliveries]
     assert offsets == ([-1] * 19 if acks == "0" else list(range(1, 20)))
     async with Consumer(settings, ConsumerSettings(auto_offset_reset="earliest")) as consumer:
         consumer.assign([TopicPartition(topic, 0)])
-        assert await read(consumer, 20) == {0: list(range(20))}
+        assert await read_numbers(consumer, 20) == {0: list(range(20))}
 
 
 async def test_a_position_out_of_range_is_reset(broker: Broker, settings: KafkaSettings, topic: str) -> None:
-    """A consumer whose offset is deleted goes on where it was told to, or says so."""
+    """A consumer whose offset is deleted continues at the position of its reset policy."""
     tp = TopicPartition(topic, 0)
-    await written(broker, topic, 30)
+    await write_numbers(broker, topic, 30)
     async with Admin(settings) as admin:
         assert await admin.delete_records({tp: 4}) == {tp: 4}
         with pytest.raises(OffsetOutOfRange):
@@ -205,12 +210,12 @@ async def test_a_position_out_of_range_is_reset(broker: Broker, settings: KafkaS
     async with Consumer(settings, ConsumerSettings(auto_offset_reset="earliest")) as consumer:
         consumer.assign([tp])
         consumer.seek(tp, 1)
-        assert await read(consumer, 6) == {0: [12, 15, 18, 21, 24, 27]}
+        assert await read_numbers(consumer, 6) == {0: [12, 15, 18, 21, 24, 27]}
 
 
 async def test_offsets_of_a_topic(broker: Broker, admin: Admin, topic: str) -> None:
-    """Earliest, latest, and by time; where no record is as late, the latest."""
-    await written(broker, topic, 30)
+    """Offsets are found as earliest, latest, and by time; after the last record's time it is the latest."""
+    await write_numbers(broker, topic, 30)
     tps = [TopicPartition(topic, p) for p in range(PARTITIONS)]
     assert await admin.list_offsets(dict.fromkeys(tps, "earliest")) == dict.fromkeys(tps, 0)
     assert await admin.list_offsets(dict.fromkeys(tps, "latest"), "read_committed") == dict.fromkeys(tps, 10)
@@ -219,7 +224,7 @@ async def test_offsets_of_a_topic(broker: Broker, admin: Admin, topic: str) -> N
 
 
 async def test_errors_have_the_same_names(admin: Admin, topic: str, name: str) -> None:
-    """What does not exist, exists already or cannot be is the same error of the same kind."""
+    """Missing, existing and invalid topics and groups raise the same exceptions."""
     unknown = f"{name}-none"
     with pytest.raises(UnknownTopicOrPartition, match=unknown):
         await admin.describe_topics([unknown])
@@ -235,8 +240,10 @@ async def test_errors_have_the_same_names(admin: Admin, topic: str, name: str) -
         await admin.delete_group(unknown)
 
 
-async def test_offsets_of_an_active_group_stay(settings: KafkaSettings, admin: Admin, topic: str, name: str) -> None:
-    """A group with members cannot be deleted or moved; without them it can be both."""
+async def test_offsets_of_an_active_group_cannot_be_changed(
+    settings: KafkaSettings, admin: Admin, topic: str, name: str
+) -> None:
+    """A group with members cannot be deleted and its offsets cannot be changed; without members both are possible."""
     tp, group_id = TopicPartition(topic, 0), f"{name}-group"
     async with Consumer(settings, ConsumerSettings(group_id=group_id, auto_offset_reset="earliest")) as consumer:
         consumer.subscribe([topic])

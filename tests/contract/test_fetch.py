@@ -1,4 +1,4 @@
-"""Fetch, ListOffsets and DeleteRecords."""
+"""Fetch, ListOffsets and DeleteRecords on both brokers."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def values(row: Message) -> list[tuple[int, bytes]]:
     return [(r.offset, r.value) for b in read_batches(row.records or b"") for r in b]
 
 
-async def test_what_was_written_is_read(log: Log) -> None:
-    """Records come back in order with their offsets, in whole batches from the one that holds the offset."""
+async def test_written_records_are_fetched(log: Log) -> None:
+    """Records are returned in order with their offsets, in whole batches from the one that contains the offset."""
     await log.produce(batch(b"a", b"b", b"c"))
     await log.produce(batch(b"d"))
     row = await log.fetch(1)
@@ -27,23 +27,23 @@ async def test_what_was_written_is_read(log: Log) -> None:
 
 
 async def test_batches_carry_the_leader_epoch(log: Log) -> None:
-    """A batch in the log has its leader's epoch, whatever the producer wrote there."""
+    """A batch in the log has its leader's epoch, whatever the producer wrote."""
     await log.produce(batch(b"a"))
     records = (await log.fetch(0)).records
-    described = await log.wire.ask(Api.METADATA, topics=[Message(name=log.topic)])
+    described = await log.wire.request(Api.METADATA, topics=[Message(name=log.topic)])
     assert int.from_bytes(records[12:16], "big") == described.topics[0].partitions[0].leader_epoch
 
 
-async def test_offsets_outside_the_log_are_refused(log: Log) -> None:
-    """Below the log's start and above its end there is nothing to fetch."""
+async def test_offsets_outside_of_the_log_are_errors(log: Log) -> None:
+    """An offset below the log's start or above its end is OFFSET_OUT_OF_RANGE."""
     await log.produce(batch(b"a", b"b", b"c"))
-    await log.wire.ask(Api.DELETE_RECORDS, topics=log.topics(offset=2), timeout_ms=5_000)
+    await log.wire.request(Api.DELETE_RECORDS, topics=log.topics(offset=2), timeout_ms=5_000)
     codes = [ErrorCode((await log.fetch(offset)).error_code).name for offset in (1, 2, 3, 4)]
     assert codes == ["OFFSET_OUT_OF_RANGE", "NONE", "NONE", "OFFSET_OUT_OF_RANGE"]
 
 
 async def test_a_limit_lets_one_batch_through(log: Log) -> None:
-    """A fetch gives what its limit allows, but one batch at least."""
+    """A fetch returns at least one batch, and more only within its limit."""
     for _ in range(3):
         await log.produce(batch(b"x" * 500))
     assert len(values(await log.fetch(0, max_bytes=1))) == 1
@@ -51,7 +51,7 @@ async def test_a_limit_lets_one_batch_through(log: Log) -> None:
 
 
 async def test_a_fetch_waits_for_data(log: Log, other_wire: Wire) -> None:
-    """A fetch at the log's end is answered when something is written, or nothing when its time is over."""
+    """A fetch at the log's end is answered when something is written, or with nothing after its wait time."""
     assert values(await log.fetch(0, wait_ms=50)) == []
     waiting = asyncio.create_task(log.fetch(0, wait_ms=15_000))
     await asyncio.sleep(0.05)
@@ -59,21 +59,21 @@ async def test_a_fetch_waits_for_data(log: Log, other_wire: Wire) -> None:
     assert values(await waiting) == [(0, b"a")]
 
 
-async def test_an_unknown_partition_is_said(log: Log, name: str) -> None:
-    """Fetching what does not exist is an error of that partition."""
+async def test_an_unknown_partition_is_an_error(log: Log, name: str) -> None:
+    """The fetch of an unknown topic is an error of its partition."""
     row = await Log(log.wire, f"{name}-none").fetch(0)
     assert ErrorCode(row.error_code) is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
 async def test_a_leader_epoch_is_compared(log: Log) -> None:
-    """A client that knows a leader epoch to come is told so."""
+    """A leader epoch above the broker's is UNKNOWN_LEADER_EPOCH."""
     topics = log.topics(fetch_offset=0, partition_max_bytes=1 << 20, current_leader_epoch=99)
-    answer = await log.wire.ask(Api.FETCH, min_bytes=1, topics=topics)
+    answer = await log.wire.request(Api.FETCH, min_bytes=1, topics=topics)
     assert ErrorCode(answer.topics[0].partitions[0].error_code) is ErrorCode.UNKNOWN_LEADER_EPOCH
 
 
 async def test_offsets_are_found_by_time(log: Log) -> None:
-    """The first record in the log at or after a time, even where a later one is older."""
+    """The offset of a time is the first record at or after it, even if a later record is older."""
     assert await log.offset(EARLIEST) == await log.offset(LATEST) == (0, 0)
     assert await log.offset(0) == (0, -1)
     await log.produce(batch(b"a", b"b", b"c", at_ms=1_000))
@@ -84,10 +84,10 @@ async def test_offsets_are_found_by_time(log: Log) -> None:
 
 
 async def test_deleted_records_are_gone(log: Log) -> None:
-    """After a deletion the log starts later, -1 deletes all there is, and what is above the end cannot be deleted."""
+    """A deletion moves the log's start, -1 deletes all records, and an offset above the end is an error."""
 
     async def delete(offset: int) -> tuple[str, int]:
-        answer = await log.wire.ask(Api.DELETE_RECORDS, topics=log.topics(offset=offset), timeout_ms=5_000)
+        answer = await log.wire.request(Api.DELETE_RECORDS, topics=log.topics(offset=offset), timeout_ms=5_000)
         row = answer.topics[0].partitions[0]
         return ErrorCode(row.error_code).name, row.low_watermark
 

@@ -1,4 +1,4 @@
-"""Produce: what is appended, what is refused and with which code, and what an idempotent producer is told."""
+"""Produce on both brokers: appended batches, errors, and the checks of idempotent producers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HOUR_MS = 3_600_000
 
 
 async def producer_id(wire: Wire) -> int:
-    answer = await wire.ask(Api.INIT_PRODUCER_ID, transactional_id=None, transaction_timeout_ms=60_000)
+    answer = await wire.request(Api.INIT_PRODUCER_ID, transactional_id=None, transaction_timeout_ms=60_000)
     assert answer.error_code == 0
     return int(answer.producer_id)
 
@@ -25,14 +25,14 @@ def numbered(pid: int, epoch: int, sequence: int, count: int = 10) -> bytes:
     return batch(*(b"%d" % n for n in range(count)), producer=(pid, epoch, sequence))
 
 
-async def told(log: Log, records: bytes | None) -> tuple[str, int]:
+async def produce_result(log: Log, records: bytes | None) -> tuple[str, int]:
     row = await log.produce(records)
     return ErrorCode(row.error_code).name, row.base_offset
 
 
 @pytest.mark.parametrize("acks", [1, -1])
 async def test_batches_follow_each_other(log: Log, acks: int) -> None:
-    """A batch is given the offset after the last record before it."""
+    """A batch has the offset after the last record before it."""
     rows = [await log.produce(batch(b"a", b"b", b"c"), acks) for _ in range(3)]
     assert [(row.error_code, row.base_offset, row.log_start_offset) for row in rows] == [
         (0, 0, 0),
@@ -42,74 +42,74 @@ async def test_batches_follow_each_other(log: Log, acks: int) -> None:
     assert [row.log_append_time_ms for row in rows] == [-1, -1, -1]
 
 
-async def test_a_batch_again_is_where_it_was(log: Log) -> None:
-    """A batch that comes again is answered with its first offset, as long as it is one of the last five."""
+async def test_a_repeated_batch_has_its_first_offset(log: Log) -> None:
+    """A batch that is sent again is answered with its first offset, if it is one of the last five."""
     pid = await producer_id(log.wire)
     for sequence in range(0, 60, 10):
-        assert await told(log, numbered(pid, 0, sequence)) == ("NONE", sequence)
-    assert await told(log, numbered(pid, 0, 50)) == ("NONE", 50)
-    assert await told(log, numbered(pid, 0, 10)) == ("NONE", 10)
-    assert await told(log, numbered(pid, 0, 0)) == ("OUT_OF_ORDER_SEQUENCE_NUMBER", -1)
-    assert await told(log, numbered(pid, 0, 60)) == ("NONE", 60)
+        assert await produce_result(log, numbered(pid, 0, sequence)) == ("NONE", sequence)
+    assert await produce_result(log, numbered(pid, 0, 50)) == ("NONE", 50)
+    assert await produce_result(log, numbered(pid, 0, 10)) == ("NONE", 10)
+    assert await produce_result(log, numbered(pid, 0, 0)) == ("OUT_OF_ORDER_SEQUENCE_NUMBER", -1)
+    assert await produce_result(log, numbered(pid, 0, 60)) == ("NONE", 60)
 
 
-async def test_a_gap_is_refused(log: Log) -> None:
-    """A sequence that is not the next one is out of order, and the one that is next is taken after it."""
+async def test_a_gap_in_the_sequence_is_an_error(log: Log) -> None:
+    """A sequence that is not the next one is out of order, and the next one is still accepted afterwards."""
     pid = await producer_id(log.wire)
-    assert await told(log, numbered(pid, 0, 0)) == ("NONE", 0)
-    assert await told(log, numbered(pid, 0, 20)) == ("OUT_OF_ORDER_SEQUENCE_NUMBER", -1)
-    assert await told(log, numbered(pid, 0, 5)) == ("OUT_OF_ORDER_SEQUENCE_NUMBER", -1)
-    assert await told(log, numbered(pid, 0, 10)) == ("NONE", 10)
+    assert await produce_result(log, numbered(pid, 0, 0)) == ("NONE", 0)
+    assert await produce_result(log, numbered(pid, 0, 20)) == ("OUT_OF_ORDER_SEQUENCE_NUMBER", -1)
+    assert await produce_result(log, numbered(pid, 0, 5)) == ("OUT_OF_ORDER_SEQUENCE_NUMBER", -1)
+    assert await produce_result(log, numbered(pid, 0, 10)) == ("NONE", 10)
 
 
 async def test_an_unknown_producer_starts_anywhere(log: Log) -> None:
-    """A partition takes any first sequence of a producer it does not know."""
-    assert await told(log, numbered(await producer_id(log.wire), 0, 7)) == ("NONE", 0)
+    """A partition accepts any first sequence of an unknown producer."""
+    assert await produce_result(log, numbered(await producer_id(log.wire), 0, 7)) == ("NONE", 0)
 
 
 async def test_a_new_epoch_starts_at_zero(log: Log) -> None:
-    """A newer epoch's first batch has the sequence zero, and the older epoch is fenced by it."""
+    """The first batch of a newer epoch must have the sequence zero, and it fences the older epoch."""
     pid = await producer_id(log.wire)
-    assert await told(log, numbered(pid, 0, 0)) == ("NONE", 0)
-    assert await told(log, numbered(pid, 1, 10)) == ("OUT_OF_ORDER_SEQUENCE_NUMBER", -1)
-    assert await told(log, numbered(pid, 1, 0)) == ("NONE", 10)
-    assert await told(log, numbered(pid, 0, 10)) == ("INVALID_PRODUCER_EPOCH", -1)
-    assert await told(log, numbered(pid, 1, 0)) == ("NONE", 10)
+    assert await produce_result(log, numbered(pid, 0, 0)) == ("NONE", 0)
+    assert await produce_result(log, numbered(pid, 1, 10)) == ("OUT_OF_ORDER_SEQUENCE_NUMBER", -1)
+    assert await produce_result(log, numbered(pid, 1, 0)) == ("NONE", 10)
+    assert await produce_result(log, numbered(pid, 0, 10)) == ("INVALID_PRODUCER_EPOCH", -1)
+    assert await produce_result(log, numbered(pid, 1, 0)) == ("NONE", 10)
 
 
 async def test_sequences_go_round(log: Log) -> None:
-    """After the highest sequence comes zero, within a batch as well."""
+    """Zero follows the highest sequence, also within a batch."""
     pid = await producer_id(log.wire)
-    assert await told(log, numbered(pid, 0, 2**31 - 5)) == ("NONE", 0)
-    assert await told(log, numbered(pid, 0, 5)) == ("NONE", 10)
-    assert await told(log, numbered(pid, 0, 2**31 - 5)) == ("NONE", 0)
+    assert await produce_result(log, numbered(pid, 0, 2**31 - 5)) == ("NONE", 0)
+    assert await produce_result(log, numbered(pid, 0, 5)) == ("NONE", 10)
+    assert await produce_result(log, numbered(pid, 0, 2**31 - 5)) == ("NONE", 0)
 
 
-async def test_damage_is_seen(log: Log) -> None:
-    """A batch whose checksum is wrong, or that is cut off, is corrupt."""
+async def test_a_damaged_batch_is_corrupt(log: Log) -> None:
+    """A batch with a wrong checksum is CORRUPT_MESSAGE."""
     good = batch(b"value")
-    assert await told(log, good[:-1] + b"\xff") == ("CORRUPT_MESSAGE", -1)
-    assert await told(log, good) == ("NONE", 0)
+    assert await produce_result(log, good[:-1] + b"\xff") == ("CORRUPT_MESSAGE", -1)
+    assert await produce_result(log, good) == ("NONE", 0)
 
 
 async def test_a_partition_gets_one_batch(log: Log) -> None:
-    """Two batches for one partition in one request are refused."""
-    assert await told(log, batch(b"a") + batch(b"b")) == ("INVALID_RECORD", -1)
+    """Two batches for one partition in a request are an error."""
+    assert await produce_result(log, batch(b"a") + batch(b"b")) == ("INVALID_RECORD", -1)
 
 
-async def test_acks_are_three(log: Log) -> None:
-    """Acks are 0, 1 or -1."""
+async def test_invalid_acks_are_an_error(log: Log) -> None:
+    """Acks other than 0, 1 and -1 are an error."""
     row = await log.produce(batch(b"a"), acks=2)
     assert ErrorCode(row.error_code) is ErrorCode.INVALID_REQUIRED_ACKS
 
 
-async def test_an_unknown_partition_is_said(log: Log, name: str) -> None:
-    """Each partition has its own error, beside others that are appended to."""
+async def test_an_unknown_partition_is_an_error(log: Log, name: str) -> None:
+    """Each partition has its own error, and others are appended to."""
     topics = [
         Message(name=log.topic, partitions=[Message(partition=p, records=batch(b"v")) for p in (0, 7)]),
         Message(name=f"{name}-none", partitions=[Message(partition=0, records=batch(b"v"))]),
     ]
-    answer = await log.wire.ask(Api.PRODUCE, acks=-1, timeout_ms=5_000, topics=topics)
+    answer = await log.wire.request(Api.PRODUCE, acks=-1, timeout_ms=5_000, topics=topics)
     codes = {(t.name, p.partition): ErrorCode(p.error_code).name for t in answer.topics for p in t.partitions}
     assert codes == {
         (log.topic, 0): "NONE",
@@ -122,21 +122,21 @@ async def test_a_batch_can_be_too_large(wire: Wire, name: str) -> None:
     """`max.message.bytes` limits the whole batch."""
     await created(wire, name, max_message_bytes="1000")
     log = Log(wire, name)
-    assert await told(log, batch(b"v" * 1_000)) == ("MESSAGE_TOO_LARGE", -1)
-    assert await told(log, batch(b"v" * 900)) == ("NONE", 0)
+    assert await produce_result(log, batch(b"v" * 1_000)) == ("MESSAGE_TOO_LARGE", -1)
+    assert await produce_result(log, batch(b"v" * 900)) == ("NONE", 0)
 
 
 async def test_the_future_is_limited(wire: Wire, name: str) -> None:
-    """A record may be no further ahead than `message.timestamp.after.max.ms`, an hour unless said otherwise."""
+    """A record's timestamp may be ahead by `message.timestamp.after.max.ms`, by default an hour."""
     await created(wire, name)
     await created(wire, f"{name}-any", message_timestamp_after_max_ms=str(2**63 - 1))
     ahead = batch(b"v", at_ms=int(time.time() * 1000) + 2 * HOUR_MS)
-    assert await told(Log(wire, name), ahead) == ("INVALID_TIMESTAMP", -1)
-    assert await told(Log(wire, f"{name}-any"), ahead) == ("NONE", 0)
+    assert await produce_result(Log(wire, name), ahead) == ("INVALID_TIMESTAMP", -1)
+    assert await produce_result(Log(wire, f"{name}-any"), ahead) == ("NONE", 0)
 
 
 async def test_the_broker_can_set_the_time(wire: Wire, name: str) -> None:
-    """Under LogAppendTime records have the broker's time, in the answer and in the log."""
+    """With LogAppendTime, answer and log have the broker's time."""
     await created(wire, name, message_timestamp_type="LogAppendTime")
     log = Log(wire, name)
     row = await log.produce(batch(b"a", b"b", at_ms=5))
@@ -145,21 +145,21 @@ async def test_the_broker_can_set_the_time(wire: Wire, name: str) -> None:
     assert await log.offset(row.log_append_time_ms + 1) == (0, -1)
 
 
-async def test_no_more_replicas_are_demanded_than_there_are(wire: Wire, name: str) -> None:
+async def test_min_insync_replicas_is_capped_at_the_replicas(wire: Wire, name: str) -> None:
     """`min.insync.replicas` above the number of replicas counts as that number."""
     await created(wire, name, min_insync_replicas="2")
     assert ErrorCode((await Log(wire, name).produce(batch(b"v"))).error_code) is ErrorCode.NONE
 
 
 async def test_transactional_batches_need_an_id(log: Log) -> None:
-    """A batch that says it is transactional is refused where the request names no transactional id."""
+    """A transactional batch in a request without a transactional id is an error."""
     data = batch(b"v", producer=(await producer_id(log.wire), 0, 0), transactional=True)
-    assert await told(log, data) == ("TRANSACTIONAL_ID_AUTHORIZATION_FAILED", -1)
+    assert await produce_result(log, data) == ("TRANSACTIONAL_ID_AUTHORIZATION_FAILED", -1)
 
 
 async def test_clients_write_no_markers(log: Log) -> None:
-    """A control batch from a client is refused."""
+    """A control batch of a client is an error."""
     data = bytearray(batch(b"v"))
     data[ATTRIBUTES_AT + 1] |= CONTROL_MASK
     data[CRC_AT:ATTRIBUTES_AT] = crc32c(bytes(data[ATTRIBUTES_AT:])).to_bytes(4, "big")
-    assert await told(log, bytes(data)) == ("INVALID_RECORD", -1)
+    assert await produce_result(log, bytes(data)) == ("INVALID_RECORD", -1)

@@ -1,4 +1,4 @@
-"""Topics and their configs, and what metadata says of them."""
+"""Topics, their configs and metadata on both brokers."""
 
 from __future__ import annotations
 
@@ -11,35 +11,35 @@ from tests.contract.conftest import Wire, created
 TOPIC = 2
 
 
-def named(code: int) -> str:
+def code_name(code: int) -> str:
     return ErrorCode(code).name
 
 
 async def create(wire: Wire, name: str, partitions: int = 1, replicas: int = 1, **configs: str | None) -> str:
     rows = [Message(name=key.replace("_", "."), value=value) for key, value in configs.items()]
     topic = Message(name=name, num_partitions=partitions, replication_factor=replicas, configs=rows)
-    answer = await wire.ask(Api.CREATE_TOPICS, topics=[topic], timeout_ms=5_000)
-    return named(answer.topics[0].error_code)
+    answer = await wire.request(Api.CREATE_TOPICS, topics=[topic], timeout_ms=5_000)
+    return code_name(answer.topics[0].error_code)
 
 
-async def test_a_topic_is_made_and_deleted(wire: Wire, name: str) -> None:
-    """A topic exists from its making to its deletion, with as many partitions as asked for."""
+async def test_a_topic_is_created_and_deleted(wire: Wire, name: str) -> None:
+    """A topic exists from its creation to its deletion, with the requested number of partitions."""
     await created(wire, name, 3)
     assert await create(wire, name) == "TOPIC_ALREADY_EXISTS"
-    row = (await wire.ask(Api.METADATA, topics=[Message(name=name)])).topics[0]
+    row = (await wire.request(Api.METADATA, topics=[Message(name=name)])).topics[0]
     assert (row.error_code, row.name, sorted(one.partition for one in row.partitions)) == (0, name, [0, 1, 2])
     assert row.topic_id != uuid.UUID(int=0)
     assert all(one.leader_id in one.replica_nodes and one.isr_nodes == one.replica_nodes for one in row.partitions)
-    answer = await wire.ask(Api.DELETE_TOPICS, topic_names=[name, f"{name}-none"], timeout_ms=5_000)
-    codes = {topic.name: named(topic.error_code) for topic in answer.topics}
+    answer = await wire.request(Api.DELETE_TOPICS, topic_names=[name, f"{name}-none"], timeout_ms=5_000)
+    codes = {topic.name: code_name(topic.error_code) for topic in answer.topics}
     assert codes == {name: "NONE", f"{name}-none": "UNKNOWN_TOPIC_OR_PARTITION"}
-    while not (await wire.ask(Api.METADATA, topics=[Message(name=name)])).topics[0].error_code:
+    while not (await wire.request(Api.METADATA, topics=[Message(name=name)])).topics[0].error_code:
         continue
     assert await create(wire, name) == "NONE"
 
 
-async def test_what_no_topic_can_be(wire: Wire, name: str) -> None:
-    """Names, counts and configs that Kafka refuses."""
+async def test_invalid_topics(wire: Wire, name: str) -> None:
+    """Invalid names, counts and configs are errors."""
     assert await create(wire, f"{name}/slash") == "INVALID_TOPIC_EXCEPTION"
     assert await create(wire, "..") == "INVALID_TOPIC_EXCEPTION"
     assert await create(wire, "x" * 250) == "INVALID_TOPIC_EXCEPTION"
@@ -52,56 +52,56 @@ async def test_what_no_topic_can_be(wire: Wire, name: str) -> None:
     assert await create(wire, name, retention_ms=None) == "INVALID_CONFIG"
 
 
-async def test_a_try_makes_nothing(wire: Wire, name: str) -> None:
-    """With `validate_only` a topic is checked and not made."""
+async def test_validate_only_creates_nothing(wire: Wire, name: str) -> None:
+    """With `validate_only` a topic is checked and not created."""
     topic = Message(name=name, num_partitions=1, replication_factor=1)
-    answer = await wire.ask(Api.CREATE_TOPICS, topics=[topic], timeout_ms=5_000, validate_only=True)
-    assert named(answer.topics[0].error_code) == "NONE"
+    answer = await wire.request(Api.CREATE_TOPICS, topics=[topic], timeout_ms=5_000, validate_only=True)
+    assert code_name(answer.topics[0].error_code) == "NONE"
     assert await create(wire, name) == "NONE"
 
 
-async def test_metadata_of_what_is_not_there(wire: Wire, name: str) -> None:
-    """Unknown names, ids and impossible names each have their error; no name at all asks for nothing."""
+async def test_metadata_of_unknown_topics(wire: Wire, name: str) -> None:
+    """Unknown names, unknown ids and invalid names have their own errors, and an empty list requests no topic."""
 
     async def described(**row: Any) -> str:
-        answer = await wire.ask(Api.METADATA, topics=[Message(**row)], allow_auto_topic_creation=True)
-        return named(answer.topics[0].error_code)
+        answer = await wire.request(Api.METADATA, topics=[Message(**row)], allow_auto_topic_creation=True)
+        return code_name(answer.topics[0].error_code)
 
     assert await described(name=name) == "UNKNOWN_TOPIC_OR_PARTITION"
     assert await described(name="a/b") == "INVALID_TOPIC_EXCEPTION"
     assert await described(name=None, topic_id=uuid.uuid4()) == "UNKNOWN_TOPIC_ID"
-    answer = await wire.ask(Api.METADATA, topics=[])
+    answer = await wire.request(Api.METADATA, topics=[])
     assert (answer.topics, len(answer.brokers)) == ([], 1)
     assert answer.controller_id == answer.brokers[0].node_id
 
 
 async def test_metadata_of_everything(wire: Wire, name: str) -> None:
-    """Null asks for every topic, in version 0 no name does."""
+    """Null requests every topic, as does an empty list in version 0."""
     await created(wire, name)
-    assert name in [one.name for one in (await wire.ask(Api.METADATA, topics=None)).topics]
-    assert name in [one.name for one in (await wire.ask(Api.METADATA, 0, topics=[])).topics]
+    assert name in [one.name for one in (await wire.request(Api.METADATA, topics=None)).topics]
+    assert name in [one.name for one in (await wire.request(Api.METADATA, 0, topics=[])).topics]
 
 
-async def test_configs_are_told_and_changed(wire: Wire, name: str) -> None:
-    """A topic's configs are those it was given, and defaults for the rest."""
+async def test_configs_are_described_and_changed(wire: Wire, name: str) -> None:
+    """A topic has the configs it was given and defaults for the rest, and both can be changed."""
     await created(wire, name, retention_ms="-1")
 
     async def configs(*keys: str) -> dict[str, tuple[str, int]]:
         row = Message(resource_type=TOPIC, resource_name=name, configuration_keys=list(keys) or None)
-        answer = await wire.ask(Api.DESCRIBE_CONFIGS, resources=[row])
+        answer = await wire.request(Api.DESCRIBE_CONFIGS, resources=[row])
         return {one.name: (one.value, one.config_source) for one in answer.resources[0].configs}
 
     async def alter(key: str, operation: int, value: str | None, topic: str = name) -> str:
         change = Message(name=key, config_operation=operation, value=value)
         row = Message(resource_type=TOPIC, resource_name=topic, configs=[change])
-        return named((await wire.ask(Api.INCREMENTAL_ALTER_CONFIGS, resources=[row])).resources[0].error_code)
+        return code_name((await wire.request(Api.INCREMENTAL_ALTER_CONFIGS, resources=[row])).resources[0].error_code)
 
     assert await configs("retention.ms", "cleanup.policy") == {
         "retention.ms": ("-1", 1),
         "cleanup.policy": ("delete", 5),
     }
     row = Message(resource_type=TOPIC, resource_name=name, configuration_keys=["retention.ms"])
-    told = (await wire.ask(Api.DESCRIBE_CONFIGS, resources=[row], include_synonyms=True)).resources[0].configs[0]
+    told = (await wire.request(Api.DESCRIBE_CONFIGS, resources=[row], include_synonyms=True)).resources[0].configs[0]
     assert (told.synonyms[0].name, told.synonyms[0].value, told.synonyms[0].source) == ("retention.ms", "-1", 1)
     assert await alter("max.message.bytes", 0, "1000") == "NONE"
     assert await alter("retention.ms", 1, None) == "NONE"
@@ -114,16 +114,18 @@ async def test_configs_are_told_and_changed(wire: Wire, name: str) -> None:
 
 
 async def test_topics_grow(wire: Wire, name: str) -> None:
-    """A topic can get more partitions, never fewer."""
+    """A topic's number of partitions can be raised, never lowered."""
     await created(wire, name, 2)
 
     async def grow(count: int, topic: str = name) -> str:
         row = Message(name=topic, count=count, assignments=None)
-        return named((await wire.ask(Api.CREATE_PARTITIONS, topics=[row], timeout_ms=5_000)).topics[0].error_code)
+        return code_name(
+            (await wire.request(Api.CREATE_PARTITIONS, topics=[row], timeout_ms=5_000)).topics[0].error_code
+        )
 
     assert await grow(4) == "NONE"
     assert await grow(4) == "INVALID_PARTITIONS"
     assert await grow(3) == "INVALID_PARTITIONS"
     assert await grow(3, f"{name}-none") == "UNKNOWN_TOPIC_OR_PARTITION"
-    while len((await wire.ask(Api.METADATA, topics=[Message(name=name)])).topics[0].partitions) != 4:
+    while len((await wire.request(Api.METADATA, topics=[Message(name=name)])).topics[0].partitions) != 4:
         continue

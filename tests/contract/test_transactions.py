@@ -1,4 +1,4 @@
-"""Transactions: what readers see, what fencing says, and which offsets are committed with them."""
+"""Transactions on both brokers: isolation, fencing, and offsets that are committed with them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from penstock.shared.testing.fake_broker import Api, ErrorCode, Message
 from tests.contract.conftest import Log, Wire, batch, created, until
-from tests.contract.test_groups import Member, alone
+from tests.contract.test_groups import Member, single_member
 
 LATEST = -1
 NO_MEMBER = {"generation_id": -1, "member_id": "", "group_instance_id": None}
@@ -26,7 +26,7 @@ class Producer:
     timeout_ms: int = 60_000
 
     async def init(self) -> str:
-        answer = await self.log.wire.ask(
+        answer = await self.log.wire.request(
             Api.INIT_PRODUCER_ID,
             transactional_id=self.transactional_id,
             transaction_timeout_ms=self.timeout_ms,
@@ -47,7 +47,7 @@ class Producer:
 
     async def add(self) -> str:
         topics = [Message(name=self.log.topic, partitions=[0])]
-        answer = await self.log.wire.ask(Api.ADD_PARTITIONS_TO_TXN, topics=topics, **self.identity)
+        answer = await self.log.wire.request(Api.ADD_PARTITIONS_TO_TXN, topics=topics, **self.identity)
         return ErrorCode(answer.topics[0].partitions[0].error_code).name
 
     async def write(self, *values: bytes, version: int | None = None) -> str:
@@ -59,15 +59,15 @@ class Producer:
         return ErrorCode(row.error_code).name
 
     async def end(self, *, committed: bool) -> str:
-        answer = await self.log.wire.ask(Api.END_TXN, committed=committed, **self.identity)
+        answer = await self.log.wire.request(Api.END_TXN, committed=committed, **self.identity)
         return ErrorCode(answer.error_code).name
 
     async def add_offsets(self, group_id: str) -> str:
-        answer = await self.log.wire.ask(Api.ADD_OFFSETS_TO_TXN, group_id=group_id, **self.identity)
+        answer = await self.log.wire.request(Api.ADD_OFFSETS_TO_TXN, group_id=group_id, **self.identity)
         return ErrorCode(answer.error_code).name
 
     async def commit_offset(self, group_id: str, offset: int, **member: object) -> str:
-        answer = await self.log.wire.ask(
+        answer = await self.log.wire.request(
             Api.TXN_OFFSET_COMMIT,
             group_id=group_id,
             topics=self.log.topics(offset=offset, metadata=""),
@@ -79,49 +79,49 @@ class Producer:
 
 @pytest.fixture
 async def producer(log: Log, name: str, wire: Wire) -> Producer:
-    """A producer that has its id and its epoch."""
-    await wire.ask(Api.FIND_COORDINATOR, key=name, key_type=1)
+    """A producer with an id and an epoch."""
+    await wire.request(Api.FIND_COORDINATOR, key=name, key_type=1)
     one = Producer(log, name)
     assert await one.init() == "NONE"
     return one
 
 
-async def ends(log: Log) -> tuple[int, int]:
+async def end_offsets(log: Log) -> tuple[int, int]:
     """The last stable offset and the high watermark."""
     return (await log.offset(LATEST, committed=True))[1], (await log.offset(LATEST))[1]
 
 
-async def settled(log: Log, end: int) -> None:
-    """Until the markers are written, which Kafka does after it has answered."""
+async def until_settled(log: Log, end: int) -> None:
+    """Wait until the markers are written, which Kafka does after its answer."""
 
     async def is_settled() -> bool:
-        return await ends(log) == (end, end)
+        return await end_offsets(log) == (end, end)
 
     await until(is_settled)
 
 
 async def test_an_open_transaction_is_not_stable(producer: Producer) -> None:
-    """The last stable offset stays where the first open transaction begins, until its marker is written."""
+    """The last stable offset is the start of the first open transaction, until its marker is written."""
     log = producer.log
     await log.produce(batch(b"plain"))
     assert await producer.add() == "NONE"
     assert await producer.write(b"a", b"b") == "NONE"
     await log.produce(batch(b"after"))
-    assert await ends(log) == (1, 4)
+    assert await end_offsets(log) == (1, 4)
     row = await log.fetch(0, committed=True)
     assert (row.last_stable_offset, row.high_watermark) == (1, 4)
     assert await producer.end(committed=True) == "NONE"
-    await settled(log, 5)
+    await until_settled(log, 5)
 
 
 async def test_aborted_transactions_are_named(producer: Producer) -> None:
-    """A committed fetch names the aborted transactions in its range, with their producer and first offset."""
+    """A fetch of committed records lists the aborted transactions in its range, with producer and first offset."""
     log = producer.log
     for committed in (False, True, False):
         assert await producer.add() == "NONE"
         assert await producer.write(b"a", b"b") == "NONE"
         assert await producer.end(committed=committed) == "NONE"
-    await settled(log, 9)
+    await until_settled(log, 9)
 
     async def aborted(offset: int) -> list[tuple[int, int]]:
         row = await log.fetch(offset, committed=True)
@@ -133,7 +133,7 @@ async def test_aborted_transactions_are_named(producer: Producer) -> None:
 
 
 async def test_a_partition_must_be_in_the_transaction(producer: Producer) -> None:
-    """Writing to a partition that was not added is refused."""
+    """A write to a partition that was not added to the transaction is an error."""
     assert await producer.write(b"a", version=10) == "INVALID_TXN_STATE"
     assert await producer.write(b"a", version=11) == "TRANSACTION_ABORTABLE"
     assert await producer.add() == "NONE"
@@ -141,7 +141,9 @@ async def test_a_partition_must_be_in_the_transaction(producer: Producer) -> Non
 
 
 async def test_a_transaction_ends_once(producer: Producer) -> None:
-    """The same end again is fine, another one is not; without a transaction there is nothing to end."""
+    """A transaction can be ended again in the same way but not in the other; without a
+    transaction an end is an error.
+    """
     assert await producer.end(committed=True) == "INVALID_TXN_STATE"
     assert await producer.add() == "NONE"
     assert await producer.end(committed=True) == "NONE"
@@ -150,14 +152,14 @@ async def test_a_transaction_ends_once(producer: Producer) -> None:
 
 
 async def test_the_next_producer_fences_the_last(producer: Producer) -> None:
-    """A second producer with the same id aborts what is open, and the first can do nothing more."""
+    """A second producer with the same id aborts the open transaction and fences the first."""
     assert await producer.add() == "NONE"
     assert await producer.write(b"a") == "NONE"
     second = Producer(producer.log, producer.transactional_id)
     assert await second.init() == "NONE"
     assert second.producer_id == producer.producer_id
     assert second.epoch > producer.epoch
-    await settled(producer.log, 2)
+    await until_settled(producer.log, 2)
     assert await producer.write(b"b") == "INVALID_PRODUCER_EPOCH"
     assert await producer.add() == "PRODUCER_FENCED"
     assert await producer.end(committed=True) == "PRODUCER_FENCED"
@@ -169,13 +171,13 @@ async def test_the_next_producer_fences_the_last(producer: Producer) -> None:
 
 
 async def test_a_fenced_producer_is_known_before_it_has_written(producer: Producer) -> None:
-    """A producer that is fenced cannot write where it never wrote before either."""
+    """A fenced producer cannot write to a partition either to which it never wrote before."""
     assert await Producer(producer.log, producer.transactional_id).init() == "NONE"
     assert await producer.write(b"a") == "INVALID_PRODUCER_EPOCH"
 
 
 async def test_a_producer_can_raise_its_own_epoch(producer: Producer) -> None:
-    """InitProducerId with the present id and epoch gives the next epoch, and the same again to a second try."""
+    """InitProducerId with the current id and epoch returns the next epoch, and the same one when it is repeated."""
     before = (producer.producer_id, producer.epoch)
     assert await producer.init() == "NONE"
     assert (producer.producer_id, producer.epoch) == (before[0], before[1] + 1)
@@ -185,12 +187,12 @@ async def test_a_producer_can_raise_its_own_epoch(producer: Producer) -> None:
 
 
 async def test_a_transaction_times_out(producer: Producer) -> None:
-    """A transaction that is open too long is aborted, and its producer fenced until it has asked for its next epoch."""
+    """A transaction that is open too long is aborted, and its producer is fenced until it requests its next epoch."""
     slow = Producer(producer.log, producer.transactional_id, timeout_ms=100)
     assert await slow.init() == "NONE"
     assert await slow.add() == "NONE"
     assert await slow.write(b"a") == "NONE"
-    await settled(producer.log, 2)
+    await until_settled(producer.log, 2)
     assert await slow.end(committed=True) == "PRODUCER_FENCED"
     assert await slow.add() == "PRODUCER_FENCED"
     assert await slow.write(b"b") == "INVALID_PRODUCER_EPOCH"
@@ -202,34 +204,34 @@ async def test_a_transaction_times_out(producer: Producer) -> None:
     assert await slow.add() == "NONE"
     assert await slow.write(b"c") == "NONE"
     assert await slow.end(committed=True) == "NONE"
-    await settled(producer.log, 4)
+    await until_settled(producer.log, 4)
     row = await producer.log.fetch(0, committed=True)
     assert [(one.producer_id, one.first_offset) for one in row.aborted_transactions] == [(slow.producer_id, 0)]
 
 
-async def test_a_stranger_has_no_transaction(producer: Producer) -> None:
-    """A producer id that does not belong to the transactional id is refused."""
+async def test_a_foreign_producer_id_is_an_error(producer: Producer) -> None:
+    """A producer id that does not belong to the transactional id is an error."""
     stranger = Producer(producer.log, producer.transactional_id, producer.producer_id + 1_000_000, 0)
     assert await stranger.add() == "INVALID_PRODUCER_ID_MAPPING"
     unknown = Producer(producer.log, f"{producer.transactional_id}-none", producer.producer_id, 0)
     assert await unknown.end(committed=True) == "INVALID_PRODUCER_ID_MAPPING"
 
 
-async def test_an_expired_id_begins_anew(producer: Producer) -> None:
-    """A producer that asks to go on with a transactional id that nobody knows any more gets a new producer id."""
+async def test_an_expired_transactional_id_has_a_new_producer_id(producer: Producer) -> None:
+    """A producer that continues an unknown transactional id gets a new producer id."""
     expired = Producer(producer.log, f"{producer.transactional_id}-none", producer.producer_id, 3)
     assert await expired.init() == "NONE"
     assert (expired.producer_id != producer.producer_id, expired.epoch) == (True, 0)
 
 
 async def test_a_timeout_has_limits(log: Log, name: str) -> None:
-    """A transaction's timeout is at most the broker's `transaction.max.timeout.ms`."""
-    answer = await log.wire.ask(Api.INIT_PRODUCER_ID, transactional_id=name, transaction_timeout_ms=900_001)
+    """A transaction's timeout above `transaction.max.timeout.ms` is an error."""
+    answer = await log.wire.request(Api.INIT_PRODUCER_ID, transactional_id=name, transaction_timeout_ms=900_001)
     assert ErrorCode(answer.error_code) is ErrorCode.INVALID_TRANSACTION_TIMEOUT
 
 
 async def committed_offset(log: Log, group_id: str, *, require_stable: bool) -> tuple[str, int]:
-    answer = await log.wire.ask(
+    answer = await log.wire.request(
         Api.OFFSET_FETCH,
         group_id=group_id,
         topics=[Message(name=log.topic, partitions=[0])],
@@ -240,7 +242,7 @@ async def committed_offset(log: Log, group_id: str, *, require_stable: bool) -> 
 
 
 async def stable_offset(log: Log, group_id: str) -> tuple[str, int]:
-    """What is committed, once no transaction is about to commit."""
+    """The committed offset, once no transaction is about to commit."""
 
     async def is_stable() -> bool:
         return (await committed_offset(log, group_id, require_stable=True))[0] != "UNSTABLE_OFFSET_COMMIT"
@@ -250,9 +252,9 @@ async def stable_offset(log: Log, group_id: str) -> tuple[str, int]:
 
 
 async def test_offsets_come_with_the_commit(producer: Producer, name: str) -> None:
-    """Offsets of a transaction are there once it is committed; until then `require_stable` says so."""
+    """Offsets of a transaction are visible once it is committed; until then `require_stable` is an error."""
     log, group_id = producer.log, f"{name}-group"
-    await log.wire.ask(Api.FIND_COORDINATOR, key=group_id)
+    await log.wire.request(Api.FIND_COORDINATOR, key=group_id)
     assert await producer.add_offsets(group_id) == "NONE"
     assert await producer.commit_offset(group_id, 7) == "NONE"
     assert await committed_offset(log, group_id, require_stable=False) == ("NONE", -1)
@@ -270,19 +272,17 @@ async def test_aborted_offsets_are_dropped(producer: Producer, name: str) -> Non
     assert await stable_offset(log, group_id) == ("NONE", -1)
 
 
-async def test_offsets_of_a_lost_generation_are_refused(producer: Producer, name: str) -> None:
-    """A generation or member the group does not have cannot commit, in a transaction either."""
+async def test_offsets_of_an_unknown_generation_are_an_error(producer: Producer, name: str) -> None:
+    """A generation that the group does not have cannot commit in a transaction."""
     group_id = f"{name}-group"
     assert await producer.add_offsets(group_id) == "NONE"
     assert await producer.commit_offset(group_id, 7, generation_id=3, member_id="gone") == "ILLEGAL_GENERATION"
 
 
-async def test_a_transaction_needs_no_member_in_a_group_that_has_some(
-    producer: Producer, other_wire: Wire, name: str
-) -> None:
-    """Without a member id a plain commit is refused while the group has members, one in a transaction is not."""
+async def test_transactional_commits_need_no_member(producer: Producer, other_wire: Wire, name: str) -> None:
+    """In a group with members, a plain commit without a member id is an error, and one in a transaction is not."""
     log, group_id = producer.log, f"{name}-group"
-    await alone(other_wire, group_id)
+    await single_member(other_wire, group_id)
     assert await Member(log.wire, group_id).commit(log, 5) == "UNKNOWN_MEMBER_ID"
     assert await producer.add_offsets(group_id) == "NONE"
     assert await producer.commit_offset(group_id, 7) == "NONE"
@@ -290,10 +290,10 @@ async def test_a_transaction_needs_no_member_in_a_group_that_has_some(
     assert await stable_offset(log, group_id) == ("NONE", 7)
 
 
-async def test_an_unknown_partition_spoils_the_addition(producer: Producer, wire: Wire, name: str) -> None:
-    """Partitions are added all or none."""
+async def test_an_unknown_partition_prevents_the_addition_of_all(producer: Producer, wire: Wire, name: str) -> None:
+    """Either all or no partitions are added."""
     await created(wire, f"{name}-other")
     topics = [Message(name=f"{name}-other", partitions=[0]), Message(name=f"{name}-none", partitions=[0])]
-    answer = await wire.ask(Api.ADD_PARTITIONS_TO_TXN, topics=topics, **producer.identity)
+    answer = await wire.request(Api.ADD_PARTITIONS_TO_TXN, topics=topics, **producer.identity)
     codes = {topic.name: topic.partitions[0].error_code for topic in answer.topics}
     assert codes == {f"{name}-other": 55, f"{name}-none": ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}

@@ -1,4 +1,4 @@
-"""The fake broker's tables of the wire format, held against what Apache Kafka writes."""
+"""The fake broker's tables of the wire format, compared with Apache Kafka's bytes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ APIS = [api for api in Api if api not in SASL]
 
 
 async def body_of(wire: Wire, api: Api, topic: str, version: int) -> Message:
-    """A request that is answered with as much as can be."""
+    """A request whose answer has as much content as possible."""
     group = {"group_id": topic, "generation_id": -1, "member_id": "", "group_instance_id": None}
     transaction = {"transactional_id": topic, "producer_id": 1, "producer_epoch": 0}
 
@@ -82,7 +82,9 @@ async def body_of(wire: Wire, api: Api, topic: str, version: int) -> Message:
 
 @pytest.mark.parametrize("api", APIS, ids=[api.name.lower() for api in APIS])
 async def test_every_version_reads_as_kafka_writes(kafka: EmbeddedKafka, name: str, api: Api) -> None:
-    """Kafka understands our request, and we read its answer to the last byte and would write it the same."""
+    """In every version Kafka accepts our request, and its answer is decoded completely and
+    encoded to the same bytes.
+    """
     spoken = SPOKEN[api]
     async with connected(kafka) as wire:
         await created(wire, name)
@@ -95,9 +97,9 @@ async def test_every_version_reads_as_kafka_writes(kafka: EmbeddedKafka, name: s
 
 
 async def test_every_version_is_one_of_kafkas(kafka: EmbeddedKafka) -> None:
-    """The fake broker claims no version that Apache Kafka does not have."""
+    """The fake broker supports no version that Apache Kafka does not."""
     async with connected(kafka) as wire:
-        theirs = {row.api_key: row for row in (await wire.ask(Api.API_VERSIONS, 0)).api_keys}
+        theirs = {row.api_key: row for row in (await wire.request(Api.API_VERSIONS, 0)).api_keys}
     for api, spoken in SPOKEN.items():
         assert theirs[api].min_version <= spoken.min_version <= spoken.max_version <= theirs[api].max_version, (
             spoken.api

@@ -1,4 +1,4 @@
-"""The example that reads the lake with DuckDB, on tables written here as the layout says."""
+"""The example that reads the lake with DuckDB, on tables with the documented layout."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.lake_tables import small_lake
 
 
 def test_busiest_days_and_longest_windows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Closed windows count by day, and of the store's open ones the longest come first, as their newest rows say."""
+    """Closed windows are counted by day, and open ones are listed by length, with the bounds of their newest rows."""
     main(small_lake(tmp_path), "s")
     assert capsys.readouterr().out.splitlines() == [
         "1970-01-01: 2 windows of 2 keys",
@@ -25,7 +25,7 @@ def test_busiest_days_and_longest_windows(tmp_path: Path, capsys: pytest.Capture
 
 
 def test_before_a_window_was_closed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What is not there yet is said."""
+    """Missing tables, and a store without closed windows, are reported."""
     with pytest.raises(SystemExit, match="there is no such table: nothing was compacted yet"):
         main(str(tmp_path), "s")
     folder = small_lake(tmp_path, closes=False)
@@ -35,8 +35,8 @@ def test_before_a_window_was_closed(tmp_path: Path, capsys: pytest.CaptureFixtur
         main(folder, "nosuch")
 
 
-def test_without_arguments_it_says_what_it_needs() -> None:
-    """A usage line, and no traceback."""
+def test_without_arguments_the_usage_is_shown() -> None:
+    """Without arguments the example ends with status 2 and its usage, without a traceback."""
     command = [sys.executable, lake_duckdb.__file__]
     run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert run.returncode == 2

@@ -1,4 +1,4 @@
-"""The example connector runs on a worker, and the guide shows it as it is."""
+"""The example connector runs on a worker, and the guide contains its code."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def loaded() -> ModuleType:
 
 
 async def test_the_example_runs() -> None:
-    """It counts on from where its last task was."""
+    """A restarted task continues counting at its last offset."""
     async with running() as run:
         connector = loaded().LoadConnector
         for wanted in (2, 5):
@@ -38,7 +38,7 @@ async def test_the_example_runs() -> None:
 
 
 def test_the_guide_shows_it() -> None:
-    """Word for word, and its code is no longer than it says."""
+    """The guide contains the example's code, which has at most 30 lines."""
     code = EXAMPLE.read_text(encoding="utf-8").partition("\n\n")[2]
     assert code in (ROOT / "docs" / "connect.md").read_text(encoding="utf-8")
     assert len([line for line in code.splitlines() if line.strip()]) <= 30

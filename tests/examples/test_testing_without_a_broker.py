@@ -1,4 +1,4 @@
-"""The example runs by itself."""
+"""The example of tests without a broker."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ TIMEOUT_S = 60
 
 
 def test_the_example_runs() -> None:
-    """Each of the example's tests passes, and says so."""
+    """All tests of the example pass and are reported."""
     run = subprocess.run([sys.executable, EXAMPLE], capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     assert run.returncode == 0, run.stderr
     tests = EXAMPLE.read_text(encoding="utf-8").count("async def test_")

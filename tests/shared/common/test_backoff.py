@@ -1,4 +1,4 @@
-"""How long to wait before another attempt."""
+"""The wait before another attempt."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ INITIAL_MS, MAX_MS = 50, 1_000
 
 
 def test_waits_grow_to_the_limit_and_stay_there() -> None:
-    """Each wait is twice the one before it, and no number of failures overflows."""
+    """Each wait is twice the one before it up to the limit, and no number of failures overflows."""
     backoff = ExponentialBackoff(INITIAL_MS, MAX_MS)
     assert [backoff.wait_ms(n) for n in range(7)] == pytest.approx([0, 50, 100, 200, 400, 800, 1_000])
     assert backoff.wait_ms(100_000) == pytest.approx(MAX_MS)
 
 
 def test_the_multiplier_is_the_growth() -> None:
-    """A multiplier of one keeps the first wait."""
+    """A wait grows by the multiplier, and not at all with a multiplier of one."""
     assert ExponentialBackoff(10, 10_000, multiplier=3).wait_ms(4) == pytest.approx(270)
     assert ExponentialBackoff(10, 10_000, multiplier=1).wait_ms(500) == 10
 
 
 @pytest.mark.parametrize(("initial_ms", "max_ms", "wait_ms"), [(0, 100, 0), (500, 100, 100), (7, 7, 7)])
 def test_limits_at_or_below_the_first_wait(initial_ms: int, max_ms: int, wait_ms: int) -> None:
-    """Without a first wait there is none at all; a limit below it counts."""
+    """Without a first wait there is none, and a limit below the first wait applies to it."""
     backoff = ExponentialBackoff(initial_ms, max_ms)
     assert [backoff.wait_ms(1), backoff.wait_ms(9)] == [wait_ms, wait_ms]
 
 
 @given(failures=st.integers(1, 5_000), random=st.floats(0, 1))
 def test_jitter_spreads_both_ways_below_the_limit(failures: int, random: float) -> None:
-    """The wait is within a fifth of the one without jitter, and never beyond the limit."""
+    """The wait is within the jitter's share of the one without jitter, and never above the limit."""
     plain = ExponentialBackoff(INITIAL_MS, MAX_MS).wait_ms(failures)
     wait_ms = ExponentialBackoff(INITIAL_MS, MAX_MS, jitter=0.2).wait_ms(failures, random)
     assert 0.8 * plain - 1e-6 <= wait_ms <= min(1.2 * plain + 1e-6, MAX_MS)

@@ -1,4 +1,4 @@
-"""The clock that edges read."""
+"""The system clock and the manual clock."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ MS_2020, MS_2200 = 1_577_836_800_000, 7_258_118_400_000
 
 
 def test_units_are_ms() -> None:
-    """The system's clock is in milliseconds since the epoch, as whole numbers."""
+    """The system's clock is a whole number of milliseconds since the epoch."""
     assert MS_2020 < SYSTEM_CLOCK.now_ms() < MS_2200
     assert isinstance(SYSTEM_CLOCK.now_ms(), int)
 
 
 def test_monotonic_never_goes_back() -> None:
-    """Readings for durations only rise."""
+    """Monotonic readings never decrease."""
     readings = [SYSTEM_CLOCK.monotonic_ms() for _ in range(100)]
     assert readings == sorted(readings)
     assert isinstance(readings[0], int)
 
 
 def test_both_clocks_are_clocks() -> None:
-    """The manual clock stands in wherever the system's does."""
+    """The system's and the manual clock have the same interface."""
     clocks: list[Clock] = [SYSTEM_CLOCK, ManualClock(MS_2020 + 1)]
     assert all(clock.now_ms() > MS_2020 and clock.monotonic_ms() >= 0 for clock in clocks)

@@ -1,4 +1,4 @@
-"""The garbage collector, set up for a service."""
+"""The garbage collector's configuration for a service."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def _as_before() -> Iterator[None]:
     gc.unfreeze()
 
 
-def test_what_is_loaded_is_not_looked_at_again() -> None:
-    """It is set aside, and cycles made later are still found."""
+def test_existing_objects_are_frozen() -> None:
+    """Existing objects are not examined again, and later cycles are still collected."""
 
     class Own:
         found = 0

@@ -1,4 +1,4 @@
-"""Continuations: what goes out comes back, to the same question alone."""
+"""Continuations of queries."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ PLACE = RowPosition(3, b"ann", 5)
 
 
 @given(PLACES)
-def test_a_place_comes_back(place: Any) -> None:
-    """Any place, as text that stands in a URL as it is."""
+def test_a_position_round_trips(place: Any) -> None:
+    """Any position round-trips as text that is valid in a URL."""
     pages: Continuations[Any] = Continuations(type(place), "app", None, b"x", 1)
     text = pages.text(place)
     assert text is not None
@@ -40,19 +40,19 @@ def test_a_place_comes_back(place: Any) -> None:
 
 
 def test_none_is_the_first_page_and_the_last_answer() -> None:
-    """There is nothing to go on from."""
+    """None is the continuation of the first page and of the last answer."""
     assert (PAGES.text(None), PAGES.position(None)) == (None, None)
 
 
 @pytest.mark.parametrize("wrong", ["", "x", "%%", "é", "a" * 999, "ksQI", "wA", "gqFhAQ"])
 def test_an_invalid_continuation_is_shown(wrong: str) -> None:
-    """Whatever it is, the error has it, or its beginning."""
+    """The error for an invalid continuation contains it or its beginning."""
     with pytest.raises(WrongContinuation, match=f"^continuation '{re.escape(wrong[:100])}…?' is invalid"):
         PAGES.position(wrong)
 
 
 def test_a_continuation_of_another_query_is_rejected() -> None:
-    """Of another application, store or kind of answer; one that was shortened is none."""
+    """A continuation of another application, store or kind of query is an error, as is a truncated one."""
     text = PAGES.text(PLACE)
     others: list[Any] = [("app", "store", None, "k"), ("app", "store"), ("app2", "store", None, b"k")]
     for other in others:
@@ -67,14 +67,14 @@ def test_a_continuation_of_another_query_is_rejected() -> None:
 
 
 @given(st.binary(max_size=3), NUMBERS, st.binary(max_size=3), NUMBERS)
-def test_rows_have_one_order(key: bytes, start: int, other: bytes, other_start: int) -> None:
-    """No two rows have the same place in it, and of one key they are in order of start."""
+def test_rows_are_ordered(key: bytes, start: int, other: bytes, other_start: int) -> None:
+    """Different rows have different orders, and rows of one key are ordered by start."""
     orders = row_order(key, start), row_order(other, other_start)
     assert (orders[0] == orders[1]) == ((key, start) == (other, other_start))
     assert (row_order(key, start) < row_order(key, other_start)) == (start < other_start)
 
 
 def test_live_windows_that_end_last_come_first() -> None:
-    """Then by store, partition, key and start."""
+    """Live windows are ordered by latest end, then by store, partition, key and start."""
     places = [LivePosition(8, "a", 0, "a", 0), LivePosition(9, "b", 0, "k", 2), LivePosition(9, "b", 0, "k", 1)]
     assert sorted(places, key=live_order) == [places[2], places[1], places[0]]

@@ -1,4 +1,4 @@
-"""Extras: what is said where one is missing, and that each module's extra has its distribution."""
+"""Extras: errors for missing ones, and the distributions that they declare."""
 
 from __future__ import annotations
 
@@ -25,18 +25,19 @@ WITHOUT = """
 import sys
 for module in {modules!r}: sys.modules[module] = None
 """
-# What a declared distribution brings along and promises: pydantic of pydantic-settings, starlette of fastapi.
+# These come with a declared distribution that depends on them, as pydantic with pydantic-settings and starlette with
+# fastapi.
 BROUGHT = {"pydantic", "starlette", "py4j", "compression"}
 
 
 def run(code: str, *missing: str) -> subprocess.CompletedProcess[str]:
-    """A fresh Python that runs the code as if these modules were not installed."""
+    """Run the code in a new Python as if these modules were not installed."""
     code = WITHOUT.format(modules=missing) + code
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=ROOT)
 
 
 def distributions(*extras: str) -> set[str]:
-    """The distributions that the base and these extras name, self-references followed."""
+    """The distributions of the base and these extras, including extras that they refer to."""
     found, todo = set(), [*PROJECT["dependencies"], *(line for extra in extras for line in EXTRAS[extra])]
     while todo:
         requirement = Requirement(todo.pop())
@@ -54,7 +55,7 @@ def test_all_is_every_extra() -> None:
 
 
 def test_every_module_that_is_imported_is_declared() -> None:
-    """What the package imports is a declared distribution's, and that of no extra is in the base."""
+    """The distribution of each imported module is declared, in the base if it is in no extra."""
     imported = set()
     for room in ("shared", "services", "api"):
         for path in (ROOT / room).rglob("*.py"):
@@ -74,26 +75,26 @@ def test_every_module_that_is_imported_is_declared() -> None:
 
 @pytest.mark.parametrize(("module", "extra"), EXTRA_OF.items())
 def test_the_extra_brings_the_module(module: str, extra: str) -> None:
-    """The table names an extra of pyproject.toml that has the module's distribution."""
+    """Each module's extra exists in pyproject.toml and has the module's distribution."""
     names = {canonicalize_name(name) for name in packages_distributions().get(module, [module])}
     brought = {"starlette": "fastapi", "py4j": "pyspark", "pandas": "pyspark"}
     assert (names | {brought.get(module, module)}) & distributions(extra)
 
 
-def test_commands_name_extras_that_there_are() -> None:
-    """Each command's extras are of pyproject.toml."""
+def test_commands_name_existing_extras() -> None:
+    """The extras of each command exist in pyproject.toml."""
     assert {extra for *_, extras in COMMANDS.values() for extra in extras} <= EXTRAS.keys()
 
 
 def test_a_module_of_no_extra_stays_missing() -> None:
-    """A module of the user's own that is missing is not taken for an extra."""
+    """A missing module that belongs to no extra is an ordinary ModuleNotFoundError."""
     with pytest.raises(ModuleNotFoundError) as caught, needs("penstock consumer", "server"):
         import nowhere_at_all  # type: ignore[import-not-found]  # noqa: F401
     assert not isinstance(caught.value, MissingExtra)
 
 
 def test_a_missing_extra_is_an_import_error_and_a_config_error() -> None:
-    """`except ImportError` catches it, and so does `except ConfigError`."""
+    """MissingExtra is an ImportError and a ConfigError."""
     assert issubclass(MissingExtra, ImportError)
     assert issubclass(MissingExtra, ConfigError)
 
@@ -110,8 +111,8 @@ def test_a_missing_extra_is_an_import_error_and_a_config_error() -> None:
         ),
     ],
 )
-def test_a_command_says_which_extra_it_lacks(command: str, module: str, said: str) -> None:
-    """One line on standard error, and exit status 2."""
+def test_a_command_names_its_missing_extra(command: str, module: str, said: str) -> None:
+    """A command without its extra prints one line on standard error and ends with status 2."""
     done = run(f"from penstock.services.cli import main\nsys.argv[1:] = {command.split()!r}\nmain()", module)
     assert (done.returncode, done.stdout, done.stderr) == (2, "", said)
 
@@ -125,8 +126,8 @@ def test_a_command_says_which_extra_it_lacks(command: str, module: str, said: st
         ("from penstock.testing import TopologyTestDriver", "pyarrow", 'pip install "penstock[streams]"'),
     ],
 )
-def test_an_import_says_which_extra_it_lacks(code: str, module: str, said: str) -> None:
-    """The last line of the traceback is the message, as an ImportError."""
+def test_an_import_names_its_missing_extra(code: str, module: str, said: str) -> None:
+    """An import without its extra is an ImportError that names the extra."""
     done = run(f"try:\n    {code}\nexcept ImportError as e:\n    print(e)", module)
     assert said in done.stdout, done.stderr
 
@@ -144,6 +145,6 @@ def test_an_import_says_which_extra_it_lacks(code: str, module: str, said: str) 
     ],
 )
 def test_the_base_loads_nothing_heavy(code: str, not_loaded: tuple[str, ...]) -> None:
-    """In a fresh process these imports load no package of an extra."""
+    """These imports load no package of an extra."""
     done = run(f"{code}\nprint(*(m for m in {not_loaded!r} if m in sys.modules))")
     assert (done.stdout, done.stderr) == ("\n", "")

@@ -11,7 +11,7 @@ from penstock.shared.common.file_lock import FileLock
 
 
 def test_one_at_a_time(tmp_path: Path) -> None:
-    """A second one, and the first a second time, does not get it before it is let go."""
+    """A held lock cannot be acquired again, by another or by its holder, until it is released."""
     first, second = FileLock(tmp_path / "new" / "lock"), FileLock(tmp_path / "new" / "lock")
     assert [first.try_acquire(), second.try_acquire(), first.try_acquire()] == [True, False, False]
     assert (first.is_held, second.is_held) == (True, False)
@@ -22,8 +22,8 @@ def test_one_at_a_time(tmp_path: Path) -> None:
     second.release()
 
 
-def test_who_inherits_it_keeps_it(tmp_path: Path) -> None:
-    """Letting go does not free the file while a child has it; the child's end does."""
+def test_a_child_that_inherits_the_lock_keeps_it(tmp_path: Path) -> None:
+    """A release does not free the file while a child has it, and the child's end does."""
     lock, again = FileLock(tmp_path / "lock"), FileLock(tmp_path / "lock")
     assert lock.try_acquire()
     with subprocess.Popen(["cat"], stdin=subprocess.PIPE, pass_fds=(lock.fd,)) as child:
@@ -34,8 +34,8 @@ def test_who_inherits_it_keeps_it(tmp_path: Path) -> None:
     again.release()
 
 
-def test_a_file_that_cannot_be_made(tmp_path: Path) -> None:
-    """What is wrong with the folder is raised as it is."""
+def test_a_file_that_cannot_be_created(tmp_path: Path) -> None:
+    """An error of the folder is raised unchanged."""
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match="file"):
         FileLock(tmp_path / "file" / "lock").try_acquire()

@@ -1,4 +1,4 @@
-"""Texts of rows between constant pieces."""
+"""Joining texts of rows with constant pieces between them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ texts = st.binary(max_size=20)
 
 
 @given(st.data(), st.integers(1, 4), st.integers(0, 6))
-def test_a_row_has_all_in_turns(data: st.DataObject, columns: int, rows: int) -> None:
-    """Pieces and texts of any length, in the rows' order, also of a part of their buffer."""
+def test_rows_alternate_pieces_and_texts(data: st.DataObject, columns: int, rows: int) -> None:
+    """A row consists of pieces and texts of any length in turns, also for slices of a buffer."""
     pieces = data.draw(st.lists(texts, min_size=columns + 1, max_size=columns + 1))
     of_rows = [data.draw(st.lists(texts, min_size=rows + 1, max_size=rows + 1)) for _ in range(columns)]
     found = interleaved(pieces, [PackedBytes.of(column)[1:] for column in of_rows])

@@ -1,4 +1,4 @@
-"""Compiling beside the event loop."""
+"""Compiling kernels without blocking the event loop."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from penstock.shared.common import kernel_loading
 from penstock.shared.common.kernel_loading import loaded
 
 
-async def test_the_loop_goes_on_and_what_takes_long_is_logged_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compiled code that is read from its cache is not worth a line; its result is given either way."""
+async def test_a_slow_compilation_is_logged_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loop continues during a slow compilation, which is logged once; one from the cache is not logged."""
     turned = threading.Event()
 
     def compile_slowly() -> int:
@@ -35,8 +35,8 @@ async def test_the_loop_goes_on_and_what_takes_long_is_logged_once(monkeypatch: 
     ]
 
 
-async def test_what_compiling_raises_is_raised() -> None:
-    """A broken compiler is no reason to go on without a word."""
+async def test_an_error_of_the_compilation_is_raised() -> None:
+    """An error of the compilation is raised unchanged."""
 
     def fail() -> None:
         raise ZeroDivisionError

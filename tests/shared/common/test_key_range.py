@@ -1,4 +1,4 @@
-"""Which keys are asked for."""
+"""Ranges of keys."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from penstock.shared.common.key_range import KeyRange
 
 @given(st.text(), st.text(), st.text())
 def test_the_order_of_text_is_that_of_its_bytes(low: str, key: str, high: str) -> None:
-    """A range of text has the same keys as a comparison of text would find."""
+    """A range of text contains the same keys as a comparison of the texts."""
     assert KeyRange.of(low=low, high=high).has(key.encode()) is (low <= key <= high)
 
 
 def test_a_record_without_a_key_is_in_no_range() -> None:
-    """Not even in the one without bounds."""
+    """A record without a key is not even in the unbounded range."""
     assert not KeyRange.of().has(None)
 
 
 def test_bounds_that_are_no_text() -> None:
-    """They are refused where the keys are text, with what was given."""
+    """A bound that is no UTF-8 is a ConfigError for text keys."""
     assert KeyRange.of(low="ä").texts() == ("ä", None)
     with pytest.raises(ConfigError, match=r"the keys are text, and b'\\xff' is not UTF-8"):
         KeyRange.of(b"\xff").texts()

@@ -44,8 +44,8 @@ def test_json(capsys: pytest.CaptureFixture[str]) -> None:
     }
 
 
-def test_the_standard_library_goes_the_same_way(capsys: pytest.CaptureFixture[str]) -> None:
-    """A library's log line comes out as JSON, too, with the same fields."""
+def test_lines_of_the_standard_library_are_json_too(capsys: pytest.CaptureFixture[str]) -> None:
+    """A line of the standard library's logging is JSON with the same fields."""
     configure(LogSettings(format="json"), "producer")
     logging.getLogger("some.library").warning("lost %s", "connection")
     (line,) = lines(capsys)
@@ -55,7 +55,7 @@ def test_the_standard_library_goes_the_same_way(capsys: pytest.CaptureFixture[st
 
 
 def test_an_exception_stays_on_its_line(capsys: pytest.CaptureFixture[str]) -> None:
-    """As JSON a traceback is a field: one event is one line."""
+    """As JSON a traceback is a field of its event's line."""
     configure(LogSettings(format="json"), "admin")
     try:
         raise ValueError("broken")
@@ -66,7 +66,7 @@ def test_an_exception_stays_on_its_line(capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_console(capsys: pytest.CaptureFixture[str]) -> None:
-    """For people an event is readable text without JSON; without a terminal it has no colours."""
+    """On the console an event is readable text, without colours if there is no terminal."""
     configure(LogSettings(format="console"), "admin")
     get_logger("room").info("partitions assigned", partitions=[0, 1])
     (line,) = lines(capsys)
@@ -77,14 +77,14 @@ def test_console(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_auto_without_a_terminal_is_json(capsys: pytest.CaptureFixture[str]) -> None:
-    """Where standard error is no terminal, `auto` is JSON."""
+    """If standard error is no terminal, `auto` is JSON."""
     configure(LogSettings(), "admin")
     get_logger("room").info("up")
     assert json.loads(lines(capsys)[0])["event"] == "up"
 
 
 def test_levels(capsys: pytest.CaptureFixture[str]) -> None:
-    """Below the level nothing is said, and noisy libraries say nothing below a warning."""
+    """Events below the level are left out, as are those of noisy libraries below a warning."""
     configure(LogSettings(format="json", level="debug"), "admin")
     get_logger("room").debug("seen")
     logging.getLogger("httpx").info("not seen")
@@ -96,8 +96,8 @@ def test_levels(capsys: pytest.CaptureFixture[str]) -> None:
     assert lines(capsys) == []
 
 
-def test_aiokafka_speaks_while_debugging_alone(capsys: pytest.CaptureFixture[str]) -> None:
-    """Its errors are mostly retries, whose outcome our clients tell; at the level debug all of it is there."""
+def test_aiokafka_is_logged_at_debug_level_only(capsys: pytest.CaptureFixture[str]) -> None:
+    """aiokafka is logged at the level debug only, since its errors are mostly retried."""
     configure(LogSettings(format="json"), "admin")
     logging.getLogger("aiokafka.conn").error("not seen")
     assert lines(capsys) == []
@@ -107,7 +107,7 @@ def test_aiokafka_speaks_while_debugging_alone(capsys: pytest.CaptureFixture[str
 
 
 def test_configuring_again_does_not_double(capsys: pytest.CaptureFixture[str]) -> None:
-    """However often it is configured, an event is written once."""
+    """An event is written once although logging is configured twice."""
     configure(LogSettings(format="json"), "one")
     configure(LogSettings(format="json"), "two")
     logging.getLogger("x").error("once")
@@ -117,7 +117,7 @@ def test_configuring_again_does_not_double(capsys: pytest.CaptureFixture[str]) -
 
 @pytest.mark.parametrize("form", ["json", "console"])
 def test_secrets_are_masked(capsys: pytest.CaptureFixture[str], form: str) -> None:
-    """Settings that are logged, or a secret itself, do not show what they hide."""
+    """Logged settings and secrets do not show their value."""
     configure(LogSettings(format=form), "admin")  # type: ignore[arg-type]
     get_logger("room").info("starting", login=Login(), password=Login().password)
     (line,) = lines(capsys)
@@ -126,7 +126,7 @@ def test_secrets_are_masked(capsys: pytest.CaptureFixture[str], form: str) -> No
 
 
 def test_a_traceback_shows_no_variables(capsys: pytest.CaptureFixture[str]) -> None:
-    """For people too a traceback is the lines of the program, not what was in its variables."""
+    """A traceback on the console does not contain the values of variables."""
     configure(LogSettings(format="console"), "producer")
     options = {"sasl_plain_password": "hunter2"}
     try:
@@ -139,8 +139,10 @@ def test_a_traceback_shows_no_variables(capsys: pytest.CaptureFixture[str]) -> N
     assert "hunter2" not in text
 
 
-def test_a_library_says_nothing_by_itself(capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> None:
-    """Without any set-up a line goes to the module's own logger of the standard library, and nothing is printed."""
+def test_without_configuration_nothing_is_printed(
+    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without configuration an event goes to the module's logger of the standard library, and nothing is printed."""
     logger = get_logger("shared.room")
     with caplog.at_level(logging.INFO, "shared.room"):
         logger.info("producer open", client_id="c-1", waited="100 %s")
@@ -162,16 +164,16 @@ def test_a_library_says_nothing_by_itself(capsys: pytest.CaptureFixture[str], ca
     assert (captured.out, captured.err) == ("", "")
 
 
-def test_a_process_with_structlog_set_up_gets_the_lines(capsys: pytest.CaptureFixture[str]) -> None:
-    """Whoever set it up, and however late: the logger was made before."""
+def test_a_configured_structlog_receives_the_events(capsys: pytest.CaptureFixture[str]) -> None:
+    """Events go to structlog if the process configures it, even after the logger was created."""
     logger = get_logger("shared.room")
     with structlog.testing.capture_logs() as lines_of_it:
         logger.info("producer open", client_id="c-1")
     assert lines_of_it == [{"event": "producer open", "client_id": "c-1", "log_level": "info"}]
 
 
-def test_nothing_is_printed_where_nothing_is_set_up() -> None:
-    """In a process of its own: infos are not seen, and warnings take Python's last resort, standard error."""
+def test_without_configuration_only_warnings_are_on_standard_error() -> None:
+    """In an unconfigured process infos are not printed, and warnings go to Python's last-resort handler."""
     code = (
         "from penstock.shared.common.log import get_logger as g; "
         "g('penstock.x').info('open'); g('penstock.x').warning('off', a=1)"

@@ -1,4 +1,4 @@
-"""Prometheus metrics under one naming rule."""
+"""Prometheus metrics and their naming rules."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from penstock.shared.common.metrics import LATENCY_BUCKETS_SECONDS, counter, gau
 
 
 @pytest.mark.parametrize("make", [counter, gauge, histogram])
-def test_a_metric_is_made_once(make: object) -> None:
-    """Asked for again in one registry a metric is the same one; another registry has its own."""
+def test_a_metric_is_created_once(make: object) -> None:
+    """A metric is created once in a registry, and separately in each registry."""
     registry = CollectorRegistry()
     first = make(registry, "room_things", "Things.", "topic")  # type: ignore[operator]
     assert make(registry, "room_things", "Things.", "topic") is first  # type: ignore[operator]
     assert make(CollectorRegistry(), "room_things", "Things.", "topic") is not first  # type: ignore[operator]
 
 
-def test_a_name_of_another_kind_is_refused() -> None:
-    """One name cannot be a counter and a gauge."""
+def test_a_name_of_another_kind_is_an_error() -> None:
+    """One name cannot be both a counter and a histogram."""
     registry = CollectorRegistry()
     counter(registry, "room_things", "Things.")
     with pytest.raises(ValueError, match="Duplicated"):
@@ -26,7 +26,7 @@ def test_a_name_of_another_kind_is_refused() -> None:
 
 
 def test_names_and_rendering() -> None:
-    """Names carry the product's prefix, counters the suffix of a total."""
+    """Names have the product's prefix, and counters the suffix `_total`."""
     registry = CollectorRegistry()
     counter(registry, "room_things", "Things.", "topic").labels(topic="t").inc(2)
     gauge(registry, "room_open", "Open.").set(3)
@@ -43,14 +43,14 @@ def test_names_and_rendering() -> None:
 @pytest.mark.parametrize(
     "name", ["room_wait_ms", "room_milliseconds_of_waiting", "room_heap_mb", "room_full_percentage"]
 )
-def test_other_units_than_base_units_are_refused(make: object, name: str) -> None:
-    """A metric in a unit that Prometheus does not call a base unit is an error that names it."""
+def test_other_units_than_base_units_are_an_error(make: object, name: str) -> None:
+    """A metric in another unit than Prometheus's base units is an error with its name."""
     with pytest.raises(ValueError, match=name):
         make(CollectorRegistry(), name, "Things.")  # type: ignore[operator]
 
 
 def test_series_of_creation_times_are_left_out() -> None:
-    """In a registry of the user's our metrics have no `_created` series, and the user's own metrics keep theirs."""
+    """In a user's registry our metrics have no `_created` series, and the user's own metrics keep theirs."""
     registry = CollectorRegistry()
     counter(registry, "room_things", "Things.", "topic").labels(topic="t").inc(2)
     histogram(registry, "room_seconds", "Time.").observe(0.3)

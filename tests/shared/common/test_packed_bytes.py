@@ -1,4 +1,4 @@
-"""PackedBytes is a sequence like the list of its strings."""
+"""PackedBytes, a compact sequence of byte strings."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ STRINGS = st.lists(st.none() | st.binary(max_size=20), max_size=30)
 
 
 @given(STRINGS, st.data())
-def test_it_is_the_list_of_its_strings(strings: list[bytes | None], data: st.DataObject) -> None:
-    """Items, slices, places, iteration, length, `in` and equality are those of the list."""
+def test_it_behaves_like_a_list(strings: list[bytes | None], data: st.DataObject) -> None:
+    """Items, slices, selections, iteration, length, `in` and equality are those of the list."""
     packed = PackedBytes.of(strings)
     assert packed == strings
     assert list(packed) == strings
@@ -33,27 +33,27 @@ def test_it_is_the_list_of_its_strings(strings: list[bytes | None], data: st.Dat
 
 @given(st.lists(STRINGS, max_size=5))
 def test_joined_parts_follow_each_other(parts: list[list[bytes | None]]) -> None:
-    """Whatever buffers they have."""
+    """Joined parts with different buffers are the strings in order."""
     packed = [PackedBytes.of([b"x", *part])[1:] for part in parts]
     assert PackedBytes.joined(packed) == [string for part in parts for string in part]
 
 
 def test_strings_far_apart_are_copied_one_by_one() -> None:
-    """What lies between them is not copied, and the result is the same."""
+    """Strings that are far apart in the buffer are copied without the bytes between them."""
     data = np.frombuffer(b"ab" + bytes(SPARSE * 100) + b"cd", np.uint8)
     packed = PackedBytes(data, np.array([len(data) - 2, 0, 5]), np.array([2, 2, -1]))
     assert packed.tolist() == [b"cd", b"ab", None]
 
 
 @pytest.mark.parametrize("wrong", [["text"], [1], [b"a", "text"]])
-def test_what_is_neither_bytes_nor_none_is_refused(wrong: list[object]) -> None:
-    """As every other way of a record refuses it."""
+def test_invalid_items_are_a_type_error(wrong: list[object]) -> None:
+    """An item that is neither bytes nor None is a TypeError."""
     with pytest.raises(TypeError):
         PackedBytes.of(wrong)  # type: ignore[arg-type]
 
 
 def test_kernels_are_given_one_kind_of_array() -> None:
-    """Contiguous, read-only and of one type, whatever they were."""
+    """The arrays for kernels are contiguous, read-only and of one type."""
     stepped = PackedBytes(np.zeros(9, np.uint8), np.arange(8)[::2], np.ones(4, np.int32))  # type: ignore[arg-type]
     for array, of in zip(stepped.arrays, (np.uint8, np.int64, np.int64), strict=True):
         assert array.flags.c_contiguous

@@ -1,4 +1,4 @@
-"""Names that classes and functions say of themselves."""
+"""The public module names of classes and functions."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ constant = 5
 
 @pytest.fixture
 def private(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """A private module, as a file of ours would make it."""
+    """A private module, like one of Penstock's."""
     module = ModuleType("penstock.shared.made_up")
     monkeypatch.setitem(sys.modules, module.__name__, module)
     exec(SOURCE, vars(module))
@@ -66,14 +66,14 @@ def taken(private: ModuleType, *names: str) -> dict[str, Any]:
 
 
 def test_classes_and_functions_get_the_public_name(private: ModuleType) -> None:
-    """A class and a function say the module that they are published in; a constant says nothing."""
+    """Classes and functions have the public module as `__module__`, and constants are unchanged."""
     members = taken(private, "Plain", "Resolved", "function", "constant")
     publish("penstock.made_up", members, list(members))
     assert {each.__module__ for name, each in members.items() if name != "constant"} == {"penstock.made_up"}
 
 
 def test_decoders_find_the_types_of_fields(private: ModuleType) -> None:
-    """`Mapping` is not in the public module; what decodes the dataclass needs no look-up there."""
+    """Types of a dataclass's fields are resolved although the public module does not have their names."""
     members = taken(private, "WithFields")
     publish("penstock.streams", members, ["WithFields"])
     each = members["WithFields"]
@@ -85,29 +85,29 @@ def test_decoders_find_the_types_of_fields(private: ModuleType) -> None:
 
 
 def test_a_named_tuple_resolves(private: ModuleType) -> None:
-    """Its annotations are `ForwardRef`s, not text."""
+    """Annotations of a named tuple, which are `ForwardRef`s, are resolved."""
     members = taken(private, "Pair")
     publish("penstock.streams", members, ["Pair"])
     assert get_type_hints(members["Pair"]) == {"other": Mapping[str, int]}
 
 
 def test_an_annotation_may_name_what_the_public_module_has(private: ModuleType) -> None:
-    """Two private modules may need each other's names for annotations alone."""
+    """An annotation may use a name of the public module."""
     exec("class Needs:\n    other: Elsewhere\n", vars(private))
     members = {**taken(private, "Needs"), "Elsewhere": int}
     publish("penstock.streams", members, ["Needs"])
     assert get_type_hints(members["Needs"]) == {"other": int}
 
 
-def test_an_annotation_that_names_nothing_is_refused(private: ModuleType) -> None:
-    """It would fail later, in a user's program."""
+def test_an_unresolvable_annotation_is_an_error(private: ModuleType) -> None:
+    """An annotation with an unknown name is a NameError when it is published, not later in a user's program."""
     exec("class Lost:\n    other: Nowhere\n", vars(private))
     with pytest.raises(NameError, match="Nowhere"):
         publish("penstock.streams", taken(private, "Lost"), ["Lost"])
 
 
 def test_the_first_public_name_stays(private: ModuleType) -> None:
-    """What a second public module shows too is named after the first."""
+    """A class that is published twice keeps its first public module."""
     members = taken(private, "Plain")
     publish("penstock.made_up", members, ["Plain"])
     publish("penstock.second", members, ["Plain"])
@@ -115,7 +115,7 @@ def test_the_first_public_name_stays(private: ModuleType) -> None:
 
 
 def test_doctest_finds_the_examples_of_what_is_published(private: ModuleType) -> None:
-    """A published class's examples, its methods' too, are found in the module that it lies in, once each."""
+    """Doctest finds the examples of published classes and methods in their private module, once each."""
     found = [test for test in doctest.DocTestFinder().find(private) if test.examples]
     members = taken(private, "Plain", "function")
     publish("penstock.made_up", members, list(members))

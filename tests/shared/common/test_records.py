@@ -1,4 +1,4 @@
-"""Records, alone and in columns."""
+"""Records, and columns of records."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def batches(draw: st.DrawFn) -> list[ConsumerRecord]:
 
 @given(batches())
 def test_columns_hold_the_records(records: list[ConsumerRecord]) -> None:
-    """Columns made of records give them back, in order, with plain ints for offsets and times."""
+    """Columns round-trip records in order, with plain ints for offsets and times."""
     columns = Columns.of(records)
     assert list(columns.records()) == records
     assert [columns.record(i) for i in range(len(columns))] == records
@@ -44,14 +44,14 @@ def test_columns_hold_the_records(records: list[ConsumerRecord]) -> None:
 
 @given(batches(), st.integers(0, 20), st.integers(0, 20))
 def test_a_slice_is_columns_of_a_slice(records: list[ConsumerRecord], first: int, last: int) -> None:
-    """A part of the columns holds that part of the records."""
+    """A slice of columns contains that slice of the records."""
     part = Columns.of(records)[first:last]
     assert list(part.records()) == records[first:last]
     assert len(part) == len(records[first:last])
 
 
 def test_columns_are_typed() -> None:
-    """Offsets and timestamps are int64 arrays, and headers None where no record has any."""
+    """Offsets and timestamps are int64 arrays, and headers are None if no record has any."""
     columns = Columns.of([ConsumerRecord("t", 0, 5, 7, None, b"v")])
     assert (columns.offsets.dtype, columns.timestamps.dtype, columns.headers) == (np.int64, np.int64, None)
     with_headers = ConsumerRecord("t", 0, 6, 7, None, None, (("h", None),))
@@ -63,24 +63,24 @@ def test_columns_are_typed() -> None:
     [[], [ConsumerRecord("t", 0, 0, 0, None, None), ConsumerRecord("t", 1, 0, 0, None, None)]],
 )
 def test_columns_are_of_one_partition(records: list[ConsumerRecord]) -> None:
-    """No records, and records of several partitions, are refused."""
+    """No records, and records of several partitions, are a ValueError."""
     with pytest.raises(ValueError, match="exactly one partition"):
         Columns.of(records)
 
 
-def test_a_partition_reads_as_kafka_writes_it() -> None:
-    """A partition prints as topic, dash, number."""
+def test_a_partition_as_text() -> None:
+    """A partition as text is topic, dash, number."""
     assert str(TopicPartition("clicks-v2", 3)) == "clicks-v2-3"
 
 
 def test_columns_are_iterated_by_record() -> None:
-    """`for record in columns` gives the records, as the list of a poll does in Java."""
+    """Iterating columns yields the records."""
     records = [ConsumerRecord("t", 0, offset, 7, None, b"v") for offset in (5, 6)]
     assert list(Columns.of(records)) == records
 
 
-def test_columns_by_place_are_records() -> None:
-    """`columns[0]` is a record, `columns[-1]` the last one, a slice columns."""
+def test_columns_can_be_indexed() -> None:
+    """An index of columns is a record and a slice is columns, and an index beyond the end is an IndexError."""
     records = [ConsumerRecord("t", 0, offset, 7, None, b"v") for offset in (5, 6)]
     columns = Columns.of(records)
     assert (columns[0], columns[-1], list(columns[1:])) == (records[0], records[1], records[1:])
@@ -88,8 +88,8 @@ def test_columns_by_place_are_records() -> None:
         columns[2]
 
 
-def test_columns_to_be_sent_are_records_by_place_and_slice() -> None:
-    """Each has its own time and headers, wherever a slice begins."""
+def test_columns_to_send_can_be_indexed_and_sliced() -> None:
+    """A record of columns to send has its own time and headers, also in a slice."""
     headers = [(("trace", b"%d" % i),) for i in range(5)]
     for times in ([7, 8, 9, 10, 11], np.arange(7, 12)):
         columns = RecordColumns("t", [b"k"] * 5, [b"%d" % i for i in range(5)], times, 3, headers)

@@ -1,4 +1,4 @@
-"""Keys and values to bytes and back."""
+"""Serialization of keys and values."""
 
 from __future__ import annotations
 
@@ -51,19 +51,19 @@ json_values = st.recursive(
 
 @given(json_values.filter(lambda value: value is not None))
 def test_json_round_trips(value: Any) -> None:
-    """Any JSON value is read back as it was written."""
+    """Any JSON value round-trips."""
     assert json_deserializer("t", json_serializer("t", value)) == value
 
 
 @given(st.text())
 def test_strings_round_trip(text: str) -> None:
-    """Any text is read back as it was written."""
+    """Any text round-trips."""
     assert string_deserializer("t", string_serializer("t", text)) == text
 
 
 @pytest.mark.parametrize("value", [b"ab", bytearray(b"ab"), memoryview(b"ab")])
 def test_bytes(value: Any) -> None:
-    """Whatever holds bytes becomes bytes, and bytes stay the same object."""
+    """Any bytes-like object becomes bytes, and bytes stay the same object."""
     assert bytes_serializer("t", value) == b"ab"
     assert type(bytes_serializer("t", value)) is bytes
     data = b"x"
@@ -74,7 +74,7 @@ def test_bytes(value: Any) -> None:
     "both", [bytes_serializer, bytes_deserializer, string_serializer, string_deserializer, json_serializer]
 )
 def test_none_stays_none(both: Any) -> None:
-    """A tombstone is no value: it is neither written as one nor read as one."""
+    """None, a tombstone, is serialized and deserialized as None."""
     assert both("t", None) is None
     assert json_deserializer("t", None) is struct_deserializer(Click)("t", None) is None
 
@@ -97,8 +97,10 @@ def test_none_stays_none(both: Any) -> None:
         (lambda: struct_deserializer(Click)("t", b"{"), "t: not JSON"),
     ],
 )
-def test_failures_say_topic_and_reason(call: Any, said: str) -> None:
-    """What cannot be written or read is a SerializationError, which is a DataError, with topic and reason."""
+def test_errors_have_topic_and_reason(call: Any, said: str) -> None:
+    """A value that cannot be serialized or deserialized is a SerializationError, which is a
+    DataError, with topic and reason.
+    """
     with pytest.raises(SerializationError, match=said) as raised:
         call()
     assert isinstance(raised.value, DataError)
@@ -139,7 +141,7 @@ NUMBERS: dict[str, tuple[Any, Any]] = {
     ],
 )
 def test_numbers_are_the_bytes_of_kafkas_serializers(kind: str, value: float, data: str) -> None:
-    """A number is written as the Java serializer of its name writes it, and read back."""
+    """A number has the bytes of Kafka's Java serializer, and round-trips."""
     serialize, deserialize = NUMBERS[kind]
     assert serialize("t", value).hex() == data
     read = deserialize("t", bytes.fromhex(data))
@@ -148,7 +150,7 @@ def test_numbers_are_the_bytes_of_kafkas_serializers(kind: str, value: float, da
 
 @pytest.mark.parametrize(("kind", "data"), [("float", "7fc00000"), ("double", "7ff8000000000000")])
 def test_not_a_number_is_java_s(kind: str, data: str) -> None:
-    """NaN has Java's one form, whatever its sign."""
+    """NaN has Java's canonical form, whatever its sign."""
     serialize, deserialize = NUMBERS[kind]
     for nan in (math.nan, -math.nan):
         assert serialize("t", nan).hex() == data
@@ -156,14 +158,14 @@ def test_not_a_number_is_java_s(kind: str, data: str) -> None:
 
 
 def test_floats_take_integers_and_round_to_the_nearest() -> None:
-    """An int is the float of its value, and four bytes hold the nearest number that they can."""
+    """An int is serialized as the float of its value, and four bytes contain the nearest float."""
     assert double_serializer("t", 1) == double_serializer("t", 1.0)
     assert float_serializer("t", 0.1) == bytes.fromhex("3dcccccd")
 
 
 @pytest.mark.parametrize("kind", NUMBERS)
 def test_numbers_pass_none(kind: str) -> None:
-    """A tombstone is no number."""
+    """None, a tombstone, is None for number serializers too."""
     serialize, deserialize = NUMBERS[kind]
     assert serialize("t", None) is deserialize("t", None) is None
 
@@ -184,22 +186,22 @@ def test_numbers_pass_none(kind: str) -> None:
         ("double", 10**400),
     ],
 )
-def test_what_is_no_such_number_is_not_written(kind: str, value: Any) -> None:
-    """Another type, or a number that does not fit, is a SerializationError that names the topic."""
+def test_an_invalid_number_is_an_error(kind: str, value: Any) -> None:
+    """Another type, or a number that does not fit, is a SerializationError with the topic."""
     with pytest.raises(SerializationError, match=r"^t: "):
         NUMBERS[kind][0]("t", value)
 
 
 @pytest.mark.parametrize(("kind", "size"), [("short", 2), ("integer", 4), ("long", 8), ("float", 4), ("double", 8)])
-def test_numbers_of_another_length_are_not_read(kind: str, size: int) -> None:
-    """Bytes of another length than the type's are a SerializationError that says both."""
+def test_numbers_of_another_length_are_an_error(kind: str, size: int) -> None:
+    """Bytes of another length than the type's are a SerializationError with both lengths."""
     for length in (0, size - 1, size + 1):
         with pytest.raises(SerializationError, match=rf"^t: expected {size} bytes, got {length}"):
             NUMBERS[kind][1]("t", bytes(length))
 
 
-def test_too_deep_to_write() -> None:
-    """A value nested without end is refused, not a crash."""
+def test_infinite_nesting_is_an_error() -> None:
+    """A value that contains itself is a SerializationError."""
     deep: list[Any] = []
     deep.append(deep)
     with pytest.raises(SerializationError, match="not encodable as JSON"):

@@ -1,4 +1,4 @@
-"""The names of all commands' settings, and what is said of one that is none of them."""
+"""The names of all commands' settings, and errors for unknown ones."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ NEEDED = {
     "--topic": "visits",
     "--group-id": "visitors",
 }
-"""A value for each setting that a command cannot do without."""
+"""A value for each setting that a command requires."""
 DEFAULT_PORTS = {
     UpSettings: 8080,
     ProducerServiceSettings: 8081,
@@ -60,18 +60,18 @@ STARTED += ["penstock.services.local.gateway:main", "penstock.services.local.con
 
 
 def test_the_settings_of_all_commands_are_found() -> None:
-    """No module that is started defines settings elsewhere, so every other name is a typing error for each command."""
+    """All settings of the started modules are found, so every other name is a typing error for each command."""
     for target in STARTED:
         importlib.import_module(target.partition(":")[0])
     defined = {one for one in subclasses(CommandSettings) if one.__module__.startswith("penstock.services.")}
     found = set(settings_of_all_commands())
     assert {one.__name__ for one in defined} <= {one.__name__ for one in found}
-    # The first is public, so its `__module__` is another.
+    # The first is public, so its `__module__` is another one.
     assert {ConsumerServiceSettings, UpSettings, ConnectWorkerSettings, SessionsSettings, CompactSettings} <= found
 
 
 def test_the_settings_of_all_commands_need_no_extra() -> None:
-    """A command whose extra is installed alone tells a typing error too."""
+    """The settings of all commands are found without importing a package of an extra."""
     code = (
         "import sys; from penstock.services import settings_of_all_commands as all_; assert len(list(all_())) > 9; "
         "print(*sorted({'starlette', 'fastapi', 'uvicorn', 'pyspark', 'deltalake', 'pyarrow'} & sys.modules.keys()))"
@@ -85,8 +85,8 @@ def subclasses(base: type) -> set[type]:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_passes_over_what_others_read(command: type[CommandSettings]) -> None:
-    """One environment with every command's every variable serves each of them."""
+def test_every_command_ignores_the_settings_of_others(command: type[CommandSettings]) -> None:
+    """One environment with every variable of all commands is valid for each of them."""
     environ = {variable(path): "" for other in COMMANDS if other is not command for path in paths(other)}
     of_others = {name: "" for name in environ if name.split("__")[0][9:].lower() not in command.model_fields}
     assert unknown_variables(command, of_others | dict.fromkeys(OTHER_VARIABLES, "")) == []
@@ -94,8 +94,8 @@ def test_every_command_passes_over_what_others_read(command: type[CommandSetting
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_starts_with_what_it_needs(command: type[CommandSettings]) -> None:
-    """The flags that have no default, and nothing else, make its settings."""
+def test_every_command_starts_with_its_required_settings(command: type[CommandSettings]) -> None:
+    """The required flags alone make a command's settings."""
     flags = [f"{name}={value}" for name, value in NEEDED.items() if is_needed(command, name)]
     settings = command.load(flags, program="penstock", environ={})
     assert isinstance(settings, command)
@@ -117,14 +117,14 @@ def is_needed(command: type[CommandSettings], given: str) -> bool:
         (ConsumerServiceSettings, "--consumer.commit-strategy=auto"),
     ],
 )
-def test_a_flag_that_would_do_nothing_is_refused(command: type[CommandSettings], unused: str) -> None:
-    """A command takes the flags that it uses, and names the one that it does not."""
+def test_a_flag_without_effect_is_rejected(command: type[CommandSettings], unused: str) -> None:
+    """A flag that a command does not use is a ConfigError with its name."""
     with pytest.raises(ConfigError, match=f"unrecognized arguments: {unused.split('=')[0]}"):
         command.load([unused], environ={})
 
 
 def test_each_service_has_a_port_of_its_own() -> None:
-    """All of them run beside each other on one machine without a setting, at the ports that are documented."""
+    """All services have different default ports, the documented ones."""
     ports = {command: command.model_fields["http"].default.port for command in DEFAULT_PORTS}
     assert ports == DEFAULT_PORTS
 
@@ -141,15 +141,15 @@ def test_each_service_has_a_port_of_its_own() -> None:
     ],
 )
 def test_a_misspelled_variable(name: str, said: str) -> None:
-    """It is named as it was written, with the nearest one that there is, and without its value."""
+    """A misspelled variable is reported with the nearest existing one and without its value."""
     (message,) = unknown_variables(AggregatorSettings, {name: "hunter2", "OTHER_PORT": "1"})
     assert message.startswith(f"{name}: no such setting")
     assert said in message
     assert "hunter2" not in message
 
 
-def test_what_kubernetes_writes_is_no_typing_error() -> None:
-    """Its variables about Services called penstock and penstock-producer have our prefix and are passed over."""
+def test_variables_of_kubernetes_are_ignored() -> None:
+    """Kubernetes's variables for Services called penstock and penstock-producer, which have our prefix, are ignored."""
     environ = {
         "PENSTOCK_SERVICE_HOST": "10.0.0.1",
         "PENSTOCK_SERVICE_PORT": "80",
@@ -162,7 +162,7 @@ def test_what_kubernetes_writes_is_no_typing_error() -> None:
 
 
 def test_free_keys_are_free() -> None:
-    """Below a table whose keys are the user's own, any name will do."""
+    """Below a table with free keys any name is valid."""
     environ = {"PENSTOCK_SERVICES__ANY": "http://a", "PENSTOCK_INGEST__TOPICS__FLIGHTS__TIME": "/at"}
     assert unknown_variables(GatewaySettings, environ) == []
     assert "time" in siblings(GatewaySettings, ("ingest", "topics", "flights", "tiem"))
@@ -171,6 +171,6 @@ def test_free_keys_are_free() -> None:
 
 @given(st.sampled_from([path for command in COMMANDS for path in paths(command)]))
 def test_a_setting_is_spelled_three_ways_from_one_path(path: tuple[str, ...]) -> None:
-    """Flag and variable lead back to the same names."""
+    """Flag and variable can be converted back to the setting's path."""
     assert tuple(flag(path)[2:].replace("-", "_").split(".")) == path
     assert tuple(variable(path).removeprefix("PENSTOCK_").lower().split("__")) == path

@@ -21,7 +21,7 @@ from penstock.shared.common.settings import (
 
 
 class Store(Section):
-    """A table of a service's own."""
+    """A service's own table."""
 
     path: str = "data"
     token: SecretStr | None = None
@@ -44,7 +44,7 @@ def load(*flags: str, **environ: str) -> Service:
     return Service.load([*NAMED, *flags], program="penstock test", environ=environ)
 
 
-def refused(*flags: str, **environ: str) -> str:
+def load_error(*flags: str, **environ: str) -> str:
     with pytest.raises(ConfigError) as raised:
         load(*flags, **environ)
     return str(raised.value)
@@ -56,13 +56,13 @@ def _empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_defaults() -> None:
-    """What is not set is its default."""
+    """A setting without a value has its default."""
     settings = load()
     assert (settings.name, settings.store, settings.http.port) == ("me", Store(), 8081)
 
 
 def test_the_order_of_sources() -> None:
-    """A flag goes before a variable, a variable before the file, the file before the default, key by key."""
+    """Flags precede variables, those the file, and that the defaults, key by key."""
     Path("my.toml").write_text('[store]\npath = "file"\nlimit = 2\n[http]\nhost = "file"\nport = 2\n')
     config = "--config=my.toml"
     settings = load(config, "--store.path=flag", PENSTOCK_STORE__PATH="env", PENSTOCK_STORE__LIMIT="3")
@@ -83,28 +83,28 @@ def test_three_ways_to_name_the_file() -> None:
 
 
 def test_one_file_serves_all() -> None:
-    """Tables and variables of other commands are no error, whatever is in them."""
+    """Tables and variables of other commands are no error, whatever they contain."""
     Path("penstock.toml").write_text('group_id = "g"\n[streams]\nkey = 1\n[store]\npath = "p"\n')
     assert load(PENSTOCK_CONSUMER__KEY="1", PENSTOCK_TOPICS="a").store.path == "p"
 
 
-def test_an_outermost_name_that_no_command_has() -> None:
-    """A misspelled table or key of the file ends the start with the file, its name and the nearest one."""
+def test_an_unknown_top_level_name_in_the_file() -> None:
+    """A misspelled table or key of the file is an error with the file, the name and the nearest one."""
     Path("penstock.toml").write_text('grup_id = "hunter2"\n[stoer]\npath = "p"\n')
-    assert refused() == (
+    assert load_error() == (
         "penstock test: penstock.toml: grup_id: no such setting (did you mean group_id?); "
         "penstock.toml: stoer: no such setting (did you mean store?)"
     )
 
 
 def test_one_value_of_a_table_keeps_the_services_default_port() -> None:
-    """A table that names the host alone leaves the port as the service has it."""
+    """A table that sets only the host keeps the service's default port."""
     Path("penstock.toml").write_text('[http]\nhost = "::1"\n')
     assert load().http == HttpSettings(host="::1", port=8081)
 
 
 def test_required_from_any_source() -> None:
-    """A setting without default may come from the environment or the file; where it comes from nowhere, it is named."""
+    """A required setting may come from the environment or the file, and a missing one is an error with its name."""
     assert Service.load([], environ={"PENSTOCK_NAME": "env"}).name == "env"
     Path("penstock.toml").write_text('name = "file"\n')
     assert Service.load([], environ={}).name == "file"
@@ -114,7 +114,7 @@ def test_required_from_any_source() -> None:
 
 
 def test_a_dict_from_flags() -> None:
-    """A table of free keys is given as several flags, or as JSON."""
+    """A table with free keys is set by repeated flags or as JSON."""
     assert load("--options", "a=1", "--options", "b=2").options == {"a": "1", "b": "2"}
     assert load(PENSTOCK_OPTIONS='{"a":"1"}').options == {"a": "1"}
 
@@ -158,24 +158,24 @@ def test_a_dict_from_flags() -> None:
         ),
     ],
 )
-def test_a_wrong_value_is_refused_by_name(flags: list[str], environ: dict[str, str], said: str) -> None:
-    """What is wrong says which program, which setting, what is wrong, what was given, and how it is spelled."""
-    message = refused(*flags, **environ)
+def test_an_invalid_value_is_an_error_that_names_it(flags: list[str], environ: dict[str, str], said: str) -> None:
+    """The error has the program, the setting, the reason, the value, and the names of flag and variable."""
+    message = load_error(*flags, **environ)
     assert message.startswith("penstock test: ")
     assert said in message
 
 
-def test_all_wrong_values_are_said_at_once() -> None:
-    """One start-up names every wrong setting."""
-    message = refused("--http.port=-1", "--store.limit=-1")
+def test_all_invalid_values_are_reported_together() -> None:
+    """One start-up reports all invalid settings."""
+    message = load_error("--http.port=-1", "--store.limit=-1")
     assert "http.port: " in message
     assert "store.limit: " in message
 
 
 def test_an_unknown_key_of_a_table_in_the_file() -> None:
-    """A misspelled key of a known table is refused by its name."""
+    """A misspelled key of a known table is an error with its name."""
     Path("penstock.toml").write_text("[http]\nprot = 80\n")
-    assert "http.prot: no such setting (did you mean http.port?)" in refused()
+    assert "http.prot: no such setting (did you mean http.port?)" in load_error()
 
 
 @pytest.mark.parametrize(
@@ -183,19 +183,19 @@ def test_an_unknown_key_of_a_table_in_the_file() -> None:
     [(None, "no.toml: No such file"), ("a = ", "no.toml: "), ("[a]\n[a]", "no.toml: ")],
 )
 def test_a_file_that_cannot_be_read(text: str | None, said: str) -> None:
-    """A missing or malformed file is refused by its name."""
+    """A missing or malformed file is an error with its name."""
     if text is not None:
         Path("no.toml").write_text(text)
-    assert refused("--config=no.toml").startswith(said)
+    assert load_error("--config=no.toml").startswith(said)
 
 
 def test_config_without_a_path() -> None:
-    """--config as the last word says what it needs."""
-    assert refused("--config") == "--config: needs the path of a TOML file"
+    """--config without a path is an error."""
+    assert load_error("--config") == "--config: needs the path of a TOML file"
 
 
 def test_a_secret_is_not_shown() -> None:
-    """A secret is in no repr, text or dump of the settings, and can still be read on purpose."""
+    """A secret is in no repr, text or dump of the settings, and its value can be read explicitly."""
     settings = load(PENSTOCK_STORE__TOKEN="hunter2", PENSTOCK_KAFKA__SASL_PASSWORD="hunter2")
     assert settings.store.token is not None
     assert settings.store.token.get_secret_value() == "hunter2"
@@ -216,22 +216,22 @@ def test_a_secret_is_not_shown() -> None:
     ],
 )
 def test_a_secret_is_in_no_error(flags: list[str], environ: dict[str, str]) -> None:
-    """A wrong secret, and a secret under a misspelled name, are refused without being shown."""
-    message = refused(*flags, **environ)
+    """An invalid secret, and a secret under a misspelled name, are not in the error."""
+    message = load_error(*flags, **environ)
     assert message
     assert "hunter2" not in message
 
 
 def test_a_misspelled_secret_in_the_file_is_not_shown() -> None:
-    """A value under an unknown key may be a secret."""
+    """The value of an unknown key in the file is not in the error, since it may be a secret."""
     Path("penstock.toml").write_text('[store]\ntokn = "hunter2"\n')
-    message = refused()
+    message = load_error()
     assert "store.tokn: no such setting" in message
     assert "hunter2" not in message
 
 
-def test_a_class_may_have_keys() -> None:
-    """A property of that name is the class's own, and loads as any other class does."""
+def test_a_class_may_have_a_property_keys() -> None:
+    """A settings class with a property called `keys` can be loaded."""
 
     class Asked(CommandSettings):
         key: str = "ann"
@@ -244,14 +244,14 @@ def test_a_class_may_have_keys() -> None:
 
 
 def test_loading_leaves_the_class_alone() -> None:
-    """One load does not leak its sources into the next."""
+    """A load does not affect the next one."""
     assert load("--store.path=a").store.path == "a"
     assert load().store.path == "data"
     assert type(load()) is Service
 
 
 def test_load_or_exit(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A wrong setting at start-up is one line on standard error and exit status 2."""
+    """An invalid setting at start-up is one line on standard error and exit status 2."""
     monkeypatch.setenv("PENSTOCK_NAME", "me")
     assert load_or_exit(Service, [], "penstock test").name == "me"
     with pytest.raises(SystemExit) as left:
@@ -263,7 +263,7 @@ def test_load_or_exit(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mo
 
 
 def test_help_names_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
-    """--help lists the flags and ends successfully."""
+    """--help lists the flags and ends with status 0."""
     with pytest.raises(SystemExit) as left:
         load("--help")
     assert left.value.code == 0
@@ -274,7 +274,7 @@ def test_help_names_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize("servers", ["b:1", "a.b-c_d:9092, 10.0.0.1:65535", "[::1]:9092", "[fe80::1%eth0]:1"])
 def test_bootstrap_servers(servers: str) -> None:
-    """Names and addresses, each with its port, one or several."""
+    """Bootstrap servers are names and addresses with ports, one or several."""
     assert KafkaSettings(bootstrap_servers=servers).bootstrap_servers == servers
 
 
@@ -293,16 +293,16 @@ def test_bootstrap_servers(servers: str) -> None:
         ("a:port", "'a:port'"),
     ],
 )
-def test_bootstrap_servers_that_cannot_be_reached(servers: str, wrong: str) -> None:
-    """What is no host and port is refused as a setting, by its name, wherever the settings come from."""
+def test_invalid_bootstrap_servers(servers: str, wrong: str) -> None:
+    """A server that is not host and port is a ConfigError that names the setting, from a program as from a command."""
     with pytest.raises(ConfigError, match=r"^KafkaSettings: bootstrap_servers: ") as raised:
         KafkaSettings(bootstrap_servers=servers)
     assert f"{wrong} is not host:port" in str(raised.value)
-    assert f"kafka.bootstrap_servers: {wrong} is not host:port" in refused(f"--kafka.bootstrap-servers={servers}")
+    assert f"kafka.bootstrap_servers: {wrong} is not host:port" in load_error(f"--kafka.bootstrap-servers={servers}")
 
 
-def test_a_section_made_by_itself_is_refused_by_name() -> None:
-    """A section in a program says the same as one that a command loads: each setting, what is wrong, and the value."""
+def test_an_invalid_section_in_a_program_is_an_error() -> None:
+    """A section created in a program has the same errors as a command's: each setting with reason and value."""
     with pytest.raises(ConfigError) as raised:
         KafkaSettings(request_timeout_ms=0, clientid="c")
     assert str(raised.value) == (
@@ -314,7 +314,7 @@ def test_a_section_made_by_itself_is_refused_by_name() -> None:
 
 
 def test_a_secret_of_the_wrong_kind_is_not_shown() -> None:
-    """Neither as a section's own error nor as a command's."""
+    """A secret of the wrong type is not in the error."""
     with pytest.raises(ConfigError) as raised:
         KafkaSettings.model_validate({"sasl_password": ["hunter2"]})
     assert "sasl_password: " in str(raised.value)

@@ -1,4 +1,4 @@
-"""Packed strings that are copied out of their buffer."""
+"""Copies of packed strings into their own buffer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from penstock.shared.common.string_copies import copied
 
 @given(st.lists(st.one_of(st.none(), st.binary(max_size=9))), st.data())
 def test_a_copy_has_the_strings_and_nothing_else(strings: list[bytes | None], data: st.DataObject) -> None:
-    """In any order, with nulls, and those that are there twice."""
+    """A copy contains the selected strings, also nulls and duplicates, and its buffer nothing else."""
     places = data.draw(st.lists(st.integers(0, len(strings) - 1))) if strings else []
     some = copied(PackedBytes.of(strings).at(np.array(places, np.int64)))
     assert list(some) == [strings[place] for place in places]

@@ -1,4 +1,4 @@
-"""The names of Penstock's own topics."""
+"""Names of topics, and of Penstock's internal topics."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.streams.settings import StreamsSettings
 
 
-def test_what_a_topology_writes_by_default_is_internal() -> None:
-    """Every default name of the streams is guarded, and every name that is guarded is one that is used."""
+def test_default_topics_of_a_topology_are_internal() -> None:
+    """The topics that a topology writes to by default are internal."""
     builder = StreamsBuilder()
     builder.stream("clicks").to("out")
     (source,) = builder.build().sources()
@@ -30,20 +30,20 @@ def test_what_a_topology_writes_by_default_is_internal() -> None:
 
 @pytest.mark.parametrize("topic", ["clicks", "late", "dlq-clicks", "clicks-late-2", "_clicks"])
 def test_other_topics_are_not_internal(topic: str) -> None:
-    """A name that only resembles one of ours is a user's."""
+    """A name that only resembles an internal one is not internal."""
     assert not is_internal(topic)
 
 
 @pytest.mark.parametrize("name", ["a", "...", "A.b_c-9", "x" * TOPIC_NAME_MAX])
-def test_names_that_topics_have(name: str) -> None:
-    """Letters, digits, dots, dashes and underscores, up to Kafka's length."""
+def test_valid_topic_names(name: str) -> None:
+    """Letters, digits, dots, dashes and underscores are valid, up to Kafka's length."""
     assert is_topic_name(name)
     check_topic_name(name)
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a b", "a/b", "ä", "a\n", "x" * (TOPIC_NAME_MAX + 1), b"a", None, 5])
-def test_names_that_no_topic_has(name: object) -> None:
-    """They are refused with the name, shortened where it is long."""
+def test_invalid_topic_names(name: object) -> None:
+    """An invalid name is InvalidTopic with the name, which is shortened if it is long."""
     assert not is_topic_name(name)
     with pytest.raises(InvalidTopic) as refused:
         check_topic_name(name)

@@ -1,4 +1,4 @@
-"""Integers of variable length: as aiokafka writes and reads them."""
+"""Integers of variable length, compared with aiokafka's."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from penstock.shared.common.varints import NOT_ONE, VARINT_BYTES_MAX, put_varint
 
 @given(st.integers(-(2**63), 2**63 - 1))
 def test_an_integer_is_written_as_aiokafka_writes_it(value: int) -> None:
-    """All 64 bits, in as many bytes as was said before; 63 bits are read back."""
+    """A 64-bit integer has aiokafka's bytes and the computed size, and one of 63 bits round-trips."""
     expected = bytearray()
     encode_varint(value, expected.append)
     out = np.zeros(VARINT_BYTES_MAX, np.uint8)
@@ -26,6 +26,6 @@ def test_an_integer_is_written_as_aiokafka_writes_it(value: int) -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"\x80", b"\xff" * 12])
-def test_what_is_no_integer(data: bytes) -> None:
-    """It is cut off, or has too many bits."""
+def test_invalid_varints(data: bytes) -> None:
+    """Truncated integers and those with too many bits are invalid."""
     assert read_varint(np.frombuffer(data, np.uint8), 0, len(data))[0] == NOT_ONE

@@ -1,4 +1,4 @@
-"""What docs/fake-broker.md says of the fake broker is true."""
+"""The examples and lists of docs/fake-broker.md."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ DOCUMENT = DOCS / "fake-broker.md"
 
 @pytest.mark.parametrize("block", blocks(DOCUMENT), ids=lambda block: block.splitlines()[0])
 def test_the_document_runs(block: str) -> None:
-    """Each block of Python runs from top to bottom."""
+    """Each Python block of the document runs."""
     names_of(DOCUMENT, block)
 
 
-async def test_the_documents_hooks_hook() -> None:
-    """The two hooks that the document shows do what it says of them."""
+async def test_the_documents_hooks_work() -> None:
+    """The two hooks in the document work as described."""
     names = names_of(DOCUMENT, blocks(DOCUMENT)[1])
     async with FakeCluster(2) as cluster:
         cluster.create_topic("t")
@@ -57,5 +57,5 @@ def test_everything_is_documented() -> None:
 
 
 def test_the_facade_has_it_all() -> None:
-    """What the fake broker offers is importable from `penstock.testing`."""
+    """The fake broker's public names are importable from `penstock.testing`."""
     assert set(fake_broker.__all__) <= set(penstock.testing.__all__)

@@ -1,4 +1,4 @@
-"""The clock for tests."""
+"""The manual clock for tests."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def test_both_readings_move_together() -> None:
 
 
 def test_never_goes_back() -> None:
-    """A clock that would go back is refused, and stands where it was."""
+    """Moving the clock back is a ValueError, and the clock is unchanged."""
     clock = ManualClock(5)
     with pytest.raises(ValueError, match="forward"):
         clock.advance(-1)

@@ -1,4 +1,4 @@
-"""Replaying what Kafka Streams did."""
+"""Replays of recorded runs of Kafka Streams."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ def write(path: Path, *cases: Case) -> Path:
 
 @pytest.mark.parametrize("case", CASES, ids=[f"{c['kind']}-{c['seed']}" for c in CASES])
 def test_recorded_case(case: Case) -> None:
-    """What Kafka Streams did with a recorded input is what we do."""
+    """A recorded input has Kafka Streams's output."""
     assert replay(case) is None
 
 
 @pytest.mark.parametrize("case", CASES, ids=[f"{c['kind']}-{c['seed']}" for c in CASES])
 def test_recorded_case_in_batches(case: Case) -> None:
-    """So it is whatever the size of a batch, net of each batch's commit."""
+    """In batches of any size the output is the same, reduced to the last of each commit."""
     assert [replay_batches(case, size) for size in BATCH_SIZES] == [None] * 3
 
 
 def test_kernels_as_plain_python(tmp_path: Path) -> None:
-    """With NUMBA_DISABLE_JIT=1 a case of each kind and emission comes out the same, and nothing warns."""
+    """With NUMBA_DISABLE_JIT=1 a case of each kind and emission passes without warnings."""
     cases = list({(case["kind"], case.get("emit")): case for case in CASES}.values())
     command = [sys.executable, "-W", "error::RuntimeWarning", "-m", "penstock.testing.oracle", "--batch", "7"]
     environment = {**os.environ, "NUMBA_DISABLE_JIT": "1"}
@@ -77,12 +77,12 @@ status = main(sys.argv[1:])
 assert not IS_COMPILED and "numba" not in sys.modules
 sys.exit(status)
 """
-"""The oracle where numba cannot be found, as where it is not installed."""
+"""Runs the oracle as if numba were not installed."""
 
 
 @pytest.mark.parametrize("how", [[], ["--batch", "7"]])
 def test_without_numba(how: list[str], tmp_path: Path) -> None:
-    """A case of each kind, emission and aggregate comes out the same where numba is not installed."""
+    """Without numba a case of each kind, emission and aggregate passes."""
     cases = list({(case["kind"], case.get("emit"), case.get("aggregate")): case for case in CASES}.values())
     file = write(tmp_path / "cases.jsonl", *cases)
     command = [sys.executable, "-W", "error::RuntimeWarning", "-c", WITHOUT_NUMBA, *how, str(file)]
@@ -91,8 +91,8 @@ def test_without_numba(how: list[str], tmp_path: Path) -> None:
     assert done.stdout == f"{len(cases)} passed, 0 failed\n"
 
 
-def test_the_sample_is_fair() -> None:
-    """The recorded cases hold every kind, of each window both emissions and every aggregate, lateness and merging."""
+def test_the_recorded_cases_cover_all_kinds() -> None:
+    """The recorded cases cover every kind, both emissions, every aggregate, dropped records, and merges of sessions."""
     assert {c["kind"] for c in CASES} == set(KINDS)
     for kind in set(KINDS) - {"punctuation"}:
         windows = [c for c in CASES if c["kind"] == kind]
@@ -104,7 +104,7 @@ def test_the_sample_is_fair() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_tampered_output_is_reported(kind: str) -> None:
-    """One changed, one missing and one added output each make a case fail, naming the place."""
+    """A changed, a missing and an added output each make a case fail, with the position."""
     case = next(c for c in CASES if c["kind"] == kind and len(c["output"]) > 3)
     changed, missing, added = copy.deepcopy(case), copy.deepcopy(case), copy.deepcopy(case)
     changed["output"][2]["timestamp"] += 1
@@ -118,14 +118,14 @@ def test_a_tampered_output_is_reported(kind: str) -> None:
 
 
 def test_a_wrong_count_of_dropped_records_is_reported() -> None:
-    """A case fails where more or fewer records were dropped than recorded."""
+    """A case fails if another number of records was dropped than recorded."""
     case = copy.deepcopy(next(c for c in CASES if c["kind"] == "session"))
     case["dropped"] += 1
     assert replay(case) == f"dropped {case['dropped'] - 1}, recorded {case['dropped']}"
 
 
 def test_first_difference() -> None:
-    """Lists differ at the first place where they do, or by their lengths."""
+    """The first difference of lists is that of an item, or of their lengths."""
     a, b = {"step": 0}, {"step": 1}
     assert first_difference([a, b], [a, b]) is None
     assert first_difference([a, b], [a, a]) == "output 1: {'step': 1}, recorded {'step': 0}"
@@ -133,7 +133,7 @@ def test_first_difference() -> None:
 
 
 def test_main_ends_with_a_count(capsys: pytest.CaptureFixture[str]) -> None:
-    """All cases passed: exit status 0 and a last line that says so."""
+    """If all cases pass, the exit status is 0 and the last line has their number."""
     assert main([*map(str, RECORDED)]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == f"{len(CASES)} passed, 0 failed"
 
@@ -151,7 +151,7 @@ def test_batches_are_compared_net_of_commits(tmp_path: Path, capsys: pytest.Capt
 
 
 def test_main_reports_each_failure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """One failed case: its file, line and seed are named, the rest still runs, and the exit status is 1."""
+    """A failed case is reported with file, line and seed, the rest still runs, and the exit status is 1."""
     good, bad = CASES[0], copy.deepcopy(CASES[1])
     bad["output"].pop()
     file = write(tmp_path / "cases.jsonl", good, bad, good)
@@ -161,8 +161,8 @@ def test_main_reports_each_failure(tmp_path: Path, capsys: pytest.CaptureFixture
     assert lines[-1] == "2 passed, 1 failed"
 
 
-def test_main_says_what_it_skipped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Cases of kinds that the engine does not have are counted apart; nothing but skipped ones is no success."""
+def test_main_counts_skipped_cases(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Cases of unknown kinds are counted as skipped, and without any other case the exit status is 1."""
     other = {"kind": "another", "seed": 1}
     assert not supported(other)
     assert main([str(write(tmp_path / "mixed.jsonl", CASES[0], other))]) == 0
@@ -179,7 +179,7 @@ def test_plain_and_gzip_read_alike(tmp_path: Path) -> None:
 
 
 def test_main_with_state_on_disk(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Every kind of window passes with its rows on disk, record by record and in batches."""
+    """Cases pass with their state on disk, record by record and in batches."""
     cases = [next(case for case in CASES if case["kind"] == kind) for kind in ("session", "hopping", "sliding")]
     file = str(write(tmp_path / "cases.jsonl", *cases))
     assert [main(["--store", "rocksdb", file]), main(["--batch", "7", "--store", "rocksdb", file])] == [0, 0]
@@ -189,7 +189,7 @@ def test_main_with_state_on_disk(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 @pytest.mark.parametrize("size", ["0", "-1", "many"])
 def test_a_batch_has_at_least_one_record(size: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Another size is refused, by its name."""
+    """A batch size below 1 ends with status 2 and the value."""
     with pytest.raises(SystemExit, match="2"):
         main([f"--batch={size}", str(RECORDED[0])])
     assert size in capsys.readouterr().err

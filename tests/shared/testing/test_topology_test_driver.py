@@ -1,4 +1,4 @@
-"""The test driver: production's task with its logs in memory."""
+"""The test driver, which runs production's task with its logs in memory."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def operations(driver: TopologyTestDriver) -> bytes:
 
 
 def test_commits_after_each_pipe() -> None:
-    """By default what a record causes can be read at once, and reading takes it out."""
+    """By default a record's output can be read immediately, and reading removes it."""
     driver = TopologyTestDriver(sessions())
     driver.pipe("in", key=b"a", value=b"{}", timestamp=0)
     driver.pipe("in", key=b"a", value=b"{}", timestamp=11)
@@ -37,13 +37,15 @@ def test_commits_after_each_pipe() -> None:
 
 
 def test_a_topic_that_nothing_is_written_to() -> None:
-    """Reading it is refused with the topics that there are, so that a misspelt name makes no test pass."""
+    """Reading a topic that the topology does not write to is a ConfigError with the existing topics."""
     with pytest.raises(ConfigError, match=r"to the topic 'outt'; the topology writes to out, in-dlq, in-late"):
         TopologyTestDriver(sessions()).read("outt")
 
 
-def test_what_lies_too_far_ahead_is_as_in_production() -> None:
-    """With a time of its own the driver refuses what is more than a day ahead of it; at time 0 all is ahead."""
+def test_records_too_far_in_the_future() -> None:
+    """With a time a record more than a day ahead becomes a dead letter, by default, as in
+    production; at time 0 none does.
+    """
     day_ms = 86_400_000
     counts = []
     timed: dict[str, Any] = {"now_ms": 1_000}
@@ -57,7 +59,7 @@ def test_what_lies_too_far_ahead_is_as_in_production() -> None:
 
 
 def test_commit_each_off() -> None:
-    """With `commit_each` off nothing can be read before a commit, which does nothing where there is nothing to do."""
+    """With `commit_each` off nothing can be read before a commit, and an empty commit does nothing."""
     driver = TopologyTestDriver(sessions(), commit_each=False)
     driver.commit()
     driver.pipe_columns("in", [(b"a", b"{}", 0), (b"a", b"{}", 11)])
@@ -67,8 +69,10 @@ def test_commit_each_off() -> None:
     assert (len(driver.read("out")), operations(driver)) == (1, b"TFLG")
 
 
-def test_a_crash_loses_what_was_not_committed_and_restore_does_it_again() -> None:
-    """After a crash the new owner has a higher epoch, the committed state, and takes the rest of the source log."""
+def test_a_restore_after_a_crash_continues_from_the_last_commit() -> None:
+    """After a crash the new owner has a higher epoch and the committed state, and processes
+    the rest of the source again.
+    """
     driver = TopologyTestDriver(sessions(), commit_each=False)
     driver.pipe("in", key=b"a", value=b"{}", timestamp=0)
     driver.commit()
@@ -82,7 +86,7 @@ def test_a_crash_loses_what_was_not_committed_and_restore_does_it_again() -> Non
 
 @pytest.mark.parametrize("torn", [1, 2, 99])
 def test_a_torn_commit_never_has_its_progress_record(torn: int) -> None:
-    """However many entries of the lost commit arrive, the record that would confirm them does not."""
+    """However many entries of the lost commit are in the log, its progress record is not."""
     driver = TopologyTestDriver(sessions(), commit_each=False)
     driver.pipe_columns("in", [(b"a", b"{}", 0), (b"b", b"{}", 0)])
     driver.crash(torn_entries=torn)
@@ -94,8 +98,8 @@ def test_a_torn_commit_never_has_its_progress_record(torn: int) -> None:
     assert operations(driver).count(TAKEOVER) == 2
 
 
-def test_the_wall_clock_moves_only_when_told() -> None:
-    """Processing a record takes no time."""
+def test_the_wall_clock_moves_only_when_advanced() -> None:
+    """Processing a record does not change the wall clock."""
     driver = TopologyTestDriver(sessions(), now_ms=1_000)
     driver.pipe("in", key=b"a", value=b"{}", timestamp=99_999)
     assert driver.task.now_ms == 1_000
@@ -106,7 +110,7 @@ def test_the_wall_clock_moves_only_when_told() -> None:
 
 
 def test_stores_and_metrics() -> None:
-    """Stores and counts can be read while it runs; an unknown store's error names those that there are."""
+    """Stores and metrics can be read between records, and an unknown store is a ConfigError with the existing ones."""
     builder = StreamsBuilder()
     users = builder.table("users")
     builder.global_table("rates")
@@ -126,7 +130,7 @@ def test_stores_and_metrics() -> None:
 
 
 def test_a_topic_that_no_source_reads() -> None:
-    """A record for another topic is refused, and the topics that there are named."""
+    """A record for an unknown topic is a ConfigError with the existing ones."""
     driver = TopologyTestDriver(sessions())
     with pytest.raises(ConfigError, match="no source reads the topic 'inn'; the topology reads in"):
         driver.pipe("inn", value=b"{}")
@@ -134,8 +138,8 @@ def test_a_topic_that_no_source_reads() -> None:
         driver.pipe_columns("inn", [])
 
 
-def test_a_paused_task_stays_so_over_a_crash() -> None:
-    """Pausing is the user's word: the task that takes over is paused as well, until it is resumed."""
+def test_a_paused_task_stays_paused_after_a_crash() -> None:
+    """The task that takes over after a crash is paused too, until it is resumed."""
     builder = StreamsBuilder()
     builder.stream("in").to("out")
     driver = TopologyTestDriver(builder.build())
@@ -149,7 +153,7 @@ def test_a_paused_task_stays_so_over_a_crash() -> None:
 
 
 def test_headers_are_piped_as_a_dict() -> None:
-    """As well as in pairs: a record goes on with them."""
+    """Headers may be a dict, and the record is forwarded with them."""
     builder = StreamsBuilder()
     builder.stream("in").to("out")
     driver = TopologyTestDriver(builder.build())
@@ -158,7 +162,7 @@ def test_headers_are_piped_as_a_dict() -> None:
 
 
 def divided(topic: str = "in") -> Topology:
-    """A node of the user's that raises at n = 0, with a store of its own behind it."""
+    """A topology with a mapper that raises at n = 0, followed by a store."""
     builder = StreamsBuilder()
     builder.global_table("rates")
     ratios = builder.stream(topic).map_values(lambda value: 12 // value["n"])
@@ -167,7 +171,7 @@ def divided(topic: str = "in") -> Topology:
 
 
 def test_an_error_in_user_code_raises() -> None:
-    """By default a test fails at it: the error is the cause, and the message names its node and the record."""
+    """By default an error in user code is raised, with its node and the record in the message."""
     driver = TopologyTestDriver(divided())
     driver.pipe("in", key=b"a", value=b'{"n":1}')
     with pytest.raises(ProcessingFailed, match=r"node 'map_values-2': in-0@1 .*ZeroDivisionError") as raised:
@@ -176,8 +180,8 @@ def test_an_error_in_user_code_raises() -> None:
     assert driver.read("in-dlq") == []
 
 
-def test_what_says_that_the_record_is_bad_raises_too() -> None:
-    """What cannot be decoded, and a DataError of user code, which `fail` makes a dead letter, end the driver."""
+def test_a_data_error_raises_too() -> None:
+    """A record that cannot be decoded and a DataError of user code, which `fail` makes dead letters, are raised too."""
 
     def refuse(value: Any) -> Any:
         raise DataError("no such item")
@@ -193,8 +197,8 @@ def test_what_says_that_the_record_is_bad_raises_too() -> None:
         TopologyTestDriver(builder.build()).pipe("rates", value=b"1")
 
 
-def test_errors_are_handled_where_it_is_told_to() -> None:
-    """With an application's handlers a record becomes a dead letter, as in production."""
+def test_errors_are_handled_with_error_handlers() -> None:
+    """With an application's handlers a failed record becomes a dead letter, as in production."""
     driver = TopologyTestDriver(divided(), errors=ErrorHandlers())
     driver.pipe("in", key=b"a", value=b'{"n":0}')
     driver.pipe("rates", value=b"1")
@@ -217,8 +221,8 @@ def test_errors_are_handled_where_it_is_told_to() -> None:
         ({"headers": "trace"}, TypeError, "headers .* got 'trace'"),
     ],
 )
-def test_what_no_record_can_hold_is_refused(wrong: dict[str, Any], error: type[Exception], message: str) -> None:
-    """A wrong type is named where it is piped; nothing of it is taken."""
+def test_invalid_records_are_rejected(wrong: dict[str, Any], error: type[Exception], message: str) -> None:
+    """A value of the wrong type is an error with its name, and nothing is piped."""
     driver = TopologyTestDriver(sessions(), errors=ErrorHandlers())
     given = {"topic": "in", "key": b"a", "value": b"{}", "timestamp": 1} | wrong
     with pytest.raises(error, match=message):

@@ -1,4 +1,4 @@
-"""Finding a Java, against launchers that say one version or another."""
+"""Finding a Java, with launchers that print different versions."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from penstock.shared.common.java.installed_java import find_java, install_comman
 
 @pytest.fixture(autouse=True)
 def _own_folder_of_javas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What this machine has installed is not to be found."""
+    """Hide the Javas of this machine."""
     monkeypatch.setattr(finder, "_LINUX_FOLDER", tmp_path / "jvm")
     monkeypatch.setattr(finder, "_BREW_PREFIXES", ())
 
 
 def launcher(folder: Path, version: str, status: int = 0) -> Path:
-    """A `java` that prints what a real one of that version prints, and nothing else."""
+    """A `java` that prints what a real one of that version prints."""
     folder.mkdir(parents=True, exist_ok=True)
     java = folder / "java"
     java.write_text(f"#!/bin/sh\necho 'openjdk version \"{version}\" 2024-01-16' >&2\nexit {status}\n")
@@ -39,12 +39,12 @@ def launcher(folder: Path, version: str, status: int = 0) -> Path:
     ],
 )
 def test_version_is_read_from_what_java_prints(said: str, version: int | None) -> None:
-    """The major version is found in the old and the new numbering, and behind the JVM's own remarks."""
+    """The major version is read in the old and the new numbering, and after other output of the JVM."""
     assert parse_version(said) == version
 
 
 def test_java_home_comes_before_path(tmp_path: Path) -> None:
-    """JAVA_HOME wins over PATH when both are new enough."""
+    """JAVA_HOME has precedence over PATH if both have a suitable version."""
     java = launcher(tmp_path / "home" / "bin", "21.0.1")
     launcher(tmp_path / "path", "17.0.1")
     found = find_java({"JAVA_HOME": str(tmp_path / "home"), "PATH": str(tmp_path / "path")}, platform="linux")
@@ -53,7 +53,7 @@ def test_java_home_comes_before_path(tmp_path: Path) -> None:
 
 
 def test_an_old_java_home_is_passed_over(tmp_path: Path) -> None:
-    """An old JAVA_HOME does not hide a new enough Java on PATH."""
+    """An old JAVA_HOME does not hide a suitable Java on PATH."""
     launcher(tmp_path / "home" / "bin", "11.0.2")
     launcher(tmp_path / "path", "17.0.1")
     found = find_java({"JAVA_HOME": str(tmp_path / "home"), "PATH": str(tmp_path / "path")}, platform="linux")
@@ -63,7 +63,7 @@ def test_an_old_java_home_is_passed_over(tmp_path: Path) -> None:
 def test_printed_for_the_installer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """scripts/install is told the launcher alone, or on standard error what is wrong, without a command to run."""
+    """For scripts/install the launcher alone is printed, or the error on standard error without a command."""
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     java = launcher(tmp_path, "11.0.2")
@@ -75,8 +75,8 @@ def test_printed_for_the_installer(
     assert capsys.readouterr() == (f"{java}\n", "")
 
 
-def test_homebrews_java_is_found_though_it_is_linked_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Homebrew's openjdk is in no folder of PATH, on macOS and on Linux."""
+def test_homebrews_java_is_found_outside_of_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Homebrew's openjdk is found, although it is in no folder of PATH."""
     monkeypatch.setattr(finder, "_BREW_PREFIXES", (tmp_path / "brew",))
     java = launcher(tmp_path / "brew" / "opt" / "openjdk@17" / "bin", "17.0.15")
     found = find_java({"PATH": ""}, platform="linux")
@@ -84,15 +84,15 @@ def test_homebrews_java_is_found_though_it_is_linked_nowhere(tmp_path: Path, mon
 
 
 @pytest.mark.parametrize("version", ["17", "17.0.15", "21.0.7", "22.0.2"])
-def test_versions_that_do(tmp_path: Path, version: str) -> None:
-    """From the first that Kafka and Spark run on to the last that answers what Spark's Hadoop client asks."""
+def test_supported_versions(tmp_path: Path, version: str) -> None:
+    """The versions that Kafka, Spark and Spark's Hadoop client all support are accepted."""
     launcher(tmp_path, version)
     assert find_java({"PATH": str(tmp_path)}, platform="linux").version == int(version.split(".")[0])
 
 
 @pytest.mark.parametrize("version", ["1.8.0_402", "16.0.2", "23.0.1", "24", "25.0.1"])
-def test_versions_that_do_not(tmp_path: Path, version: str) -> None:
-    """Too old and too new ones alike are refused with the range, the version that is there, and the command."""
+def test_unsupported_versions(tmp_path: Path, version: str) -> None:
+    """Older and newer versions are an error with the range, the found version, and the command that installs one."""
     java = launcher(tmp_path, version)
     major = parse_version(f'version "{version}"')
     with pytest.raises(WrongJava) as e:
@@ -102,7 +102,7 @@ def test_versions_that_do_not(tmp_path: Path, version: str) -> None:
 
 
 def test_an_installed_java_is_found_behind_a_newer_one(tmp_path: Path) -> None:
-    """A distribution's own folder is looked through, since what is on PATH is the newest of several."""
+    """The distribution's folder of Javas is searched too, since PATH has only the newest one."""
     launcher(tmp_path / "path", "25.0.1")
     java = launcher(tmp_path / "jvm" / "java-21-openjdk" / "bin", "21.0.7")
     found = find_java({"PATH": str(tmp_path / "path")}, platform="linux")
@@ -110,7 +110,7 @@ def test_an_installed_java_is_found_behind_a_newer_one(tmp_path: Path) -> None:
 
 
 def test_one_java_by_two_names_is_named_once(tmp_path: Path) -> None:
-    """JAVA_HOME and PATH often lead to the same launcher."""
+    """A launcher that both JAVA_HOME and PATH lead to is named once."""
     launcher(tmp_path / "home" / "bin", "11.0.2")
     with pytest.raises(WrongJava) as e:
         find_java({"JAVA_HOME": str(tmp_path / "home"), "PATH": str(tmp_path / "home" / "bin")}, platform="linux")
@@ -118,7 +118,7 @@ def test_one_java_by_two_names_is_named_once(tmp_path: Path) -> None:
 
 
 def test_wrong_java_names_version_place_and_command(tmp_path: Path) -> None:
-    """The error says which version is where, and how to install the right one."""
+    """The error has the version, its path, and the command that installs the right one."""
     java = launcher(tmp_path, "11.0.2")
     with pytest.raises(WrongJava) as e:
         find_java({"PATH": str(tmp_path)}, platform="linux")
@@ -126,8 +126,8 @@ def test_wrong_java_names_version_place_and_command(tmp_path: Path) -> None:
     assert "apt-get install -y openjdk-17-jre-headless" in str(e.value)
 
 
-def test_no_java_says_how_to_install_one(tmp_path: Path) -> None:
-    """Without any Java the error has the command; an empty PATH is not the process's own PATH."""
+def test_a_missing_java_is_an_error_with_the_command(tmp_path: Path) -> None:
+    """Without a Java the error has the command, and a missing PATH is not replaced by the process's own."""
     with pytest.raises(JavaNotFound, match=r"none was found by JAVA_HOME or PATH.*openjdk-17-jre-headless"):
         find_java({"PATH": str(tmp_path)}, platform="linux")
     with pytest.raises(JavaNotFound):
@@ -135,17 +135,17 @@ def test_no_java_says_how_to_install_one(tmp_path: Path) -> None:
 
 
 def test_java_home_without_a_java_is_named(tmp_path: Path) -> None:
-    """A JAVA_HOME that points nowhere is shown, since it was meant to work."""
+    """A JAVA_HOME without a Java is named in the error."""
     with pytest.raises(JavaNotFound, match=r"JAVA_HOME\) does not run"):
         find_java({"JAVA_HOME": str(tmp_path), "PATH": ""}, platform="linux")
 
 
 def test_a_launcher_that_fails_has_no_version(tmp_path: Path) -> None:
-    """macOS ships a `java` that only says that there is none, with a status other than 0."""
+    """A launcher with a status other than 0 has no version, such as the placeholder of macOS."""
     assert read_version(launcher(tmp_path, "17.0.1", status=1)) is None
 
 
 def test_install_command_is_the_platforms() -> None:
-    """Homebrew on macOS, apt elsewhere."""
+    """The command uses Homebrew on macOS and apt elsewhere."""
     assert install_command("darwin") == "brew install openjdk@17"
     assert "apt-get install -y openjdk-17-jre-headless" in install_command("linux")

@@ -40,7 +40,7 @@ WANTED = JarSet("Thing 1", "thing-1", ("org.a:a:1",), (JAR_A, JAR_B))
 
 @dataclass
 class Web:
-    """A repository: `files` by path below /maven/, `answers` that go before them, and what was asked for."""
+    """A repository: `files` by path below /maven/, error statuses that come first, and the received requests."""
 
     url: str = ""
     files: dict[str, bytes] = field(default_factory=lambda: {JAR_A.path: A, JAR_B.path: B})
@@ -69,7 +69,7 @@ class Web:
 
 @pytest.fixture
 def web() -> Iterator[Web]:
-    """A server, on a thread of its own."""
+    """A server on its own thread."""
     repository = Web()
 
     class Handler(BaseHTTPRequestHandler):
@@ -77,11 +77,11 @@ def web() -> Iterator[Web]:
             repository.respond(self)
 
         def log_message(self, format: str, *args: object) -> None:
-            """Nothing: a request a line would hide the test's own output."""
+            """Log nothing, since it would hide the test's output."""
 
     class Server(ThreadingHTTPServer):
         def handle_error(self, request: object, client_address: object) -> None:
-            """Nothing: a client that fails hangs up on its other requests."""
+            """Ignore errors, since a client that fails closes its other connections."""
 
     with Server(("127.0.0.1", 0), Handler) as served:
         repository.url = f"http://127.0.0.1:{served.server_port}/maven"
@@ -96,7 +96,7 @@ def web() -> Iterator[Web]:
 
 @pytest.fixture
 def environ(web: Web, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """A user with an empty cache, whose repository is the server."""
+    """The environment of a user with an empty cache, whose repository is the server."""
     monkeypatch.setattr(jars, "RETRY_BACKOFF", ExponentialBackoff(0, 0))
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     return {"XDG_CACHE_HOME": str(tmp_path), "PENSTOCK_MAVEN_REPOSITORY": web.url}
@@ -112,12 +112,12 @@ def environ(web: Web, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[s
     ],
 )
 def test_cache_is_where_the_xdg_specification_says(environ: dict[str, str], root: str) -> None:
-    """XDG_CACHE_HOME when it is absolute, else ~/.cache."""
+    """The cache is in XDG_CACHE_HOME if that is absolute, else in ~/.cache."""
     assert cache_root(environ) == Path(root)
 
 
 def test_a_lock_is_read(tmp_path: Path) -> None:
-    """What is written as JSON comes back; the file's name is the last part of the path."""
+    """A lock round-trips as JSON, and a file's name is the last part of its path."""
     (tmp_path / "x.json").write_bytes(msgspec.json.encode(WANTED))
     assert read_jar_set(tmp_path / "x.json") == WANTED
     assert [jar.name for jar in WANTED.jars] == ["a-1.jar", "b_2.13-2.jar"]
@@ -142,8 +142,8 @@ def has(key: str, value: object) -> Callable[[dict[str, object]], None]:
         lambda jar: jar.pop("sha256"),
     ],
 )
-def test_a_lock_that_is_none_is_named(tmp_path: Path, change: Callable[[dict[str, object]], None]) -> None:
-    """No path leaves the repository or the folder, and nothing is taken without its checksum."""
+def test_an_invalid_lock_is_an_error(tmp_path: Path, change: Callable[[dict[str, object]], None]) -> None:
+    """Paths outside of the repository, and entries without size or checksum, are an error with the lock's name."""
     raw = msgspec.to_builtins(WANTED)
     change(raw["jars"][0])
     (tmp_path / "x.json").write_bytes(msgspec.json.encode(raw))
@@ -152,7 +152,7 @@ def test_a_lock_that_is_none_is_named(tmp_path: Path, change: Callable[[dict[str
 
 
 async def test_missing_jars_are_downloaded(web: Web, environ: dict[str, str], tmp_path: Path) -> None:
-    """All of them the first time, none the second, and one that is lost or cut short alone."""
+    """Missing, lost and truncated jars are downloaded, and complete ones are not."""
     assert announcement(WANTED, environ) == (
         f"downloading Thing 1 from {web.url}/ (PENSTOCK_MAVEN_REPOSITORY) into {tmp_path}/penstock/thing-1"
     )
@@ -170,7 +170,7 @@ async def test_missing_jars_are_downloaded(web: Web, environ: dict[str, str], tm
 
 
 async def test_a_partial_file_is_continued(web: Web, environ: dict[str, str]) -> None:
-    """The rest alone is asked for, and the checksum is that of the whole."""
+    """Only the rest of a partial file is requested, and the checksum covers the whole."""
     part = cache_root(environ) / "thing-1" / "a-1.jar.part"
     part.parent.mkdir(parents=True)
     part.write_bytes(A[:200_000])
@@ -181,7 +181,7 @@ async def test_a_partial_file_is_continued(web: Web, environ: dict[str, str]) ->
 
 
 async def test_a_connection_that_breaks_is_continued(web: Web, environ: dict[str, str]) -> None:
-    """The next attempt goes on where the one before it ended."""
+    """After a lost connection the next attempt continues where it ended."""
     web.cut_after[JAR_A.path] = 250_000
     folder = await fetch_jars(WANTED, environ)
     assert [asked for name, asked, _ in web.asked if name == JAR_A.path] == [None, "bytes=250000-"]
@@ -192,7 +192,7 @@ async def test_a_connection_that_breaks_is_continued(web: Web, environ: dict[str
 async def test_a_partial_file_of_something_else_is_started_over(
     web: Web, environ: dict[str, str], knows_ranges: bool
 ) -> None:
-    """Bytes that are not the jar's spoil one attempt at most; a repository without ranges sends all of it."""
+    """A wrong partial file costs at most one attempt, and a repository without ranges sends the whole file."""
     web.knows_ranges = knows_ranges
     part = cache_root(environ) / "thing-1" / "a-1.jar.part"
     part.parent.mkdir(parents=True)
@@ -204,8 +204,8 @@ async def test_a_partial_file_of_something_else_is_started_over(
 
 
 @pytest.mark.parametrize("content", [b"x" * len(A), A + b"x", A[:-1]], ids=["other", "longer", "shorter"])
-async def test_a_wrong_jar_is_refused(web: Web, environ: dict[str, str], content: bytes) -> None:
-    """Jar, repository and the way out are named, and nothing of it stays behind."""
+async def test_a_jar_with_a_wrong_checksum_is_an_error(web: Web, environ: dict[str, str], content: bytes) -> None:
+    """The error has jar, repository and the variable to change it, and no file remains."""
     web.files[JAR_A.path] = content
     with pytest.raises(JarsUnavailable, match=f"{JAR_A.path} could not be had from {web.url}/") as raised:
         await fetch_jars(WANTED, environ)
@@ -219,10 +219,8 @@ async def test_a_wrong_jar_is_refused(web: Web, environ: dict[str, str], content
 @pytest.mark.parametrize(
     ("status", "words"), [(404, "404 Not Found"), (401, "401 Unauthorized, so it wants other credentials")]
 )
-async def test_an_answer_that_stays_is_not_asked_for_again(
-    web: Web, environ: dict[str, str], status: int, words: str
-) -> None:
-    """What the repository answers is in the message; with no jar, no folder is left."""
+async def test_permanent_errors_are_not_retried(web: Web, environ: dict[str, str], status: int, words: str) -> None:
+    """A permanent error of the repository is in the message, and no folder remains."""
     web.answers = {jar.path: [status] for jar in WANTED.jars}
     web.files.clear()
     with pytest.raises(JarsUnavailable, match=rf"could not be had from .*: it answers {words}") as raised:
@@ -232,8 +230,8 @@ async def test_an_answer_that_stays_is_not_asked_for_again(
     assert [path.name for path in cache_root(environ).iterdir()] == [LOCK_FILE]
 
 
-async def test_a_passing_answer_is_asked_for_again(web: Web, environ: dict[str, str]) -> None:
-    """As often as the limit says."""
+async def test_temporary_errors_are_retried(web: Web, environ: dict[str, str]) -> None:
+    """A temporary error is retried up to the limit."""
     web.answers[JAR_B.path] = [503] * (jars.ATTEMPTS_MAX - 1)
     await fetch_jars(WANTED, environ)
     web.answers[JAR_B.path] = [503] * jars.ATTEMPTS_MAX
@@ -243,7 +241,7 @@ async def test_a_passing_answer_is_asked_for_again(web: Web, environ: dict[str, 
 
 
 async def test_a_refused_connection_is_named(web: Web, environ: dict[str, str]) -> None:
-    """Jar and repository are in the message."""
+    """A refused connection is an error with jar and repository."""
     environ["PENSTOCK_MAVEN_REPOSITORY"] = "http://127.0.0.1:1/maven/"
     with pytest.raises(
         JarsUnavailable, match=r"Thing 1 .*\.jar could not be had from http://127\.0\.0\.1:1/maven/ .*cannot be reached"
@@ -254,14 +252,14 @@ async def test_a_refused_connection_is_named(web: Web, environ: dict[str, str]) 
 
 
 async def test_credentials_of_the_variable_are_sent(web: Web, environ: dict[str, str]) -> None:
-    """Those in the URL, as basic authentication."""
+    """Credentials in the URL are sent as basic authentication."""
     environ["PENSTOCK_MAVEN_REPOSITORY"] = web.url.replace("//", "//ann:sec%2Fret@")
     await fetch_jars(WANTED, environ)
     assert {sent for *_, sent in web.asked} == {f"Basic {base64.b64encode(b'ann:sec/ret').decode()}"}
 
 
 async def test_credentials_of_the_settings_are_sent(web: Web, environ: dict[str, str], tmp_path: Path) -> None:
-    """Those of the server that has the mirror's id."""
+    """Credentials of the server with the mirror's id are sent."""
     del environ["PENSTOCK_MAVEN_REPOSITORY"]
     environ["HOME"] = str(tmp_path / "home")
     (tmp_path / "home" / ".m2").mkdir(parents=True)
@@ -274,14 +272,14 @@ async def test_credentials_of_the_settings_are_sent(web: Web, environ: dict[str,
 
 
 async def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    """A file in the cache's place is an error with the folder and the setting that moves it."""
+    """A cache that cannot be written is an error with the folder and the variable that moves it."""
     (tmp_path / "file").write_text("")
     with pytest.raises(JarsUnavailable, match=r"file/penstock cannot be written .*set XDG_CACHE_HOME"):
         await fetch_jars(WANTED, {"XDG_CACHE_HOME": str(tmp_path / "file")})
 
 
-async def test_a_full_disk_is_said_before_anything_is_fetched(tmp_path: Path) -> None:
-    """Where less than the jars need is free, the message says how much there is and how much it takes."""
+async def test_a_full_disk_is_an_error_before_the_download(tmp_path: Path) -> None:
+    """Without enough free space the error has the free and the required space, and nothing is downloaded."""
     huge = msgspec.structs.replace(WANTED, jars=(msgspec.structs.replace(JAR_A, size=1 << 60),))
     with pytest.raises(JarsUnavailable, match=r"no space for the jars of Thing 1: .* free, 1099511627792 MiB needed"):
         await fetch_jars(huge, {"XDG_CACHE_HOME": str(tmp_path)})

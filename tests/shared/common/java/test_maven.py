@@ -1,4 +1,4 @@
-"""Which repository jars come from."""
+"""Finding the repository for jars."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def server(name: str, username: str, password: str) -> str:
 
 
 def installed_maven(folder: Path) -> Path:
-    """A Maven as it is installed: `mvn`, and a jar with the model that every project inherits from."""
+    """Create an installed Maven: `mvn`, and a jar with the model that every project inherits from."""
     for name in ("bin", "lib", "conf"):
         (folder / name).mkdir(parents=True)
     (folder / "bin" / "mvn").write_text("#!/bin/sh\n")
@@ -52,15 +52,15 @@ def installed_maven(folder: Path) -> Path:
 
 
 def home(folder: Path, text: str | None = None) -> dict[str, str]:
-    """The environment of a user with these settings, and with no Maven on PATH."""
+    """The environment of a user with these settings and without a Maven on PATH."""
     (folder / ".m2").mkdir(parents=True)
     if text is not None:
         (folder / ".m2" / "settings.xml").write_text(text)
     return {"HOME": str(folder), "PATH": ""}
 
 
-def test_the_variable_goes_before_all(tmp_path: Path) -> None:
-    """A mirror in settings.xml does not matter where the variable is set; credentials in it stay out of messages."""
+def test_the_variable_has_precedence(tmp_path: Path) -> None:
+    """The variable overrides a mirror in settings.xml, and its credentials are not in messages."""
     environ = home(tmp_path, settings(mirror("ours", "*")))
     found = find_repository({**environ, REPOSITORY_VARIABLE: "https://ann:secret@host.example:8443/maven"})
     assert found.url == "https://ann:secret@host.example:8443/maven/"
@@ -68,8 +68,8 @@ def test_the_variable_goes_before_all(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("url", ["host.example/maven", "file:///maven", "https://", "https://a/?b=c", "http://["])
-def test_what_is_no_web_address_is_named(url: str) -> None:
-    """The value and the variable are in the message."""
+def test_an_invalid_url_is_an_error(url: str) -> None:
+    """An invalid URL is an error with the value and the variable."""
     with pytest.raises(JarsUnavailable, match=rf"{REPOSITORY_VARIABLE}: not the http or https base URL") as raised:
         find_repository({REPOSITORY_VARIABLE: url})
     assert repr(url) in str(raised.value)
@@ -77,7 +77,7 @@ def test_what_is_no_web_address_is_named(url: str) -> None:
 
 @pytest.mark.parametrize("namespace", ["", ' xmlns="urn:settings"'])
 def test_a_mirror_of_the_user_with_its_credentials(tmp_path: Path, namespace: str) -> None:
-    """The server with the mirror's id has them, whatever namespace the file is in."""
+    """A mirror has the credentials of the server with its id, with and without an XML namespace."""
     text = settings(
         mirror("theirs", "external:http:*") + mirror("ours", "*"),
         server("theirs", "bob", "x") + server("ours", "ann", "${env.TOKEN}"),
@@ -90,7 +90,7 @@ def test_a_mirror_of_the_user_with_its_credentials(tmp_path: Path, namespace: st
 
 
 def test_a_mirror_of_central_alone_goes_before_a_pattern() -> None:
-    """As in Maven: the exact id wins, whatever the order; among patterns the first one does."""
+    """As in Maven, an exact id has precedence over patterns, and of those the first one is used."""
     both = mirror("all", "external:*") + mirror("central-only", "central")
     assert str(mirror_of_central(settings(both), SETTINGS, {})).count("central-only.example") == 1
     patterns = mirror("first", "a,central") + mirror("second", "*")
@@ -104,26 +104,26 @@ def test_a_mirror_of_central_alone_goes_before_a_pattern() -> None:
     [("*", True), (" central ", True), ("external:*", True), ("!central,*", False), ("external:http:*", False)],
 )
 def test_patterns_are_mavens(mirror_of: str, covers: bool) -> None:
-    """An exception wins over a wildcard; Maven Central is not spoken to by plain HTTP."""
+    """An exception has precedence over a wildcard, and patterns for plain HTTP do not match Maven Central."""
     assert covers_central(mirror_of) is covers
 
 
-def test_an_encrypted_password_is_said() -> None:
-    """Only Maven has the key; the message names the way out, and not the password."""
+def test_an_encrypted_password_is_an_error() -> None:
+    """An encrypted password is an error that names the variable to use instead and not the password."""
     text = settings(mirror("ours", "*"), server("ours", "ann", "{COQLCE6DU6GtcS5P=}"))
     with pytest.raises(JarsUnavailable, match=f"server ours .* is encrypted.*{REPOSITORY_VARIABLE}") as raised:
         mirror_of_central(text, SETTINGS, {})
     assert "COQLCE" not in str(raised.value)
 
 
-def test_a_broken_file_is_named(tmp_path: Path) -> None:
-    """It is not passed over: a company's mirror that is overlooked would be a request to a place that it forbids."""
+def test_a_malformed_settings_file_is_an_error(tmp_path: Path) -> None:
+    """A malformed settings.xml is an error, since a required mirror might be in it."""
     with pytest.raises(JarsUnavailable, match=r"\.m2/settings\.xml cannot be read"):
         find_repository(home(tmp_path, "<settings>"))
 
 
 def test_the_installed_maven_has_settings_too(tmp_path: Path) -> None:
-    """Those of the user go before them."""
+    """The settings of the installed Maven are used after the user's."""
     maven = installed_maven(tmp_path / "maven")
     (maven / "conf" / "settings.xml").write_text(settings(mirror("company", "*")))
     environ = {**home(tmp_path / "home"), "PATH": str(maven / "bin")}
@@ -133,15 +133,15 @@ def test_the_installed_maven_has_settings_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("by", ["PATH", "MAVEN_HOME"])
-def test_central_is_where_the_installed_maven_has_it(tmp_path: Path, by: str) -> None:
-    """Without a mirror the address is that of the model which all of Maven's projects inherit."""
+def test_the_address_of_central_comes_from_maven(tmp_path: Path, by: str) -> None:
+    """Without a mirror the address is that of the model which all Maven projects inherit."""
     maven = installed_maven(tmp_path / "maven")
     environ = home(tmp_path / "home") | {by: str(maven / "bin" if by == "PATH" else maven)}
     assert find_repository(environ) == Repository("https://central.example/maven2/", "Maven Central")
 
 
-def test_central_is_where_ivy_has_it(tmp_path: Path) -> None:
-    """Without Maven, the Ivy of pyspark knows it; without either it is unknown."""
+def test_the_address_of_central_comes_from_ivy(tmp_path: Path) -> None:
+    """Without Maven the address comes from the Ivy of pyspark, and without either it is unknown."""
     assert maven_central(None, tmp_path) is None
     (tmp_path / "ivy-0.jar").write_text("no jar")
     with zipfile.ZipFile(tmp_path / "ivy-2.5.3.jar", "w") as jar:
@@ -150,13 +150,13 @@ def test_central_is_where_ivy_has_it(tmp_path: Path) -> None:
     assert maven_central(None, tmp_path) == "https://central.example/maven2/"
 
 
-def test_no_repository_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With neither settings nor Maven nor pyspark, the message names the variable and the file."""
+def test_no_repository_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without settings, Maven and pyspark the error names the variable and the file."""
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(JarsUnavailable, match=rf"set {REPOSITORY_VARIABLE} .* {tmp_path}/\.m2/settings\.xml"):
         find_repository(home(tmp_path))
 
 
 def test_an_empty_home_is_not_the_root_folder() -> None:
-    """Without HOME it is the folder that the system knows."""
+    """Without HOME the home folder is the system's."""
     assert home_folder({"HOME": ""}) == home_folder({}) != Path("/")

@@ -1,4 +1,4 @@
-"""The files of an application's tables: what is found, what is removed, and what is left alone."""
+"""Finding and removing the files of an application's tables."""
 
 from __future__ import annotations
 
@@ -25,8 +25,10 @@ def fill(lake: Path, application: str) -> None:
 
 
 @pytest.mark.parametrize("as_uri", [False, True])
-def test_an_applications_folder_goes_alone(tmp_path: Path, as_uri: bool) -> None:
-    """What is found is said by table; it goes, at a path as at a file URI, and nothing beside it; twice is no error."""
+def test_only_the_applications_folder_is_removed(tmp_path: Path, as_uri: bool) -> None:
+    """The files are counted by table and removed, at a path or a file URI, without other
+    applications'; a second removal is no error.
+    """
     root = tmp_path / "la ke"
     lake = root.as_uri() if as_uri else str(root)
     for application in ("app", "app-eu", "ap"):
@@ -40,7 +42,7 @@ def test_an_applications_folder_goes_alone(tmp_path: Path, as_uri: bool) -> None
 
 
 def test_a_link_is_not_followed(tmp_path: Path) -> None:
-    """A folder that is a link leads elsewhere: it is refused; what links inside lead to stays."""
+    """An application's folder that is a symbolic link is an error, and the targets of links inside are not removed."""
     fill(tmp_path, "other")
     (tmp_path / "app").symlink_to(tmp_path / "other")
     with pytest.raises(ConfigError, match="/app is a symbolic link"):
@@ -54,8 +56,8 @@ def test_a_link_is_not_followed(tmp_path: Path) -> None:
     assert len([path for path in (tmp_path / "other").rglob("*") if path.is_file()]) == 3
 
 
-def test_a_folder_that_is_none(tmp_path: Path) -> None:
-    """A file in its place is no folder: not found, and not removed as one."""
+def test_a_file_instead_of_the_folder(tmp_path: Path) -> None:
+    """A file instead of the folder is not found, and its removal is an error."""
     (tmp_path / "app").write_text("")
     assert find_files(str(tmp_path), "app") is None
     with pytest.raises(LakeNotRemoved, match=r"/app is not removed, or not all of it: .*; run it again"):
@@ -69,14 +71,14 @@ def test_a_folder_that_is_none(tmp_path: Path) -> None:
         ("foo://lake", "^lake 'foo://lake/app': Unknown scheme: foo"),
     ],
 )
-def test_a_lake_that_is_none(lake: str, said: str) -> None:
-    """A URI that nothing can be opened by is a wrong setting."""
+def test_an_invalid_lake_is_an_error(lake: str, said: str) -> None:
+    """A URI that cannot be opened is a ConfigError."""
     with pytest.raises(ConfigError, match=said):
         find_files(lake, "app")
 
 
 def test_a_deletion_that_fails_is_named() -> None:
-    """The first object that could not be deleted is said, with how many are; the rest is for the next time."""
+    """The error of a failed deletion has the first failed object and the number of deleted ones."""
     gone: list[str] = []
 
     def delete(path: str) -> None:

@@ -1,4 +1,4 @@
-"""What the lake's tables say, of tables that deltalake wrote; those that Spark writes are in the tests of its jobs."""
+"""Reading the lake's tables, as deltalake writes them. Tables of Spark are in the tests of its jobs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Window = tuple[bytes, int]
 
 
 def write(root: Path, offset: int, windows: list[tuple[int, bytes]]) -> None:
-    """A run of two partitions that ends before `offset`."""
+    """Write a run of two partitions that ends before `offset`."""
     rows = [
         live(partition, STORE, key, 5, 6, offset - 1 - i, {"n_n": partition, "it's_hll": key})
         for i, (partition, key) in enumerate(windows)
@@ -40,7 +40,7 @@ def write(root: Path, offset: int, windows: list[tuple[int, bytes]]) -> None:
 
 
 def replayed(root: Path, partition: int, version: int, store: str = STORE) -> dict[Window, tuple[int, int]]:
-    """What is live when all rows are replayed as they come: end and `n` of each key and start."""
+    """The live windows after all rows are replayed: end and `n` by key and start."""
     found: dict[Window, tuple[int, int]] = {}
     for batch in delta_tables.read_windows(str(root), "app", partition, store, version, ["n_n"]):
         for row in batch.to_pylist():
@@ -53,22 +53,22 @@ def replayed(root: Path, partition: int, version: int, store: str = STORE) -> di
 
 
 def test_no_table_is_no_snapshot(tmp_path: Path) -> None:
-    """An application that was never compacted has no snapshot and nothing to describe."""
+    """An application that was never compacted has no snapshot and an empty description."""
     assert delta_tables.read_snapshot(str(tmp_path), "app", [0]) is None
     assert delta_tables.describe(str(tmp_path), "app")["state_version"] == -1
     assert delta_tables.compactions(str(tmp_path), "app", 5) == []
     assert delta_tables.find_closed(str(tmp_path), "app", STORE, (None, None), (0, 9)) == []
 
 
-def test_tables_have_the_columns_that_the_lake_has() -> None:
-    """What compactions write is what names are kept free for."""
+def test_tables_have_the_reserved_columns() -> None:
+    """The columns that compactions write are the reserved names."""
     assert {*state_schema([]).names} == {*STATE_COLUMNS}
     for kind, columns in ((CLOSED, CLOSED_COLUMNS), (LATE, LATE_COLUMNS)):
         of_keys = (rows_schema(kind, store_of("s", {}, "string")), rows_schema(kind, store_of("s", {}, "bytes")))
         assert {name for schema in of_keys for name in schema.names} == {*columns}
 
 
-def test_a_snapshot_stays_what_it_was(tmp_path: Path) -> None:
+def test_a_snapshot_is_read_at_its_version(tmp_path: Path) -> None:
     """Windows are read at the snapshot's version, whatever was committed since."""
     write(tmp_path, 10, [(0, b"a"), (1, b"b")])
     snapshot = delta_tables.read_snapshot(str(tmp_path), "app", [0, 7])
@@ -80,8 +80,8 @@ def test_a_snapshot_stays_what_it_was(tmp_path: Path) -> None:
     assert [field.type for field in batch.schema] == types
 
 
-def test_the_newest_progress_counts(tmp_path: Path) -> None:
-    """Of each partition the row with the highest offset, whatever run wrote last, and wherever upkeep has put it."""
+def test_the_progress_with_the_highest_offset_is_used(tmp_path: Path) -> None:
+    """A partition's progress is the row with the highest offset, whatever run wrote last, and after an OPTIMIZE too."""
     said = [progress(0, 30, '{"a": 3}', epoch=4), progress(1, 7)]
     write_state(tmp_path, "app", STORES, said)
     write_state(tmp_path, "app", STORES, [progress(0, 20, '{"a": 2}'), progress(1, 8, topic_id=None)])
@@ -99,11 +99,12 @@ def test_the_newest_progress_counts(tmp_path: Path) -> None:
 @pytest.mark.parametrize("slice_rows", [3, 1_000])
 @pytest.mark.parametrize("statistics", ["CHUNK", "NONE"])
 @pytest.mark.parametrize("upkeep", [False, True])
-def test_the_newest_row_of_a_window_counts(
+def test_replayed_rows_are_the_live_windows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slice_rows: int, statistics: Any, upkeep: bool
 ) -> None:
-    """Superseded rows and tombstones, of several stores and partitions, in files as runs wrote them and as an OPTIMIZE
-    mixed them, with statistics and without: replayed, the rows are what is live."""
+    """Replayed rows with tombstones and superseded rows are the live windows, for several stores and partitions, with
+    and without an OPTIMIZE and statistics.
+    """
     monkeypatch.setattr(delta_tables, "SLICE_ROWS", slice_rows)
     random_ = random.Random(slice_rows)
     of_columns = ColumnProperties(statistics_enabled=statistics)
@@ -143,7 +144,9 @@ def test_the_newest_row_of_a_window_counts(
 
 
 def test_a_rewrite_changes_nothing(tmp_path: Path) -> None:
-    """One partition's rows are put anew, those of others stay, and a version from before it is read as it was."""
+    """After a rewrite of one partition its windows are the same, those of others stay, and an
+    earlier version is unchanged.
+    """
     write(tmp_path, 10, [(0, b"a"), (1, b"b")])
     more = [live(0, STORE, b"a", 5, 9, 12, {"n_n": 7, "it's_hll": b""}), tombstone(1, STORE, b"b", 5, 13)]
     write_state(tmp_path, "app", STORES, [*more, progress(0, 20), progress(1, 20)])
@@ -154,8 +157,10 @@ def test_a_rewrite_changes_nothing(tmp_path: Path) -> None:
     assert replayed(tmp_path, 1, 0) == {(b"b", 5): (6, 1)}
 
 
-def test_columns_that_came_later_are_null(tmp_path: Path) -> None:
-    """Of rows that were written before a store had an aggregation; a store that came later has no rows."""
+def test_columns_that_were_added_later_are_null(tmp_path: Path) -> None:
+    """Rows that were written before an aggregation was added have null for it, and a store
+    that was added later has no rows.
+    """
     write_state(tmp_path, "app", [COUNTED], [live(0, "s", b"k", 1, 2, 3, {"n_n": 4})])
     wider = (store_of("s", {"n": Count(), "x": Sum("x")}), store_of("t", AGGREGATIONS))
     table = write_state(tmp_path, "app", wider, [live(0, "s", b"l", 1, 2, 5, {"n_n": 6, "x_sum": 1.5})])
@@ -164,8 +169,8 @@ def test_columns_that_came_later_are_null(tmp_path: Path) -> None:
     assert list(delta_tables.read_windows(str(tmp_path), "app", 0, "t", table.version(), ["n_n"])) == []
 
 
-def test_a_store_may_be_called_as_a_query_calls_its_columns(tmp_path: Path) -> None:
-    """No aggregation's column hides one of the table."""
+def test_state_columns_may_have_the_names_of_table_columns(tmp_path: Path) -> None:
+    """An aggregation's column with the name of a table's column does not hide it."""
     named = [name.split("_") for name in ("start_ms", "end_ms", "changelog_offset")]
     own = tuple(AggregationSchema(of, "own", None, ((column, "int64"),), "int64") for of, column in named)
     store = msgspec.structs.replace(store_of("t", {}), aggregations=own)
@@ -177,8 +182,8 @@ def test_a_store_may_be_called_as_a_query_calls_its_columns(tmp_path: Path) -> N
     assert row["state"] == {**state, "changelog_offset": None}
 
 
-def test_compactions_by_the_tables_history(tmp_path: Path) -> None:
-    """Those that a job noted, newest first; rewrites, upkeep and what others append are none."""
+def test_compactions_are_read_from_the_tables_history(tmp_path: Path) -> None:
+    """The compactions of jobs are listed, newest first, without rewrites, upkeep and other appends."""
     assert delta_tables.compactions(str(tmp_path), "app", 1) == []
     told = {"started_at_ms": 5, "seconds": 1.5, "rows": 2, "entries": 3}
     write_state(tmp_path, "app", STORES, [progress(0, 1)], job="one", told=told)
@@ -195,8 +200,8 @@ def test_compactions_by_the_tables_history(tmp_path: Path) -> None:
     assert delta_tables.describe(str(tmp_path), "app")["compacted_at_ms"] == second.ended_at_ms
 
 
-def test_a_compaction_behind_many_rewrites_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many versions lie between."""
+def test_a_compaction_before_many_rewrites_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A compaction is found before any number of other versions."""
     monkeypatch.setattr(delta_tables, "HISTORY_VERSIONS", (1, 2, 8))
     write_state(tmp_path, "app", STORES, [progress(p, 1) for p in range(4)], job="one")
     for partition in range(4):
@@ -204,8 +209,8 @@ def test_a_compaction_behind_many_rewrites_is_found(tmp_path: Path, monkeypatch:
     assert [one.job for one in delta_tables.compactions(str(tmp_path), "app", 1)] == ["one"]
 
 
-def test_what_the_snapshot_does_not_know(tmp_path: Path) -> None:
-    """An unknown store has no windows; an unknown column or a table of another kind is refused by name."""
+def test_unknown_stores_and_columns(tmp_path: Path) -> None:
+    """An unknown store has no windows, and an unknown column or a table of another kind is an error with its name."""
     write(tmp_path, 10, [(0, b"a")])
     assert list(delta_tables.read_windows(str(tmp_path), "app", 0, "new", 0, ["n_n"])) == []
     with pytest.raises(NotASnapshot, match="sum"):
@@ -216,8 +221,8 @@ def test_what_the_snapshot_does_not_know(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("odd", [{"progress": None}, {"progress": 5}, {"changelog_offset": None}, {"epoch": "two"}])
-def test_progress_that_is_none_is_refused(tmp_path: Path, odd: dict[str, Any]) -> None:
-    """A row whose progress is missing or of another type is named as it is, not stumbled over."""
+def test_an_invalid_progress_is_an_error(tmp_path: Path, odd: dict[str, Any]) -> None:
+    """A progress that is missing or of another type is an error with its partition."""
     row = {"row": "progress", "partition": 3, "changelog_offset": 1, "epoch": 1, "progress": "{}"}
     table = pa.Table.from_pylist([row | {"topic_id": "id"} | odd])
     null = pa.schema([pa.field(f.name, pa.string() if pa.types.is_null(f.type) else f.type) for f in table.schema])
@@ -226,24 +231,24 @@ def test_progress_that_is_none_is_refused(tmp_path: Path, odd: dict[str, Any]) -
         delta_tables.read_snapshot(str(tmp_path), "app", [3])
 
 
-def test_a_row_without_an_offset_is_refused(tmp_path: Path) -> None:
-    """Nobody knows which one of a window it would be."""
+def test_a_row_without_an_offset_is_an_error(tmp_path: Path) -> None:
+    """A row without an offset is an error, since its order is unknown."""
     row: dict[str, Any] = {**live(0, STORE, b"a", 1, 2, 3, {"n_n": 1}), "changelog_offset": None}
     write_state(tmp_path, "app", STORES, [row])
     with pytest.raises(NotASnapshot, match="without a changelog offset"):
         list(delta_tables.read_windows(str(tmp_path), "app", 0, STORE, 0, ["n_n"]))
 
 
-def test_a_store_that_is_none_is_refused(tmp_path: Path) -> None:
-    """A column of a store's name that holds something else is no store."""
+def test_a_column_that_is_no_store_is_an_error(tmp_path: Path) -> None:
+    """A column of a store's name that contains no states is an error."""
     write_deltalake(str(tmp_path / "app" / "state"), pa.table({"n": [1]}))
     with pytest.raises(NotASnapshot, match="the column 'n' holds no states"):
         list(delta_tables.read_windows(str(tmp_path), "app", 0, "n", 0, ["x"]))
 
 
 @pytest.mark.parametrize(("path", "said"), [("/lake\0", "null byte"), ("~nobody-of-that-name/lake", "home directory")])
-def test_a_path_that_is_none_is_a_wrong_setting(path: str, said: str) -> None:
-    """What cannot be a folder is refused as a setting, by its value."""
+def test_an_invalid_path_is_an_error(path: str, said: str) -> None:
+    """A path that cannot be a folder is a ConfigError with its value."""
     with pytest.raises(ConfigError, match=f"^lake .*{said}"):
         delta_tables.read_snapshot(path, "app", [0])
 
@@ -252,8 +257,8 @@ def ended(root: str, application: str) -> list[delta_tables.Compaction]:
     return delta_tables.compactions(root, application, 1)
 
 
-def test_a_log_that_is_none_is_unavailable(tmp_path: Path) -> None:
-    """A table whose log was damaged cannot be read, by any of the ways in."""
+def test_a_damaged_log_is_unavailable(tmp_path: Path) -> None:
+    """Every read of a table with a damaged log is LakeUnavailable."""
     write(tmp_path, 10, [(0, b"a")])
     (log,) = (tmp_path / "app" / "state" / "_delta_log").glob("*.json")
     for text in ("nonsense", "", log.read_text().replace('"minReaderVersion":1', '"minReaderVersion":99')):
@@ -263,8 +268,8 @@ def test_a_log_that_is_none_is_unavailable(tmp_path: Path) -> None:
                 read(str(tmp_path), "app")
 
 
-def test_a_version_that_is_gone_can_be_tried_again(tmp_path: Path) -> None:
-    """A restore that loses the ground under it gets an error that says to read the newer snapshot."""
+def test_a_removed_version_is_unavailable(tmp_path: Path) -> None:
+    """A version or file that was removed is LakeUnavailable, so a restore can read the newer snapshot."""
     write(tmp_path, 10, [(0, b"a")])
     with pytest.raises(LakeUnavailable, match="at version 9"):
         list(delta_tables.read_windows(str(tmp_path), "app", 0, STORE, 9, ["n_n"]))
@@ -275,7 +280,7 @@ def test_a_version_that_is_gone_can_be_tried_again(tmp_path: Path) -> None:
 
 
 def test_live_windows_of_a_range_of_keys(tmp_path: Path) -> None:
-    """A snapshot's windows of one key or of several, with their keys, no more than asked for."""
+    """A snapshot's windows of a range of keys are returned with their keys, up to the limit."""
     write(tmp_path, 10, [(0, b"a"), (1, b"b"), (1, b"c")])
 
     def found(keys: KeyRange, rows_max: int = 9, reach: tuple[int, int] = (0, 9)) -> list[bytes]:
@@ -289,8 +294,8 @@ def test_live_windows_of_a_range_of_keys(tmp_path: Path) -> None:
     assert found(KeyRange.of(), reach=(7, 9)) == []
 
 
-def test_live_windows_by_what_they_are_now(tmp_path: Path) -> None:
-    """A window that has grown into the time that is asked for is found as it is, one that is gone is not."""
+def test_live_windows_have_their_newest_bounds(tmp_path: Path) -> None:
+    """A window that grew into the queried time is found with its newest row, and a removed one is not."""
     rows = [live(0, STORE, key, 5, 6, at, {"n_n": 1, "it's_hll": b""}) for at, key in enumerate((b"a", b"b"))]
     write_state(tmp_path, "app", STORES, rows)
     rows = [live(0, STORE, b"a", 5, 50, 7, {"n_n": 2, "it's_hll": b""}), tombstone(0, STORE, b"b", 5, 8)]
@@ -300,8 +305,8 @@ def test_live_windows_by_what_they_are_now(tmp_path: Path) -> None:
         assert (row["key"], row["end_ms"], row["state"]["n_n"]) == (b"a", 50, 2)
 
 
-def test_live_windows_after_a_place(tmp_path: Path) -> None:
-    """Those that begin, end and lie later, in their order."""
+def test_live_windows_after_a_position(tmp_path: Path) -> None:
+    """Windows after a position are returned in order."""
     write(tmp_path, 10, [(0, b"a"), (0, b"\xff"), (1, b"b"), (1, b"c")])
     seen, after = [], None
     while rows := delta_tables.find_windows(str(tmp_path), "app", STORE, 0, KeyRange.of(), (0, 9), 1, None, after):
@@ -311,7 +316,7 @@ def test_live_windows_after_a_place(tmp_path: Path) -> None:
 
 
 def close(root: Path, windows: list[tuple[Any, int]], key: Any = "string") -> None:
-    """Each as long as a second, and each aggregated to its number."""
+    """Write closed windows that last a second and are aggregated to their number."""
     rows = [
         {"key": own, "window_start": start, "window_end": start + 1_000, "n": number, "changelog_offset": number}
         for number, (own, start) in enumerate(windows)
@@ -320,7 +325,7 @@ def close(root: Path, windows: list[tuple[Any, int]], key: Any = "string") -> No
 
 
 def test_closed_windows_of_a_range_of_keys(tmp_path: Path) -> None:
-    """Keys between two bounds and windows that touch a time, those that begin first, with their results."""
+    """Closed windows between two keys that touch a time are returned with their results, ordered by start."""
     close(tmp_path, [("a", 30), ("b", 20), ("c", 10), ("b", 5), ("b", 9_000)])
 
     def found(first: str | None, last: str | None, rows_max: int, reach: tuple[int, int] = (0, 100)) -> list[int]:
@@ -338,8 +343,8 @@ def test_closed_windows_of_a_range_of_keys(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("as_bytes", [False, True])
-def test_closed_windows_after_a_place(tmp_path: Path, as_bytes: bool) -> None:
-    """Page after page has each window once, of many that begin at once too."""
+def test_closed_windows_after_a_position(tmp_path: Path, as_bytes: bool) -> None:
+    """The pages contain each window once, also if many have the same start."""
     day = 86_400_000
     windows = [(key, start) for start in (5, day, 3 * day) for key in ("it's", "b", "c")]
     keyed = [(key.encode() if as_bytes else key, start) for key, start in windows]
@@ -356,7 +361,7 @@ def test_closed_windows_after_a_place(tmp_path: Path, as_bytes: bool) -> None:
 
 
 def test_windows_beyond_the_years_of_python_are_found(tmp_path: Path) -> None:
-    """A window in a year of five digits is read as any other."""
+    """A window in a year of five digits is read like any other."""
     far_ms = 1_700_000_000_000_000
     row = {"key": "k", "window_start": far_ms, "window_end": far_ms, "n": 1, "closed_at": None}
     write_closed(tmp_path, "app", COUNTED, [row])
@@ -368,16 +373,16 @@ def test_windows_beyond_the_years_of_python_are_found(tmp_path: Path) -> None:
         assert len(rows) == count
 
 
-def test_results_may_be_called_as_other_tables_columns(tmp_path: Path) -> None:
-    """What `state` has columns for is free in `closed`."""
+def test_results_may_have_the_names_of_other_tables_columns(tmp_path: Path) -> None:
+    """A name of a column of `state` is free in `closed`."""
     row = {"key": "k", "window_start": 1, "window_end": 2, "start_ms": 3, "live": json.dumps([1])}
     write_closed(tmp_path, "app", store_of("s", {"start_ms": Count(), "live": CollectList("x")}), [row])
     (found,) = delta_tables.find_closed(str(tmp_path), "app", "s", ("k", "k"), (0, 9))
     assert (found.start_ms, found.results) == (1, {"start_ms": 3, "live": "[1]"})
 
 
-def test_what_a_dashboard_shows(tmp_path: Path) -> None:
-    """Windows that are live, not rows; closed ones by store."""
+def test_describe_counts_windows(tmp_path: Path) -> None:
+    """A description counts live windows, not rows, and closed windows by store."""
     write(tmp_path, 10, [(0, b"a"), (1, b"b")])
     write_state(tmp_path, "app", STORES, [tombstone(1, STORE, b"b", 5, 12), live(0, STORE, b"a", 5, 7, 13, {"n_n": 1})])
     write_closed(tmp_path, "app", STORES[1], [{"key": "k", "window_start": 1, "window_end": 2}])

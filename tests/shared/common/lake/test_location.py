@@ -1,4 +1,4 @@
-"""One place for all that read or write a lake."""
+"""The location of a lake, as all readers and writers interpret it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from penstock.shared.common.lake.location import lake_root
 
 
 def test_a_folder_is_the_same_by_its_path_and_its_uri(tmp_path: Path) -> None:
-    """Spark's jobs and deltalake's readers go to one folder, however it is written."""
+    """Spark's jobs and deltalake's readers use the same folder for a path and its URIs."""
     folder = tmp_path / "with space-ü#1"
     for lake in (str(folder), f"{folder}/", folder.as_uri(), f"file://{folder}", f"FILE://localhost{folder}"):
         assert lake_root(lake) == str(folder)
@@ -27,8 +27,10 @@ def test_a_folder_is_the_same_by_its_path_and_its_uri(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "lake", ["s3://bucket/a%20b", "/srv/100%25", "file:///srv/100%2525", "file://host/srv", "a\0b"]
 )
-def test_a_place_that_is_read_in_two_ways_is_refused(lake: str) -> None:
-    """At start-up, by the setting's name, by jobs and by the aggregator."""
+def test_an_ambiguous_location_is_an_error(lake: str) -> None:
+    """A location that its readers interpret differently is a ConfigError at the start-up of
+    jobs and of the aggregator.
+    """
     with pytest.raises(ConfigError, match=r"penstock: lake: [^l]"):
         CompactSettings.load(["--application", "a", "--lake", lake], environ={})
     with pytest.raises(ConfigError, match=r"streams\.lake: "):

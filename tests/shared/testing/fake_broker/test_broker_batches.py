@@ -1,4 +1,4 @@
-"""Record batches as a broker reads and marks them."""
+"""Record batches as the fake broker reads and changes them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def built(
 
 
 def test_a_header_is_read() -> None:
-    """Everything a broker needs is in the header."""
+    """A parsed batch has the fields that a broker needs."""
     batch = parse(built(b"a", b"b", producer=(7, 2, 40), transactional=True))
     assert (batch.producer_id, batch.producer_epoch, batch.base_sequence, batch.last_sequence) == (7, 2, 40, 41)
     assert (batch.count, batch.base_timestamp, batch.max_timestamp) == (2, 1_000, 1_001)
@@ -39,7 +39,7 @@ def test_a_header_is_read() -> None:
 
 @pytest.mark.parametrize("codec", ["none", "gzip", "snappy", "lz4", "zstd"])
 def test_a_placed_batch_keeps_its_records(codec: str) -> None:
-    """A batch in the log has its offset and epoch, and its checksum still holds."""
+    """A batch in the log has its offset and epoch, and its checksum is still valid."""
     batch = assign_offset(parse(built(b"a" * 100, b"b" * 100, codec=codec)), 50, 3)
     assert (batch.base_offset, batch.last_offset) == (50, 51)
     (unpacked,) = read_batches(batch.data)
@@ -49,7 +49,7 @@ def test_a_placed_batch_keeps_its_records(codec: str) -> None:
 
 
 def test_a_stamped_batch_has_the_brokers_time() -> None:
-    """Under LogAppendTime every record has the broker's time, and the checksum is right again."""
+    """With LogAppendTime every record has the broker's time, and the checksum is valid."""
     batch = assign_offset(stamp(parse(built(b"a", b"b")), 77_000), 0, 0)
     (unpacked,) = read_batches(batch.data)
     assert unpacked.validate_crc()
@@ -58,7 +58,7 @@ def test_a_stamped_batch_has_the_brokers_time() -> None:
 
 @pytest.mark.parametrize("committed", [True, False])
 def test_markers_are_kafkas(committed: bool) -> None:
-    """A marker is a control batch that a client's reader understands."""
+    """A marker is a control batch that a client can read."""
     batch = assign_offset(marker(7, 2, committed=committed, now_ms=5), 9, 0)
     (unpacked,) = read_batches(batch.data)
     assert unpacked.validate_crc()
@@ -70,7 +70,7 @@ def test_markers_are_kafkas(committed: bool) -> None:
 
 @given(st.integers(0, 200), st.integers(0, 255))
 def test_one_wrong_byte_is_found(at: int, value: int) -> None:
-    """A batch with one other byte behind its checksum is refused."""
+    """A batch with a changed byte after its checksum is corrupt."""
     data = bytearray(built(b"v" * 200))
     at = 21 + at % (len(data) - 21)
     if data[at] == value:
@@ -94,16 +94,16 @@ def test_one_wrong_byte_is_found(at: int, value: int) -> None:
     ],
     ids=["none", "empty", "cut off", "two", "old format", "marker", "no sequence"],
 )
-def test_what_is_not_appended(data: bytes | None, code: ErrorCode) -> None:
-    """Bytes that no broker appends are refused with Kafka's code."""
+def test_invalid_batches(data: bytes | None, code: ErrorCode) -> None:
+    """Invalid batches have Kafka's error code."""
     with pytest.raises(InvalidBatch) as refused:
         parse(data)
     assert refused.value.code is code
 
 
 @given(st.integers(0, 2**31 - 1), st.integers(1, 1_000))
-def test_sequences_count_on(sequence: int, step: int) -> None:
-    """Counting on by steps of one or at once comes to the same, round the end as well."""
+def test_sequences_wrap_around(sequence: int, step: int) -> None:
+    """A step of several sequences equals as many single steps, also beyond the highest sequence."""
     by_one = sequence
     for _ in range(step):
         by_one = next_sequence(by_one)

@@ -1,4 +1,4 @@
-"""The cluster as a test uses it, through clients."""
+"""The fake cluster as a test uses it, through clients."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def settings(cluster: FakeCluster, **more: object) -> KafkaSettings:
     return KafkaSettings(bootstrap_servers=cluster.bootstrap_servers, **{**quick, **more})
 
 
-async def test_clients_administrate_it() -> None:
-    """Topics made by a client are the cluster's, and the other way round."""
+async def test_clients_can_administrate_the_cluster() -> None:
+    """Topics that a client creates are the cluster's, and vice versa."""
     async with FakeCluster(3) as cluster, Admin(settings(cluster)) as admin:
         cluster.create_topic("mine", 2, configs={"retention.ms": "-1"})
         await admin.create_topics([NewTopic("theirs", 3, 2)])
@@ -50,15 +50,15 @@ async def test_clients_administrate_it() -> None:
         ("t", {"configs": {"retention.ms": "x"}}),
     ],
 )
-async def test_what_kafka_refuses_is_refused(name: str, more: dict[str, object]) -> None:
-    """A topic that Kafka would not make is an error of the test."""
+async def test_topics_that_kafka_rejects_are_a_value_error(name: str, more: dict[str, object]) -> None:
+    """A topic that Kafka would reject is a ValueError."""
     cluster = FakeCluster(3)
     with pytest.raises(ValueError, match=name):
         cluster.create_topic(name, **more)  # type: ignore[arg-type]
 
 
-async def test_a_stopped_node_comes_back_where_it_was() -> None:
-    """Its port is closed and its leaderships go to the next replica; started again, it has its port and its data."""
+async def test_a_restarted_node_has_its_port_and_data() -> None:
+    """A stopped node's port is closed and the next replicas lead; after a restart it has its port and its data."""
     async with FakeCluster(2) as cluster:
         cluster.create_topic("t")
         async with connected(cluster) as wire:
@@ -79,7 +79,7 @@ async def test_a_stopped_node_comes_back_where_it_was() -> None:
 
 
 async def test_a_hook_can_stop_its_own_node() -> None:
-    """The request that the hook saw is lost with its connection, and nothing is done of it."""
+    """A hook may stop its own node, whose request is then lost without effect."""
     async with FakeCluster(2) as cluster:
         cluster.create_topic("t")
 
@@ -96,7 +96,7 @@ async def test_a_hook_can_stop_its_own_node() -> None:
 
 
 async def test_connections_can_be_closed() -> None:
-    """Clients lose their connection and may connect again at once."""
+    """After `close_connections` clients have lost their connection and may connect again."""
     async with FakeCluster() as cluster:
         cluster.create_topic("t")
         async with connected(cluster) as wire:
@@ -108,7 +108,7 @@ async def test_connections_can_be_closed() -> None:
 
 
 async def test_a_group_reads_through_faults() -> None:
-    """A consumer group gets every record once though its requests fail, are lost, and its coordinator goes."""
+    """A consumer group reads every record once, although requests fail and its coordinator is stopped."""
     async with FakeCluster(3, configs={"group.min.session.timeout.ms": "100"}) as cluster:
         cluster.create_topic("t", 4)
         async with connected(cluster, cluster.leader("t", 1) or 0) as wire:
@@ -134,7 +134,7 @@ async def test_a_group_reads_through_faults() -> None:
 
 
 async def test_clients_authenticate() -> None:
-    """A client with the right password works, one with another is told so."""
+    """A client with the right password works, and one with another gets AuthenticationFailed."""
     async with FakeCluster(users={"ann": "secret"}) as cluster:
         cluster.create_topic("t")
         sasl = {"security_protocol": "SASL_PLAINTEXT", "sasl_mechanism": "PLAIN", "sasl_username": "ann"}
@@ -146,7 +146,7 @@ async def test_clients_authenticate() -> None:
 
 @pytest.fixture
 def certificate(tmp_path: Path) -> tuple[Path, Path]:
-    """A certificate of this machine's loopback, and its key."""
+    """A certificate for localhost, and its key."""
     files = tmp_path / "certificate.pem", tmp_path / "key.pem"
     command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=localhost"]
     command += ["-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1", "-out", str(files[0]), "-keyout", str(files[1])]
@@ -156,7 +156,7 @@ def certificate(tmp_path: Path) -> tuple[Path, Path]:
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="the certificate is made by openssl")
 async def test_clients_use_tls(certificate: tuple[Path, Path]) -> None:
-    """With a TLS context the ports speak TLS, and a client that trusts the certificate works."""
+    """With a TLS context a client that trusts the certificate can connect."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(*certificate)
     async with FakeCluster(ssl_context=context) as cluster:
@@ -166,13 +166,13 @@ async def test_clients_use_tls(certificate: tuple[Path, Path]) -> None:
 
 
 async def test_controls_are_for_their_node() -> None:
-    """A control of one node leaves the others alone."""
+    """A control of one node does not affect the others."""
     async with FakeCluster(2) as cluster:
         cluster.create_topic("t", 2)
         cluster.control(Api.METADATA, Drop(), node=1)
         async with connected(cluster, 1) as one, connected(cluster, 2) as two:
             one.send(Api.METADATA)
-            assert (await two.ask(Api.METADATA)).brokers
+            assert (await two.request(Api.METADATA)).brokers
             assert await one.is_silent()
 
 
@@ -182,7 +182,7 @@ async def test_many_nodes_and_time() -> None:
         seen: list[Request] = []
         cluster.control(None, seen.append)
         async with connected(cluster, 5) as wire:
-            await wire.ask(Api.METADATA)
+            await wire.request(Api.METADATA)
         assert cluster.nodes == [1, 2, 3, 4, 5]
         assert [(one.node, one.client_id, one.client_host) for one in seen] == [(5, "wire", "/127.0.0.1")]
         assert abs(seen[0].now_ms - cluster.now_ms()) < 10_000
@@ -190,8 +190,8 @@ async def test_many_nodes_and_time() -> None:
         FakeCluster(0)
 
 
-async def test_what_does_not_exist_is_a_key_error() -> None:
-    """Asking the cluster about a partition that there is not is a mistake of the test."""
+async def test_unknown_partitions_are_a_key_error() -> None:
+    """A query for an unknown partition is a KeyError."""
     async with FakeCluster() as cluster:
         with pytest.raises(KeyError, match="t-0"):
             cluster.leader("t")

@@ -1,4 +1,4 @@
-"""The cluster behind its nodes: leaders, coordinators, and what nodes say of what is another's."""
+"""The state of the fake cluster: leaders, coordinators, and errors of nodes that are neither."""
 
 from __future__ import annotations
 
@@ -24,8 +24,10 @@ def cluster(nodes: int = 3, **configs: str) -> ClusterState:
     return state
 
 
-def ask(state: ClusterState, api: Api, node: int = 1, version: int | None = None, now_ms: int = 0, **body: Any) -> Any:
-    """What a node answers, both ways through the wire's format."""
+def send_request(
+    state: ClusterState, api: Api, node: int = 1, version: int | None = None, now_ms: int = 0, **body: Any
+) -> Any:
+    """A node's answer; request and answer are encoded and decoded."""
     spoken = SPOKEN[api]
     version = spoken.max_version if version is None else version
     asked, _ = spoken.request.decode(spoken.request.encode(Message(**body), version), version)
@@ -37,17 +39,17 @@ def ask(state: ClusterState, api: Api, node: int = 1, version: int | None = None
 
 def produce(state: ClusterState, node: int, data: bytes, acks: int = -1, **more: Any) -> Any:
     topics = [Message(name="t", partitions=[Message(partition=0, records=data)])]
-    return ask(state, Api.PRODUCE, node, acks=acks, timeout_ms=1, topics=topics, **more)
+    return send_request(state, Api.PRODUCE, node, acks=acks, timeout_ms=1, topics=topics, **more)
 
 
 def fetch(state: ClusterState, node: int, *, now_ms: int = 0, wait_ms: int = 0, **row: Any) -> Any:
     rows = [Message(**{"partition": 0, "fetch_offset": 0, "partition_max_bytes": 1 << 20, **row})]
     topics = [Message(name="t", partitions=rows)]
-    return ask(state, Api.FETCH, node, now_ms=now_ms, max_wait_ms=wait_ms, min_bytes=1, topics=topics)
+    return send_request(state, Api.FETCH, node, now_ms=now_ms, max_wait_ms=wait_ms, min_bytes=1, topics=topics)
 
 
 def test_leaders_are_spread() -> None:
-    """Partitions of one topic, and the first ones of several, start at different nodes."""
+    """Partitions of one topic, and the first ones of several, have different leaders."""
     state = cluster()
     state.create_topic("t", 6, 2, {})
     state.create_topic("u", 1, 1, {})
@@ -58,7 +60,7 @@ def test_leaders_are_spread() -> None:
 
 
 def test_only_the_leader_serves() -> None:
-    """Another node says that it is not the leader, and in newer versions who is, and where."""
+    """Another node answers that it is not the leader, in newer versions with the leader's address."""
     state = cluster()
     state.create_topic("t", 1, 3, {})
     answer = produce(state, 2, built(b"v"))
@@ -71,7 +73,7 @@ def test_only_the_leader_serves() -> None:
 
 
 def test_a_moved_leader_takes_over_the_log() -> None:
-    """The new leader has all that was written, and writes under the next epoch; the old epoch is fenced."""
+    """A new leader has the whole log and writes with the next epoch, and the old epoch is fenced."""
     state = cluster()
     state.create_topic("t", 1, 1, {})
     produce(state, 1, built(b"a"))
@@ -84,8 +86,8 @@ def test_a_moved_leader_takes_over_the_log() -> None:
     assert code == ErrorCode.FENCED_LEADER_EPOCH
 
 
-def test_nobody_else_can_lead() -> None:
-    """A leader is a node of the cluster, of a partition that there is."""
+def test_an_unknown_leader_is_a_key_error() -> None:
+    """A leader must be a node of the cluster, and the partition must exist."""
     state = cluster()
     state.create_topic("t", 1, 1, {})
     with pytest.raises(KeyError, match="node 9"):
@@ -94,8 +96,8 @@ def test_nobody_else_can_lead() -> None:
         state.move_leader(TopicPartition("t", 1), 1)
 
 
-def test_replicas_stand_in() -> None:
-    """The next replica leads when a node stops; with none left there is no leader until one is back."""
+def test_the_next_replica_leads() -> None:
+    """The next replica leads when a node stops, and without any there is no leader until one is started."""
     state = cluster(2)
     state.create_topic("t", 1, 2, {})
     partition = state.topics["t"].partitions[0]
@@ -110,7 +112,7 @@ def test_replicas_stand_in() -> None:
 
 
 def test_acks_all_needs_replicas() -> None:
-    """With a replica down, acks=all is refused below `min.insync.replicas`, and acks=1 is not."""
+    """With fewer replicas than `min.insync.replicas`, acks=all is an error and acks=1 is not."""
     state = cluster(2)
     state.create_topic("t", 1, 2, {"min.insync.replicas": "2"})
     assert produce(state, 1, built(b"v")).topics[0].partitions[0].error_code == ErrorCode.NONE
@@ -119,30 +121,30 @@ def test_acks_all_needs_replicas() -> None:
     assert produce(state, 1, built(b"v"), acks=1).topics[0].partitions[0].error_code == ErrorCode.NONE
 
 
-def test_metadata_shows_what_is_up() -> None:
-    """Nodes that are down are not listed; a partition without a leader has an error and leader -1."""
+def test_metadata_lists_running_nodes() -> None:
+    """Stopped nodes are not listed, and a partition without a leader has an error and leader -1."""
     state = cluster(2)
     state.create_topic("t", 2, 1, {})
     state.node_stopped(1)
-    answer = ask(state, Api.METADATA, 2, topics=None)
+    answer = send_request(state, Api.METADATA, 2, topics=None)
     assert [(one.node_id, one.port) for one in answer.brokers] == [(2, 9_002)]
     assert answer.controller_id == 2
     rows = {one.partition: (one.error_code, one.leader_id) for one in answer.topics[0].partitions}
     assert rows == {0: (ErrorCode.LEADER_NOT_AVAILABLE, -1), 1: (ErrorCode.NONE, 2)}
 
 
-def test_topics_can_make_themselves() -> None:
-    """With `auto.create.topics.enable` asking for a topic makes it, unless the client says otherwise."""
+def test_topics_are_created_automatically() -> None:
+    """With `auto.create.topics.enable` a metadata request creates a topic, unless the client disallows it."""
     state = cluster(auto_create_topics_enable="true", num_partitions="3")
     rows = [Message(name="t")]
-    answer = ask(state, Api.METADATA, topics=rows, allow_auto_topic_creation=False)
+    answer = send_request(state, Api.METADATA, topics=rows, allow_auto_topic_creation=False)
     assert answer.topics[0].error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-    answer = ask(state, Api.METADATA, topics=rows, allow_auto_topic_creation=True)
+    answer = send_request(state, Api.METADATA, topics=rows, allow_auto_topic_creation=True)
     assert (answer.topics[0].error_code, len(answer.topics[0].partitions)) == (ErrorCode.NONE, 3)
 
 
-def test_only_the_controller_makes_topics() -> None:
-    """Another node refuses, and what is refused is not made."""
+def test_only_the_controller_creates_topics() -> None:
+    """Another node rejects the creation, change and deletion of topics."""
     state = cluster()
     row = Message(name="t", num_partitions=1, replication_factor=1)
     for api, body in (
@@ -150,41 +152,43 @@ def test_only_the_controller_makes_topics() -> None:
         (Api.DELETE_TOPICS, {"topic_names": ["t"]}),
         (Api.CREATE_PARTITIONS, {"topics": [Message(name="t", count=2, assignments=None)]}),
     ):
-        assert ask(state, api, 2, timeout_ms=1, **body).topics[0].error_code == ErrorCode.NOT_CONTROLLER
+        assert send_request(state, api, 2, timeout_ms=1, **body).topics[0].error_code == ErrorCode.NOT_CONTROLLER
     assert state.topics == {}
-    assert ask(state, Api.CREATE_TOPICS, 1, timeout_ms=1, topics=[row]).topics[0].error_code == ErrorCode.NONE
+    assert send_request(state, Api.CREATE_TOPICS, 1, timeout_ms=1, topics=[row]).topics[0].error_code == ErrorCode.NONE
 
 
 def test_replicas_can_be_chosen() -> None:
-    """A topic made with assignments has the leaders and replicas it was given."""
+    """A topic that is created with assignments has those leaders and replicas."""
     state = cluster()
     assignments = [Message(partition=0, broker_ids=[3, 1]), Message(partition=1, broker_ids=[2])]
     row = Message(name="t", num_partitions=-1, replication_factor=-1, assignments=assignments)
-    assert ask(state, Api.CREATE_TOPICS, timeout_ms=1, topics=[row]).topics[0].num_partitions == 2
+    assert send_request(state, Api.CREATE_TOPICS, timeout_ms=1, topics=[row]).topics[0].num_partitions == 2
     assert [(one.leader, one.replicas) for one in state.topics["t"].partitions] == [(3, [3, 1]), (2, [2])]
 
 
 def test_only_the_coordinator_coordinates() -> None:
-    """Every other node says that it is not the coordinator, to every request about a group or transaction."""
+    """Another node answers every request for a group or transaction that it is not the coordinator."""
     state = cluster()
-    found = ask(state, Api.FIND_COORDINATOR, key="k", key_type=0).node_id
+    found = send_request(state, Api.FIND_COORDINATOR, key="k", key_type=0).node_id
     other = next(node for node in state.nodes if node != found)
     group = {"group_id": "k", "generation_id": -1, "member_id": "", "group_instance_id": None}
     for api in (Api.HEARTBEAT, Api.LEAVE_GROUP, Api.SYNC_GROUP, Api.JOIN_GROUP):
-        assert ask(state, api, other, **group).error_code == ErrorCode.NOT_COORDINATOR, api
-    assert ask(state, Api.OFFSET_FETCH, other, group_id="k", topics=None).error_code == ErrorCode.NOT_COORDINATOR
-    answer = ask(state, Api.INIT_PRODUCER_ID, other, transactional_id="k", transaction_timeout_ms=1)
+        assert send_request(state, api, other, **group).error_code == ErrorCode.NOT_COORDINATOR, api
+    assert (
+        send_request(state, Api.OFFSET_FETCH, other, group_id="k", topics=None).error_code == ErrorCode.NOT_COORDINATOR
+    )
+    answer = send_request(state, Api.INIT_PRODUCER_ID, other, transactional_id="k", transaction_timeout_ms=1)
     assert answer.error_code == ErrorCode.NOT_COORDINATOR
     for api in (Api.DESCRIBE_GROUPS, Api.DELETE_GROUPS):
-        assert ask(state, api, other, groups=["k"]).groups[0].error_code == ErrorCode.NOT_COORDINATOR
-    ask(state, Api.OFFSET_COMMIT, found, **group)
-    assert [len(ask(state, Api.LIST_GROUPS, node).groups) for node in (found, other)] == [1, 0]
+        assert send_request(state, api, other, groups=["k"]).groups[0].error_code == ErrorCode.NOT_COORDINATOR
+    send_request(state, Api.OFFSET_COMMIT, found, **group)
+    assert [len(send_request(state, Api.LIST_GROUPS, node).groups) for node in (found, other)] == [1, 0]
     state.node_stopped(found)
-    assert ask(state, Api.FIND_COORDINATOR, other, key="k", key_type=0).node_id != found
+    assert send_request(state, Api.FIND_COORDINATOR, other, key="k", key_type=0).node_id != found
 
 
 def test_a_waiting_fetch_is_woken() -> None:
-    """A fetch that waits is answered by new data, by a new leader, by a deletion, and by its time."""
+    """A waiting fetch is answered on new data, a new leader, a deletion, and after its time."""
     for wake in ("data", "leader", "deletion", "time"):
         state = cluster()
         state.create_topic("t", 1, 1, {})
@@ -206,18 +210,20 @@ def test_a_waiting_fetch_is_woken() -> None:
         assert state.timers.next_ms is None
 
 
-def test_a_deleted_topic_takes_its_offsets_along() -> None:
-    """What a group committed for a topic goes with it."""
+def test_offsets_of_a_deleted_topic_are_deleted() -> None:
+    """Offsets of a deleted topic are deleted too."""
     state = cluster(1)
     state.create_topic("t", 1, 1, {})
     topics = [Message(name="t", partitions=[Message(partition=0, offset=5, metadata="")])]
-    ask(state, Api.OFFSET_COMMIT, group_id="g", generation_id=-1, member_id="", group_instance_id=None, topics=topics)
+    send_request(
+        state, Api.OFFSET_COMMIT, group_id="g", generation_id=-1, member_id="", group_instance_id=None, topics=topics
+    )
     assert T0 in state.groups.offsets["g"].committed
     state.delete_topic("t")
     assert state.groups.offsets["g"].committed == {}
 
 
-def test_unknown_configs_are_refused() -> None:
-    """A broker config that would have no effect is an error."""
+def test_unknown_configs_are_an_error() -> None:
+    """A broker config without an effect is a ValueError."""
     with pytest.raises(ValueError, match=r"log\.dirs"):
         ClusterState({"log.dirs": "x"})

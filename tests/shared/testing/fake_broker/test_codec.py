@@ -1,4 +1,4 @@
-"""The wire format's readers and writers."""
+"""Encoding and decoding of the wire format."""
 
 from __future__ import annotations
 
@@ -66,16 +66,16 @@ MESSAGES = st.builds(
 
 
 @given(MESSAGES)
-def test_what_is_written_is_read(message: Message) -> None:
-    """The newest version carries every field there and back."""
+def test_messages_round_trip(message: Message) -> None:
+    """All fields round-trip in the newest version."""
     schema = Schema(EVERYTHING, flexible=2)
     data = schema.encode(message, 2)
     assert schema.decode(data, 2) == (message, len(data))
 
 
 @given(MESSAGES, st.integers(0, 2))
-def test_every_version_stands_by_itself(message: Message, version: int) -> None:
-    """What a version reads it writes the same again, and fields it lacks have their defaults."""
+def test_every_version_round_trips(message: Message, version: int) -> None:
+    """A message decoded in a version is encoded to the same bytes, and missing fields have their defaults."""
     schema = Schema(EVERYTHING, flexible=2)
     data = schema.encode(message, version)
     read, end = schema.decode(data, version)
@@ -86,8 +86,8 @@ def test_every_version_stands_by_itself(message: Message, version: int) -> None:
 
 
 @given(MESSAGES, st.data())
-def test_what_is_cut_off_is_malformed(message: Message, data: st.DataObject) -> None:
-    """A message that ends too soon is refused, wherever it ends."""
+def test_a_truncated_message_is_malformed(message: Message, data: st.DataObject) -> None:
+    """A truncated message is MalformedMessage, wherever it ends."""
     schema = Schema(EVERYTHING, flexible=2)
     version = data.draw(st.integers(0, 2))
     whole = schema.encode(message, version)
@@ -97,15 +97,15 @@ def test_what_is_cut_off_is_malformed(message: Message, data: st.DataObject) -> 
 
 
 def test_unknown_tags_are_skipped() -> None:
-    """A tagged field that the table does not name is no error, and is not kept."""
+    """An unknown tagged field is skipped without an error."""
     newer = Schema("n int32\nextra string 1+ tag 9", flexible=1)
     older = Schema("n int32", flexible=1)
     data = newer.encode(Message(n=1, extra="more"), 1)
     assert older.decode(data, 1) == (Message(n=1), len(data))
 
 
-def test_defaults_fill_in() -> None:
-    """A message that says nothing is written with each field's default."""
+def test_missing_fields_have_defaults() -> None:
+    """An empty message is encoded with each field's default."""
     schema = Schema(EVERYTHING, flexible=2)
     read, _ = schema.decode(schema.encode(Message(rows=[Message()]), 2), 2)
     assert (read.text, read.null, read.texts, read.numbers, read.id) == ("", None, None, [], uuid.UUID(int=0))
@@ -113,13 +113,13 @@ def test_defaults_fill_in() -> None:
 
 
 def test_a_length_beyond_the_message_is_malformed() -> None:
-    """An array that claims more items than there are bytes is refused before any is read."""
+    """An array with more items than bytes is malformed before any item is read."""
     with pytest.raises(MalformedMessage, match="items"):
         Schema("numbers []int32").decode(b"\x7f\xff\xff\xff\0\0", 0)
 
 
 @given(st.integers(0, 2**63))
 def test_varints(value: int) -> None:
-    """A varint is read as it was written, and its end is found."""
+    """A varint round-trips with its end."""
     data = write_varint(value)
     assert read_varint(data + b"\xff", 0) == (value, len(data))

@@ -1,4 +1,4 @@
-"""What hooks can have done: the values of it, without sockets."""
+"""Controls of requests and the answers that they produce, without sockets."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def request(api: Api, node: int = 1, **body: object) -> Request:
 
 
 def about(api: Api) -> Request:
-    """A request about two partitions of a topic and one of another."""
+    """A request for two partitions of a topic and one of another."""
     numbers = api in (Api.OFFSET_FETCH, Api.ADD_PARTITIONS_TO_TXN)
     rows = [0, 1] if numbers else [Message(partition=0), Message(partition=1)]
     return request(api, topics=[Message(name="t", partitions=rows), Message(name="u", partitions=rows[:1])])
 
 
 def test_a_control_is_for_its_requests() -> None:
-    """A control sees its API at its node, or every one."""
+    """A control applies to its API and node, or to all."""
     controls: list[Control] = []
     one = Control(controls, Api.FETCH, Close(), None, 2)
     assert one.is_for(request(Api.FETCH, node=2))
@@ -36,7 +36,7 @@ def test_a_control_is_for_its_requests() -> None:
 
 
 def test_a_control_ends() -> None:
-    """After its last time, at the end of its block, or when it is removed, a control is off."""
+    """A control ends after its number of times, at the end of its block, or when it is removed."""
     controls: list[Control] = []
     twice = Control(controls, None, Close(), 2, None)
     twice.count()
@@ -64,7 +64,7 @@ PARTITIONED = [
 
 @pytest.mark.parametrize("api", PARTITIONED, ids=lambda api: api.name.lower())
 def test_partitions_fail_alone(api: Api) -> None:
-    """A failure of some partitions is put into the answer that the others get."""
+    """Failures of some partitions are merged into the answer for the others."""
     asked, wanted = about(api), {TopicPartition("t", 1), TopicPartition("u", 0)}
     rest = without(asked, wanted)
     assert rest.partitions() == [TopicPartition("t", 0)]
@@ -79,7 +79,7 @@ def test_partitions_fail_alone(api: Api) -> None:
 
 @pytest.mark.parametrize("api", list(Api), ids=lambda api: api.name.lower())
 def test_every_api_can_fail(api: Api) -> None:
-    """The answer that says an error can be written in every version, and says it."""
+    """A failed answer can be encoded in every version of every API, and has the error."""
     bodies: dict[Api, dict[str, object]] = {
         Api.METADATA: {"topics": [Message(name="t")]},
         Api.CREATE_TOPICS: {"topics": [Message(name="t")]},

@@ -1,4 +1,4 @@
-"""One group, without sockets and clocks: what is in the contract suite is not here again."""
+"""One group, without sockets and clocks, beyond the tests of the contract suite."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from penstock.shared.testing.fake_broker.timers import Later, Timers
 
 CLIENT = ("client", "/127.0.0.1")
 VERSION = 3
-"""Before member ids were required: one join is enough."""
+"""A version without required member ids, in which one join suffices."""
 
 
 def joining(member_id: str = "", *, session_ms: int = 1_000, rebalance_ms: int = 5_000, **more: Any) -> Message:
@@ -56,8 +56,8 @@ def stable(group: Group, now_ms: int = 0) -> Message:
     return member
 
 
-def test_who_does_not_rejoin_is_out() -> None:
-    """A rebalance waits for the slowest member's timeout, and goes on without those that did not join."""
+def test_a_member_that_does_not_rejoin_is_removed() -> None:
+    """A rebalance waits for the longest timeout of a member, and continues without those that did not join."""
     timers = Timers()
     group = Group("g", timers)
     old = stable(group)
@@ -72,8 +72,8 @@ def test_who_does_not_rejoin_is_out() -> None:
     assert list(group.members) == [new.value.member_id] == [group.leader]
 
 
-def test_who_waits_to_join_is_not_silent() -> None:
-    """A member whose join is not answered yet needs no heartbeat."""
+def test_a_joining_member_needs_no_heartbeat() -> None:
+    """A member whose join is not answered yet is not removed."""
     timers = Timers()
     group = Group("g", timers)
     old = stable(group)
@@ -86,8 +86,8 @@ def test_who_waits_to_join_is_not_silent() -> None:
     assert len(group.members) == 2
 
 
-def test_who_never_syncs_is_out() -> None:
-    """A member that joined and does not ask for its assignment within the rebalance timeout is out."""
+def test_a_member_that_does_not_sync_is_removed() -> None:
+    """A member that does not request its assignment within the rebalance timeout is removed."""
     timers = Timers()
     group = Group("g", timers)
     done(group.join(VERSION, CLIENT, joining(session_ms=60_000, rebalance_ms=500), 0))
@@ -97,7 +97,7 @@ def test_who_never_syncs_is_out() -> None:
 
 
 def test_a_first_member_waits_for_others() -> None:
-    """With an initial delay an empty group waits for who else comes, and answers all of them in one generation."""
+    """With an initial delay an empty group waits for further members and answers all in one generation."""
     timers = Timers()
     group = Group("g", timers, initial_delay_ms=100)
     answers = [group.join(VERSION, CLIENT, joining(), now) for now in (0, 50)]
@@ -108,7 +108,7 @@ def test_a_first_member_waits_for_others() -> None:
 
 
 def test_a_follower_that_rejoins_stays() -> None:
-    """A follower that comes back with nothing new is told the present generation."""
+    """A follower that joins again without a change is answered with the current generation."""
     group = Group("g", Timers())
     leader = stable(group)
     second = group.join(VERSION, CLIENT, joining(), 0)
@@ -124,7 +124,7 @@ def test_a_follower_that_rejoins_stays() -> None:
 
 
 def test_a_rebalance_ends_waiting_syncs() -> None:
-    """A member that waits for its assignment while another joins is sent back to join."""
+    """A member that waits for its assignment while another joins must join again."""
     group = Group("g", Timers())
     leader = stable(group)
     second = group.join(VERSION, CLIENT, joining(), 0)
@@ -136,7 +136,7 @@ def test_a_rebalance_ends_waiting_syncs() -> None:
 
 
 def test_most_votes_win() -> None:
-    """The protocol is one that all have, the one that most like best."""
+    """The protocol is the common one that most members prefer."""
     group = Group("g", Timers(), initial_delay_ms=10)
     likes = (["a", "b", "c"], ["b", "a"], ["b", "a"])
     for names in likes:
@@ -146,7 +146,7 @@ def test_most_votes_win() -> None:
 
 
 def test_an_unused_member_id_expires() -> None:
-    """A group waits for a member that was given an id, but no longer than its session."""
+    """A group waits for a member that was given an id only until its session ends."""
     timers = Timers()
     group = Group("g", timers)
     leader = stable(group)

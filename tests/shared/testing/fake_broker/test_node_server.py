@@ -1,4 +1,4 @@
-"""Connections and faults, over real sockets, with bare requests."""
+"""Connections and faults of the fake broker, over real sockets, with bare requests."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.shared.testing.fake_broker.test_broker_batches import built
 
 PATIENCE_S = 10
 SOON_S = 0.05
-"""How long a test looks for an answer that must not come."""
+"""How long a test waits for an answer that must not arrive."""
 
 
 class Wire:
@@ -51,13 +51,13 @@ class Wire:
             size = struct.unpack(">i", await self.reader.readexactly(4))[0]
             return await self.reader.readexactly(size)
 
-    async def ask(self, api: Api, version: int | None = None, **body: Any) -> Any:
+    async def request(self, api: Api, version: int | None = None, **body: Any) -> Any:
         version = SPOKEN[api].max_version if version is None else version
         self.send(api, version=version, **body)
         return decode_response(SPOKEN[api], version, await self.read())[1]
 
     async def produce(self, *partitions: int, acks: int = -1) -> dict[int, str]:
-        """Error names by partition, of one record for each."""
+        """Send one record to each partition and return the error names by partition."""
         self.send_records(*partitions, acks=acks)
         answer = decode_response(SPOKEN[Api.PRODUCE], 11, await self.read())[1]
         return {row.partition: ErrorCode(row.error_code).name for row in answer.topics[0].partitions}
@@ -67,7 +67,7 @@ class Wire:
         self.send(Api.PRODUCE, acks=acks, timeout_ms=1_000, topics=[Message(name="t", partitions=rows)])
 
     async def is_silent(self) -> bool:
-        """Whether nothing comes for a while."""
+        """Whether nothing arrives for a while."""
         try:
             async with asyncio.timeout(SOON_S):
                 await self.reader.readexactly(1)
@@ -76,7 +76,7 @@ class Wire:
         return False
 
     async def is_closed(self) -> bool:
-        """Whether the other side has hung up."""
+        """Whether the other side has closed the connection."""
         async with asyncio.timeout(PATIENCE_S):
             with contextlib.suppress(ConnectionError):
                 return await self.reader.read(1) == b""
@@ -107,7 +107,7 @@ async def wire(cluster: FakeCluster) -> AsyncIterator[Wire]:
 
 
 async def test_requests_are_answered_in_their_order(cluster: FakeCluster, wire: Wire) -> None:
-    """Requests sent at once are answered one by one, also behind one that is delayed."""
+    """Requests are answered in order, also after one that is delayed."""
     cluster.control(Api.METADATA, Delay(20), times=1)
     for number, api in enumerate((Api.METADATA, Api.API_VERSIONS, Api.LIST_GROUPS)):
         wire.send(api, correlation_id=number, client_software_name="a", client_software_version="1")
@@ -116,7 +116,7 @@ async def test_requests_are_answered_in_their_order(cluster: FakeCluster, wire: 
 
 
 async def test_a_dropped_request_is_never_answered(cluster: FakeCluster, wire: Wire) -> None:
-    """Nothing is done, the connection is silent from then on, and another connection is served."""
+    """A dropped request has no effect, its connection is silent from then on, and other connections are served."""
     dropped = cluster.control(Api.PRODUCE, Drop(), times=1)
     wire.send_records()
     wire.send(Api.METADATA)
@@ -127,7 +127,7 @@ async def test_a_dropped_request_is_never_answered(cluster: FakeCluster, wire: W
 
 
 async def test_an_answer_can_be_lost(cluster: FakeCluster, wire: Wire) -> None:
-    """What was asked is done, and nobody is told."""
+    """A request whose answer is dropped has its effect."""
     cluster.control(Api.PRODUCE, Drop(handled=True), times=1)
     wire.send_records()
     assert await wire.is_silent()
@@ -136,7 +136,7 @@ async def test_an_answer_can_be_lost(cluster: FakeCluster, wire: Wire) -> None:
 
 @pytest.mark.parametrize("handled", [False, True])
 async def test_a_connection_can_be_closed(cluster: FakeCluster, wire: Wire, handled: bool) -> None:
-    """The broker hangs up, before or after it has done what was asked."""
+    """The broker can close a connection before or after it handled the request."""
     cluster.control(Api.PRODUCE, Close(handled=handled), times=1)
     wire.send_records()
     assert await wire.is_closed()
@@ -144,7 +144,7 @@ async def test_a_connection_can_be_closed(cluster: FakeCluster, wire: Wire, hand
 
 
 async def test_everything_can_fail(cluster: FakeCluster, wire: Wire) -> None:
-    """A failure without partitions is that of all of them, and nothing is written."""
+    """A failure without partitions applies to all of them, and nothing is written."""
     cluster.control(Api.PRODUCE, Fail(ErrorCode.NOT_ENOUGH_REPLICAS), times=1)
     assert await wire.produce(0, 1) == {0: "NOT_ENOUGH_REPLICAS", 1: "NOT_ENOUGH_REPLICAS"}
     assert await wire.produce(0, 1) == {0: "NONE", 1: "NONE"}
@@ -152,7 +152,7 @@ async def test_everything_can_fail(cluster: FakeCluster, wire: Wire) -> None:
 
 
 async def test_one_partition_can_fail(cluster: FakeCluster, wire: Wire) -> None:
-    """The others are served in the same answer."""
+    """If one partition fails, the others are served in the same answer."""
     with cluster.control(Api.PRODUCE, Fail(ErrorCode.NOT_ENOUGH_REPLICAS, [TopicPartition("t", 1)])) as control:
         assert await wire.produce(0, 1) == {0: "NONE", 1: "NOT_ENOUGH_REPLICAS"}
         assert await wire.produce(1) == {1: "NOT_ENOUGH_REPLICAS"}
@@ -161,86 +161,86 @@ async def test_one_partition_can_fail(cluster: FakeCluster, wire: Wire) -> None:
 
 
 @pytest.mark.parametrize("partitions", [None, [TopicPartition("t", 1)]])
-async def test_what_is_done_can_be_said_to_have_failed(
+async def test_a_handled_request_can_fail(
     cluster: FakeCluster, wire: Wire, partitions: list[TopicPartition] | None
 ) -> None:
-    """The records are written, and the answer says otherwise, of all or of some partitions."""
+    """The records are written although the answer is an error, for all or some partitions."""
     cluster.control(Api.PRODUCE, Fail(ErrorCode.NOT_LEADER_OR_FOLLOWER, partitions, handled=True), times=1)
     said = await wire.produce(0, 1)
     assert said == {0: "NONE" if partitions else "NOT_LEADER_OR_FOLLOWER", 1: "NOT_LEADER_OR_FOLLOWER"}
     assert (cluster.end_offset("t", 0), cluster.end_offset("t", 1)) == (1, 1)
 
 
-async def test_a_request_without_partitions_can_be_done_and_fail(cluster: FakeCluster, wire: Wire) -> None:
-    """The producer id was handed out, though the answer is an error."""
+async def test_a_handled_request_without_partitions_can_fail(cluster: FakeCluster, wire: Wire) -> None:
+    """The producer id is assigned although the answer is an error."""
     asked = {"transactional_id": "x", "transaction_timeout_ms": 1_000, "producer_id": -1, "producer_epoch": -1}
     cluster.control(Api.INIT_PRODUCER_ID, Fail(ErrorCode.COORDINATOR_NOT_AVAILABLE, handled=True), times=1)
-    refused = await wire.ask(Api.INIT_PRODUCER_ID, **asked)
+    refused = await wire.request(Api.INIT_PRODUCER_ID, **asked)
     assert refused.error_code == ErrorCode.COORDINATOR_NOT_AVAILABLE
-    assert (await wire.ask(Api.INIT_PRODUCER_ID, **asked)).producer_epoch == 1
+    assert (await wire.request(Api.INIT_PRODUCER_ID, **asked)).producer_epoch == 1
 
 
-async def test_acks_zero_is_done_and_fails(cluster: FakeCluster, wire: Wire) -> None:
-    """What was written without acks can fail by a closed connection alone."""
+async def test_a_handled_request_with_acks_zero_can_fail(cluster: FakeCluster, wire: Wire) -> None:
+    """A failure of a handled request with acks 0 closes the connection."""
     cluster.control(Api.PRODUCE, Fail(ErrorCode.NOT_LEADER_OR_FOLLOWER, handled=True))
     wire.send_records(acks=0)
     assert await wire.is_closed()
     assert cluster.end_offset("t") == 1
 
 
-async def test_a_duplicate_says_where_it_is(cluster: FakeCluster, wire: Wire) -> None:
-    """Other errors have no offset; of what is there already the answer has it."""
+async def test_a_duplicate_has_its_offset(cluster: FakeCluster, wire: Wire) -> None:
+    """The answer for a duplicate has its offset, and that of other errors has none."""
     rows = [Message(partition=0, records=built(b"one"))]
     body = {"acks": -1, "timeout_ms": 1_000, "topics": [Message(name="t", partitions=rows)]}
     await wire.produce(0)
     for code, offset in ((ErrorCode.DUPLICATE_SEQUENCE_NUMBER, 1), (ErrorCode.REQUEST_TIMED_OUT, -1)):
         cluster.control(Api.PRODUCE, Fail(code, handled=True), times=1)
-        (topic,) = (await wire.ask(Api.PRODUCE, **body)).topics
+        (topic,) = (await wire.request(Api.PRODUCE, **body)).topics
         assert (topic.partitions[0].error_code, topic.partitions[0].base_offset) == (code, offset)
 
 
 async def test_a_fetch_fails_without_waiting(cluster: FakeCluster, wire: Wire) -> None:
-    """A partition's failure is told at once, also where the others have nothing to give yet."""
+    """A partition's failure is answered immediately, although the others have no data yet."""
     cluster.control(Api.FETCH, Fail(ErrorCode.KAFKA_STORAGE_ERROR, [TopicPartition("t", 0)]))
     rows = [Message(partition=p, fetch_offset=0, partition_max_bytes=1_000) for p in (0, 1)]
-    answer = await wire.ask(Api.FETCH, max_wait_ms=60_000, min_bytes=1, topics=[Message(name="t", partitions=rows)])
+    answer = await wire.request(Api.FETCH, max_wait_ms=60_000, min_bytes=1, topics=[Message(name="t", partitions=rows)])
     codes = {row.partition: row.error_code for row in answer.topics[0].partitions}
     assert codes == {0: ErrorCode.KAFKA_STORAGE_ERROR, 1: 0}
 
 
 async def test_acks_zero_is_not_answered(cluster: FakeCluster, wire: Wire) -> None:
-    """Without acks the next answer is that of the next request; a failure closes the connection."""
+    """With acks 0 there is no answer, and a failure closes the connection."""
     wire.send_records(acks=0)
-    assert (await wire.ask(Api.METADATA)).brokers
+    assert (await wire.request(Api.METADATA)).brokers
     assert cluster.end_offset("t") == 1
     cluster.control(Api.PRODUCE, Fail(ErrorCode.NOT_ENOUGH_REPLICAS))
     wire.send_records(acks=0)
     assert await wire.is_closed()
 
 
-async def test_acks_zero_fails_by_hanging_up(wire: Wire) -> None:
-    """Without acks an error has no other way to be told."""
+async def test_an_error_with_acks_zero_closes_the_connection(wire: Wire) -> None:
+    """With acks 0 an error closes the connection."""
     wire.send_records(7, acks=0)
     assert await wire.is_closed()
 
 
-async def test_an_answer_can_be_made_up(cluster: FakeCluster, wire: Wire) -> None:
-    """A body of the test's own is sent as it is, with defaults."""
+async def test_an_answer_can_be_replaced(cluster: FakeCluster, wire: Wire) -> None:
+    """A test's own body is sent as the answer, with defaults."""
     cluster.control(Api.METADATA, Respond(Message(cluster_id="mine", controller_id=9)), times=1)
-    answer = await wire.ask(Api.METADATA)
+    answer = await wire.request(Api.METADATA)
     assert (answer.cluster_id, answer.controller_id, answer.brokers) == ("mine", 9, [])
 
 
 async def test_a_delay_can_end_in_another_fault(cluster: FakeCluster, wire: Wire) -> None:
-    """Late, and then refused."""
+    """A delayed request can fail after the delay."""
     cluster.control(Api.PRODUCE, Delay(5, Fail(ErrorCode.REQUEST_TIMED_OUT)))
     before = asyncio.get_running_loop().time()
     assert await wire.produce() == {0: "REQUEST_TIMED_OUT"}
     assert asyncio.get_running_loop().time() - before >= 0.005
 
 
-async def test_hooks_are_asked_in_order(cluster: FakeCluster, wire: Wire) -> None:
-    """Each hook sees the request until one acts; a hook that lets it through has not acted."""
+async def test_hooks_are_called_in_order(cluster: FakeCluster, wire: Wire) -> None:
+    """Hooks are called in order until one acts, and one that lets the request pass has not acted."""
     seen: list[str] = []
 
     def look(request: Request) -> Action | None:
@@ -260,8 +260,8 @@ async def test_hooks_are_asked_in_order(cluster: FakeCluster, wire: Wire) -> Non
     assert (looking.acted, after.acted) == (0, 1)
 
 
-async def test_a_hook_acts_no_oftener_than_it_may(cluster: FakeCluster) -> None:
-    """A hook that waits for something acts once, though two requests wait in it."""
+async def test_a_hook_acts_at_most_its_number_of_times(cluster: FakeCluster) -> None:
+    """A hook that waits acts once, although two requests wait in it."""
     gate, waiting = asyncio.Event(), asyncio.Semaphore(0)
 
     async def refuse(_: Request) -> Action | None:
@@ -278,8 +278,8 @@ async def test_a_hook_acts_no_oftener_than_it_may(cluster: FakeCluster) -> None:
         assert sorted(row[0] for row in await asyncio.gather(*asking)) == ["LEADER_NOT_AVAILABLE", "NONE"]
 
 
-async def test_a_hook_that_raises_is_heard() -> None:
-    """An exception in a hook closes the connection, and comes out where the cluster is closed."""
+async def test_an_exception_of_a_hook_is_raised() -> None:
+    """An exception in a hook closes the connection, and is raised when the cluster is closed."""
 
     def wrong(request: Request) -> Action | None:
         raise AssertionError(f"not this: {request.api.name}")
@@ -295,7 +295,7 @@ async def test_a_hook_that_raises_is_heard() -> None:
 
 
 async def test_a_paused_node_answers_later(cluster: FakeCluster, wire: Wire) -> None:
-    """It accepts connections and requests, and works them off when it is resumed."""
+    """A paused node accepts connections and requests, and handles them once it is resumed."""
     cluster.pause_node(1)
     wire.send_records()
     async with connected(cluster) as other:
@@ -309,7 +309,7 @@ async def test_a_paused_node_answers_later(cluster: FakeCluster, wire: Wire) -> 
 
 
 async def test_a_pause_holds_answers_too(cluster: FakeCluster, wire: Wire) -> None:
-    """What the node was about to answer when it was paused is answered when it is resumed."""
+    """An answer that was pending when the node was paused is sent once it is resumed."""
     gate = asyncio.Event()
 
     async def hold(_: Request) -> Action | None:
@@ -325,8 +325,8 @@ async def test_a_pause_holds_answers_too(cluster: FakeCluster, wire: Wire) -> No
     await wire.read()
 
 
-async def test_what_is_not_spoken_closes_the_connection(cluster: FakeCluster) -> None:
-    """Unknown APIs and versions, frames without end and frames of nonsense are hung up on."""
+async def test_invalid_requests_close_the_connection(cluster: FakeCluster) -> None:
+    """Unknown APIs and versions, and invalid frames, close the connection."""
     nonsense = encode_request(SPOKEN[Api.METADATA], 12, 1, "wire", Message())[:-1] + b"\xff"
     for frame in (b"\x03\xe7\0\0\0\0\0\1\xff\xff", b"\0\3\0\x63\0\0\0\1\xff\xff\0", nonsense, b"\0"):
         async with connected(cluster) as wire:
@@ -338,8 +338,8 @@ async def test_what_is_not_spoken_closes_the_connection(cluster: FakeCluster) ->
             assert await wire.is_closed(), size
 
 
-async def test_versions_to_come_are_answered_in_the_oldest(wire: Wire) -> None:
-    """A client that asks ApiVersions in an unknown version is told in version 0 what is spoken."""
+async def test_unknown_api_versions_are_answered_in_version_0(wire: Wire) -> None:
+    """An ApiVersions request in an unknown version is answered in version 0 with the supported ones."""
     wire.write(b"\0\x12\0\x63\0\0\0\1\xff\xff\0")
     _, answer, _ = decode_response(SPOKEN[Api.API_VERSIONS], 0, await wire.read())
     assert ErrorCode(answer.error_code) is ErrorCode.UNSUPPORTED_VERSION
@@ -347,17 +347,17 @@ async def test_versions_to_come_are_answered_in_the_oldest(wire: Wire) -> None:
 
 
 async def test_passwords_are_checked() -> None:
-    """With users a connection must authenticate first; a wrong password is told so."""
+    """With users a connection must authenticate first, and a wrong password is an error."""
     async with FakeCluster(users={"ann": "secret"}) as cluster:
         async with connected(cluster) as wire:
             wire.send(Api.METADATA)
             assert await wire.is_closed()
         async with connected(cluster) as wire:
-            refused = await wire.ask(Api.SASL_HANDSHAKE, mechanism="SCRAM-SHA-256")
+            refused = await wire.request(Api.SASL_HANDSHAKE, mechanism="SCRAM-SHA-256")
             assert ErrorCode(refused.error_code) is ErrorCode.UNSUPPORTED_SASL_MECHANISM
-            assert (await wire.ask(Api.SASL_HANDSHAKE, mechanism="PLAIN")).mechanisms == ["PLAIN"]
+            assert (await wire.request(Api.SASL_HANDSHAKE, mechanism="PLAIN")).mechanisms == ["PLAIN"]
             for auth_bytes in (b"\0ann\0wrong", b"\0\xff\0\xff", b"\0bob\0secret", b"ann secret", b"\0bob\0"):
-                refused = await wire.ask(Api.SASL_AUTHENTICATE, auth_bytes=auth_bytes)
+                refused = await wire.request(Api.SASL_AUTHENTICATE, auth_bytes=auth_bytes)
                 assert ErrorCode(refused.error_code) is ErrorCode.SASL_AUTHENTICATION_FAILED
-            assert (await wire.ask(Api.SASL_AUTHENTICATE, auth_bytes=b"\0ann\0secret")).error_code == 0
-            assert (await wire.ask(Api.METADATA)).brokers
+            assert (await wire.request(Api.SASL_AUTHENTICATE, auth_bytes=b"\0ann\0secret")).error_code == 0
+            assert (await wire.request(Api.METADATA)).brokers

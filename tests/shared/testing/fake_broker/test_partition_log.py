@@ -1,4 +1,4 @@
-"""One partition's log."""
+"""The log of one partition."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def offsets(data: bytes) -> list[int]:
 
 
 def test_a_repetition_is_not_appended() -> None:
-    """A batch that is there is answered with where it is, and the log is as long as before."""
+    """A repeated batch is answered with its offset and not appended."""
     log = PartitionLog()
     for _ in range(2):
         assert log.append(parse(built(b"a", b"b", producer=(7, 0, 0))), 0) == Appended(0, 1, 0, -1)
@@ -35,7 +35,7 @@ def test_a_repetition_is_not_appended() -> None:
 
 
 def test_where_leader_epochs_end() -> None:
-    """An epoch ends where the next one with records begins; one that never led ends with the one before it."""
+    """An epoch ends where the next one with records begins, and one without records ends like the one before it."""
     log = PartitionLog()
     for epoch in (1, 1, 4):
         log.append(parse(built(b"a", b"b")), epoch)
@@ -43,8 +43,8 @@ def test_where_leader_epochs_end() -> None:
     assert ends == {0: (0, 0), 1: (1, 4), 3: (1, 4), 4: (4, 6), 5: (5, 6), 6: None}
 
 
-def test_what_is_lost() -> None:
-    """Whole batches go, and the next record takes the place of the first that is gone."""
+def test_truncation() -> None:
+    """A truncation removes whole batches, and the next record has the first removed offset."""
     log = log_of(2, 3, 2)
     size = log.size_bytes
     log.truncate(4)
@@ -54,8 +54,8 @@ def test_what_is_lost() -> None:
     assert (log.end_offset, log.size_bytes) == (0, 0)
 
 
-def test_what_is_lost_is_not_known_any_more() -> None:
-    """A lost batch that comes again is appended, not taken for a repetition; the one before it still is one."""
+def test_truncated_batches_are_forgotten() -> None:
+    """A truncated batch that is sent again is appended, while the one before it still is a repetition."""
     log = PartitionLog()
     first, second = [built(b"v", producer=(7, 0, sequence)) for sequence in (0, 1)]
     for data in (first, second):
@@ -68,8 +68,8 @@ def test_what_is_lost_is_not_known_any_more() -> None:
     assert log.append(parse(second), 0) == Appended(1, 1, 0, -1), "of an unknown producer any number"
 
 
-def test_a_transaction_whose_end_is_lost() -> None:
-    """It is open again, not aborted; with its first record it is gone altogether."""
+def test_truncated_transactions() -> None:
+    """A transaction whose marker is truncated is open again, and one whose first record is truncated does not exist."""
     log = log_of(1)
     transactional(log, 1, 0)
     log.end_transaction(1, 0, 0, committed=False, now_ms=0)
@@ -88,7 +88,7 @@ def test_a_transaction_whose_end_is_lost() -> None:
 
 
 def test_deleted_records_are_stable() -> None:
-    """A transaction that is open holds nothing back before the log's start, and its producer stays known."""
+    """An open transaction does not limit the stable offset before the log's start, and its producer is still known."""
     log = PartitionLog()
     transactional(log, 1, 0)
     log.delete_records(2)
@@ -101,7 +101,7 @@ def test_deleted_records_are_stable() -> None:
 
 @given(st.lists(st.integers(1, 5), max_size=12), st.integers(0, 60), st.integers(0, 500))
 def test_a_fetch_gives_whole_batches(counts: list[int], offset: int, max_bytes: int) -> None:
-    """What is fetched begins with the batch that holds the offset, and is one batch or no larger than the limit."""
+    """A fetch begins with the batch that contains the offset, and is one batch or within the limit."""
     log = log_of(*counts)
     fetched = log.fetch(offset, max_bytes, committed=False)
     if offset > log.end_offset:
@@ -117,8 +117,8 @@ def transactional(log: PartitionLog, producer_id: int, sequence: int) -> None:
     log.append(parse(built(b"a", b"b", producer=(producer_id, 0, sequence), transactional=True)), 0)
 
 
-def test_the_first_open_transaction_holds_the_rest() -> None:
-    """Two producers' transactions: stable is what lies before the first that is open."""
+def test_the_first_open_transaction_limits_the_stable_offset() -> None:
+    """Only records before the first open transaction are stable."""
     log = PartitionLog()
     transactional(log, 1, 0)
     transactional(log, 2, 0)
@@ -133,8 +133,8 @@ def test_the_first_open_transaction_holds_the_rest() -> None:
     assert log.fetch(0, MANY, committed=False).aborted == ()
 
 
-def test_readers_of_the_test_see_what_consumers_see() -> None:
-    """Without open and aborted transactions under `committed`, with them otherwise, never markers."""
+def test_readable_records_are_those_of_consumers() -> None:
+    """Committed reads leave out open and aborted transactions, and no read has markers."""
     log = log_of(1)
     transactional(log, 1, 0)
     log.end_transaction(1, 0, 0, committed=False, now_ms=0)
@@ -148,7 +148,7 @@ def test_readers_of_the_test_see_what_consumers_see() -> None:
 
 
 def test_deleted_records_cannot_be_fetched() -> None:
-    """The log starts where it was told to, and the batch that holds the start is still fetched whole."""
+    """A fetch before the log's start is an error, and the batch that contains the start is returned whole."""
     log = log_of(3, 3)
     log.delete_records(4)
     assert (log.start_offset, len(log.batches)) == (4, 1)
@@ -159,8 +159,8 @@ def test_deleted_records_cannot_be_fetched() -> None:
     assert log.offset_for_time(0, committed=False).offset == -1
 
 
-def test_a_log_can_be_kept_small() -> None:
-    """The oldest batches go, whole ones, and none of a transaction that is open."""
+def test_retention() -> None:
+    """Retention removes the oldest whole batches, and none of an open transaction."""
     log = log_of(1, 1, 1)
     size = log.size_bytes // 3
     log.retain(3 * size)
@@ -176,7 +176,7 @@ def test_a_log_can_be_kept_small() -> None:
 
 
 def test_bytes_are_counted_as_far_as_wanted() -> None:
-    """Counting ends with what a fetch waits for."""
+    """Counting bytes stops at the number that a fetch waits for."""
     log = log_of(1, 1, 1)
     size = len(log.batches[0].data)
     assert log.bytes_from(0, 1, committed=False) == size
@@ -185,8 +185,8 @@ def test_bytes_are_counted_as_far_as_wanted() -> None:
     assert log.bytes_from(3, MANY, committed=False) == 0
 
 
-def test_its_repr_says_where_it_is() -> None:
-    """A log prints its bounds."""
+def test_repr() -> None:
+    """The repr of a log has its bounds."""
     log = log_of(2)
     transactional(log, 1, 0)
     assert repr(log) == "PartitionLog(0..4, stable to 2)"

@@ -1,4 +1,4 @@
-"""The fake broker's tables, held against aiokafka's own."""
+"""The fake broker's tables of the wire format, compared with aiokafka's."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MODULES = ("produce", "fetch", "offset", "commit", "coordination", "group", "met
 
 
 def structs() -> Iterator[Any]:
-    """Every request that aiokafka or the clients' own connection can send, in the versions that are spoken here."""
+    """Every request that aiokafka or the clients' own connection can send, in the supported versions."""
     found: dict[tuple[str, int, int], Any] = {}
     for name in MODULES:
         for kind in vars(importlib.import_module(f"aiokafka.protocol.{name}")).values():
@@ -42,14 +42,14 @@ def structs() -> Iterator[Any]:
     for one in vars(wire).values():
         if isinstance(one, OurApi):
             found["penstock", one.key, one.version] = one.struct
-    for (who, key, version), one in sorted(found.items(), key=lambda item: item[0]):
+    for (client, key, version), one in sorted(found.items(), key=lambda item: item[0]):
         spoken = SPOKEN.get(key)
         if spoken is not None and spoken.min_version <= version <= spoken.max_version and not is_misnumbered(one):
-            yield pytest.param(one, id=f"{who}-{Api(key).name.lower()}-v{version}")
+            yield pytest.param(one, id=f"{client}-{Api(key).name.lower()}-v{version}")
 
 
 def is_misnumbered(struct: type[RequestStruct]) -> bool:
-    """aiokafka's ListGroupsRequest_v2 says that it is version 1."""
+    """Whether a request has the wrong version, as aiokafka's ListGroupsRequest_v2 has 1."""
     return not struct.__name__.endswith((f"_v{struct.API_VERSION}", "Request"))
 
 
@@ -66,9 +66,9 @@ def sample(kind: Any, depth: int = 0) -> Any:
 
 
 def same(theirs: Any, ours: Any) -> bool:
-    """Whether a decoded message holds these values; each side may have a struct where the other has its fields."""
+    """Whether a decoded message contains these values. Each side may have a struct where the other has its fields."""
     if isinstance(theirs, tuple):
-        # The tagged fields that end a flexible struct are {} in theirs.
+        # The tagged fields at the end of a flexible struct are {} in theirs.
         return all(same(value, ours) for value in theirs if value != {})
     if isinstance(ours, Message):
         return any(same(theirs, own) for own in vars(ours).values())
@@ -78,8 +78,8 @@ def same(theirs: Any, ours: Any) -> bool:
 
 
 @pytest.mark.parametrize("struct", [*structs()])
-def test_requests_are_read_as_they_were_meant(struct: Any) -> None:
-    """What a client library writes is read to its last byte, with every value in it."""
+def test_requests_are_decoded(struct: Any) -> None:
+    """A request of a client library is decoded completely, with every value."""
     spoken = SPOKEN[struct.API_KEY]
     values = sample(struct.SCHEMA)
     data = struct(*values).encode()
@@ -90,10 +90,10 @@ def test_requests_are_read_as_they_were_meant(struct: Any) -> None:
 
 
 @pytest.mark.parametrize("struct", [p for p in structs() if p.values[0] is not DescribeGroupsRequest_v3])
-def test_answers_are_read_as_they_were_meant(struct: Any) -> None:
-    """What is answered is read by the client library to its last byte.
+def test_answers_are_decoded(struct: Any) -> None:
+    """An answer is decoded completely by the client library.
 
-    (aiokafka would read the answer to DescribeGroups v3 with the table of v2.)
+    (aiokafka would decode the answer to DescribeGroups v3 with the table of v2.)
     """
     spoken, schema = SPOKEN[struct.API_KEY], struct.RESPONSE_TYPE.SCHEMA
     theirs = schema.encode(sample(schema))
@@ -106,8 +106,8 @@ def test_answers_are_read_as_they_were_meant(struct: Any) -> None:
 
 
 @pytest.mark.parametrize("spoken", [*SPOKEN.values()], ids=lambda spoken: spoken.api.name.lower())
-def test_frames_come_back(spoken: Any) -> None:
-    """Header and body of every version are found again."""
+def test_frames_round_trip(spoken: Any) -> None:
+    """Header and body round-trip in every version."""
     for version in range(spoken.min_version, spoken.max_version + 1):
         header = decode_header(frame := encode_request(spoken, version, 7, "me", Message()))
         assert (header.api_key, header.version, header.correlation_id, header.client_id) == (
@@ -122,13 +122,13 @@ def test_frames_come_back(spoken: Any) -> None:
         assert decode_response(spoken, version, answer)[0::2] == (7, len(answer))
 
 
-def test_versions_that_are_not_spoken() -> None:
-    """An API or version that is not spoken has a header all the same."""
+def test_headers_of_unsupported_versions() -> None:
+    """The header of an unsupported API or version is decoded."""
     assert decode_header(b"\x00\x63\x00\x00\x00\x00\x00\x07\xff\xff").spoken is None
     assert decode_header(b"\x03\xe7\x00\x00\x00\x00\x00\x07\x00\x01a").client_id == "a"
 
 
-def test_a_header_that_is_none() -> None:
-    """Bytes that are too few for a header are malformed."""
+def test_a_truncated_header() -> None:
+    """Too few bytes for a header are malformed."""
     with pytest.raises(MalformedMessage):
         decode_header(b"\x00\x00")

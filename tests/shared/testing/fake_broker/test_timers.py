@@ -1,4 +1,4 @@
-"""Answers to come, and what is to happen later."""
+"""Answers that arrive later, and timers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from penstock.shared.testing.fake_broker.timers import Later, Timers
 
 
 def test_an_answer_comes_once() -> None:
-    """The first answer counts, for those who asked before and after it."""
+    """Only the first answer counts, for callbacks added before and after it."""
     later, seen = Later(), []
     later.then(seen.append)
     later.resolve(1)
@@ -20,8 +20,8 @@ def test_an_answer_comes_once() -> None:
 
 
 @given(st.lists(st.integers(0, 20)), st.lists(st.integers(0, 30)))
-def test_things_happen_in_their_order(dues: list[int], nows: list[int]) -> None:
-    """What is due happens, by due time, once, and nothing before its time."""
+def test_timers_run_in_order(dues: list[int], nows: list[int]) -> None:
+    """Due timers run once, ordered by due time, and none runs early."""
     timers, happened = Timers(), []
     for due in dues:
         timers.at(due, lambda now, due=due: happened.append((due, now)))  # type: ignore[misc]
@@ -32,8 +32,8 @@ def test_things_happen_in_their_order(dues: list[int], nows: list[int]) -> None:
     assert all(due <= now for due, now in happened)
 
 
-def test_what_is_cancelled_does_not_happen() -> None:
-    """A cancelled timer is not even waited for."""
+def test_a_cancelled_timer_does_not_run() -> None:
+    """A cancelled timer does not run and is not waited for."""
     timers, happened = Timers(), []
     first = timers.at(1, happened.append)
     timers.at(2, happened.append)
@@ -44,8 +44,8 @@ def test_what_is_cancelled_does_not_happen() -> None:
     assert timers.next_ms is None
 
 
-def test_what_happens_can_ask_for_more() -> None:
-    """A timer set by a timer runs in the same turn where it is due."""
+def test_a_timer_can_set_another_one() -> None:
+    """A timer that is set by a timer and is due runs in the same turn."""
     timers, happened = Timers(), []
     timers.at(1, lambda now: timers.at(now, happened.append))  # type: ignore[arg-type, return-value]
     timers.run(1)

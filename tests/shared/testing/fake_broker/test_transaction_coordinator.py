@@ -1,4 +1,4 @@
-"""Transactions, as far as time and counting to the end are concerned; the rest is in the contract suite."""
+"""Timeouts and epochs of transactions, beyond the tests of the contract suite."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from penstock.shared.testing.fake_broker.codec import Message
 from penstock.shared.testing.fake_broker.protocol import Api, ErrorCode
 from penstock.shared.testing.fake_broker.transaction_coordinator import END, EPOCH_MAX, PREPARED, TransactionState
 from tests.shared.testing.fake_broker.test_broker_batches import built
-from tests.shared.testing.fake_broker.test_cluster_state import ask, cluster, produce
+from tests.shared.testing.fake_broker.test_cluster_state import cluster, produce, send_request
 
 
 @pytest.fixture
@@ -24,20 +24,22 @@ def state() -> ClusterState:
 
 def begun(state: ClusterState, timeout_ms: int = 1_000, now_ms: int = 0) -> dict[str, Any]:
     """A producer with a batch in an open transaction."""
-    given = ask(state, Api.INIT_PRODUCER_ID, transactional_id="x", transaction_timeout_ms=timeout_ms)
+    given = send_request(state, Api.INIT_PRODUCER_ID, transactional_id="x", transaction_timeout_ms=timeout_ms)
     identity = {
         "transactional_id": "x",
         "producer_id": given.producer_id,
         "producer_epoch": given.producer_epoch,
     }
-    ask(state, Api.ADD_PARTITIONS_TO_TXN, now_ms=now_ms, topics=[Message(name="t", partitions=[0])], **identity)
+    send_request(
+        state, Api.ADD_PARTITIONS_TO_TXN, now_ms=now_ms, topics=[Message(name="t", partitions=[0])], **identity
+    )
     data = built(b"v", producer=(given.producer_id, given.producer_epoch, 0), transactional=True)
     assert produce(state, 1, data, transactional_id="x").topics[0].partitions[0].error_code == ErrorCode.NONE
     return identity
 
 
 def test_a_transaction_times_out(state: ClusterState) -> None:
-    """A transaction is aborted when its timeout is over, and its producer is fenced."""
+    """A transaction is aborted after its timeout, and its producer is fenced."""
     identity = begun(state, now_ms=500)
     log = state.topics["t"].partitions[0].log
     state.timers.run(1_499)
@@ -45,56 +47,58 @@ def test_a_transaction_times_out(state: ClusterState) -> None:
     state.timers.run(1_500)
     assert log.last_stable_offset == log.end_offset == 2
     assert state.transactions.known["x"].state is TransactionState.COMPLETE_ABORT
-    assert ask(state, Api.END_TXN, committed=True, **identity).error_code == ErrorCode.PRODUCER_FENCED
+    assert send_request(state, Api.END_TXN, committed=True, **identity).error_code == ErrorCode.PRODUCER_FENCED
     data = built(b"w", producer=(identity["producer_id"], identity["producer_epoch"], 1), transactional=True)
     row = produce(state, 1, data, transactional_id="x").topics[0].partitions[0]
     assert row.error_code == ErrorCode.INVALID_PRODUCER_EPOCH
 
 
 def test_a_transaction_that_ended_does_not_time_out(state: ClusterState) -> None:
-    """Its timer goes with it; the next one has the whole time."""
+    """The timer of an ended transaction is cancelled, and the next one has the full time."""
     identity = begun(state)
-    assert ask(state, Api.END_TXN, now_ms=900, committed=True, **identity).error_code == ErrorCode.NONE
+    assert send_request(state, Api.END_TXN, now_ms=900, committed=True, **identity).error_code == ErrorCode.NONE
     assert state.timers.next_ms is None
     topics = [Message(name="t", partitions=[0])]
-    ask(state, Api.ADD_PARTITIONS_TO_TXN, now_ms=950, topics=topics, **identity)
+    send_request(state, Api.ADD_PARTITIONS_TO_TXN, now_ms=950, topics=topics, **identity)
     assert state.timers.next_ms == 1_950
 
 
-def test_who_comes_next_asks_again(state: ClusterState) -> None:
-    """While a transaction is open the next producer is told to ask again, and by then it is aborted."""
+def test_a_new_producer_aborts_an_open_transaction(state: ClusterState) -> None:
+    """While a transaction is open the next producer must retry, and then the transaction is aborted."""
     identity = begun(state)
     body = {"transactional_id": "x", "transaction_timeout_ms": 1_000}
-    assert ask(state, Api.INIT_PRODUCER_ID, **body).error_code == ErrorCode.CONCURRENT_TRANSACTIONS
-    given = ask(state, Api.INIT_PRODUCER_ID, **body)
+    assert send_request(state, Api.INIT_PRODUCER_ID, **body).error_code == ErrorCode.CONCURRENT_TRANSACTIONS
+    given = send_request(state, Api.INIT_PRODUCER_ID, **body)
     assert (given.error_code, given.producer_id) == (ErrorCode.NONE, identity["producer_id"])
     assert given.producer_epoch > identity["producer_epoch"] + 1
 
 
-def test_old_versions_have_an_old_word(state: ClusterState) -> None:
-    """Before PRODUCER_FENCED a fenced producer was told INVALID_PRODUCER_EPOCH."""
+def test_old_versions_have_the_old_error(state: ClusterState) -> None:
+    """In versions before PRODUCER_FENCED a fenced producer gets INVALID_PRODUCER_EPOCH."""
     identity = {**begun(state), "producer_epoch": 9}
-    codes = [ask(state, Api.END_TXN, version=version, committed=True, **identity).error_code for version in (1, 2)]
+    codes = [
+        send_request(state, Api.END_TXN, version=version, committed=True, **identity).error_code for version in (1, 2)
+    ]
     assert codes == [ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.PRODUCER_FENCED]
 
 
-def test_epochs_come_to_an_end(state: ClusterState) -> None:
-    """Behind the last epoch comes a new producer id, which starts at zero."""
+def test_after_the_last_epoch_there_is_a_new_producer_id(state: ClusterState) -> None:
+    """The last epoch is followed by a new producer id with epoch zero."""
     known = begun(state)
-    ask(state, Api.END_TXN, committed=True, **known)
+    send_request(state, Api.END_TXN, committed=True, **known)
     state.transactions.known["x"].producer_epoch = EPOCH_MAX - 1
-    given = ask(state, Api.INIT_PRODUCER_ID, transactional_id="x", transaction_timeout_ms=1_000)
+    given = send_request(state, Api.INIT_PRODUCER_ID, transactional_id="x", transaction_timeout_ms=1_000)
     assert given.producer_id != known["producer_id"]
     assert given.producer_epoch == 0
     topics = [Message(name="t", partitions=[0])]
     identity = {"transactional_id": "x", "producer_id": given.producer_id, "producer_epoch": 0}
-    answer = ask(state, Api.ADD_PARTITIONS_TO_TXN, topics=topics, **identity)
+    answer = send_request(state, Api.ADD_PARTITIONS_TO_TXN, topics=topics, **identity)
     assert answer.topics[0].partitions[0].error_code == ErrorCode.NONE
     assert state.transactions.verify(given.producer_id, 0, TopicPartition("t", 0)) is ErrorCode.NONE
 
 
-def test_every_end_is_decided() -> None:
-    """The table leads from an open transaction to both ends, and from an end to itself alone."""
+def test_the_table_of_ends() -> None:
+    """An open transaction can end both ways, and a prepared end only in its own."""
     for (state, committed), target in END.items():
         end = TransactionState.COMPLETE_COMMIT if committed else TransactionState.COMPLETE_ABORT
         assert PREPARED.get(target, target) is end
@@ -103,27 +107,27 @@ def test_every_end_is_decided() -> None:
 
 
 @pytest.mark.parametrize("committed", [True, False])
-def test_an_end_takes_its_time(committed: bool) -> None:
-    """While the markers are being written, all that is asked about the id is to be asked again."""
+def test_requests_during_an_end_must_be_retried(committed: bool) -> None:
+    """While the markers are written, requests for the transactional id must be retried."""
     state = ClusterState(transaction_completion_ms=50)
     state.nodes[1] = Node(1, "localhost", 1)
     state.create_topic("t", 1, 1, {})
     identity = begun(state)
-    assert ask(state, Api.END_TXN, committed=committed, **identity).error_code == ErrorCode.NONE
+    assert send_request(state, Api.END_TXN, committed=committed, **identity).error_code == ErrorCode.NONE
     log = state.topics["t"].partitions[0].log
     topics = [Message(name="t", partitions=[0])]
 
     def said() -> list[int]:
-        added = ask(state, Api.ADD_PARTITIONS_TO_TXN, now_ms=40, topics=topics, **identity)
+        added = send_request(state, Api.ADD_PARTITIONS_TO_TXN, now_ms=40, topics=topics, **identity)
         return [
             added.topics[0].partitions[0].error_code,
-            ask(state, Api.ADD_OFFSETS_TO_TXN, now_ms=40, group_id="g", **identity).error_code,
-            ask(state, Api.END_TXN, now_ms=40, committed=committed, **identity).error_code,
-            ask(state, Api.INIT_PRODUCER_ID, transactional_id="x", transaction_timeout_ms=1_000).error_code,
+            send_request(state, Api.ADD_OFFSETS_TO_TXN, now_ms=40, group_id="g", **identity).error_code,
+            send_request(state, Api.END_TXN, now_ms=40, committed=committed, **identity).error_code,
+            send_request(state, Api.INIT_PRODUCER_ID, transactional_id="x", transaction_timeout_ms=1_000).error_code,
         ]
 
     assert said() == [ErrorCode.CONCURRENT_TRANSACTIONS] * 4
-    other = ask(state, Api.END_TXN, now_ms=40, committed=not committed, **identity)
+    other = send_request(state, Api.END_TXN, now_ms=40, committed=not committed, **identity)
     assert other.error_code == ErrorCode.INVALID_TXN_STATE
     assert (log.last_stable_offset, log.end_offset) == (0, 1)
     state.timers.run(49)
@@ -135,9 +139,11 @@ def test_an_end_takes_its_time(committed: bool) -> None:
 
 
 def test_a_producer_without_transactions_gets_an_id_of_its_own(state: ClusterState) -> None:
-    """Each idempotent producer has another id, at epoch zero; an empty transactional id is no id."""
-    given = [ask(state, Api.INIT_PRODUCER_ID, transactional_id=None, transaction_timeout_ms=0) for _ in range(2)]
+    """Each idempotent producer has its own id with epoch zero, and an empty transactional id is an error."""
+    given = [
+        send_request(state, Api.INIT_PRODUCER_ID, transactional_id=None, transaction_timeout_ms=0) for _ in range(2)
+    ]
     assert given[0].producer_id != given[1].producer_id
     assert [one.producer_epoch for one in given] == [0, 0]
-    answer = ask(state, Api.INIT_PRODUCER_ID, transactional_id="", transaction_timeout_ms=1_000)
+    answer = send_request(state, Api.INIT_PRODUCER_ID, transactional_id="", transaction_timeout_ms=1_000)
     assert answer.error_code == ErrorCode.INVALID_REQUEST
