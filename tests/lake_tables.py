@@ -82,14 +82,14 @@ def tombstone(partition: int, store: str, key: bytes, start: int, offset: int) -
 def progress(
     partition: int,
     covered: int,
-    said: str | bytes = "{}",
+    body: str | bytes = "{}",
     *,
     epoch: int = 2,
     topic_id: str | None = TOPIC_ID,
     appended: Mapping[str, int] | None = None,
 ) -> Row:
-    """A row of `state`: the progress of a compaction; `said` is the progress record's JSON."""
-    text = said if isinstance(said, str) else said.decode()
+    """A row of `state`: the progress of a compaction; `body` is the progress record's JSON."""
+    text = body if isinstance(body, str) else body.decode()
     return {
         "row": "progress",
         "partition": partition,
@@ -113,23 +113,23 @@ def write_state(
     *,
     kind: Literal["compaction", "rewrite"] = "compaction",
     job: str = "ab12",
-    told: Row | None = None,
+    statistics: Row | None = None,
     partition: int | None = None,
     **options: Any,
 ) -> DeltaTable:
-    """Append the rows of a compaction to `state`, or replace a `partition`'s rows; `told` is
+    """Append the rows of a compaction to `state`, or replace a `partition`'s rows; `statistics` is
     added to the commit's metadata.
     """
     uri = f"{lake}/{application}/{STATE}"
     more: dict[str, Any] = {"mode": "append", "schema_mode": "merge"}
     if partition is not None:
         more = {"mode": "overwrite", "predicate": f"partition = {partition}"}
-    said = json.dumps({"job": job, "kind": kind, **(told or {})})
+    metadata = json.dumps({"job": job, "kind": kind, **(statistics or {})})
     write_deltalake(
         uri,
         table_of(rows, state_schema(stores)),
         partition_by=["partition"],
-        commit_properties=CommitProperties(custom_metadata={"userMetadata": said}),
+        commit_properties=CommitProperties(custom_metadata={"userMetadata": metadata}),
         **(more | options),
     )
     return DeltaTable(uri)
@@ -196,8 +196,8 @@ class LakeWriter:
                     state.append(dict(live(partition, store.name, key, start, end, offset, columns)))
                 else:
                     state.append(dict(tombstone(partition, store.name, key, start, offset)))
-            said = msgspec.json.encode(reader.progress)
-            done = progress(partition, covered, said, epoch=reader.epoch, topic_id=self.topic_id)
+            body = msgspec.json.encode(reader.progress)
+            done = progress(partition, covered, body, epoch=reader.epoch, topic_id=self.topic_id)
             state.append(dict(done))
             if not crash:
                 self._next[partition] = covered

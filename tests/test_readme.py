@@ -64,12 +64,12 @@ def printed(block: str) -> str:
     >>> printed("# a comment\\nprint('a\\\\nb')\\n# a\\n# b\\ny = 2\\n# a comment\\n")
     'a\\nb\\n'
     """
-    said, after_print = [], False
+    printed, after_print = [], False
     for line in block.splitlines():
         after_print = line.startswith("print(") or (after_print and line.startswith("# "))
         if after_print and line.startswith("# "):
-            said.append(f"{line[2:]}\n")
-    return "".join(said)
+            printed.append(f"{line[2:]}\n")
+    return "".join(printed)
 
 
 def commands() -> Iterator[list[str]]:

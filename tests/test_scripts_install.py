@@ -163,9 +163,9 @@ class Machine:
     def install(self, *arguments: str, **variables: str) -> tuple[int, str]:
         """Run the script; return its exit status and standard error. Standard output must be empty."""
         process = self.start(*arguments, **variables)
-        output, said = process.communicate(timeout=TIMEOUT_SECONDS)
+        output, errors = process.communicate(timeout=TIMEOUT_SECONDS)
         assert output == ""
-        return process.returncode, said
+        return process.returncode, errors
 
     def calls(self, *of: str) -> list[str]:
         """The calls of stand-ins since the last time that start with one of these."""
@@ -183,9 +183,9 @@ def machine(tmp_path: Path) -> Machine:
 def test_all_is_set_up_once(machine: Machine) -> None:
     """The first run installs everything from the lock with hashes; the second runs no pip and prints nothing."""
     home = machine.has_java()
-    status, said = machine.install()
-    assert status == 0, said
-    assert "making .venv with Python 3.12.1" in said
+    status, output = machine.install()
+    assert status == 0, output
+    assert "making .venv with Python 3.12.1" in output
     asked = machine.calls("python -m")
     pip = [line for line in asked if line.startswith("python -m pip install")]
     (uv,) = [line for line in asked if line.startswith("python -m uv")]
@@ -207,9 +207,9 @@ def test_pip_is_used_if_uv_cannot(machine: Machine, why: str) -> None:
         machine.set_condition(why)
     else:
         (machine.folder / "pip_config").write_text(f"global.timeout='60'\n{why}\n", encoding="utf-8")
-    status, said = machine.install()
-    assert status == 0, said
-    assert ("penstock: uv failed; trying with pip" in said) == (why == "no_uv")
+    status, output = machine.install()
+    assert status == 0, output
+    assert ("penstock: uv failed; trying with pip" in output) == (why == "no_uv")
     asked = machine.calls("python -m")
     assert any("pip install" in line and line.endswith("--no-build-isolation -r requirements.lock") for line in asked)
     assert any(line.startswith("python -m uv") for line in asked) == (why == "no_uv")
@@ -219,9 +219,9 @@ def test_a_missing_class_archive_is_no_failure(machine: Machine) -> None:
     """If Java cannot write a class archive, the script says so and succeeds."""
     machine.has_java()
     machine.set_condition("no_archive")
-    status, said = machine.install()
+    status, output = machine.install()
     assert status == 0
-    assert "penstock: there is none; Spark starts without it" in said
+    assert "penstock: there is none; Spark starts without it" in output
     assert machine.install() == (0, "")
 
 
@@ -232,10 +232,10 @@ def test_a_changed_lock_is_noticed(machine: Machine) -> None:
     machine.calls()
     with (machine.tree / "requirements.lock").open("a", encoding="utf-8") as lock:
         lock.write("# changed\n")
-    status, said = machine.install()
+    status, output = machine.install()
     assert status == 0
-    assert "installing the packages of requirements.lock" in said
-    assert "making .venv" not in said
+    assert "installing the packages of requirements.lock" in output
+    assert "making .venv" not in output
     assert len(machine.calls("python -m pip install", "python -m uv pip install")) == 3
     assert machine.install() == (0, "")
 
@@ -259,9 +259,9 @@ def test_an_incomplete_environment_is_recreated(machine: Machine, was_whole: boo
     lock.write_text(wanted, encoding="utf-8")
     left = machine.tree / ".venv" / "left-over"
     left.touch()
-    status, said = machine.install()
-    assert status == 0, said
-    assert "making .venv" in said
+    status, output = machine.install()
+    assert status == 0, output
+    assert "making .venv" in output
     assert not left.exists()
     assert machine.install() == (0, "")
 
@@ -271,8 +271,8 @@ def test_a_moved_tree_is_set_up_again(machine: Machine) -> None:
     machine.has_java()
     assert machine.install()[0] == 0
     machine.tree = machine.tree.rename(machine.folder / "elsewhere")
-    status, said = machine.install()
-    assert (status, "making .venv" in said) == (0, True)
+    status, output = machine.install()
+    assert (status, "making .venv" in output) == (0, True)
 
 
 def test_a_missing_jar_or_java_is_replaced(machine: Machine) -> None:
@@ -296,8 +296,8 @@ def test_apt_installs_a_missing_java_for_root(machine: Machine) -> None:
     machine.is_user(0)
     home = machine.folder / "jvm" / "java-21-openjdk"
     machine.has_installer("apt-get", home, missing="openjdk-17")
-    status, said = machine.install()
-    assert status == 0, said
+    status, output = machine.install()
+    assert status == 0, output
     assert machine.calls("apt-get") == [
         "apt-get update",
         f"{APT_INSTALL} openjdk-17-jre-headless",
@@ -310,8 +310,8 @@ def test_brew_installs_a_missing_java(machine: Machine) -> None:
     """Without apt, Homebrew installs a Java, which is found although Homebrew does not link it."""
     home = machine.folder / "brew" / "opt" / "openjdk@17"
     machine.has_installer("brew", home)
-    status, said = machine.install(PLATFORM="darwin")
-    assert status == 0, said
+    status, output = machine.install(PLATFORM="darwin")
+    assert status == 0, output
     assert machine.calls("brew") == ["brew install openjdk@17"]
     assert (machine.tree / ".venv/java.env").read_text(encoding="utf-8") == f"export JAVA_HOME='{home}'\n"
 
@@ -338,10 +338,10 @@ def machine_without_means(machine: Machine, means: str) -> Mapping[str, str]:
 )
 def test_a_java_that_cannot_be_installed_prints_the_command(machine: Machine, means: str, command: str) -> None:
     """Without root, permission or an installer, the script prints the command, runs nothing and exits with status 1."""
-    status, said = machine.install(**machine_without_means(machine, means))
+    status, output = machine.install(**machine_without_means(machine, means))
     assert status == 1
-    assert said.splitlines()[-1].endswith(command)
-    assert "a Java runtime for Kafka and Spark is missing" in said
+    assert output.splitlines()[-1].endswith(command)
+    assert "a Java runtime for Kafka and Spark is missing" in output
     assert machine.calls("apt-get", "dnf") == []
     machine.has_java()
     assert machine.install()[0] == 0, "the packages are there: only Java was missing"
@@ -352,27 +352,27 @@ def test_a_java_that_cannot_be_installed_prints_the_command(machine: Machine, me
 def test_a_java_of_an_unsupported_version_is_an_error(machine: Machine, version: str) -> None:
     """A Java that is too old or too new is an error with its version and path."""
     machine.has_java(version)
-    status, said = machine.install()
+    status, output = machine.install()
     assert status == 1
-    assert f"Java 17 to 22 is needed, but {machine.bin / 'java'} (PATH) is Java {version.split('.')[0]}." in said
+    assert f"Java 17 to 22 is needed, but {machine.bin / 'java'} (PATH) is Java {version.split('.')[0]}." in output
 
 
 def test_a_failed_installer_is_reported(machine: Machine) -> None:
     """If apt fails, the last line names the command."""
     machine.is_user(0)
     machine.has_installer("apt-get", machine.folder / "jvm" / "java-17", missing="update")
-    status, said = machine.install()
+    status, output = machine.install()
     assert status == 1
-    assert said.splitlines()[-1] == f"penstock: that failed. Run it by hand, then try again:  {APT}"
+    assert output.splitlines()[-1] == f"penstock: that failed. Run it by hand, then try again:  {APT}"
 
 
 def test_without_network(machine: Machine) -> None:
     """Without a network the errors of pip and of the jars are printed with what to do, and a later run succeeds."""
     machine.has_java()
     machine.set_condition("no_network")
-    status, said = machine.install()
+    status, output = machine.install()
     assert status == 1
-    assert said.splitlines()[-2:] == [
+    assert output.splitlines()[-2:] == [
         "ERROR: Could not find a version that satisfies httpx",
         "penstock: pip failed; the lines above say why. Run scripts/install again when that is fixed.",
     ]
@@ -380,8 +380,8 @@ def test_without_network(machine: Machine) -> None:
     assert machine.install()[0] == 0
     machine.set_condition("no_network")
     shutil.rmtree(machine.folder / "home")
-    status, said = machine.install()
-    assert (status, said.splitlines()[-1]) == (1, "penstock: no jars: no network")
+    status, output = machine.install()
+    assert (status, output.splitlines()[-1]) == (1, "penstock: no jars: no network")
     machine.set_condition("no_network", False)
     assert machine.install()[0] == 0
 
@@ -390,9 +390,9 @@ def test_without_network(machine: Machine) -> None:
 def test_it_takes_no_arguments(machine: Machine, argument: str, status: int) -> None:
     """An unknown argument exits with status 2 and help with 0, both with the same text and without changes."""
     assert machine.install(argument)[0] == status
-    said = machine.install(argument)[1]
-    assert said.startswith("Sets this checkout up: ")
-    assert "PENSTOCK_NO_INSTALL" in said
+    output = machine.install(argument)[1]
+    assert output.startswith("Sets this checkout up: ")
+    assert "PENSTOCK_NO_INSTALL" in output
     assert not (machine.tree / ".venv").exists()
     assert machine.calls() == []
 
@@ -400,14 +400,14 @@ def test_it_takes_no_arguments(machine: Machine, argument: str, status: int) -> 
 def test_an_unsupported_python_is_an_error(machine: Machine) -> None:
     """A Python that is too old is an error; a missing venv module prints the command to install it."""
     machine.set_condition("old_python")
-    status, said = machine.install()
-    assert (status, said.startswith("penstock: no Python 3.11 or newer on PATH")) == (1, True)
+    status, output = machine.install()
+    assert (status, output.startswith("penstock: no Python 3.11 or newer on PATH")) == (1, True)
     named = str(machine.bin / "python3")
     assert machine.install(PYTHON=named) == (1, f"penstock: PYTHON={named}: not a Python 3.11 or newer\n")
     machine.set_condition("old_python", False)
     machine.set_condition("no_venv")
     machine.has_installer("apt-get", machine.folder / "nowhere")
-    status, said = machine.install()
+    status, output = machine.install()
     assert status == 1
-    assert "apt-get install -y --no-install-recommends python3.12-venv" in said
+    assert "apt-get install -y --no-install-recommends python3.12-venv" in output
     assert not (machine.tree / ".venv").exists()

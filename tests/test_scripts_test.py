@@ -52,44 +52,44 @@ def run(folder: Path, *arguments: str, **files: str) -> tuple[int, str]:
 
 def test_all_pass(tmp_path: Path) -> None:
     """If all tests pass, none is run again, and soak tests are skipped."""
-    status, said = run(tmp_path, steady=STEADY, soak=SOAK)
-    assert status == 0, said
-    assert "1 passed" in said
-    assert "once more" not in said
+    status, output = run(tmp_path, steady=STEADY, soak=SOAK)
+    assert status == 0, output
+    assert "1 passed" in output
+    assert "once more" not in output
 
 
 def test_an_unsteady_test_is_listed(tmp_path: Path) -> None:
     """A test that fails beside others but passes alone does not fail the run, and is listed at the end."""
-    status, said = run(tmp_path, steady=STEADY, unsteady=UNSTEADY)
-    assert status == 0, said
-    assert said.rstrip().endswith("alone\ntests/test_unsteady.py::test_unsteady")
+    status, output = run(tmp_path, steady=STEADY, unsteady=UNSTEADY)
+    assert status == 0, output
+    assert output.rstrip().endswith("alone\ntests/test_unsteady.py::test_unsteady")
 
 
 def test_a_test_that_fails_twice_fails_the_run(tmp_path: Path) -> None:
     """A test that fails both times fails the run, even if others were only unsteady."""
-    status, said = run(tmp_path, broken=BROKEN, unsteady=UNSTEADY)
-    assert status == 1, said
-    assert "FAILED tests/test_broken.py::test_broken" in said.partition("== once more")[2]
+    status, output = run(tmp_path, broken=BROKEN, unsteady=UNSTEADY)
+    assert status == 1, output
+    assert "FAILED tests/test_broken.py::test_broken" in output.partition("== once more")[2]
 
 
 def test_many_failures_are_not_retried(tmp_path: Path) -> None:
     """More failures than the limit are not run again."""
     one = UNSTEADY.replace("test_unsteady", "test_{0}").replace(".ran", ".{0}")
-    status, said = run(tmp_path, many="".join(one.format(number) for number in range(11)))
-    assert status == 1, said
-    assert "once more" not in said
+    status, output = run(tmp_path, many="".join(one.format(number) for number in range(11)))
+    assert status == 1, output
+    assert "once more" not in output
 
 
 def test_pytest_that_cannot_run_fails_the_run(tmp_path: Path) -> None:
     """A test file with a syntax error fails the run with pytest's exit status."""
-    status, said = run(tmp_path, steady=STEADY, unreadable="def test_(:\n")
-    assert status != 0, said
-    assert "== unsteady" not in said
+    status, output = run(tmp_path, steady=STEADY, unreadable="def test_(:\n")
+    assert status != 0, output
+    assert "== unsteady" not in output
 
 
 @pytest.mark.parametrize(("arguments", "status"), [(("--soak",), 0), (("tests/test_broken.py",), 1)])
 def test_a_selection_is_run_once(tmp_path: Path, arguments: tuple[str, ...], status: int) -> None:
     """With arguments or `--soak` there is one run, and its exit status is the script's."""
-    seen, said = run(tmp_path, *arguments, broken=BROKEN, soak=SOAK)
-    assert seen == status, said
-    assert "once more" not in said
+    seen, output = run(tmp_path, *arguments, broken=BROKEN, soak=SOAK)
+    assert seen == status, output
+    assert "once more" not in output

@@ -78,7 +78,7 @@ def check_rule(rule: Rule, *, broken: Source, kept: Source) -> None:
     """Assert that the rule finds the broken file, and passes the kept one and the checkout."""
     assert list(rule(broken)), "the rule does not see what it is there for"
     assert not list(rule(kept)), "the rule sees what is not there"
-    violations = [f"{source.path}: {said}" for source in checkout() for said in rule(source)]
+    violations = [f"{source.path}: {violation}" for source in checkout() for violation in rule(source)]
     assert not violations, "\n" + "\n".join(violations)
 
 

@@ -101,8 +101,8 @@ async def test_configs_are_described_and_changed(wire: Wire, name: str) -> None:
         "cleanup.policy": ("delete", 5),
     }
     row = Message(resource_type=TOPIC, resource_name=name, configuration_keys=["retention.ms"])
-    told = (await wire.request(Api.DESCRIBE_CONFIGS, resources=[row], include_synonyms=True)).resources[0].configs[0]
-    assert (told.synonyms[0].name, told.synonyms[0].value, told.synonyms[0].source) == ("retention.ms", "-1", 1)
+    config = (await wire.request(Api.DESCRIBE_CONFIGS, resources=[row], include_synonyms=True)).resources[0].configs[0]
+    assert (config.synonyms[0].name, config.synonyms[0].value, config.synonyms[0].source) == ("retention.ms", "-1", 1)
     assert await alter("max.message.bytes", 0, "1000") == "NONE"
     assert await alter("retention.ms", 1, None) == "NONE"
     while (await configs("max.message.bytes"))["max.message.bytes"] != ("1000", 1):

@@ -44,5 +44,5 @@ def assert_clean(page: str) -> None:
     """Assert that the page has no `_created` series, and that promtool, if installed, reports no problem."""
     assert not re.findall(r"^\w+_created\b.*$", page, re.MULTILINE)
     if PROMTOOL is not None:
-        said = complaints(page)
-        assert not said, said
+        problems = complaints(page)
+        assert not problems, problems

@@ -117,16 +117,16 @@ def die_after(point: str, calls: int) -> None:
 
 def stop_on_sigusr1() -> None:
     """After SIGUSR1, stop the process before its next commit is written."""
-    told, write = asyncio.Event(), ChangelogPartition.commit
+    signalled, write = asyncio.Event(), ChangelogPartition.commit
 
     async def commit(self: ChangelogPartition, commit: TaskCommit, group: GroupMetadata) -> CommitPosition:
-        if told.is_set():
-            told.clear()
+        if signalled.is_set():
+            signalled.clear()
             os.kill(os.getpid(), signal.SIGSTOP)
         return await write(self, commit, group)
 
     ChangelogPartition.commit = commit  # type: ignore[method-assign]
-    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, told.set)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, signalled.set)
 
 
 async def main(argument: str) -> None:
@@ -148,15 +148,15 @@ async def main(argument: str) -> None:
 
 async def work(worker: StreamWorker, dies_after: tuple[str, int] | None) -> None:
     await worker.startup()
-    said = False
+    has_printed = False
     while True:
         await worker.run_once()
         tasks = [owned.task for owned in worker.tasks().values() if owned.task is not None]
         if tasks and dies_after is not None:
             die_after(*dies_after)
             dies_after = None
-        if not said and any(task.metrics.committed.records for task in tasks):
-            said = True
+        if not has_printed and any(task.metrics.committed.records for task in tasks):
+            has_printed = True
             print("committed", flush=True)
 
 

@@ -109,11 +109,11 @@ async def test_commit_and_resume(kafka: EmbeddedKafka, topic_name: str) -> None:
         assert committed == OffsetAndMetadata(10)
         assert committed is not None
         assert committed.leader_epoch == 0
-        told: list[Exception | None] = []
-        consumer.commit_async({tp: 7}, lambda _, error: told.append(error))
+        errors: list[Exception | None] = []
+        consumer.commit_async({tp: 7}, lambda _, error: errors.append(error))
         consumer.commit_async({tp: 8})
         await consumer.commit({tp: 9})
-        assert told == [None]
+        assert errors == [None]
         assert await consumer.committed(tp) == OffsetAndMetadata(9)
 
 

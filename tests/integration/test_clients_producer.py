@@ -184,16 +184,16 @@ async def test_callbacks_interceptors_and_metrics(kafka: EmbeddedKafka, topic_na
             raise RuntimeError("an interceptor's own trouble")
 
     await create(kafka, topic_name)
-    recorder, registry, told = Recorder(), CollectorRegistry(), []
+    recorder, registry, outcomes = Recorder(), CollectorRegistry(), []
     async with Producer(settings_of(kafka), interceptors=[recorder], registry=registry) as producer:
         delivery = await producer.send(
-            topic_name, b"v", on_delivery=lambda metadata, error: told.append((metadata, error))
+            topic_name, b"v", on_delivery=lambda metadata, error: outcomes.append((metadata, error))
         )
         metadata = await delivery
         await producer.flush()
         assert producer.metrics()["record_send_total"] == 1
         assert producer.metrics()["buffer_available_bytes"] == ProducerSettings().buffer_memory
-    assert told == [(metadata, None)]
+    assert outcomes == [(metadata, None)]
     assert recorder.heard == [metadata, (("number", b"1"),)]
     assert registry.get_sample_value("penstock_producer_record_send_total", {"topic": topic_name}) == 1
     assert [r.key for r in await read_all(kafka, topic_name)] == [b"intercepted"]
@@ -225,18 +225,18 @@ async def test_delivery_timeout(own_kafka: EmbeddedKafka, topic_name: str) -> No
     """
     await create(own_kafka, topic_name)
     kafka = settings_of(own_kafka, request_timeout_ms=1_000)
-    told: list[Exception | None] = []
+    outcomes: list[Exception | None] = []
     async with Producer(kafka, ProducerSettings(delivery_timeout_ms=1_500, linger_ms=0)) as producer:
         await (await producer.send(topic_name, b"before"))
         await freeze(own_kafka)
         started = time.monotonic()
-        delivery = await producer.send(topic_name, b"lost", on_delivery=lambda _, error: told.append(error))
+        delivery = await producer.send(topic_name, b"lost", on_delivery=lambda _, error: outcomes.append(error))
         with pytest.raises(DeliveryTimeout, match="may still be written") as failed:
             await delivery
         assert failed.value.maybe_written
         assert 1.4 < time.monotonic() - started < 4
-        assert len(told) == 1
-        assert isinstance(told[0], DeliveryTimeout)
+        assert len(outcomes) == 1
+        assert isinstance(outcomes[0], DeliveryTimeout)
         own_kafka.resume()
         async with asyncio.timeout(30):
             while True:

@@ -97,9 +97,9 @@ def compact(root: Path, application: str, partition: int, log: Log, topic_id: st
         for number, (key, start, end) in enumerate(windows)
     ]
     write_closed(root, application, STORE, rows)
-    said = log.entries[covered - 1][1]
-    assert said is not None
-    of_run = [progress(partition, covered, decode(said).body, epoch=1, topic_id=topic_id)]
+    value = log.entries[covered - 1][1]
+    assert value is not None
+    of_run = [progress(partition, covered, decode(value).body, epoch=1, topic_id=topic_id)]
     write_state(root, application, [STORE], of_run)
 
 

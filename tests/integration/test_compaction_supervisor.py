@@ -119,8 +119,8 @@ async def test_a_job_follows_one_that_left_records() -> None:
 async def test_a_jobs_progress_is_shown(caplog: pytest.LogCaptureFixture) -> None:
     """The progress that a job prints is shown, logged and measured while it runs."""
     caplog.set_level("INFO")
-    said = "run 3: 9 entries", "WARNING: Using incubator modules", 'Setting default log level to "OFF".'
-    jobs = Jobs(f"import sys, time; print(*{said!r}, sep='\\n', file=sys.stderr, flush=True); time.sleep(600)")
+    message = "run 3: 9 entries", "WARNING: Using incubator modules", 'Setting default log level to "OFF".'
+    jobs = Jobs(f"import sys, time; print(*{message!r}, sep='\\n', file=sys.stderr, flush=True); time.sleep(600)")
     async with supervised(jobs) as supervisor:
         supervisor.request(0)
         await until(lambda: any(run.get("progress") == "run 3: 9 entries" for run in supervisor.describe()))

@@ -37,11 +37,11 @@ async def test_every_method_of_the_java_client_works(kafka: EmbeddedKafka, tmp_p
             url, str(tmp_path / "in.txt"), "ann", "0123456789abcdef", topic_name,
             stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
         )  # fmt: skip
-        said, errors = await child.communicate()
-    lines = said.decode().splitlines()
+        output, errors = await child.communicate()
+    lines = output.decode().splitlines()
     assert child.returncode == 0, errors.decode()[-3_000:]
     assert [line for line in lines if "FAILED" in line] == []
-    assert len(lines) == STEPS, said.decode()
+    assert len(lines) == STEPS, output.decode()
 
 
 def every_method(url: str, file: str, topic: str) -> None:

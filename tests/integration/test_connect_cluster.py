@@ -60,8 +60,8 @@ async def rebalances_of(client: httpx.AsyncClient, worker: WorkerProcess) -> flo
 
 async def take_leader(client: httpx.AsyncClient, cluster: list[WorkerProcess]) -> WorkerProcess:
     """Remove the leader from the list and return it."""
-    said = await metric(client, cluster[0], "kafka_connect_connect_worker_rebalance_metrics_leader_name")
-    return cluster.pop(next(at for at, worker in enumerate(cluster) if worker.url in said))
+    leader_metric = await metric(client, cluster[0], "kafka_connect_connect_worker_rebalance_metrics_leader_name")
+    return cluster.pop(next(at for at, worker in enumerate(cluster) if worker.url in leader_metric))
 
 
 def p99_s(answers: list[float]) -> float:

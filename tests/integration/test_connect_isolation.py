@@ -118,8 +118,8 @@ async def test_a_failing_connector_process_affects_no_other_connector(
             await asking.until("ending", lambda status: status["connector"]["state"] == "RESTARTING")
             config = {**awkward, "name": "x", "validate.does": "exit"}
             path = f"/connector-plugins/{config['connector.class']}/config/validate"
-            refused = await client.put(path, json=config)
-            assert (refused.status_code, "status 3" in refused.text) == (500, True), refused.text
+            rejected = await client.put(path, json=config)
+            assert (rejected.status_code, "status 3" in rejected.text) == (500, True), rejected.text
             assert (await client.delete("/connectors/start")).status_code == 204
             assert sorted(await asking.get("/connectors")) == ["configs", "ending", "good"]
             await asking.until("good", lambda status: status["connector"]["state"] == "RUNNING")

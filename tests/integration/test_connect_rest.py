@@ -45,10 +45,10 @@ def comparable(value: Any) -> Any:
 def expected(line: dict[str, Any]) -> tuple[int, Any]:
     """The status and body that the worker must return; the body is None if it may differ."""
     status, body = line["status"], comparable(line["response"])
-    said = body.get("message", "") if isinstance(body, dict) and "error_code" in body else ""
+    message = body.get("message", "") if isinstance(body, dict) and "error_code" in body else ""
     if status == 500 and not line["path"].endswith("/validate"):
         return 400, None
-    if any(word in said for word in JAVA):
+    if any(word in message for word in JAVA):
         return status, None
     return status, body
 

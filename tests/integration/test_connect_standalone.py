@@ -100,8 +100,8 @@ def test_each_start_error_has_its_exit_status(kafka: EmbeddedKafka, tmp_path: Pa
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        refused = run("standalone", str(file), f"--listeners=http://127.0.0.1:{port}")
-    assert (refused.returncode, str(port) in error_line(refused)) == (PORT_IN_USE, True)
+        rejected = run("standalone", str(file), f"--listeners=http://127.0.0.1:{port}")
+    assert (rejected.returncode, str(port) in error_line(rejected)) == (PORT_IN_USE, True)
     nowhere = f"127.0.0.1:{no_kafka}"
     alone = run("standalone", str(file), f"--bootstrap.servers={nowhere}", "--request.timeout.ms=1000")
     assert (alone.returncode, nowhere in error_line(alone)) == (KAFKA_UNREACHABLE, True)

@@ -39,8 +39,8 @@ class Pair:
 async def two_workers(folder: Path, props: dict[str, str]) -> AsyncIterator[Pair]:
     async with running(folder, props) as first, running(folder, props) as second:
         # A follower answers 409 if it may not forward.
-        refused = await first.delete("/connectors/none", params={"forward": "false"})
-        yield Pair(second, first) if refused.status_code == 409 else Pair(first, second)
+        rejected = await first.delete("/connectors/none", params={"forward": "false"})
+        yield Pair(second, first) if rejected.status_code == 409 else Pair(first, second)
 
 
 async def make_topic(kafka: EmbeddedKafka, topic: str) -> None:

@@ -115,7 +115,7 @@ def test_a_long_csv_is_compacted_while_it_runs(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "message"),
     [
         (("--key", "who"), "--key: only with --input FILE"),
         (("--time-format", "epoch", "--gap", "5m"), "--time-format and --gap: only with --input FILE"),
@@ -136,14 +136,14 @@ def test_a_long_csv_is_compacted_while_it_runs(tmp_path: Path) -> None:
         (("--data-dir", "."), "is not empty and was not created by a demo"),
     ],
 )
-def test_invalid_arguments_are_named(tmp_path: Path, arguments: tuple[str, ...], says: str) -> None:
+def test_invalid_arguments_are_named(tmp_path: Path, arguments: tuple[str, ...], message: str) -> None:
     """An invalid argument exits with status 2 and one line that names it, before a service starts."""
     (tmp_path / "latin.csv").write_bytes(b"n\xe9,at\n")
     (tmp_path / "ok.csv").write_bytes(b"who,at\nann,17\n")
     (tmp_path / "seconds.csv").write_bytes(b"who,at\nann,1714557600\n")
     run = demo(*arguments, cwd=tmp_path)
     assert run.returncode == 2
-    assert says in run.stderr
+    assert message in run.stderr
     assert run.stderr.count("\n") == 1
     assert not (tmp_path / ".penstock").exists()
 

@@ -101,14 +101,14 @@ def command(*arguments):
     done = subprocess.run([Path(sys.executable).with_name("penstock"), *arguments], capture_output=True, text=True)
     raise RuntimeError(f"{done.returncode} {done.stderr.strip()}")
 
-said = {}
+errors = {}
 for extra, code in json.loads(sys.argv[1]).items():
     try:
         exec(code)
-        said[extra] = ""
+        errors[extra] = ""
     except Exception as e:
-        said[extra] = str(e)
-print(json.dumps(said))
+        errors[extra] = str(e)
+print(json.dumps(errors))
 """
 
 START_KAFKA = """
@@ -149,11 +149,13 @@ def names_each_missing_extra(python: Path, folder: Path) -> None:
     present = distributions(python)
     lacking = {extra for extra in LACKING if required("penstock", [extra]).keys() - present}
     assert lacking
-    said = json.loads(run(python, folder, "-c", ASK_FOR_EACH, json.dumps({extra: LACKING[extra] for extra in lacking})))
+    errors = json.loads(
+        run(python, folder, "-c", ASK_FOR_EACH, json.dumps({extra: LACKING[extra] for extra in lacking}))
+    )
     for extra in lacking:
         named = FIRST_NEEDED[extra] if FIRST_NEEDED.get(extra) in lacking else extra
-        assert said[extra].endswith(f'pip install "penstock[{named}]"'), (extra, said[extra])
-        assert "command(" not in LACKING[extra] or (said[extra][:2], "\n" in said[extra]) == ("2 ", False)
+        assert errors[extra].endswith(f'pip install "penstock[{named}]"'), (extra, errors[extra])
+        assert "command(" not in LACKING[extra] or (errors[extra][:2], "\n" in errors[extra]) == ("2 ", False)
 
 
 def test_the_base_is_small_and_has_the_clients_and_the_command(tmp_path: Path, environments: Environments) -> None:
@@ -237,8 +239,8 @@ async def test_kafka_starts_without_spark(tmp_path: Path, environments: Environm
         }
         command = [python, "-I", "-c", START_KAFKA, tmp_path / "data"]
         started = await asyncio.create_subprocess_exec(*map(str, command), env=variables, cwd=tmp_path, stdout=-1)
-        said, _ = await started.communicate()
-    assert (started.returncode, said.split()[-1]) == (0, b"0")
+        output, _ = await started.communicate()
+    assert (started.returncode, output.split()[-1]) == (0, b"0")
     shutil.rmtree(tmp_path / "venv")
 
 

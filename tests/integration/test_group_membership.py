@@ -53,14 +53,14 @@ public class Member {
         p.put("value.deserializer", ByteArrayDeserializer.class.getName());
         try (KafkaConsumer<byte[], byte[]> consumer = new KafkaConsumer<>(p)) {
             consumer.subscribe(List.of(a[1]));
-            String told = "";
+            String printed = "";
             while (true) {
                 consumer.poll(Duration.ofMillis(50));
                 TreeSet<Integer> mine = new TreeSet<>();
                 consumer.assignment().forEach(tp -> mine.add(tp.partition()));
-                if (!told.equals(mine.toString())) {
-                    told = mine.toString();
-                    System.out.println("ASSIGNED " + told);
+                if (!printed.equals(mine.toString())) {
+                    printed = mine.toString();
+                    System.out.println("ASSIGNED " + printed);
                     System.out.flush();
                 }
             }
@@ -262,17 +262,17 @@ async def java_member(kafka: EmbeddedKafka, topic: str, assignor: str, folder: P
     process = await asyncio.create_subprocess_exec(
         *map(str, command), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
     )
-    told: list[list[int]] = []
+    assignments: list[list[int]] = []
 
     async def read() -> None:
         assert process.stdout is not None
         async for line in process.stdout:
             if line.startswith(b"ASSIGNED "):
-                told.insert(0, [int(number) for number in line[len("ASSIGNED [") : -2].split(b", ") if number])
+                assignments.insert(0, [int(number) for number in line[len("ASSIGNED [") : -2].split(b", ") if number])
 
     reading = asyncio.create_task(read())
     try:
-        yield told
+        yield assignments
     finally:
         process.kill()
         await process.wait()

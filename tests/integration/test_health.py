@@ -151,8 +151,8 @@ COMMANDS = {
 def write_tables(lake: Path) -> None:
     """Write a lake in which `app` has a store of sessions; without one, the audit does not connect to Kafka."""
     schemas = sessions().of_application("app").schemas()
-    said = msgspec.json.encode(Progress("app", "exactly_once", {}, -1, {}, {}, tuple(schemas), 0))
-    lake_tables.write_state(lake, "app", schemas, [lake_tables.progress(0, 0, said)])
+    body = msgspec.json.encode(Progress("app", "exactly_once", {}, -1, {}, {}, tuple(schemas), 0))
+    lake_tables.write_state(lake, "app", schemas, [lake_tables.progress(0, 0, body)])
 
 
 @pytest.mark.parametrize("name", COMMANDS)

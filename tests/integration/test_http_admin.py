@@ -62,9 +62,9 @@ async def test_a_groups_offsets_are_read_reset_and_deleted(kafka: EmbeddedKafka,
             assert (described["state"], described["lag"]) == ("Stable", 0)
             member = described["members"][0]
             assert member["partitions"] == [{"topic": topic_name, "partition": 0}]
-            refused = await client.post(url, json={"to": "earliest"})
-            assert refused.status_code == 409
-            assert member["member_id"] in refused.json()["detail"]
+            rejected = await client.post(url, json={"to": "earliest"})
+            assert rejected.status_code == 409
+            assert member["member_id"] in rejected.json()["detail"]
         dry = await client.post(url, json={"to": {"timestamp_ms": 4}, "dry_run": True})
         assert dry.json()["partitions"] == [{"topic": topic_name, "partition": 0, "before": 10, "after": 4}]
         assert (await client.get(f"/v1/groups/{group}")).json()["lag"] == 0

@@ -180,10 +180,10 @@ async def test_a_batch_in_flight_when_kafka_hangs_has_unknown_outcomes(own_kafka
             own_kafka.resume()
         await healthy(client, 200)
         assert (await client.post(url, content=b"2\n", headers=NDJSON)).status_code == 200
-    said = answer.json()
-    assert (answer.status_code, said["title"]) == (504, "Events may or may not be stored")
-    assert (said["stored"], said["not_stored"], said["unknown"]) == (0, 0, 200)
-    assert {e["outcome"] for e in said["errors"]} == {"unknown"}
+    response_body = answer.json()
+    assert (answer.status_code, response_body["title"]) == (504, "Events may or may not be stored")
+    assert (response_body["stored"], response_body["not_stored"], response_body["unknown"]) == (0, 0, 200)
+    assert {e["outcome"] for e in response_body["errors"]} == {"unknown"}
     values = [r.value for r in await read_all(own_kafka.bootstrap_servers, "t", 1)]
     assert values == [b"1", *body.splitlines(), b"2"]
 

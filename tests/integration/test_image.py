@@ -196,8 +196,8 @@ def wait_until_healthy(
         if subprocess.run(check, env=environment, capture_output=True, check=False, cwd=folder).returncode == 0:
             return
         time.sleep(0.3)
-    said = (folder / "output").read_text(encoding="utf-8", errors="replace")[-4000:]
-    pytest.fail(f"not healthy within {START_TIMEOUT_SECONDS} s; exit status {process.poll()}:\n{said}")
+    output = (folder / "output").read_text(encoding="utf-8", errors="replace")[-4000:]
+    pytest.fail(f"not healthy within {START_TIMEOUT_SECONDS} s; exit status {process.poll()}:\n{output}")
 
 
 @contextmanager
@@ -316,8 +316,8 @@ def wait_for_rows(url: str, wanted: list[tuple[Any, ...]], folder: Path) -> None
     while rows != wanted:
         with suppress(asyncpg.UndefinedTableError):
             rows = asyncio.run(query_postgres(url, "SELECT key, flights, mean_delay FROM banks"))
-        said = (folder / "output").read_text(encoding="utf-8", errors="replace")[-4000:]
-        assert time.monotonic() < deadline, f"{rows}\n{said}"
+        output = (folder / "output").read_text(encoding="utf-8", errors="replace")[-4000:]
+        assert time.monotonic() < deadline, f"{rows}\n{output}"
         time.sleep(0.3)
 
 

@@ -42,7 +42,7 @@ async def test_two_processes_at_once_both_succeed(tmp_path: Path) -> None:
         ended = [(await process.communicate(), process.returncode) for process in both]
     folder = tmp_path / "cache" / "penstock" / "kafka-4.1.1"
     assert [status for _, status in ended] == [0, 0], ended
-    assert {said.decode().strip() for (said, _), _ in ended} == {str(folder)}
+    assert {output.decode().strip() for (output, _), _ in ended} == {str(folder)}
     assert {jar.name for jar in folder.iterdir()} == names
     assert sorted(entry.name for entry in folder.parent.iterdir()) == ["download.lock", "kafka-4.1.1"]
 

@@ -19,7 +19,7 @@ from tests.shared.connect.herder.test_metrics import FakeHerder
 
 @pytest.mark.skipif(PROMTOOL is None, reason="no promtool (Debian's package: prometheus): no page of metrics is linted")
 @pytest.mark.parametrize(
-    ("page", "said"),
+    ("page", "message"),
     [
         ("# HELP a_ms A.\n# TYPE a_ms gauge\n", "a_ms"),
         ("# HELP a A.\n# TYPE a counter\n", "_total"),
@@ -27,11 +27,11 @@ from tests.shared.connect.herder.test_metrics import FakeHerder
         ("# TYPE a gauge\na 1\n", "help"),
     ],
 )
-def test_the_linter_finds_problems(page: str, said: str) -> None:
+def test_the_linter_finds_problems(page: str, message: str) -> None:
     """promtool finds a unit that is no base unit, a counter without `_total`, a histogram's suffix and a missing help
     text, also for metrics without a sample.
     """
-    assert said in complaints(page)
+    assert message in complaints(page)
 
 
 def test_metrics_without_samples_are_linted_too() -> None:

@@ -165,10 +165,10 @@ async def test_soak_of_visits(kafka: EmbeddedKafka, topic_name: str, guarantee: 
         joined = [row["id"] for _, row in decoded(await chain.read(f"{topic_name}-joined"))]
         closed = [(str(row["key"]), row["n"], row["ms"]) for _, row in decoded(await chain.read(f"{topic_name}-out"))]
         late = [(str(row["user"]), 1, row["ms"]) for _, row in decoded(await chain.read(f"{topic_name}-late"))]
-        said = [(key.decode(), row["n"], row["ms"]) for key, row in decoded(await chain.read(f"{topic_name}-deltas"))]
-        print(f"\n{clicks.sent} clicks, {kills} kills, {len(closed)} sessions, {len(late)} late, {len(said)} deltas")
+        deltas = [(key.decode(), row["n"], row["ms"]) for key, row in decoded(await chain.read(f"{topic_name}-deltas"))]
+        print(f"\n{clicks.sent} clicks, {kills} kills, {len(closed)} sessions, {len(late)} late, {len(deltas)} deltas")
         assert sorted(joined) == list(range(clicks.sent))
-        assert sums(said) == clicks.by_user
+        assert sums(deltas) == clicks.by_user
         assert sums([*closed, *late, *open_rows]) == clicks.by_user
         assert len(closed) > 0
         assert all(n == 1 for _, n, _ in open_rows)

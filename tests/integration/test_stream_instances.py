@@ -98,8 +98,8 @@ async def test_any_instance_answers_for_all_and_reports_missing_partitions(
 
         async def are_shared() -> bool:
             answers = [await get(each, "/v1/streams?local=true") for each in (a, b)]
-            told = [answer.json()["tasks"] if answer.status_code == 200 else [] for answer in answers]
-            return [[task["state"] for task in tasks] for tasks in told] == [["running"], ["running"]]
+            by_instance = [answer.json()["tasks"] if answer.status_code == 200 else [] for answer in answers]
+            return [[task["state"] for task in tasks] for tasks in by_instance] == [["running"], ["running"]]
 
         async def have_all() -> bool:
             answers = [await get(each, "/v1/streams/stores/sessions") for each in (a, b)]
@@ -123,14 +123,14 @@ async def test_any_instance_answers_for_all_and_reports_missing_partitions(
             ("windows?limit=1", "windows"),
         ):
             await check_pages_of_both(http, f"/v1/streams/{path}", rows, a, b)
-        refused = await get(a, "/v1/streams/stores/sessions/windows")
-        assert (refused.status_code, refused.json()["error_code"]) == (409, "NO_LAKE")
+        rejected = await get(a, "/v1/streams/stores/sessions/windows")
+        assert (rejected.status_code, rejected.json()["error_code"]) == (409, "NO_LAKE")
         (lost,) = [task["partition"] for task in (await get(b, "/v1/streams?local=true")).json()["tasks"]]
 
         await b.kill()
-        refused = await get(a, f"/v1/streams/stores/sessions?key=k{lost}")
-        assert (refused.status_code, refused.headers["Retry-After"]) == (503, "1")
-        assert f"partition {lost}: {b.url}" in refused.json()["detail"]
+        rejected = await get(a, f"/v1/streams/stores/sessions?key=k{lost}")
+        assert (rejected.status_code, rejected.headers["Retry-After"]) == (503, "1")
+        assert f"partition {lost}: {b.url}" in rejected.json()["detail"]
         part = (await get(a, "/v1/streams/stores/sessions?partial=true")).json()
         assert [row["partition"] for row in part["rows"]] == [1 - lost]
         assert [row["partition"] for row in part["missing"]] == [lost]

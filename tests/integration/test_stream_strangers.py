@@ -116,9 +116,9 @@ async def test_a_foreign_consumer_that_joined_first_is_named(
             await until(has_read)
             with pytest.raises(InconsistentGroupProtocol, match=r"has members that are not .*: client 'stray' \(host"):
                 await run_until_error(chain.worker())
-        with pytest.raises(GroupAhead, match="This is not lost state") as refused:
+        with pytest.raises(GroupAhead, match="This is not lost state") as raised:
             await run_until_error(chain.worker())
-        assert [(one.committed, one.known) for one in refused.value.ahead] == [(100, 50), (100, 50)]
+        assert [(one.committed, one.known) for one in raised.value.ahead] == [(100, 50), (100, 50)]
         restarts = asyncio.create_task(_restart(chain))
         arguments = ["--application-id", topic_name, "--bootstrap-servers", kafka.bootstrap_servers, "--execute"]
         assert await asyncio.to_thread(main, ["restore-offsets", *arguments]) == 0

@@ -350,8 +350,8 @@ async def test_a_killed_worker_is_continued_exactly(kafka: EmbeddedKafka, topic_
         await chain.send(3_000)
         async with child(chain, guarantee) as process:
             assert process.stdout is not None
-            said = await asyncio.wait_for(process.stdout.readline(), WAIT_SECONDS)
-            assert said == b"committed\n"
+            line = await asyncio.wait_for(process.stdout.readline(), WAIT_SECONDS)
+            assert line == b"committed\n"
             os.kill(process.pid, signal.SIGKILL)
         progress = (await chain.confirmed(0)).progress
         assert progress is not None
@@ -482,12 +482,12 @@ async def test_a_result_over_its_topics_limit_stops_the_worker(kafka: EmbeddedKa
         async with Producer(chain.kafka) as producer:
             for size in (5, 20_000, 6):
                 await (await producer.send(topic_name, b'{"size":%d}' % size, key=b"k", partition=0))
-        said = (
+        message = (
             rf"the commit of what lies before {topic_name}-0@3: topic {out}, partition 0: the record of key b'k', "
             r"\d+ bytes, timestamp \d+, was rejected: .*max_request_size=1048576 must not be above"
         )
         for _ in range(2):
-            with pytest.raises(ProcessingFailed, match=said):
+            with pytest.raises(ProcessingFailed, match=message):
                 async with running(chain.worker(builder.build())) as loop:
                     await asyncio.wait_for(loop, WAIT_SECONDS)
         async with running(worker := chain.worker(builder.build(), max_request_size=10_000)):
@@ -581,8 +581,8 @@ async def test_a_shutdown_without_kafka_keeps_its_limit(
             assert time.monotonic() - started < 4.5
         finally:
             own_kafka.resume()
-        said = [msgspec.json.decode(line) for line in capsys.readouterr().err.splitlines() if line.startswith("{")]
-        (line,) = [line for line in said if line["event"].startswith("the last commit failed")]
+        lines = [msgspec.json.decode(line) for line in capsys.readouterr().err.splitlines() if line.startswith("{")]
+        (line,) = [line for line in lines if line["event"].startswith("the last commit failed")]
         assert (line["partitions"], line["level"]) == ([0, 1], "error")
         del worker, loop
         gc.collect()
@@ -637,9 +637,9 @@ async def test_an_old_owner_is_fenced_under_exactly_once(kafka: EmbeddedKafka, t
         await commit(old, old_task, chain)
         async with owner(chain, "exactly_once") as (new, new_task):
             process_records(old_task, chain, 1_000)
-            with pytest.raises(PenstockError) as refused:
+            with pytest.raises(PenstockError) as raised:
                 await commit(old, old_task, chain)
-            assert type(refused.value).__name__ == "ProducerFenced"
+            assert type(raised.value).__name__ == "ProducerFenced"
             process_records(new_task, chain, 20, 2_000)
             await commit(new, new_task, chain)
         reader = await chain.confirmed(0)
@@ -748,10 +748,10 @@ async def test_an_empty_changelog_with_group_offsets_is_an_error(kafka: Embedded
         async with running(worker):
             await chain.wait_processed(worker)
         await delete_changelog(chain)
-        with pytest.raises(GroupAhead, match="the state was lost") as refused:
+        with pytest.raises(GroupAhead, match="the state was lost") as raised:
             async with running(chain.worker()) as loop:
                 await asyncio.wait_for(loop, WAIT_SECONDS)
-        assert refused.value.ahead == (Ahead(TopicPartition(topic_name, 0), 100, None, True),)
+        assert raised.value.ahead == (Ahead(TopicPartition(topic_name, 0), 100, None, True),)
 
 
 async def test_start_from_group_offsets(kafka: EmbeddedKafka, topic_name: str) -> None:
@@ -802,10 +802,10 @@ async def test_a_group_offset_that_was_set_back_is_ignored(
             (owned,) = worker.tasks().values()
             assert owned.task is not None
             assert owned.task.metrics.records_total == 100
-        said = [msgspec.json.decode(line) for line in capsys.readouterr().err.splitlines() if line.startswith("{")]
-        assert [line["topic_partition"] for line in said if line["event"].startswith("the group's offset was set")] == [
-            str(at)
-        ]
+        lines = [msgspec.json.decode(line) for line in capsys.readouterr().err.splitlines() if line.startswith("{")]
+        assert [
+            line["topic_partition"] for line in lines if line["event"].startswith("the group's offset was set")
+        ] == [str(at)]
         assert (await chain.values("out"), await chain.values("late")) == offline(topic_name, chain.sent)
 
 

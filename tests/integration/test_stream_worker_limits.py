@@ -97,13 +97,13 @@ async def test_a_state_beyond_the_limit_is_an_error(kafka: EmbeddedKafka, topic_
         async with Producer(chain.kafka) as producer:
             for key, at, value in ((b"large", 0, b"x" * 200), (b"large", 7, b"x" * 200), (b"innocent", 1_000, b"y")):
                 await (await producer.send(topic_name, b'"%s"' % value, key=key, partition=0, timestamp=at))
-        said = (
+        message = (
             rf"{topic_name}-0@2, which a store had taken, cannot be processed: the result of store 's', "
             r"key 'large', window 0 to 7: RecordTooLarge: .*max_request_size=1050"
         )
         strict: dict[str, Any] = {"max_request_size": 1_050, "production_exception_handler": "fail"}
         for _ in range(2):
-            with pytest.raises(ProcessingFailed, match=said):
+            with pytest.raises(ProcessingFailed, match=message):
                 async with running(chain.worker(builder.build(), **strict)) as loop:
                     await asyncio.wait_for(loop, WAIT_SECONDS)
         async with running(worker := chain.worker(builder.build(), max_request_size=10_000)):

@@ -115,10 +115,10 @@ async def test_foreign_records_in_the_changelog_change_nothing(
             await chain.wait_processed(worker)
         counted = registry.get_sample_value("penstock_streams_foreign_changelog_records_total", {"partition": "0"})
         assert counted == len(FOREIGN)
-        said = [msgspec.json.decode(line) for line in capsys.readouterr().err.splitlines() if line.startswith("{")]
+        lines = [msgspec.json.decode(line) for line in capsys.readouterr().err.splitlines() if line.startswith("{")]
         assert [
             (line["level"], line["topic"], line["partition"], line["first_offset"], line["records"])
-            for line in said
+            for line in lines
             if line["event"].startswith("records that are no changelog entries")
         ] == [("warning", f"{topic_name}-changelog", 0, last - len(FOREIGN) + 1, len(FOREIGN))]
         assert (await chain.values("out"), await chain.values("late")) == offline(topic_name, chain.sent)
@@ -129,9 +129,9 @@ async def test_a_corrupt_changelog_record_ends_the_worker(kafka: EmbeddedKafka, 
     async with chain_of(kafka, topic_name, 1) as chain:
         await work(chain, 100)
         at = await put(chain, f"{topic_name}-changelog", (b"k", b"\x02L of a layout to come"))
-        said = rf"changelog-0 at offset {at}: .* version 2; .* version 1\. .*streams reset"
+        message = rf"changelog-0 at offset {at}: .* version 2; .* version 1\. .*streams reset"
         for _ in range(2):
-            with pytest.raises(CorruptRecord, match=said):
+            with pytest.raises(CorruptRecord, match=message):
                 await run_until_error(chain.worker())
 
 
@@ -296,8 +296,8 @@ async def test_a_recreated_source_topic_is_an_error(kafka: EmbeddedKafka, topic_
             await recreate(chain, event_time_topic(topic_name, 1))
             after = (await admin.describe_topics([topic_name]))[topic_name].topic_id
         await chain.send(events)
-        said = rf"{topic_name} was deleted and created again: its id is {after}, the state .* id {before}\."
-        with pytest.raises(SourceTopicChanged, match=said):
+        message = rf"{topic_name} was deleted and created again: its id is {after}, the state .* id {before}\."
+        with pytest.raises(SourceTopicChanged, match=message):
             await run_until_error(chain.worker(on_missing_source_offsets="skip"))
 
 

@@ -61,8 +61,8 @@ async def partition_rows(chain: Chain, partition: int, topic_id: str, ahead: int
             end = record.offset + 1
     assert reader.progress is not None
     rows += [{**row, "changelog_offset": -1 - at} for at, row in enumerate(rows) if row["live"]]  # superseded by those
-    said = msgspec.json.encode(reader.progress)
-    return [*rows, lake_tables.progress(partition, end + ahead, said, epoch=reader.epoch, topic_id=topic_id)]
+    body = msgspec.json.encode(reader.progress)
+    return [*rows, lake_tables.progress(partition, end + ahead, body, epoch=reader.epoch, topic_id=topic_id)]
 
 
 async def write_snapshot(
@@ -130,7 +130,7 @@ async def test_a_snapshot_and_the_changelogs_tail_are_the_whole_state(
 
 
 @pytest.mark.parametrize(
-    ("snapshot", "lost", "says"),
+    ("snapshot", "lost", "message"),
     [
         ({"topic_id": "A" * 22}, 0, rf"made from topic \S+-changelog with id {'A' * 22}, but its id is"),
         ({}, 3, r"-changelog-0: offsets {0} to {2} are missing: the snapshot ends before them"),
@@ -139,7 +139,7 @@ async def test_a_snapshot_and_the_changelogs_tail_are_the_whole_state(
     ids=["another topic", "a gap after it", "a log that lost its end"],
 )
 async def test_a_snapshot_that_does_not_fit_is_an_error(
-    kafka: EmbeddedKafka, topic_name: str, tmp_path: Path, snapshot: dict[str, Any], lost: int, says: str
+    kafka: EmbeddedKafka, topic_name: str, tmp_path: Path, snapshot: dict[str, Any], lost: int, message: str
 ) -> None:
     """A snapshot of another topic, or a log that begins after it or ends before it, ends the worker with the reason."""
     async with chain_of(kafka, topic_name, 1) as chain:
@@ -149,7 +149,7 @@ async def test_a_snapshot_that_does_not_fit_is_an_error(
         end = covered[0][1]
         if lost:
             await delete_head(chain, {0: end + lost})
-        with pytest.raises(ChangelogHole, match=says.format(end, end + 1, end + 2)):
+        with pytest.raises(ChangelogHole, match=message.format(end, end + 1, end + 2)):
             async with running(chain.worker(topology(topic_name, **BINARY), lake=str(tmp_path))) as loop:
                 await asyncio.wait_for(loop, WAIT_SECONDS)
 

@@ -66,8 +66,8 @@ async def test_a_kill_under_load_with_several_sub_topologies(kafka: EmbeddedKafk
             await until_done(worker)
         joined = [row["id"] for _, row in decoded(await chain.read(f"{topic_name}-joined"))]
         assert sorted(joined) == list(range(clicks.sent))
-        said = [(key.decode(), row["n"], row["ms"]) for key, row in decoded(await chain.read(f"{topic_name}-deltas"))]
-        assert sums(said) == clicks.by_user
+        deltas = [(key.decode(), row["n"], row["ms"]) for key, row in decoded(await chain.read(f"{topic_name}-deltas"))]
+        assert sums(deltas) == clicks.by_user
         closed = [row for _, row in decoded(await chain.read(f"{topic_name}-out"))]
         found = [(str(row["key"]), row["start"], row["end"], row["n"], row["ms"]) for row in closed]
         assert sorted(found) == expected

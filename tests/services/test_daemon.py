@@ -75,7 +75,7 @@ async def _odd() -> None:
 
 
 @pytest.mark.parametrize(
-    ("step", "said"),
+    ("step", "message"),
     [
         (_refused, "BrokerNotAvailable: no broker at localhost:1"),
         (_broken, "ZeroDivisionError: "),
@@ -83,7 +83,7 @@ async def _odd() -> None:
         (_odd, "IllegalState: the background task 'beside' has ended"),
     ],
 )
-async def test_an_ended_background_task_is_an_error(step: Step, said: str) -> None:
+async def test_an_ended_background_task_is_an_error(step: Step, message: str) -> None:
     """If a background task ended in any way, its error is raised; while all run, nothing is raised."""
     other = asyncio.create_task(_for_ever(), name="other")
 
@@ -96,7 +96,7 @@ async def test_an_ended_background_task_is_an_error(step: Step, said: str) -> No
     with pytest.raises(Exception) as raised:
         daemon.require_running([other, task])
     other.cancel()
-    assert f"{type(raised.value).__name__}: {raised.value}".startswith(said)
+    assert f"{type(raised.value).__name__}: {raised.value}".startswith(message)
 
 
 def test_a_main_loop_that_returns() -> None:
@@ -113,8 +113,8 @@ def test_a_failed_startup(error: Step, capfd: pytest.CaptureFixture[str]) -> Non
     service = Service(startup=error)
     assert run(service) == 1
     assert service.called == ["startup", "shutdown"]
-    said = {_refused: "no broker at localhost:1", _broken: "ZeroDivisionError", _timed_out: "its own"}[error]
-    assert said in capfd.readouterr().err
+    expected = {_refused: "no broker at localhost:1", _broken: "ZeroDivisionError", _timed_out: "its own"}[error]
+    assert expected in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("error", [_refused, _broken])

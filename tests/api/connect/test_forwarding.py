@@ -74,9 +74,9 @@ async def test_a_request_is_forwarded_at_most_twice() -> None:
     """A request marked `forward=false` that reaches the wrong worker is a 409."""
     async with listening(worker("http://127.0.0.1:1/")) as url:
         marked = await put(worker(url), "/connectors/a?forward=true")
-        refused = await put(worker(url), "/connectors/a?forward=false")
+        rejected = await put(worker(url), "/connectors/a?forward=false")
     assert (marked.status_code, marked.json()["message"]) == (409, CONFLICT_MESSAGE)
-    assert (refused.status_code, refused.json()["message"]) == (409, CONFLICT_MESSAGE)
+    assert (rejected.status_code, rejected.json()["message"]) == (409, CONFLICT_MESSAGE)
 
 
 async def test_an_unreachable_worker_is_a_500() -> None:

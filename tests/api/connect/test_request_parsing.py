@@ -90,7 +90,7 @@ async def test_a_body_of_any_other_type_is_json(content_type: str) -> None:
 
 async def test_a_simple_content_type_is_a_415() -> None:
     """A body with one of the browsers' simple content types is a 415; an empty body is accepted."""
-    with pytest.raises(HTTPException) as refused:
+    with pytest.raises(HTTPException) as raised:
         await json_body(_request("text/plain", b'{"a":1}'))
-    assert refused.value.status_code == 415
+    assert raised.value.status_code == 415
     assert await json_body(_request("text/plain", b"")) == {}

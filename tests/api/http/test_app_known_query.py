@@ -15,7 +15,7 @@ from tests.api.ingest.test_routes import URL, Service
 
 
 @pytest.mark.parametrize(
-    ("query", "said"),
+    ("query", "message"),
     [
         ("ofsets=true", "'ofsets' here (did you mean offsets?)"),
         ("atomic=true&Atomic=true", "'Atomic' here (did you mean atomic?)"),
@@ -23,11 +23,11 @@ from tests.api.ingest.test_routes import URL, Service
         ("offsets=true&x" + "x" * 500 + "=1", "xxx' here"),
     ],
 )
-async def test_an_unknown_parameter_is_a_400_that_names_the_nearest(producer: Any, query: str, said: str) -> None:
+async def test_an_unknown_parameter_is_a_400_that_names_the_nearest(producer: Any, query: str, message: str) -> None:
     """An unknown query parameter is a 400 that names the nearest one, and nothing is stored."""
     answer = await Service(producer).post(b"1\n", url=f"{URL}?{query}")
     assert (answer.status_code, answer.json()["error_code"]) == (400, "UNKNOWN_PARAMETER")
-    assert said in answer.json()["detail"]
+    assert message in answer.json()["detail"]
     assert len(answer.json()["detail"]) < 200
     assert producer.batches == []
 

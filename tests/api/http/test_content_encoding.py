@@ -106,7 +106,7 @@ def test_a_known_encoding_is_accepted(named: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("named", "said"),
+    ("named", "message"),
     [
         (["br"], "'br' is not supported"),
         (["gzip, zstd"], "several"),
@@ -114,11 +114,11 @@ def test_a_known_encoding_is_accepted(named: list[str]) -> None:
         (["b" * 99], "bbb'"),
     ],
 )
-def test_an_unknown_encoding_is_a_415(named: list[str], said: str) -> None:
+def test_an_unknown_encoding_is_a_415(named: list[str], message: str) -> None:
     """An unknown encoding or several are a 415 with the supported encodings in the Accept-Encoding header."""
     with pytest.raises(Problem) as e:
         inflater_of(Headers(raw=[(b"content-encoding", name.encode()) for name in named]))
     response = e.value.response()
     assert (response.status_code, response.headers["accept-encoding"]) == (415, "gzip, zstd")
-    assert said in e.value.detail
+    assert message in e.value.detail
     assert len(e.value.detail) < 200

@@ -17,8 +17,8 @@ class Echo:
     name = "connect"
 
     async def forward(self, method: str, path: str, query: str, body: bytes, media_type: str) -> Answer:
-        said = f"{method} {path}?{query} {media_type} {body.decode()}".encode()
-        return Answer(201, "text/plain", said, location="/connectors/new" if method == "POST" else "")
+        text = f"{method} {path}?{query} {media_type} {body.decode()}".encode()
+        return Answer(201, "text/plain", text, location="/connectors/new" if method == "POST" else "")
 
 
 async def send_request(method: str, path: str, **options: Any) -> httpx.Response:

@@ -227,8 +227,8 @@ async def test_binary_data_may_be_anything_unless_the_topic_reads_it(producer: A
     headers = BINARY | {"Content-Type": "image/png"}
     assert (await Service(producer).post(b"\x89PNG", headers)).status_code == 200
     assert only(producer).value == b"\x89PNG"
-    refused = await Service(producer, topics={"t": {"key": ["/user"]}}).post(b"\x89PNG", headers)
-    assert (refused.status_code, refused.json()["error_code"]) == (400, "INVALID_CLOUDEVENT")
+    rejected = await Service(producer, topics={"t": {"key": ["/user"]}}).post(b"\x89PNG", headers)
+    assert (rejected.status_code, rejected.json()["error_code"]) == (400, "INVALID_CLOUDEVENT")
     for body, code in ((b"\x89PNG", "MALFORMED_JSON"), (b" \n", "INVALID_CLOUDEVENT")):
         wrong = await Service(producer).post(body, BINARY)
         assert (wrong.status_code, wrong.json()["error_code"]) == (400, code)

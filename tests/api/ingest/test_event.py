@@ -131,9 +131,9 @@ def test_a_number_in_another_unit_is_an_error_with_the_likely_unit(
     if named == unit:
         assert time_of(value, unit) == 1_717_408_800_000
         return
-    said = time_error(value, unit)
-    assert f'time_unit = "{named}"' in said
-    assert value.decode() in said
+    message = time_error(value, unit)
+    assert f'time_unit = "{named}"' in message
+    assert value.decode() in message
 
 
 def test_the_error_for_seconds_is_complete() -> None:
@@ -147,9 +147,9 @@ def test_the_error_for_seconds_is_complete() -> None:
 def test_values_without_a_likely_unit_are_rejected() -> None:
     """Values that are too early in every unit, and old dates, are rejected without a likely unit."""
     for value in (b"0", b"5", b"-1717408800", b'"1999-12-31T23:59:59.999Z"'):
-        said = time_error(value)
-        assert "before min_event_time=2000-01-01" in said
-        assert "looks like" not in said
+        message = time_error(value)
+        assert "before min_event_time=2000-01-01" in message
+        assert "looks like" not in message
     assert time_of(b'"2000-01-01T00:00:00Z"') == EARLIEST
 
 

@@ -493,8 +493,8 @@ async def test_draining_answers_open_bodies_and_rejects_new_requests(producer: A
     await started.wait()
     assert service.ingest.active == 1
     service.ingest.drain(grace_ms=20)
-    refused = await service.post(b"2\n")
-    assert (refused.status_code, refused.json()["error_code"]) == (503, "SHUTTING_DOWN")
+    rejected = await service.post(b"2\n")
+    assert (rejected.status_code, rejected.json()["error_code"]) == (503, "SHUTTING_DOWN")
     answer = await posting
     assert (answer.status_code, answer.json()["stored"]) == (207, 1)
     assert "shutting down" in answer.json()["stop_reason"]

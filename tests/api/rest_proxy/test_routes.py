@@ -64,9 +64,9 @@ async def test_v2_json_keeps_the_bytes(client: httpx.AsyncClient, producer: Any)
     answer = await client.post("/topics/t", content=body, headers=V2_JSON)
     assert answer.status_code == 200
     assert answer.headers["content-type"] == "application/vnd.kafka.v2+json"
-    said = answer.json()
-    assert (said["key_schema_id"], said["value_schema_id"]) == (None, None)
-    assert [set(row) for row in said["offsets"]] == [{"partition", "offset", "error_code", "error"}] * 2
+    response_body = answer.json()
+    assert (response_body["key_schema_id"], response_body["value_schema_id"]) == (None, None)
+    assert [set(row) for row in response_body["offsets"]] == [{"partition", "offset", "error_code", "error"}] * 2
     assert {(r.key, r.value) for log in producer.logs["t"] for r in log} == {
         (b'"ann"', b'{"a": 1}'),
         (b'{"k":2}', None),
@@ -160,10 +160,10 @@ async def test_v3_reports_a_record(client: httpx.AsyncClient, producer: Any) -> 
         "timestamp": "2024-06-03T10:00:00Z",
     }
     answer = await client.post(V3, json=record)
-    said = answer.json()
-    assert (answer.status_code, said["error_code"], said["cluster_id"], said["topic_name"]) == (200, 200, "c-1", "t")
-    assert (said["key"], said["value"]) == ({"type": "STRING", "size": 3}, {"type": "BINARY", "size": 3})
-    assert (said["partition_id"], said["offset"], said["timestamp"]) == (1, 0, "2024-06-03T10:00:00Z")
+    body = answer.json()
+    assert (answer.status_code, body["error_code"], body["cluster_id"], body["topic_name"]) == (200, 200, "c-1", "t")
+    assert (body["key"], body["value"]) == ({"type": "STRING", "size": 3}, {"type": "BINARY", "size": 3})
+    assert (body["partition_id"], body["offset"], body["timestamp"]) == (1, 0, "2024-06-03T10:00:00Z")
     (stored,) = [r for log in producer.logs["t"] for r in log]
     assert (stored.key, stored.value, stored.headers) == (b"ann", b"xyz", (("h", b"1"),))
     assert stored.timestamp == 1_717_408_800_000
@@ -292,8 +292,8 @@ async def test_rest_proxys_bodies_end_with_the_service(client: httpx.AsyncClient
     await started.wait()
     ingest.drain(grace_ms=20)
     answer = await posting
-    said = answer.json()["error_code"]
-    assert (answer.status_code, said) in ((503, 50003), (200, 503))
+    error_code = answer.json()["error_code"]
+    assert (answer.status_code, error_code) in ((503, 50003), (200, 503))
     assert ingest.active == 0
 
 
@@ -476,8 +476,12 @@ async def test_errors_of_every_layer_have_numbers(producer: Any) -> None:
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         for method, path, headers, body, status, code in refused:
             answer = await client.request(method, path, headers=headers, content=body)
-            said = answer.json()
-            assert (answer.status_code, said["error_code"], set(said)) == (status, code, {"error_code", "message"})
+            response_body = answer.json()
+            assert (answer.status_code, response_body["error_code"], set(response_body)) == (
+                status,
+                code,
+                {"error_code", "message"},
+            )
         admin.cluster = None  # type: ignore[assignment,method-assign]  # an internal error
         failed = await client.get("/v3/clusters/c-1", headers=headers_of("owner"))
         assert (failed.status_code, failed.json()["error_code"]) == (500, 50002)
@@ -501,8 +505,8 @@ async def test_an_explicit_key_needs_no_pointer(producer: Any, registry: Collect
 
         async def code_of(**record: Any) -> int | None:
             path, headers, body = post(**record)
-            said = (await client.post(path, json=body, headers=headers)).json()
-            code: int | None = said["offsets"][0]["error_code"] if "offsets" in said else said["error_code"]
+            answer = (await client.post(path, json=body, headers=headers)).json()
+            code: int | None = answer["offsets"][0]["error_code"] if "offsets" in answer else answer["error_code"]
             return code
 
         at, stored = 1_700_000_000_000, (None, 200)

@@ -53,8 +53,8 @@ async def test_keys_may_be_bytes() -> None:
     answer = await get("/v1/streams/stores/s?key_base64=_wE=&key_to_base64=YQ%3D%3D")
     assert (answer.json()["key"], answer.json()["key_to"]) == ("/wE=", "YQ==")
     for wrong in ("key_base64=%25", "key=a&key_base64=YQ==", "key_from_base64=YQ"):
-        refused = await get(f"/v1/streams/stores/s?{wrong}")
-        assert (refused.status_code, refused.json()["error_code"]) == (400, "INVALID_KEY")
+        rejected = await get(f"/v1/streams/stores/s?{wrong}")
+        assert (rejected.status_code, rejected.json()["error_code"]) == (400, "INVALID_KEY")
 
 
 async def test_unknown_stores_and_invalid_bounds_are_errors() -> None:
@@ -64,9 +64,9 @@ async def test_unknown_stores_and_invalid_bounds_are_errors() -> None:
     assert "no task that runs here has a store 'x'" in answer.json()["detail"]
     for wrong in ("from_ms=soon", f"from_ms={-(2**63) - 1}", f"to_ms={2**63}", "rows_max=0", "rows_max=10001"):
         for path in ("s", "s/windows"):
-            refused = await get(f"/v1/streams/stores/{path}?{wrong}")
-            assert refused.status_code == 400
-            assert wrong.partition("=")[0] in refused.text
+            rejected = await get(f"/v1/streams/stores/{path}?{wrong}")
+            assert rejected.status_code == 400
+            assert wrong.partition("=")[0] in rejected.text
     assert (await get(f"/v1/streams/stores/s?from_ms={-(2**63)}&to_ms={2**63 - 1}")).status_code == 200
 
 
@@ -82,9 +82,9 @@ async def test_all_instances_are_queried_unless_local() -> None:
 async def test_an_invalid_continuation_is_a_400() -> None:
     """An invalid continuation is a 400 that names it, on both routes."""
     for path in ("s", "s/windows"):
-        refused = await get(f"/v1/streams/stores/{path}?key=k&continuation=wrong")
-        assert (refused.status_code, refused.json()["error_code"]) == (400, "INVALID_CONTINUATION")
-        assert "'wrong'" in refused.json()["detail"]
+        rejected = await get(f"/v1/streams/stores/{path}?key=k&continuation=wrong")
+        assert (rejected.status_code, rejected.json()["error_code"]) == (400, "INVALID_CONTINUATION")
+        assert "'wrong'" in rejected.json()["detail"]
 
 
 async def test_windows_open_and_closed() -> None:

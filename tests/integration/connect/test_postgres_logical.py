@@ -179,10 +179,10 @@ async def test_errors_of_slots_and_publications_name_the_fix(url: str, db: Any) 
     """
     context = Context()
 
-    async def expect_error(said: str, **more: str) -> None:
+    async def expect_error(message: str, **more: str) -> None:
         task = await started(url, context, **more)
         try:
-            with pytest.raises(ConnectError, match=said):
+            with pytest.raises(ConnectError, match=message):
                 await task.poll()
         finally:
             await task.stop()

@@ -66,8 +66,8 @@ def progress(
     epoch: int, commit: int, time_ms: int, guarantee: Any = "exactly_once", store: StoreSchema = STORE
 ) -> tuple[None, bytes]:
     closed = {"s": time_ms - store.patience_ms}
-    said = Progress("app", guarantee, {"in": commit}, time_ms, {"s": time_ms}, {}, (store,), 0, close_times_ms=closed)
-    return None, encode_progress(epoch, commit, said)
+    body = Progress("app", guarantee, {"in": commit}, time_ms, {"s": time_ms}, {}, (store,), 0, close_times_ms=closed)
+    return None, encode_progress(epoch, commit, body)
 
 
 def records(entries: Iterable[tuple[bytes | None, bytes]], partition: int, topic: str = TOPIC) -> RecordColumns:

@@ -173,8 +173,8 @@ async def test_requests_to_other_instances_are_local_and_carry_the_token() -> No
     (asked,) = net.asked
     assert dict(asked.url.params) == {"key": "ann", "from_ms": "5", "rows_max": "9", "local": "true"}
     assert asked.headers["authorization"] == f"Bearer {'x' * 16}"
-    refused = await whole_view(own, (B, other), net=net).stores()
-    assert [row["reason"] for row in refused["missing"]] == [
+    rejected = await whole_view(own, (B, other), net=net).stores()
+    assert [row["reason"] for row in rejected["missing"]] == [
         f"{B}: answers 401: send Authorization: Bearer <token> or basic auth"
     ] * 2
 
@@ -208,10 +208,10 @@ async def test_an_instance_without_a_valid_answer_is_missing(fault: str, reason:
 
     own, other = Instance("a", {0: 1}), Instance("b", {1: 1, 2: 1})
     made = whole_view(own, (B, other), net=Net(fail), timeout_ms=1 if fault == "silent" else 10_000)
-    with pytest.raises(Problem) as refused:
+    with pytest.raises(Problem) as raised:
         await made.read_store("s", partial=False, **WANTED)
-    assert (refused.value.kind.status, refused.value.kind.retry_after_s) == (503, 1)
-    assert f"partition 1: {B}: " in refused.value.detail
+    assert (raised.value.kind.status, raised.value.kind.retry_after_s) == (503, 1)
+    assert f"partition 1: {B}: " in raised.value.detail
     answer = await made.read_store("s", partial=True, **WANTED)
     assert [row["partition"] for row in answer["rows"]] == [0]
     assert [row["partition"] for row in answer["missing"]] == [1, 2]

@@ -126,9 +126,9 @@ def test_disabled_compaction_is_reported(flags: list[str], why: str, caplog: pyt
     registry = CollectorRegistry()
     supervisor = CompactionSupervisor(AggregatorSettings.load(flags, environ={}), registry)
     supervisor.warn()
-    said = caplog.text
-    assert f"compaction is off ({why})" in said
-    assert "the changelog grows without bound" in said
+    output = caplog.text
+    assert f"compaction is off ({why})" in output
+    assert "the changelog grows without bound" in output
     health = supervisor.health()
     assert (health.ok, health.facts["state"]) == (True, "off")
     assert why in health.detail

@@ -95,17 +95,17 @@ async def test_a_background_task_that_ends_ends_the_service(
             pass
 
     assert await daemon.run(Alone(), 1_000) == 1
-    said = [msgspec.json.decode(line) for line in capsys.readouterr().err.splitlines()]
-    assert {"level": "error", "event": "a background task has ended", "task": "backlog"}.items() <= said[0].items()
-    assert said[1]["event"] == "failed"
-    assert logged in str(said[1])
+    lines = [msgspec.json.decode(line) for line in capsys.readouterr().err.splitlines()]
+    assert {"level": "error", "event": "a background task has ended", "task": "backlog"}.items() <= lines[0].items()
+    assert lines[1]["event"] == "failed"
+    assert logged in str(lines[1])
 
 
 def test_an_unloadable_topology_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     """A topology that cannot be loaded ends the service at start-up with one line and exit status 2."""
     assert main(["--topology=my_topologies:biuld"]) == 2
-    said = capsys.readouterr().err.splitlines()
-    assert said[-1].startswith("penstock aggregator: topology: my_topologies:biuld: ")
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[-1].startswith("penstock aggregator: topology: my_topologies:biuld: ")
 
 
 def test_a_name_conflict_in_the_lake_ends_the_service_at_start_up(capsys: pytest.CaptureFixture[str]) -> None:
@@ -113,9 +113,9 @@ def test_a_name_conflict_in_the_lake_ends_the_service_at_start_up(capsys: pytest
     start-up, not at the first compaction.
     """
     assert main(["--topology=my_topologies:of_missed", "--streams.lake=lake"]) == 2
-    (said,) = capsys.readouterr().err.splitlines()[-1:]
+    (line,) = capsys.readouterr().err.splitlines()[-1:]
     expected = "store 'visits': aggregation 'missed': the lake's table late/visits has a column 'missed' of its own"
-    assert said.startswith(f"penstock aggregator: {expected}")
+    assert line.startswith(f"penstock aggregator: {expected}")
 
 
 async def test_an_instance_without_partitions_is_healthy() -> None:
@@ -144,10 +144,10 @@ async def health_of(cluster: FakeCluster, *arguments: str) -> AsyncIterator[Heal
     running = asyncio.create_task(run())
     try:
 
-        async def until(ok: bool, said: str) -> list[CheckResult]:
+        async def until(ok: bool, text: str) -> list[CheckResult]:
             """Return all results up to the first one with this state and text."""
             async with asyncio.timeout(WAIT_S):
-                while not seen or seen[-1].ok != ok or said not in seen[-1].detail:
+                while not seen or seen[-1].ok != ok or text not in seen[-1].detail:
                     if running.done():
                         await running
                     seen.append(aggregator._check_tasks())
@@ -170,8 +170,8 @@ async def test_a_missing_topic_is_reported_immediately(capsys: pytest.CaptureFix
         await until(True, "")
         assert [result.ok for result in results].index(True) == len(results) - 1
         assert results[-1].facts["partitions_running"] == 2
-    said = [msgspec.json.decode(line) for line in capsys.readouterr().err.splitlines() if line.startswith("{")]
-    (missing,) = [line for line in said if line["event"].startswith("topics that the topology reads do not exist")]
+    lines = [msgspec.json.decode(line) for line in capsys.readouterr().err.splitlines() if line.startswith("{")]
+    (missing,) = [line for line in lines if line["event"].startswith("topics that the topology reads do not exist")]
     assert (missing["level"], missing["topics"]) == ("warning", ["in"])
 
 

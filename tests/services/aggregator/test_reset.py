@@ -59,13 +59,13 @@ async def test_a_reset_is_a_dry_run_without_execute(
         assert [group.group_id for group in await admin.list_groups()] == []
     assert folders(lake) == ["other"]
     assert [folder.is_dir() for folder in kept] == [False, False, True]
-    said = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [one["executed"] for one in said] == [False, True, False]
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [one["executed"] for one in lines] == [False, True, False]
     plan = {"application": "app", "offsets": {"app-0": 0}, "topics": OWN, "snapshot": str(lake / "app")}
     plan["tables"] = {"state": {"files": 1, "size_bytes": 4}}
     rest = {"unsure": {}, "executed": False}
-    assert said[0] == {**plan, **rest, "state": [str(folder) for folder in kept[:2]]}
-    assert said[2] == {**plan, "offsets": {}, "topics": [], "snapshot": None, "tables": {}, **rest, "state": []}
+    assert lines[0] == {**plan, **rest, "state": [str(folder) for folder in kept[:2]]}
+    assert lines[2] == {**plan, "offsets": {}, "topics": [], "snapshot": None, "tables": {}, **rest, "state": []}
 
 
 async def test_a_snapshot_that_cannot_be_removed_keeps_the_offsets(
@@ -94,8 +94,8 @@ async def test_a_snapshot_that_cannot_be_removed_keeps_the_offsets(
         assert await asyncio.to_thread(main, arguments(cluster, "--execute")) == 0
         assert [group.group_id for group in await admin.list_groups()] == []
     assert folders(lake) == ["other"]
-    said = json.loads(capsys.readouterr().out)
-    assert (said["topics"], said["snapshot"], said["offsets"]) == ([], str(lake / "app"), {"app-0": 0})
+    output = json.loads(capsys.readouterr().out)
+    assert (output["topics"], output["snapshot"], output["offsets"]) == ([], str(lake / "app"), {"app-0": 0})
 
 
 async def test_an_application_whose_name_begins_with_anothers(capsys: pytest.CaptureFixture[str]) -> None:

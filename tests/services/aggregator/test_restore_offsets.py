@@ -70,17 +70,17 @@ async def test_foreign_offsets_are_reset_while_the_application_restarts(
         await work(chain, 100, **given)
         await chain.send(40)
         await commit_as_foreign_consumer(chain, 70)
-        with pytest.raises(GroupAhead, match="This is not lost state") as refused:
+        with pytest.raises(GroupAhead, match="This is not lost state") as raised:
             await run_until_error(chain.worker(**given))
-        assert refused.value.ahead == (Ahead(FIRST, 70, 50, False), Ahead(SECOND, 70, 50, False))
-        assert f"penstock streams restore-offsets --application-id {TOPIC} --execute`" in str(refused.value)
+        assert raised.value.ahead == (Ahead(FIRST, 70, 50, False), Ahead(SECOND, 70, 50, False))
+        assert f"penstock streams restore-offsets --application-id {TOPIC} --execute`" in str(raised.value)
         loop = asyncio.create_task(restart_forever(chain, **given))
         assert await command(chain) == 0
         assert await committed(chain) == {FIRST: 70, SECOND: 70}
         assert await command(chain, "--execute") == 0
-        said = capsys.readouterr().out
-        assert said.count(f"{FIRST}: another client committed 70: back to 50\n") == 2
-        assert said.endswith("back to 50\ndone\n")
+        output = capsys.readouterr().out
+        assert output.count(f"{FIRST}: another client committed 70: back to 50\n") == 2
+        assert output.endswith("back to 50\ndone\n")
         assert await command(chain) == 0
         assert capsys.readouterr().out == f"application {TOPIC}: {NOTHING}\n"
 
@@ -122,8 +122,8 @@ async def test_offsets_are_not_reset_while_a_foreign_consumer_runs(capsys: pytes
                 await stray.poll(20)
             await stray.commit({FIRST: 60})
             assert await command(chain, "--execute") == 1
-            assert "GroupNotEmpty: group clicks has members" in (said := capsys.readouterr().err)
-            assert "client 'stray'" in said
+            assert "GroupNotEmpty: group clicks has members" in (errors := capsys.readouterr().err)
+            assert "client 'stray'" in errors
             assert (await committed(chain))[FIRST] == 60
 
 

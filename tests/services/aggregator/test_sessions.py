@@ -55,8 +55,8 @@ def test_an_unreadable_state_is_located() -> None:
     values = [encode_takeover(1, Takeover("app", "here", 0)), encode_live(0, 1, 1, 0, 5, b"short")]
     values.append(encode_progress(1, 1, PROGRESS))
     offsets = np.arange(70, 73)
-    said = r"^app-changelog-3 at offset 71: a changelog state of 5 bytes .*streams reset"
-    with pytest.raises(CorruptRecord, match=said):
+    message = r"^app-changelog-3 at offset 71: a changelog state of 5 bytes .*streams reset"
+    with pytest.raises(CorruptRecord, match=message):
         feed(reader, Columns("app-changelog", 3, [None, b"k", None], values, offsets, offsets))
 
 
@@ -73,14 +73,14 @@ def test_an_invalid_time_names_its_flag(capsys: pytest.CaptureFixture[str]) -> N
     """An invalid time ends the command with status 2, the flag's name and the expected format."""
     for flag in ("--from", "--to"):
         assert main(["--application", "app", flag, "yesterday"]) == 2
-        said = capsys.readouterr().err
-        assert said.count("\n") == 1
-        assert flag in said
-        assert "'yesterday' is no time: write ISO 8601, such as 2013-01-31T05:00 (UTC), or ms since the epoch" in said
+        output = capsys.readouterr().err
+        assert output.count("\n") == 1
+        assert flag in output
+        assert "'yesterday' is no time: write ISO 8601, such as 2013-01-31T05:00 (UTC), or ms since the epoch" in output
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "message"),
     [
         (["--status", "closed"], "closed windows are in the lake: set lake, or status=open"),
         (["--key", "\udcff"], "pass such a key with --key-base64"),
@@ -91,20 +91,20 @@ def test_an_invalid_time_names_its_flag(capsys: pytest.CaptureFixture[str]) -> N
         (["--key-from", "z", "--key-to", "a"], "key_from='z' must not be after key_to='a'"),
     ],
 )
-def test_impossible_queries_are_rejected(flags: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_impossible_queries_are_rejected(flags: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Queries that cannot have a result end with status 2 and one line, before any request."""
     assert main(["--application", "app", *flags]) == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_windows_are_shown_as_rows() -> None:
     """Each window has one row with its bounds in UTC and its results."""
     console = Console(file=io.StringIO(), width=160)
     show(STORE, [FoundWindow(0, 0, 1500, "open", {"n": 4.0})], console)
-    said = console.file.getvalue()  # type: ignore[attr-defined]
-    assert "s: 1 windows" in said
-    assert "1970-01-01T00:00:01.500" in said
-    assert "4.0" in said
+    output = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "s: 1 windows" in output
+    assert "1970-01-01T00:00:01.500" in output
+    assert "4.0" in output
 
 
 def test_times_beyond_the_calendar_are_shown_as_ms() -> None:
@@ -113,10 +113,10 @@ def test_times_beyond_the_calendar_are_shown_as_ms() -> None:
     """
     console = Console(file=io.StringIO(), width=160)
     show(STORE, [FoundWindow(0, -1, 10**15, "open", {"n": 4.0}, "\x1b[31m[/b]")], console)
-    said = console.file.getvalue()  # type: ignore[attr-defined]
+    output = console.file.getvalue()  # type: ignore[attr-defined]
     for text in ("1969-12-31T23:59:59.999", "1000000000000000", "\\x1b[31m[/b]"):
-        assert text in said
-    assert "\x1b" not in said
+        assert text in output
+    assert "\x1b" not in output
 
 
 @pytest.mark.parametrize("columns", [20, 80, 200])
@@ -129,10 +129,10 @@ def test_no_time_is_cut_on_a_narrow_terminal(
     store = msgspec.structs.replace(STORE, aggregations=tuple(AggregationSchema.of(n, Count()) for n in names))
     key = "k" * 100
     show(store, [FoundWindow(0, 0, 1500, "closed", dict.fromkeys(names, 123456.789), key)])
-    said = capsys.readouterr().out
-    assert "…" not in said
-    assert said.count("k") >= len(key)
-    row = next(line for line in said.splitlines() if "1970" in line)
+    output = capsys.readouterr().out
+    assert "…" not in output
+    assert output.count("k") >= len(key)
+    row = next(line for line in output.splitlines() if "1970" in line)
     for text in ("1970-01-01T00:00:00.000", "1970-01-01T00:00:01.500", "closed", "123456.789"):
         assert text in row
 
@@ -144,12 +144,12 @@ def write_lake(root: Path, live: list[Window], closed: list[tuple[Window, int]])
     """Write a snapshot that covers nothing of the changelog: open windows, and closed ones
     with their changelog offset.
     """
-    said = msgspec.json.encode(PROGRESS)
+    body = msgspec.json.encode(PROGRESS)
     rows = [
         lake_tables.live(p, "s", key.encode(), start, end, -len(live) + i, {"n_n": 1})
         for i, (p, key, start, end) in enumerate(live)
     ]
-    rows += [lake_tables.progress(p, 0, said, epoch=0, topic_id=None) for p in (0, 1)]
+    rows += [lake_tables.progress(p, 0, body, epoch=0, topic_id=None) for p in (0, 1)]
     lake_tables.write_state(root, "app", [STORE], rows)
     of_closed = [
         {"partition": p, "key": key, "window_start": start, "window_end": end, "n": 1}
@@ -238,12 +238,12 @@ async def test_the_command_prints_a_continuation(tmp_path: Path, capsys: pytest.
         count, more = 0, list[str]()
         while True:
             assert await asyncio.to_thread(main, [*flags, *more]) == 0
-            said = capsys.readouterr()
-            count += len([json.loads(line) for line in said.out.splitlines()])
-            if not said.err:
+            output = capsys.readouterr()
+            count += len([json.loads(line) for line in output.out.splitlines()])
+            if not output.err:
                 break
-            assert said.err.startswith("there are more: --continuation ")
-            more = said.err.split()[-2:]
+            assert output.err.startswith("there are more: --continuation ")
+            more = output.err.split()[-2:]
         assert count == sum(map(len, there.values()))
         assert await asyncio.to_thread(main, [*flags, *more, "--status", "open"]) == 2
         assert "belongs to another query" in capsys.readouterr().err
@@ -275,9 +275,9 @@ async def test_a_missing_lake_is_reported(tmp_path: Path, capsys: pytest.Capture
         assert without.err == "lake: unset: these are only the open windows\n"
         wrong = [*flags, "--status", "open", "--lake", str(tmp_path / "no")]
         assert await asyncio.to_thread(main, wrong) == 0
-        said = capsys.readouterr()
-        assert said.out == without.out
-        assert said.err.startswith(f"lake: {tmp_path}/no/app has no tables: the changelog alone answers")
+        output = capsys.readouterr()
+        assert output.out == without.out
+        assert output.err.startswith(f"lake: {tmp_path}/no/app has no tables: the changelog alone answers")
         async with Admin(KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)) as admin:
             await admin.delete_records({TopicPartition("app-changelog", 0): 1})
         assert await asyncio.to_thread(main, wrong) == 1
@@ -291,9 +291,9 @@ async def test_a_missing_application_is_reported(capsys: pytest.CaptureFixture[s
     async with FakeCluster() as cluster:
         flags = ["--application", "typo", "--kafka.bootstrap-servers", cluster.bootstrap_servers]
         assert await asyncio.to_thread(main, flags) == 1
-        (said,) = capsys.readouterr().err.splitlines()
-        assert "typo-changelog" in said
-        assert said.endswith("application must be the aggregator's, which makes the topic when it first starts")
+        (line,) = capsys.readouterr().err.splitlines()
+        assert "typo-changelog" in line
+        assert line.endswith("application must be the aggregator's, which makes the topic when it first starts")
     nobody = [
         "--application",
         "app",

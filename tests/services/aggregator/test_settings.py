@@ -24,7 +24,7 @@ def test_only_the_topology_is_required() -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "message"),
     [
         ([], "--topology, PENSTOCK_TOPOLOGY"),
         (["--topology=module"], "--topology, PENSTOCK_TOPOLOGY"),
@@ -38,11 +38,11 @@ def test_only_the_topology_is_required() -> None:
         ([TOPOLOGY, "--compaction.retention-hours=23"], "compaction.retention_hours"),
     ],
 )
-def test_an_invalid_value_is_an_error_that_names_it(flags: list[str], said: str) -> None:
+def test_an_invalid_value_is_an_error_that_names_it(flags: list[str], message: str) -> None:
     """Missing and invalid settings are a ConfigError that names them."""
     with pytest.raises(ConfigError) as raised:
         load(*flags)
-    assert said in str(raised.value)
+    assert message in str(raised.value)
 
 
 def test_compaction_jobs_use_the_token_provider() -> None:

@@ -29,7 +29,7 @@ def kept(*changes: Change, reach: tuple[int, int] = (100, 200), keys: KeyRange |
     for one in changes:
         own.keep(one)
     names = {LIVE: "live", FINAL: "final", DELETED: "deleted"}
-    return [(names[told.operation], told.end) for told in own]
+    return [(names[kept_change.operation], kept_change.end) for kept_change in own]
 
 
 def test_the_newest_change_of_each_window_is_kept() -> None:

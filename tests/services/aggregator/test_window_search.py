@@ -90,13 +90,13 @@ async def test_before_the_first_compaction_the_changelog_is_read(tmp_path: Path)
 @pytest.mark.parametrize("status", ["closed", "all"])
 async def test_closed_windows_come_from_lake_and_tail(status: Any, tmp_path: Path) -> None:
     """Compacted windows are read from the lake and later ones from the changelog, each once."""
-    said = LOGS[0].entries[-1][1]
-    assert said is not None
+    value = LOGS[0].entries[-1][1]
+    assert value is not None
     covered = 1 + 3 * 4  # This covers the takeover and three commits of four records.
     async with FakeCluster() as cluster:
         await write(cluster, *LOGS)
         topic_id = str((await described(cluster)).topic_id)
-        rows = [progress(0, covered, decode(said).body, epoch=1, topic_id=topic_id)]
+        rows = [progress(0, covered, decode(value).body, epoch=1, topic_id=topic_id)]
         rows.append(live(0, "s", b"live", 3, 3, covered - 2, {"n_n": 1}))
         write_state(tmp_path, "app", [STORE], rows)
         closed = [
@@ -147,11 +147,13 @@ async def test_a_slow_changelog_is_a_timeout(tmp_path: Path) -> None:
     """If the changelog is not read in time, the error names the setting and the number of
     records after the newest compaction.
     """
-    said = r"^app-changelog: not read within queries.changelog_timeout_ms=1. \d+ records are past the newest compaction"
+    message = (
+        r"^app-changelog: not read within queries.changelog_timeout_ms=1. \d+ records are past the newest compaction"
+    )
     log = Log.of([[("k" * 300_000, t)] for t in range(10)])
     async with FakeCluster() as cluster:
         await write(cluster, log)
-        with pytest.raises(KafkaTimeout, match=said):
+        with pytest.raises(KafkaTimeout, match=message):
             await search(cluster, tmp_path, changelog_timeout_ms=1).find(STORE, "closed", query_params())
 
 

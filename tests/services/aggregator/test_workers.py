@@ -45,8 +45,8 @@ def app_of(name: str, *, is_well: bool = True) -> FastAPI:
     app, router = create_health_app(name, checks, registry), APIRouter()
 
     async def echo(request: Request) -> Response:
-        said = f"{name} {request.url.path}?{request.url.query} {request.headers.get('authorization', '')}"
-        return Response(said, 503, headers={"Retry-After": "3"})
+        message = f"{name} {request.url.path}?{request.url.query} {request.headers.get('authorization', '')}"
+        return Response(message, 503, headers={"Retry-After": "3"})
 
     router.add_api_route("/v1/streams", echo, methods=["GET", "POST"])
     app.include_router(router)

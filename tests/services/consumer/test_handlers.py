@@ -92,9 +92,9 @@ def test_a_handler_is_found_in_the_current_folder(module: str, function: str, ba
 )
 def test_an_invalid_handler_is_an_error(module: str, spec: str, reason: str) -> None:
     """An invalid name or function is a ConfigError with its reason."""
-    with pytest.raises(ConfigError, match="handler: ") as refused:
+    with pytest.raises(ConfigError, match="handler: ") as raised:
         load_handler(spec.format(m=module))
-    assert reason in str(refused.value)
+    assert reason in str(raised.value)
 
 
 def test_an_import_error_within_the_module_is_raised(module: str) -> None:

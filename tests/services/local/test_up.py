@@ -58,7 +58,7 @@ def test_a_port_in_use_is_an_error_before_kafka_is_started(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["--topic=clicks"], "reads the topic events, which Kafka does not have: `up` creates only clicks (--topic)"),
         (
@@ -76,12 +76,12 @@ def test_a_port_in_use_is_an_error_before_kafka_is_started(
     ids=["another topic", "another topology", "results that nobody writes", "no function", "no module"],
 )
 def test_a_topology_that_cannot_run_is_an_error_before_kafka_is_started(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], arguments: list[str], said: str
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], arguments: list[str], message: str
 ) -> None:
     """A topology that cannot run ends with status 2 and one line with topology and topic, without a data folder."""
     assert main([*arguments, "--http.port=0", "--connect-port=0", "--data-dir=data", "--log.format=json"]) == 2
     (line,) = capfd.readouterr().err.splitlines()
-    assert said in line
+    assert message in line
     assert not (tmp_path / "data").exists()
 
 

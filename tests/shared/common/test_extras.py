@@ -100,7 +100,7 @@ def test_a_missing_extra_is_an_import_error_and_a_config_error() -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "module", "said"),
+    ("command", "module", "message"),
     [
         ("aggregator", "pyarrow", 'penstock aggregator needs pyarrow: pip install "penstock[server,streams]"\n'),
         ("producer", "fastapi", 'penstock producer needs fastapi: pip install "penstock[server]"\n'),
@@ -111,14 +111,14 @@ def test_a_missing_extra_is_an_import_error_and_a_config_error() -> None:
         ),
     ],
 )
-def test_a_command_names_its_missing_extra(command: str, module: str, said: str) -> None:
+def test_a_command_names_its_missing_extra(command: str, module: str, message: str) -> None:
     """A command without its extra prints one line on standard error and ends with status 2."""
     done = run(f"from penstock.services.cli import main\nsys.argv[1:] = {command.split()!r}\nmain()", module)
-    assert (done.returncode, done.stdout, done.stderr) == (2, "", said)
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", message)
 
 
 @pytest.mark.parametrize(
-    ("code", "module", "said"),
+    ("code", "module", "message"),
     [
         ("from penstock import StreamsBuilder", "pyarrow", 'needs pyarrow: pip install "penstock[streams]"'),
         ("import penstock.streams", "deltalake", 'needs deltalake: pip install "penstock[streams]"'),
@@ -126,10 +126,10 @@ def test_a_command_names_its_missing_extra(command: str, module: str, said: str)
         ("from penstock.testing import TopologyTestDriver", "pyarrow", 'pip install "penstock[streams]"'),
     ],
 )
-def test_an_import_names_its_missing_extra(code: str, module: str, said: str) -> None:
+def test_an_import_names_its_missing_extra(code: str, module: str, message: str) -> None:
     """An import without its extra is an ImportError that names the extra."""
     done = run(f"try:\n    {code}\nexcept ImportError as e:\n    print(e)", module)
-    assert said in done.stdout, done.stderr
+    assert message in done.stdout, done.stderr
 
 
 @pytest.mark.parametrize(

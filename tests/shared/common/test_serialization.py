@@ -80,7 +80,7 @@ def test_none_stays_none(both: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("call", "said"),
+    ("call", "message"),
     [
         (lambda: bytes_serializer("t", "text"), "t: expected bytes, got str; set a serializer"),
         (lambda: string_serializer("t", b"x"), "t: expected str, got bytes"),
@@ -97,11 +97,11 @@ def test_none_stays_none(both: Any) -> None:
         (lambda: struct_deserializer(Click)("t", b"{"), "t: not JSON"),
     ],
 )
-def test_errors_have_topic_and_reason(call: Any, said: str) -> None:
+def test_errors_have_topic_and_reason(call: Any, message: str) -> None:
     """A value that cannot be serialized or deserialized is a SerializationError, which is a
     DataError, with topic and reason.
     """
-    with pytest.raises(SerializationError, match=said) as raised:
+    with pytest.raises(SerializationError, match=message) as raised:
         call()
     assert isinstance(raised.value, DataError)
 

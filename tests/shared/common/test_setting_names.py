@@ -130,7 +130,7 @@ def test_each_service_has_a_port_of_its_own() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "expected_message"),
     [
         ("PENSTOCK_HTPP__PORT", "did you mean PENSTOCK_HTTP__PORT?"),
         ("PENSTOCK_KAFAK__BOOTSTRAP_SERVERS", "did you mean PENSTOCK_KAFKA__BOOTSTRAP_SERVERS?"),
@@ -140,11 +140,11 @@ def test_each_service_has_a_port_of_its_own() -> None:
         ("penstock_grup_id", "did you mean PENSTOCK_GROUP_ID?"),
     ],
 )
-def test_a_misspelled_variable(name: str, said: str) -> None:
+def test_a_misspelled_variable(name: str, expected_message: str) -> None:
     """A misspelled variable is reported with the nearest existing one and without its value."""
     (message,) = unknown_variables(AggregatorSettings, {name: "hunter2", "OTHER_PORT": "1"})
     assert message.startswith(f"{name}: no such setting")
-    assert said in message
+    assert expected_message in message
     assert "hunter2" not in message
 
 

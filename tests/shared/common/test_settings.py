@@ -120,7 +120,7 @@ def test_a_dict_from_flags() -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "environ", "said"),
+    ("flags", "environ", "expected_message"),
     [
         (
             ["--http.port=70000"],
@@ -158,11 +158,13 @@ def test_a_dict_from_flags() -> None:
         ),
     ],
 )
-def test_an_invalid_value_is_an_error_that_names_it(flags: list[str], environ: dict[str, str], said: str) -> None:
+def test_an_invalid_value_is_an_error_that_names_it(
+    flags: list[str], environ: dict[str, str], expected_message: str
+) -> None:
     """The error has the program, the setting, the reason, the value, and the names of flag and variable."""
     message = load_error(*flags, **environ)
     assert message.startswith("penstock test: ")
-    assert said in message
+    assert expected_message in message
 
 
 def test_all_invalid_values_are_reported_together() -> None:
@@ -179,14 +181,14 @@ def test_an_unknown_key_of_a_table_in_the_file() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [(None, "no.toml: No such file"), ("a = ", "no.toml: "), ("[a]\n[a]", "no.toml: ")],
 )
-def test_a_file_that_cannot_be_read(text: str | None, said: str) -> None:
+def test_a_file_that_cannot_be_read(text: str | None, message: str) -> None:
     """A missing or malformed file is an error with its name."""
     if text is not None:
         Path("no.toml").write_text(text)
-    assert load_error("--config=no.toml").startswith(said)
+    assert load_error("--config=no.toml").startswith(message)
 
 
 def test_config_without_a_path() -> None:
@@ -257,9 +259,9 @@ def test_load_or_exit(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mo
     with pytest.raises(SystemExit) as left:
         load_or_exit(Service, ["--http.port=x"], "penstock test")
     assert left.value.code == 2
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1
-    assert said.startswith("penstock test: http.port: ")
+    output = capsys.readouterr().err
+    assert output.count("\n") == 1
+    assert output.startswith("penstock test: http.port: ")
 
 
 def test_help_names_every_setting(capsys: pytest.CaptureFixture[str]) -> None:

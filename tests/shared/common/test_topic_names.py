@@ -45,7 +45,7 @@ def test_valid_topic_names(name: str) -> None:
 def test_invalid_topic_names(name: object) -> None:
     """An invalid name is InvalidTopic with the name, which is shortened if it is long."""
     assert not is_topic_name(name)
-    with pytest.raises(InvalidTopic) as refused:
+    with pytest.raises(InvalidTopic) as raised:
         check_topic_name(name)
-    assert repr(name)[:TOPIC_NAME_MAX] in str(refused.value)
-    assert len(str(refused.value)) < 2 * TOPIC_NAME_MAX
+    assert repr(name)[:TOPIC_NAME_MAX] in str(raised.value)
+    assert len(str(raised.value)) < 2 * TOPIC_NAME_MAX

@@ -91,9 +91,9 @@ def test_urls_below_an_allowed_url_are_allowed() -> None:
     ):  # fmt: skip
         with pytest.raises(ConfigError, match="url"):
             files.resolved("url", url)
-    with pytest.raises(ConfigError) as refused:
+    with pytest.raises(ConfigError) as raised:
         files.resolved("url", "s3://ann:s3cret@evil/a")
-    assert "s3cret" not in str(refused.value)
+    assert "s3cret" not in str(raised.value)
 
 
 @pytest.mark.parametrize("entry", ["data", "./data", "file:///data", "s3://bucket/..", "simplecache::s3://bucket"])

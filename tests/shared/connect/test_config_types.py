@@ -39,7 +39,7 @@ def test_text_becomes_a_value(kind: Type, text: str, value: object) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "text", "said"),
+    ("kind", "text", "message"),
     [
         (Type.INT, "2147483648", "Not a number of type INT"),
         (Type.SHORT, "32768", "Not a number of type SHORT"),
@@ -48,9 +48,9 @@ def test_text_becomes_a_value(kind: Type, text: str, value: object) -> None:
         (Type.BOOLEAN, "yes", "Expected value to be either true or false"),
     ],
 )
-def test_invalid_values_are_errors(kind: Type, text: str, said: str) -> None:
+def test_invalid_values_are_errors(kind: Type, text: str, message: str) -> None:
     """An invalid value is a ConfigError with the value, the setting and the reason."""
-    with pytest.raises(ConfigError, match=f"^Invalid value {text} for configuration x: {said}$"):
+    with pytest.raises(ConfigError, match=f"^Invalid value {text} for configuration x: {message}$"):
         parse("x", kind, text)
 
 
@@ -75,7 +75,7 @@ def test_validators() -> None:
     non_empty_without_control_characters("x", None)
     regex("x", "a.*")
     unique_items("x", ["a", "b"])
-    for validator, value, said in (
+    for validator, value, message in (
         (between(1, 3), 4, "no more than 3"),
         (between(1, 3), None, "non-null"),
         (one_of("a", "b"), "A", "String must be one of: a, b"),
@@ -85,5 +85,5 @@ def test_validators() -> None:
         (regex, "(", "must be a regular expression"),
         (unique_items, ["a", "a"], "Duplicate alias"),
     ):
-        with pytest.raises(ConfigError, match=said):
+        with pytest.raises(ConfigError, match=message):
             validator("x", value)

@@ -110,11 +110,11 @@ def test_a_tampered_output_is_reported(kind: str) -> None:
     changed["output"][2]["timestamp"] += 1
     del missing["output"][-1]
     added["output"].append(added["output"][-1])
-    said = [replay(c) for c in (changed, missing, added)]
-    assert None not in said
-    assert "output " in str(said[0])
+    results = [replay(c) for c in (changed, missing, added)]
+    assert None not in results
+    assert "output " in str(results[0])
     number = len(case["output"])
-    assert said[1:] == [f"{number} outputs, recorded {number - 1}", f"{number} outputs, recorded {number + 1}"]
+    assert results[1:] == [f"{number} outputs, recorded {number - 1}", f"{number} outputs, recorded {number + 1}"]
 
 
 def test_a_wrong_count_of_dropped_records_is_reported() -> None:

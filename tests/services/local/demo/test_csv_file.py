@@ -25,7 +25,7 @@ def test_rows_have_numbers_and_lines(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "says"),
+    ("data", "message"),
     [
         (b"n\xe9,at\na,b\n", r"f, line 1: byte 2 \(0xe9\) is not UTF-8.*iconv"),
         (b"k,at\n" + b"x,y\n" * 5_000 + b"\xe9,y\n", r"f, line 5002: byte 1 \(0xe9\)"),
@@ -36,13 +36,13 @@ def test_rows_have_numbers_and_lines(tmp_path: Path) -> None:
         (b"k,at\n" + b"x" * 1_000_001, "f, line .*field larger than"),
     ],
 )
-def test_invalid_csv_is_an_error_of_one_line(tmp_path: Path, data: bytes, says: str) -> None:
+def test_invalid_csv_is_an_error_of_one_line(tmp_path: Path, data: bytes, message: str) -> None:
     """Other encodings, binaries and damaged archives are a ConfigError of one line, with the line number if known."""
     path = tmp_path / "f"
     path.write_bytes(data)
-    with pytest.raises(ConfigError, match=says) as refused:
+    with pytest.raises(ConfigError, match=message) as raised:
         list(read_rows(path))
-    assert "\n" not in str(refused.value)
+    assert "\n" not in str(raised.value)
 
 
 def test_an_unreadable_file_is_an_error(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ def test_time_formats(time_format: str | None, text: str, expected: int) -> None
 
 
 @pytest.mark.parametrize(
-    ("time_format", "text", "says"),
+    ("time_format", "text", "message"),
     [
         (None, "", "'' is not an ISO 8601 time"),
         ("epoch", "nan", "'nan' does not fit --time-format 'epoch'"),
@@ -37,9 +37,9 @@ def test_time_formats(time_format: str | None, text: str, expected: int) -> None
         (None, "x" * 1_000, "'x{40}' is no"),
     ],
 )
-def test_an_invalid_time_is_an_error_with_its_reason(time_format: str | None, text: str, says: str) -> None:
+def test_an_invalid_time_is_an_error_with_its_reason(time_format: str | None, text: str, message: str) -> None:
     """The error has the shortened text and the reason."""
-    with pytest.raises(NoTime, match=says):
+    with pytest.raises(NoTime, match=message):
         time_parser(time_format, LATEST_MS)(text)
 
 
@@ -59,7 +59,7 @@ def test_formats_that_fit(text: str, fitting: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "time_format", "says"),
+    ("text", "time_format", "message"),
     [
         (
             "1714557600",
@@ -72,9 +72,9 @@ def test_formats_that_fit(text: str, fitting: list[str]) -> None:
         ("1970-01-20", None, None),
     ],
 )
-def test_an_epoch_in_the_wrong_unit_is_detected(text: str, time_format: str | None, says: str | None) -> None:
+def test_an_epoch_in_the_wrong_unit_is_detected(text: str, time_format: str | None, message: str | None) -> None:
     """Seconds read as milliseconds, which are times in January 1970, have a suggestion; true
     times of the seventies have none.
     """
     found = better_unit(text, time_format, LATEST_MS)
-    assert found is says is None or (found is not None and says is not None and says in found)
+    assert found is message is None or (found is not None and message is not None and message in found)

@@ -10,9 +10,9 @@ from penstock.services.local.doctor.main import main
 def test_an_invalid_setting_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     """An invalid setting ends with status 2 before anything is checked."""
     assert main(["--kafka.bootstrap-server=x"]) == 2
-    said = capsys.readouterr()
-    assert "kafka.bootstrap-servers" in said.err
-    assert said.out == ""
+    output = capsys.readouterr()
+    assert "kafka.bootstrap-servers" in output.err
+    assert output.out == ""
 
 
 def test_an_unreachable_kafka_is_a_problem(capsys: pytest.CaptureFixture[str]) -> None:

@@ -28,7 +28,7 @@ def launcher(folder: Path, version: str, status: int = 0) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("said", "version"),
+    ("message", "version"),
     [
         ('openjdk version "17.0.15" 2025-04-15', 17),
         ('java version "1.8.0_402"', 8),
@@ -38,9 +38,9 @@ def launcher(folder: Path, version: str, status: int = 0) -> Path:
         ("The operation couldn't be completed. Unable to locate a Java Runtime.", None),
     ],
 )
-def test_version_is_read_from_what_java_prints(said: str, version: int | None) -> None:
+def test_version_is_read_from_what_java_prints(message: str, version: int | None) -> None:
     """The major version is read in the old and the new numbering, and after other output of the JVM."""
-    assert parse_version(said) == version
+    assert parse_version(message) == version
 
 
 def test_java_home_comes_before_path(tmp_path: Path) -> None:
@@ -68,8 +68,8 @@ def test_printed_for_the_installer(
     monkeypatch.setenv("PATH", str(tmp_path))
     java = launcher(tmp_path, "11.0.2")
     assert finder.main() == 1
-    said = f"penstock: Java 17 to 22 is needed, but {java} (PATH) is Java 11.\n"
-    assert capsys.readouterr() == ("", said)
+    message = f"penstock: Java 17 to 22 is needed, but {java} (PATH) is Java 11.\n"
+    assert capsys.readouterr() == ("", message)
     launcher(tmp_path, "17.0.15")
     assert finder.main() == 0
     assert capsys.readouterr() == (f"{java}\n", "")

@@ -65,15 +65,15 @@ def test_a_file_instead_of_the_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("lake", "said"),
+    ("lake", "message"),
     [
         ("file://host/lake", "a file: URI names an absolute path of this machine"),
         ("foo://lake", "^lake 'foo://lake/app': Unknown scheme: foo"),
     ],
 )
-def test_an_invalid_lake_is_an_error(lake: str, said: str) -> None:
+def test_an_invalid_lake_is_an_error(lake: str, message: str) -> None:
     """A URI that cannot be opened is a ConfigError."""
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         find_files(lake, "app")
 
 
@@ -86,7 +86,7 @@ def test_a_deletion_that_fails_is_named() -> None:
             raise OSError("Generic S3 error\n  \x1b[31m↳\x1b[0m 403 Forbidden")
         gone.append(path)
 
-    said = "^s3://lake/app/c is not removed: Generic S3 error: 403 Forbidden; 2 of 4 files are: run it again$"
-    with pytest.raises(LakeNotRemoved, match=said):
+    message = "^s3://lake/app/c is not removed: Generic S3 error: 403 Forbidden; 2 of 4 files are: run it again$"
+    with pytest.raises(LakeNotRemoved, match=message):
         delete_all("s3://lake/app", ["a", "b", "c", "d"], delete)
     assert {"a", "b"} <= set(gone)

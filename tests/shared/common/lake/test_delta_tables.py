@@ -82,8 +82,8 @@ def test_a_snapshot_is_read_at_its_version(tmp_path: Path) -> None:
 
 def test_the_progress_with_the_highest_offset_is_used(tmp_path: Path) -> None:
     """A partition's progress is the row with the highest offset, whatever run wrote last, and after an OPTIMIZE too."""
-    said = [progress(0, 30, '{"a": 3}', epoch=4), progress(1, 7)]
-    write_state(tmp_path, "app", STORES, said)
+    rows = [progress(0, 30, '{"a": 3}', epoch=4), progress(1, 7)]
+    write_state(tmp_path, "app", STORES, rows)
     write_state(tmp_path, "app", STORES, [progress(0, 20, '{"a": 2}'), progress(1, 8, topic_id=None)])
     expected = {
         0: delta_tables.PartitionSnapshot(0, 30, 4, b'{"a": 3}', "topic"),
@@ -185,8 +185,8 @@ def test_state_columns_may_have_the_names_of_table_columns(tmp_path: Path) -> No
 def test_compactions_are_read_from_the_tables_history(tmp_path: Path) -> None:
     """The compactions of jobs are listed, newest first, without rewrites, upkeep and other appends."""
     assert delta_tables.compactions(str(tmp_path), "app", 1) == []
-    told = {"started_at_ms": 5, "seconds": 1.5, "rows": 2, "entries": 3}
-    write_state(tmp_path, "app", STORES, [progress(0, 1)], job="one", told=told)
+    statistics = {"started_at_ms": 5, "seconds": 1.5, "rows": 2, "entries": 3}
+    write_state(tmp_path, "app", STORES, [progress(0, 1)], job="one", statistics=statistics)
     write_state(tmp_path, "app", STORES, [progress(0, 2)], job="two")
     table = write_state(tmp_path, "app", STORES, [progress(0, 2)], kind="rewrite", partition=0)
     write_deltalake(table, table_of([progress(1, 1)], state_schema(STORES)), mode="append")
@@ -246,10 +246,12 @@ def test_a_column_that_is_no_store_is_an_error(tmp_path: Path) -> None:
         list(delta_tables.read_windows(str(tmp_path), "app", 0, "n", 0, ["x"]))
 
 
-@pytest.mark.parametrize(("path", "said"), [("/lake\0", "null byte"), ("~nobody-of-that-name/lake", "home directory")])
-def test_an_invalid_path_is_an_error(path: str, said: str) -> None:
+@pytest.mark.parametrize(
+    ("path", "message"), [("/lake\0", "null byte"), ("~nobody-of-that-name/lake", "home directory")]
+)
+def test_an_invalid_path_is_an_error(path: str, message: str) -> None:
     """A path that cannot be a folder is a ConfigError with its value."""
-    with pytest.raises(ConfigError, match=f"^lake .*{said}"):
+    with pytest.raises(ConfigError, match=f"^lake .*{message}"):
         delta_tables.read_snapshot(path, "app", [0])
 
 
@@ -386,6 +388,6 @@ def test_describe_counts_windows(tmp_path: Path) -> None:
     write(tmp_path, 10, [(0, b"a"), (1, b"b")])
     write_state(tmp_path, "app", STORES, [tombstone(1, STORE, b"b", 5, 12), live(0, STORE, b"a", 5, 7, 13, {"n_n": 1})])
     write_closed(tmp_path, "app", STORES[1], [{"key": "k", "window_start": 1, "window_end": 2}])
-    told = delta_tables.describe(str(tmp_path), "app")
-    assert (told["live_rows"], told["closed_rows"]) == (1, {STORE: 0, "other": 1})
-    assert (told["state_version"], told["closed_versions"]) == (1, {STORE: -1, "other": 0})
+    description = delta_tables.describe(str(tmp_path), "app")
+    assert (description["live_rows"], description["closed_rows"]) == (1, {STORE: 0, "other": 1})
+    assert (description["state_version"], description["closed_versions"]) == (1, {STORE: -1, "other": 0})

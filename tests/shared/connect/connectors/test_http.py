@@ -85,10 +85,10 @@ async def test_posted_records_are_tracked_by_partition_and_offset() -> None:
     """If a partition is revoked between two deliveries of a batch, another partition's posted
     records are still not posted again.
     """
-    refused = [b'"p":1']
+    rejected = [b'"p":1']
 
     def answer(request: Request) -> Answer:
-        return (503, {}, b"") if any(mark in request.body for mark in refused) else OK
+        return (503, {}, b"") if any(mark in request.body for mark in rejected) else OK
 
     async with serving(answer) as server:
         task = HttpSinkTask()
@@ -99,19 +99,19 @@ async def test_posted_records_are_tracked_by_partition_and_offset() -> None:
             await task.put([*records(A, 0, 5), *records(B, 0, 10)])
         await task.close(frozenset({A}))
         server.requests.clear()
-        refused[:] = [b'"n":8']
+        rejected[:] = [b'"n":8']
         with pytest.raises(RetriableError):
             await task.put(records(B, 0, 10))
-        refused.clear()
+        rejected.clear()
         await task.put(records(B, 0, 10))
         assert numbers(server.requests) == [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 5, 6, 7, 8, 9]
-        refused[:] = [b'"n":15']
+        rejected[:] = [b'"n":15']
         with pytest.raises(RetriableError):
             await task.put(records(B, 10, 20))
         await task.close(frozenset({B}))
         await task.open(frozenset({B}))  # assigned again, at the last committed offset
         server.requests.clear()
-        refused.clear()
+        rejected.clear()
         await task.put(records(B, 10, 20))
         assert numbers(server.requests) == list(range(10, 20))
         await task.stop()

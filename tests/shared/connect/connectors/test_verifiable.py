@@ -27,14 +27,14 @@ async def test_numbers_ascend_and_continue(capsys: pytest.CaptureFixture[str]) -
         numbers = [int(record.value or b"") for record in run.cluster.records("t")]
         assert numbers == list(range(len(numbers)))
         id = await run.run(VerifiableSinkConnector, topics="t")
-        said: list[str] = []
+        printed: list[str] = []
 
         def flushed() -> list[str]:
-            said.extend(line for line in capsys.readouterr().out.splitlines() if line.startswith("{"))
-            return [line for line in said if json.loads(line)["flushed"]]
+            printed.extend(line for line in capsys.readouterr().out.splitlines() if line.startswith("{"))
+            return [line for line in printed if json.loads(line)["flushed"]]
 
         await run.until(lambda: len(flushed()) >= len(numbers))
-        assert [int(json.loads(line)["seqno"]) for line in said if not json.loads(line)["flushed"]] == numbers
+        assert [int(json.loads(line)["seqno"]) for line in printed if not json.loads(line)["flushed"]] == numbers
 
 
 @pytest.mark.parametrize("connector", [MockSinkConnector, MockSourceConnector])

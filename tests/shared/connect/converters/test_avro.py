@@ -224,13 +224,13 @@ async def test_invalid_bytes_values_and_schemas_are_data_errors() -> None:
 
 def test_settings_are_checked() -> None:
     """The registry's URL is required, a user needs a password, and `use.latest.version` excludes registering."""
-    for settings, said in (
+    for settings, message in (
         ({}, "schema.registry.url"),
         ({"schema.registry.url": "http://x", "basic.auth.credentials.source": "USER_INFO"}, "user:password"),
         ({"schema.registry.url": "http://x", "use.latest.version": "true"}, "auto.register.schemas"),
         ({"schema.registry.url": "http://x", "value.subject.name.strategy": "Mine"}, "value.subject.name.strategy"),
     ):
-        with pytest.raises(ConfigError, match=said):
+        with pytest.raises(ConfigError, match=message):
             AvroConverter().configure(settings, False)
     assert avro_library() is fastavro
 

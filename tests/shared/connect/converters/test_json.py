@@ -78,9 +78,9 @@ def test_plain_json_has_no_schema() -> None:
 def test_invalid_bytes_have_kafka_connects_messages() -> None:
     """Invalid JSON and invalid envelopes are DataErrors with Kafka Connect's messages."""
     for data in (b"not json", b'{"broken":'):
-        with pytest.raises(DataError) as refused:
+        with pytest.raises(DataError) as raised:
             converter(schemas_enable="false").to_connect_data("t", data)
-        assert str(refused.value) == NO_JSON
+        assert str(raised.value) == NO_JSON
     for data in (b'{"a":1}', b"5", b'{"schema":null,"payload":1,"more":2}'):
         with pytest.raises(DataError, match='requires "schema" and "payload" fields'):
             converter().to_connect_data("t", data)

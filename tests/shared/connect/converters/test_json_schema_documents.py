@@ -78,7 +78,7 @@ def test_foreign_schemas(json: Any, schema: Schema | None) -> None:
 
 
 @pytest.mark.parametrize(
-    ("json", "said"),
+    ("json", "message"),
     [
         ({"oneOf": [{"type": "string"}, {"type": "integer"}]}, "2 types"),
         ({"$ref": "#"}, "refers to itself"),
@@ -89,7 +89,7 @@ def test_foreign_schemas(json: Any, schema: Schema | None) -> None:
         ([], "not a JSON Schema"),
     ],
 )
-def test_unsupported_json_schemas_are_an_error(json: Any, said: str) -> None:
+def test_unsupported_json_schemas_are_an_error(json: Any, message: str) -> None:
     """A JSON Schema without an equivalent in Connect is a DataError with the reason."""
-    with pytest.raises(DataError, match=said):
+    with pytest.raises(DataError, match=message):
         from_json_schema(json)

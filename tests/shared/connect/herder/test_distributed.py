@@ -175,15 +175,15 @@ async def test_two_workers_share_and_one_leads() -> None:
     ):
         await until(lambda: first.group.is_leader != second.group.is_leader)
         leader, other = (first, second) if first.group.is_leader else (second, first)
-        with pytest.raises(NotHere) as refused:
+        with pytest.raises(NotHere) as raised:
             await other.put_connector("c", config(), replace=False)
-        assert refused.value.url == leader.url
+        assert raised.value.url == leader.url
         await leader.put_connector("c", config(**{"tasks.max": "4"}), replace=False)
         await until(lambda: states(other) == ["RUNNING"] * 5)
         await until(lambda: len(first.worker.task_ids()) == len(second.worker.task_ids()) == 2)
-        with pytest.raises(NotHere) as refused:
+        with pytest.raises(NotHere) as raised:
             await leader.restart_task(min(other.worker.task_ids()))
-        assert refused.value.url == other.url
+        assert raised.value.url == other.url
         assert other.rebalance_texts() == {"leader_name": leader.url, "connect_protocol": "sessioned"}
         with pytest.raises(ConnectorNotFound):
             await other.restart_task(ConnectorTaskId("c", 9))

@@ -208,14 +208,14 @@ async def test_restarts_apply_to_the_named_instances() -> None:
         assert [task["state"] for task in shown["tasks"]] == ["RESTARTING", "RESTARTING"]
         await until(lambda: states(herder) == ["RUNNING"] * 3)
         assert made[3:] == ["c-0:", "c-1:"]
-        for missing, said in (
+        for missing, message in (
             (herder.restart_task(ConnectorTaskId("c", 9)), "Unknown task: c-9"),
             (herder.restart_task(ConnectorTaskId("x", 0)), "Unknown connector: x"),
             (herder.restart_connector("x"), "Unknown connector: x"),
             (herder.set_target_state("x", TargetState.PAUSED), "Unknown connector x"),
             (herder.delete_connector("x"), "Connector x not found"),
         ):
-            with pytest.raises(ConnectorNotFound, match=said):
+            with pytest.raises(ConnectorNotFound, match=message):
                 await missing
 
 
@@ -227,8 +227,8 @@ async def test_offsets_change_only_while_the_connector_is_stopped() -> None:
         with pytest.raises(BadRequest, match="STOPPED"):
             await herder.alter_offsets("c", rows)
         await herder.set_target_state("c", TargetState.STOPPED)
-        said = await herder.alter_offsets("c", rows)
-        assert said == {"message": "The offsets for this connector have been altered successfully"}
+        answer = await herder.alter_offsets("c", rows)
+        assert answer == {"message": "The offsets for this connector have been altered successfully"}
         assert (await herder.connector_offsets("c"))["offsets"] == [{"partition": {"file": "a"}, "offset": {"at": 3}}]
         await herder.alter_offsets("c", None)
         assert (await herder.connector_offsets("c"))["offsets"] == []

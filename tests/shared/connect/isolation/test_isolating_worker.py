@@ -318,12 +318,12 @@ async def test_log_lines_and_levels_are_the_workers(tmp_path: Path, capfd: pytes
     """A process' log lines are in the worker's log, and levels apply to current and later processes."""
     props = config(BlockingSource, tmp_path / "none")
     async with isolating() as run:
-        said = ""
+        message = ""
 
         def heard(text: str) -> bool:
-            nonlocal said
-            said += capfd.readouterr().err
-            return text in said
+            nonlocal message
+            message += capfd.readouterr().err
+            return text in message
 
         await run.start(props)
         await run.start_task(props)
@@ -333,7 +333,7 @@ async def test_log_lines_and_levels_are_the_workers(tmp_path: Path, capfd: pytes
             await run.worker.stop_tasks([FIRST])
             if "c" in ids:
                 await run.worker.stop_connector("c")
-            said = ""
+            message = ""
             await run.start_task(props)
             await run.is_running(FIRST)
             assert not heard("the task's own line")

@@ -143,7 +143,7 @@ def test_an_isolation_that_the_worker_lacks_is_an_error(
     props = {"connector.class": "FileStreamSink", "name": "x", "topics": "t", "penstock.task.isolation": isolation}
     errors = validate_connector(plugins, props, worker).errors
     assert len(errors) == (error is not None)
-    assert all(error in said for said in errors if error)
+    assert all(error in error_text for error_text in errors if error)
 
 
 def test_no_answer_contains_a_secret(plugins: Plugins) -> None:

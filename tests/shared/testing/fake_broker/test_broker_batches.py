@@ -76,9 +76,9 @@ def test_one_wrong_byte_is_found(at: int, value: int) -> None:
     if data[at] == value:
         return
     data[at] = value
-    with pytest.raises(InvalidBatch) as refused:
+    with pytest.raises(InvalidBatch) as raised:
         parse(bytes(data))
-    assert refused.value.code is ErrorCode.CORRUPT_MESSAGE
+    assert raised.value.code is ErrorCode.CORRUPT_MESSAGE
 
 
 @pytest.mark.parametrize(
@@ -96,9 +96,9 @@ def test_one_wrong_byte_is_found(at: int, value: int) -> None:
 )
 def test_invalid_batches(data: bytes | None, code: ErrorCode) -> None:
     """Invalid batches have Kafka's error code."""
-    with pytest.raises(InvalidBatch) as refused:
+    with pytest.raises(InvalidBatch) as raised:
         parse(data)
-    assert refused.value.code is code
+    assert raised.value.code is code
 
 
 @given(st.integers(0, 2**31 - 1), st.integers(1, 1_000))

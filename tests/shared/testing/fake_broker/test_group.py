@@ -150,9 +150,9 @@ def test_an_unused_member_id_expires() -> None:
     timers = Timers()
     group = Group("g", timers)
     leader = stable(group)
-    refused = group.join(4, CLIENT, joining(), 0)
-    assert isinstance(refused, Message)
-    assert refused.error_code is ErrorCode.MEMBER_ID_REQUIRED
+    rejected = group.join(4, CLIENT, joining(), 0)
+    assert isinstance(rejected, Message)
+    assert rejected.error_code is ErrorCode.MEMBER_ID_REQUIRED
     again = group.join(VERSION, CLIENT, joining(leader.member_id), 0)
     assert isinstance(again, Later)
     assert not again.is_done

@@ -166,8 +166,8 @@ async def test_a_handled_request_can_fail(
 ) -> None:
     """The records are written although the answer is an error, for all or some partitions."""
     cluster.control(Api.PRODUCE, Fail(ErrorCode.NOT_LEADER_OR_FOLLOWER, partitions, handled=True), times=1)
-    said = await wire.produce(0, 1)
-    assert said == {0: "NONE" if partitions else "NOT_LEADER_OR_FOLLOWER", 1: "NOT_LEADER_OR_FOLLOWER"}
+    codes = await wire.produce(0, 1)
+    assert codes == {0: "NONE" if partitions else "NOT_LEADER_OR_FOLLOWER", 1: "NOT_LEADER_OR_FOLLOWER"}
     assert (cluster.end_offset("t", 0), cluster.end_offset("t", 1)) == (1, 1)
 
 
@@ -175,8 +175,8 @@ async def test_a_handled_request_without_partitions_can_fail(cluster: FakeCluste
     """The producer id is assigned although the answer is an error."""
     asked = {"transactional_id": "x", "transaction_timeout_ms": 1_000, "producer_id": -1, "producer_epoch": -1}
     cluster.control(Api.INIT_PRODUCER_ID, Fail(ErrorCode.COORDINATOR_NOT_AVAILABLE, handled=True), times=1)
-    refused = await wire.request(Api.INIT_PRODUCER_ID, **asked)
-    assert refused.error_code == ErrorCode.COORDINATOR_NOT_AVAILABLE
+    rejected = await wire.request(Api.INIT_PRODUCER_ID, **asked)
+    assert rejected.error_code == ErrorCode.COORDINATOR_NOT_AVAILABLE
     assert (await wire.request(Api.INIT_PRODUCER_ID, **asked)).producer_epoch == 1
 
 
@@ -353,11 +353,11 @@ async def test_passwords_are_checked() -> None:
             wire.send(Api.METADATA)
             assert await wire.is_closed()
         async with connected(cluster) as wire:
-            refused = await wire.request(Api.SASL_HANDSHAKE, mechanism="SCRAM-SHA-256")
-            assert ErrorCode(refused.error_code) is ErrorCode.UNSUPPORTED_SASL_MECHANISM
+            rejected = await wire.request(Api.SASL_HANDSHAKE, mechanism="SCRAM-SHA-256")
+            assert ErrorCode(rejected.error_code) is ErrorCode.UNSUPPORTED_SASL_MECHANISM
             assert (await wire.request(Api.SASL_HANDSHAKE, mechanism="PLAIN")).mechanisms == ["PLAIN"]
             for auth_bytes in (b"\0ann\0wrong", b"\0\xff\0\xff", b"\0bob\0secret", b"ann secret", b"\0bob\0"):
-                refused = await wire.request(Api.SASL_AUTHENTICATE, auth_bytes=auth_bytes)
-                assert ErrorCode(refused.error_code) is ErrorCode.SASL_AUTHENTICATION_FAILED
+                rejected = await wire.request(Api.SASL_AUTHENTICATE, auth_bytes=auth_bytes)
+                assert ErrorCode(rejected.error_code) is ErrorCode.SASL_AUTHENTICATION_FAILED
             assert (await wire.request(Api.SASL_AUTHENTICATE, auth_bytes=b"\0ann\0secret")).error_code == 0
             assert (await wire.request(Api.METADATA)).brokers

@@ -117,7 +117,7 @@ def test_requests_during_an_end_must_be_retried(committed: bool) -> None:
     log = state.topics["t"].partitions[0].log
     topics = [Message(name="t", partitions=[0])]
 
-    def said() -> list[int]:
+    def codes() -> list[int]:
         added = send_request(state, Api.ADD_PARTITIONS_TO_TXN, now_ms=40, topics=topics, **identity)
         return [
             added.topics[0].partitions[0].error_code,
@@ -126,7 +126,7 @@ def test_requests_during_an_end_must_be_retried(committed: bool) -> None:
             send_request(state, Api.INIT_PRODUCER_ID, transactional_id="x", transaction_timeout_ms=1_000).error_code,
         ]
 
-    assert said() == [ErrorCode.CONCURRENT_TRANSACTIONS] * 4
+    assert codes() == [ErrorCode.CONCURRENT_TRANSACTIONS] * 4
     other = send_request(state, Api.END_TXN, now_ms=40, committed=not committed, **identity)
     assert other.error_code == ErrorCode.INVALID_TXN_STATE
     assert (log.last_stable_offset, log.end_offset) == (0, 1)
@@ -135,7 +135,7 @@ def test_requests_during_an_end_must_be_retried(committed: bool) -> None:
     state.timers.run(50)
     assert (log.last_stable_offset, log.end_offset) == (2, 2)
     assert len(log.readable(committed=True)) == committed
-    assert said() == [ErrorCode.NONE, ErrorCode.NONE, ErrorCode.NONE, ErrorCode.CONCURRENT_TRANSACTIONS]
+    assert codes() == [ErrorCode.NONE, ErrorCode.NONE, ErrorCode.NONE, ErrorCode.CONCURRENT_TRANSACTIONS]
 
 
 def test_a_producer_without_transactions_gets_an_id_of_its_own(state: ClusterState) -> None:
