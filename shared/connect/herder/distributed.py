@@ -601,7 +601,7 @@ class DistributedHerder(BaseHerder):
         self._commands.put(again, delay_ms)
 
     async def _keep_tasks(self, name: str, made: Sequence[Config]) -> None:
-        # Unchanged configs are not written: a new set needs a rebalance and, under exactly-once, restarts all its tasks.
+        # Unchanged configs are not written: new ones need a rebalance and, under exactly-once, a restart of all tasks.
         if not self._differ(name, made):
             return
 
