@@ -239,8 +239,8 @@ class SinkTaskState:
             self.last_committed[tp] = self.current[tp] = OffsetAndMetadata(position)
         self.never_committed |= set(positions)
         self.paused_by_task &= set(self.assigned)
-        # As in WorkerSinkTask: if all partitions of the waiting batch were revoked, there is nothing to deliver again.
-        self.paused_for_redelivery = self.paused_for_redelivery and bool(self.batch)
+        # If all partitions of the waiting batch were revoked, an empty batch is delivered next, and `delivered` resumes
+        # the partitions that are still assigned.
         return frozenset(self.assigned) if self.paused_for_redelivery else frozenset(self.paused_by_task)
 
     def closed(self, partitions: Iterable[TopicPartition]) -> None:

@@ -9,7 +9,7 @@ from penstock.shared.common.records import OffsetAndMetadata, TopicPartition
 from penstock.shared.connect.record import SinkRecord
 from penstock.shared.connect.runtime.sink_task_state import REDELIVERY_MS, SinkTaskState
 
-A, B = TopicPartition("t", 0), TopicPartition("t", 1)
+A, B, C = (TopicPartition("t", partition) for partition in range(3))
 FIVE = OffsetAndMetadata(5)
 
 
@@ -198,14 +198,14 @@ def test_a_redelivery_drops_the_records_of_revoked_partitions() -> None:
     assert task.current == {A: FIVE}
 
 
-def test_a_redelivery_ends_with_its_records() -> None:
-    """If a rebalance takes the whole batch, the redelivery ends."""
-    task = state(A)
+def test_partitions_are_resumed_after_the_whole_batch_was_revoked() -> None:
+    """If a rebalance takes all records of a redelivery, the next delivery resumes kept and new partitions."""
+    task = state(A, B)
     task.batch = [record(A, 4)]
-    task.delivery_failed()
+    assert task.delivery_failed() == {A, B}
     task.closed([A])
-    assert task.opened({B: 0}) == frozenset()
-    assert not task.paused_for_redelivery
+    assert task.opened({C: 0}) == {B, C}
+    assert (task.batch, task.delivered()) == ([], {B, C})
 
 
 def test_a_pause_outlives_a_rebalance_only_with_its_partition() -> None:
