@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from penstock.shared.common.clock import Clock
 from penstock.shared.common.log import get_logger
-from penstock.shared.common.records import Columns, ConsumerRecord, ProducerRecord
+from penstock.shared.common.records import NO_TIMESTAMP, Columns, ConsumerRecord, ProducerRecord
 from penstock.shared.connect.converter import Converter, HeaderConverter
 from penstock.shared.connect.errors import DataError, MoreNeeded
 from penstock.shared.connect.record import Header, SinkRecord, SourceRecord
@@ -153,7 +153,10 @@ class Conversion:
         )
         # Raised outside the stages: as in Kafka Connect, an invalid time fails the task, not only the record.
         timestamp = record.timestamp
-        if timestamp is not None and timestamp < 0:
+        # As in ConnectUtils.checkAndConvertTimestamp.
+        if timestamp == NO_TIMESTAMP:
+            timestamp = None
+        elif timestamp is not None and timestamp < 0:
             raise DataError(f"Invalid record timestamp {timestamp}")
         return ProducerRecord(topic, value, key, tuple(headers), record.kafka_partition, timestamp)
 

@@ -42,6 +42,19 @@ async def test_records_are_sent_and_then_their_offsets_stored() -> None:
         assert run.listener.topics == {"t"}
 
 
+async def test_a_records_timestamp() -> None:
+    """A record without a timestamp, or with Kafka's -1 for none, has the time of sending. A lower one fails the task."""
+    async with running() as run:
+        id = await started(run)
+        task().batches.put_nowait([source_record("a", 1, timestamp=-1), source_record("b", 2, timestamp=5)])
+        await run.until(lambda: run.store.data.get(KEY) == b'{"position":2}')
+        first, second = run.cluster.records("t")
+        assert (first.timestamp > 1_700_000_000_000, second.timestamp) == (True, 5)
+        task().batches.put_nowait([source_record("c", 3, timestamp=-2)])
+        await run.until(lambda: "failure" in run.listener.of(id))
+        assert "Invalid record timestamp -2" in run.listener.traces[0]
+
+
 async def test_a_stop_waits_for_sent_records() -> None:
     """A stop stores the offsets of all sent records and then stops the task, even while `poll` waits."""
     async with running(offset_flush_interval_ms="600000") as run:
