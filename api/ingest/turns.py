@@ -14,8 +14,8 @@ of events that it parses and sends. The rules:
 5. After each REQUEUE_BYTES a request moves to the end of the queue, so an endless body does not delay others.
 
 Most batches are sent without waiting, so a turn is nearly always free when it is requested. If it were granted at once,
-the order would not matter. So it is granted GRANT_DELAY_ITERATIONS later. Meanwhile earlier requests can request it
-too: the request that had the last turn must first receive its client's next bytes.
+the order would not matter. So it is granted GRANT_DELAY_ITERATIONS later. In that time an earlier request can ask as
+well: the one that had the last turn first has to read its client's next bytes.
 """
 
 from __future__ import annotations

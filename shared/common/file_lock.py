@@ -33,7 +33,10 @@ class FileLock:
         return self._fd
 
     def try_acquire(self) -> bool:
-        """Acquire the lock if it is free; return whether it is held. Raises OSError if the file cannot be locked."""
+        """Acquire the lock if it is free. Returns False if anyone has it, this object included.
+
+        Raises OSError if the file cannot be locked.
+        """
         if self._fd is not None:
             return False
         self._path.parent.mkdir(parents=True, exist_ok=True)

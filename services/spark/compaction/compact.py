@@ -186,11 +186,13 @@ class Compaction:
     def _start_of(
         self, partition: int, rows: list[Row], positions: Mapping[str, Mapping[int, int]], offsets: TopicOffsets
     ) -> tuple[int, Row | None]:
-        """Returns the first offset to read of a partition, and the progress row there; None: the beginning.
+        """Returns the first offset to read of a partition, and the progress row there (0 and None if there is none).
 
-        1. If no table lags, it is the covered offset of the newest progress row.
-        2. Otherwise it is the newest progress row at or before the lowest position of a lagging table.
-        3. Raises ChangelogHole if the changelog no longer has, or does not have yet, that offset.
+        1. If no table lags: the covered offset of the newest progress row.
+        2. Otherwise: the offset of the newest progress row that is at most one after the lowest position of a lagging
+           table.
+
+        Raises ChangelogHole if the changelog no longer has, or does not have yet, that offset.
         """
         newest, earliest = (rows[0] if rows else None), offsets.earliest[partition]
         table_positions = {table: of[partition] for table, of in positions.items() if partition in of}

@@ -107,7 +107,7 @@ class CommitSequence:
         return self._out
 
     def on_success(self, commit: Commit, rejected: Collection[TopicPartition] = ()) -> frozenset[TopicPartition]:
-        """Note that the coordinator has stored the commit, except the `refused` partitions, which stay wanted.
+        """Note that the coordinator has stored the commit, except the `rejected` partitions, which stay wanted.
 
         Returns the partitions to read back, since an earlier commit may still overwrite them.
         """

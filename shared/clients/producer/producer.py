@@ -883,8 +883,8 @@ class _Noting:
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         if isinstance(error, asyncio.CancelledError) or not isinstance(error, PenstockError):
             return
-        # These calls may be repeated after a timeout, and their outcome is unknown until then. Offsets that were not
-        # added in time, in contrast, would be missing in the commit.
+        # init, commit and abort can be repeated after a timeout, which settles their outcome. After a timeout of
+        # `send_offsets_to_transaction`, in contrast, the commit would lack its offsets.
         ending = self._txn.state in (TxnState.COMMITTING, TxnState.ABORTING, TxnState.UNINITIALIZED)
         if not (ending and isinstance(error, RetriableError)):
             self._sender.fail_transaction(error)

@@ -350,8 +350,9 @@ class RecordAccumulator:
     def _free(self, queue: PartitionQueue) -> bool:
         if not queue.out:
             return True
-        # A retry is sent alone, before it and after it: it keeps the order of the records, and the response to it shows
-        # whether there is a gap (Java: `shouldStopDrainBatchesForPartition`).
+        # A retry is sent only when nothing is in flight, and nothing else is sent until it is answered. This keeps the
+        # order of the records, and the response shows whether there is a gap. Java has it in
+        # `shouldStopDrainBatchesForPartition`.
         if queue.queued[0].attempts or len(queue.out) >= self._in_flight_max:
             return False
         return all(batch.attempts == 1 for batch in queue.out)

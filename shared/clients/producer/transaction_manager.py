@@ -503,7 +503,7 @@ class TransactionCoordinator:
     ) -> None:
         if code:
             error = error_for_code(code, where)
-            # NOT_COORDINATOR and its relatives: the retry looks the coordinator up again.
+            # The coordinator loads, is unknown or has moved: the retry looks it up again.
             if isinstance(error, CoordinatorNotAvailable):
                 self._connection.forget_coordinator(kind, key)
             if isinstance(error, ProducerFenced):

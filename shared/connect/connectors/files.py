@@ -1,4 +1,4 @@
-"""Files on a local disk or an object store: Parquet or JSON lines, each of exactly `flush.size` records.
+"""Files on a local disk or an object store: Parquet or JSON lines, each of `flush.size` records.
 
 A file is named by its first record's offset and is written as a whole. A task that starts again writes the same files
 again with the same content, so each record is in the files once. Only offsets of records in files are committed.

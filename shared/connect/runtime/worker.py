@@ -342,7 +342,7 @@ class Restarts:
         if not self._enabled:
             return None
         ran_ms = now_ms - self._started_ms.get(id, now_ms)
-        # A task that ran for longer than the longest delay is healthy: the backoff begins again.
+        # A task or connector that ran for longer than the longest delay is healthy: the backoff begins again.
         failures = 0 if ran_ms > self._backoff.max_ms else self._failures.get(id, 0)
         self._failures[id] = failures + 1
         return round(self._backoff.wait_ms(failures + 1))

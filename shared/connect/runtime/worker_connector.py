@@ -82,7 +82,8 @@ class WorkerConnector:
         return await done
 
     async def _run(self) -> None:
-        # One transition after another, in the order of the requests: `start` and `stop` never overlap.
+        # One transition after another, in the order of the requests: `start` and `stop` never
+        # overlap. `task_configs` may run beside them.
         while True:
             target, done = await self._wanted.get()
             try:

@@ -80,7 +80,7 @@ class ConfigStore:
 
     async def put_connector(self, name: str, config: Config, target: TargetState | None = None) -> None:
         """Stores a connector's config. `target` is its target state unless it starts normally, and is written first."""
-        # The target state first, as in KIP-980: a connector that is created as stopped must not start before.
+        # As in KIP-980: a worker that reads the connector before its target state would start it.
         records: list[ConfigRecord] = [] if target is None else [TargetStateRecord(name, target)]
         await self._write([*records, ConnectorRecord(name, config)], privileged=True)
 

@@ -445,7 +445,8 @@ def check_schema(stored: tuple[StoreSchema, ...], own: tuple[StoreSchema, ...]) 
 
     The grace, the emission and the output topics may change, because they only affect later records. Windows may get
     further aggregations. The stores' order, names, keys and source topics, the windows' kind, gap, size and advance,
-    and the aggregations' names, functions and columns may not change.
+    and the aggregations' names, order, functions, input fields and state columns may not change. Stores of the user's
+    rows get no aggregations.
     """
     if len(stored) != len(own):
         raise SchemaMismatch(f"{_other_stores(stored, own)}. {STORES_STAY}")

@@ -274,7 +274,8 @@ class Restoring:
         try:
             if checkpoint is not None and covered:
                 for offset, value in zip(columns.offsets[:covered].tolist(), columns.values[:covered], strict=True):
-                    # A takeover in between means that commits after it, which are in the rows, do not count.
+                    # If another owner took over below the covered offset, the rows contain later commits of the fenced
+                    # owner, and are invalid.
                     check_overtaken(checkpoint, offset, value)
             reader.feed(columns.offsets[covered:], columns.keys[covered:], columns.values[covered:])
         except CorruptEntry as e:

@@ -43,7 +43,7 @@ async def test_records_are_sent_and_then_their_offsets_stored() -> None:
 
 
 async def test_a_records_timestamp() -> None:
-    """A record without a timestamp, or with Kafka's -1 for none, has the time of sending. A lower one fails the task."""
+    """A record without a timestamp, or with Kafka's -1 for none, has the time of sending. A lower one fails it."""
     async with running() as run:
         id = await started(run)
         task().batches.put_nowait([source_record("a", 1, timestamp=-1), source_record("b", 2, timestamp=5)])
