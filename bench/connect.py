@@ -37,7 +37,7 @@ from penstock.shared.connect.runtime.worker import Worker
 from penstock.shared.connect.runtime.worker_config import WorkerConfig
 from penstock.shared.connect.runtime.worker_task import TaskSpec
 from penstock.shared.connect.storage.offset_store import MemoryOffsetStore
-from tests.integration.connect.postgres import found, server
+from tests.integration.connect.postgres import is_installed, server
 
 TOPIC = "bench"
 STRING = "org.apache.kafka.connect.storage.StringConverter"
@@ -171,7 +171,7 @@ def theirs(bootstrap: str, records: int, folder: Path) -> Figures:
 
 def postgres_of(url: str) -> AbstractContextManager[str]:
     """The Postgres to use: the one in `url`, or one started from the machine's binaries if there are any."""
-    return server() if not url and found() else nullcontext(url)
+    return server() if not url and is_installed() else nullcontext(url)
 
 
 def too_slow(figures: dict[str, Figures]) -> bool:
