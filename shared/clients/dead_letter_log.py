@@ -41,7 +41,7 @@ Parse = Callable[[ConsumerRecord], DeadLetter]
 class Entry:
     """A record of the topic with its position.
 
-    For a record that is no dead letter, `letter` is None and `fault` says why.
+    For a record that is no dead letter, `dead_letter` is None and `fault` has the reason.
     """
 
     topic_partition: TopicPartition

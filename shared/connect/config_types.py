@@ -167,15 +167,6 @@ def one_of(*allowed: Any, ignore_case: bool = False) -> Validator:
     return check
 
 
-def list_of(*allowed: str) -> Validator:
-    def check(name: str, value: Any) -> None:
-        for item in value or ():
-            if item not in allowed:
-                raise invalid(name, item, f"String must be one of: {', '.join(allowed)}")
-
-    return check
-
-
 def non_empty(name: str, value: Any) -> None:
     if value is not None and not value:
         raise invalid(name, value, "String may not be empty")
@@ -188,11 +179,6 @@ def non_empty_without_control_characters(name: str, value: Any) -> None:
         raise invalid(name, value, "String may not be empty")
     if found := [f"\\u{ord(char):04x}" for char in value if ord(char) < 32 or 127 <= ord(char) < 160]:
         raise invalid(name, value, f"String may not contain control sequences but had the following: {found}")
-
-
-def non_null(name: str, value: Any) -> None:
-    if value is None:
-        raise invalid(name, value, "entry must be non null")
 
 
 def unique_items(name: str, value: Any) -> None:

@@ -55,7 +55,7 @@ class ConnectRecord(msgspec.Struct, frozen=True, gc=False):
 class SinkRecord(ConnectRecord, frozen=True, kw_only=True, gc=False):
     """A record read from Kafka, as a sink task gets it.
 
-    `original_topic`, `original_partition` and `original_offset` are its coordinates in Kafka, even if a transform
+    `original_topic`, `original_partition` and `kafka_offset` are its coordinates in Kafka, even if a transform
     changes the topic. `pre_commit` names offsets by them.
     """
 

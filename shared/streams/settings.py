@@ -23,7 +23,7 @@ SPARK_MASTER = r"^(local(-cluster)?(\[.+\])?|spark://[^,]+:\d+(,[^,]+:\d+)*|yarn
 """Valid Spark masters; Spark's own launcher prints a stack trace for anything else."""
 RETENTION_DAYS_MAX = 100_000
 """The limit for closed windows: nearly three centuries, so that now minus this is a valid date."""
-REFUSAL_BYTES_MAX = 16 * 1024
+DEAD_LETTER_OVERHEAD_MAX = 16 * 1024
 """The maximum size of a dead letter or a late record beyond that of the source record in it."""
 
 BUFFERED_RECORDS_MAX = 1_000

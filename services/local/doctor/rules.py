@@ -22,7 +22,7 @@ from penstock.shared.streams.runtime.application_topics import (
     CHANGELOG_CONFIGS_REQUIRED,
     RETENTION_CONFIGS,
 )
-from penstock.shared.streams.settings import REFUSAL_BYTES_MAX
+from penstock.shared.streams.settings import DEAD_LETTER_OVERHEAD_MAX
 
 Level = Literal["problem", "warning", "ok"]
 
@@ -136,7 +136,7 @@ def changelog_findings(topic: TopicFacts, groups: Iterable[str], bootstrap_serve
 def dead_letter_findings(source: TopicFacts, letters: TopicFacts | None, bootstrap_servers: str) -> list[Finding]:
     """Check that a source topic has a topic for its dead letters, and that the largest ones fit."""
     name = dead_letter_topic(source.name)
-    needed = int(source.configs.get("max.message.bytes") or 0) + REFUSAL_BYTES_MAX
+    needed = int(source.configs.get("max.message.bytes") or 0) + DEAD_LETTER_OVERHEAD_MAX
     if letters is None:
         if not source.named:
             return []

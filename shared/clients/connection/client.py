@@ -279,7 +279,7 @@ class Connection:
             if host and self.cluster.broker_metadata(node) is None:
                 self.cluster._brokers[node] = BrokerMetadata(node, host, port, None)
 
-    def check_refusals(self) -> None:
+    def check_authentication(self) -> None:
         """Raise AuthenticationFailed if a broker rejects this client."""
         if (authentication_error := self._client.authentication_error()) is not None:
             raise type(authentication_error)(f"client {self.client_id}: {authentication_error}")

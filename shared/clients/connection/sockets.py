@@ -13,7 +13,7 @@ import logging
 import ssl
 import sys
 import weakref
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
@@ -218,7 +218,7 @@ class Client(AIOKafkaClient):  # type: ignore[misc]
     async def _get_conn(
         self, node_id: int | str, *, group: int = ConnectionGroup.DEFAULT, no_hint: bool = False
     ) -> Any:
-        """Return the connection to a node; make it if needed. Returns None if that fails, see `refusal`.
+        """Return the connection to a node; make it if needed. Returns None if that fails, see `connection_error`.
 
         After a failure no attempt is made for `reconnect_backoff_ms`, doubled up to `reconnect_backoff_max_ms`.
         """
@@ -353,21 +353,3 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
     while error is not None:
         yield error
         error = error.__cause__
-
-
-def close_all_of(fetcher: Any) -> Callable[[], Awaitable[None]]:
-    """Return a close function for aiokafka's fetcher.
-
-    Its own `close` raises CancelledError while a fetch waits for its retry, and leaves the sockets open.
-    """
-    close = fetcher.close
-
-    async def close_all() -> None:
-        tasks = [fetcher._fetch_task, *fetcher._pending_tasks]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        fetcher._pending_tasks.clear()
-        await close()
-
-    return close_all

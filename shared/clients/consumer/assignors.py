@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from penstock.shared.clients.consumer.group_protocol import (
-    NO_GENERATION,
     Subscription,
     decode_generation,
     decode_sticky,
@@ -28,6 +27,7 @@ from penstock.shared.clients.consumer.group_protocol import (
     encode_sticky,
 )
 from penstock.shared.clients.consumer.sticky import assign_sticky
+from penstock.shared.clients.group.steps import NO_GENERATION
 from penstock.shared.common.records import TopicPartition
 
 Assigned = dict[str, list[TopicPartition]]

@@ -66,8 +66,8 @@ class OffsetCommits:
         on_rejected: Callable[[tuple[int, str], int], None] = lambda sent_as, code: None,
         on_committed: Callable[[Mapping[TopicPartition, OffsetAndMetadata]], None] = lambda offsets: None,
     ) -> None:
-        """`gone_because` returns the reason why the membership was lost, "" if unknown. `is_owner` tells whether the
-        member is in the group and owns partitions: a commit then waits for the end of a rebalance. `on_refused` is
+        """`gone_because` returns the reason why the membership was lost, "" if unknown. `is_owner` returns whether
+        the member is in the group and owns partitions: a commit then waits for the end of a rebalance. `on_rejected` is
         called with an answer that shows the loss of the membership: the commit's generation and member id, and the
         code. `on_committed` is called with the offsets that the coordinator has stored."""
         self._connection = connection
@@ -314,7 +314,7 @@ class OffsetCommits:
         self._metrics.commit_failed()
         now_ms, again = self._clock.monotonic_ms(), None
         for tp, error in rejected.items():
-            log.warning("commit refused", **self._fields(), error=type(error).__name__, reason=str(error))
+            log.warning("commit rejected", **self._fields(), error=type(error).__name__, reason=str(error))
             since_ms = self._rejected_since.setdefault(tp, now_ms)
             if self._passing(error) and now_ms - since_ms < REJECTED_RETRY_MS:
                 again = error

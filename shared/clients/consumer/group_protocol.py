@@ -22,13 +22,13 @@ import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from penstock.shared.clients.group.steps import NO_GENERATION
 from penstock.shared.common.errors import SerializationError
 from penstock.shared.common.records import TopicPartition
 
 PROTOCOL_TYPE = "consumer"
 NEWEST_VERSION = 3
 OWNED_SINCE, GENERATION_SINCE, RACK_SINCE = 1, 2, 3
-NO_GENERATION = -1
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from penstock.shared.clients.consumer.metrics import ConsumerMetrics
 from penstock.shared.clients.consumer.positions import Positions
 from penstock.shared.clients.consumer.settings import ConsumerSettings
 from penstock.shared.clients.consumer.subscription_state import SubscriptionState
+from penstock.shared.clients.group.steps import NO_GENERATION
 from penstock.shared.common.clock import SYSTEM_CLOCK
 from penstock.shared.common.errors import CommitFailed, IllegalState, KafkaTimeout, PenstockError, UnknownMember
 from penstock.shared.common.log import get_logger
@@ -23,7 +24,6 @@ from penstock.shared.common.records import TopicPartition
 
 log = get_logger(__name__)
 
-NO_GENERATION = -1
 NOT_OWNED = "this member does not own the partitions any more"
 
 

@@ -18,13 +18,13 @@ from penstock.shared.clients.connection import Connection, default_client_id
 from penstock.shared.clients.consumer.assignors import ASSIGNORS, Assignor
 from penstock.shared.clients.consumer.consumer_coordinator import ConsumerCoordinator, Rebalances
 from penstock.shared.clients.consumer.fetcher import EARLIEST, LATEST, Fetcher, FetchLimits, Move
-from penstock.shared.clients.consumer.group_protocol import NO_GENERATION
 from penstock.shared.clients.consumer.group_state import GroupState
 from penstock.shared.clients.consumer.metrics import ConsumerMetrics
 from penstock.shared.clients.consumer.reader import FetchCommitted, Reader
 from penstock.shared.clients.consumer.reset_policy import ResetPolicy
 from penstock.shared.clients.consumer.settings import ConsumerSettings
 from penstock.shared.clients.group.member_states import GroupConfig
+from penstock.shared.clients.group.steps import NO_GENERATION
 from penstock.shared.common.clock import SYSTEM_CLOCK
 from penstock.shared.common.errors import AuthorizationFailed, IllegalState, PenstockError
 from penstock.shared.common.records import Columns, TopicPartition
@@ -266,7 +266,7 @@ class SubscriptionState:
             raise AuthorizationFailed(f"client {self.client_id}: may not read {', '.join(sorted(forbidden))}")
         if self._coordinator is not None:
             self._coordinator.check_errors()
-        self.connection.check_refusals()
+        self.connection.check_authentication()
 
     def polling(self) -> SubscriptionState:
         """Return a block in which the consumer counts as alive for `max_poll_interval_ms`."""
@@ -315,11 +315,6 @@ class SubscriptionState:
     def known_lag(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """Return the lag of each position behind the last known end (under read_committed: the last stable offset)."""
         return {tp: lag for tp in partitions if (lag := self._fetcher.lag(tp)) is not None}
-
-    @property
-    def buffered_bytes(self) -> int:
-        """The fetched bytes that are not handed out yet, as fetched."""
-        return self._fetcher.buffered_bytes
 
     def seek(self, tp: TopicPartition, offset: int) -> None:
         """Continue from `offset`."""

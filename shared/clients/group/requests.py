@@ -134,7 +134,7 @@ class GroupRequests:
             log.info("LeaveGroup was not sent", **self.fields(), left_as=member_id, reason=str(e))
             return
         for code in (code for code in codes if code != NO_ERROR):
-            log.info("LeaveGroup refused", **self.fields(), left_as=member_id, reason=name_of(code))
+            log.info("LeaveGroup failed", **self.fields(), left_as=member_id, reason=name_of(code))
 
     async def _first_id(self) -> str:
         # Take it, so that a second `leave` does not wait again.

@@ -172,12 +172,21 @@ class ProducerMetrics:
         self._exhaustions = samples()
         me = weakref.ref(self)
         for name, what in (
-            ("record_send_rate", "Records acknowledged per second, over the last 30 to 60 seconds."),
-            ("record_error_rate", "Records not sent per second, over the last 30 to 60 seconds."),
-            ("record_retry_rate", "Records sent again per second, over the last 30 to 60 seconds."),
+            (
+                "record_send_rate",
+                "Records acknowledged per second over metrics_sample_window_ms.",
+            ),
+            ("record_error_rate", "Records not sent per second over metrics_sample_window_ms."),
+            (
+                "record_retry_rate",
+                "Records sent again per second over metrics_sample_window_ms.",
+            ),
         ):
             own(name, what).set_function(partial(_figure, me, name))
-        size = own("batch_size_avg_bytes", "Bytes of a batch after compression, over the last 30 to 60 seconds.")
+        size = own(
+            "batch_size_avg_bytes",
+            "Bytes of a batch after compression over metrics_sample_window_ms.",
+        )
         size.set_function(partial(_figure, me, "batch_size_avg"))
 
     def close(self) -> None:

@@ -657,7 +657,7 @@ class Producer:
             raise wrong
         try:
             if (known := bulk.rejected(record)) is not None:
-                self._count_refused(record, known)
+                self._count_rejected(record, known)
                 raise known
             if record.timestamp is None:
                 record = msgspec.structs.replace(record, timestamp=bulk.timestamp)
@@ -672,7 +672,7 @@ class Producer:
         else:
             bulk.add_delivery(delivery)
 
-    def _count_refused(self, record: ProducerRecord, error: Exception) -> None:
+    def _count_rejected(self, record: ProducerRecord, error: Exception) -> None:
         self._metrics.failed(record.topic, 1)
         if isinstance(error, BufferExhausted):
             self._metrics.buffer_exhausted(1)
@@ -701,7 +701,7 @@ class Producer:
             return await self._enqueue(record, on_delivery, patient=patient)
         except Exception as e:
             if not isinstance(e, IllegalState):
-                self._count_refused(record, e)
+                self._count_rejected(record, e)
                 self._fail_transaction(e)
             if is_observed:
                 self._interceptors.on_acknowledgement(None, e, record.headers)
@@ -719,7 +719,7 @@ class Producer:
         if self._transaction is None or self._transaction.state is not TxnState.IN_TRANSACTION:
             return
         if not isinstance(error, PenstockError) or isinstance(error, FatalError):
-            error = TransactionAborted(f"a record was refused: {error!r}")
+            error = TransactionAborted(f"a record was rejected: {error!r}")
         self._sender.fail_transaction(error)
 
     async def _enqueue(self, record: ProducerRecord, on_delivery: OnDelivery | None, *, patient: bool) -> Delivery:

@@ -20,11 +20,6 @@ from penstock.shared.clients.producer.settings import ProducerSettings
 from penstock.shared.common.errors import SendCancelled
 from penstock.shared.common.records import TopicPartition
 
-OUT_PER_PARTITION_MAX = 5
-"""The broker remembers an idempotent producer's last five batches of a partition (KAFKA-5494). It could not identify
-duplicates among more."""
-
-
 HELD_UP_MS = 100
 """A partition makes no progress if its oldest batch has waited longer than this for its node or for a response."""
 
@@ -122,8 +117,6 @@ class RecordAccumulator:
         self.flushes = 0
         self.on_cancelled: Callable[[SendCancelled], None] | None = None
         self._in_flight_max = settings.max_in_flight_requests_per_connection
-        if settings.enable_idempotence:
-            self._in_flight_max = min(self._in_flight_max, OUT_PER_PARTITION_MAX)
 
     def __repr__(self) -> str:
         queued = sum(len(queue.queued) for queue in self._active)

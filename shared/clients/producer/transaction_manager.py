@@ -412,11 +412,11 @@ class TransactionCoordinator:
 
         async def ask() -> None:
             response = await self._connection.ask_coordinator("transaction", self._id, request, where)
-            refused = [
+            rejected = [
                 (TopicPartition(topic, at), code) for topic, rows in response.topics for at, code in rows if code
             ]
             # One rejected partition leaves the others with OPERATION_NOT_ATTEMPTED: report the cause first.
-            for tp, code in sorted(refused, key=lambda one: one[1] == OPERATION_NOT_ATTEMPTED):
+            for tp, code in sorted(rejected, key=lambda one: one[1] == OPERATION_NOT_ATTEMPTED):
                 self._check(code, "transaction", self._id, f"{where}, {tp}", EXPIRED | {TOPIC_AUTHORIZATION_FAILED})
 
         await self._run(ask, where, soon=first)

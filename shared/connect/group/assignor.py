@@ -25,12 +25,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
+from penstock.shared.clients.group.steps import NO_GENERATION
 from penstock.shared.connect.group.connect_protocol import NOTHING, Work
 from penstock.shared.connect.runtime.states import ConnectorTaskId
 
 T = TypeVar("T", str, ConnectorTaskId)
-
-NO_GENERATION = -1
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,6 @@ HIGH, MEDIUM, LOW = Importance.HIGH, Importance.MEDIUM, Importance.LOW
 
 MANAGED_TOPIC_CONFIGS = ("cleanup.policy", "partitions", "replication.factor")
 """Configs that `<store>.storage.<config>` must not set: the worker decides them, or they have their own setting."""
-ANY_REPLICAS = -1
 
 
 def distributed_config() -> ConfigDef:

@@ -14,7 +14,6 @@ from collections.abc import Iterable
 from penstock.shared.connect.errors import ConfigError
 
 PRINCIPAL = ("security.protocol", "sasl.jaas.config", "sasl.mechanism")
-CLIENTS = ("producer", "consumer", "admin")
 
 
 def rejected_overrides(policy: str, overrides: Iterable[str]) -> list[str]:

@@ -10,8 +10,8 @@ An offset may be stored if every record of its source partition up to it is in K
 {}
 >>> first.ack()
 >>> committable = submitted.committable()
->>> [(dict(o.partition), o.offset) for o in committable.offsets.values()], committable.acked, submitted.pending
-([({'file': 'a'}, {'position': 2})], 2, 0)
+>>> [(dict(o.partition), o.offset) for o in committable.offsets.values()], submitted.pending
+([({'file': 'a'}, {'position': 2})], 0)
 """
 
 from __future__ import annotations
@@ -40,33 +40,14 @@ class Committable:
     """The offsets that may be stored, and the number of records that are still pending."""
 
     offsets: dict[Key, PartitionOffset] = field(default_factory=dict)
-    acked: int = 0
     pending: int = 0
-    deques: int = 0
-    largest_deque: int = 0
-    largest_partition: Partition | None = None
 
     def __repr__(self) -> str:
-        return f"<Committable {len(self.offsets)} offsets, {self.acked} acked, {self.pending} pending>"
-
-    @property
-    def is_empty(self) -> bool:
-        return not self.acked and not self.pending and not self.offsets
-
-    @property
-    def has_pending(self) -> bool:
-        return self.pending > 0
+        return f"<Committable {len(self.offsets)} offsets, {self.pending} pending>"
 
     def updated_with(self, newer: Committable) -> Committable:
         """Returns this, updated with a later result."""
-        return Committable(
-            self.offsets | newer.offsets,
-            self.acked + newer.acked,
-            newer.pending,
-            newer.deques,
-            newer.largest_deque,
-            newer.largest_partition,
-        )
+        return Committable(self.offsets | newer.offsets, newer.pending)
 
 
 class SubmittedRecord:
@@ -132,16 +113,11 @@ class SubmittedRecords:
             # if the task restarts before Kafka has it.
             while queue and queue[0].acked:
                 last = queue.popleft()
-                result.acked += 1
             if last is not None:
                 result.offsets[key] = PartitionOffset(last.partition, last.offset)
             if not queue:
                 del self.queues[key]
-                continue
-            result.deques += 1
             result.pending += len(queue)
-            if len(queue) > result.largest_deque:
-                result.largest_deque, result.largest_partition = len(queue), queue[0].partition
         return result
 
     def forget(self, record: SubmittedRecord) -> None:

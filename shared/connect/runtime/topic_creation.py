@@ -22,7 +22,6 @@ from penstock.shared.connect.properties import with_prefix
 
 DEFAULT_GROUP = "default"
 OWN = ("include", "exclude", "partitions", "replication.factor")
-BROKERS_DEFAULT = -1
 
 
 @dataclass(frozen=True)

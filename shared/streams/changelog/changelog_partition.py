@@ -52,7 +52,7 @@ from penstock.shared.streams.changelog.restore_io import (
 )
 from penstock.shared.streams.changelog.restore_progress import RestoreProgress
 from penstock.shared.streams.runtime.source_offsets import own_offset
-from penstock.shared.streams.settings import REFUSAL_BYTES_MAX, StreamsSettings
+from penstock.shared.streams.settings import DEAD_LETTER_OVERHEAD_MAX, StreamsSettings
 from penstock.shared.streams.state.checkpoint import CommitPosition, LogPosition, LogReplaced
 from penstock.shared.streams.state.local_restore import Overtaken, discard
 from penstock.shared.streams.task.outputs import OutputColumns, TaskCommit, TaskOutputs, partition_of
@@ -133,7 +133,7 @@ class ChangelogPartition:
                 transactional_id=transactional,
                 transaction_timeout_ms=settings.transaction_timeout_ms,
                 # Outputs and entries are measured when they are made; a rejected record must fit as it came.
-                max_request_size=max(settings.max_request_size + REFUSAL_BYTES_MAX, rejected_bytes_max),
+                max_request_size=max(settings.max_request_size + DEAD_LETTER_OVERHEAD_MAX, rejected_bytes_max),
                 batch_size=PRODUCER_BATCH_BYTES,
                 # A commit is handed over as a whole. To wait for more records would only delay it.
                 linger_ms=0,

@@ -70,9 +70,8 @@ class RestoreReport:
     """The figures of a restore; `snapshot_version` is None if there was no snapshot.
 
     `changelog_records` are all records read, including takeover and progress records. `changelog_windows` are the
-    applied changes of windows. `foreign_records` are no entries and were skipped. `snapshot_milliseconds` is the part
-    of `milliseconds` that loading the snapshot's windows took. `local_windows` were on the instance's disk,
-    `standby_windows` in its standby; records and windows are then those that came after them.
+    applied changes of windows. `foreign_records` are no entries and were skipped. `local_windows` were on the
+    instance's disk, `standby_windows` in its standby; records and windows are then those that came after them.
     """
 
     snapshot_version: int | None = None
@@ -81,7 +80,6 @@ class RestoreReport:
     changelog_windows: int = 0
     foreign_records: int = 0
     milliseconds: int = 0
-    snapshot_milliseconds: int = 0
     local_windows: int = 0
     standby_windows: int = 0
 
@@ -368,7 +366,6 @@ class Restoring:
         progress = decode_progress(snapshot.progress)
         report = self.report
         restore_progress(self.task, progress)
-        started = self._clock.monotonic_ms()
         try:
             for schema in progress.stores:
                 await self._load_windows(schema, version)
@@ -381,7 +378,6 @@ class Restoring:
         if self.task.local is not None:
             self.task.local.write(None)
         report.snapshot_windows = sum(map(len, self.task.stores.values()))
-        report.snapshot_milliseconds = self._clock.monotonic_ms() - started
         self.reader.epoch = snapshot.epoch
         self.reader.progress = progress
         report.snapshot_version = version

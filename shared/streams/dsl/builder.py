@@ -744,7 +744,7 @@ class GroupedStream(Generic[K, V]):
         return WindowedGroup(self._stream, hopping_windows(size_ms, advance_ms, _grace_ms(grace)))
 
     def sliding_window(self, difference: timedelta | int, grace: timedelta | int = 0) -> WindowedGroup[K, V]:
-        """Group into windows whose records are at most `difference` apart; see `sliding_windows`."""
+        """Group into windows whose records are at most `difference` apart."""
         difference_ms = interval_ms(difference, "sliding_window: difference", 0)
         return WindowedGroup(self._stream, Rule("sliding", difference_ms, _grace_ms(grace)))
 

@@ -15,7 +15,7 @@ from penstock.shared.common.clock import Clock
 from penstock.shared.common.errors import ConfigError, UnknownTopicOrPartition
 from penstock.shared.common.log import get_logger
 from penstock.shared.common.settings import KafkaSettings
-from penstock.shared.streams.settings import REFUSAL_BYTES_MAX, StreamsSettings
+from penstock.shared.streams.settings import DEAD_LETTER_OVERHEAD_MAX, StreamsSettings
 from penstock.shared.streams.topology import Topology
 
 log = get_logger(__name__)
@@ -82,7 +82,7 @@ async def prepare_topics(
         changelog = NewTopic(settings.changelog_topic, partitions, replication, CHANGELOG_CONFIGS)
         # A dead letter or late record is a source record with headers: its topic must accept that size.
         limits = [int((await admin.describe_configs(name)).get("max.message.bytes") or 0) for name in sources]
-        rejected_bytes_max = max(limits) + REFUSAL_BYTES_MAX
+        rejected_bytes_max = max(limits) + DEAD_LETTER_OVERHEAD_MAX
         larger = {"max.message.bytes": str(rejected_bytes_max)}
         rejection_topics = {name for source in topology.sources() for name in (source.dead_letters, source.late)}
         own = [event_time_topic(name, partitions, replication_factor=replication, **larger) for name in internal]

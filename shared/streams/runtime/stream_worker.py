@@ -19,6 +19,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from penstock.shared.clients.consumer import Consumer, RebalanceListener
+from penstock.shared.clients.group.steps import NO_GENERATION
 from penstock.shared.common.backoff import ExponentialBackoff
 from penstock.shared.common.clock import SYSTEM_CLOCK, Clock
 from penstock.shared.common.errors import (
@@ -68,7 +69,6 @@ from penstock.shared.streams.windows.compile_kernels import compile_kernels
 log = get_logger(__name__)
 
 RESTORE_BACKOFF = ExponentialBackoff(500, 30_000)
-NO_GENERATION = -1
 SHUTDOWN_TIMEOUT_MS = 30_000
 COMMIT_SHARE, LEAVE_SHARE = 0.5, 0.5  # shares of the remaining shutdown time
 

@@ -30,7 +30,7 @@ COLUMNS_MIN = 32
 """Fewer records are processed one by one, because making columns of them costs more than it saves."""
 
 
-def vectorized_executors(task: TaskContext, wiring: ProcessorNodes) -> dict[str, VectorizedExecutor]:
+def vectorized_executors(task: TaskContext, processor_nodes: ProcessorNodes) -> dict[str, VectorizedExecutor]:
     """Return the vectorized executors of a task, by topic.
 
     A source has one if it feeds one window and nothing else, directly or through functions of single records (`chain`).
@@ -38,14 +38,14 @@ def vectorized_executors(task: TaskContext, wiring: ProcessorNodes) -> dict[str,
     """
     found = {}
     for source in task.topology.sources():
-        nodes, name = _chain(task, wiring, source)
-        operator = None if name is None else wiring.processors.get(name)
+        nodes, name = _chain(task, processor_nodes, source)
+        operator = None if name is None else processor_nodes.processors.get(name)
         if name is None or not isinstance(operator, WindowAggregate):
             continue
         # Each record must forward its own update, but a batch returns only the windows that it closed.
         in_order = operator.emit == "on_update" and not task.deduplicate_updates
         # A node below would see the time of the batch's end.
-        at_moment = operator.emit == "on_close" and _sees_time(task, wiring, name)
+        at_moment = operator.emit == "on_close" and _sees_time(task, processor_nodes, name)
         # A user's Aggregate may raise after its windows are known. Only a batch of one record can be undone then.
         if not (operator.takes_one_by_one or in_order or at_moment):
             chain = OperatorChain(task, nodes, operator.store.key_of) if nodes else None
@@ -53,7 +53,7 @@ def vectorized_executors(task: TaskContext, wiring: ProcessorNodes) -> dict[str,
     return found
 
 
-def _chain(task: TaskContext, wiring: ProcessorNodes, source: SourceNode) -> tuple[list[Each], str | None]:
+def _chain(task: TaskContext, processor_nodes: ProcessorNodes, source: SourceNode) -> tuple[list[Each], str | None]:
     """Return the functions below a source, and the only node below them, if there is one.
 
     For a topic of the application itself no function is called ahead, because its headers must not be visible.
@@ -61,7 +61,7 @@ def _chain(task: TaskContext, wiring: ProcessorNodes, source: SourceNode) -> tup
     nodes: list[Each] = []
     below = task.topology.children[source.name]
     while len(below) == 1:
-        node = wiring.processors.get(below[0])
+        node = processor_nodes.processors.get(below[0])
         if not (isinstance(node, Each) and node.at_most_once and not source.is_internal):
             return nodes, below[0]
         nodes.append(node)
@@ -69,12 +69,12 @@ def _chain(task: TaskContext, wiring: ProcessorNodes, source: SourceNode) -> tup
     return nodes, None
 
 
-def _sees_time(task: TaskContext, wiring: ProcessorNodes, name: str) -> bool:
+def _sees_time(task: TaskContext, processor_nodes: ProcessorNodes, name: str) -> bool:
     """Return whether a node below this one may see when it gets a result. A batch's results come at its end."""
     names = list(task.topology.children[name])
     for one in names:
         names += task.topology.children[one]
-    return any(one in wiring.processors and wiring.processors[one].sees_time for one in names)
+    return any(one in processor_nodes.processors and processor_nodes.processors[one].sees_time for one in names)
 
 
 class VectorizedExecutor:

@@ -395,13 +395,6 @@ class WindowStore:
         raw = key if isinstance(key, bytes) else key.encode()
         self._load(Windows(PackedBytes.of([raw]), np.array([start]), np.array([end]), columns))
 
-    def load_many(self, keys: Sequence[bytes], starts: Int64Array, ends: Int64Array, states: Sequence[Any]) -> None:
-        """Restore live windows by key, bounds and the aggregations' `state_columns`; none of them may exist yet.
-
-        Raises decoding errors before anything is changed.
-        """
-        self._load(Windows(PackedBytes.of(keys), starts, ends, self.columns.from_changelog(states)))
-
     def replay(
         self,
         keys: PackedBytes,

@@ -152,7 +152,6 @@ class ClusterState:
         """Delete a topic, with the offsets that groups have committed for it."""
         topic = self.topics.pop(name)
         for partition in topic.partitions:
-            partition.is_deleted = True
             partition.changed()
         self.groups.forget_topic(name)
 

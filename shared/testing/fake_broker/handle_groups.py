@@ -10,7 +10,6 @@ from penstock.shared.testing.fake_broker.group_coordinator import Committed
 from penstock.shared.testing.fake_broker.handle_data import by_partition
 from penstock.shared.testing.fake_broker.protocol import ErrorCode
 
-GROUP_KEY = 0
 MEMBERS_LISTED_SINCE = 3
 OFFSET_METADATA_TOO_LARGE = 12
 

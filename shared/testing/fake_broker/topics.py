@@ -24,7 +24,6 @@ class Partition:
     isr: list[int]
     leader_epoch: int = 0
     log: PartitionLog = field(default_factory=PartitionLog)
-    is_deleted: bool = False
     _waiting: set[Callable[[], None]] = field(default_factory=set)
 
     def lead(self, node: int) -> None:

@@ -15,7 +15,7 @@ from penstock.services.local.doctor.rules import (
 )
 from penstock.shared.clients.admin import event_time_topic
 from penstock.shared.streams.runtime.application_topics import CHANGELOG_CONFIGS
-from penstock.shared.streams.settings import REFUSAL_BYTES_MAX
+from penstock.shared.streams.settings import DEAD_LETTER_OVERHEAD_MAX
 
 WEEK = str(7 * 86_400_000)
 DEFAULTS = {
@@ -111,7 +111,7 @@ def test_a_dead_letter_topic_needs_the_sources_record_size() -> None:
     (missing,) = dead_letter_findings(source, None, KAFKA)
     assert missing.level == "warning"
     assert "--create --topic clicks-dlq --partitions 3 --config retention.ms=-1" in missing.fix
-    wide = 1_048_588 + REFUSAL_BYTES_MAX
+    wide = 1_048_588 + DEAD_LETTER_OVERHEAD_MAX
     assert missing.fix.endswith(f"--config max.message.bytes={wide}")
     (narrow,) = dead_letter_findings(source, TopicFacts("clicks-dlq", 3, DEFAULTS), KAFKA)
     assert (narrow.level, narrow.fix) == ("problem", f"{ALTER} clicks-dlq --add-config max.message.bytes={wide}")

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from penstock.shared.clients.consumer.commit_metadata import decode_finished
+from penstock.shared.clients.consumer.commit_metadata import METADATA_BYTES_MAX, decode_finished, encoded_bytes_max
 from penstock.shared.clients.consumer.partition_progress import Lane, PartitionProgress, Work
 from penstock.shared.common.records import Columns, ConsumerRecord, OffsetAndMetadata
 
@@ -125,3 +125,53 @@ def test_the_first_unfinished_record_may_always_start() -> None:
         assert progress.may_start(head)
         assert progress.deliver(other)
         assert progress.may_start(other) is fits
+
+
+def test_a_long_known_range_is_committed_whole() -> None:
+    """Redelivered records of a finished range stay one range, from its first record to its last."""
+    progress = PartitionProgress(OffsetAndMetadata(5), ((6, 9),))
+    works = [work_at(offset) for offset in range(5, 10)]
+    assert [progress.deliver(work) for work in works] == [True, False, False, False, False]
+    assert ranges_of(progress) == (5, [(6, 9)])
+
+
+def test_rewinds_are_counted_and_keep_only_running_lanes() -> None:
+    """After each rewind the epoch is another one, and lanes with a running record have no waiting ones."""
+    progress = PartitionProgress(None, ())
+    busy = Lane("busy", running=1)
+    busy.queue.append(work_at(2))
+    progress.lanes = {"busy": busy, "idle": Lane("idle")}
+    progress.running = 1
+    progress.rewind()
+    assert (progress.lanes, progress.running, progress.epoch, list(busy.queue)) == ({"busy": busy}, 1, 1, [])
+    progress.rewind()
+    assert progress.epoch == 2
+
+
+SPAN = 30_000
+RANGES_MAX = 1_412
+"""So many ranges over SPAN offsets fit into the metadata of a commit for certain."""
+
+
+@pytest.mark.parametrize(("running", "is_allowed"), [(3, True), (211, True), (212, False), (1_000, False)])
+def test_a_record_may_start_if_its_range_fits_for_certain(running: int, is_allowed: bool) -> None:
+    """Ranges behind unfinished records, known ranges and running records count, each as one range, and so does the
+    record."""
+    known = tuple((at, at) for at in range(SPAN, SPAN + 400, 2))
+    progress = PartitionProgress(OffsetAndMetadata(400), known)
+    assert progress.deliver(work_at(400))
+    progress.runs, progress.running = 1_000, running
+    work = work_at(SPAN)
+    assert progress.highest - 400 + 1 == SPAN - 1
+    assert progress.may_start(work) is is_allowed
+    assert encoded_bytes_max(RANGES_MAX, SPAN - 1) <= METADATA_BYTES_MAX < encoded_bytes_max(RANGES_MAX + 1, SPAN - 1)
+
+
+@pytest.mark.parametrize(("last", "is_allowed"), [(24_478, True), (24_479, False)])
+def test_a_record_may_start_if_a_bitmap_fits(last: int, is_allowed: bool) -> None:
+    """With any number of ranges, the limit is the bitmap of all offsets from the first unfinished one to the last
+    finished one."""
+    progress = PartitionProgress(OffsetAndMetadata(0), ((10, last),))
+    assert progress.deliver(work_at(0))
+    progress.runs = SPAN
+    assert progress.may_start(work_at(5)) is is_allowed
