@@ -70,7 +70,7 @@ class AllowedFiles:
     def open(self, setting: str, given: str, mode: str) -> IO[Any]:
         """Opens a file of this machine: `rb` to read, `a` to append text in UTF-8. Raises OSError as `open` does."""
         flags = {"rb": os.O_RDONLY, "a": os.O_WRONLY | os.O_APPEND | os.O_CREAT}[mode]
-        path = self._local(setting, given)
+        path = self._allowed_local_file(setting, given)
         folder = _open_folder(path.folder, path.below[:-1], make=False)
         try:
             file = os.open(path.below[-1], flags | os.O_NOFOLLOW | os.O_CLOEXEC, FILE_MODE, dir_fd=folder)
@@ -82,7 +82,7 @@ class AllowedFiles:
 
     def write_whole(self, setting: str, given: str, data: bytes) -> None:
         """Writes a file atomically and creates missing folders. Raises OSError as `open` does."""
-        path = self._local(setting, given)
+        path = self._allowed_local_file(setting, given)
         name, beside = path.below[-1], path.below[-1] + ".new"
         folder = _open_folder(path.folder, path.below[:-1], make=True)
         try:
@@ -93,7 +93,7 @@ class AllowedFiles:
         finally:
             os.close(folder)
 
-    def _local(self, setting: str, given: str) -> LocalPath:
+    def _allowed_local_file(self, setting: str, given: str) -> LocalPath:
         path = local_path(setting, given)
         if path is None:
             raise invalid(setting, without_passwords(given), "must be a file of this machine")
@@ -164,11 +164,11 @@ def _url_is_below(url: str, allowed: str) -> bool:
     >>> [_url_is_below("s3://bucket/a/b", allowed) for allowed in ("s3://bucket/a", "s3://bucket/a/", "s3://", "s3://b")]
     [True, True, True, False]
     """
-    (scheme, rest), (allowed_scheme, allowed_rest) = _parts(url), _parts(allowed)
+    (scheme, rest), (allowed_scheme, allowed_rest) = _scheme_and_path_of_url(url), _scheme_and_path_of_url(allowed)
     return scheme == allowed_scheme and (not allowed_rest or f"{rest}/".startswith(f"{allowed_rest}/"))
 
 
-def _parts(url: str) -> tuple[str, str]:
+def _scheme_and_path_of_url(url: str) -> tuple[str, str]:
     """Returns the scheme, and the host with the path, without credentials, parameters and a trailing slash."""
     scheme, _, rest = url.partition("://")
     host, slash, path = rest.partition("?")[0].partition("/")

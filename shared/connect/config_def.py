@@ -206,15 +206,17 @@ class ConfigDef:
 
     def validate_values(self, props: Mapping[str, Any], resolve: ClassResolver | None = None) -> list[ConfigValue]:
         """Returns each setting's parsed value and its errors, in the order of definition."""
-        found = {key.name: self._value_of(key, props, resolve) for key in self if not key.internal}
+        found = {key.name: self._parse_config_value(key, props, resolve) for key in self if not key.internal}
         parsed = {name: value.value for name, value in found.items()}
         for name, value in found.items():
             recommender = self._keys[name].recommender
             if recommender is not None:
-                self._recommend(value, recommender, parsed)
+                self._add_recommended_values(value, recommender, parsed)
         return list(found.values())
 
-    def _value_of(self, key: ConfigKey, props: Mapping[str, Any], resolve: ClassResolver | None) -> ConfigValue:
+    def _parse_config_value(
+        self, key: ConfigKey, props: Mapping[str, Any], resolve: ClassResolver | None
+    ) -> ConfigValue:
         value = ConfigValue(key.name)
         if key.name in props:
             try:
@@ -233,7 +235,7 @@ class ConfigDef:
                 value.errors.append(str(e))
         return value
 
-    def _recommend(self, value: ConfigValue, recommender: Recommender, parsed: Mapping[str, Any]) -> None:
+    def _add_recommended_values(self, value: ConfigValue, recommender: Recommender, parsed: Mapping[str, Any]) -> None:
         try:
             value.recommended_values = list(recommender.valid_values(value.name, parsed))
             value.visible = recommender.visible(value.name, parsed)

@@ -79,7 +79,7 @@ class _PathConfigProvider(ConfigProvider):
         if allowed := params.get("allowed.paths"):
             self._allowed = [Path(path.strip()).resolve() for path in allowed.split(",")]
 
-    def _read(self, path: Path) -> str:
+    def _read_allowed_file(self, path: Path) -> str:
         # Resolved before the comparison: a link or `..` must not lead out of the allowed folders.
         resolved = path.resolve()
         if self._allowed is not None and not any(resolved.is_relative_to(allowed) for allowed in self._allowed):
@@ -100,7 +100,7 @@ class FileConfigProvider(_PathConfigProvider):
     """The properties of a file. The path names the file."""
 
     def get(self, path: str, key: str) -> str | None:
-        return parse_properties(self._read(Path(path))).get(key) if path else None
+        return parse_properties(self._read_allowed_file(Path(path))).get(key) if path else None
 
 
 class DirectoryConfigProvider(_PathConfigProvider):
@@ -110,7 +110,7 @@ class DirectoryConfigProvider(_PathConfigProvider):
         if not path or not key or Path(key).name != key:
             return None
         file = Path(path) / key
-        return self._read(file) if file.is_file() else None
+        return self._read_allowed_file(file) if file.is_file() else None
 
 
 PROVIDERS: dict[str, type[ConfigProvider]] = {
@@ -146,7 +146,7 @@ class ConfigTransformer:
 
     def resolve(self, props: Mapping[str, str]) -> dict[str, str]:
         """Returns the configuration with variables replaced by their values. Raises ConfigError if a provider fails."""
-        return {name: self._resolved(value) if "${" in value else value for name, value in props.items()}
+        return {name: self._resolve_variables(value) if "${" in value else value for name, value in props.items()}
 
     def unresolve(self, made: Mapping[str, str], raw: Mapping[str, str]) -> dict[str, str]:
         """Returns a task configuration of a connector, with the values of variables replaced by the variables."""
@@ -166,36 +166,36 @@ class ConfigTransformer:
         for name, text in raw.items():
             if "${" in text:
                 with contextlib.suppress(ConfigError):
-                    own[name] = self._values_in(text)
+                    own[name] = self._secrets_in_text(text)
             elif found := secrets_in(name, text):
                 own[name] = found
         everywhere = {
             value: shown for each in own.values() for value, shown in each.items() if len(value) >= MASKED_LENGTH_MIN
         }
 
-        def mask(text: str, name: str = "") -> str:
+        def mask_secrets(text: str, name: str = "") -> str:
             # The longest first, since a short secret may be a part of a longer one.
             secrets = {**everywhere, **own.get(name, {})}
             for value in sorted(secrets, key=len, reverse=True):
                 text = text.replace(value, secrets[value])
             return text
 
-        return mask
+        return mask_secrets
 
-    def _values_in(self, text: str) -> dict[str, str]:
+    def _secrets_in_text(self, text: str) -> dict[str, str]:
         """Maps the text's value, and the value of each variable in it, to the text that is shown instead."""
-        found = {self._value(match) or "": match[0] for match in VARIABLE.finditer(text)}
-        found[self._resolved(text)] = text
+        found = {self._value_of_variable(match) or "": match[0] for match in VARIABLE.finditer(text)}
+        found[self._resolve_variables(text)] = text
         stripped = {value.strip(): shown for value, shown in found.items()}
         return {value: shown for value, shown in {**stripped, **found}.items() if value and value != shown}
 
-    def _value(self, match: re.Match[str]) -> str | None:
+    def _value_of_variable(self, match: re.Match[str]) -> str | None:
         provider = self._providers.get(match[1])
         return None if provider is None else provider.get(match[2] or "", match[3])
 
-    def _resolved(self, text: str) -> str:
-        def one(match: re.Match[str]) -> str:
-            value = self._value(match)
+    def _resolve_variables(self, text: str) -> str:
+        def resolve_variable(match: re.Match[str]) -> str:
+            value = self._value_of_variable(match)
             return match[0] if value is None else value
 
-        return VARIABLE.sub(one, text)
+        return VARIABLE.sub(resolve_variable, text)

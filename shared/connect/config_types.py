@@ -89,7 +89,7 @@ def parse(name: str, kind: Type, value: Any, resolve: ClassResolver | None = Non
     if isinstance(value, str) and kind is not Type.PASSWORD:
         value = value.strip()
     if kind in INTEGER_LIMITS:
-        return _integer(name, kind, value)
+        return _parse_integer(name, kind, value)
     match kind:
         case Type.BOOLEAN:
             if isinstance(value, bool):
@@ -115,7 +115,7 @@ def parse(name: str, kind: Type, value: Any, resolve: ClassResolver | None = Non
     return str(value)
 
 
-def _integer(name: str, kind: Type, value: Any) -> int:
+def _parse_integer(name: str, kind: Type, value: Any) -> int:
     limit = INTEGER_LIMITS[kind]
     if not re.fullmatch(r"[+-]?[0-9]{1,20}", str(value)) or not -limit <= int(value) < limit:
         raise invalid(name, value, f"Not a number of type {kind.name}")
@@ -136,35 +136,35 @@ def as_text(value: Any, kind: Type | None) -> str | None:
 
 
 def at_least(low: float) -> Validator:
-    def check(name: str, value: Any) -> None:
+    def check_minimum(name: str, value: Any) -> None:
         if value is None:
             raise invalid(name, value, "Value must be non-null")
         if value < low:
             raise invalid(name, value, f"Value must be at least {low}")
 
-    return check
+    return check_minimum
 
 
 def between(low: float, high: float) -> Validator:
-    def check(name: str, value: Any) -> None:
+    def check_range(name: str, value: Any) -> None:
         at_least(low)(name, value)
         if value > high:
             raise invalid(name, value, f"Value must be no more than {high}")
 
-    return check
+    return check_range
 
 
 def one_of(*allowed: Any, ignore_case: bool = False) -> Validator:
     fold: Callable[[Any], Any] = (lambda value: str(value).lower()) if ignore_case else (lambda value: value)
     folded = {fold(value) for value in allowed}
 
-    def check(name: str, value: Any) -> None:
+    def check_allowed_value(name: str, value: Any) -> None:
         if fold(value) not in folded:
             kind = "String" if all(isinstance(item, str) for item in allowed) else "Value"
             ignoring = " (case insensitive)" if ignore_case else ""
             raise invalid(name, value, f"{kind} must be one of{ignoring}: {', '.join(map(str, allowed))}")
 
-    return check
+    return check_allowed_value
 
 
 def non_empty(name: str, value: Any) -> None:

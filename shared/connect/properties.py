@@ -25,7 +25,7 @@ def parse_properties(text: str) -> dict[str, str]:
     for line in _logical_lines(text):
         match = _SEPARATOR.search(line)
         name, value = (line, "") if match is None else (line[: match.start(1)], line[match.end(1) :])
-        found[_unescaped(name)] = _unescaped(value)
+        found[_unescape_java_text(name)] = _unescape_java_text(value)
     return found
 
 
@@ -45,11 +45,11 @@ def _logical_lines(text: str) -> list[str]:
     return lines + ([open_line] if open_line else [])
 
 
-def _unescaped(text: str) -> str:
+def _unescape_java_text(text: str) -> str:
     if "\\" not in text:
         return text
 
-    def one(match: re.Match[str]) -> str:
+    def unescape_character(match: re.Match[str]) -> str:
         if match[1] is not None:
             return chr(int(match[1], 16))
         char = match[2]
@@ -57,7 +57,7 @@ def _unescaped(text: str) -> str:
             raise ConfigError(f"Malformed \\uxxxx encoding in {text!r:.100}")
         return _ESCAPED.get(char, char)
 
-    return re.sub(r"\\(?:u([0-9a-fA-F]{4})|(.))", one, text, flags=re.DOTALL)
+    return re.sub(r"\\(?:u([0-9a-fA-F]{4})|(.))", unescape_character, text, flags=re.DOTALL)
 
 
 def text_map(body: Any, subject: str) -> dict[str, str]:

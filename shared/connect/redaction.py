@@ -63,7 +63,7 @@ def without_passwords(text: str) -> str:
     """
     if "://" not in text:
         return text
-    return PARAMETER.sub(_without, USER_INFO.sub(lambda found: f"{_user(found)}@", text))
+    return PARAMETER.sub(_redact_parameter, USER_INFO.sub(lambda found: f"{_redact_url_password(found)}@", text))
 
 
 def secrets_in(name: str, value: str) -> dict[str, str]:
@@ -84,11 +84,11 @@ def passwords_in(text: str) -> list[str]:
     return [found[2] for pattern in (USER_INFO, PARAMETER) for found in pattern.finditer(text)] if "://" in text else []
 
 
-def _user(found: re.Match[str]) -> str:
+def _redact_url_password(found: re.Match[str]) -> str:
     return f"{found[1]}:{found[2] if VARIABLE_BEGINS in found[2] else HIDDEN}"
 
 
-def _without(found: re.Match[str]) -> str:
+def _redact_parameter(found: re.Match[str]) -> str:
     return found[0] if VARIABLE_BEGINS in found[2] else f"{found[1]}{HIDDEN}"
 
 
@@ -97,22 +97,22 @@ PLUGINS_MAX = 1_000
 
 
 @lru_cache(PLUGINS_MAX)
-def _types(plugin: type) -> dict[str, Type]:
+def _config_types_of_plugin(plugin: type) -> dict[str, Type]:
     return {key.name: key.type for key in cast(Any, plugin).config()}
 
 
 def is_secret(name: str, plugin: type | None) -> bool:
     """Returns whether a connector's setting is secret. `plugin` is its class, or None if it is not known."""
-    kind = None if plugin is None else _types(plugin).get(name)
+    kind = None if plugin is None else _config_types_of_plugin(plugin).get(name)
     return is_secret_name(name) if kind is None else kind is Type.PASSWORD
 
 
 def redacted(config: Mapping[str, str], plugin: type | None) -> dict[str, str]:
     """Returns the config as REST shows it."""
-    return {name: _redacted(name, value, plugin) for name, value in config.items()}
+    return {name: _redact_config_value(name, value, plugin) for name, value in config.items()}
 
 
-def _redacted(name: str, value: str, plugin: type | None) -> str:
+def _redact_config_value(name: str, value: str, plugin: type | None) -> str:
     if value and VARIABLE.search(value) is None and is_secret(name, plugin):
         return HIDDEN
     return without_passwords(value)
@@ -131,7 +131,7 @@ def restored(config: Mapping[str, str], before: Mapping[str, str], plugin: type 
             value = before[name]
         # Only for the same URL. Otherwise a client could have the stored password sent to a host of its choice.
         elif HIDDEN in passwords_in(value):
-            if _redacted(name, before.get(name, ""), plugin) != value:
+            if _redact_config_value(name, before.get(name, ""), plugin) != value:
                 raise BadRequest(f"{name}: {HIDDEN} keeps the stored password only for the same URL: set the password")
             value = before[name]
         found[name] = value

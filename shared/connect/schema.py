@@ -130,33 +130,33 @@ class Schema:
         elif self.type is SchemaType.STRUCT:
             self._validate_struct(value, where)
         elif self.type is SchemaType.ARRAY:
-            self._check(isinstance(value, list | tuple), value, where)
+            self._check_type(isinstance(value, list | tuple), value, where)
             for index, item in enumerate(value):
                 if self.value_schema is not None:
                     self.value_schema.validate(item, f"{where}[{index}]")
         elif self.type is SchemaType.MAP:
-            self._check(isinstance(value, Mapping), value, where)
+            self._check_type(isinstance(value, Mapping), value, where)
             for key, item in value.items():
                 if self.key_schema is not None and self.value_schema is not None:
                     self.key_schema.validate(key, f"{where} key")
                     self.value_schema.validate(item, f"{where}[{key!r}]")
         else:
-            self._check(_is_primitive(self.type, value), value, where)
+            self._check_type(_is_of_primitive_type(self.type, value), value, where)
 
     def _validate_struct(self, value: Any, where: str) -> None:
-        self._check(isinstance(value, Mapping), value, where)
+        self._check_type(isinstance(value, Mapping), value, where)
         unknown = [key for key in value if self.field(key) is None]
         if unknown:
             raise DataError(f"{where}: no field {unknown[0]!r}")
         for field in self.fields:
             field.schema.validate(value.get(field.name), f"{where}.{field.name}")
 
-    def _check(self, fits: bool, value: Any, where: str) -> None:
+    def _check_type(self, fits: bool, value: Any, where: str) -> None:
         if not fits:
             raise DataError(f"{where}: {value!r:.200} is not of type {self.type.name}")
 
 
-def _is_primitive(kind: SchemaType, value: Any) -> bool:
+def _is_of_primitive_type(kind: SchemaType, value: Any) -> bool:
     if bits := INTEGER_BITS.get(kind):
         return type(value) is int and -(1 << bits - 1) <= value < 1 << bits - 1
     if kind in FLOATS:

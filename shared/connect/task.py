@@ -222,13 +222,13 @@ class SinkTask(Task):
         offsets last committed.
         """
         flushed = self.flush(offsets)
-        return offsets if flushed is None else _after(flushed, offsets)
+        return offsets if flushed is None else _offsets_after_flush(flushed, offsets)
 
     def close(self, partitions: frozenset[TopicPartition]) -> Awaitable[None] | None:
         """Gives these partitions up. Called after their last `pre_commit`."""
         return _NOTHING
 
 
-async def _after(flushed: Awaitable[None], offsets: Offsets) -> Offsets:
+async def _offsets_after_flush(flushed: Awaitable[None], offsets: Offsets) -> Offsets:
     await flushed
     return offsets

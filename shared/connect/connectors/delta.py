@@ -45,19 +45,19 @@ class DeltaSinkTask(SinkTask):
         self._begun: dict[TopicPartition, int] = {}
         self._failure: Exception | None = None
 
-    def _application(self, tp: TopicPartition) -> str:
+    def _delta_application_id(self, tp: TopicPartition) -> str:
         return application(self._name, tp)
 
     async def open(self, partitions: frozenset[TopicPartition]) -> None:
-        names = {self._application(tp): tp for tp in partitions}
-        found = await asyncio.to_thread(table_versions, self._allowed(), list(names), self._options)
+        names = {self._delta_application_id(tp): tp for tp in partitions}
+        found = await asyncio.to_thread(table_versions, self._allowed_table_uri(), list(names), self._options)
         for name, tp in names.items():
             self._versions[tp] = found.get(name)
             self._opened[tp] = self._begun[tp] = found.get(name, 0)
             if name in found:
                 self.context.offset(tp, found[name])
 
-    def _allowed(self) -> str:
+    def _allowed_table_uri(self) -> str:
         """The table's resolved location. Raises ConfigError if it, or its log, has become a link to elsewhere."""
         files = self.context.files
         uri = files.resolved("table.uri", self._uri)
@@ -70,7 +70,9 @@ class DeltaSinkTask(SinkTask):
             self._versions.pop(tp, None)
             self._opened.pop(tp, None)
             self._begun.pop(tp, None)
-        self._buffer = [record for record in self._buffer if _coordinates(record)[0] not in partitions]
+        self._buffer = [
+            record for record in self._buffer if _original_partition_and_offset(record)[0] not in partitions
+        ]
 
     async def put(self, records: list[SinkRecord]) -> None:
         if self._failure is not None:
@@ -80,14 +82,14 @@ class DeltaSinkTask(SinkTask):
             try:
                 row_of(record)
             except DataError as e:
-                await self._report(record, e)
+                await self._report_errant_record(record, e)
                 continue
             self._buffer.append(record)
         if len(self._buffer) >= self._flush_size:
             self.context.request_commit()
 
     def _check_begun(self, record: SinkRecord) -> None:
-        tp, offset = _coordinates(record)
+        tp, offset = _original_partition_and_offset(record)
         if offset < self._begun.get(tp, 0):
             raise ConnectError(
                 f"{tp} is read from offset {offset}, and was read up to {self._begun[tp]}: was the topic "
@@ -95,7 +97,7 @@ class DeltaSinkTask(SinkTask):
             )
         self._begun[tp] = offset + 1
 
-    async def _report(self, record: SinkRecord, error: DataError) -> None:
+    async def _report_errant_record(self, record: SinkRecord, error: DataError) -> None:
         reporter = self.context.errant_record_reporter
         if reporter is None:
             raise ConnectError(f"a record cannot be a row: {error}") from error
@@ -106,13 +108,16 @@ class DeltaSinkTask(SinkTask):
 
         Records of other partitions stay buffered, since their offsets are not committed now.
         """
-        mine = [record for record in self._buffer if _coordinates(record)[0] in offsets]
-        self._buffer = [record for record in self._buffer if _coordinates(record)[0] not in offsets]
+        mine = [record for record in self._buffer if _original_partition_and_offset(record)[0] in offsets]
+        self._buffer = [record for record in self._buffer if _original_partition_and_offset(record)[0] not in offsets]
         fresh = [
-            record for record in mine if _coordinates(record)[1] >= (self._versions.get(_coordinates(record)[0]) or 0)
+            record
+            for record in mine
+            if _original_partition_and_offset(record)[1]
+            >= (self._versions.get(_original_partition_and_offset(record)[0]) or 0)
         ]
         try:
-            await self._append(fresh, {tp: offset.offset for tp, offset in offsets.items()})
+            await self._append_to_delta_table(fresh, {tp: offset.offset for tp, offset in offsets.items()})
         except RetriableError:
             self._begun.update({tp: begun for tp, begun in self._opened.items() if tp in offsets})
             raise
@@ -120,22 +125,26 @@ class DeltaSinkTask(SinkTask):
             self._failure = e
             raise
 
-    async def _append(self, records: list[SinkRecord], ends: Mapping[TopicPartition, int]) -> None:
+    async def _append_to_delta_table(self, records: list[SinkRecord], ends: Mapping[TopicPartition, int]) -> None:
         """Append records and bring their partitions to these offsets. Records that do not fit are reported."""
         if not records:
             return
         moved = {tp: (at, ends[tp]) for tp, at in self._versions.items() if tp in ends and ends[tp] > (at or 0)}
-        versions = {self._application(tp): pair for tp, pair in moved.items()}
+        versions = {self._delta_application_id(tp): pair for tp, pair in moved.items()}
         try:
             rows = table_of(records)
-            await asyncio.to_thread(append_once, self._allowed(), rows, versions, self._options, self._partition_by)
+            await asyncio.to_thread(
+                append_once, self._allowed_table_uri(), rows, versions, self._options, self._partition_by
+            )
         except DataError as e:
             if len(records) == 1 or self.context.errant_record_reporter is None:
-                await self._report(records[0], e)
+                await self._report_errant_record(records[0], e)
                 return
             half = len(records) // 2  # find the record that does not fit
-            await self._append(records[:half], {tp: at + 1 for tp, at in map(_coordinates, records[:half])})
-            await self._append(records[half:], ends)
+            await self._append_to_delta_table(
+                records[:half], {tp: at + 1 for tp, at in map(_original_partition_and_offset, records[:half])}
+            )
+            await self._append_to_delta_table(records[half:], ends)
             return
         self._versions.update({tp: after for tp, (_, after) in moved.items()})
 
@@ -148,7 +157,7 @@ def application(connector: str, tp: TopicPartition) -> str:
     return f"{connector}/{tp.topic}/{tp.partition}"
 
 
-def _coordinates(record: SinkRecord) -> tuple[TopicPartition, int]:
+def _original_partition_and_offset(record: SinkRecord) -> tuple[TopicPartition, int]:
     topic, partition, offset = record.original
     return TopicPartition(topic, partition), offset
 

@@ -42,10 +42,10 @@ class FileStreamSourceTask(SourceTask):
         self._partition = {"filename": self._path}
 
     async def poll(self) -> list[SourceRecord] | None:
-        if self._file is None and not await self._open():
+        if self._file is None and not await self._open_source_file():
             await asyncio.sleep(IDLE_MS / 1000)
             return None
-        lines = self._lines()
+        lines = self._take_complete_lines()
         if not lines:
             file = self._file
             assert file is not None
@@ -53,13 +53,13 @@ class FileStreamSourceTask(SourceTask):
             self._buffer += data
             if len(self._buffer) > LINE_BYTES_MAX:
                 raise ConnectError(f"{self._path}: a line has more than {LINE_BYTES_MAX} bytes")
-            lines = self._lines()
+            lines = self._take_complete_lines()
             if not lines:
                 await asyncio.sleep(0 if data else IDLE_MS / 1000)
                 return None
-        return [self._record(line, size) for line, size in lines]
+        return [self._record_of_line(line, size) for line, size in lines]
 
-    async def _open(self) -> bool:
+    async def _open_source_file(self) -> bool:
         if self._path is None:
             self._file = sys.stdin.buffer
             return True
@@ -76,7 +76,7 @@ class FileStreamSourceTask(SourceTask):
         self._file = file
         return True
 
-    def _lines(self) -> list[tuple[bytes, int]]:
+    def _take_complete_lines(self) -> list[tuple[bytes, int]]:
         """Complete lines of the buffer, each with its size in the file. \\n, \\r\\n or \\r ends a line."""
         found: list[tuple[bytes, int]] = []
         lines = self._buffer.splitlines(keepends=True) if self._buffer else []
@@ -91,7 +91,7 @@ class FileStreamSourceTask(SourceTask):
         self._buffer = self._buffer[used:]
         return found
 
-    def _record(self, line: bytes, size: int) -> SourceRecord:
+    def _record_of_line(self, line: bytes, size: int) -> SourceRecord:
         offset = None
         if self._position is not None:
             self._position += size
@@ -162,7 +162,7 @@ class FileStreamSinkTask(SinkTask):
     async def put(self, records: list[SinkRecord]) -> None:
         if records and self._file is not None:
             values = [record.value for record in records]
-            lines = [value if type(value) is str else _shown(value) for value in values]
+            lines = [value if type(value) is str else _text_of_value(value) for value in values]
             lines.append("")
             self._file.write("\n".join(lines))
             self._file.flush()  # as in Kafka Connect, a reader of the file sees each batch at once
@@ -172,7 +172,7 @@ class FileStreamSinkTask(SinkTask):
             self._file.close()
 
 
-def _shown(value: object) -> str:
+def _text_of_value(value: object) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     return "null" if value is None else str(value)

@@ -83,12 +83,12 @@ class FilesSinkTask(SinkTask):
         self._written: dict[TopicPartition, int] = {}
 
     async def open(self, partitions: frozenset[TopicPartition]) -> None:
-        self._forget(partitions)
+        self._forget_partitions(partitions)
 
     async def close(self, partitions: frozenset[TopicPartition]) -> None:
-        self._forget(partitions)  # records that are not yet in a file are read again
+        self._forget_partitions(partitions)  # records that are not yet in a file are read again
 
-    def _forget(self, partitions: frozenset[TopicPartition]) -> None:
+    def _forget_partitions(self, partitions: frozenset[TopicPartition]) -> None:
         kept: dict[TopicPartition, Any]
         for kept in (self._buffers, self._since, self._taken, self._rejected, self._written):
             for tp in partitions:
@@ -105,9 +105,9 @@ class FilesSinkTask(SinkTask):
         size = self._values["flush.size"]
         for tp, buffer in self._buffers.items():
             while len(buffer) >= size:
-                await self._write(tp, size)
+                await self._write_partition_file(tp, size)
             if buffer and self._due_in_ms(tp) <= 0:
-                await self._write(tp, len(buffer))
+                await self._write_partition_file(tp, len(buffer))
         self._taken.clear()  # all records are taken, so this batch is not delivered again
         due_in_ms = min((self._due_in_ms(tp) for tp, buffer in self._buffers.items() if buffer), default=NEVER_MS)
         if due_in_ms < NEVER_MS:
@@ -121,16 +121,16 @@ class FilesSinkTask(SinkTask):
             return NEVER_MS
         return float(interval_ms - (now - self._since.setdefault(tp, now)) * 1000)
 
-    async def _write(self, tp: TopicPartition, count: int) -> None:
+    async def _write_partition_file(self, tp: TopicPartition, count: int) -> None:
         buffer = self._buffers[tp]
         first, last = buffer[0].original[2], buffer[count - 1].original[2]
         # The name has the first offset, so a file that is written again after a failure replaces itself.
         name = f"{tp.topic}+{tp.partition}+{first:020d}{SUFFIX[self._values['format']]}"
         path = f"{self._root.rstrip('/')}/{tp.topic}/partition={tp.partition}/{name}"
-        data = await self._encode(tp, buffer[:count])
+        data = await self._encode_valid_records(tp, buffer[:count])
         try:
             if data is not None:
-                await asyncio.to_thread(self._store, path, data)
+                await asyncio.to_thread(self._store_file, path, data)
         except OSError as e:
             self.context.timeout(self._values["retry.backoff.ms"])
             raise RetriableError(f"{path}: {e}") from e
@@ -139,12 +139,12 @@ class FilesSinkTask(SinkTask):
             kept.pop(tp, None)
         self._written[tp] = last + 1
 
-    async def _encode(self, tp: TopicPartition, records: list[SinkRecord]) -> bytes | None:
+    async def _encode_valid_records(self, tp: TopicPartition, records: list[SinkRecord]) -> bytes | None:
         """A file of the valid records; every other record is reported once. None if no record is valid."""
         rejected = self._rejected.setdefault(tp, set())
         while fit := [record for record in records if record.original[2] not in rejected]:
             try:
-                return await asyncio.to_thread(self._encoded, fit)
+                return await asyncio.to_thread(self._encode_file, fit)
             except DataError as e:
                 reporter = self.context.errant_record_reporter
                 if reporter is None:
@@ -161,7 +161,7 @@ class FilesSinkTask(SinkTask):
         while unfit - fine > 1:
             middle = (fine + unfit) // 2
             try:
-                self._encoded(records[:middle])
+                self._encode_file(records[:middle])
                 fine = middle
             except NothingInIt:
                 fine = middle
@@ -169,7 +169,7 @@ class FilesSinkTask(SinkTask):
                 unfit = middle
         return records[unfit - 1]
 
-    def _encoded(self, records: list[SinkRecord]) -> bytes:
+    def _encode_file(self, records: list[SinkRecord]) -> bytes:
         if self._values["format"] == "json":
             rows = [value_to_json(record.value_schema, record.value) for record in records]
             return msgspec.json.Encoder().encode_lines(rows)
@@ -178,7 +178,7 @@ class FilesSinkTask(SinkTask):
         encoded: bytes = sink.getvalue().to_pybytes()
         return encoded
 
-    def _store(self, path: str, data: bytes) -> None:
+    def _store_file(self, path: str, data: bytes) -> None:
         if self._system is None:
             self.context.files.write_whole("url", path, data)
             return

@@ -39,7 +39,7 @@ def client_config() -> ConfigDef:
     """The settings of the connection."""
     return (
         ConfigDef()
-        .define("http.url", Type.STRING, NO_DEFAULT, HIGH, "URL of the requests.", _is_url)
+        .define("http.url", Type.STRING, NO_DEFAULT, HIGH, "URL of the requests.", _validate_http_url)
         .define("http.headers", Type.PASSWORD, "", MEDIUM,
                 "Additional request headers (Name:value, comma-separated), hidden like a password.", _are_headers)
         .define("http.auth.type", Type.STRING, "none", MEDIUM, "Authentication: none, basic or bearer.",
@@ -53,19 +53,19 @@ def client_config() -> ConfigDef:
     )  # fmt: skip
 
 
-def _is_url(name: str, value: Any) -> None:
+def _validate_http_url(name: str, value: Any) -> None:
     if value is not None and not re.match(r"https?://[^/]", value):
         raise invalid(name, value, "must be an http:// or https:// URL")
 
 
 def _are_headers(name: str, value: Any) -> None:
     try:
-        _headers(value)
+        _parse_http_headers(value)
     except ValueError:
         raise invalid(name, value, "each header must be Name:value") from None
 
 
-def _headers(given: Password) -> dict[str, str]:
+def _parse_http_headers(given: Password) -> dict[str, str]:
     """Headers by name. Raises ValueError if one is invalid."""
     pairs = [item.split(":", 1) for item in given.value.split(",") if item.strip()]
     headers = {name.strip(): value.strip() for name, value in pairs}
@@ -75,7 +75,7 @@ def _headers(given: Password) -> dict[str, str]:
 
 
 def make_client(values: Mapping[str, Any]) -> httpx.AsyncClient:
-    headers = _headers(values["http.headers"])
+    headers = _parse_http_headers(values["http.headers"])
     auth = None
     if values["http.auth.type"] == "basic":
         auth = httpx.BasicAuth(values["http.auth.user"], values["http.auth.password"].value)
@@ -122,12 +122,12 @@ class HttpSinkTask(SinkTask):
         self._posted: dict[tuple[str, TopicPartition], int] = {}
 
     async def open(self, partitions: frozenset[TopicPartition]) -> None:
-        self._forget(partitions)
+        self._forget_posted_offsets(partitions)
 
     async def close(self, partitions: frozenset[TopicPartition]) -> None:
-        self._forget(partitions)
+        self._forget_posted_offsets(partitions)
 
-    def _forget(self, partitions: frozenset[TopicPartition]) -> None:
+    def _forget_posted_offsets(self, partitions: frozenset[TopicPartition]) -> None:
         self._posted = {key: offset for key, offset in self._posted.items() if key[1] not in partitions}
 
     async def put(self, records: list[SinkRecord]) -> None:
@@ -135,15 +135,15 @@ class HttpSinkTask(SinkTask):
         by_topic: dict[str, list[SinkRecord]] = {}
         for record in records:
             # After a temporary error all records are delivered again. Those that were posted before are skipped.
-            if not self._is_posted(record):
+            if not self._is_posted_record(record):
                 by_topic.setdefault(record.topic, []).append(record)
         for own in by_topic.values():
             for at in range(0, len(own), size):
-                await self._send(own[at : at + size])
+                await self._send_batch(own[at : at + size])
         self._posted.clear()
         self._retries.succeeded()
 
-    def _is_posted(self, record: SinkRecord) -> bool:
+    def _is_posted_record(self, record: SinkRecord) -> bool:
         topic, partition, offset = record.original
         return offset < self._posted.get((record.topic, TopicPartition(topic, partition)), 0)
 
@@ -152,29 +152,29 @@ class HttpSinkTask(SinkTask):
             topic, partition, offset = record.original
             self._posted[record.topic, TopicPartition(topic, partition)] = offset + 1
 
-    async def _send(self, batch: list[SinkRecord]) -> None:
+    async def _send_batch(self, batch: list[SinkRecord]) -> None:
         try:
             response = await self._client.request(
                 self._values["http.method"],
                 self._values["http.url"].replace("${topic}", quote(batch[0].topic, safe="")),
-                content=self._body(batch),
+                content=self._encode_request_body(batch),
                 headers={"Content-Type": self._content_type},
             )
         except httpx.HTTPError as e:
             self.context.timeout(self._values["retry.backoff.ms"])
             raise self._retries.failed(f"{type(e).__name__}: {e}") from e
         except DataError as e:
-            await self._reject(batch, e)
+            await self._reject_batch(batch, e)
             return
         if is_passing(response.status_code):
             self.context.timeout(max(self._values["retry.backoff.ms"], retry_after_ms(response)))
             raise self._retries.failed(f"HTTP {response.status_code}: {response.text[:200]}")
         if not response.is_success:
-            await self._reject(batch, DataError(f"HTTP {response.status_code}: {response.text[:200]}"))
+            await self._reject_batch(batch, DataError(f"HTTP {response.status_code}: {response.text[:200]}"))
         else:
             self._note_posted(batch)
 
-    async def _reject(self, batch: list[SinkRecord], error: DataError) -> None:
+    async def _reject_batch(self, batch: list[SinkRecord], error: DataError) -> None:
         reporter = self.context.errant_record_reporter
         if reporter is None:
             raise ConnectError(f"{len(batch)} records were rejected: {error}") from error
@@ -183,13 +183,13 @@ class HttpSinkTask(SinkTask):
             self._note_posted(batch)
             return
         for record in batch:  # find the rejected ones
-            await self._send([record])
+            await self._send_batch([record])
 
     @property
     def _content_type(self) -> str:
         return "application/x-ndjson" if self._values["batch.format"] == "ndjson" else "application/json"
 
-    def _body(self, batch: list[SinkRecord]) -> bytes:
+    def _encode_request_body(self, batch: list[SinkRecord]) -> bytes:
         values = [value_to_json(record.value_schema, record.value) for record in batch]
         match self._values["batch.format"]:
             case "ndjson":
@@ -268,7 +268,7 @@ class HttpSourceTask(SourceTask):
         self._wait_ms = self._values["poll.interval.ms"]
         url = self._values["http.url"].replace("${offset}", quote(str(self._offset), safe=""))
         try:
-            response = await self._get(url)
+            response = await self._get_url(url)
         except httpx.HTTPError as e:
             self._wait_ms = self._values["retry.backoff.ms"]
             raise self._retries.failed(f"{type(e).__name__}: {e}") from e
@@ -281,12 +281,12 @@ class HttpSourceTask(SourceTask):
         if not response.is_success:
             raise ConnectError(f"HTTP {response.status_code}: {response.text[:200]}")
         requested = str(self._offset)
-        records = self._records(response)
+        records = self._records_of_response(response)
         if str(self._offset) != requested:
             self._wait_ms = 0  # there may be another page
         return records
 
-    async def _get(self, url: str) -> httpx.Response:
+    async def _get_url(self, url: str) -> httpx.Response:
         headers = {} if self._etag is None else {"If-None-Match": self._etag}
         async with self._client.stream("GET", url, headers=headers) as response:
             body = bytearray()
@@ -299,14 +299,16 @@ class HttpSourceTask(SourceTask):
         headers_kept = {name: v for name, v in response.headers.items() if name.lower() != "content-encoding"}
         return httpx.Response(response.status_code, headers=headers_kept, content=bytes(body))
 
-    def _records(self, response: httpx.Response) -> list[SourceRecord]:
+    def _records_of_response(self, response: httpx.Response) -> list[SourceRecord]:
         try:
             found = pointed(msgspec.json.decode(response.content), self._values["records.pointer"])
         except (msgspec.DecodeError, DataError) as e:
             raise ConnectError(f"the response does not match the settings: {e}") from e
         records = []
         for item in found if isinstance(found, list) else [found]:
-            if (pointer := self._values["http.offset.pointer"]) and not self._advance(item, pointed(item, pointer)):
+            if (pointer := self._values["http.offset.pointer"]) and not self._advance_offset(
+                item, pointed(item, pointer)
+            ):
                 continue
             key = pointed(item, self._values["key.pointer"]) if self._values["key.pointer"] else None
             records.append(
@@ -318,7 +320,7 @@ class HttpSourceTask(SourceTask):
         self._written = frozenset(self._written_now)
         return records
 
-    def _advance(self, item: Any, offset: Any) -> bool:
+    def _advance_offset(self, item: Any, offset: Any) -> bool:
         """Move to a record's offset. Returns False if an earlier response had this record, at the requested offset."""
         is_same = str(offset) == str(self._offset)
         digest = hashlib.sha256(msgspec.json.encode(item)).digest()

@@ -117,14 +117,14 @@ class VerifiableSinkTask(SinkTask):
         self._unflushed: list[SinkRecord] = []
 
     async def put(self, records: list[SinkRecord]) -> None:
-        self._print(records, flushed=False)
+        self._print_sink_records(records, flushed=False)
         self._unflushed += records
 
     async def flush(self, offsets: Offsets) -> None:
-        self._print(self._unflushed, flushed=True)
+        self._print_sink_records(self._unflushed, flushed=True)
         self._unflushed = []
 
-    def _print(self, records: list[SinkRecord], *, flushed: bool) -> None:
+    def _print_sink_records(self, records: list[SinkRecord], *, flushed: bool) -> None:
         for record in records:
             print_line(
                 name=self._name, task=self._id, topic=record.topic, time_ms=_now_ms(),
@@ -167,9 +167,9 @@ class _MockConnector(_PropsConnector):
     async def start(self, props: Props) -> None:
         await super().start(props)
         if props.get("mock_mode") == "connector-failure":
-            self._failing = asyncio.create_task(self._fail(int(props.get("delay_ms", "15000"))))
+            self._failing = asyncio.create_task(self._fail_after_delay(int(props.get("delay_ms", "15000"))))
 
-    async def _fail(self, delay_ms: int) -> None:
+    async def _fail_after_delay(self, delay_ms: int) -> None:
         await asyncio.sleep(delay_ms / 1000)
         self.context.raise_error(ConnectError("mock_mode=connector-failure"))
 

@@ -98,7 +98,7 @@ class AvroConverter(Converter):
             return None, None
         id, encoded = unframed(data)
         known = self._known_id(id, None)
-        return known.schema, self._decoded(topic, id, known, encoded)
+        return known.schema, self._decode_avro_value(topic, id, known, encoded)
 
     def to_connect_values(self, topic: str, datas: Sequence[bytes | None]) -> tuple[Schema | None, list[Any]] | None:
         head = datas[0][:HEAD_BYTES] if datas and datas[0] else b""
@@ -106,9 +106,11 @@ class AvroConverter(Converter):
         if known is None or not all(data is not None and data.startswith(head) for data in datas):
             return None
         id = int.from_bytes(head[1:], "big")
-        return known.schema, [self._decoded(topic, id, known, data[HEAD_BYTES:]) for data in datas if data is not None]
+        return known.schema, [
+            self._decode_avro_value(topic, id, known, data[HEAD_BYTES:]) for data in datas if data is not None
+        ]
 
-    def _decoded(self, topic: str, id: int, known: _Known, encoded: bytes) -> Any:
+    def _decode_avro_value(self, topic: str, id: int, known: _Known, encoded: bytes) -> Any:
         buffer = io.BytesIO(encoded)
         try:
             value = self._fastavro.schemaless_reader(
@@ -125,9 +127,9 @@ class AvroConverter(Converter):
         try:
             known = self._written.get(schema)
         except TypeError:  # a default that is not hashable
-            return self._known(to_avro(schema), (), schema)
+            return self._parse_avro_schema(to_avro(schema), (), schema)
         if known is None:
-            known = self._written[schema] = self._known(to_avro(schema), (), schema)
+            known = self._written[schema] = self._parse_avro_schema(to_avro(schema), (), schema)
             if len(self._written) > self._registry.cache_size:
                 self._written.pop(next(iter(self._written)))
         return known
@@ -136,12 +138,14 @@ class AvroConverter(Converter):
         known = self._read.get(id)
         if known is None:
             registered = found or self._registry.schema(id)
-            known = self._read[id] = self._known(parsed(registered), registered.references)
+            known = self._read[id] = self._parse_avro_schema(parsed(registered), registered.references)
             if len(self._read) > self._registry.cache_size:
                 self._read.pop(next(iter(self._read)))
         return known
 
-    def _known(self, avro: Any, references: Sequence[tuple[str, str]], schema: Schema | None = None) -> _Known:
+    def _parse_avro_schema(
+        self, avro: Any, references: Sequence[tuple[str, str]], schema: Schema | None = None
+    ) -> _Known:
         named: dict[str, Any] = {}
         outer = {name: json.loads(text) for name, text in references}
         try:
@@ -168,7 +172,7 @@ def without_other_logical_types(avro: Any) -> Any:
     return kept
 
 
-def _nested(schema: Schema | None, of: Callable[[Schema], Change | None]) -> Change | None:
+def _convert_nested_values(schema: Schema | None, of: Callable[[Schema], Change | None]) -> Change | None:
     """The conversion of a struct's fields, an array's items or a map's values; None if nothing changes."""
     if schema is None:
         return None
@@ -185,7 +189,7 @@ def _nested(schema: Schema | None, of: Callable[[Schema], Change | None]) -> Cha
     return lambda value: value if value is None else {key: inner(item) for key, item in value.items()}
 
 
-def _is_entries(schema: Schema) -> bool:
+def _is_map_as_entries(schema: Schema) -> bool:
     keys = schema.key_schema
     return schema.type is SchemaType.MAP and keys is not None and (keys.type is not SchemaType.STRING or keys.optional)
 
@@ -194,31 +198,31 @@ def reading(schema: Schema) -> Change | None:
     """The conversion from fastavro's value to Connect's; None if they are the same."""
     if schema.name == AVRO_UNION and schema.type is SchemaType.STRUCT:
         return lambda value: _from_branch(schema, value)
-    if _is_entries(schema):
+    if _is_map_as_entries(schema):
         inner = reading(schema.value_schema) if schema.value_schema is not None else None
         return lambda value: value if value is None else {
             entry["key"]: inner(entry["value"]) if inner else entry["value"] for entry in value
         }  # fmt: skip
-    return _nested(schema, reading)
+    return _convert_nested_values(schema, reading)
 
 
 def writing(schema: Schema) -> Change | None:
     """The conversion from Connect's value to fastavro's; None if they are the same."""
     if schema.name == AVRO_UNION and schema.type is SchemaType.STRUCT:
         return lambda value: _to_branch(schema, value)
-    if _is_entries(schema):
+    if _is_map_as_entries(schema):
         inner = writing(schema.value_schema) if schema.value_schema is not None else None
         return lambda value: value if value is None else [
             {"key": key, "value": inner(item) if inner else item} for key, item in value.items()
         ]  # fmt: skip
-    change = _nested(schema, writing)
+    change = _convert_nested_values(schema, writing)
     if schema.has_default and not schema.optional:
         default = schema.default
-        return lambda value: (change or _same)(default if value is None else value)
+        return lambda value: (change or _keep_value)(default if value is None else value)
     return change
 
 
-def _same(value: Any) -> Any:
+def _keep_value(value: Any) -> Any:
     return value
 
 
@@ -230,7 +234,7 @@ def _from_branch(union: Schema, value: Any) -> Any:
         name, value = value[0].rpartition(".")[2], value[1]
         found = union.field(name)
     else:
-        found = next((field for field in union.fields if _is_of(field.schema, value)), None)
+        found = next((field for field in union.fields if _matches_schema(field.schema, value)), None)
     if found is None:
         raise DataError(f"a union's value {value!r:.100} is of none of its types")
     change = reading(found.schema)
@@ -250,7 +254,7 @@ def _to_branch(union: Schema, value: Any) -> Any:
     return (field.schema.name, inner) if field.schema.type is SchemaType.STRUCT and field.schema.name else inner
 
 
-def _is_of(schema: Schema, value: Any) -> bool:
+def _matches_schema(schema: Schema, value: Any) -> bool:
     try:
         schema.validate(value)
     except DataError:

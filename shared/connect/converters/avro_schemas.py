@@ -75,34 +75,34 @@ class _Writing:
 
     def whole(self, schema: Schema) -> Any:
         if schema.name == AVRO_UNION and schema.type is SchemaType.STRUCT:
-            branches = [self._typed(replace(field.schema, optional=False)) for field in schema.fields]
+            branches = [self._avro_type_of(replace(field.schema, optional=False)) for field in schema.fields]
             return ["null", *branches] if schema.optional else branches
-        plain = self._typed(schema)
+        plain = self._avro_type_of(schema)
         if not schema.optional:
             return plain
         return [plain, "null"] if schema.has_default and schema.default is not None else ["null", plain]
 
-    def _typed(self, schema: Schema) -> Any:
+    def _avro_type_of(self, schema: Schema) -> Any:
         if schema.type is SchemaType.STRUCT:
-            return self._record(schema)
+            return self._avro_record(schema)
         made: dict[str, Any] = {"type": OF_CONNECT.get(schema.type)}
         if schema.type is SchemaType.ARRAY and schema.value_schema is not None:
             made = {"type": "array", "items": self.whole(schema.value_schema)}
         elif schema.type is SchemaType.MAP:
-            made = self._map(schema)
+            made = self._avro_map(schema)
         elif schema.type in (SchemaType.INT8, SchemaType.INT16):
             made["connect.type"] = schema.type.value
         if schema.parameter(AVRO_ENUM) is not None:
-            return self._enum(schema)
+            return self._avro_enum(schema)
         logical = OF_LOGICAL.get(schema.name or "")
         if logical == "decimal":
             made |= {"scale": scale_of(schema), "precision": int(schema.parameter("connect.decimal.precision") or 64)}
-        made |= _kept(schema)
+        made |= _connect_properties_of_schema(schema)
         if logical is not None:
             made["logicalType"] = logical
         return made["type"] if set(made) == {"type"} else made
 
-    def _map(self, schema: Schema) -> dict[str, Any]:
+    def _avro_map(self, schema: Schema) -> dict[str, Any]:
         keys, values = schema.key_schema, schema.value_schema
         if keys is None or values is None:
             raise DataError("a map's schema needs those of its keys and values")
@@ -110,19 +110,19 @@ class _Writing:
             return {"type": "map", "values": self.whole(values)}
         fields = Field("key", keys), Field("value", values)
         names = (f"{NAMESPACE}.{MAP_ENTRY}{number if number > 1 else ''}" for number in itertools.count(1))
-        entry = next(one for name in names if self._is_free(one := Schema.struct(name, *fields)))
-        return {"type": "array", "items": self._record(entry), "connect.type": "map"}
+        entry = next(one for name in names if self._is_free_record_name(one := Schema.struct(name, *fields)))
+        return {"type": "array", "items": self._avro_record(entry), "connect.type": "map"}
 
-    def _is_free(self, record: Schema) -> bool:
+    def _is_free_record_name(self, record: Schema) -> bool:
         return self._records.get(record.name or "", record) == record
 
-    def _enum(self, schema: Schema) -> dict[str, Any]:
+    def _avro_enum(self, schema: Schema) -> dict[str, Any]:
         name = schema.parameter(AVRO_ENUM) or ""
         prefix = f"{AVRO_ENUM}."
         symbols = [text for key, text in schema.parameters if key.startswith(prefix)]
-        return {"type": "enum", **_named(name), "symbols": symbols}
+        return {"type": "enum", **_avro_name_and_namespace(name), "symbols": symbols}
 
-    def _record(self, schema: Schema) -> Any:
+    def _avro_record(self, schema: Schema) -> Any:
         name = schema.name or self._default_name(schema)
         same = replace(schema, optional=False, default=NO_DEFAULT)
         if name in self._records:
@@ -138,19 +138,24 @@ class _Writing:
             elif field.schema.optional:
                 made["default"] = None
             fields.append(made)
-        return {"type": "record", **_named(name), "fields": fields, **_kept(schema)}
+        return {
+            "type": "record",
+            **_avro_name_and_namespace(name),
+            "fields": fields,
+            **_connect_properties_of_schema(schema),
+        }
 
     def _default_name(self, schema: Schema) -> str:
         self._unnamed += 1
         return f"{NAMESPACE}.{DEFAULT_NAME}{self._unnamed if self._unnamed > 1 else ''}"
 
 
-def _named(full: str) -> dict[str, str]:
+def _avro_name_and_namespace(full: str) -> dict[str, str]:
     namespace, _, name = full.rpartition(".")
     return {"name": name, "namespace": namespace} if namespace else {"name": name}
 
 
-def _kept(schema: Schema) -> dict[str, Any]:
+def _connect_properties_of_schema(schema: Schema) -> dict[str, Any]:
     kept: dict[str, Any] = {}
     if schema.version is not None:
         kept["connect.version"] = schema.version
@@ -210,7 +215,7 @@ class _Reading:
         if depth > DEPTH_MAX:
             raise DataError(f"an Avro schema is nested deeper than {DEPTH_MAX}")
         if isinstance(avro, list):
-            return self._union(avro, namespace, depth)
+            return self._connect_union(avro, namespace, depth)
         if isinstance(avro, str):
             return self._by_name(avro, namespace, depth)
         if not isinstance(avro, dict) or "type" not in avro:
@@ -219,16 +224,16 @@ class _Reading:
         if isinstance(kind, list | dict):
             return self.whole(kind, namespace, depth + 1)
         if kind in ("record", "error"):
-            return self._record(avro, namespace, depth)
+            return self._connect_struct(avro, namespace, depth)
         if kind == "array":
-            return self._array(avro, namespace, depth)
+            return self._connect_array(avro, namespace, depth)
         if kind == "map":
             return _with_kept(
                 Schema.map(Schema(SchemaType.STRING), self.whole(avro["values"], namespace, depth + 1)), avro
             )
         if kind in ("enum", "fixed"):
             self._named[_full_name(avro, namespace)] = (avro, namespace)
-            return _enum(avro, namespace) if kind == "enum" else _with_kept(Schema(SchemaType.BYTES), avro)
+            return _connect_enum(avro, namespace) if kind == "enum" else _with_kept(Schema(SchemaType.BYTES), avro)
         if kind not in PRIMITIVES:
             return self._by_name(kind, namespace, depth)
         small = {"int8": SchemaType.INT8, "int16": SchemaType.INT16}.get(avro.get("connect.type", ""))
@@ -247,7 +252,7 @@ class _Reading:
         avro, where = found if isinstance(found, tuple) else (found, "")
         return self.whole(avro, where, depth + 1)
 
-    def _union(self, branches: list[Any], namespace: str, depth: int) -> Schema:
+    def _connect_union(self, branches: list[Any], namespace: str, depth: int) -> Schema:
         rest = [branch for branch in branches if branch != "null"]
         optional = len(rest) < len(branches)
         if len(rest) == 1:
@@ -259,7 +264,7 @@ class _Reading:
         ]
         return Schema.struct(AVRO_UNION, *fields, optional=optional)
 
-    def _record(self, avro: dict[str, Any], namespace: str, depth: int) -> Schema:
+    def _connect_struct(self, avro: dict[str, Any], namespace: str, depth: int) -> Schema:
         full = _full_name(avro, namespace)
         inner = full.rpartition(".")[0]
         self._inside.add(full)
@@ -274,7 +279,7 @@ class _Reading:
         unnamed = inner == NAMESPACE and full.rpartition(".")[2].startswith(DEFAULT_NAME)
         return _with_kept(Schema.struct(None if unnamed else full, *fields), avro)
 
-    def _array(self, avro: dict[str, Any], namespace: str, depth: int) -> Schema:
+    def _connect_array(self, avro: dict[str, Any], namespace: str, depth: int) -> Schema:
         items = self.whole(avro["items"], namespace, depth + 1)
         if avro.get("connect.type") == "map" or (items.name or "").endswith(f"{NAMESPACE}.{MAP_ENTRY}"):
             key, value = items.field("key"), items.field("value")
@@ -298,7 +303,7 @@ def _full_name(avro: dict[str, Any], namespace: str) -> str:
     return name if "." in name or not own else f"{own}.{name}"
 
 
-def _enum(avro: dict[str, Any], namespace: str) -> Schema:
+def _connect_enum(avro: dict[str, Any], namespace: str) -> Schema:
     symbols = tuple((f"{AVRO_ENUM}.{symbol}", symbol) for symbol in avro["symbols"])
     return _with_kept(Schema(SchemaType.STRING, parameters=((AVRO_ENUM, _full_name(avro, namespace)), *symbols)), avro)
 

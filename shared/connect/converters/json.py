@@ -132,7 +132,7 @@ class JsonConverter(Converter, HeaderConverter):
             raise DataError(NOT_AN_ENVELOPE) from None
         except msgspec.DecodeError as e:
             raise DataError(NO_JSON) from e
-        schema, exactly = self._schema(bytes(envelope.schema))
+        schema, exactly = self._read_envelope_schema(bytes(envelope.schema))
         decode = self._decode_exactly if exactly else self._decode
         return schema, value_from_json(schema, decode(envelope.payload), self._replace_null)
 
@@ -145,7 +145,7 @@ class JsonConverter(Converter, HeaderConverter):
         except msgspec.DecodeError:
             return None
 
-    def _schema(self, raw: bytes) -> tuple[Schema | None, bool]:
+    def _read_envelope_schema(self, raw: bytes) -> tuple[Schema | None, bool]:
         """The schema, and whether its values must be read without floats."""
         if raw in self._read:
             return self._read[raw]

@@ -55,24 +55,24 @@ def schema_from_json(json: Any, depth: int = 0) -> Schema | None:
         version=version,
         doc=json.get("doc"),
         parameters=tuple((str(key), str(value)) for key, value in parameters.items()),
-        **_parts(kind, json, depth),
+        **_parts_of_schema(kind, json, depth),
     )
     if (default := json.get("default")) is not None:
-        schema = Schema(**{**_fields_of(schema), "default": value_from_json(schema, default)})
+        schema = Schema(**{**_schema_attributes(schema), "default": value_from_json(schema, default)})
     return schema
 
 
-def _parts(kind: SchemaType, json: dict[str, Any], depth: int) -> dict[str, Any]:
-    def inner(name: str) -> Schema:
+def _parts_of_schema(kind: SchemaType, json: dict[str, Any], depth: int) -> dict[str, Any]:
+    def inner_schema(name: str) -> Schema:
         found = schema_from_json(json.get(name), depth + 1)
         if found is None:
             raise DataError(f"{kind.value} schema without its {name}")
         return found
 
     if kind is SchemaType.ARRAY:
-        return {"value_schema": inner("items")}
+        return {"value_schema": inner_schema("items")}
     if kind is SchemaType.MAP:
-        return {"key_schema": inner("keys"), "value_schema": inner("values")}
+        return {"key_schema": inner_schema("keys"), "value_schema": inner_schema("values")}
     if kind is not SchemaType.STRUCT:
         return {}
     fields = []
@@ -94,7 +94,7 @@ def has_decimals(schema: Schema | None) -> bool:
     return schema.name == DECIMAL or any(map(has_decimals, inner))
 
 
-def _fields_of(schema: Schema) -> dict[str, Any]:
+def _schema_attributes(schema: Schema) -> dict[str, Any]:
     return {name: getattr(schema, name) for name in schema.__dataclass_fields__}
 
 
@@ -125,7 +125,7 @@ def schema_to_json(schema: Schema | None, numeric_decimals: bool = False) -> dic
 def value_to_json(schema: Schema | None, value: Any, numeric_decimals: bool = False, replace_null: bool = True) -> Any:
     """A value in JSON. DataError if it does not match its schema; `numeric_decimals` keeps decimals as numbers."""
     if schema is None:
-        return _plain(value)
+        return _schemaless_json(value)
     if value is None:
         if schema.has_default and replace_null:
             value = schema.default
@@ -157,16 +157,16 @@ def _map_to_json(schema: Schema, value: Mapping[Any, Any], numeric: bool, replac
     return [[value_to_json(schema.key_schema, key, numeric, replace_null), item] for key, item in items]
 
 
-def _plain(value: Any) -> Any:
+def _schemaless_json(value: Any) -> Any:
     """A value without a schema."""
     if value is None or isinstance(value, str | int | float | bool):
         return value
     if isinstance(value, Mapping):
         if all(isinstance(key, str) for key in value):
-            return {key: _plain(item) for key, item in value.items()}
-        return [[_plain(key), _plain(item)] for key, item in value.items()]
+            return {key: _schemaless_json(item) for key, item in value.items()}
+        return [[_schemaless_json(key), _schemaless_json(item)] for key, item in value.items()]
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [_schemaless_json(item) for item in value]
     if isinstance(value, bytes | bytearray | memoryview):
         return base64.b64encode(value).decode()
     raise DataError(f"Java class {type(value).__name__} does not have corresponding schema type.")
@@ -195,7 +195,7 @@ def value_from_json(schema: Schema | None, json: Any, replace_null: bool = True)
     if schema.type is SchemaType.MAP:
         return _map_from_json(schema, json, replace_null)
     if schema.type is SchemaType.BYTES and isinstance(json, str):
-        return _base64(json)
+        return _decode_base64(json)
     if schema.type in (SchemaType.FLOAT32, SchemaType.FLOAT64) and type(json) in (int, Decimal):
         return float(json)
     schema.validate(json)
@@ -215,7 +215,7 @@ def _map_from_json(schema: Schema, json: Any, replace_null: bool) -> dict[Any, A
     raise DataError("Maps should be encoded as JSON objects, or arrays of pairs if their keys are not strings")
 
 
-def _base64(text: str) -> bytes:
+def _decode_base64(text: str) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
     except ValueError as e:
@@ -265,7 +265,7 @@ def _decimal_to_json(schema: Schema, value: Any, numeric: bool) -> Any:
 
 def _decimal_from_json(schema: Schema, json: Any) -> Decimal:
     if isinstance(json, str):
-        return decimal_from_bytes(_base64(json), scale_of(schema))
+        return decimal_from_bytes(_decode_base64(json), scale_of(schema))
     if isinstance(json, int | float | Decimal) and not isinstance(json, bool):
         number = Decimal(str(json)) if isinstance(json, float) else Decimal(json)
         if abs(number.adjusted()) > DECIMAL_DIGITS_MAX:
@@ -274,13 +274,13 @@ def _decimal_from_json(schema: Schema, json: Any) -> Decimal:
     raise DataError("Invalid type for Decimal, underlying representation should be numeric or bytes")
 
 
-def _integer(json: Any, what: str, bits: int) -> int:
+def _check_integer(json: Any, what: str, bits: int) -> int:
     if type(json) is not int or not -(1 << bits - 1) <= json < 1 << bits - 1:
         raise DataError(f"Invalid type for {what}, underlying representation should be integer but was {json!r:.50}")
     return json
 
 
-def _expect(value: Any, kind: type, what: str) -> Any:
+def _check_value_type(value: Any, kind: type, what: str) -> Any:
     if not isinstance(value, kind) or (kind is dt.date and isinstance(value, dt.datetime)):
         raise DataError(f"Invalid type for {what}, expected {kind.__name__} but was {type(value).__name__}")
     return value
@@ -313,13 +313,13 @@ def timestamp_of(ms: int) -> dt.datetime:
 
 _TO_JSON: dict[str | None, Callable[[Schema, Any, bool], Any]] = {
     DECIMAL: _decimal_to_json,
-    DATE: lambda _schema, value, _numeric: (_expect(value, dt.date, "Date") - EPOCH_DAY).days,
-    TIME: lambda _schema, value, _numeric: time_ms(_expect(value, dt.time, "Time")),
-    TIMESTAMP: lambda _schema, value, _numeric: timestamp_ms(_expect(value, dt.datetime, "Timestamp")),
+    DATE: lambda _schema, value, _numeric: (_check_value_type(value, dt.date, "Date") - EPOCH_DAY).days,
+    TIME: lambda _schema, value, _numeric: time_ms(_check_value_type(value, dt.time, "Time")),
+    TIMESTAMP: lambda _schema, value, _numeric: timestamp_ms(_check_value_type(value, dt.datetime, "Timestamp")),
 }
 _FROM_JSON: dict[str | None, Callable[[Schema, Any], Any]] = {
     DECIMAL: _decimal_from_json,
-    DATE: lambda _schema, json: date_of(_integer(json, "Date", 32)),
-    TIME: lambda _schema, json: time_of(_integer(json, "Time", 32)),
-    TIMESTAMP: lambda _schema, json: timestamp_of(_integer(json, "Timestamp", INTEGER_BITS[SchemaType.INT64])),
+    DATE: lambda _schema, json: date_of(_check_integer(json, "Date", 32)),
+    TIME: lambda _schema, json: time_of(_check_integer(json, "Time", 32)),
+    TIMESTAMP: lambda _schema, json: timestamp_of(_check_integer(json, "Timestamp", INTEGER_BITS[SchemaType.INT64])),
 }

@@ -61,14 +61,14 @@ class JsonSchemaConverter(Converter):
         schema = schema or infer_schema(value)
         if schema is None:
             raise DataError("JsonSchemaConverter needs a schema for a value that is not a scalar")
-        id, _ = self._registry.to_write(topic, self._text(schema), schema.name)
+        id, _ = self._registry.to_write(topic, self._json_schema_text(schema), schema.name)
         payload = to_json(schema, value, self._numeric)
         try:
             return framed(id, self._encode(payload))
         except (TypeError, ValueError, OverflowError) as e:
             raise DataError(f"Converting Kafka Connect data to byte[] failed due to serialization error: {e}") from e
 
-    def _text(self, schema: Schema) -> str:
+    def _json_schema_text(self, schema: Schema) -> str:
         try:
             known = self._written.get(schema)
         except TypeError:  # a default that is not hashable
@@ -83,14 +83,14 @@ class JsonSchemaConverter(Converter):
         if data is None:
             return None, None
         id, encoded = unframed(data)
-        schema, exactly = self._schema(id)
+        schema, exactly = self._schema_by_id(id)
         try:
             payload = (self._decode_exactly if exactly else self._decode)(encoded)
         except msgspec.DecodeError as e:
             raise DataError(f"Failed to deserialize data for topic {topic} to JSON, schema {id}: {e}") from e
         return schema, from_json(schema, payload)
 
-    def _schema(self, id: int) -> tuple[Schema | None, bool]:
+    def _schema_by_id(self, id: int) -> tuple[Schema | None, bool]:
         """The schema, and whether its values must be read without floats."""
         if id not in self._read:
             found = self._registry.schema(id)

@@ -46,7 +46,7 @@ PLAIN = {
 
 def to_json_schema(schema: Schema, index: int | None = None) -> dict[str, Any]:
     """A schema as a JSON Schema. `index` is a field's index in its struct."""
-    made = _typed(schema)
+    made = _json_schema_type_of(schema)
     if schema.name is not None:
         made["title"] = schema.name
     if schema.version is not None:
@@ -64,7 +64,7 @@ def to_json_schema(schema: Schema, index: int | None = None) -> dict[str, Any]:
     return made
 
 
-def _typed(schema: Schema) -> dict[str, Any]:
+def _json_schema_type_of(schema: Schema) -> dict[str, Any]:
     if schema.type is SchemaType.STRUCT:
         properties = {field.name: to_json_schema(field.schema, at) for at, field in enumerate(schema.fields)}
         return {"type": "object", "properties": properties}
@@ -115,17 +115,17 @@ class _Reading:
         if not isinstance(json, dict):
             raise DataError(f"not a JSON Schema: {json!r:.200}")
         if "$ref" in json:
-            return self._follow(str(json["$ref"]), depth)
+            return self._follow_reference(str(json["$ref"]), depth)
         for word in ("oneOf", "anyOf", "allOf"):
             if word in json:
-                return self._one_of(json, word, depth)
+                return self._connect_one_of(json, word, depth)
         kind = json.get("type")
         if isinstance(kind, list):
             rest = [{**json, "type": one} for one in kind if one != "null"]
-            return self._choice(rest, optional="null" in kind, depth=depth)
-        return self._kept(self._typed(json, kind, depth), json)
+            return self._connect_single_branch(rest, optional="null" in kind, depth=depth)
+        return self._restore_connect_properties(self._connect_schema_of_type(json, kind, depth), json)
 
-    def _typed(self, json: dict[str, Any], kind: Any, depth: int) -> Schema:
+    def _connect_schema_of_type(self, json: dict[str, Any], kind: Any, depth: int) -> Schema:
         own = json.get("connect.type")
         if kind is None and ("enum" in json or "const" in json):
             kind = "string"
@@ -134,31 +134,31 @@ class _Reading:
         if kind in PLAIN:
             return Schema(PLAIN[kind])
         if own == "map":
-            return self._map(json, depth)
+            return self._connect_map(json, depth)
         if kind == "array":
             items = self.whole(json.get("items", {}), depth + 1)
             if items is None:
                 raise DataError("a JSON Schema's array has no schema for its items")
             return Schema.array(items)
         if kind == "object" or "properties" in json:
-            return self._struct(json, depth)
+            return self._connect_struct(json, depth)
         raise DataError(f"a JSON Schema of type {kind!r} has no equivalent in Connect")
 
-    def _struct(self, json: dict[str, Any], depth: int) -> Schema:
+    def _connect_struct(self, json: dict[str, Any], depth: int) -> Schema:
         properties = json.get("properties") or {}
         if not properties and isinstance(json.get("additionalProperties"), dict):
-            return self._map(json, depth)
+            return self._connect_map(json, depth)
         ours = all(isinstance(one, dict) and "connect.index" in one for one in properties.values())
         required = set(json.get("required") or ())
         fields = []
-        for name, one in sorted(properties.items(), key=lambda item: _index(item[1])):
+        for name, one in sorted(properties.items(), key=lambda item: _property_index(item[1])):
             found = self.whole(one, depth + 1)
             if found is None:
                 raise DataError(f"a JSON Schema has no schema for its property {name!r}")
             fields.append(Field(name, found if ours or name in required else found.as_optional()))
         return Schema.struct(None, *fields)
 
-    def _map(self, json: dict[str, Any], depth: int) -> Schema:
+    def _connect_map(self, json: dict[str, Any], depth: int) -> Schema:
         if json.get("type") == "array":
             entry = (json.get("items") or {}).get("properties") or {}
             keys, values = self.whole(entry.get("key", {}), depth + 1), self.whole(entry.get("value", {}), depth + 1)
@@ -168,17 +168,17 @@ class _Reading:
             raise DataError("a JSON Schema's map has no schema for its keys or values")
         return Schema.map(keys, values)
 
-    def _one_of(self, json: dict[str, Any], word: str, depth: int) -> Schema | None:
+    def _connect_one_of(self, json: dict[str, Any], word: str, depth: int) -> Schema | None:
         branches = [branch for branch in json[word] if branch != {"type": "null"}]
-        return self._choice(branches, optional=len(branches) < len(json[word]), depth=depth)
+        return self._connect_single_branch(branches, optional=len(branches) < len(json[word]), depth=depth)
 
-    def _choice(self, branches: list[Any], *, optional: bool, depth: int) -> Schema | None:
+    def _connect_single_branch(self, branches: list[Any], *, optional: bool, depth: int) -> Schema | None:
         if len(branches) != 1:
             raise DataError(f"a JSON Schema with {len(branches)} types for one value has no equivalent in Connect")
         found = self.whole(branches[0], depth + 1)
         return found.as_optional() if found is not None and optional else found
 
-    def _follow(self, reference: str, depth: int) -> Schema | None:
+    def _follow_reference(self, reference: str, depth: int) -> Schema | None:
         if reference in self._following:
             raise DataError(f"the JSON Schema {reference} refers to itself, which a Connect schema cannot")
         document, _, path = reference.partition("#")
@@ -196,7 +196,7 @@ class _Reading:
             self._root = before
             self._following.pop()
 
-    def _kept(self, schema: Schema, json: dict[str, Any]) -> Schema:
+    def _restore_connect_properties(self, schema: Schema, json: dict[str, Any]) -> Schema:
         parameters = {str(key): str(value) for key, value in (json.get("connect.parameters") or {}).items()}
         made = replace(
             schema,
@@ -210,34 +210,34 @@ class _Reading:
         return made
 
 
-def _index(json: Any) -> int:
+def _property_index(json: Any) -> int:
     found = json.get("connect.index", 0) if isinstance(json, dict) else 0
     return found if isinstance(found, int) else 0
 
 
 def to_json(schema: Schema | None, value: Any, numeric: bool = False) -> Any:
     """A value in JSON, as in an envelope, except that a map's entries are objects with `key` and `value`."""
-    return _walked(schema, value, lambda one, item: value_to_json(one, item, numeric), _entries_of)
+    return _convert_maps_in_value(schema, value, lambda one, item: value_to_json(one, item, numeric), _map_to_entries)
 
 
 def from_json(schema: Schema | None, json: Any) -> Any:
     """A value from JSON. Raises DataError if it does not match its schema."""
-    return _walked(schema, json, value_from_json, _pairs_of)
+    return _convert_maps_in_value(schema, json, value_from_json, _entries_to_map)
 
 
-def _entries_of(schema: Schema, value: Any, walk: Callable[[Schema | None, Any], Any]) -> Any:
+def _map_to_entries(schema: Schema, value: Any, walk: Callable[[Schema | None, Any], Any]) -> Any:
     keys, values = schema.key_schema, schema.value_schema
     return [{"key": walk(keys, key), "value": walk(values, item)} for key, item in value.items()]
 
 
-def _pairs_of(schema: Schema, value: Any, walk: Callable[[Schema | None, Any], Any]) -> Any:
+def _entries_to_map(schema: Schema, value: Any, walk: Callable[[Schema | None, Any], Any]) -> Any:
     keys, values = schema.key_schema, schema.value_schema
     if not isinstance(value, list) or not all(isinstance(entry, dict) for entry in value):
         raise DataError("a map whose keys are not strings should be an array of objects with key and value")
     return {walk(keys, entry.get("key")): walk(values, entry.get("value")) for entry in value}
 
 
-def _walked(
+def _convert_maps_in_value(
     schema: Schema | None,
     value: Any,
     leaf: Callable[[Schema | None, Any], Any],
@@ -247,17 +247,17 @@ def _walked(
     if schema is None or value is None or not _has_entries(schema):
         return leaf(schema, value)
 
-    def walk(one: Schema | None, item: Any) -> Any:
-        return _walked(one, item, leaf, entries)
+    def convert_nested_value(one: Schema | None, item: Any) -> Any:
+        return _convert_maps_in_value(one, item, leaf, entries)
 
     if schema.type is SchemaType.STRUCT and isinstance(value, Mapping):
-        return {field.name: walk(field.schema, value.get(field.name)) for field in schema.fields}
+        return {field.name: convert_nested_value(field.schema, value.get(field.name)) for field in schema.fields}
     if schema.type is SchemaType.ARRAY and isinstance(value, list | tuple):
-        return [walk(schema.value_schema, item) for item in value]
+        return [convert_nested_value(schema.value_schema, item) for item in value]
     if schema.type is SchemaType.MAP and not _has_text_keys(schema):
-        return entries(schema, value, walk)
+        return entries(schema, value, convert_nested_value)
     if schema.type is SchemaType.MAP and isinstance(value, Mapping):
-        return {key: walk(schema.value_schema, item) for key, item in value.items()}
+        return {key: convert_nested_value(schema.value_schema, item) for key, item in value.items()}
     return leaf(schema, value)
 
 

@@ -39,7 +39,7 @@ class _Both(Converter, HeaderConverter):
         return self.to_connect_data(topic, data)
 
 
-def _encoding(name: str, value: Any) -> None:
+def _validate_encoding(name: str, value: Any) -> None:
     try:
         codecs.lookup(value)
     except LookupError:
@@ -57,7 +57,12 @@ class StringConverter(_Both):
     @classmethod
     def config(cls) -> ConfigDef:
         return ConfigDef().define(
-            "converter.encoding", Type.STRING, "UTF-8", Importance.HIGH, "Character encoding of the text.", _encoding
+            "converter.encoding",
+            Type.STRING,
+            "UTF-8",
+            Importance.HIGH,
+            "Character encoding of the text.",
+            _validate_encoding,
         )
 
     def configure(self, configs: Mapping[str, Any], is_key: bool) -> None:

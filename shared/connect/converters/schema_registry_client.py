@@ -55,59 +55,59 @@ class RegistryClient:
 
     async def by_id(self, id: int) -> RegistrySchema:
         """The schema with that id."""
-        return await self._whole(await self._ask("GET", f"/schemas/ids/{id}"))
+        return await self._schema_with_references(await self._request_registry("GET", f"/schemas/ids/{id}"))
 
     async def latest(self, subject: str) -> tuple[int, RegistrySchema]:
         """A subject's latest schema with its id."""
-        found = await self._ask("GET", f"/subjects/{quote(subject, safe='')}/versions/latest")
-        return int(found["id"]), await self._whole(found)
+        found = await self._request_registry("GET", f"/subjects/{quote(subject, safe='')}/versions/latest")
+        return int(found["id"]), await self._schema_with_references(found)
 
     async def register(self, subject: str, kind: str, text: str) -> int:
         """The id of a schema in a subject. If the subject lacks the schema, it is registered as a new version."""
-        return await self._id(f"/subjects/{quote(subject, safe='')}/versions", kind, text)
+        return await self._post_for_schema_id(f"/subjects/{quote(subject, safe='')}/versions", kind, text)
 
     async def lookup(self, subject: str, kind: str, text: str) -> int:
         """The id of a schema that is in a subject."""
-        return await self._id(f"/subjects/{quote(subject, safe='')}", kind, text)
+        return await self._post_for_schema_id(f"/subjects/{quote(subject, safe='')}", kind, text)
 
-    async def _id(self, path: str, kind: str, text: str) -> int:
+    async def _post_for_schema_id(self, path: str, kind: str, text: str) -> int:
         body = {"schema": text} if kind == "AVRO" else {"schema": text, "schemaType": kind}
         normalize = "?normalize=true" if self._access.normalize else ""
-        return int((await self._ask("POST", path + normalize, body))["id"])
+        return int((await self._request_registry("POST", path + normalize, body))["id"])
 
-    async def _whole(self, found: dict[str, Any]) -> RegistrySchema:
+    async def _schema_with_references(self, found: dict[str, Any]) -> RegistrySchema:
         references: dict[str, str] = {}
-        await self._refer(found, references)
+        await self._collect_references(found, references)
         return RegistrySchema(found.get("schemaType") or "AVRO", found["schema"], tuple(references.items()))
 
-    async def _refer(self, found: dict[str, Any], references: dict[str, str]) -> None:
+    async def _collect_references(self, found: dict[str, Any], references: dict[str, str]) -> None:
         for reference in found.get("references") or ():
             if reference["name"] in references:
                 continue
             if len(references) >= REFERENCES_MAX:
                 raise DataError(f"a schema refers to more than {REFERENCES_MAX} others")
             path = f"/subjects/{quote(reference['subject'], safe='')}/versions/{int(reference['version'])}"
-            other = await self._ask("GET", path)
-            await self._refer(other, references)
+            other = await self._request_registry("GET", path)
+            await self._collect_references(other, references)
             references[reference["name"]] = other["schema"]
 
-    async def _ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+    async def _request_registry(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         message = ""
         for attempt in range(TRIES):
             if attempt:
                 await asyncio.sleep(BACKOFF.wait_ms(attempt) / 1000)
             for url in self._access.urls:
                 try:
-                    answer = await self._send(method, url + path, body)
+                    answer = await self._send_to_registry(method, url + path, body)
                 except httpx.HTTPError as e:
                     message = f"{type(e).__name__}: {e}"
                     continue
                 if answer.status_code < httpx.codes.INTERNAL_SERVER_ERROR and answer.status_code != 429:
-                    return _accepted(answer, f"{method} {path}")
+                    return _accepted_registry_body(answer, f"{method} {path}")
                 message = f"{answer.status_code}: {answer.text[:500]}"
         raise RetriableError(f"the schema registry did not answer {method} {path}: {message}")
 
-    async def _send(self, method: str, url: str, body: dict[str, Any] | None) -> httpx.Response:
+    async def _send_to_registry(self, method: str, url: str, body: dict[str, Any] | None) -> httpx.Response:
         headers = {"Accept": CONTENT_TYPE}
         if self._access.token:
             headers["Authorization"] = f"Bearer {self._access.token}"
@@ -123,7 +123,7 @@ class RegistryClient:
             return await client.request(method, url, content=content, headers=headers)
 
 
-def _accepted(answer: httpx.Response, request: str) -> dict[str, Any]:
+def _accepted_registry_body(answer: httpx.Response, request: str) -> dict[str, Any]:
     try:
         body = answer.json()
     except ValueError:

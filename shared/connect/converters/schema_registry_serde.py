@@ -131,10 +131,10 @@ class Registry:
         found = self._by_id.get(id)
         if found is None:
 
-            async def fetch() -> None:
-                self._keep(id, await self.client.by_id(id))
+            async def fetch_schema() -> None:
+                self._cache_schema(id, await self.client.by_id(id))
 
-            raise MoreNeeded(f"schema {id}", fetch)
+            raise MoreNeeded(f"schema {id}", fetch_schema)
         if found.kind != self.kind:
             raise DataError(f"schema {id} is of type {found.kind}, not {self.kind}")
         return found
@@ -145,24 +145,24 @@ class Registry:
         if self.use_latest:
             if subject not in self._latest:
 
-                async def latest() -> None:
+                async def fetch_latest_schema() -> None:
                     self._latest[subject] = await self.client.latest(subject)
 
-                raise MoreNeeded(f"the latest schema of {subject}", latest)
+                raise MoreNeeded(f"the latest schema of {subject}", fetch_latest_schema)
             return self._latest[subject]
         id = self._ids.get((subject, text))
         if id is None:
 
-            async def fetch() -> None:
+            async def fetch_schema_id() -> None:
                 if len(self._ids) >= self.cache_size:
                     self._ids.pop(next(iter(self._ids)))
                 ask = self.client.register if self.register else self.client.lookup
                 self._ids[subject, text] = await ask(subject, self.kind, text)
 
-            raise MoreNeeded(f"the id of a schema of {subject}", fetch)
+            raise MoreNeeded(f"the id of a schema of {subject}", fetch_schema_id)
         return id, None
 
-    def _keep(self, id: int, schema: RegistrySchema) -> None:
+    def _cache_schema(self, id: int, schema: RegistrySchema) -> None:
         if len(self._by_id) >= self.cache_size:
             self._by_id.pop(next(iter(self._by_id)))
         self._by_id[id] = schema

@@ -65,7 +65,7 @@ class IncrementalAssignor:
         # The sets of IncrementalCooperativeAssignor.performTaskAssignment, step by step:
         # 1. The work that members hold, and the work of the last assignment. If that is not the last completed
         #    generation, it may never have arrived.
-        active = _union(held.values())
+        active = _union_of_work(held.values())
         if self._previous_generation != completed:
             self._previous = NOTHING
         elif self._revoked & active:
@@ -80,15 +80,15 @@ class IncrementalAssignor:
         # 4. Lost work waits for a member that returns. Until then no work moves for balance: it might move back.
         delay_ms = self._delay_of_lost(lost, kept, now_ms)
         complete = _give_out(kept, fresh if delay_ms else fresh | lost)
-        surplus = {} if delay_ms else _surplus(complete, kept)
+        surplus = {} if delay_ms else _work_above_even_share(complete, kept)
         # 5. Surplus work is only revoked here. The next rebalance assigns it, when its owner has stopped it.
         complete = {member: work - surplus.get(member, NOTHING) for member, work in complete.items()}
         revoked = {member: gone[member] | surplus.get(member, NOTHING) for member in kept}
         assigned = {member: work - kept[member] for member, work in complete.items()}
         # 6. Waiting lost work counts as running. Otherwise the next rebalance would take it for new work.
-        waiting = lost - _union(complete.values())
-        self._previous = _union(complete.values()) | waiting
-        self._revoked = _union(revoked.values())
+        waiting = lost - _union_of_work(complete.values())
+        self._previous = _union_of_work(complete.values()) | waiting
+        self._revoked = _union_of_work(revoked.values())
         self._previous_generation = generation
         self._previous_members = frozenset(held)
         return Plan(assigned, revoked, complete, delay_ms)
@@ -112,7 +112,7 @@ def assign_eagerly(members: Iterable[str], configured: Work) -> dict[str, Work]:
     return _give_out(dict.fromkeys(sorted(members), NOTHING), configured)
 
 
-def _union(works: Iterable[Work]) -> Work:
+def _union_of_work(works: Iterable[Work]) -> Work:
     found = list(works)
     return Work((c for w in found for c in w.connectors), (t for w in found for t in w.tasks))
 
@@ -126,12 +126,14 @@ def _held_twice(works: Iterable[Work]) -> Work:
 
 def _give_out(complete: Mapping[str, Work], more: Work) -> dict[str, Work]:
     """Returns each member's work with its share of `more`. Each item goes to the member with the least of its kind."""
-    connectors = _dealt({member: work.connectors for member, work in complete.items()}, sorted(more.connectors))
-    tasks = _dealt({member: work.tasks for member, work in complete.items()}, sorted(more.tasks))
+    connectors = _deal_to_least_loaded(
+        {member: work.connectors for member, work in complete.items()}, sorted(more.connectors)
+    )
+    tasks = _deal_to_least_loaded({member: work.tasks for member, work in complete.items()}, sorted(more.tasks))
     return {member: Work(connectors[member], tasks[member]) for member in complete}
 
 
-def _dealt(loads: Mapping[str, frozenset[T]], more: Iterable[T]) -> dict[str, set[T]]:
+def _deal_to_least_loaded(loads: Mapping[str, frozenset[T]], more: Iterable[T]) -> dict[str, set[T]]:
     dealt = {member: set(load) for member, load in loads.items()}
     order = [(len(load), member) for member, load in dealt.items()]
     heapq.heapify(order)
@@ -142,14 +144,16 @@ def _dealt(loads: Mapping[str, frozenset[T]], more: Iterable[T]) -> dict[str, se
     return dealt
 
 
-def _surplus(complete: Mapping[str, Work], kept: Mapping[str, Work]) -> dict[str, Work]:
+def _work_above_even_share(complete: Mapping[str, Work], kept: Mapping[str, Work]) -> dict[str, Work]:
     """Returns the work above an even share, from the work that members already run."""
-    connectors = _above({m: w.connectors for m, w in complete.items()}, {m: w.connectors for m, w in kept.items()})
-    tasks = _above({m: w.tasks for m, w in complete.items()}, {m: w.tasks for m, w in kept.items()})
+    connectors = _items_above_even_share(
+        {m: w.connectors for m, w in complete.items()}, {m: w.connectors for m, w in kept.items()}
+    )
+    tasks = _items_above_even_share({m: w.tasks for m, w in complete.items()}, {m: w.tasks for m, w in kept.items()})
     return {member: Work(connectors[member], tasks[member]) for member in complete}
 
 
-def _above(loads: Mapping[str, frozenset[T]], kept: Mapping[str, frozenset[T]]) -> dict[str, list[T]]:
+def _items_above_even_share(loads: Mapping[str, frozenset[T]], kept: Mapping[str, frozenset[T]]) -> dict[str, list[T]]:
     floor, extra = divmod(sum(map(len, loads.values())), len(loads))
     above: dict[str, list[T]] = {}
     for member in sorted(loads, key=lambda m: (-len(loads[m]), m)):  # the largest load keeps the item beyond the floor

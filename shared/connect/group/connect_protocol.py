@@ -100,14 +100,14 @@ class Assignment:
 
 def encode_state(state: WorkerState, version: int, last: Assignment | None = None) -> bytes:
     """Returns the bytes of a worker's state. `last` is the assignment from which its work came."""
-    data = struct.pack(">h", version) + _text(state.url) + struct.pack(">q", state.config_offset)
+    data = struct.pack(">h", version) + _encode_string(state.url) + struct.pack(">q", state.config_offset)
     # An eager worker has stopped all its work before it joins, so version 0 has no allocation.
     if version == EAGER:
         return data
     if last is None:
         last = Assignment("", "", state.config_offset)
     allocation = Assignment(last.leader, last.leader_url, last.config_offset, state.held)
-    return data + _bytes(encode_assignment(allocation, version))
+    return data + _encode_bytes(encode_assignment(allocation, version))
 
 
 def decode_state(data: bytes) -> WorkerState:
@@ -126,9 +126,15 @@ def decode_state(data: bytes) -> WorkerState:
 def encode_assignment(assignment: Assignment, version: int) -> bytes:
     """Returns the bytes of an assignment."""
     data = struct.pack(">hh", version, assignment.error)
-    data += _text(assignment.leader) + _text(assignment.leader_url) + struct.pack(">q", assignment.config_offset)
-    data += _work(assignment.work)
-    return data if version == EAGER else data + _work(assignment.revoked) + struct.pack(">i", assignment.delay_ms)
+    data += (
+        _encode_string(assignment.leader)
+        + _encode_string(assignment.leader_url)
+        + struct.pack(">q", assignment.config_offset)
+    )
+    data += _encode_work(assignment.work)
+    return (
+        data if version == EAGER else data + _encode_work(assignment.revoked) + struct.pack(">i", assignment.delay_ms)
+    )
 
 
 def decode_assignment(data: bytes) -> Assignment:
@@ -143,21 +149,22 @@ def decode_assignment(data: bytes) -> Assignment:
     return Assignment(leader, leader_url, offset, work, revoked, delay_ms, error, version)
 
 
-def _text(value: str) -> bytes:
+def _encode_string(value: str) -> bytes:
     data = value.encode()
     return struct.pack(">h", len(data)) + data
 
 
-def _bytes(value: bytes) -> bytes:
+def _encode_bytes(value: bytes) -> bytes:
     return struct.pack(">i", len(value)) + value
 
 
-def _work(work: Work) -> bytes:
+def _encode_work(work: Work) -> bytes:
     numbers: dict[str, list[int]] = {connector: [CONNECTOR_ITSELF] for connector in sorted(work.connectors)}
     for task in sorted(work.tasks):
         numbers.setdefault(task.connector, []).append(task.task)
     rows = [
-        _text(name) + struct.pack(f">i{len(found)}i", len(found), *found) for name, found in sorted(numbers.items())
+        _encode_string(name) + struct.pack(f">i{len(found)}i", len(found), *found)
+        for name, found in sorted(numbers.items())
     ]
     return struct.pack(">i", len(rows)) + b"".join(rows)
 
@@ -181,31 +188,31 @@ class _Reader:
         return version
 
     def int16(self) -> int:
-        return self._number(">h", 2)
+        return self._read_number(">h", 2)
 
     def int32(self) -> int:
-        return self._number(">i", 4)
+        return self._read_number(">i", 4)
 
     def int64(self) -> int:
-        return self._number(">q", 8)
+        return self._read_number(">q", 8)
 
     def text(self) -> str:
         length = self.int16()
         try:
-            return self._take(max(0, length)).decode()
+            return self._take_bytes(max(0, length)).decode()
         except UnicodeDecodeError as e:
             raise SerializationError(f"{self._description}: invalid UTF-8 before byte {self._at}") from e
 
     def blob(self) -> bytes | None:
         length = self.int32()
-        return None if length < 0 else self._take(length)
+        return None if length < 0 else self._take_bytes(length)
 
     def work(self) -> Work:
         connectors: set[str] = set()
         tasks: set[ConnectorTaskId] = set()
-        for _ in range(self._count()):
+        for _ in range(self._read_array_count()):
             name = self.text()
-            for _ in range(self._count()):
+            for _ in range(self._read_array_count()):
                 number = self.int32()
                 if number == CONNECTOR_ITSELF:
                     connectors.add(name)
@@ -213,17 +220,17 @@ class _Reader:
                     tasks.add(ConnectorTaskId(name, number))
         return Work(connectors, tasks)
 
-    def _count(self) -> int:
+    def _read_array_count(self) -> int:
         count = self.int32()
         # Each element has at least one byte. A larger count is damaged, and must not run a long loop.
         if count > len(self._data):
             raise SerializationError(f"{self._description}: an array of {count} at byte {self._at - 4}")
         return max(0, count)
 
-    def _number(self, form: str, size: int) -> int:
-        return int(struct.unpack(form, self._take(size))[0])
+    def _read_number(self, form: str, size: int) -> int:
+        return int(struct.unpack(form, self._take_bytes(size))[0])
 
-    def _take(self, size: int) -> bytes:
+    def _take_bytes(self, size: int) -> bytes:
         end = self._at + size
         if end > len(self._data):
             raise SerializationError(f"{self._description}: ends at byte {len(self._data)}, within a field")

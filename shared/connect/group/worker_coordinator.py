@@ -84,7 +84,7 @@ class WorkerCoordinator:
         """Executes one step."""
         step = self.group.next_step(self._clock.monotonic_ms())
         try:
-            await self._do(step)
+            await self._do_step(step)
         except PenstockError as e:
             self._requests.failed(step, e)
             self.group.on_failure(e, self._clock.monotonic_ms())
@@ -109,13 +109,13 @@ class WorkerCoordinator:
             await asyncio.wait(beside)
         await self._requests.leave(self.group.leave())
 
-    async def _do(self, step: Step) -> None:
+    async def _do_step(self, step: Step) -> None:
         match step:
             case Wait(ms):
                 await asyncio.sleep((ms or 0) / 1000)
             # Shielded: `_check_membership` may have begun the same stop, and a cancelled step must not end it.
             case GiveUp(lost=True):
-                await asyncio.shield(self._lose())
+                await asyncio.shield(self._begin_stop_of_lost_work())
             case GiveUp(work):
                 await self._rebalances.on_revoked(work, lost=False)
                 self.group.on_given_up(work)
@@ -146,13 +146,13 @@ class WorkerCoordinator:
 
     def _check_membership(self) -> None:
         if self.group.has_lost_work(self._clock.monotonic_ms()):
-            self._lose()
+            self._begin_stop_of_lost_work()
 
-    def _lose(self) -> asyncio.Task[None]:
+    def _begin_stop_of_lost_work(self) -> asyncio.Task[None]:
         """Starts to stop all held work, since others may run it. Repeated calls return the same asyncio task."""
         if self._losing is None or self._losing.done():
             self._losing = asyncio.create_task(self._stop_lost_work(), name="work that is lost")
-            self._losing.add_done_callback(self._lost)
+            self._losing.add_done_callback(self._lost_work_stopped)
         return self._losing
 
     async def _stop_lost_work(self) -> None:
@@ -160,6 +160,6 @@ class WorkerCoordinator:
         await self._rebalances.on_revoked(held, lost=True)
         self.group.on_given_up(held)
 
-    def _lost(self, losing: asyncio.Task[None]) -> None:
+    def _lost_work_stopped(self, losing: asyncio.Task[None]) -> None:
         if not losing.cancelled() and (error := losing.exception()) is not None:
             log.warning("lost work could not be stopped", **self._requests.fields(), reason=str(error))

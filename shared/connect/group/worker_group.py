@@ -116,9 +116,9 @@ class WorkerGroup(Member):
             raise error
         match self.state:
             case MemberState.SYNCING:
-                return self._synchronize()
+                return self._synchronize_group()
             case MemberState.COMPLETING:
-                return self._complete()
+                return self._complete_rebalance()
             case MemberState.STABLE if not self._rejoin:
                 return Stable()
             case MemberState.STABLE:
@@ -146,12 +146,12 @@ class WorkerGroup(Member):
         """Returns whether held work is lost while no answer of the group is due, so that only time passes."""
         return bool(self.held) and self.state in BEATING and self.is_given_up(now_ms)
 
-    def _synchronize(self) -> Step:
+    def _synchronize_group(self) -> Step:
         if self._members is not None and self._assignments is None:
             return Lead(max(state.config_offset for state in self._members.values()))
         return Sync(self.generation, self.member_id, self._assignments or {})
 
-    def _complete(self) -> Step:
+    def _complete_rebalance(self) -> Step:
         received = self._received
         assert received is not None
         # The coordinator has removed this member meanwhile: the assignment is for a member that no longer exists.

@@ -78,7 +78,7 @@ class BaseHerder(ABC):
             worker_id,
             clock,
             generation=lambda: self.generation,
-            version=self._version_of,
+            version=self._connector_version,
             tracks_topics=worker.config["topic.tracking.enable"],
         )
 
@@ -91,7 +91,7 @@ class BaseHerder(ABC):
         """Returns the configs as far as they were read."""
         return self._stores.configs.snapshot()
 
-    def _version_of(self, connector: str) -> str | None:
+    def _connector_version(self, connector: str) -> str | None:
         try:
             plugin = self.plugins.connector_class(self.snapshot().configs[connector]["connector.class"])
             return str(plugin.version(object.__new__(plugin)))
@@ -142,18 +142,18 @@ class BaseHerder(ABC):
     def shown_config(self, name: str) -> dict[str, str]:
         """Returns a connector's config as REST shows it, with secrets hidden. Raises ConnectorNotFound."""
         config = self.connector_config(name)
-        return redaction.redacted(config, self._plugin_of(config))
+        return redaction.redacted(config, self._connector_plugin(config))
 
-    def _plugin_of(self, config: Config) -> type | None:
+    def _connector_plugin(self, config: Config) -> type | None:
         return self.plugins.any_kind(config.get("connector.class", ""))
 
     def _with_stored_secrets(self, name: str, config: Config) -> dict[str, str]:
         """Returns a config from a request, with each hidden secret replaced by the stored one."""
-        return redaction.restored(config, self.snapshot().configs.get(name, {}), self._plugin_of(config))
+        return redaction.restored(config, self.snapshot().configs.get(name, {}), self._connector_plugin(config))
 
     def task_infos(self, name: str) -> list[Json]:
         """See `views.task_infos`. Secrets are hidden."""
-        plugin = self._plugin_of(self.connector_config(name))
+        plugin = self._connector_plugin(self.connector_config(name))
         return [
             {**info, "config": redaction.redacted(info["config"], plugin)}
             for info in views.task_infos(self.snapshot(), name)
@@ -203,17 +203,17 @@ class BaseHerder(ABC):
         `plugin` is the class that the request is about. Raises ConfigError if there is no such class.
         """
         given = config.get("connector.class")
-        if plugin is not None and given is not None and not self._is_same_plugin(plugin, given):
+        if plugin is not None and given is not None and not self._names_same_plugin(plugin, given):
             raise BadRequest(f"Included connector type {given} does not match request type {plugin}")
-        return (await self._validated(config)).as_json()
+        return (await self._validate_connector_config(config)).as_json()
 
-    def _is_same_plugin(self, plugin: str, given: str) -> bool:
+    def _names_same_plugin(self, plugin: str, given: str) -> bool:
         if plugin == given:
             return True
         found = self.plugins.any_kind(given)
         return found is not None and self.plugins.any_kind(plugin) is found
 
-    async def _validated(self, config: Mapping[str, str]) -> ConfigInfos:
+    async def _validate_connector_config(self, config: Mapping[str, str]) -> ConfigInfos:
         class_given(config)
         mask = self.worker.masking(config)
         try:
@@ -237,7 +237,7 @@ class BaseHerder(ABC):
 
     async def _check_config(self, name: str, config: Mapping[str, str]) -> None:
         """Raises BadRequest, in Kafka Connect's words, if a connector with this config cannot be created."""
-        infos = await self._validated(config)
+        infos = await self._validate_connector_config(config)
         if infos.error_count:
             raise BadRequest(infos.error_message())
 
@@ -270,14 +270,16 @@ class BaseHerder(ABC):
         If the config changes while the merged one is validated, it is merged and validated again.
         """
 
-        async def current() -> Config:
+        async def current_config() -> Config:
             return self.connector_config(name)
 
         while True:
             # Optimistic: validation takes long and runs outside the loop, so another change may come first.
-            base = await self._in_turn(current)
+            base = await self._in_turn(current_config)
             try:
-                return (await self.put_connector(name, self._patched(base, patch), replace=True, instead_of=base))[1]
+                return (await self.put_connector(name, self._patch_config(base, patch), replace=True, instead_of=base))[
+                    1
+                ]
             except StaleConfig as e:
                 log.info("a patch is merged again with the changed config", connector=name, reason=str(e))
 
@@ -292,7 +294,7 @@ class BaseHerder(ABC):
 
     # --- restarts ---
 
-    async def _restarted(self, restarting: asyncio.Task[None]) -> None:
+    async def _await_connector_restart(self, restarting: asyncio.Task[None]) -> None:
         """Waits for a connector's restart, which continues if the request times out."""
         await asyncio.wait([restarting], timeout=REQUEST_TIMEOUT_MS / 1000)
         if not restarting.done():
@@ -319,12 +321,12 @@ class BaseHerder(ABC):
         except TimeoutError:
             raise RequestTimedOut("The connector takes too long to check the offsets") from None
 
-        async def keep() -> Json:
+        async def keep_offsets() -> Json:
             # Again: the connector may have been resumed while its code checked the offsets.
             await self._check_offsets_fenced(name)
             return {"message": await self._offsets.keep(name, config, rows, wanted, altered=altered)}
 
-        return await self._in_turn(keep)
+        return await self._in_turn(keep_offsets)
 
     async def _offsets_to_alter(self, name: str, rows: Sequence[Row] | None) -> tuple[dict[str, str], Wanted]:
         """Returns a stopped connector's resolved config, and the offsets that it is to have."""
@@ -346,9 +348,9 @@ class BaseHerder(ABC):
         """Makes sure that no task of a source writes any more, before its offsets are changed."""
 
     @staticmethod
-    def _patched(config: Config, patch: Mapping[str, str | None]) -> dict[str, str]:
+    def _patch_config(config: Config, patch: Mapping[str, str | None]) -> dict[str, str]:
         return {name: value for name, value in (dict(config) | dict(patch)).items() if value is not None}
 
     @staticmethod
-    def _unknown(name: str, separator: str = " ") -> ConnectorNotFound:
+    def _unknown_connector(name: str, separator: str = " ") -> ConnectorNotFound:
         return ConnectorNotFound(f"Unknown connector{separator}{name}")

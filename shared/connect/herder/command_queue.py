@@ -68,10 +68,10 @@ class CommandQueue:
     async def is_attended(self) -> bool:
         """Returns whether the loop reaches a request within HEALTH_MS."""
 
-        async def nothing() -> None: ...
+        async def do_nothing() -> None: ...
 
         try:
-            await self.execute(nothing, HEALTH_MS)
+            await self.execute(do_nothing, HEALTH_MS)
         except (ConnectError, IllegalState):
             return False
         return True
@@ -100,7 +100,7 @@ class CommandQueue:
         while self._heap and self._heap[0].due_ms <= now_ms and not until():
             command = heapq.heappop(self._heap)
             if not command.done.done():  # the caller may have timed out
-                await _run(command)
+                await _run_command(command)
 
     def close(self) -> None:
         """Rejects waiting and later commands."""
@@ -112,7 +112,7 @@ class CommandQueue:
                 command.done.exception()  # there may be no caller that waits
 
 
-async def _run(command: _Command) -> None:
+async def _run_command(command: _Command) -> None:
     try:
         result = await command.run()
     except asyncio.CancelledError:

@@ -68,7 +68,7 @@ def sink_offsets(rows: Sequence[Row]) -> dict[TopicPartition, int | None]:
             raise BadRequest(
                 f"The partition for a sink connector offset must contain the keys '{TOPIC}' and '{PARTITION}'"
             )
-        number = _number(partition[PARTITION])
+        number = _parse_offset_number(partition[PARTITION])
         if number is None:
             raise BadRequest(
                 f"Failed to parse the following Kafka partition value in the provided offsets: "
@@ -80,7 +80,7 @@ def sink_offsets(rows: Sequence[Row]) -> dict[TopicPartition, int | None]:
             continue
         if OFFSET not in offset:
             raise BadRequest(f"The offset for a sink connector should either be null or contain the key '{OFFSET}'")
-        at = _number(offset[OFFSET])
+        at = _parse_offset_number(offset[OFFSET])
         if at is None:
             raise BadRequest(
                 f"Failed to parse the following Kafka offset value in the provided offsets: '{offset[OFFSET]}'. "
@@ -147,7 +147,7 @@ class ConnectorOffsets:
         group = group_of_sink(name, config)
         try:
             if rows is None:
-                await self._settled(group, lambda: self._admin.delete_group(group))
+                await self._change_empty_group(group, lambda: self._admin.delete_group(group))
             else:
                 await self._alter_group(group, wanted)
         except GroupNotFound:
@@ -161,12 +161,12 @@ class ConnectorOffsets:
     async def _alter_group(self, group: str, wanted: Mapping[TopicPartition, int | None]) -> None:
         moved = {tp: at for tp, at in wanted.items() if at is not None}
         if moved:
-            await self._settled(group, lambda: self._admin.alter_group_offsets(group, moved))
+            await self._change_empty_group(group, lambda: self._admin.alter_group_offsets(group, moved))
         forgotten = [tp for tp, at in wanted.items() if at is None]
         if forgotten and (known := [tp for tp in await self._admin.group_offsets(group) if tp in forgotten]):
-            await self._settled(group, lambda: self._admin.delete_group_offsets(group, known))
+            await self._change_empty_group(group, lambda: self._admin.delete_group_offsets(group, known))
 
-    async def _settled(self, group: str, change: Callable[[], Awaitable[object]]) -> None:
+    async def _change_empty_group(self, group: str, change: Callable[[], Awaitable[object]]) -> None:
         """Changes a group whose members have left. Retries until the group is empty.
 
         The brokers delay a group's first rebalance (`group.initial.rebalance.delay.ms`). If the last member leaves
@@ -189,7 +189,7 @@ def _result_message(rows: Sequence[Row] | None, altered: bool) -> str:
     return MAYBE_RESET if rows is None else MAYBE_ALTERED
 
 
-def _number(value: object) -> int | None:
+def _parse_offset_number(value: object) -> int | None:
     if isinstance(value, bool):
         return None
     if isinstance(value, int):

@@ -100,8 +100,8 @@ class DistributedHerder(BaseHerder):
             worker,
             self._reporter,
             self.snapshot,
-            on_started=self._reconfigure,
-            on_reconfiguration=self._reconfigure,
+            on_started=self._reconfigure_tasks,
+            on_reconfiguration=self._reconfigure_tasks,
             before_task=self._before_task if config.exactly_once else None,
         )
         self._wakeup = asyncio.Event()
@@ -218,7 +218,7 @@ class DistributedHerder(BaseHerder):
         # Also if a change requires a rebalance: the changes that wait are then written and assigned together.
         await self._commands.run_due(until=lambda: self.group.needs_to_join)
         if not self.group.needs_to_join and not self._pending:
-            await self._wait()
+            await self._wait_for_work()
 
     async def _join_group(self) -> None:
         if not self.group.needs_to_join:
@@ -235,7 +235,7 @@ class DistributedHerder(BaseHerder):
         """Wakes the loop because there is work."""
         self._wakeup.set()
 
-    async def _wait(self) -> None:
+    async def _wait_for_work(self) -> None:
         now_ms = self._clock.monotonic_ms()
         waits = [IDLE_MS]
         if (wait_ms := self._commands.wait_ms()) is not None:
@@ -388,7 +388,7 @@ class DistributedHerder(BaseHerder):
         return await self._as_leader(run)
 
     async def _as_leader(self, run: Callable[[], Awaitable[T]]) -> T:
-        async def checked() -> T:
+        async def run_if_leader() -> T:
             self._check_leader()  # in the loop, since a rebalance may have changed the leader while the request waited
             try:
                 return await run()
@@ -396,9 +396,9 @@ class DistributedHerder(BaseHerder):
                 self.group.rejoin("another worker leads")
                 raise RebalanceNeeded("Another worker leads the group now: retry the request") from None
 
-        return await self._execute(checked)
+        return await self._execute_command(run_if_leader)
 
-    async def _execute(self, run: Callable[[], Awaitable[T]]) -> T:
+    async def _execute_command(self, run: Callable[[], Awaitable[T]]) -> T:
         """Runs a command in the loop. During a rebalance it waits only briefly (RebalanceNeeded)."""
         try:
             return await self._commands.execute(
@@ -427,12 +427,12 @@ class DistributedHerder(BaseHerder):
         await self._check_config(name, self._with_stored_secrets(name, config))
         self._check_group(name, config)
 
-        async def put() -> tuple[bool, Json]:
+        async def put_connector_config() -> tuple[bool, Json]:
             exists = self._check_put(name, replace=replace, instead_of=instead_of)
             await self._stores.configs.put_connector(name, self._with_stored_secrets(name, config), target)
             return not exists, self.connector_info(name)
 
-        return await self._as_leader(put)
+        return await self._as_leader(put_connector_config)
 
     def _check_group(self, name: str, config: Config) -> None:
         group = config.get("consumer.override.group.id", f"connect-{name}")
@@ -444,11 +444,11 @@ class DistributedHerder(BaseHerder):
     async def delete_connector(self, name: str) -> None:
         """Deletes a connector. Raises ConnectorNotFound."""
 
-        async def delete() -> None:
+        async def delete_connector_config() -> None:
             self.connector_config(name)
             await self._stores.configs.remove_connector(name)
 
-        await self._as_leader(delete)
+        await self._as_leader(delete_connector_config)
 
     async def set_target_state(self, name: str, target: TargetState) -> None:
         """Starts, pauses or stops a connector. Raises ConnectorNotFound.
@@ -456,42 +456,46 @@ class DistributedHerder(BaseHerder):
         Only the leader stops one, since that removes its tasks.
         """
 
-        async def put() -> None:
+        async def put_target_state() -> None:
             if name not in self.snapshot().configs:
-                raise self._unknown(name)
+                raise self._unknown_connector(name)
             # The tasks first, as in DistributedHerder.stopConnector: if the second write fails, a running connector
             # without tasks is better than a stopped one with tasks.
             if target is TargetState.STOPPED:
                 await self._stores.configs.put_tasks(name, [])
             await self._stores.configs.put_target_state(name, target)
 
-        await (self._as_leader(put) if target is TargetState.STOPPED else self._execute(put))
+        await (
+            self._as_leader(put_target_state)
+            if target is TargetState.STOPPED
+            else self._execute_command(put_target_state)
+        )
 
     # --- restarts ---
 
     async def restart_connector(self, name: str) -> None:
         """Restarts a connector without its tasks, on its worker. Raises ConnectorNotFound, NotHere."""
 
-        async def restart() -> asyncio.Task[None]:
+        async def restart_assigned_connector() -> asyncio.Task[None]:
             self._check_settled()
             if name not in self.snapshot().configs:
-                raise self._unknown(name, ": ")
+                raise self._unknown_connector(name, ": ")
             if name not in self._runner.running().connectors:
                 self._reject_not_assigned(
                     lambda m: name in (self.group.owners or {})[m].connectors, f"connector {name}"
                 )
             return self._runner.beside(self._runner.restart_connector(name))
 
-        await self._restarted(await self._execute(restart))
+        await self._await_connector_restart(await self._execute_command(restart_assigned_connector))
 
     async def restart_task(self, task: ConnectorTaskId) -> None:
         """Restarts a task, on its worker. Raises ConnectorNotFound, NotHere."""
 
-        async def restart() -> None:
+        async def restart_assigned_task() -> None:
             self._check_settled()
             snapshot = self.snapshot()
             if task.connector not in snapshot.configs:
-                raise self._unknown(task.connector, ": ")
+                raise self._unknown_connector(task.connector, ": ")
             if task not in snapshot.tasks(task.connector):
                 raise ConnectorNotFound(f"Unknown task: {task}")
             # By the assignment and not by the running tasks: a task that could not be created can be restarted too.
@@ -500,7 +504,7 @@ class DistributedHerder(BaseHerder):
                 self._reject_not_assigned(lambda m: task in (self.group.owners or {})[m].tasks, f"task {task}")
             await self._runner.restart_tasks([task])
 
-        await self._execute(restart)
+        await self._execute_command(restart_assigned_task)
 
     def _reject_not_assigned(self, owned: Callable[[str], bool], what: str) -> None:
         self._check_leader()  # raises the leader's address: only the leader has all assignments
@@ -509,11 +513,11 @@ class DistributedHerder(BaseHerder):
     async def restart(self, request: RestartRequest) -> Json:
         """Lets all workers restart their parts of a connector. Returns its status, with the pending restarts."""
 
-        async def put() -> Json:
+        async def put_restart_request() -> Json:
             name = request.connector
             if name not in self.snapshot().configs:
-                raise self._unknown(name, ": ")
-            plan = self._plan(request)
+                raise self._unknown_connector(name, ": ")
+            plan = self._plan_restart(request)
             shown = views.connector_status(self.snapshot(), self._stores.statuses.cache, self.plugins, name, plan)
             # Announced before it happens, so that a later request does not get the old status.
             self._reporter.announce_restart(plan.tasks, name if plan.connector else None)
@@ -521,9 +525,9 @@ class DistributedHerder(BaseHerder):
             await self._stores.configs.put_restart(request)
             return shown
 
-        return await self._as_leader(put)
+        return await self._as_leader(put_restart_request)
 
-    def _plan(self, request: RestartRequest) -> RestartPlan:
+    def _plan_restart(self, request: RestartRequest) -> RestartPlan:
         cache = self._stores.statuses.cache
         status = cache.connector(request.connector)
         if status is None:
@@ -532,7 +536,7 @@ class DistributedHerder(BaseHerder):
 
     async def _restart_assigned(self, request: RestartRequest) -> None:
         try:
-            plan = self._plan(request)
+            plan = self._plan_restart(request)
         except ConnectorNotFound:
             return
         here = self._runner.running()
@@ -550,7 +554,7 @@ class DistributedHerder(BaseHerder):
 
     async def _fence_for_offsets(self, name: str) -> None:
         if self._config.exactly_once:
-            await self._fence(name)
+            await self._fence_older_tasks(name)
 
     async def set_cluster_level(self, logger: str, level: str) -> None:
         """Sets a logger's level on every worker."""
@@ -558,11 +562,11 @@ class DistributedHerder(BaseHerder):
 
     # --- task configs ---
 
-    def _reconfigure(self, name: str, attempt: int = 0) -> None:
+    def _reconfigure_tasks(self, name: str, attempt: int = 0) -> None:
         """Gets a running connector's task configs, and stores them if they differ."""
-        self._runner.beside(self._make_tasks(name, attempt))
+        self._runner.beside(self._make_task_configs(name, attempt))
 
-    async def _make_tasks(self, name: str, attempt: int) -> None:
+    async def _make_task_configs(self, name: str, attempt: int) -> None:
         snapshot = self.snapshot()
         config = snapshot.configs.get(name)
         if config is None or self.worker.state(name) is not State.RUNNING:
@@ -595,28 +599,28 @@ class DistributedHerder(BaseHerder):
             "tasks cannot be configured yet", connector=name, again_in_ms=delay_ms, reason=mask(summary_of(error))
         )
 
-        async def again() -> None:
-            self._reconfigure(name, attempt + 1)
+        async def reconfigure_tasks_again() -> None:
+            self._reconfigure_tasks(name, attempt + 1)
 
-        self._commands.put(again, delay_ms)
+        self._commands.put(reconfigure_tasks_again, delay_ms)
 
     async def _keep_tasks(self, name: str, made: Sequence[Config]) -> None:
         # Unchanged configs are not written: new ones need a rebalance and, under exactly-once, a restart of all tasks.
-        if not self._differ(name, made):
+        if not self._task_configs_differ(name, made):
             return
 
-        async def put() -> str | None:
+        async def put_task_configs() -> str | None:
             self._check_settled()
             if not self.group.is_leader:
                 return self.group.assignment.leader_url if self.group.assignment else None
             await self._put_tasks(name, made)
             return None
 
-        url = await self._execute(put)
+        url = await self._execute_command(put_task_configs)
         if url is not None:
             await self._leader_client.put_tasks(url, name, made, self.snapshot().session_key)
 
-    def _differ(self, name: str, made: Sequence[Config]) -> bool:
+    def _task_configs_differ(self, name: str, made: Sequence[Config]) -> bool:
         snapshot = self.snapshot()
         # Incomplete or missing configs are written in any case: that repairs them.
         if name in snapshot.inconsistent or name not in snapshot.task_counts:
@@ -627,7 +631,7 @@ class DistributedHerder(BaseHerder):
         # The connector may have been deleted or stopped since its worker computed the configs.
         snapshot = self.snapshot()
         wanted = name in snapshot.configs and snapshot.target_state(name) is not TargetState.STOPPED
-        if wanted and self._differ(name, made):
+        if wanted and self._task_configs_differ(name, made):
             await self._stores.configs.put_tasks(name, made)
 
     # --- between workers ---
@@ -657,7 +661,7 @@ class DistributedHerder(BaseHerder):
     async def fence(self, name: str, body: bytes, headers: Mapping[str, str]) -> None:
         """Fences older tasks of a source, for another worker that is to start new ones."""
         self._check_signed(body, headers)
-        await self._as_leader(lambda: self._fence(name))
+        await self._as_leader(lambda: self._fence_older_tasks(name))
 
     async def _before_task(self, task: ConnectorTaskId) -> bool:
         """Returns whether an exactly-once source's task may start, after all tasks of older sets are fenced."""
@@ -666,7 +670,7 @@ class DistributedHerder(BaseHerder):
             return True
         if task.connector in snapshot.pending_fencing:
             if self.group.is_leader:
-                await self._execute(lambda: self._fence(task.connector))
+                await self._execute_command(lambda: self._fence_older_tasks(task.connector))
             elif self.group.assignment is not None:
                 await self._leader_client.fence(self.group.assignment.leader_url, task.connector, snapshot.session_key)
             await self._stores.configs.refresh()
@@ -674,7 +678,7 @@ class DistributedHerder(BaseHerder):
         held = self.group.assignment.work if self.group.assignment else None
         return held is not None and task in held.tasks
 
-    async def _fence(self, name: str) -> None:
+    async def _fence_older_tasks(self, name: str) -> None:
         """On the leader: fences the producers of all tasks of older sets, and stores the new number of tasks."""
         snapshot = self.snapshot()
         config = views.config_of(snapshot, name)
@@ -756,7 +760,9 @@ class PendingChanges:
             case TargetStateChanged(connector):
                 self._changes.targets.add(connector)
             case RestartRequest(connector):
-                self._changes.restarts[connector] = _wider(self._changes.restarts.get(connector), change)
+                self._changes.restarts[connector] = _wider_restart_request(
+                    self._changes.restarts.get(connector), change
+                )
             case LoggerLevel():
                 self._changes.loggers.append(change)
             case SessionKey():
@@ -782,7 +788,7 @@ class PendingChanges:
         return reason
 
 
-def _wider(first: RestartRequest | None, second: RestartRequest) -> RestartRequest:
+def _wider_restart_request(first: RestartRequest | None, second: RestartRequest) -> RestartRequest:
     """Returns the one of two concurrent requests that restarts more."""
     if first is None:
         return second
@@ -815,13 +821,15 @@ class LeaderClient:
 
     async def put_tasks(self, url: str, connector: str, configs: Sequence[Config], key: SessionKey | None) -> None:
         """Lets the leader store a connector's task configs. Raises LeaderNotReached, LeaderRejected."""
-        await self._send("POST", f"{url.rstrip('/')}/connectors/{quote(connector, safe='')}/tasks", list(configs), key)
+        await self._send_to_leader(
+            "POST", f"{url.rstrip('/')}/connectors/{quote(connector, safe='')}/tasks", list(configs), key
+        )
 
     async def fence(self, url: str, connector: str, key: SessionKey | None) -> None:
         """Lets the leader fence a source connector's older tasks. Raises LeaderNotReached, LeaderRejected."""
-        await self._send("PUT", f"{url.rstrip('/')}/connectors/{quote(connector, safe='')}/fence", None, key)
+        await self._send_to_leader("PUT", f"{url.rstrip('/')}/connectors/{quote(connector, safe='')}/fence", None, key)
 
-    async def _send(self, method: str, url: str, body: object, key: SessionKey | None) -> None:
+    async def _send_to_leader(self, method: str, url: str, body: object, key: SessionKey | None) -> None:
         data = b"" if body is None else msgspec.json.encode(body)
         headers = {"Content-Type": "application/json", **({} if key is None else sign(key, data))}
         try:
@@ -842,10 +850,10 @@ async def fence_producers(kafka: KafkaSettings, transactional_ids: Iterable[str]
     """
     limit = asyncio.Semaphore(FENCED_AT_ONCE_MAX)
 
-    async def fence(transactional_id: str) -> None:
+    async def fence_producer(transactional_id: str) -> None:
         async with limit, Producer(kafka, ProducerSettings(transactional_id=transactional_id)) as producer:
             await producer.init_transactions()
 
     async with asyncio.TaskGroup() as tasks:
         for transactional_id in transactional_ids:
-            tasks.create_task(fence(transactional_id))
+            tasks.create_task(fence_producer(transactional_id))

@@ -45,21 +45,21 @@ class Loggers:
             for name, logger in logging.Logger.manager.loggerDict.items()
             if isinstance(logger, logging.Logger) and logger.level != logging.NOTSET
         }
-        found = {ROOT: self._shown(ROOT, logging.getLogger())}
-        return found | {name: self._shown(name, named[name]) for name in sorted(named)}
+        found = {ROOT: self._shown_logger(ROOT, logging.getLogger())}
+        return found | {name: self._shown_logger(name, named[name]) for name in sorted(named)}
 
     def level(self, name: str) -> dict[str, Any]:
         """Returns one logger's level in force. Raises ConnectorNotFound if there is no logger of that name."""
-        known = _known(name)
+        known = _python_logger_name(name)
         if name != ROOT and known not in logging.Logger.manager.loggerDict:
             raise ConnectorNotFound(f"Logger {name} not found.")
-        return self._shown(name, _logger(name))
+        return self._shown_logger(name, _python_logger(name))
 
     def set_level(self, name: str, level: str) -> list[str]:
         """Sets a level by Log4j's name for it. Returns the names of the loggers that it applies to, sorted."""
         number = level_number(level)
-        known = _known(name)
-        _logger(name).setLevel(number)
+        known = _python_logger_name(name)
+        _python_logger(name).setLevel(number)
         below = [
             other
             for other, logger in list(logging.Logger.manager.loggerDict.items())
@@ -74,7 +74,7 @@ class Loggers:
         self.on_level(name, level)
         return changed
 
-    def _shown(self, name: str, logger: logging.Logger) -> dict[str, Any]:
+    def _shown_logger(self, name: str, logger: logging.Logger) -> dict[str, Any]:
         number = logger.getEffectiveLevel()
         shown = next((level for level, n in LEVELS.items() if number >= n), "TRACE")
         return {"level": shown, "last_modified": self._modified.get(name)}
@@ -88,12 +88,12 @@ def level_number(level: str) -> int:
     return number
 
 
-def _known(name: str) -> str:
+def _python_logger_name(name: str) -> str:
     for java, python in JAVA_NAMES.items():
         if name == java or name.startswith(f"{java}."):
             return python + name[len(java) :]
     return name
 
 
-def _logger(name: str) -> logging.Logger:
-    return logging.getLogger() if name == ROOT else logging.getLogger(_known(name))
+def _python_logger(name: str) -> logging.Logger:
+    return logging.getLogger() if name == ROOT else logging.getLogger(_python_logger_name(name))

@@ -62,32 +62,32 @@ class ConnectMetrics(Collector):
 
     def collect(self) -> Iterable[Metric]:
         """Returns the current values of all metrics."""
-        yield from self._worker()
-        yield from self._connectors()
-        yield from self._tasks()
+        yield from self._worker_metrics()
+        yield from self._connector_metrics()
+        yield from self._task_metrics()
         group = "connect_worker_rebalance_metrics"
         for name, value in self._herder.rebalance_metrics().items():
-            yield _family(group, name, {(): value}, ())
+            yield _metric_family(group, name, {(): value}, ())
         for name, text in self._herder.rebalance_texts().items():
-            yield _family(group, name, {(text,): 1.0}, (name,))
+            yield _metric_family(group, name, {(text,): 1.0}, (name,))
 
-    def _worker(self) -> Iterable[Metric]:
+    def _worker_metrics(self) -> Iterable[Metric]:
         worker = self._herder.worker
         group = "connect_worker_metrics"
         counts = {"connector_count": len(worker.connector_names()), "task_count": len(worker.task_ids())}
         for name, value in {**counts, **self._herder.startup_metrics()}.items():
-            yield _family(group, name, {(): float(value)}, ())
+            yield _metric_family(group, name, {(): float(value)}, ())
         states: Counter[tuple[str, State | None]] = Counter(
             (task.connector, worker.state(task)) for task in worker.task_ids()
         )
         for state in STATES:
             rows: Rows = {(name,): float(states[name, state]) for name in worker.connector_names()}
-            yield _family(group, f"connector_{state.value.lower()}_task_count", rows, ("connector",))
+            yield _metric_family(group, f"connector_{state.value.lower()}_task_count", rows, ("connector",))
         totals = Counter(task.connector for task in worker.task_ids())
         sums: Rows = {(name,): float(totals[name]) for name in worker.connector_names()}
-        yield _family(group, "connector_total_task_count", sums, ("connector",))
+        yield _metric_family(group, "connector_total_task_count", sums, ("connector",))
 
-    def _connectors(self) -> Iterable[Metric]:
+    def _connector_metrics(self) -> Iterable[Metric]:
         worker = self._herder.worker
         snapshot = self._herder.snapshot()
         rows: dict[tuple[str, ...], float] = {}
@@ -96,9 +96,11 @@ class ConnectMetrics(Collector):
             kind = views.kind_of_connector(self._herder.plugins, config)
             state = worker.state(name)
             rows[name, kind, config.get("connector.class", ""), "" if state is None else state.value.lower()] = 1.0
-        yield _family("connector_metrics", "status", rows, ("connector", "connector_type", "connector_class", "status"))
+        yield _metric_family(
+            "connector_metrics", "status", rows, ("connector", "connector_type", "connector_class", "status")
+        )
 
-    def _tasks(self) -> Iterable[Metric]:
+    def _task_metrics(self) -> Iterable[Metric]:
         found: dict[tuple[str, str], dict[tuple[str, ...], float]] = {}
         for task, state, values in self._herder.worker.task_metrics():
             own = (task.connector, str(task.task))
@@ -107,7 +109,7 @@ class ConnectMetrics(Collector):
                 found.setdefault((group_of(name), name), {})[own] = value
         for (group, name), rows in sorted(found.items()):
             labels = ("connector", "task", "status") if name == "status" else ("connector", "task")
-            yield _family(group, name, rows, labels)
+            yield _metric_family(group, name, rows, labels)
 
 
 def group_of(name: str) -> str:
@@ -144,7 +146,7 @@ def in_prometheus(name: str) -> tuple[str, float]:
     return name, 1.0
 
 
-def _family(group: str, name: str, rows: Mapping[tuple[str, ...], float], labels: tuple[str, ...]) -> Metric:
+def _metric_family(group: str, name: str, rows: Mapping[tuple[str, ...], float], labels: tuple[str, ...]) -> Metric:
     """Returns a metric with its rows: a counter if it is a total, else a gauge."""
     named, factor = in_prometheus(name)
     help_text = f"Kafka Connect's {name.replace('_', '-')} of {group.replace('_', '-')}"

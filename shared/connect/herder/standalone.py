@@ -103,7 +103,7 @@ class StandaloneHerder(BaseHerder):
         """As in every herder."""
         await self._check_config(name, self._with_stored_secrets(name, config))
 
-        async def put() -> tuple[bool, Json]:
+        async def put_connector_config() -> tuple[bool, Json]:
             exists = self._check_put(name, replace=replace, instead_of=instead_of)
             await self._stores.configs.put_connector(name, self._with_stored_secrets(name, config), target)
             # Beside the loop: a connector's start may take any time, and must not delay other requests.
@@ -113,7 +113,7 @@ class StandaloneHerder(BaseHerder):
                 self._runner.start_connector(name)
             return not exists, self.connector_info(name)
 
-        return await self._execute(put)
+        return await self._execute(put_connector_config)
 
     async def started(self, name: str, timeout_ms: int) -> None:
         """Waits until a connector has been started. Raises ConnectError if it fails within `timeout_ms`."""
@@ -130,60 +130,60 @@ class StandaloneHerder(BaseHerder):
     async def delete_connector(self, name: str) -> None:
         """Deletes a connector. Raises ConnectorNotFound."""
 
-        async def delete() -> None:
+        async def delete_connector_config() -> None:
             self.connector_config(name)
             # Stopped first: a task must not report after its statuses are removed.
-            await self._runner.stop(Work({name}, self._own_tasks(name)))
+            await self._runner.stop(Work({name}, self._running_tasks_of_connector(name)))
             await self._stores.configs.remove_connector(name)
             self._reporter.forget_connector(name)
 
-        await self._execute(delete)
+        await self._execute(delete_connector_config)
 
     async def set_target_state(self, name: str, target: TargetState) -> None:
         """Starts, pauses or stops a connector. Raises ConnectorNotFound."""
 
-        async def put() -> None:
+        async def put_target_state() -> None:
             if name not in self.snapshot().configs:
-                raise self._unknown(name)
+                raise self._unknown_connector(name)
             if target is TargetState.STOPPED:
                 await self._put_tasks(name, [])
             await self._stores.configs.put_target_state(name, target)
             await self._runner.set_target_state(name)
 
-        await self._execute(put)
+        await self._execute(put_target_state)
 
     # --- restarts ---
 
     async def restart_connector(self, name: str) -> None:
         """Restarts a connector without its tasks. Raises ConnectorNotFound."""
 
-        async def restart() -> asyncio.Task[None]:
+        async def restart_known_connector() -> asyncio.Task[None]:
             if name not in self.snapshot().configs:
-                raise self._unknown(name, ": ")
+                raise self._unknown_connector(name, ": ")
             return self._runner.beside(self._runner.restart_connector(name))
 
-        await self._restarted(await self._execute(restart))
+        await self._await_connector_restart(await self._execute(restart_known_connector))
 
     async def restart_task(self, task: ConnectorTaskId) -> None:
         """Restarts a task. Raises ConnectorNotFound."""
 
-        async def restart() -> None:
+        async def restart_known_task() -> None:
             if task.connector not in self.snapshot().configs:
-                raise self._unknown(task.connector, ": ")
+                raise self._unknown_connector(task.connector, ": ")
             if task not in self.snapshot().tasks(task.connector):
                 raise ConnectorNotFound(f"Unknown task: {task}")
             await self._runner.restart_tasks([task])
 
-        await self._execute(restart)
+        await self._execute(restart_known_task)
 
     async def restart(self, request: RestartRequest) -> Json:
         """Restarts a connector and its tasks as requested. Returns its status, with the pending restarts."""
 
-        async def restart() -> Json:
+        async def restart_connector_and_tasks() -> Json:
             name = request.connector
             cache = self._stores.statuses.cache
             if name not in self.snapshot().configs:
-                raise self._unknown(name, ": ")
+                raise self._unknown_connector(name, ": ")
             status = cache.connector(name)
             if status is None:
                 raise ConnectorNotFound(f"Status for connector {name} not found")
@@ -194,7 +194,7 @@ class StandaloneHerder(BaseHerder):
                 self._runner.beside(self._runner.restart_connector(name, announced=True))
             return shown
 
-        return await self._execute(restart)
+        return await self._execute(restart_connector_and_tasks)
 
     # --- offsets, loggers, requests between workers ---
 
@@ -227,7 +227,7 @@ class StandaloneHerder(BaseHerder):
     async def _execute(self, run: Callable[[], Awaitable[T]]) -> T:
         return await self._commands.execute(run)
 
-    def _own_tasks(self, name: str) -> list[ConnectorTaskId]:
+    def _running_tasks_of_connector(self, name: str) -> list[ConnectorTaskId]:
         return [task for task in self._runner.running().tasks if task.connector == name]
 
     def _reconfigure(self, name: str) -> None:
@@ -260,7 +260,7 @@ class StandaloneHerder(BaseHerder):
         await self._stores.configs.put_tasks(name, made)
         # Unlike StandaloneHerder, which restarts all tasks: only tasks with new configs are restarted.
         snapshot = self.snapshot()
-        gone = set(self._own_tasks(name)) - set(snapshot.tasks(name))
+        gone = set(self._running_tasks_of_connector(name)) - set(snapshot.tasks(name))
         await self._runner.stop(Work((), gone | self._runner.outdated(snapshot.tasks(name), whole_sets=False)))
         for task in gone:
             self._reporter.on_event(task, Event.DELETION)

@@ -67,9 +67,9 @@ class StatusReporter:
             self._statuses.put(Forgotten(id))
         # As in AbstractHerder: a report at the end of work must not overwrite that of the next owner.
         elif event in (Event.FAILURE, Event.SHUTDOWN):
-            self._statuses.put_safe(self._status(id, TRANSITIONS[event][1], trace))
+            self._statuses.put_safe(self._status_to_report(id, TRANSITIONS[event][1], trace))
         else:
-            self._statuses.put(self._status(id, TRANSITIONS[event][1]))
+            self._statuses.put(self._status_to_report(id, TRANSITIONS[event][1]))
 
     def on_topic_used(self, id: ConnectorTaskId, topic: str) -> None:
         """Records a topic once, and again only after the list was emptied."""
@@ -104,7 +104,7 @@ class StatusReporter:
             self._statuses.put(Forgotten((topic.topic, name)))
         self._topics = {seen for seen in self._topics if seen[0] != name}
 
-    def _status(self, id: Id, state: State, trace: str | None = None) -> ConnectorStatus | TaskStatus:
+    def _status_to_report(self, id: Id, state: State, trace: str | None = None) -> ConnectorStatus | TaskStatus:
         if isinstance(id, ConnectorTaskId):
             version = self._version(id.connector)
             return TaskStatus(id, state, self._worker_id, self._generation(), version, trace)

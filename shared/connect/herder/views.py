@@ -63,9 +63,10 @@ def connector_status(
     plan = restarting or RestartPlan(False, ())
     return {
         "name": name,
-        "connector": _shown(status, restarting=plan.connector),
+        "connector": _shown_status(status, restarting=plan.connector),
         "tasks": [
-            {"id": task.task.task, **_shown(task, restarting=task.task in plan.tasks)} for task in statuses.tasks(name)
+            {"id": task.task.task, **_shown_status(task, restarting=task.task in plan.tasks)}
+            for task in statuses.tasks(name)
         ],
         "type": kind_of_connector(plugins, snapshot.configs.get(name)),
     }
@@ -76,7 +77,7 @@ def task_status(statuses: StatusCache, task: ConnectorTaskId) -> Json:
     status = statuses.task(task)
     if status is None:
         raise ConnectorNotFound(f"No status found for task {task}")
-    return {"id": task.task, **_shown(status, restarting=False)}
+    return {"id": task.task, **_shown_status(status, restarting=False)}
 
 
 def active_topics(statuses: StatusCache, name: str) -> Json:
@@ -84,7 +85,7 @@ def active_topics(statuses: StatusCache, name: str) -> Json:
     return {name: {"topics": [status.topic for status in statuses.topics(name)]}}
 
 
-def _shown(status: ConnectorStatus | TaskStatus, *, restarting: bool) -> Json:
+def _shown_status(status: ConnectorStatus | TaskStatus, *, restarting: bool) -> Json:
     shown: Json = {
         "state": State.RESTARTING.value if restarting else status.state.value,
         "worker_id": status.worker_id,

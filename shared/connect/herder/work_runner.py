@@ -67,9 +67,9 @@ class WorkRunner:
         """
         snapshot = self._snapshot()
         here = self.running().tasks
-        return {task for task in set(tasks) & here if whole_sets or self._is_outdated(task, snapshot)}
+        return {task for task in set(tasks) & here if whole_sets or self._is_outdated_task(task, snapshot)}
 
-    def _is_outdated(self, task: ConnectorTaskId, snapshot: ConfigSnapshot) -> bool:
+    def _is_outdated_task(self, task: ConnectorTaskId, snapshot: ConfigSnapshot) -> bool:
         spec = self._specs.get(task)
         return (
             spec is None
@@ -82,10 +82,10 @@ class WorkRunner:
         """Runs a coroutine beside the herder. Its errors are logged."""
         task = asyncio.create_task(work)
         self._beside.add(task)
-        task.add_done_callback(self._ended)
+        task.add_done_callback(self._log_failed_work)
         return task
 
-    def _ended(self, task: asyncio.Task[Any]) -> None:
+    def _log_failed_work(self, task: asyncio.Task[Any]) -> None:
         self._beside.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("work beside the herder failed", exc_info=error)
@@ -104,9 +104,9 @@ class WorkRunner:
     async def stop(self, work: Work) -> None:
         """Stops work, tasks first, since a connector may serve its tasks. Work in a restart stays stopped."""
         self._given_up.update([*work.connectors, *work.tasks])
-        await self._stop(work)
+        await self._stop_work(work)
 
-    async def _stop(self, work: Work) -> None:
+    async def _stop_work(self, work: Work) -> None:
         for task in work.tasks & self._preparing.keys():
             self._preparing.pop(task).cancel()
         await self._worker.stop_tasks(work.tasks & self._worker.task_ids())
@@ -176,12 +176,12 @@ class WorkRunner:
         if self._before_task is None:
             await self._start_task(task)
         elif task not in self._preparing:
-            preparing = asyncio.create_task(self._prepare(task))
+            preparing = asyncio.create_task(self._prepare_task(task))
             self._preparing[task] = preparing
             self._beside.add(preparing)
-            preparing.add_done_callback(self._ended)
+            preparing.add_done_callback(self._log_failed_work)
 
-    async def _prepare(self, task: ConnectorTaskId) -> None:
+    async def _prepare_task(self, task: ConnectorTaskId) -> None:
         assert self._before_task is not None
         try:
             may = await self._before_task(task)
@@ -212,7 +212,7 @@ class WorkRunner:
     async def restart_tasks(self, tasks: Iterable[ConnectorTaskId], *, announced: bool = False) -> None:
         """Stops and starts tasks. If `announced`, RESTARTING is reported in between."""
         before = {task: self._given_up[task] for task in sorted(tasks)}
-        await self._stop(Work((), before))
+        await self._stop_work(Work((), before))
         for task, given_up in before.items():
             if self._given_up[task] != given_up:
                 continue

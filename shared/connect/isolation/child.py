@@ -70,7 +70,7 @@ class Link:
         """Reads commands on a thread until the worker ends. The thread then waits `grace_ms` and ends the process."""
         loop = asyncio.get_running_loop()
 
-        def run() -> None:
+        def read_commands() -> None:
             # A killed worker can cut a line off (DataError). If it had not read all messages, the connection is reset
             # (OSError). Both are its end, after which a source that went on would write records a second time.
             with contextlib.suppress(DataError, OSError):
@@ -84,7 +84,7 @@ class Link:
             time.sleep(grace_ms / 1000)
             os._exit(ORPHANED)
 
-        threading.Thread(target=run, name="commands", daemon=True).start()
+        threading.Thread(target=read_commands, name="commands", daemon=True).start()
 
 
 class Events:
@@ -125,15 +125,15 @@ class OwnOffsets:
         await self._clients.aclose()
 
     async def get(self, keys: Collection[bytes]) -> dict[bytes, bytes | None]:
-        return await (await self._opened()).get(keys)
+        return await (await self._open_offset_store()).get(keys)
 
     async def set(self, values: Mapping[bytes, bytes | None]) -> None:
-        await (await self._opened()).set(values)
+        await (await self._open_offset_store()).set(values)
 
     async def connector_offsets(self, connector: str) -> dict[bytes, bytes]:
-        return await (await self._opened()).connector_offsets(connector)
+        return await (await self._open_offset_store()).connector_offsets(connector)
 
-    async def _opened(self) -> OffsetBackingStore:
+    async def _open_offset_store(self) -> OffsetBackingStore:
         async with self._opening:  # several tasks may need their offsets at the same time
             if self._store is None:
                 async with AsyncExitStack() as clients:
@@ -163,7 +163,7 @@ class Commands:
 
     def on_command(self, command: Message) -> None:
         """Runs a command beside others. Each begins in the order in which it was sent."""
-        running = asyncio.create_task(self._run(command))
+        running = asyncio.create_task(self._run_command(command))
         self._running[running] = command["do"]
         running.add_done_callback(self._running.pop)
 
@@ -181,10 +181,10 @@ class Commands:
         topics, self._events.topics = sorted(self._events.topics), set()
         self._send({"metrics": metrics, "topics": topics})
 
-    async def _run(self, command: Message) -> None:
+    async def _run_command(self, command: Message) -> None:
         answer = {"answer": command.get("ask")}
         try:
-            value = await self._do(command)
+            value = await self._execute_command(command)
             if "ask" in command:
                 self._send({**answer, "value": value})
         # an error of the connector's code, or of a value that is not JSON: the worker handles it
@@ -194,14 +194,16 @@ class Commands:
             else:
                 log.error("a command failed", command=command["do"], error=summary_of(e))
 
-    async def _do(self, command: Message) -> Any:
+    async def _execute_command(self, command: Message) -> Any:
         name = self._connector
         worker = self._worker
         events = self._events
         match command["do"]:
             case "start_connector":
                 target = TargetState(command["target"])
-                return (await worker.start_connector(name, command["config"], target, events, self._reconfigure)).value
+                return (
+                    await worker.start_connector(name, command["config"], target, events, self._request_reconfiguration)
+                ).value
             case "start_task":
                 spec = msgspec.convert(command["spec"], TaskSpec)
                 await worker.start_task(spec, TargetState(command["target"]), events)
@@ -226,7 +228,7 @@ class Commands:
                 self._loggers.set_level(command["name"], command["level"])
         return None
 
-    def _reconfigure(self, _name: str) -> None:
+    def _request_reconfiguration(self, _name: str) -> None:
         self._send({"reconfigure": True})
 
 

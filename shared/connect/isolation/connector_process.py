@@ -52,7 +52,7 @@ class Process:
         self._error: ProcessEnded | None = None
         self._is_closed = False
         self._is_killed = False
-        self._running = asyncio.create_task(self._live(), name=f"process of {connector}")
+        self._running = asyncio.create_task(self._supervise_process(), name=f"process of {connector}")
 
     def __repr__(self) -> str:
         return f"<Process of {self._connector}, pid {self.pid}>"
@@ -93,13 +93,13 @@ class Process:
     async def kill(self) -> None:
         """Kills the process and waits for its end."""
         self._is_killed = True
-        self._kill()
+        self._kill_process()
         await asyncio.wait([self._running])
 
-    async def _live(self) -> None:
+    async def _supervise_process(self) -> None:
         try:
-            process, reader, writer = await self._start()
-            receiving = asyncio.create_task(self._receive(reader))
+            process, reader, writer = await self._start_process()
+            receiving = asyncio.create_task(self._receive_messages(reader))
             ending = asyncio.create_task(process.wait())
             await asyncio.wait([receiving, ending], return_when=asyncio.FIRST_COMPLETED)
             # It may take some time from the end of the link to the end of the process. A process that has ended leaves
@@ -107,7 +107,7 @@ class Process:
             await asyncio.wait([receiving, ending], timeout=END_MS / 1000)
             receiving.cancel()
             writer.close()
-            self._kill()
+            self._kill_process()
             status = await ending
             how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
             error = ProcessEnded(f"the process of connector {self._connector} (pid {process.pid}) {how}")
@@ -117,7 +117,7 @@ class Process:
         if not self._is_closed:
             self._on_end(error)
 
-    async def _start(self) -> tuple[asyncio.subprocess.Process, asyncio.StreamReader, asyncio.StreamWriter]:
+    async def _start_process(self) -> tuple[asyncio.subprocess.Process, asyncio.StreamReader, asyncio.StreamWriter]:
         ours, theirs = socket.socketpair()
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
         try:
@@ -136,12 +136,12 @@ class Process:
         self._writer = writer
         # `kill` or `close` may have been called while the process started.
         if self._is_killed:
-            self._kill()
+            self._kill_process()
         elif self._is_closed:
             writer.close()
         return process, reader, writer
 
-    async def _receive(self, reader: asyncio.StreamReader) -> None:
+    async def _receive_messages(self, reader: asyncio.StreamReader) -> None:
         """Takes messages until there are no more, or one is invalid."""
         try:
             while line := await reader.readline():
@@ -163,7 +163,7 @@ class Process:
             if not answer.done():
                 answer.set_exception(self._error)
 
-    def _kill(self) -> None:
+    def _kill_process(self) -> None:
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()

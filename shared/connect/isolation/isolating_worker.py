@@ -98,14 +98,14 @@ class IsolatedConnector:
         async with self._stopping:
             ids = [id for id in ids if self.parts.pop(id, None) is not None]
             if self._process is not None and ids:
-                await self._stop(self._process, [None if isinstance(id, str) else id.task for id in ids])
+                await self._stop_tasks(self._process, [None if isinstance(id, str) else id.task for id in ids])
             if not self.parts:
                 self._cancel_restart()
                 process, self._process = self._process, None
                 if process is not None:
                     await process.close()
 
-    async def _stop(self, process: Process, tasks: list[int | None]) -> None:
+    async def _stop_tasks(self, process: Process, tasks: list[int | None]) -> None:
         try:
             async with asyncio.timeout(self._stop_ms / 1000):
                 await process.request({"do": "stop", "tasks": tasks})
@@ -155,11 +155,11 @@ class IsolatedConnector:
         """Adds a part. Returns the process that is to start it."""
         self._target = target
         self._listener = listener
-        process = self._running()
+        process = self._running_process()
         self.parts[id] = Part(command)
         return process
 
-    def _running(self) -> Process:
+    def _running_process(self) -> Process:
         """Returns the process. If there is none, starts one, with all parts that the last one ran."""
         if self._process is None:
             self._cancel_restart()
@@ -186,7 +186,7 @@ class IsolatedConnector:
         wait_ms = self._restarts.failed(self.name, self._clock.monotonic_ms()) if self.parts else None
         log.error("a process ended", connector=self.name, reason=str(error), restart_in_ms=wait_ms)
         if wait_ms is not None:
-            self._restart = asyncio.get_running_loop().call_later(wait_ms / 1000, self._running)
+            self._restart = asyncio.get_running_loop().call_later(wait_ms / 1000, self._running_process)
 
     def _on_event(self, message: Message) -> None:
         self._heard_ms = self._clock.monotonic_ms()
@@ -201,9 +201,9 @@ class IsolatedConnector:
         else:
             task = message["task"]
             id = self.name if task is None else ConnectorTaskId(self.name, task)
-            self._moved(id, Event(message["event"]), message["trace"])
+            self._move_part_state(id, Event(message["event"]), message["trace"])
 
-    def _moved(self, id: Id, event: Event, trace: str | None) -> None:
+    def _move_part_state(self, id: Id, event: Event, trace: str | None) -> None:
         part = self.parts.get(id, Part({}))  # a part that is being stopped is not in `parts`
         is_restarted = part.state is State.RESTARTING and event is Event.STARTUP
         part.state = TRANSITIONS[event][1]
@@ -234,7 +234,7 @@ class IsolatingWorker(Worker):
     async def shutdown(self) -> None:
         await super().shutdown()
         # A cancelled stop may have left processes without parts.
-        await asyncio.gather(*(self._stop(name, ()) for name in tuple(self._isolated)))
+        await asyncio.gather(*(self._stop_parts(name, ()) for name in tuple(self._isolated)))
 
     def set_level(self, name: str, level: str) -> None:
         """Sets a logger's level in every process, also in future ones."""
@@ -251,7 +251,7 @@ class IsolatingWorker(Worker):
         return super().task_ids() | {id for id in parts if isinstance(id, ConnectorTaskId)}
 
     def state(self, id: Id) -> State | None:
-        isolated = self._holding(id)
+        isolated = self._connector_with_part(id)
         return super().state(id) if isolated is None else isolated.parts[id].state
 
     def task_metrics(self) -> list[tuple[ConnectorTaskId, State, dict[str, float]]]:
@@ -261,7 +261,7 @@ class IsolatingWorker(Worker):
         return super().task_metrics() + [row for rows in isolated for row in rows]
 
     def stalled_ms(self, id: ConnectorTaskId) -> int:
-        isolated = self._holding(id)
+        isolated = self._connector_with_part(id)
         return super().stalled_ms(id) if isolated is None else isolated.stalled_ms(id, self._clock.monotonic_ms())
 
     async def start_connector(
@@ -272,15 +272,15 @@ class IsolatingWorker(Worker):
         listener: StatusListener,
         on_reconfiguration: Callable[[str], None] = lambda _name: None,
     ) -> State:
-        if not self._is_isolated(config):
+        if not self._is_isolated_connector(config):
             return await super().start_connector(name, config, target, listener, on_reconfiguration)
         return await self._isolated_connector(name).start_connector(config, target, listener, on_reconfiguration)
 
     async def stop_connector(self, name: str) -> None:
-        await asyncio.gather(super().stop_connector(name), self._stop(name, [name]))
+        await asyncio.gather(super().stop_connector(name), self._stop_parts(name, [name]))
 
     async def connector_task_configs(self, name: str, config: Props) -> list[dict[str, str]]:
-        isolated = self._holding(name)
+        isolated = self._connector_with_part(name)
         if isolated is None:
             return await super().connector_task_configs(name, config)
         try:
@@ -289,7 +289,7 @@ class IsolatingWorker(Worker):
             raise ConnectorNotFound(f"Connector {name} was stopped, or its process has ended") from None
 
     async def start_task(self, spec: TaskSpec, target: TargetState, listener: StatusListener) -> bool:
-        if not self._is_isolated(spec.connector_config):
+        if not self._is_isolated_connector(spec.connector_config):
             return await super().start_task(spec, target, listener)
         self._isolated_connector(spec.id.connector).start_task(spec, target, listener)
         return True
@@ -297,7 +297,7 @@ class IsolatingWorker(Worker):
     async def stop_tasks(self, ids: Iterable[ConnectorTaskId]) -> None:
         ids = tuple(ids)
         names = {id.connector for id in ids}
-        isolated = (self._stop(name, [id for id in ids if id.connector == name]) for name in names)
+        isolated = (self._stop_parts(name, [id for id in ids if id.connector == name]) for name in names)
         await asyncio.gather(super().stop_tasks(ids), *isolated)
 
     async def set_target_state(self, name: str, target: TargetState) -> None:
@@ -306,37 +306,37 @@ class IsolatingWorker(Worker):
             await isolated.set_target_state(target)
 
     async def validate(self, config: Props) -> ConfigInfos:
-        if not self._is_isolated(config):
+        if not self._is_isolated_connector(config):
             return await super().validate(config)
         return ConfigInfos(**await self._request_once({"do": "validate", "config": dict(config)}))
 
     async def alter_offsets(self, props: Props, offsets: Any) -> bool:
-        if not self._is_isolated(props):
+        if not self._is_isolated_connector(props):
             return await super().alter_offsets(props, offsets)
         is_sink = isinstance(offsets, Mapping)
         rows = [((tp.topic, tp.partition), at) for tp, at in offsets.items()] if is_sink else offsets
         command = {"do": "alter_offsets", "config": dict(props), "rows": rows, "sink": is_sink}
         return bool(await self._request_once(command))
 
-    def _is_isolated(self, config: Props) -> bool:
+    def _is_isolated_connector(self, config: Props) -> bool:
         where = config.get(ISOLATION) or self.config[ISOLATION]
         try:
             return self.resolve({ISOLATION: where})[ISOLATION] == "process"
         except ConfigError:
             return False  # the start without a process resolves it again and reports the error
 
-    def _holding(self, id: Id) -> IsolatedConnector | None:
+    def _connector_with_part(self, id: Id) -> IsolatedConnector | None:
         isolated = self._isolated.get(id if isinstance(id, str) else id.connector)
         return isolated if isolated is not None and id in isolated.parts else None
 
     def _isolated_connector(self, name: str) -> IsolatedConnector:
         if name not in self._isolated:
             self._isolated[name] = IsolatedConnector(
-                name, self._first, self._restarts, self.graceful_timeout_ms, self._clock
+                name, self._first_message_to_child, self._restarts, self.graceful_timeout_ms, self._clock
             )
         return self._isolated[name]
 
-    async def _stop(self, name: str, ids: Iterable[Id]) -> None:
+    async def _stop_parts(self, name: str, ids: Iterable[Id]) -> None:
         isolated = self._isolated.get(name)
         if isolated is None:
             return
@@ -349,13 +349,13 @@ class IsolatingWorker(Worker):
     async def _request_once(self, command: Message) -> Any:
         """Returns the answer of a process that ends after it."""
         name = command["config"].get("name", "")
-        process = Process(name, self._first(name))
+        process = Process(name, self._first_message_to_child(name))
         try:
             return await process.request(command)
         finally:
             await process.kill()
 
-    def _first(self, connector: str) -> Message:
+    def _first_message_to_child(self, connector: str) -> Message:
         return {
             "connector": connector,
             "worker": self.config.props,

@@ -121,22 +121,22 @@ class AbstractWorkerSourceTask(WorkerTask):
         self._topic_error: PenstockError | None = None
         """Why the last attempt to create the topic of the record in hand failed."""
         parts.context.thread = self.thread
-        self._attend(parts.conversion.waits)
+        self._bind_retry_waits(parts.conversion.waits)
 
     @abstractmethod
     async def _prepare_to_send(self, record: SourceRecord, produced: ProducerRecord) -> object:
         """Called before a record is sent. The result is passed to the callback that reports the record's outcome."""
 
     @abstractmethod
-    def _sent(self, record: SourceRecord, token: object, metadata: RecordMetadata) -> None:
+    def _record_sent(self, record: SourceRecord, token: object, metadata: RecordMetadata) -> None:
         """Called when Kafka has the record."""
 
     @abstractmethod
-    def _skipped(self, record: SourceRecord, token: object) -> None:
+    def _record_skipped(self, record: SourceRecord, token: object) -> None:
         """Called when Kafka rejected the record and the error is tolerated."""
 
     @abstractmethod
-    async def _dropped(self, record: SourceRecord) -> None:
+    async def _record_dropped(self, record: SourceRecord) -> None:
         """Called when a transform dropped the record, or it failed and the error is tolerated."""
 
     @abstractmethod
@@ -155,22 +155,25 @@ class AbstractWorkerSourceTask(WorkerTask):
     async def _last_commit(self, *, failed: bool) -> None:
         """Called when no more records will be polled or sent. `failed` is True after an error."""
 
-    async def _start(self) -> None:
+    async def _start_task(self) -> None:
         await self.parts.reporters.start()
         if self.parts.topic_groups is not None:
             await self._open_admin()
         await self.producer.start()
         await self._before_initialize()
         self._initialized = True
-        await self._call(self.task.initialize, self.parts.context, like=self.task.start)
-        await self._call(self.task.start, dict(self.parts.props))
+        await self._call_task(self.task.initialize, self.parts.context, like=self.task.start)
+        await self._call_task(self.task.start, dict(self.parts.props))
 
     async def _before_initialize(self) -> None:
         """Called before the connector's task may read its offsets."""
 
-    async def _execute(self) -> None:
+    async def _execute_task(self) -> None:
         failed = True
-        loop, watch = asyncio.ensure_future(self._loop()), asyncio.ensure_future(self._watch_topics())
+        loop, watch = (
+            asyncio.ensure_future(self._poll_and_send_until_stopped()),
+            asyncio.ensure_future(self._watch_topics()),
+        )
         try:
             done, _ = await asyncio.wait((loop, watch), return_when=asyncio.FIRST_COMPLETED)
             for ended in done:
@@ -183,7 +186,7 @@ class AbstractWorkerSourceTask(WorkerTask):
             if not self.cancelled:
                 await self._last_commit(failed=failed)
 
-    async def _loop(self) -> None:
+    async def _poll_and_send_until_stopped(self) -> None:
         if not self.should_pause:
             await self._before_loop()
         while not self.stopping:
@@ -193,10 +196,10 @@ class AbstractWorkerSourceTask(WorkerTask):
         """Runs one turn: pauses if required, polls if no records are left to send, sends."""
         self._raise_send_error()  # from a producer callback since the last turn
         if self.should_pause:
-            await self._pause()
+            await self._wait_while_paused()
             return
         if self.to_send is None:
-            self.to_send = await self._poll()
+            self.to_send = await self._poll_source_task()
             if not self.to_send:
                 self.to_send = None
                 return
@@ -206,7 +209,7 @@ class AbstractWorkerSourceTask(WorkerTask):
     async def _before_pause(self) -> None:
         """Called before a pause of unknown length."""
 
-    async def _pause(self) -> None:
+    async def _wait_while_paused(self) -> None:
         await self._before_pause()
         if self.state.name != "PAUSED":
             self.moved(Event.PAUSED)
@@ -225,10 +228,10 @@ class AbstractWorkerSourceTask(WorkerTask):
             return
         self._changed.clear()
 
-    async def _poll(self) -> list[SourceRecord] | None:
+    async def _poll_source_task(self) -> list[SourceRecord] | None:
         """Returns the next batch, or None if there is none or the task is to end."""
         started_ms = self._clock.monotonic_ms()
-        poll = asyncio.ensure_future(self._call(self.task.poll))
+        poll = asyncio.ensure_future(self._call_task(self.task.poll))
         changed: asyncio.Future[Any] | None = None
         try:
             await asyncio.sleep(0)
@@ -316,7 +319,7 @@ class AbstractWorkerSourceTask(WorkerTask):
             waiting = self._waiting[destination] = Waiting(due_ms)
         waiting.records += 1
 
-    def _settled(self, destination: Destination) -> None:
+    def _count_down_waiting_records(self, destination: Destination) -> None:
         """Counts a record down that is in Kafka, was rejected or was taken back."""
         waiting = self._waiting[destination]
         waiting.records -= 1
@@ -383,26 +386,26 @@ class AbstractWorkerSourceTask(WorkerTask):
                     return False
                 raise
             if produced is None:
-                await self._dropped(record)
+                await self._record_dropped(record)
                 continue
             token: object = None
             try:
                 await self._have_topic(produced)
                 token = await self._prepare_to_send(record, produced)
-                await self._send(record, produced, token)
+                await self._send_record(record, produced, token)
             except RetriableError as e:  # as in AbstractWorkerSourceTask.sendRecords: tried again from this record on
                 self._not_sent(token)
                 self.to_send = records[index:]
                 # Only with the connector's own producer.override.max.block.ms. Otherwise `_watch_topics` sees it first.
                 if isinstance(e, UnknownTopicOrPartition):
-                    await self._fail_without_topic(_destination(produced), "the producer's max.block.ms")
+                    await self._fail_without_topic(_destination_partition(produced), "the producer's max.block.ms")
                 log.warning("send will be retried", task=str(self.id), error=self.mask(f"{type(e).__name__}: {e}"))
                 return False
             except ConnectError:  # not the record's own error: `errors.tolerance` does not apply
                 self._not_sent(token)
                 raise
             except PenstockError as e:
-                await self._rejected(record, token, e)
+                await self._handle_rejected_record(record, token, e)
             except asyncio.CancelledError:
                 self._not_sent(token)
                 self.to_send = records[index:]
@@ -413,14 +416,14 @@ class AbstractWorkerSourceTask(WorkerTask):
         await self._batch_sent()
         return True
 
-    async def _send(self, record: SourceRecord, produced: ProducerRecord, token: object) -> None:
-        destination = _destination(produced)
+    async def _send_record(self, record: SourceRecord, produced: ProducerRecord, token: object) -> None:
+        destination = _destination_partition(produced)
 
         def on_delivery(metadata: RecordMetadata | None, error: Exception | None) -> None:
-            self._settled(destination)
+            self._count_down_waiting_records(destination)
             if metadata is not None and error is None:
                 self.metrics.add("source_record_write_total")
-                self._sent(record, token, metadata)
+                self._record_sent(record, token, metadata)
             # The producer of a cancelled task fails its remaining records when it is closed.
             elif error is not None and not self.cancelled:
                 self._failed_later(record, token, error)
@@ -438,7 +441,7 @@ class AbstractWorkerSourceTask(WorkerTask):
                 on_delivery=on_delivery,
             )
         except BaseException:
-            self._settled(destination)
+            self._count_down_waiting_records(destination)
             raise
         finally:
             self._in_hand = None
@@ -449,7 +452,7 @@ class AbstractWorkerSourceTask(WorkerTask):
     def _failed_later(self, record: SourceRecord, token: object, error: Exception) -> None:
         failure = Failure(Stage.KAFKA_PRODUCE, type(self.task), error)
         if self._tolerates_send_errors:
-            self._skipped(record, token)
+            self._record_skipped(record, token)
             self.metrics.add("total_records_skipped")
             self.parts.reporters.await_before_commit(
                 asyncio.ensure_future(self.parts.reporters.report(record, failure))
@@ -457,14 +460,14 @@ class AbstractWorkerSourceTask(WorkerTask):
         elif self.send_error is None:  # the first error counts: later ones are often its consequences
             self.send_error = error
 
-    async def _rejected(self, record: SourceRecord, token: object, error: PenstockError) -> None:
+    async def _handle_rejected_record(self, record: SourceRecord, token: object, error: PenstockError) -> None:
         """Handles a record that the producer did not accept."""
         if not self._tolerates_send_errors:
             self._not_sent(token)
             raise ConnectError(f"Unrecoverable exception from producer send: {error}") from error
         await self.parts.reporters.report(record, Failure(Stage.KAFKA_PRODUCE, type(self.task), error))
         self.metrics.add("total_records_skipped")
-        self._skipped(record, token)
+        self._record_skipped(record, token)
 
     @property
     def _tolerates_send_errors(self) -> bool:
@@ -486,20 +489,20 @@ class AbstractWorkerSourceTask(WorkerTask):
         groups = self.parts.topic_groups
         if topic in self._known_topics or groups is None:
             return
-        destination = _destination(produced)
+        destination = _destination_partition(produced)
         self._in_hand = produced
         self._on_its_way(destination)
         try:
             while True:
-                if await self._created(groups.topic(topic)):
+                if await self._create_topic_if_missing(groups.topic(topic)):
                     break
                 await asyncio.sleep(SEND_FAILED_BACKOFF_MS / 1000)
         finally:
             self._in_hand = None
-            self._settled(destination)
+            self._count_down_waiting_records(destination)
         self._known_topics.add(topic)
 
-    async def _created(self, topic: NewTopic) -> bool:
+    async def _create_topic_if_missing(self, topic: NewTopic) -> bool:
         """Returns whether the topic exists now. If not, it can be tried again, and `_topic_error` is the reason."""
         try:
             # Looked up first, as in maybeCreateTopic: an existing topic then needs no right to create topics.
@@ -518,7 +521,7 @@ class AbstractWorkerSourceTask(WorkerTask):
         self._topic_error = None
         return True
 
-    async def _close(self) -> None:
+    async def _close_task(self) -> None:
         try:
             if self._initialized:
                 await self._call_stop(self.task.stop)
@@ -530,5 +533,5 @@ class AbstractWorkerSourceTask(WorkerTask):
             await self.producer.close(0 if self.cancelled else CLOSE_TIMEOUT_MS)
 
 
-def _destination(produced: ProducerRecord) -> Destination:
+def _destination_partition(produced: ProducerRecord) -> Destination:
     return produced.topic, produced.partition

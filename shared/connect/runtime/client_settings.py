@@ -42,31 +42,33 @@ def kafka_settings(props: Mapping[str, Any]) -> tuple[KafkaSettings, list[str]]:
     if jaas := props.get("sasl.jaas.config"):
         given = {name: quoted or plain for name, quoted, plain in JAAS.findall(str(jaas))}
         fields = {f"sasl_{name}": given[name] for name in ("username", "password") if name in given}
-    return _settings(KafkaSettings, props, fields)
+    return _client_settings_of_props(KafkaSettings, props, fields)
 
 
 def producer_settings(props: Mapping[str, Any], **fixed: Any) -> ProducerSettings:
     """Returns a producer's settings. `fixed` settings take precedence over the properties."""
-    return _settings(ProducerSettings, props, fixed)[0]
+    return _client_settings_of_props(ProducerSettings, props, fixed)[0]
 
 
 def consumer_settings(props: Mapping[str, Any], **fixed: Any) -> ConsumerSettings:
     """Returns a consumer's settings. `fixed` settings take precedence over the properties."""
-    return _settings(ConsumerSettings, props, fixed)[0]
+    return _client_settings_of_props(ConsumerSettings, props, fixed)[0]
 
 
 def unknown_properties(props: Mapping[str, Any]) -> list[str]:
     """Returns the properties that neither the connection nor the producer nor the consumer has a setting for."""
     known = {*KafkaSettings.model_fields, *ProducerSettings.model_fields, *ConsumerSettings.model_fields}
-    return [name for name in props if _field(name) not in known and name not in WITHOUT_COUNTERPART]
+    return [name for name in props if _settings_field_name(name) not in known and name not in WITHOUT_COUNTERPART]
 
 
-def _field(name: str) -> str:
+def _settings_field_name(name: str) -> str:
     return RENAMED.get(name, name.replace(".", "_"))
 
 
-def _settings(section: type[S], props: Mapping[str, Any], fixed: Mapping[str, Any]) -> tuple[S, list[str]]:
-    given = {_field(name): value for name, value in props.items() if value is not None}
+def _client_settings_of_props(
+    section: type[S], props: Mapping[str, Any], fixed: Mapping[str, Any]
+) -> tuple[S, list[str]]:
+    given = {_settings_field_name(name): value for name, value in props.items() if value is not None}
     values = {name: value for name, value in given.items() if name in section.model_fields} | dict(fixed)
-    unknown = [name for name in props if _field(name) not in section.model_fields]
+    unknown = [name for name in props if _settings_field_name(name) not in section.model_fields]
     return section(**values), [name for name in unknown if name not in WITHOUT_COUNTERPART]

@@ -94,12 +94,12 @@ def validate_connector(plugins: Plugins, props: Mapping[str, str], worker: Mappi
     elif issubclass(plugin, SourceConnector):
         _check_exactly_once(plugin(), props, by_name, worker)
     infos = ConfigInfos(given, common.groups())
-    infos.configs += [_shown(common, value) for value in values]
+    infos.configs += [_shown_config_value(common, value) for value in values]
     own = plugin.config()
     infos.groups += [group for group in own.groups() if group not in infos.groups]
     # The connector's own settings come last. One with the name of a common setting is shown once, as the common one.
     checked = _with_files_checked(plugin, plugin().validate(props), props, worker)
-    infos.configs += [_shown(own, value) for value in checked if value.name not in common]
+    infos.configs += [_shown_config_value(own, value) for value in checked if value.name not in common]
     # An error, unlike in Kafka Connect, which ignores unknown settings: the user would expect an effect.
     worker_only = [name for name in WORKER_ONLY if name in props and name not in own]
     wrong = [
@@ -108,7 +108,7 @@ def validate_connector(plugins: Plugins, props: Mapping[str, str], worker: Mappi
         *(ConfigValue(name, props[name], errors=[_WORKER_ONLY_TEXT.format(name=name)]) for name in worker_only),
         *_wrong_isolation(props, worker),
     ]
-    infos.configs += [_shown(ConfigDef(), value) for value in wrong]
+    infos.configs += [_shown_config_value(ConfigDef(), value) for value in wrong]
     return infos
 
 
@@ -196,7 +196,7 @@ def common_definition(
         defaults[f"{name}.plugin.version"] = CONNECT_VERSION
     definition = ConfigDef(_with_recommendations(base.with_defaults(defaults), plugins))
     for chain, kind in CHAINS.items():
-        _enrich(definition, chain, kind, plugins, props)
+        _define_transform_settings(definition, chain, kind, plugins, props)
     return definition
 
 
@@ -205,18 +205,20 @@ def _with_recommendations(definition: ConfigDef, plugins: Plugins) -> list[Any]:
     for key in definition:
         if key.name in CONVERTER_KINDS:
             names = [desc.name for desc in plugins.of_kind(CONVERTER_KINDS[key.name])]
-            key = replace(key, recommender=_recommending(names))
+            key = replace(key, recommender=_recommend_values(names))
         elif key.name.endswith("plugin.version"):
-            key = replace(key, recommender=_recommending([key.default]))
+            key = replace(key, recommender=_recommend_values([key.default]))
         keys.append(key)
     return keys
 
 
-def _recommending(values: list[Any]) -> Recommender:
+def _recommend_values(values: list[Any]) -> Recommender:
     return Recommender(lambda _name, _values: values)
 
 
-def _enrich(definition: ConfigDef, chain: str, kind: str, plugins: Plugins, props: Mapping[str, str]) -> None:
+def _define_transform_settings(
+    definition: ConfigDef, chain: str, kind: str, plugins: Plugins, props: Mapping[str, str]
+) -> None:
     """Adds the settings of each transform or predicate that the configuration names, in a group of its own."""
     singular = chain.removesuffix("s").capitalize()
     for alias in dict.fromkeys(name.strip() for name in props.get(chain, "").split(",") if name.strip()):
@@ -225,14 +227,14 @@ def _enrich(definition: ConfigDef, chain: str, kind: str, plugins: Plugins, prop
         recommended = [desc.name for desc in plugins.of_kind(kind)]
         definition.define(
             prefix + "type", Type.CLASS, NO_DEFAULT, Importance.HIGH, f"Class of the {chain[:-1]} {alias}.",
-            _is_kind(plugins, kind), group=group, order=0, width=Width.LONG,
+            _validate_plugin_kind(plugins, kind), group=group, order=0, width=Width.LONG,
             display_name=f"{singular} type for {alias}",
-            recommender=_recommending(recommended),
+            recommender=_recommend_values(recommended),
         )  # fmt: skip
         if chain == "transforms":
             definition.define(
                 prefix + "predicate", Type.STRING, None, Importance.MEDIUM,
-                "Alias of the predicate that selects the records to transform.", _is_predicate(props),
+                "Alias of the predicate that selects the records to transform.", _validate_predicate_name(props),
                 group=group, order=1, width=Width.MEDIUM, display_name="Predicate",
             )  # fmt: skip
             definition.define(
@@ -247,21 +249,21 @@ def _enrich(definition: ConfigDef, chain: str, kind: str, plugins: Plugins, prop
             definition.embed(prefix, group, own, 3)
 
 
-def _is_kind(plugins: Plugins, kind: str) -> Any:
-    def check(name: str, value: Any) -> None:
+def _validate_plugin_kind(plugins: Plugins, kind: str) -> Any:
+    def check_plugin_kind(name: str, value: Any) -> None:
         if value is not None and plugins.find(kind, value) is None:
             raise invalid(name, value, f"Class {value} is not a {KINDS[kind].__name__}.")
 
-    return check
+    return check_plugin_kind
 
 
-def _is_predicate(props: Mapping[str, str]) -> Any:
-    def check(name: str, value: Any) -> None:
+def _validate_predicate_name(props: Mapping[str, str]) -> Any:
+    def check_predicate_name(name: str, value: Any) -> None:
         known = [alias.strip() for alias in props.get("predicates", "").split(",")]
         if value is not None and value not in known:
             raise invalid(name, value, "Predicate is not listed in 'predicates'.")
 
-    return check
+    return check_predicate_name
 
 
 def _any_class(plugins: Plugins, name: str) -> object | None:
@@ -288,7 +290,7 @@ def _check_exactly_once(
         boundary.errors.append("The connector does not define transaction boundaries with these settings.")
 
 
-def _shown(definition: ConfigDef, value: ConfigValue) -> dict[str, Any]:
+def _shown_config_value(definition: ConfigDef, value: ConfigValue) -> dict[str, Any]:
     if value.name not in definition:  # the connector's own validation may report on a setting that it did not define
         definition = ConfigDef().define(value.name, Type.STRING, None, Importance.LOW, "")
         value.value = hidden(value.name, value.value)

@@ -101,11 +101,11 @@ def common_config() -> ConfigDef:
     common.add("config.action.reload", Type.STRING, "restart", LOW, "Reload Action", Width.MEDIUM,
         "Action when a value from a config provider expires: restart the connector, or none.",
         one_of("none", "restart", ignore_case=True))
-    _errors(_Group(definition, ERRORS))
+    _define_error_handling(_Group(definition, ERRORS))
     return definition
 
 
-def _errors(errors: _Group) -> None:
+def _define_error_handling(errors: _Group) -> None:
     errors.add("errors.retry.timeout", Type.LONG, 0, MEDIUM, "Retry Timeout for Errors", Width.MEDIUM,
         "Maximum time in ms for which a failed operation is retried. 0: no retries. -1: no limit.", at_least(-1))
     errors.add("errors.retry.delay.max.ms", Type.LONG, 60_000, MEDIUM, "Maximum Delay Between Retries for Errors",
@@ -157,10 +157,10 @@ def source_config(props: Mapping[str, str] | None = None) -> ConfigDef:
         "connector: the task defines the boundaries.", one_of("poll", "interval", "connector", ignore_case=True))
     once.add("transaction.boundary.interval.ms", Type.LONG, None, LOW, "Transaction boundary interval", Width.SHORT,
         "Interval between transaction commits under transaction.boundary=interval, in ms. Default: the worker's "
-        "offset.flush.interval.ms.", _optional(at_least(0)))
+        "offset.flush.interval.ms.", _validate_unless_none(at_least(0)))
     _Group(definition, OFFSETS_TOPIC).add("offsets.storage.topic", Type.STRING, None, LOW, "Offsets topic", Width.LONG,
         "Accepted for compatibility: source offsets are always stored in the worker's offset topic.",
-        _optional(non_empty_without_control_characters))
+        _validate_unless_none(non_empty_without_control_characters))
     return _with_topic_creation(definition, props or {})
 # fmt: on
 def _with_topic_creation(definition: ConfigDef, props: Mapping[str, str]) -> ConfigDef:
@@ -200,7 +200,7 @@ def _with_topic_creation(definition: ConfigDef, props: Mapping[str, str]) -> Con
             f"{alias} replication factor",
             Width.LONG,
             "Replication factor of new topics. -1: the broker's default.",
-            _optional(_replicas_or_default),
+            _validate_unless_none(_replicas_or_default),
         )
         group.add(
             prefix + "partitions",
@@ -210,12 +210,12 @@ def _with_topic_creation(definition: ConfigDef, props: Mapping[str, str]) -> Con
             f"{alias} partitions",
             Width.LONG,
             "Number of partitions of new topics. -1: the broker's default.",
-            _optional(_replicas_or_default),
+            _validate_unless_none(_replicas_or_default),
         )
     return definition
 
 
-def _optional(validator: Validator) -> Validator:
+def _validate_unless_none(validator: Validator) -> Validator:
     return lambda name, value: None if value is None else validator(name, value)
 
 

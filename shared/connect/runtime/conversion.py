@@ -61,7 +61,11 @@ class Conversion:
 
         Raises ToleranceExceeded, after reporting, if an error is not tolerated. Raises Interrupted if a wait was ended.
         """
-        if not self.chain and columns.headers is None and (records := self._quickly(columns)) is not None:
+        if (
+            not self.chain
+            and columns.headers is None
+            and (records := self._convert_columns_at_once(columns)) is not None
+        ):
             return records
         found = []
         for record in columns.records():
@@ -74,7 +78,7 @@ class Conversion:
                 found.append(converted)
         return found
 
-    def _quickly(self, columns: Columns) -> list[SinkRecord] | None:
+    def _convert_columns_at_once(self, columns: Columns) -> list[SinkRecord] | None:
         topic = columns.topic
         partition = columns.partition
         try:
@@ -97,15 +101,15 @@ class Conversion:
     async def _sink_record(self, record: ConsumerRecord) -> SinkRecord | None:
         topic = record.topic
         headers = record.headers
-        key_schema, key = await self._stage(
+        key_schema, key = await self._run_stage(
             Stage.KEY_CONVERTER, self.key, lambda: self.key.to_connect_data(topic, record.key, headers)
         )
-        value_schema, value = await self._stage(
+        value_schema, value = await self._run_stage(
             Stage.VALUE_CONVERTER, self.value, lambda: self.value.to_connect_data(topic, record.value, headers)
         )
         converted = []
         for name, data in headers:
-            schema, one = await self._stage(
+            schema, one = await self._run_stage(
                 Stage.HEADER_CONVERTER,
                 self.header,
                 lambda name=name, data=data: self.header.to_connect_header(topic, name, data),  # type: ignore[misc]
@@ -116,7 +120,7 @@ class Conversion:
             timestamp=record.timestamp if record.timestamp >= 0 else None, headers=tuple(converted),
             kafka_offset=record.offset, original_topic=topic, original_partition=record.partition,
         )  # fmt: skip
-        transformed: SinkRecord | None = await self._transformed(made)
+        transformed: SinkRecord | None = await self._apply_transforms(made)
         return transformed
 
     async def producer_record(self, record: SourceRecord) -> ProducerRecord | None:
@@ -125,7 +129,7 @@ class Conversion:
         Raises as `sink_records` does.
         """
         try:
-            made = await self._transformed(record)
+            made = await self._apply_transforms(record)
             return None if made is None else await self._producer_record(made)
         except Failed as failed:
             await self.failed(record, failed.failure)
@@ -135,7 +139,7 @@ class Conversion:
         topic = record.topic
         headers = []
         for header in record.headers:
-            data = await self._stage(
+            data = await self._run_stage(
                 Stage.HEADER_CONVERTER,
                 self.header,
                 lambda header=header: self.header.from_connect_header(  # type: ignore[misc]
@@ -143,10 +147,10 @@ class Conversion:
                 ),
             )
             headers.append((header.name, data))
-        key = await self._stage(
+        key = await self._run_stage(
             Stage.KEY_CONVERTER, self.key, lambda: self.key.from_connect_data(topic, record.key_schema, record.key)
         )
-        value = await self._stage(
+        value = await self._run_stage(
             Stage.VALUE_CONVERTER,
             self.value,
             lambda: self.value.from_connect_data(topic, record.value_schema, record.value),
@@ -160,15 +164,17 @@ class Conversion:
             raise DataError(f"Invalid record timestamp {timestamp}")
         return ProducerRecord(topic, value, key, tuple(headers), record.kafka_partition, timestamp)
 
-    async def _transformed(self, record: Any) -> Any:
+    async def _apply_transforms(self, record: Any) -> Any:
         current = record
         for stage in self.chain.stages:
             if current is None:
                 return None
-            current = await self._stage(Stage.TRANSFORMATION, stage.transformation, _applied(stage, current))
+            current = await self._run_stage(
+                Stage.TRANSFORMATION, stage.transformation, _apply_transform_later(stage, current)
+            )
         return current
 
-    async def _stage(self, stage: Stage, executing: object, operation: Callable[[], T]) -> T:
+    async def _run_stage(self, stage: Stage, executing: object, operation: Callable[[], T]) -> T:
         """Runs one operation. Repeats it after a wait if its error is retriable, and after a fetch if it needs one."""
         try:
             return operation()
@@ -181,12 +187,12 @@ class Conversion:
             while True:
                 try:
                     # 1. The converter needs a schema of the registry. Fetching it is not a retry of `errors.retry.*`.
-                    # 2. Any other error: `_wait` waits for the next attempt, or raises Failed.
+                    # 2. Any other error: `_wait_before_retry` waits for the next attempt, or raises Failed.
                     if isinstance(error, MoreNeeded) and fetches < FETCHES_MAX:
                         await self.waits.wait_for(error.fetch())
                         fetches += 1
                     else:
-                        await self._wait(Failure(stage, type(executing), error, attempt), started_ms)
+                        await self._wait_before_retry(Failure(stage, type(executing), error, attempt), started_ms)
                         attempt += 1
                     return operation()
                 except (Failed, Interrupted):
@@ -196,7 +202,7 @@ class Conversion:
         finally:
             self.waits.end()
 
-    async def _wait(self, failure: Failure, started_ms: int) -> None:
+    async def _wait_before_retry(self, failure: Failure, started_ms: int) -> None:
         """Waits until the operation is tried again. Raises Failed if it is not."""
         now_ms = self.clock.monotonic_ms()
         wait_ms = self.operator.retry_after(failure.error, failure.attempt, started_ms, now_ms)
@@ -211,5 +217,5 @@ class Conversion:
         self.operator.failed(failure, self.clock.now_ms())
 
 
-def _applied(stage: TransformationStage, record: Any) -> Callable[[], Any]:
+def _apply_transform_later(stage: TransformationStage, record: Any) -> Callable[[], Any]:
     return lambda: stage.apply(record)

@@ -72,7 +72,7 @@ def dead_letter(
             "exception.message": str(error),
             "exception.stacktrace": f"{name}: {error}\n{trace}",
         }
-        own = tuple((PREFIX + key, _text(value)) for key, value in headers_by_name.items())
+        own = tuple((PREFIX + key, _encode_header_text(value)) for key, value in headers_by_name.items())
     timestamp = record.timestamp if record.timestamp >= 0 else None
     return ProducerRecord(topic, record.value, record.key, (*record.headers, *own), None, timestamp)
 
@@ -98,7 +98,7 @@ def log_fields(
     return fields
 
 
-def _text(value: str) -> bytes:
+def _encode_header_text(value: str) -> bytes:
     data = value.encode(errors="backslashreplace")
     return data if len(data) <= TRACE_BYTES_MAX else data[:TRACE_BYTES_MAX].decode(errors="ignore").encode()
 

@@ -88,7 +88,7 @@ class ErrorReporters:
         delivery = await self._producer.send(
             written.topic, written.value, key=written.key, headers=written.headers, timestamp=written.timestamp
         )
-        return asyncio.ensure_future(_waited(delivery))
+        return asyncio.ensure_future(_await_delivery(delivery))
 
     async def flush(self) -> None:
         """Waits until every dead letter is stored. Raises ConnectError, also on every later call, if one cannot be."""
@@ -117,7 +117,7 @@ class ErrorReporters:
             await self._producer.close(timeout_ms=0)
 
 
-async def _waited(delivery: object) -> object:
+async def _await_delivery(delivery: object) -> object:
     return await delivery  # type: ignore[misc]
 
 
@@ -144,14 +144,14 @@ class WorkerErrantRecordReporter:
         self._thread = thread
 
     def report(self, record: SinkRecord, error: Exception) -> asyncio.Future[None]:
-        return self._thread.on_loop(self._begin, record, error)
+        return self._thread.on_loop(self._begin_report, record, error)
 
-    def _begin(self, record: SinkRecord, error: Exception) -> asyncio.Future[None]:
-        reported = asyncio.ensure_future(self._report(record, error))
+    def _begin_report(self, record: SinkRecord, error: Exception) -> asyncio.Future[None]:
+        reported = asyncio.ensure_future(self._report_errant_record(record, error))
         self._reporters.await_before_commit(reported)
         return reported
 
-    async def _report(self, record: SinkRecord, error: Exception) -> None:
+    async def _report_errant_record(self, record: SinkRecord, error: Exception) -> None:
         # By the original coordinates: a transform may have changed the record's topic.
         raw = self._raw.find(*record.original) or self._as_read(record)
         failure = Failure(Stage.TASK_PUT, self._task_class, error)

@@ -62,29 +62,29 @@ class ExactlyOnceSourceTask(AbstractWorkerSourceTask):
     async def _before_loop(self) -> None:
         """Does nothing: no work runs beside the loop."""
 
-    async def _begin(self) -> None:
+    async def _begin_transaction(self) -> None:
         if not self._open:
             await self.producer.begin_transaction()
             self._open = True
 
     async def _prepare_to_send(self, record: SourceRecord, produced: ProducerRecord) -> int:
-        await self._begin()
+        await self._begin_transaction()
         self._records.append((record, None))
         return len(self._records) - 1
 
-    def _offsets(self) -> dict[Key, PartitionOffset]:
+    def _last_source_offsets(self) -> dict[Key, PartitionOffset]:
         """Returns the last offset of each part of the source."""
         return {
             key_of(record.source_partition): PartitionOffset(record.source_partition, record.source_offset)
             for record, _ in self._records
         }
 
-    def _sent(self, record: SourceRecord, token: object, metadata: RecordMetadata) -> None:
+    def _record_sent(self, record: SourceRecord, token: object, metadata: RecordMetadata) -> None:
         # Compared, since a callback may come after an abort, or after a retry removed the record from the list.
         if isinstance(token, int) and token < len(self._records) and self._records[token][0] is record:
             self._records[token] = (record, metadata)
 
-    def _skipped(self, record: SourceRecord, token: object) -> None:
+    def _record_skipped(self, record: SourceRecord, token: object) -> None:
         """Is never called: a transaction in which a record failed cannot be committed."""
 
     @property
@@ -93,39 +93,39 @@ class ExactlyOnceSourceTask(AbstractWorkerSourceTask):
         # cannot be committed.
         return False
 
-    async def _dropped(self, record: SourceRecord) -> None:
+    async def _record_dropped(self, record: SourceRecord) -> None:
         # Its offset is committed as well, so that the record is not polled again.
         self._records.append((record, None))
-        await self._end(self._boundary.after_record(record))
+        await self._end_transaction(self._boundary.after_record(record))
 
     def _not_sent(self, token: object) -> None:
         if isinstance(token, int):
             del self._records[token:]
 
-    async def _send(self, record: SourceRecord, produced: ProducerRecord, token: object) -> None:
-        await super()._send(record, produced, token)
-        await self._end(self._boundary.after_record(record))
+    async def _send_record(self, record: SourceRecord, produced: ProducerRecord, token: object) -> None:
+        await super()._send_record(record, produced, token)
+        await self._end_transaction(self._boundary.after_record(record))
 
     async def _batch_sent(self) -> None:
-        await self._end(self._boundary.after_batch(self._clock.monotonic_ms()))
+        await self._end_transaction(self._boundary.after_batch(self._clock.monotonic_ms()))
 
-    async def _end(self, ending: Ending) -> None:
+    async def _end_transaction(self, ending: Ending) -> None:
         # As in Kafka Connect: the records of an aborted transaction are dropped. Their offsets are committed in another
         # transaction, or the task would poll the same records again.
         if ending is Ending.ABORT:
-            await self._abort()
+            await self._abort_transaction()
             self._records = [(record, None) for record, _ in self._records]
         if ending is not Ending.NOT:
-            await self._commit()
+            await self._commit_transaction()
 
-    async def _commit(self) -> None:
+    async def _commit_transaction(self) -> None:
         """Adds the offsets to the transaction and commits it. Does nothing if there is nothing to commit."""
         if not self._records:
             return
-        await self._begin()
+        await self._begin_transaction()
         started_ms = self._clock.monotonic_ms()
         await self.parts.reporters.flush()
-        for key, value in encoded(self.id.connector, self._offsets().values()).items():
+        for key, value in encoded(self.id.connector, self._last_source_offsets().values()).items():
             await self.producer.send(self._offsets_topic, value, key=key)
         await self.producer.commit_transaction()
         self._open = False
@@ -136,10 +136,10 @@ class ExactlyOnceSourceTask(AbstractWorkerSourceTask):
         acknowledged, self._records = self._records, []
         # Only after the commit: a task may release the records in its system here.
         for record, metadata in acknowledged:
-            await self._call(self.task.commit_record, record, metadata)
-        await self._call(self.task.commit)
+            await self._call_task(self.task.commit_record, record, metadata)
+        await self._call_task(self.task.commit)
 
-    async def _abort(self) -> None:
+    async def _abort_transaction(self) -> None:
         """Aborts the transaction: none of its records is written."""
         if self._open:
             await self.producer.abort_transaction()
@@ -148,14 +148,14 @@ class ExactlyOnceSourceTask(AbstractWorkerSourceTask):
 
     async def _before_pause(self) -> None:
         """Leaves no transaction open during a pause: the coordinator would end it."""
-        await self._end(self._boundary.at_end(is_whole=self.to_send is None))
+        await self._end_transaction(self._boundary.at_end(is_whole=self.to_send is None))
 
     async def _last_commit(self, *, failed: bool) -> None:
         """Ends the last transaction: commits it unless the task defines transactions itself. Then it is aborted."""
         if not failed and self.send_error is None:
-            await self._end(self._boundary.at_end(is_whole=self.to_send is None))
+            await self._end_transaction(self._boundary.at_end(is_whole=self.to_send is None))
         try:
-            await self._abort()
+            await self._abort_transaction()
         except PenstockError as e:
             if not failed:
                 raise

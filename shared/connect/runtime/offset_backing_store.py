@@ -51,12 +51,14 @@ class OffsetBackingStore(Protocol):
 
 def offset_key(connector: str, partition: Partition) -> bytes:
     """Returns the key of a source partition. Equal partitions have equal bytes. Raises DataError if it is not JSON."""
-    return _encoded([connector, _sorted(partition)], f"{connector}: source partition")
+    return _encode_offset_json([connector, _sort_partition_fields(partition)], f"{connector}: source partition")
 
 
 def offset_value(offset: Offset | None, connector: str = "") -> bytes | None:
     """Returns the value of an offset."""
-    return None if offset is None else _encoded(_sorted(offset), f"{connector}: source offset")
+    return (
+        None if offset is None else _encode_offset_json(_sort_partition_fields(offset), f"{connector}: source offset")
+    )
 
 
 def parse_offset_key(key: bytes) -> tuple[str, Partition] | None:
@@ -78,11 +80,11 @@ def parse_offset_value(value: bytes | None) -> Offset | None:
         raise DataError(f"no source offset: {e}") from None
 
 
-def _sorted(mapping: Mapping[str, Any]) -> dict[str, Any]:
+def _sort_partition_fields(mapping: Mapping[str, Any]) -> dict[str, Any]:
     return {name: mapping[name] for name in sorted(mapping)}
 
 
-def _encoded(value: Any, what: str) -> bytes:
+def _encode_offset_json(value: Any, what: str) -> bytes:
     try:
         data = msgspec.json.encode(value)
     except (TypeError, ValueError) as e:

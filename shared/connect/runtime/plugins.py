@@ -84,7 +84,7 @@ class Plugins:
 
         A plugin that cannot be imported is left out and logged: it must not keep the worker from starting.
         """
-        return cls([*_builtin(), *_entry_points()])
+        return cls([*_builtin_plugins(), *_entry_points()])
 
     def add(self, plugin: type, name: str | None = None) -> None:
         """Adds a plugin. If several plugins have a name in common, the first one has it."""
@@ -93,7 +93,7 @@ class Plugins:
             version = str(cast(Any, plugin).version(object.__new__(plugin)))
             if not any(desc.plugin is plugin and desc.kind == kind for desc in self._descs):
                 self._descs.append(PluginDesc(class_name(plugin), kind, version, plugin))
-            for known in _names(plugin, kind, name):
+            for known in _names_of_plugin(plugin, kind, name):
                 self._by_name[kind].setdefault(known, plugin)
 
     def listed(self, *, connectors_only: bool = True) -> list[dict[str, str]]:
@@ -108,7 +108,7 @@ class Plugins:
     def find(self, kind: str, name: str) -> type | None:
         """Returns a plugin of a kind by any of its names, or by a class path that can be imported."""
         found = self._by_name[kind].get(name)
-        return found or _imported(name, KINDS[kind])
+        return found or _import_plugin_class(name, KINDS[kind])
 
     def any_kind(self, name: str) -> type | None:
         """Returns a plugin of any kind, for `GET /connector-plugins/{name}/config`."""
@@ -150,7 +150,7 @@ def connector_type(plugin: type[Connector]) -> str:
     return "source" if issubclass(plugin, SourceConnector) else "sink"
 
 
-def _names(plugin: type, kind: str, name: str | None) -> Iterator[str]:
+def _names_of_plugin(plugin: type, kind: str, name: str | None) -> Iterator[str]:
     if name is not None:
         yield name
     yield f"{plugin.__module__}.{plugin.__qualname__}"
@@ -162,7 +162,7 @@ def _names(plugin: type, kind: str, name: str | None) -> Iterator[str]:
             yield known.removesuffix("Connector").rpartition(".")[2]
 
 
-def _imported(path: str, base: type) -> type | None:
+def _import_plugin_class(path: str, base: type) -> type | None:
     module, _, name = path.replace(":", ".").rpartition(".")
     if not module or not all(part.isidentifier() for part in (*module.split("."), name)):
         return None
@@ -175,7 +175,7 @@ def _imported(path: str, base: type) -> type | None:
     return found if isinstance(found, type) and issubclass(found, base) and not inspect.isabstract(found) else None
 
 
-def _builtin() -> Iterator[tuple[str | None, type]]:
+def _builtin_plugins() -> Iterator[tuple[str | None, type]]:
     for public, names in BUILTIN.items():
         for name in names:
             # A connector whose extra is not installed is not listed. Its use reports the extra, see `_check_extra`.

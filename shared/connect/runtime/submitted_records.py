@@ -95,7 +95,7 @@ class SubmittedRecords:
 
     def submit(self, partition: Partition, offset: Offset) -> SubmittedRecord:
         """Adds a record that is about to be sent."""
-        key = self._key(partition)
+        key = self._source_partition_key(partition)
         record = SubmittedRecord(self, key, partition, offset)
         queue = self.queues.get(key)
         if queue is None:
@@ -130,7 +130,7 @@ class SubmittedRecords:
         if not queue:
             del self.queues[record.key]
 
-    def _key(self, partition: Partition) -> Key:
+    def _source_partition_key(self, partition: Partition) -> Key:
         # Tasks often pass the same partition object again, and a key costs a sort.
         last = self._last
         if last is not None and last[0] is partition:

@@ -135,25 +135,25 @@ class _Build:
         self._clock = factory._clock
         self._errors = ErrorSettings.of(values)
         self._operator = RetryWithToleranceOperator(self._errors, metrics)
-        self._reporters = self._reporting()
+        self._reporters = self._make_error_reporters()
 
-    def _reporting(self) -> ErrorReporters:
+    def _make_error_reporters(self) -> ErrorReporters:
         producer = admin = None
         if self._errors.dead_letter_topic:
-            producer = self._producer()
-            admin = self._admin()
+            producer = self._make_producer()
+            admin = self._make_admin()
         return ErrorReporters(self._id, self._errors, self._metrics, producer, admin)
 
-    def _producer(self, **fixed: Any) -> Producer:
+    def _make_producer(self, **fixed: Any) -> Producer:
         props = self._factory.client_props(self._id, "producer", self._connector)
         # As in Worker.baseProducerConfigs: a record waits for its topic and its broker without a limit.
         defaults = {"max.block.ms": INT_MAX, "delivery.timeout.ms": INT_MAX}
         return Producer(kafka_settings(props)[0], producer_settings({**defaults, **props}, **fixed))
 
-    def _admin(self) -> Admin:
+    def _make_admin(self) -> Admin:
         return Admin(kafka_settings(self._factory.client_props(self._id, "admin", self._connector))[0])
 
-    def _conversion(self) -> Conversion:
+    def _make_conversion(self) -> Conversion:
         make = self._factory.converter
         return Conversion(
             make("key", "converter", self._connector),
@@ -167,15 +167,15 @@ class _Build:
         )
 
     def sink(self, task: SinkTask) -> WorkerSinkTask:
-        consumer = self._consumer()
+        consumer = self._make_consumer()
         sink_state = SinkTaskState(
             self._config["offset.flush.interval.ms"],
             self._config["offset.flush.timeout.ms"],
             self._clock.monotonic_ms(),
         )
-        conversion = self._conversion()
+        conversion = self._make_conversion()
         made = WorkerSinkTask(
-            self._id, self._listener, task, self._props, self._topics(), consumer, conversion, sink_state,
+            self._id, self._listener, task, self._props, self._topics_to_subscribe(), consumer, conversion, sink_state,
             self._reporters, self._metrics, self._clock,
         )  # fmt: skip
         made.context = WorkerSinkTaskContext(made, self._props, self._factory._files, consumer)
@@ -185,7 +185,7 @@ class _Build:
             )
         return made
 
-    def _consumer(self) -> Consumer:
+    def _make_consumer(self) -> Consumer:
         props = self._factory.client_props(self._id, "consumer", self._connector)
         defaults = {
             "auto.offset.reset": "earliest",
@@ -203,7 +203,7 @@ class _Build:
             consumer_settings(merged, commit_strategy="none", listener_timeout_ms=listener_ms),
         )
 
-    def _topics(self) -> Sequence[str] | re.Pattern[str]:
+    def _topics_to_subscribe(self) -> Sequence[str] | re.Pattern[str]:
         if topics := self._values["topics"]:
             return list(topics)
         if pattern := self._values["topics.regex"]:
@@ -221,8 +221,8 @@ class _Build:
             fixed["delivery_timeout_ms"] = 120_000
         groups = TopicCreationGroups.of(self._connector) if self._config["topic.creation.enable"] else None
         parts = SourceParts(
-            task, self._props, context, self._producer(**fixed), self._conversion(), self._reporters,
-            self._admin(), self._config["topic.wait.timeout.ms"], groups,
+            task, self._props, context, self._make_producer(**fixed), self._make_conversion(), self._reporters,
+            self._make_admin(), self._config["topic.wait.timeout.ms"], groups,
         )  # fmt: skip
         common = (self._id, self._listener, parts, self._factory._offsets)
         interval_ms = self._config["offset.flush.interval.ms"]

@@ -134,17 +134,17 @@ class TaskMetrics:
         shares = {
             "offset_commit_success_percentage": commits[0] / sum(commits) if any(commits) else 0.0,
             "offset_commit_failure_percentage": commits[1] / sum(commits) if any(commits) else 0.0,
-            "running_ratio": self._share_of(State.RUNNING, now_ms),
-            "pause_ratio": self._share_of(State.PAUSED, now_ms),
+            "running_ratio": self._fraction_of_time_in_state(State.RUNNING, now_ms),
+            "pause_ratio": self._fraction_of_time_in_state(State.PAUSED, now_ms),
         }
-        return {**self._values, **times, **shares, **self._rates(now_ms)}
+        return {**self._values, **times, **shares, **self._rates_per_second(now_ms)}
 
-    def _share_of(self, state: State, now_ms: int) -> float:
+    def _fraction_of_time_in_state(self, state: State, now_ms: int) -> float:
         """Returns the fraction of its time that the task was in a state."""
         spent = self._state_ms.get(state, 0) + (now_ms - self._state_since_ms if state is self._state else 0)
         return spent / (now_ms - self._since_ms) if now_ms > self._since_ms else 0.0
 
-    def _rates(self, now_ms: int) -> dict[str, float]:
+    def _rates_per_second(self, now_ms: int) -> dict[str, float]:
         while len(self._samples) > 1 and self._samples[1][0] <= now_ms - RATE_WINDOW_MS:
             self._samples.popleft()
         then_ms, before = self._samples[0]

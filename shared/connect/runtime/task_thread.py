@@ -56,10 +56,10 @@ class TaskThread:
         self._loop = asyncio.get_running_loop()
         result: Any
         if runs_in_thread(like or method):
-            result = await asyncio.wrap_future(self._submit(method, *args))
+            result = await asyncio.wrap_future(self._submit_call(method, *args))
         else:
-            if self.is_busy and not _is_default(method):
-                await asyncio.wrap_future(self._submit(lambda: None))
+            if self.is_busy and not _is_default_task_method(method):
+                await asyncio.wrap_future(self._submit_call(lambda: None))
             result = method(*args)
         value: T = (await result) if inspect.isawaitable(result) else result
         return value
@@ -69,10 +69,10 @@ class TaskThread:
         if self._loop is None or threading.current_thread() is not self._thread:
             return function(*args)
 
-        async def called() -> T:
+        async def call_on_loop() -> T:
             return function(*args)
 
-        return asyncio.run_coroutine_threadsafe(called(), self._loop).result()
+        return asyncio.run_coroutine_threadsafe(call_on_loop(), self._loop).result()
 
     def wait_for(self, awaitable: Awaitable[T]) -> T:
         """Awaits this on the event loop and returns its result. Raises IllegalState outside the task's thread."""
@@ -81,25 +81,25 @@ class TaskThread:
                 awaitable.close()
             raise IllegalState("wait_for is for methods that are `def`: in an `async def` method, use await")
 
-        async def awaited() -> T:
+        async def await_on_loop() -> T:
             return await awaitable
 
-        return asyncio.run_coroutine_threadsafe(awaited(), self._loop).result()
+        return asyncio.run_coroutine_threadsafe(await_on_loop(), self._loop).result()
 
     def close(self) -> None:
         """Ends the thread when its calls have returned, without waiting for it."""
         self._calls.put(None)
 
-    def _submit(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
+    def _submit_call(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+            self._thread = threading.Thread(target=self._run_calls, name=self._name, daemon=True)
             self._thread.start()
         future: Future[Any] = Future()
         self._submitted += 1
         self._calls.put((future, partial(function, *args)))
         return future
 
-    def _run(self) -> None:
+    def _run_calls(self) -> None:
         while (call := self._calls.get()) is not None:
             future, function = call
             self._run_one(future, function)
@@ -125,7 +125,7 @@ class TaskThread:
 
 def runs_in_thread(method: Callable[..., Any]) -> bool:
     """Returns whether a method runs in the task's thread. The default `pre_commit` runs where `flush` does."""
-    if _is_default(method):
+    if _is_default_task_method(method):
         return False
     task = getattr(method, "__self__", None)
     if isinstance(task, SinkTask) and _is_default_pre_commit(method):
@@ -133,7 +133,7 @@ def runs_in_thread(method: Callable[..., Any]) -> bool:
     return not inspect.iscoroutinefunction(method)
 
 
-def _is_default(method: Callable[..., Any]) -> bool:
+def _is_default_task_method(method: Callable[..., Any]) -> bool:
     """Returns whether a method is one of the default methods of `Task`, `SourceTask` and `SinkTask` that do nothing."""
     return getattr(method, "__module__", None) == Task.__module__ and not _is_default_pre_commit(method)
 

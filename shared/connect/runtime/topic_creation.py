@@ -62,8 +62,8 @@ class TopicCreationGroups:
                 TopicCreationGroup(
                     name,
                     # As in Kafka Connect (KIP-158), the group default matches every topic.
-                    _patterns(".*" if name == DEFAULT_GROUP else own.get("include", "")),
-                    _patterns("" if name == DEFAULT_GROUP else own.get("exclude", "")),
+                    _compile_topic_patterns(".*" if name == DEFAULT_GROUP else own.get("include", "")),
+                    _compile_topic_patterns("" if name == DEFAULT_GROUP else own.get("exclude", "")),
                     int(own.get("partitions", fallback["partitions"])),
                     int(own.get("replication.factor", fallback["replication.factor"])),
                     {key: value for key, value in own.items() if key not in OWN},
@@ -77,5 +77,5 @@ class TopicCreationGroups:
         return NewTopic(name, group.partitions, group.replication_factor, dict(group.configs))
 
 
-def _patterns(text: str) -> tuple[re.Pattern[str], ...]:
+def _compile_topic_patterns(text: str) -> tuple[re.Pattern[str], ...]:
     return tuple(re.compile(pattern.strip()) for pattern in text.split(",") if pattern.strip())

@@ -80,12 +80,12 @@ class ConnectorBoundary:
         self._after: dict[int, tuple[SourceRecord, Ending]] = {}
 
     def commit_transaction(self, record: SourceRecord | None = None) -> None:
-        self._request(Ending.COMMIT, record)
+        self._request_transaction_end(Ending.COMMIT, record)
 
     def abort_transaction(self, record: SourceRecord | None = None) -> None:
-        self._request(Ending.ABORT, record)
+        self._request_transaction_end(Ending.ABORT, record)
 
-    def _request(self, ending: Ending, record: SourceRecord | None) -> None:
+    def _request_transaction_end(self, ending: Ending, record: SourceRecord | None) -> None:
         if record is None:
             self._after_batch = ending
         else:

@@ -230,12 +230,12 @@ class Worker:
             raise ConnectError(f"Task already exists in this worker: {spec.id}")
         self._targets[spec.id.connector] = target
         self._specs[spec.id] = (spec, listener)
-        begun = self._begin(spec, listener, target)
+        begun = self._begin_task(spec, listener, target)
         if not begun:
             self._specs.pop(spec.id, None)
         return begun
 
-    def _begin(self, spec: TaskSpec, listener: StatusListener, target: TargetState) -> bool:
+    def _begin_task(self, spec: TaskSpec, listener: StatusListener, target: TargetState) -> bool:
         try:
             self._check_tasks_max(spec)
             task = self._make_task(spec, listener)
@@ -247,7 +247,9 @@ class Worker:
         self._tasks[spec.id] = task
         self._restarts.started(spec.id, self._clock.monotonic_ms())
         running = task.start(target)
-        self._watchers[spec.id] = asyncio.create_task(self._watch(task, running), name=f"watch-{spec.id}")
+        self._watchers[spec.id] = asyncio.create_task(
+            self._restart_after_failure(task, running), name=f"watch-{spec.id}"
+        )
         return True
 
     def _check_tasks_max(self, spec: TaskSpec) -> None:
@@ -258,7 +260,7 @@ class Worker:
                 "maximum number of tasks it is configured to create (tasks.max)"
             )
 
-    async def _watch(self, task: WorkerTask, running: asyncio.Task[None]) -> None:
+    async def _restart_after_failure(self, task: WorkerTask, running: asyncio.Task[None]) -> None:
         """Restarts a task that failed. Tries again with a backoff if it cannot be made."""
         await asyncio.wait([running])
         id = task.id
@@ -269,7 +271,7 @@ class Worker:
             spec, listener = self._specs[id]
             listener.on_event(id, Event.RESTART)
             self._restarts.started(id, self._clock.monotonic_ms())
-            begun = self._begin(spec, listener, self._targets[id.connector])
+            begun = self._begin_task(spec, listener, self._targets[id.connector])
 
     async def stop_tasks(self, ids: Iterable[ConnectorTaskId]) -> None:
         """Stops tasks, all at once. Tasks that still run after the graceful timeout are cancelled and abandoned."""

@@ -54,17 +54,17 @@ class WorkerConnector:
             self._on_reconfiguration(self.name)
 
     def raise_error(self, error: Exception) -> None:
-        self._fail(error)
+        self._fail_connector(error)
 
     async def transition_to(self, target: TargetState) -> State:
         """Brings the connector to the target state. Returns the state reached: FAILED if the connector raised."""
-        return await self._request(target)
+        return await self._request_target_state(target)
 
     async def shutdown(self, timeout_ms: float) -> None:
         """Stops the connector. It is cancelled and abandoned if it takes longer than `timeout_ms`."""
         try:
             async with asyncio.timeout(timeout_ms / 1000):
-                await self._request(None)
+                await self._request_target_state(None)
         except TimeoutError:
             log.warning("connector did not stop in time and is abandoned", connector=self.name)
         if self._runner is not None:
@@ -74,22 +74,22 @@ class WorkerConnector:
         """Returns the connector's task configurations. Raises what the connector raises."""
         return await self.connector.task_configs(tasks_max)
 
-    async def _request(self, target: TargetState | None) -> State:
+    async def _request_target_state(self, target: TargetState | None) -> State:
         if self._runner is None:
-            self._runner = asyncio.create_task(self._run(), name=f"connector-{self.name}")
+            self._runner = asyncio.create_task(self._run_requested_transitions(), name=f"connector-{self.name}")
         done: asyncio.Future[State] = asyncio.get_running_loop().create_future()
         self._wanted.put_nowait((target, done))
         return await done
 
-    async def _run(self) -> None:
+    async def _run_requested_transitions(self) -> None:
         # One transition after another, in the order of the requests: `start` and `stop` never
         # overlap. `task_configs` may run beside them.
         while True:
             target, done = await self._wanted.get()
             try:
-                await (self._end() if target is None else self._change(target))
+                await (self._shut_down_connector() if target is None else self._change_target_state(target))
             except Exception as e:  # any error of the connector fails this connector alone
-                self._fail(e)
+                self._fail_connector(e)
             finally:
                 if not done.done():
                     done.set_result(self.state)
@@ -99,13 +99,13 @@ class WorkerConnector:
     def _has_failed(self) -> bool:
         return self.state is State.FAILED
 
-    async def _change(self, target: TargetState) -> None:
+    async def _change_target_state(self, target: TargetState) -> None:
         # As in WorkerConnector: FAILED is final. A restart makes a new instance.
         if self._has_failed():
             return
         if target is not TargetState.STARTED:
-            await self._suspend()
-            self._move(EVENT_OF[target])
+            await self._stop_connector_if_started()
+            self._move_connector_state(EVENT_OF[target])
         elif not self._started:
             first = self.state is State.UNASSIGNED
             self.connector.initialize(self)
@@ -113,24 +113,24 @@ class WorkerConnector:
             self._started = True
             # `raise_error` may have failed it while it started.
             if not self._has_failed():
-                self._move(Event.STARTUP if first else Event.RUNNING)
+                self._move_connector_state(Event.STARTUP if first else Event.RUNNING)
 
-    async def _suspend(self) -> None:
+    async def _stop_connector_if_started(self) -> None:
         if self._started:
             self._started = False
             await self.connector.stop()
 
-    async def _end(self) -> None:
+    async def _shut_down_connector(self) -> None:
         failed = self.state is State.FAILED
-        await self._suspend()
+        await self._stop_connector_if_started()
         if not failed:
-            self._move(Event.SHUTDOWN)
+            self._move_connector_state(Event.SHUTDOWN)
 
-    def _move(self, event: Event) -> None:
+    def _move_connector_state(self, event: Event) -> None:
         self.state = after(self.state, event)
         self._listener.on_event(self.name, event)
 
-    def _fail(self, error: Exception) -> None:
+    def _fail_connector(self, error: Exception) -> None:
         if self.state is not State.FAILED:
             log.error("connector failed", connector=self.name, error=self._mask(summary_of(error)))
             self.state = after(self.state, Event.FAILURE)

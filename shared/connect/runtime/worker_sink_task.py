@@ -78,18 +78,18 @@ class WorkerSinkTask(WorkerTask, RebalanceListener):
         self._initialized = False
         self._is_converting = False
         self._commit_answered = asyncio.Event()
-        self._attend(conversion.waits)
+        self._bind_retry_waits(conversion.waits)
         self.context: WorkerSinkTaskContext
 
-    async def _start(self) -> None:
+    async def _start_task(self) -> None:
         await self._reporters.start()
         self._initialized = True
-        await self._call(self.task.initialize, self.context, like=self.task.start)
-        await self._call(self.task.start, self._props)
+        await self._call_task(self.task.initialize, self.context, like=self.task.start)
+        await self._call_task(self.task.start, self._props)
         self._consumer.subscribe(self._topics, self)
         await self._consumer.start()
 
-    async def _execute(self) -> None:
+    async def _execute_task(self) -> None:
         if self.should_pause:
             self._changed.set()  # a task that starts paused must pause its consumer in the first iteration
         while not self.stopping:
@@ -108,13 +108,13 @@ class WorkerSinkTask(WorkerTask, RebalanceListener):
         async with self._turn:
             self._follow_target()
             if self.sink_state.commit_is_due(now_ms):
-                await self._commit(now_ms)
+                await self._begin_offset_commit(now_ms)
             if self.sink_state.commit_expired(now_ms):
                 self.metrics.add("offset_commit_failure_total")
                 log.warning("commit of offsets timed out", task=str(self.id), failures=self.sink_state.commit_failures)
-            self._rewind()
+            self._seek_rewound_partitions()
             timeout_ms = self.sink_state.poll_timeout_ms(now_ms)
-        polled = await self._poll(timeout_ms)
+        polled = await self._poll_until_due(timeout_ms)
         if polled is None:
             return
         polled_batches, assigned = polled
@@ -129,8 +129,8 @@ class WorkerSinkTask(WorkerTask, RebalanceListener):
                     self._consumer.seek(tp, int(columns.offsets[0]))
                 return
             lists = [converted[tp] for tp in ours]
-            self._receive(ours, lists[0] if len(lists) == 1 else list(itertools.chain.from_iterable(lists)))
-            await self._deliver()
+            self._add_to_batch(ours, lists[0] if len(lists) == 1 else list(itertools.chain.from_iterable(lists)))
+            await self._put_batch()
 
     @property
     def holds_all(self) -> bool:
@@ -155,21 +155,21 @@ class WorkerSinkTask(WorkerTask, RebalanceListener):
             if self.state is State.PAUSED:
                 self.moved(Event.RUNNING)
 
-    async def _take(self, timeout_ms: int) -> tuple[Polled, int]:
+    async def _poll_consumer(self, timeout_ms: int) -> tuple[Polled, int]:
         """Returns records, with the number of assignments at the time of the poll."""
         return await self._consumer.poll(timeout_ms), self.sink_state.assignments
 
-    async def _poll(self, timeout_ms: int) -> tuple[Polled, int] | None:
+    async def _poll_until_due(self, timeout_ms: int) -> tuple[Polled, int] | None:
         """Returns records. They are empty after the timeout, or when a commit is due.
 
         Returns None if the target state has changed.
         """
         # Buffered records are taken without the three asyncio tasks below.
-        polled_batches = await self._take(0)
+        polled_batches = await self._poll_consumer(0)
         if polled_batches[0] or timeout_ms <= 0:
             await asyncio.sleep(0)  # neither branch need have waited, and other asyncio tasks must run
             return polled_batches
-        poll = asyncio.ensure_future(self._take(timeout_ms))
+        poll = asyncio.ensure_future(self._poll_consumer(timeout_ms))
         changed = asyncio.ensure_future(self._changed.wait())
         answered = asyncio.ensure_future(self._commit_answered.wait())
         try:
@@ -189,7 +189,7 @@ class WorkerSinkTask(WorkerTask, RebalanceListener):
 
     async def _convert_beside_polls(self, polled: Polled) -> dict[TopicPartition, list[SinkRecord]] | None:
         """Converts without holding the lock: it may wait as long as a schema registry is down."""
-        converting = asyncio.ensure_future(self._convert(polled))
+        converting = asyncio.ensure_future(self._convert_polled_records(polled))
         try:
             await asyncio.wait({converting}, timeout=CONVERSION_PATIENCE_MS / 1000)
             if converting.done():
@@ -217,14 +217,14 @@ class WorkerSinkTask(WorkerTask, RebalanceListener):
                 converting.cancel()
                 await asyncio.wait({converting})
 
-    async def _convert(self, polled: Polled) -> dict[TopicPartition, list[SinkRecord]] | None:
+    async def _convert_polled_records(self, polled: Polled) -> dict[TopicPartition, list[SinkRecord]] | None:
         """Returns the records of each partition, or None if the task is to stop or pause while a conversion waits."""
         try:
             return {tp: await self._conversion.sink_records(columns) for tp, columns in polled.items()}
         except Interrupted:
             return None
 
-    def _receive(self, polled: Polled, batch: list[SinkRecord]) -> None:
+    def _add_to_batch(self, polled: Polled, batch: list[SinkRecord]) -> None:
         if not polled:
             return
         if self.context.errant_record_reporter is not None:
@@ -241,12 +241,12 @@ class WorkerSinkTask(WorkerTask, RebalanceListener):
         self.metrics.active(len(batch))
         self.metrics.set("sink_record_lag_max", self.sink_state.lag_max())
 
-    async def _deliver(self) -> None:
+    async def _put_batch(self) -> None:
         batch = self.sink_state.batch
         started_ms = self._clock.monotonic_ms()
         try:
             # Called without records too, as in Kafka Connect: some tasks write by time in `put`.
-            await self._call(self.task.put, list(batch))
+            await self._call_task(self.task.put, list(batch))
         except RetriableError as e:
             # As in WorkerSinkTask: the same batch is delivered again. Meanwhile polls of paused partitions keep the
             # worker in the group.
@@ -261,11 +261,11 @@ class WorkerSinkTask(WorkerTask, RebalanceListener):
         if (resumed := self.sink_state.delivered()) and not self.should_pause:
             self._consumer.resume(*resumed)
 
-    def _rewind(self) -> None:
+    def _seek_rewound_partitions(self) -> None:
         for tp, offset in self.sink_state.take_rewinds().items():
             self._consumer.seek(tp, offset)
 
-    async def _commit(self, now_ms: int) -> None:
+    async def _begin_offset_commit(self, now_ms: int) -> None:
         """Begins a commit beside the loop."""
         await self._reporters.flush()  # an offset may pass a failed record only once its dead letter is stored
         begun = self.sink_state.begin_commit(now_ms)
@@ -274,23 +274,25 @@ class WorkerSinkTask(WorkerTask, RebalanceListener):
         seqno, wanted = begun
         self._commit_answered.clear()
         try:
-            provided = await self._call(self.task.pre_commit, dict(wanted))
+            provided = await self._call_task(self.task.pre_commit, dict(wanted))
         except Exception as e:  # an error of the connector: everything since the last commit is read again
             log.error(
                 "offset commit failed, reading again", task=str(self.id), error=self.mask(f"{type(e).__name__}: {e}")
             )
             for tp, offset in self.sink_state.pre_commit_failed().items():
                 self._consumer.seek(tp, offset)
-            self._committed(seqno, e, None)
+            self._offset_commit_completed(seqno, e, None)
             return
         await self._reporters.flush()  # waits for the errors reported in `pre_commit`
         offsets = self.sink_state.committable(provided or {})
         if not offsets:
-            self._committed(seqno, None, None)
+            self._offset_commit_completed(seqno, None, None)
             return
-        self._consumer.commit_async(offsets, lambda _offsets, error: self._committed(seqno, error, offsets))
+        self._consumer.commit_async(
+            offsets, lambda _offsets, error: self._offset_commit_completed(seqno, error, offsets)
+        )
 
-    def _committed(
+    def _offset_commit_completed(
         self, seqno: int, error: Exception | None, offsets: Mapping[TopicPartition, OffsetAndMetadata] | None
     ) -> None:
         took_ms = self.sink_state.commit_completed(seqno, error, offsets, self._clock.monotonic_ms())
@@ -316,9 +318,9 @@ class WorkerSinkTask(WorkerTask, RebalanceListener):
             self.metrics.set("partition_count", len(self.sink_state.assigned))
             self._consumer.pause(*(self.sink_state.assigned if self.holds_all else paused))
             if partitions:
-                await self._call(self.task.open, frozenset(partitions))
+                await self._call_task(self.task.open, frozenset(partitions))
                 # Before the first poll: an exactly-once sink requests the offsets of its target system in `open`.
-                self._rewind()
+                self._seek_rewound_partitions()
 
     async def on_partitions_revoked(self, partitions: Partitions) -> None:
         """Lets the task finish the partitions, and commits."""
@@ -340,7 +342,7 @@ class WorkerSinkTask(WorkerTask, RebalanceListener):
                 await self._last_commit(partitions)
         finally:
             try:
-                await self._call(self.task.close, partitions)
+                await self._call_task(self.task.close, partitions)
             finally:
                 self.sink_state.closed(partitions)
                 self.raw.forget(partitions)
@@ -355,16 +357,16 @@ class WorkerSinkTask(WorkerTask, RebalanceListener):
         offsets: dict[TopicPartition, OffsetAndMetadata] = {}
         try:
             await self._reporters.flush()
-            provided = await self._call(self.task.pre_commit, dict(wanted))
+            provided = await self._call_task(self.task.pre_commit, dict(wanted))
             await self._reporters.flush()  # waits for the errors reported in `pre_commit`
             if offsets := self.sink_state.committable(provided or {}):
                 await self._consumer.commit(offsets)
         except Exception as e:  # an error of the connector or the commit: the next owner reads what is not committed
-            self._committed(seqno, e, None)
+            self._offset_commit_completed(seqno, e, None)
         else:
-            self._committed(seqno, None, offsets)
+            self._offset_commit_completed(seqno, None, offsets)
 
-    async def _close(self) -> None:
+    async def _close_task(self) -> None:
         try:
             # Before `stop`: leaving the group revokes all partitions, for which the task must flush and close them.
             await self._consumer.close(LEAVE_TIMEOUT_MS if self.cancelled else CLOSE_TIMEOUT_MS)
@@ -397,18 +399,18 @@ class WorkerSinkTaskContext:
         self._state.rewinds[tp] = offset
 
     def pause(self, *partitions: TopicPartition) -> None:
-        self._task.thread.on_loop(self._pause, partitions)
+        self._task.thread.on_loop(self._pause_partitions, partitions)
 
-    def _pause(self, partitions: Sequence[TopicPartition]) -> None:
+    def _pause_partitions(self, partitions: Sequence[TopicPartition]) -> None:
         self._check_assigned(partitions)
         self._state.paused_by_task.update(partitions)
         if not self._task.should_pause:
             self._consumer.pause(*partitions)
 
     def resume(self, *partitions: TopicPartition) -> None:
-        self._task.thread.on_loop(self._resume, partitions)
+        self._task.thread.on_loop(self._resume_partitions, partitions)
 
-    def _resume(self, partitions: Sequence[TopicPartition]) -> None:
+    def _resume_partitions(self, partitions: Sequence[TopicPartition]) -> None:
         self._check_assigned(partitions)
         self._state.paused_by_task.difference_update(partitions)
         if not self._task.holds_all and not self._state.paused_for_redelivery:

@@ -73,16 +73,16 @@ class WorkerSourceTask(AbstractWorkerSourceTask):
         self.metrics.active(self.submitted.pending + 1)
         return self.submitted.submit(record.source_partition, record.source_offset)
 
-    def _sent(self, record: SourceRecord, token: object, metadata: RecordMetadata) -> None:
+    def _record_sent(self, record: SourceRecord, token: object, metadata: RecordMetadata) -> None:
         cast(SubmittedRecord, token).ack()
         self._acknowledged.append((record, metadata))
 
-    def _skipped(self, record: SourceRecord, token: object) -> None:
+    def _record_skipped(self, record: SourceRecord, token: object) -> None:
         if token is not None:
             cast(SubmittedRecord, token).ack()
         self._acknowledged.append((record, None))
 
-    async def _dropped(self, record: SourceRecord) -> None:
+    async def _record_dropped(self, record: SourceRecord) -> None:
         self._acknowledged.append((record, None))
 
     def _not_sent(self, token: object) -> None:

@@ -63,15 +63,15 @@ class WorkerTask(ABC):
         return f"<{type(self).__name__} {self.id} {self.state.name}>"
 
     @abstractmethod
-    async def _start(self) -> None:
+    async def _start_task(self) -> None:
         """Opens resources and starts the connector's task."""
 
     @abstractmethod
-    async def _execute(self) -> None:
+    async def _execute_task(self) -> None:
         """Works until `stopping`."""
 
     @abstractmethod
-    async def _close(self) -> None:
+    async def _close_task(self) -> None:
         """Stops the connector's task and releases everything. Called once, whatever happened before."""
 
     def stalled_ms(self, now_ms: int) -> int:
@@ -85,13 +85,13 @@ class WorkerTask(ABC):
             (now_ms - since_ms for since_ms in (self._entered_ms, waiting_ms) if since_ms is not None), default=0
         )
 
-    def _attend(self, waits: RetryWaits) -> None:
+    def _bind_retry_waits(self, waits: RetryWaits) -> None:
         """Binds waits to this task: its stop or pause ends them."""
         self._waits = waits
         waits.is_over = lambda: self.stopping or self.should_pause
         waits.mask = lambda text: self.mask(text)
 
-    async def _call(
+    async def _call_task(
         self, method: Callable[..., Awaitable[T] | T], *args: Any, like: Callable[..., Any] | None = None
     ) -> T:
         """Calls the connector's code, as `TaskThread.call` does, and records the start of the call."""
@@ -103,7 +103,7 @@ class WorkerTask(ABC):
 
     async def _call_stop(self, stop: Callable[[], Awaitable[None] | None]) -> None:
         """Calls the connector's `stop`, after all other calls, and lets the thread end."""
-        self._stop_call = asyncio.ensure_future(self._call(stop))
+        self._stop_call = asyncio.ensure_future(self._call_task(stop))
         self._stop_call.add_done_callback(lambda _: self.thread.close())
         # The thread is inside a call that cannot be ended. `stop` runs when that call returns, and is not awaited: a
         # connector's methods never run at the same time.
@@ -119,7 +119,7 @@ class WorkerTask(ABC):
     def start(self, target: TargetState) -> asyncio.Task[None]:
         """Starts the task. The returned asyncio task ends when the task ends."""
         self.target = target
-        self._runner = asyncio.create_task(self._run(), name=f"task-{self.id}")
+        self._runner = asyncio.create_task(self._run_lifecycle(), name=f"task-{self.id}")
         return self._runner
 
     def transition_to(self, target: TargetState) -> None:
@@ -150,19 +150,19 @@ class WorkerTask(ABC):
     def should_pause(self) -> bool:
         return self.target is not TargetState.STARTED
 
-    async def _run(self) -> None:
+    async def _run_lifecycle(self) -> None:
         try:
             try:
-                await self._start()
+                await self._start_task()
                 self.moved(Event.PAUSED if self.should_pause else Event.STARTUP)
-                await self._execute()
+                await self._execute_task()
             finally:
-                await self._close()
+                await self._close_task()
         except asyncio.CancelledError:
             log.warning("task was cancelled", task=str(self.id))
             raise
         except Exception as e:  # any error of the connector fails this task alone
-            self._fail(e)
+            self._fail_task(e)
         else:
             self.moved(Event.SHUTDOWN)
 
@@ -172,12 +172,12 @@ class WorkerTask(ABC):
         self.metrics.moved(self.state, self._clock.monotonic_ms())
         self._listener.on_event(self.id, event)
 
-    def _fail(self, error: Exception) -> None:
+    def _fail_task(self, error: Exception) -> None:
         self.error = error
         log.error("task failed", task=str(self.id), error=self.mask(summary_of(error)))
         self.state = after(self.state, Event.FAILURE)
         self.metrics.moved(self.state, self._clock.monotonic_ms())
-        self._listener.on_event(self.id, Event.FAILURE, self._trace(error))
+        self._listener.on_event(self.id, Event.FAILURE, self._masked_trace(error))
 
-    def _trace(self, error: Exception) -> str:
+    def _masked_trace(self, error: Exception) -> str:
         return self.mask(trace_of(error))

@@ -156,7 +156,7 @@ class ConfigState:
         self._snapshot = None
         match record:
             case ConnectorRecord(connector, None):
-                return self._remove(connector)
+                return self._remove_connector_config(connector)
             case ConnectorRecord(connector, config):
                 assert config is not None
                 self._configs[connector] = config
@@ -165,9 +165,9 @@ class ConfigState:
             case TaskRecord(task, config):
                 self._deferred.setdefault(task.connector, {})[task.task] = config
             case TaskCommitRecord(connector, tasks):
-                return self._commit(connector, tasks)
+                return self._commit_task_configs(connector, tasks)
             case TargetStateRecord(connector, state):
-                return self._target(connector, state)
+                return self._apply_target_state(connector, state)
             case TaskCountRecord(connector, None):
                 self._count_records.pop(connector, None)
             case TaskCountRecord(connector, count):
@@ -181,7 +181,7 @@ class ConfigState:
                 return record
         return None
 
-    def _remove(self, connector: str) -> ConfigChange:
+    def _remove_connector_config(self, connector: str) -> ConfigChange:
         # The task count record stays: producers of the removed tasks may still be active, and a new connector of this
         # name must fence them.
         self._configs.pop(connector, None)
@@ -193,7 +193,7 @@ class ConfigState:
         self._pending_fencing.discard(connector)
         return ConnectorRemoved(connector)
 
-    def _target(self, connector: str, state: TargetState | None) -> ConfigChange | None:
+    def _apply_target_state(self, connector: str, state: TargetState | None) -> ConfigChange | None:
         before = self._targets.get(connector)
         if state is None:
             self._targets.pop(connector, None)
@@ -202,7 +202,7 @@ class ConfigState:
         # A connector without a config yet (created as stopped, for example) does not change: its config comes next.
         return TargetStateChanged(connector) if before is not state and connector in self._configs else None
 
-    def _commit(self, connector: str, count: int) -> ConfigChange | None:
+    def _commit_task_configs(self, connector: str, count: int) -> ConfigChange | None:
         deferred = self._deferred.pop(connector, {})
         if connector not in self._configs:  # removed meanwhile: its tasks are not used
             return None

@@ -133,24 +133,30 @@ def encode(record: ConfigRecord) -> tuple[bytes, bytes | None]:
     """Returns a record's key and value. The value of a tombstone is None."""
     match record:
         case ConnectorRecord(connector, config):
-            return _pair(f"{CONNECTOR}{connector}", None if config is None else {"properties": dict(config)})
+            return _encode_config_record(
+                f"{CONNECTOR}{connector}", None if config is None else {"properties": dict(config)}
+            )
         case TaskRecord(task, config):
-            return _pair(f"{TASK}{task}", {"properties": dict(config)})
+            return _encode_config_record(f"{TASK}{task}", {"properties": dict(config)})
         case TaskCommitRecord(connector, tasks):
-            return _pair(f"{COMMIT}{connector}", {"tasks": tasks})
+            return _encode_config_record(f"{COMMIT}{connector}", {"tasks": tasks})
         case TargetStateRecord(connector, state):
             # As in Kafka Connect (KIP-875): workers of versions without STOPPED pause such a connector.
             older = TargetState.PAUSED if state is TargetState.STOPPED else state
-            return _pair(f"{TARGET_STATE}{connector}", state and {"state": older, "state.v2": state})
+            return _encode_config_record(f"{TARGET_STATE}{connector}", state and {"state": older, "state.v2": state})
         case TaskCountRecord(connector, count):
-            return _pair(f"{FENCING}{connector}", None if count is None else {"task-count": count})
+            return _encode_config_record(f"{FENCING}{connector}", None if count is None else {"task-count": count})
         case RestartRequest(connector, only_failed, include_tasks):
-            return _pair(f"{RESTART}{connector}", {"include-tasks": include_tasks, "only-failed": only_failed})
+            return _encode_config_record(
+                f"{RESTART}{connector}", {"include-tasks": include_tasks, "only-failed": only_failed}
+            )
         case SessionKey(key, algorithm, created_ms):
             text = base64.b64encode(key).decode()
-            return _pair(SESSION_KEY, {"key": text, "algorithm": algorithm, "creation-timestamp": created_ms})
+            return _encode_config_record(
+                SESSION_KEY, {"key": text, "algorithm": algorithm, "creation-timestamp": created_ms}
+            )
         case LoggerLevel(logger, level):
-            return _pair(f"{LOGGER}{logger}", {"level": level})
+            return _encode_config_record(f"{LOGGER}{logger}", {"level": level})
 
 
 def decode(key: bytes | None, value: bytes | None) -> ConfigRecord | None:
@@ -160,10 +166,10 @@ def decode(key: bytes | None, value: bytes | None) -> ConfigRecord | None:
     """
     name = (key or b"").decode(errors="replace")
     if name == SESSION_KEY:
-        return _session_key(_fields(name, value)) if value is not None else None
+        return _session_key(_decode_json_fields(name, value)) if value is not None else None
     for prefix, read in _READERS:
         if name.startswith(prefix) and len(name) > len(prefix):
-            fields = None if value is None else _fields(name, value)
+            fields = None if value is None else _decode_json_fields(name, value)
             try:
                 return read(name[len(prefix) :], fields)
             except (KeyError, TypeError, ValueError) as e:
@@ -171,17 +177,17 @@ def decode(key: bytes | None, value: bytes | None) -> ConfigRecord | None:
     return None
 
 
-def _connector(name: str, fields: Mapping[str, Any] | None) -> ConfigRecord:
-    return ConnectorRecord(name, None if fields is None else _properties(fields))
+def _decode_connector_record(name: str, fields: Mapping[str, Any] | None) -> ConfigRecord:
+    return ConnectorRecord(name, None if fields is None else _connector_properties(fields))
 
 
-def _task(name: str, fields: Mapping[str, Any] | None) -> ConfigRecord | None:
+def _decode_task_record(name: str, fields: Mapping[str, Any] | None) -> ConfigRecord | None:
     # A task's config is removed with its connector's. A tombstone of its own adds nothing.
-    return None if fields is None else TaskRecord(parse_task(name), _properties(fields))
+    return None if fields is None else TaskRecord(parse_task(name), _connector_properties(fields))
 
 
-def _commit(name: str, fields: Mapping[str, Any] | None) -> ConfigRecord | None:
-    return None if fields is None else TaskCommitRecord(name, _count(fields["tasks"]))
+def _decode_task_commit(name: str, fields: Mapping[str, Any] | None) -> ConfigRecord | None:
+    return None if fields is None else TaskCommitRecord(name, _number_of_tasks(fields["tasks"]))
 
 
 def _target_state(name: str, fields: Mapping[str, Any] | None) -> ConfigRecord:
@@ -191,27 +197,27 @@ def _target_state(name: str, fields: Mapping[str, Any] | None) -> ConfigRecord:
 
 
 def _task_count(name: str, fields: Mapping[str, Any] | None) -> ConfigRecord:
-    return TaskCountRecord(name, None if fields is None else _count(fields["task-count"]))
+    return TaskCountRecord(name, None if fields is None else _number_of_tasks(fields["task-count"]))
 
 
-def _restart(name: str, fields: Mapping[str, Any] | None) -> ConfigRecord | None:
+def _decode_restart_request(name: str, fields: Mapping[str, Any] | None) -> ConfigRecord | None:
     if fields is None:
         return None
     return RestartRequest(name, bool(fields.get("only-failed", False)), bool(fields.get("include-tasks", False)))
 
 
-def _logger(name: str, fields: Mapping[str, Any] | None) -> ConfigRecord | None:
+def _decode_logger_level(name: str, fields: Mapping[str, Any] | None) -> ConfigRecord | None:
     return None if fields is None else LoggerLevel(name, str(fields["level"]))
 
 
 _READERS: tuple[tuple[str, Callable[[str, Mapping[str, Any] | None], ConfigRecord | None]], ...] = (
-    (CONNECTOR, _connector),
-    (TASK, _task),
-    (COMMIT, _commit),
+    (CONNECTOR, _decode_connector_record),
+    (TASK, _decode_task_record),
+    (COMMIT, _decode_task_commit),
     (TARGET_STATE, _target_state),
     (FENCING, _task_count),
-    (RESTART, _restart),
-    (LOGGER, _logger),
+    (RESTART, _decode_restart_request),
+    (LOGGER, _decode_logger_level),
 )
 
 
@@ -223,20 +229,20 @@ def _session_key(fields: Mapping[str, Any]) -> SessionKey:
         raise SerializationError(f"{SESSION_KEY}: {type(e).__name__}") from None  # the error's text would show the key
 
 
-def _properties(fields: Mapping[str, Any]) -> Config:
+def _connector_properties(fields: Mapping[str, Any]) -> Config:
     properties = fields["properties"]
     if not isinstance(properties, Mapping):
         raise TypeError("properties is not an object")
     return {str(name): value if isinstance(value, str) else str(value) for name, value in properties.items()}
 
 
-def _count(value: object) -> int:
+def _number_of_tasks(value: object) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         raise ValueError(f"{value!r} is not a number of tasks")
     return value
 
 
-def _fields(name: str, value: bytes | None) -> Mapping[str, Any]:
+def _decode_json_fields(name: str, value: bytes | None) -> Mapping[str, Any]:
     try:
         fields = msgspec.json.decode(value or b"")
     except (msgspec.DecodeError, UnicodeDecodeError) as e:
@@ -246,5 +252,5 @@ def _fields(name: str, value: bytes | None) -> Mapping[str, Any]:
     return fields
 
 
-def _pair(key: str, fields: Mapping[str, Any] | None) -> tuple[bytes, bytes | None]:
+def _encode_config_record(key: str, fields: Mapping[str, Any] | None) -> tuple[bytes, bytes | None]:
     return key.encode(), None if fields is None else msgspec.json.encode(fields)

@@ -82,43 +82,43 @@ class ConfigStore:
         """Stores a connector's config. `target` is its target state unless it starts normally, and is written first."""
         # As in KIP-980: a worker that reads the connector before its target state would start it.
         records: list[ConfigRecord] = [] if target is None else [TargetStateRecord(name, target)]
-        await self._write([*records, ConnectorRecord(name, config)], privileged=True)
+        await self._write_config_records([*records, ConnectorRecord(name, config)], privileged=True)
 
     async def remove_connector(self, name: str) -> None:
         """Removes a connector, its tasks and its target state."""
-        await self._write([ConnectorRecord(name, None), TargetStateRecord(name, None)], privileged=True)
+        await self._write_config_records([ConnectorRecord(name, None), TargetStateRecord(name, None)], privileged=True)
 
     async def put_tasks(self, name: str, configs: Sequence[Config]) -> None:
         """Stores all of a connector's task configs."""
         tasks = [TaskRecord(ConnectorTaskId(name, n), config) for n, config in enumerate(configs)]
         # The commit record last: readers apply the set only when all of its configs precede it.
-        await self._write([*tasks, TaskCommitRecord(name, len(configs))], privileged=True)
+        await self._write_config_records([*tasks, TaskCommitRecord(name, len(configs))], privileged=True)
 
     async def put_target_state(self, name: str, state: TargetState) -> None:
         """Stores a connector's target state."""
-        await self._write([TargetStateRecord(name, state)])
+        await self._write_config_records([TargetStateRecord(name, state)])
 
     async def put_task_count(self, name: str, count: int) -> None:
         """Records that the producers of all tasks were fenced, and the number of tasks that may start."""
-        await self._write([TaskCountRecord(name, count)], privileged=True)
+        await self._write_config_records([TaskCountRecord(name, count)], privileged=True)
 
     async def put_session_key(self, key: SessionKey) -> None:
         """Stores the key with which workers sign from now on."""
-        await self._write([key], privileged=True)
+        await self._write_config_records([key], privileged=True)
 
     async def put_restart(self, request: RestartRequest) -> None:
         """Requests that every worker restarts its part of a connector."""
-        await self._write([request], privileged=True)
+        await self._write_config_records([request], privileged=True)
 
     async def put_logger_level(self, level: LoggerLevel) -> None:
         """Requests that every worker sets a logger's level."""
-        await self._write([level])
+        await self._write_config_records([level])
 
-    async def _write(self, records: Sequence[ConfigRecord], privileged: bool = False) -> None:
+    async def _write_config_records(self, records: Sequence[ConfigRecord], privileged: bool = False) -> None:
         """Writes the records in order, and reads to the end. Only the leader may make `privileged` writes."""
         raise AssertionError("a subclass writes")
 
-    def _apply(self, record: ConfigRecord, offset: int) -> None:
+    def _apply_config_record(self, record: ConfigRecord, offset: int) -> None:
         change = self._state.apply(record, offset)
         # While the topic is read from its start, only the final state counts.
         if change is not None and self._started:
@@ -128,9 +128,9 @@ class ConfigStore:
 class MemoryConfigStore(ConfigStore):
     """Stores the configs in memory. They end with the process."""
 
-    async def _write(self, records: Sequence[ConfigRecord], privileged: bool = False) -> None:
+    async def _write_config_records(self, records: Sequence[ConfigRecord], privileged: bool = False) -> None:
         for record in records:
-            self._apply(record, self._state.snapshot().offset + 1)
+            self._apply_config_record(record, self._state.snapshot().offset + 1)
 
 
 class KafkaConfigStore(ConfigStore):
@@ -190,7 +190,7 @@ class KafkaConfigStore(ConfigStore):
         if leader is not None:
             await leader.close(0)
 
-    async def _write(self, records: Sequence[ConfigRecord], privileged: bool = False) -> None:
+    async def _write_config_records(self, records: Sequence[ConfigRecord], privileged: bool = False) -> None:
         async with self._writing:
             if privileged and self._transactional_id is not None:
                 written = await self._write_as_leader(records)
@@ -219,4 +219,4 @@ class KafkaConfigStore(ConfigStore):
         if decoded is None:
             self._state.passed(record.offset)
         else:
-            self._apply(decoded, record.offset)
+            self._apply_config_record(decoded, record.offset)

@@ -82,7 +82,7 @@ class KafkaBasedLog:
         Raises ConfigError if the topic is not compacted, or has other than one partition where it must have one. Also
         raises the errors of a connection to Kafka.
         """
-        await self._make_topic()
+        await self._create_compacted_topic()
         self._consumer = Consumer(
             self._kafka,
             # read_committed: a fenced leader's open or aborted transaction must not take effect.
@@ -90,7 +90,7 @@ class KafkaBasedLog:
         )
         await self._consumer.start()
         self._consumer.assign(self._partitions)
-        self._following = asyncio.create_task(self._follow(), name=f"follow {self._topic.name}")
+        self._following = asyncio.create_task(self._poll_topic_forever(), name=f"follow {self._topic.name}")
         await self.read_to_end()
 
     async def stop(self) -> None:
@@ -150,14 +150,14 @@ class KafkaBasedLog:
             raise IllegalState(f"topic {self._topic.name}: is no longer followed")
         return all((self._consumer.known_position(tp) or 0) >= end for tp, end in ends.items())
 
-    async def _make_topic(self) -> None:
+    async def _create_compacted_topic(self) -> None:
         topic = self._topic
         configs = {"cleanup.policy": "compact", **topic.configs}
         wanted = NewTopic(topic.name, topic.partitions, topic.replication_factor, configs)
         known = await self._admin.list_topics(internal=True)
         if topic.name not in known:
             await self._admin.create_topics([wanted], exist_ok=True)
-        policy, found = await self._described()
+        policy, found = await self._describe_topic()
         # As in TopicAdmin.verifyTopicCleanupPolicyOnlyCompact: with `delete`, Kafka would remove live records.
         if policy != "compact":
             raise ConfigError(
@@ -167,7 +167,7 @@ class KafkaBasedLog:
             raise ConfigError(f"topic {topic.name}: has {len(found)} partitions, but must have 1 to keep its order")
         self._partitions = [TopicPartition(topic.name, partition) for partition in found]
 
-    async def _described(self) -> tuple[str | None, list[int]]:
+    async def _describe_topic(self) -> tuple[str | None, list[int]]:
         """Returns the topic's cleanup policy and partitions. A new topic may not be known to all brokers yet."""
         name = self._topic.name
         deadline_ms = SYSTEM_CLOCK.monotonic_ms() + TOPIC_KNOWN_MS
@@ -182,11 +182,11 @@ class KafkaBasedLog:
             else:
                 return policy, [p.partition for p in partitions]
 
-    async def _follow(self) -> None:
+    async def _poll_topic_forever(self) -> None:
         assert self._consumer is not None
         while True:
             try:
-                await self._poll(self._consumer)
+                await self._poll_topic(self._consumer)
             except RetriableError as e:
                 log.warning("a topic cannot be read and is retried", topic=self._topic.name, reason=str(e))
                 await asyncio.sleep(RETRY_MS / 1000)
@@ -197,7 +197,7 @@ class KafkaBasedLog:
                     self._moved.notify_all()
                 return
 
-    async def _poll(self, consumer: Consumer) -> None:
+    async def _poll_topic(self, consumer: Consumer) -> None:
         started_ms = SYSTEM_CLOCK.monotonic_ms()
         polled = await consumer.poll(WAITED_FOR_POLL_MS if self._waiting else POLL_MS)
         for columns in polled.values():

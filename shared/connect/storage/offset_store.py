@@ -85,7 +85,7 @@ class OffsetCache:
 
 def _read_key(key: bytes) -> tuple[str, bytes]:
     """Returns the connector of a key, and the same key for every order of its members."""
-    parts = _decoded(key, "offset key")
+    parts = _decode_offset_json(key, "offset key")
     if not isinstance(parts, list) or len(parts) != 2 or not isinstance(parts[0], str):
         raise SerializationError(f"offset key {key!r}: not an array of connector and partition")
     if parts[1] is not None and not isinstance(parts[1], dict):
@@ -94,11 +94,11 @@ def _read_key(key: bytes) -> tuple[str, bytes]:
 
 
 def _check_offset(value: bytes) -> None:
-    if not isinstance(_decoded(value, "offset"), dict):
+    if not isinstance(_decode_offset_json(value, "offset"), dict):
         raise SerializationError(f"offset {value!r}: not an object")
 
 
-def _decoded(data: bytes, what: str) -> Any:
+def _decode_offset_json(data: bytes, what: str) -> Any:
     try:
         return msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError) as e:
@@ -125,20 +125,20 @@ class MemoryOffsetStore:
         """Stops reading."""
 
     async def get(self, keys: Collection[bytes]) -> dict[bytes, bytes | None]:
-        await self._refresh()
+        await self._read_offsets_to_end()
         return {key: self.cache.value(key) for key in keys}
 
     async def set(self, values: Mapping[bytes, bytes | None]) -> None:
-        await self._write({self.cache.key_for(key): value for key, value in values.items()})
+        await self._write_offsets({self.cache.key_for(key): value for key, value in values.items()})
 
     async def connector_offsets(self, connector: str) -> dict[bytes, bytes]:
-        await self._refresh()
+        await self._read_offsets_to_end()
         return self.cache.of_connector(connector)
 
-    async def _refresh(self) -> None:
+    async def _read_offsets_to_end(self) -> None:
         """Reads all that was written up to now."""
 
-    async def _write(self, values: Mapping[bytes, bytes | None]) -> None:
+    async def _write_offsets(self, values: Mapping[bytes, bytes | None]) -> None:
         for key, value in values.items():
             self.cache.apply(key, value)
 
@@ -165,15 +165,15 @@ class FileOffsetStore(MemoryOffsetStore):
         except (msgspec.DecodeError, binascii.Error, SerializationError) as e:
             raise self._file_error(f"not a file of offsets: {e}") from None
 
-    async def _write(self, values: Mapping[bytes, bytes | None]) -> None:
-        await super()._write(values)
+    async def _write_offsets(self, values: Mapping[bytes, bytes | None]) -> None:
+        await super()._write_offsets(values)
         stored = {base64.b64encode(k).decode(): base64.b64encode(v).decode() for k, v in self.cache.raw().items()}
         try:
-            await asyncio.to_thread(self._replace, msgspec.json.encode(stored))
+            await asyncio.to_thread(self._replace_offset_file, msgspec.json.encode(stored))
         except OSError as e:
             raise self._file_error(e.strerror) from None
 
-    def _replace(self, data: bytes) -> None:
+    def _replace_offset_file(self, data: bytes) -> None:
         # Written beside the file and renamed: after a crash there is the old file or the new one, and no partial one.
         beside = self._path.with_name(f"{self._path.name}.new")
         with beside.open("wb") as file:
@@ -204,10 +204,10 @@ class KafkaOffsetStore(MemoryOffsetStore):
     async def stop(self) -> None:
         await self._log.stop()
 
-    async def _refresh(self) -> None:
+    async def _read_offsets_to_end(self) -> None:
         await self._log.read_to_end()
 
-    async def _write(self, values: Mapping[bytes, bytes | None]) -> None:
+    async def _write_offsets(self, values: Mapping[bytes, bytes | None]) -> None:
         await self._log.send_all(list(values.items()))
 
     def _on_record(self, record: ConsumerRecord) -> None:

@@ -96,9 +96,9 @@ def encode(record: StatusRecord) -> tuple[bytes, bytes | None]:
     """Returns a record's key and value. A status DESTROYED is a tombstone."""
     match record:
         case ConnectorStatus(connector):
-            return connector_key(connector), _status(record)
+            return connector_key(connector), _encode_status(record)
         case TaskStatus(task):
-            return task_key(task), _status(record)
+            return task_key(task), _encode_status(record)
         case TopicStatus(topic, connector, number, discovered_ms):
             fields = {"name": topic, "connector": connector, "task": number, "discoverTimestamp": discovered_ms}
             return topic_key(topic, connector), msgspec.json.encode({"topic": fields})
@@ -130,16 +130,20 @@ def decode(key: bytes | None, value: bytes | None) -> StatusRecord | None:
             )
         if name.startswith(TASK):
             task = parse_task(name[len(TASK) :])
-            return Forgotten(task) if value is None else TaskStatus(task, **_decoded(value))
+            return Forgotten(task) if value is None else TaskStatus(task, **_decode_common_status_fields(value))
         if name.startswith(CONNECTOR) and len(name) > len(CONNECTOR):
             connector = name[len(CONNECTOR) :]
-            return Forgotten(connector) if value is None else ConnectorStatus(connector, **_decoded(value))
+            return (
+                Forgotten(connector)
+                if value is None
+                else ConnectorStatus(connector, **_decode_common_status_fields(value))
+            )
     except (msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError, ValueError) as e:
         raise SerializationError(f"{name}: {type(e).__name__}: {e}") from None
     return None
 
 
-def _status(status: ConnectorStatus | TaskStatus) -> bytes | None:
+def _encode_status(status: ConnectorStatus | TaskStatus) -> bytes | None:
     if status.state is State.DESTROYED:
         return None
     return msgspec.json.encode(
@@ -153,7 +157,7 @@ def _status(status: ConnectorStatus | TaskStatus) -> bytes | None:
     )
 
 
-def _decoded(value: bytes) -> dict[str, Any]:
+def _decode_common_status_fields(value: bytes) -> dict[str, Any]:
     """Returns the fields that the statuses of connectors and tasks have in common, by name."""
     fields: Any = msgspec.json.decode(value)
     return {

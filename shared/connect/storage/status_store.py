@@ -77,7 +77,7 @@ class KafkaStatusStore(StatusStore):
 
     async def start(self) -> None:
         await self._log.start()
-        self._writing = asyncio.create_task(self._write(), name="write statuses")
+        self._writing = asyncio.create_task(self._write_queued_statuses(), name="write statuses")
 
     async def stop(self) -> None:
         await self.flush()
@@ -97,12 +97,12 @@ class KafkaStatusStore(StatusStore):
         await self._log.read_to_end()
 
     def put(self, status: StatusRecord) -> None:
-        self._report(status, safe=False)
+        self._queue_status(status, safe=False)
 
     def put_safe(self, status: ConnectorStatus | TaskStatus) -> None:
-        self._report(status, safe=True)
+        self._queue_status(status, safe=True)
 
-    def _report(self, status: StatusRecord, *, safe: bool) -> None:
+    def _queue_status(self, status: StatusRecord, *, safe: bool) -> None:
         # The oldest is dropped, since later reports of the same connector or task replace it.
         if self._reports.qsize() >= REPORTS_WAITING_MAX:
             lost, _ = self._reports.get_nowait()
@@ -110,7 +110,7 @@ class KafkaStatusStore(StatusStore):
             log.warning("a status is dropped, since too many wait to be written", status=repr(lost))
         self._reports.put_nowait((status, safe))
 
-    async def _write(self) -> None:
+    async def _write_queued_statuses(self) -> None:
         while True:
             status, safe = await self._reports.get()
             try:

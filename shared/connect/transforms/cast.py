@@ -63,7 +63,7 @@ def cast(value: Any, target: SchemaType) -> Any:
         return None
     if target is SchemaType.STRING:
         return _as_string(value)
-    number = _raw(value)
+    number = _number_or_text(value)
     if target in INTEGER_BITS:
         return _as_integer(number, INTEGER_BITS[target], value)
     try:
@@ -76,7 +76,7 @@ def cast(value: Any, target: SchemaType) -> Any:
         raise DataError(f"Value ({value}) was out of range for requested data type") from None
 
 
-def _raw(value: Any) -> int | float | str:
+def _number_or_text(value: Any) -> int | float | str:
     """A value as a number or text."""
     if isinstance(value, bool):
         return int(value)
@@ -131,7 +131,7 @@ class _Cast(OnPart):
             NO_DEFAULT,
             HIGH,
             "Fields to cast as field1:type,field2:type, or one type for the whole key or value.",
-            lambda _name, spec: _checked(spec),
+            lambda _name, spec: _validate_cast_spec(spec),
         )
         return with_replace_null(definition)
 
@@ -147,13 +147,13 @@ class _Cast(OnPart):
             return self.new(record, new_schema, cast(value, self._whole))
         if schema is None:
             given = dict(require_map(value, "cast types"))
-            return self.new(record, None, given | {n: cast(given.get(n), to) for n, to in self._fields()})
+            return self.new(record, None, given | {n: cast(given.get(n), to) for n, to in self._casts_of_fields()})
         given = dict(require_struct(schema, value, "cast types"))
         found = {field.name: self.field_value(field, given) for field in schema.fields}
-        casts = {name: cast(found[name], to) for name, to in self._fields() if name in found}
+        casts = {name: cast(found[name], to) for name, to in self._casts_of_fields() if name in found}
         return self.new(record, self.updated(schema, self._struct_schema), found | casts)
 
-    def _fields(self) -> list[tuple[str, SchemaType]]:
+    def _casts_of_fields(self) -> list[tuple[str, SchemaType]]:
         return [(name, to) for name, to in self._casts.items() if name is not None]
 
     def _whole_schema(self, schema: Schema) -> Schema:
@@ -173,7 +173,7 @@ def _cast_schema(schema: Schema, to: SchemaType, convert: Callable[[Any, SchemaT
     return Schema(to, optional=schema.optional, doc=schema.doc, default=default)
 
 
-def _checked(spec: list[str] | None) -> None:
+def _validate_cast_spec(spec: list[str] | None) -> None:
     parse_spec(spec or [])
 
 

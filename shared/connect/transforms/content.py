@@ -52,20 +52,20 @@ class _InsertField(OnPart):
     def transform(self, record: ConnectRecord, schema: Schema | None, value: Any) -> ConnectRecord:
         if value is None:
             return record
-        found = {name: self._of(record, what, plain=schema is None) for what, name, _ in self._fields}
+        found = {name: self._value_to_insert(record, what, plain=schema is None) for what, name, _ in self._fields}
         if schema is None:
             given = dict(require_map(value, "field insertion"))
             return self.new(record, None, given | {name: item for name, item in found.items() if item is not None})
         given = dict(require_struct(schema, value, "field insertion"))
         kept = {field.name: self.field_value(field, given) for field in schema.fields}
-        return self.new(record, self.updated(schema, self._wider), kept | found)
+        return self.new(record, self.updated(schema, self._add_inserted_fields), kept | found)
 
-    def _wider(self, schema: Schema) -> Schema:
+    def _add_inserted_fields(self, schema: Schema) -> Schema:
         added = [Field(name, replace(SCHEMAS[what], optional=opt)) for what, name, opt in self._fields]
         names = {field.name for field in added}
         return replace(schema, fields=(*(f for f in schema.fields if f.name not in names), *added))
 
-    def _of(self, record: ConnectRecord, what: str, *, plain: bool) -> Any:
+    def _value_to_insert(self, record: ConnectRecord, what: str, *, plain: bool) -> Any:
         if what == "static":
             return self.values["static.value"]
         if what == "offset":
@@ -96,17 +96,17 @@ class _MaskField(OnPart):
         names = self.values["fields"]
         if schema is None:
             given = dict(require_map(value, "mask fields"))
-            masked = {name: self._masked(given[name]) for name in names if name in given}
+            masked = {name: self._mask_value(given[name]) for name in names if name in given}
             return self.new(record, None, given | masked)
         given = dict(require_struct(schema, value, "mask fields"))
         found = {field.name: self.field_value(field, given) for field in schema.fields}
-        return self.new(record, schema, found | {n: self._masked(found[n]) for n in names if n in found})
+        return self.new(record, schema, found | {n: self._mask_value(found[n]) for n in names if n in found})
 
-    def _masked(self, value: Any) -> Any:
+    def _mask_value(self, value: Any) -> Any:
         if value is None:
             return None
         if (replacement := self.values["replacement"]) is not None:
-            return _replaced(replacement, value)
+            return _replacement_of_type(replacement, value)
         for kind, empty in _EMPTY:
             if isinstance(value, kind):
                 return empty() if callable(empty) else empty
@@ -128,7 +128,7 @@ _EMPTY: tuple[tuple[type, Any], ...] = (
 )
 
 
-def _replaced(replacement: str, value: Any) -> Any:
+def _replacement_of_type(replacement: str, value: Any) -> Any:
     kind = type(value)
     if kind not in (int, float, str, Decimal):
         raise DataError(f"Cannot mask value of type {kind.__name__} with custom replacement.")
@@ -159,9 +159,9 @@ class _SetSchemaMetadata(OnPart):
             if value is None:
                 return record
             raise DataError("Schema required for [updating schema metadata]")
-        return self.new(record, self.updated(schema, self._renamed), value)
+        return self.new(record, self.updated(schema, self._rename_schema), value)
 
-    def _renamed(self, schema: Schema) -> Schema:
+    def _rename_schema(self, schema: Schema) -> Schema:
         name, version = self.values["schema.name"], self.values["schema.version"]
         renamed = schema if name is None else replace(schema, name=name)
         return renamed if version is None else replace(renamed, version=version)

@@ -56,7 +56,7 @@ class DatePattern:
             else:
                 text = match[3] if match[1] is None else (match[1].replace("''", "'") or "'")
                 self._tokens.append(("", 0, text))
-        groups = [self._group(index) for index in range(len(self._tokens))]
+        groups = [self._regex_group_of_token(index) for index in range(len(self._tokens))]
         self._regex = re.compile("".join(groups), re.IGNORECASE)
 
     def __repr__(self) -> str:
@@ -65,26 +65,28 @@ class DatePattern:
     def format(self, at: dt.datetime) -> str:
         """The time as text, in UTC."""
         at = (at if at.tzinfo is not None else at.replace(tzinfo=dt.UTC)).astimezone(dt.UTC)
-        return "".join(_written(letter, count, at) if letter else text for letter, count, text in self._tokens)
+        return "".join(
+            _format_date_letter(letter, count, at) if letter else text for letter, count, text in self._tokens
+        )
 
     def parse(self, text: str) -> dt.datetime:
         """The time at the start of a text. Raises DataError if the text does not match."""
         match = self._regex.match(text)
         if match is None:
-            raise self._refusal(text)
+            raise self._parse_error(text)
         found = {"y": 1970, "M": 1, "d": 1, "H": 0, "m": 0, "s": 0, "S": 0}
         offset, afternoon = dt.timedelta(0), None
         try:
             for index, (letter, count, _) in enumerate(self._tokens):
                 value = match[f"g{index}"] if letter else ""
                 if letter in ("y", "Y"):
-                    found["y"] = _year(int(value), count, len(value))
+                    found["y"] = _complete_year(int(value), count, len(value))
                 elif letter == "M" and count >= 3:
                     found["M"] = [month[:3].lower() for month in MONTHS].index(value[:3].lower()) + 1
                 elif letter == "a":
                     afternoon = value.lower() == "pm"
                 elif letter and letter in ZONES:
-                    offset = _offset(value)
+                    offset = _parse_utc_offset(value)
                 elif letter in ("h", "K", "k"):
                     found["H"] = int(value) % (24 if letter == "k" else 12)
                 elif letter in found:
@@ -100,12 +102,12 @@ class DatePattern:
                 - offset
             )
         except (ValueError, OverflowError):
-            raise self._refusal(text) from None
+            raise self._parse_error(text) from None
 
-    def _refusal(self, text: str) -> DataError:
+    def _parse_error(self, text: str) -> DataError:
         return DataError(f"Could not parse timestamp: value ({text}) does not match pattern ({self.pattern})")
 
-    def _group(self, index: int) -> str:
+    def _regex_group_of_token(self, index: int) -> str:
         letter, count, text = self._tokens[index]
         if not letter:
             return re.escape(text)
@@ -122,7 +124,7 @@ class DatePattern:
         return f"({name}\\d{{{count}}})" if follows else f"({name}-?\\d+)"
 
 
-def _written(letter: str, count: int, at: dt.datetime) -> str:
+def _format_date_letter(letter: str, count: int, at: dt.datetime) -> str:
     if letter in ("y", "Y"):
         return f"{at.year % 100:02d}" if count == 2 else f"{at.year:0{count}d}"
     if letter == "M" and count >= 3:
@@ -136,13 +138,13 @@ def _written(letter: str, count: int, at: dt.datetime) -> str:
     return f"{_NUMBERS[letter](at):0{count}d}"
 
 
-def _year(year: int, count: int, digits: int) -> int:
+def _complete_year(year: int, count: int, digits: int) -> int:
     if count == 2 and digits == 2:  # within 80 years before and 20 years after the present, as in Java
         return year + (2000 if year < 50 else 1900)
     return year
 
 
-def _offset(text: str) -> dt.timedelta:
+def _parse_utc_offset(text: str) -> dt.timedelta:
     if text.upper() in ("Z", "UTC", "GMT"):
         return dt.timedelta(0)
     digits = text[1:].replace(":", "")

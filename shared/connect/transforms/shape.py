@@ -112,12 +112,12 @@ class _Flatten(OnPart):
         self._flatten_struct(schema, given, "", flat)
         return self.new(record, self.updated(schema, self._flat_schema), flat)
 
-    def _name(self, prefix: str, name: str) -> str:
+    def _flattened_field_name(self, prefix: str, name: str) -> str:
         return prefix + self.values["delimiter"] + name if prefix else name
 
     def _flatten_map(self, value: Mapping[str, Any], prefix: str, flat: dict[str, Any]) -> None:
         for key, item in value.items():
-            name = self._name(prefix, str(key))
+            name = self._flattened_field_name(prefix, str(key))
             if isinstance(item, Mapping):
                 self._flatten_map(item, name, flat)
             else:
@@ -125,7 +125,7 @@ class _Flatten(OnPart):
 
     def _flatten_struct(self, schema: Schema, value: Any, prefix: str, flat: dict[str, Any]) -> None:
         for field in schema.fields:
-            name = self._name(prefix, field.name)
+            name = self._flattened_field_name(prefix, field.name)
             item = None if value is None else value.get(field.name)
             if field.schema.type is SchemaType.STRUCT:
                 self._flatten_struct(field.schema, item, name, flat)
@@ -139,7 +139,7 @@ class _Flatten(OnPart):
 
     def _flat_fields(self, schema: Schema, prefix: str, *, optional: bool, into: list[Field]) -> None:
         for field in schema.fields:
-            name = self._name(prefix, field.name)
+            name = self._flattened_field_name(prefix, field.name)
             if field.schema.type is SchemaType.STRUCT:
                 self._flat_fields(field.schema, name, optional=optional or field.schema.optional, into=into)
             else:
@@ -155,7 +155,7 @@ class _ReplaceField(OnPart):
             ConfigDef()
             .define("exclude", Type.LIST, "", MEDIUM, "Fields to exclude. This takes precedence over include.")
             .define("include", Type.LIST, "", MEDIUM, "Fields to include. Empty: all.")
-            .define("renames", Type.LIST, "", MEDIUM, "Fields to rename, as old1:new1,old2:new2.", _renames)
+            .define("renames", Type.LIST, "", MEDIUM, "Fields to rename, as old1:new1,old2:new2.", _validate_renames)
         )
         return with_replace_null(definition)
 
@@ -164,7 +164,7 @@ class _ReplaceField(OnPart):
         self._exclude = set(self.values["exclude"])
         self._renames = dict(item.split(":") for item in self.values["renames"])
 
-    def _keeps(self, name: str) -> bool:
+    def _keeps_field(self, name: str) -> bool:
         return name not in self._exclude and (not self._include or name in self._include)
 
     def transform(self, record: ConnectRecord, schema: Schema | None, value: Any) -> ConnectRecord:
@@ -173,20 +173,20 @@ class _ReplaceField(OnPart):
         named = self._renames.get
         if schema is None:
             given = require_map(value, "field replacement")
-            return self.new(record, None, {named(k, k): v for k, v in given.items() if self._keeps(k)})
+            return self.new(record, None, {named(k, k): v for k, v in given.items() if self._keeps_field(k)})
         given = require_struct(schema, value, "field replacement")
-        kept = [field for field in schema.fields if self._keeps(field.name)]
+        kept = [field for field in schema.fields if self._keeps_field(field.name)]
         found = {named(field.name, field.name): self.field_value(field, given) for field in kept}
         return self.new(record, self.updated(schema, self._kept_schema), found)
 
     def _kept_schema(self, schema: Schema) -> Schema:
         named = self._renames.get
         return with_fields(
-            schema, [Field(named(f.name, f.name), f.schema) for f in schema.fields if self._keeps(f.name)]
+            schema, [Field(named(f.name, f.name), f.schema) for f in schema.fields if self._keeps_field(f.name)]
         )
 
 
-def _renames(name: str, value: list[str]) -> None:
+def _validate_renames(name: str, value: list[str]) -> None:
     for item in value:
         if len(item.split(":")) != 2:
             raise ConfigError(f"Invalid rename mapping: {item}")
@@ -218,7 +218,7 @@ class ValueToKey(Transformation):
         if self._known is None or self._known[0] is not schema:
             self._known = (
                 schema,
-                Schema(SchemaType.STRUCT, fields=tuple(self._field(schema, n) for n in self._fields)),
+                Schema(SchemaType.STRUCT, fields=tuple(self._field_of_value(schema, n) for n in self._fields)),
             )
         key = {}
         for field in self._known[1].fields:
@@ -227,7 +227,7 @@ class ValueToKey(Transformation):
             key[field.name] = field.schema.default if use_default else found
         return record.with_key(self._known[1], key)
 
-    def _field(self, schema: Schema, name: str) -> Field:
+    def _field_of_value(self, schema: Schema, name: str) -> Field:
         found = schema.field(name)
         if found is None:
             raise DataError(f"Field does not exist: {name}")

@@ -79,13 +79,13 @@ class _TimestampConverter(OnPart):
     def transform(self, record: ConnectRecord, schema: Schema | None, value: Any) -> ConnectRecord:
         if schema is None:
             if not self._field:
-                return self.new(record, None, self._converted(value, None))
+                return self.new(record, None, self._convert_timestamp(value, None))
             if value is None:
                 return record
             given = dict(require_map(value, "converting timestamp formats"))
-            return self.new(record, None, given | {self._field: self._converted(given.get(self._field), None)})
+            return self.new(record, None, given | {self._field: self._convert_timestamp(given.get(self._field), None)})
         if not self._field:
-            return self.new(record, self.updated(schema, self._as_target), self._converted(value, schema))
+            return self.new(record, self.updated(schema, self._as_target), self._convert_timestamp(value, schema))
         if value is None:
             return self.new(record, self.updated(schema, self._with_target), None)
         given = dict(require_struct(schema, value, "converting timestamp formats"))
@@ -93,7 +93,7 @@ class _TimestampConverter(OnPart):
         field = schema.field(self._field)
         if field is None:
             raise DataError(f"Unknown field: {self._field}")
-        found[self._field] = self._converted(found[self._field], field.schema)
+        found[self._field] = self._convert_timestamp(found[self._field], field.schema)
         return self.new(record, self.updated(schema, self._with_target), found)
 
     def _as_target(self, schema: Schema) -> Schema:
@@ -103,10 +103,10 @@ class _TimestampConverter(OnPart):
         fields = [Field(f.name, self._as_target(f.schema)) if f.name == self._field else f for f in schema.fields]
         return replace(schema, fields=tuple(fields))
 
-    def _converted(self, value: Any, schema: Schema | None) -> Any:
+    def _convert_timestamp(self, value: Any, schema: Schema | None) -> Any:
         if value is None:
             return None
-        at = self._read(value, schema)
+        at = self._read_timestamp(value, schema)
         match self._target:
             case "string":
                 assert self._pattern is not None
@@ -119,7 +119,7 @@ class _TimestampConverter(OnPart):
                 return at.time()
         return at
 
-    def _read(self, value: Any, schema: Schema | None) -> dt.datetime:
+    def _read_timestamp(self, value: Any, schema: Schema | None) -> dt.datetime:
         if schema is not None and schema.name not in (DATE, TIME, TIMESTAMP):
             wanted: type = {SchemaType.STRING: str, SchemaType.INT64: int}.get(schema.type, type(None))
             if not isinstance(value, wanted):

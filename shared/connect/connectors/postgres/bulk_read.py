@@ -48,7 +48,7 @@ class BulkRead:
 
     async def rows(self) -> Sequence[Any]:
         """The next rows, fewer than requested at the end. Raises an error of a hold that has failed meanwhile."""
-        await self._settle()
+        await self._keep_transaction_open()
         found: Sequence[Any] = await self._fetch.fetch()
         if not self.is_held:
             self._holding = asyncio.create_task(self._hold_later(), name="hold the cursor")
@@ -56,7 +56,7 @@ class BulkRead:
 
     async def end(self) -> None:
         """Close the cursor."""
-        await self._settle()
+        await self._keep_transaction_open()
         await self._connection.execute(f"CLOSE {CURSOR}")
         if not self.is_held:
             await self._connection.execute("COMMIT")
@@ -79,7 +79,7 @@ class BulkRead:
         await self.hold()
         log.info("Postgres stores the unread rows of a query, since the task did not poll", idle_ms=self._idle_ms)
 
-    async def _settle(self) -> None:
+    async def _keep_transaction_open(self) -> None:
         """Keep the transaction open. If it is already being committed, wait for that."""
         holding, self._holding = self._holding, None
         if holding is None:

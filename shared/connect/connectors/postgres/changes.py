@@ -189,7 +189,7 @@ class Changes:
             self._begun = message
             self._change = 0
         elif isinstance(message, Relation):
-            self._tables[message.oid] = self._table(message)
+            self._tables[message.oid] = self._captured_table(message)
         elif isinstance(message, Truncate):
             for table in (self._tables.get(oid) for oid in message.oids):
                 if table is not None:
@@ -202,17 +202,17 @@ class Changes:
             # position already read made their records before.
             if table is not None and position > self._progress.read:
                 self._progress.read = position
-                return self._source_records(table, list(self._changes_of(table, message)))
+                return self._source_records(table, list(self._changes_of_message(table, message)))
         return []
 
-    def _table(self, relation: Relation) -> _Table | None:
+    def _captured_table(self, relation: Relation) -> _Table | None:
         qualified = f"{relation.namespace}.{relation.name}"
         if self._wanted and qualified not in self._wanted:
             return None
         plain = relation.name if relation.namespace == "public" else qualified
         return _Table(relation, self._wanted.get(qualified, plain), self._values)
 
-    def _changes_of(
+    def _changes_of_message(
         self, table: _Table, message: Insert | Update | Delete
     ) -> Iterator[tuple[str, Row | None, Row | None]]:
         """The operation, key and value of each record."""
@@ -220,7 +220,7 @@ class Changes:
             row = table.row(message.new)
             yield CREATED, table.key(row), row
         elif isinstance(message, Delete):
-            yield self._deleted(table, table.row(message.old))
+            yield self._delete_change(table, table.row(message.old))
         else:
             # Under REPLICA IDENTITY FULL the old row has the large values that the update did not change.
             before = message.old if message.is_whole else None
@@ -229,20 +229,20 @@ class Changes:
                 old = table.row(message.old)
                 # A changed key needs a delete of the old key. Otherwise the old row would stay in the topic for ever.
                 if table.old_key(old) != table.key(row):
-                    yield self._deleted(table, old)
+                    yield self._delete_change(table, old)
             value = table.whole(row)
             # Large values that are neither in the message nor in an old row are read from the table afterwards.
             missing = [name for name in value if name not in row]
             if missing:
-                self._note(table, message, missing, value)
+                self._note_incomplete_row(table, message, missing, value)
             yield UPDATED, table.key(row), value
 
-    def _deleted(self, table: _Table, old: Row) -> tuple[str, Row | None, Row | None]:
+    def _delete_change(self, table: _Table, old: Row) -> tuple[str, Row | None, Row | None]:
         key = table.old_key(old)
         is_tombstone = self._values["tombstones.on.delete"] and key is not None
         return DELETED, key, None if is_tombstone else table.whole(old)
 
-    def _note(self, table: _Table, message: Update, missing: Sequence[str], value: Row) -> None:
+    def _note_incomplete_row(self, table: _Table, message: Update, missing: Sequence[str], value: Row) -> None:
         columns = table.relation.columns
         key = {
             column.name: (column.type_oid, text)

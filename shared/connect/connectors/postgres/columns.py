@@ -100,7 +100,7 @@ def value_from(type_oid: int, text: str) -> Any:
 TEXT_STYLES = "SET datestyle = 'ISO'; SET bytea_output = 'hex'; SET extra_float_digits = 3; SET timezone = 'UTC'"
 
 
-def _endless(parse: Callable[[str], Any], kind: Any) -> Callable[[str], Any]:
+def _parse_infinite_times(parse: Callable[[str], Any], kind: Any) -> Callable[[str], Any]:
     """Parses infinite times as the first and the last time of Python, as the driver does."""
     ends = {"infinity": kind.max, "-infinity": kind.min}
     return lambda text: ends[text] if text in ends else parse(text)
@@ -112,7 +112,7 @@ _PARSERS: dict[str, Callable[[str], Any]] = {
     "bool": lambda text: text == "t",
     "bytea": lambda text: bytes.fromhex(text.removeprefix("\\x")),
     "numeric": Decimal,
-    "date": _endless(dt.date.fromisoformat, dt.date),
+    "date": _parse_infinite_times(dt.date.fromisoformat, dt.date),
     "time": dt.time.fromisoformat,
-    **dict.fromkeys(("timestamp", "timestamptz"), _endless(dt.datetime.fromisoformat, dt.datetime)),
+    **dict.fromkeys(("timestamp", "timestamptz"), _parse_infinite_times(dt.datetime.fromisoformat, dt.datetime)),
 }

@@ -58,31 +58,31 @@ class LogicalReader:
         """The next records. `is_idle` is set if there are no more for now."""
         if connection is not self._connection:
             self._reading = None
-            await self._prepare(connection)
+            await self._prepare_replication(connection)
             self._connection = connection
         if self._reading is None:
             await self.move_slot(connection)
-            self._reading = await self._begun(connection)
+            self._reading = await self._begin_bulk_read(connection)
             self._has_records = False
         before = self._progress.read
         try:
-            records = await self._read(connection, self._reading)
+            records = await self._read_changes(connection, self._reading)
         except BaseException:
             self._progress.read = before  # the records were not returned, so they are read again
             raise
         self.is_idle = self._reading is None and not self._has_records
         return records
 
-    async def _read(self, connection: Any, reading: BulkRead) -> list[SourceRecord]:
+    async def _read_changes(self, connection: Any, reading: BulkRead) -> list[SourceRecord]:
         rows = await reading.rows()
         self._changes.incomplete.clear()
         records = [record for row in rows for record in self._changes.records(row["data"])]
         for incomplete in self._changes.incomplete:
-            await self._complete(connection, incomplete)
+            await self._complete_large_values(connection, incomplete)
         self._has_records = self._has_records or bool(records)
         if len(rows) < self._values["batch.max.rows"]:
             self._reading = None
-            await self._end(connection, reading)
+            await self._end_bulk_read(connection, reading)
         return records
 
     async def move_slot(self, connection: Any) -> None:
@@ -98,33 +98,33 @@ class LogicalReader:
 
     def stored(self, offset: Offset | None) -> None:
         """Note that this offset is stored."""
-        self._settle(self._progress.stored(offset))
+        self._set_slot_target(self._progress.stored(offset))
 
-    def _settle(self, target: int | None) -> None:
+    def _set_slot_target(self, target: int | None) -> None:
         if target is not None:
             self._move_to = target
 
-    async def _begun(self, connection: Any) -> BulkRead:
+    async def _begin_bulk_read(self, connection: Any) -> BulkRead:
         names = '"' + self._publication.replace('"', '""') + '"'
         statement = (
             f"SELECT data FROM pg_logical_slot_get_binary_changes('{self._copy}', NULL, {CHANGES_MAX}, "
-            f"'proto_version', '1', 'publication_names', {_literal(names)})"
+            f"'proto_version', '1', 'publication_names', {_quote_sql_literal(names)})"
         )
         begun = await BulkRead.begun(connection, statement, self._values["batch.max.rows"], 1)
         # The cursor is held at once, so that a paused task leaves no transaction open.
         await begun.hold()
         return begun
 
-    async def _end(self, connection: Any, reading: BulkRead) -> None:
+    async def _end_bulk_read(self, connection: Any, reading: BulkRead) -> None:
         await reading.end()
         # The copy's position includes changes without records, so the slot moves past them as well.
         at = await connection.fetchval(
             "SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = $1", self._copy
         )
         self._progress.mark(lsn_of(at))
-        self._settle(self._progress.settled())
+        self._set_slot_target(self._progress.settled())
 
-    async def _complete(self, connection: Any, row: Incomplete) -> None:
+    async def _complete_large_values(self, connection: Any, row: Incomplete) -> None:
         """Read the current large values that an update left out. If the row no longer exists they stay null."""
         if not row.key:  # without a key, no row can be identified
             return
@@ -147,7 +147,7 @@ class LogicalReader:
 
     # --- the publication and the slot ---
 
-    async def _prepare(self, connection: Any) -> None:
+    async def _prepare_replication(self, connection: Any) -> None:
         await connection.execute(TEXT_STYLES)
         level = await connection.fetchval("SHOW wal_level")
         if level != "logical":
@@ -158,7 +158,7 @@ class LogicalReader:
         await self._have_publication(connection)
         await self._have_slot(connection)
         self._copy = f"penstock_{uuid.uuid4().hex[:16]}"
-        await self._create(
+        await self._create_replication_object(
             connection,
             f"SELECT pg_copy_logical_replication_slot('{self._slot}', '{self._copy}', true)",
             "a temporary copy of the slot cannot be created",
@@ -174,7 +174,7 @@ class LogicalReader:
                 raise ConnectError(f"there is no publication {name}; create it: {hint}")
             for table in tables:
                 await self._check_identity(connection, table)
-            await self._create(
+            await self._create_replication_object(
                 connection, f"{create} WITH (publish = 'insert, update, delete')", "the publication cannot be created"
             )
             log.info("created a publication", publication=name, tables=tables)
@@ -211,7 +211,7 @@ class LogicalReader:
             "WHERE slot_name = $1", self._slot,
         )  # fmt: skip
         if found is None:
-            await self._make_slot(connection)
+            await self._make_replication_slot(connection)
         elif found["plugin"] != "pgoutput" or found["database"] != found["here"]:
             raise ConnectError(
                 f"the replication slot {self._slot} is of plugin {found['plugin']} in database {found['database']}: "
@@ -225,7 +225,7 @@ class LogicalReader:
             )
         self._was_read = True
 
-    async def _make_slot(self, connection: Any) -> None:
+    async def _make_replication_slot(self, connection: Any) -> None:
         # A new slot begins at the current end of the log, so the changes since the stored offset would be lost.
         if self._was_read:
             raise ConnectError(
@@ -235,10 +235,10 @@ class LogicalReader:
         create = f"SELECT pg_create_logical_replication_slot('{self._slot}', 'pgoutput')"
         if not self._values["slot.autocreate"]:
             raise ConnectError(f"there is no replication slot {self._slot}; create it: {create}")
-        await self._create(connection, create, "the replication slot cannot be created")
+        await self._create_replication_object(connection, create, "the replication slot cannot be created")
         log.info("created a replication slot", slot=self._slot)
 
-    async def _create(self, connection: Any, statement: str, message: str) -> None:
+    async def _create_replication_object(self, connection: Any, statement: str, message: str) -> None:
         """Execute a statement. Raises ConnectError with the statement if Postgres rejects it."""
         pg = driver().exceptions
         try:
@@ -249,5 +249,5 @@ class LogicalReader:
             ) from e
 
 
-def _literal(text: str) -> str:
+def _quote_sql_literal(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"

@@ -49,7 +49,7 @@ class OffsetTable:
                 f"INSERT INTO {self._table} VALUES ($1, $2, $3, {NONE}) ON CONFLICT DO NOTHING",
                 self._connector, tp.topic, tp.partition,
             )  # fmt: skip
-            self._known[tp] = await self._read(connection, tp, "")
+            self._known[tp] = await self._read_next_offset(connection, tp, "")
             if self._known[tp] != NONE:
                 found[tp] = self._known[tp]
             self._begun[tp] = self._known[tp]
@@ -60,7 +60,7 @@ class OffsetTable:
             self._known.pop(tp, None)
             self._begun.pop(tp, None)
 
-    async def _read(self, connection: Any, tp: TopicPartition, lock: str) -> int:
+    async def _read_next_offset(self, connection: Any, tp: TopicPartition, lock: str) -> int:
         row = await connection.fetchrow(
             f"SELECT next_offset FROM {self._table} "
             f"WHERE connector=$1 AND topic=$2 AND kafka_partition=$3 {lock}",
@@ -85,7 +85,7 @@ class OffsetTable:
                     "topic deleted and created again? Reset the connector's offsets to have its records written"
                 )
         for tp in sorted(ends):
-            found = await self._read(connection, tp, "FOR UPDATE")
+            found = await self._read_next_offset(connection, tp, "FOR UPDATE")
             # Another task has written since: the partition belongs to it, and this task is a zombie.
             if found != self._known.get(tp):
                 raise ConnectError(f"{tp} was written by another task, up to {found}: this task cannot continue")

@@ -134,12 +134,12 @@ def decode(data: bytes) -> Message:
     """Decode one message. Raises DataError if it is invalid."""
     cursor = _Cursor(data)
     try:
-        return _decode(cursor)
+        return _decode_message(cursor)
     except (struct.error, IndexError, ValueError) as e:
         raise DataError(f"not a message of pgoutput: {data[:40].hex()}: {e}") from None
 
 
-def _decode(cursor: _Cursor) -> Message:
+def _decode_message(cursor: _Cursor) -> Message:
     kind = cursor.letter()
     if kind == "B":
         return Begin(*cursor.take("!QQI"))
@@ -199,9 +199,9 @@ class _Cursor:
 
     def values(self) -> Values:
         (count,) = self.take("!H")
-        return tuple(self._value() for _ in range(count))
+        return tuple(self._read_column_value() for _ in range(count))
 
-    def _value(self) -> str | Unchanged | None:
+    def _read_column_value(self) -> str | Unchanged | None:
         kind = self.letter()
         if kind == "n":
             return None

@@ -98,26 +98,28 @@ class RowBuilder:
         last: Rows | None = None
         untyped: list[str] = []
         for record in records:
-            row = self._row(record)
+            row = self._row_of_record(record)
             table = self._settings.table(record.topic)
             if last is None or last.names != row.columns or last.table != table or last.deletes is not row.is_delete:
-                last = Rows(table, row.columns, row.key, self._types(record, row.columns), deletes=row.is_delete)
+                last = Rows(table, row.columns, row.key, self._column_types(record, row.columns), deletes=row.is_delete)
                 groups.append(last)
                 untyped = [name for name, (kind, _) in last.types.items() if kind is None]
             elif untyped:
-                last.types.update(self._types(record, untyped))
+                last.types.update(self._column_types(record, untyped))
                 untyped = [name for name in untyped if last.types[name][0] is None]
             last.rows.append(row.values)
         return groups
 
-    def _row(self, record: SinkRecord) -> _Row:
-        key = self._key(record)
+    def _row_of_record(self, record: SinkRecord) -> _Row:
+        key = self._primary_key_of_record(record)
         if record.value is None:
             if not self._settings.deletes:
-                raise DataError(f"{_coordinates(record)}: no value, and delete.enabled is false")
+                raise DataError(f"{_format_original_offset(record)}: no value, and delete.enabled is false")
             return _Row(tuple(key), tuple(key), tuple(key.values()), is_delete=True)
         if not isinstance(record.value, Mapping):
-            raise DataError(f"{_coordinates(record)}: the value is {type(record.value).__name__}, not a struct or map")
+            raise DataError(
+                f"{_format_original_offset(record)}: the value is {type(record.value).__name__}, not a struct or map"
+            )
         fields: dict[str, Any] = dict(record.value)
         if included := self._settings.included:
             fields = {name: item for name, item in fields.items() if name in included or name in key}
@@ -126,7 +128,7 @@ class RowBuilder:
             fields = {**key, **fields} if not key.keys() & fields.keys() else {**fields, **key}
         return _Row(tuple(fields), names, tuple(fields.values()), is_delete=False)
 
-    def _key(self, record: SinkRecord) -> dict[str, Any]:
+    def _primary_key_of_record(self, record: SinkRecord) -> dict[str, Any]:
         settings = self._settings
         match settings.pk_mode:
             case "none":
@@ -134,32 +136,34 @@ class RowBuilder:
             case "kafka":
                 return dict(zip(settings.pk_fields or KAFKA_COLUMNS, record.original, strict=True))
             case "record_value":
-                return self._picked(record, record.value or {}, "value")
+                return self._pick_key_columns(record, record.value or {}, "value")
         if record.key is None:
-            raise DataError(f"{_coordinates(record)}: pk.mode=record_key, and the record has no key")
+            raise DataError(f"{_format_original_offset(record)}: pk.mode=record_key, and the record has no key")
         if isinstance(record.key, Mapping):
-            return self._picked(record, record.key, "key")
+            return self._pick_key_columns(record, record.key, "key")
         if len(settings.pk_fields) != 1:
-            raise DataError(f"{_coordinates(record)}: the key is one value, so pk.fields must be one name")
+            raise DataError(f"{_format_original_offset(record)}: the key is one value, so pk.fields must be one name")
         return {settings.pk_fields[0]: record.key}
 
-    def _picked(self, record: SinkRecord, given: Any, what: str) -> dict[str, Any]:
+    def _pick_key_columns(self, record: SinkRecord, given: Any, what: str) -> dict[str, Any]:
         if not isinstance(given, Mapping):
-            raise DataError(f"{_coordinates(record)}: the {what} is not a struct or map")
+            raise DataError(f"{_format_original_offset(record)}: the {what} is not a struct or map")
         names = self._settings.pk_fields or tuple(given)
         missing = [name for name in names if given.get(name) is None]
         if missing:
-            raise DataError(f"{_coordinates(record)}: the {what} has no {', '.join(missing)}, of the primary key")
+            raise DataError(
+                f"{_format_original_offset(record)}: the {what} has no {', '.join(missing)}, of the primary key"
+            )
         return {name: given[name] for name in names}
 
-    def _types(self, record: SinkRecord, names: Iterable[str]) -> dict[str, tuple[str | None, bool]]:
+    def _column_types(self, record: SinkRecord, names: Iterable[str]) -> dict[str, tuple[str | None, bool]]:
         """Each column's type, and whether it is NOT NULL, from its schema or from its value.
 
         With pk.mode=record_key, primary key columns come from the record's key. All others come from the value.
         """
         pk = self._settings.pk_fields or KAFKA_COLUMNS
         kafka = dict(zip(pk, KAFKA_TYPES, strict=False)) if self._settings.pk_mode == "kafka" else {}
-        keys = self._key(record) if self._settings.pk_mode == "record_key" else {}
+        keys = self._primary_key_of_record(record) if self._settings.pk_mode == "record_key" else {}
         found = {}
         for name in names:
             if name not in keys:
@@ -195,6 +199,6 @@ def _field_schema(schema: Schema | None, name: str) -> Schema | None:
     return None if found is None else found.schema
 
 
-def _coordinates(record: SinkRecord) -> str:
+def _format_original_offset(record: SinkRecord) -> str:
     topic, partition, offset = record.original
     return f"{topic}-{partition}@{offset}"

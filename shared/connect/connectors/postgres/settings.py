@@ -35,7 +35,8 @@ def connection_config() -> ConfigDef:
     return (
         ConfigDef()
         .define("connection.url", Type.STRING, NO_DEFAULT, HIGH,
-                "postgresql://host:port/database. The prefix jdbc: is allowed.", _is_url, group="Connection", order=1)
+                "postgresql://host:port/database. The prefix jdbc: is allowed.", _validate_postgres_url,
+                group="Connection", order=1)
         .define("connection.user", Type.STRING, None, HIGH, "Database user.", group="Connection", order=2)
         .define("connection.password", Type.PASSWORD, None, HIGH,
                 "Password of the database user.", group="Connection", order=3)
@@ -50,7 +51,7 @@ def connection_config() -> ConfigDef:
     )  # fmt: skip
 
 
-def _is_url(name: str, value: Any) -> None:
+def _validate_postgres_url(name: str, value: Any) -> None:
     if value is not None and URL.fullmatch(value) is None:
         raise invalid(name, value, "must be a postgresql:// URL")
 

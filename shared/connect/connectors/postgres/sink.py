@@ -97,39 +97,39 @@ class PostgresSinkTask(SinkTask):
         """The reported records of the current delivery, so that a repeated batch does not report them again."""
         exactly_once = values["exactly.once"]
         self._offsets = OffsetTable(values["offsets.table"], props["name"]) if exactly_once else None
-        await self._connected()
+        await self._connect_if_needed()
 
     async def open(self, partitions: frozenset[TopicPartition]) -> None:
-        self._forget(partitions)
+        self._forget_partitions(partitions)
         if self._offsets is None:
             return
         try:
-            found = await self._offsets.open(await self._connected(), partitions)
+            found = await self._offsets.open(await self._connect_if_needed(), partitions)
         except Exception as e:
             raise translated(e) from e
         for tp, offset in found.items():
             self.context.offset(tp, offset)
 
     async def close(self, partitions: frozenset[TopicPartition]) -> None:
-        self._forget(partitions)
+        self._forget_partitions(partitions)
         if self._offsets is not None:
             self._offsets.close(partitions)
 
-    def _forget(self, partitions: frozenset[TopicPartition]) -> None:
+    def _forget_partitions(self, partitions: frozenset[TopicPartition]) -> None:
         self._done = {tp: offset for tp, offset in self._done.items() if tp not in partitions}
         self._reported = {original for original in self._reported if original[:2] not in partitions}
 
     async def put(self, records: list[SinkRecord]) -> None:
         size = self._values["batch.size"]
         for at in range(0, len(records), size):
-            await self._put(records[at : at + size])
+            await self._put_batch(records[at : at + size])
         self._done.clear()
         self._reported.clear()
         if self._offsets is not None:
             self._offsets.settled()
         self._retries_left = self._values["max.retries"]
 
-    def _is_done(self, record: SinkRecord) -> bool:
+    def _is_written_record(self, record: SinkRecord) -> bool:
         topic, partition, offset = record.original
         return offset < self._done.get((topic, partition), 0)
 
@@ -137,7 +137,7 @@ class PostgresSinkTask(SinkTask):
         # The last offset of each partition remains, since a batch has them in order.
         self._done |= {(topic, partition): offset + 1 for topic, partition, offset in (r.original for r in records)}
 
-    async def _put(self, records: list[SinkRecord]) -> None:
+    async def _put_batch(self, records: list[SinkRecord]) -> None:
         """Write a batch, and report the records of it that cannot be rows.
 
         Such a record is reported before the records in front of it are written. If the report ends the task, a restart
@@ -147,29 +147,31 @@ class PostgresSinkTask(SinkTask):
         at, size = 0, len(records)
         while at < len(records):
             part = records[at : at + size]
-            error = await self._attempt(part)
+            error = await self._try_to_write_rows(part)
             if error is None:
                 at, size = at + len(part), 2 * size
                 continue
             errant, error = await self._first_errant(part, error)
-            await self._report(part[errant], error)
-            if await self._attempt(part[:errant]) is None:  # otherwise the database has changed meanwhile: search again
+            await self._report_errant_record(part[errant], error)
+            if (
+                await self._try_to_write_rows(part[:errant]) is None
+            ):  # otherwise the database has changed meanwhile: search again
                 self._note_done([part[errant]])
                 at += errant + 1
             size = max(1, errant)
 
-    async def _attempt(self, records: list[SinkRecord], *, keep: bool = True) -> Exception | None:
+    async def _try_to_write_rows(self, records: list[SinkRecord], *, keep: bool = True) -> Exception | None:
         """Write the records. Returns the error if one of them cannot be a row. Without `keep` the rows are rolled back.
 
         Raises RetriableError or ConnectError if the database fails.
         """
         try:
-            await self._write(records, keep=keep)
+            await self._write_in_transactions(records, keep=keep)
         except Exception as e:
             # Two kinds of errors: of a record, which is found and reported, or of the database, which ends the batch.
             if isinstance(e, DataError) or is_data_error(e):
                 return e
-            raise await self._failure(e) from e
+            raise await self._failure_to_raise(e) from e
         return None
 
     async def _first_errant(self, records: list[SinkRecord], error: Exception) -> tuple[int, Exception]:
@@ -179,21 +181,21 @@ class PostgresSinkTask(SinkTask):
         # The first `fine` records succeed together; after the first loop, the first `failing` records fail.
         fine, failing = 0, 1
         while failing < len(records):
-            found = await self._attempt(records[:failing], keep=False)
+            found = await self._try_to_write_rows(records[:failing], keep=False)
             if found is not None:
                 error = found
                 break
             fine, failing = failing, min(2 * failing, len(records))
         while failing - fine > 1:
             middle = (fine + failing) // 2
-            found = await self._attempt(records[:middle], keep=False)
+            found = await self._try_to_write_rows(records[:middle], keep=False)
             if found is None:
                 fine = middle
             else:
                 failing, error = middle, found
         return failing - 1, error
 
-    async def _report(self, record: SinkRecord, error: Exception) -> None:
+    async def _report_errant_record(self, record: SinkRecord, error: Exception) -> None:
         """Report a record's error once. Raises ConnectError if there is no reporter, or errors are not tolerated."""
         topic, partition, offset = record.original
         if record.original in self._reported:
@@ -207,7 +209,7 @@ class PostgresSinkTask(SinkTask):
         await reporter.report(record, named)
         self._reported.add(record.original)
 
-    async def _failure(self, error: Exception) -> Exception:
+    async def _failure_to_raise(self, error: Exception) -> Exception:
         """The error to raise for the database's error: retriable as long as retries are left."""
         ours = translated(error)
         self._tables.clear()  # the error may come from a changed table, which is described again
@@ -223,38 +225,40 @@ class PostgresSinkTask(SinkTask):
         self.context.timeout(self._values["retry.backoff.ms"])
         return ours
 
-    async def _connected(self) -> Any:
+    async def _connect_if_needed(self) -> Any:
         if self._connection is None or self._connection.is_closed():
             self._stagings.clear()
             self._tables.clear()
             self._connection = await connect(self._values)
         return self._connection
 
-    async def _write(self, records: list[SinkRecord], *, keep: bool) -> None:
+    async def _write_in_transactions(self, records: list[SinkRecord], *, keep: bool) -> None:
         """Write the records and their offsets in one transaction, or in several if they have too many sets of columns.
 
         Without `keep` each transaction is rolled back. Records that an earlier transaction of this batch has written,
         or a delivery before a temporary error, are skipped.
         """
         if self._done:
-            records = [record for record in records if not self._is_done(record)]
+            records = [record for record in records if not self._is_written_record(record)]
         if not records:
             return
-        connection = await self._connected()
+        connection = await self._connect_if_needed()
         groups = self._builder.build(records)
         # Each set of columns needs a temporary table. A batch with too many sets is written in halves.
-        if len({(group.table, group.names) for group in groups if self._is_staged(group)}) > STAGINGS_MAX:
+        if len({(group.table, group.names) for group in groups if self._uses_staging_table(group)}) > STAGINGS_MAX:
             half = len(records) // 2
-            await self._write(records[:half], keep=keep)
-            await self._write(records[half:], keep=keep)
+            await self._write_in_transactions(records[:half], keep=keep)
+            await self._write_in_transactions(records[half:], keep=keep)
             return
         for table in dict.fromkeys(group.table for group in groups):
             await self._have_table(connection, table, [group for group in groups if group.table == table])
-        groups = self._fitted(groups)
+        groups = self._fit_groups_to_tables(groups)
         await self._have_stagings(connection, groups)  # outside the transaction: a rollback would drop them
         async with transaction(connection, keep=keep):
             if self._offsets is not None:
-                groups = self._fitted(self._builder.build(await self._offsets.advance(connection, records)))
+                groups = self._fit_groups_to_tables(
+                    self._builder.build(await self._offsets.advance(connection, records))
+                )
             for group in groups:
                 await self._write_rows(connection, group)
             if not keep:  # check what a commit would check
@@ -264,10 +268,10 @@ class PostgresSinkTask(SinkTask):
                 self._offsets.committed()
             self._note_done(records)
 
-    def _is_staged(self, group: Rows) -> bool:
+    def _uses_staging_table(self, group: Rows) -> bool:
         return self._settings.mode != "insert" or group.deletes
 
-    def _fitted(self, groups: list[Rows]) -> list[Rows]:
+    def _fit_groups_to_tables(self, groups: list[Rows]) -> list[Rows]:
         """The groups without columns that are null and in no table, and without deletes from missing tables."""
         return [
             group.with_columns(self._tables[group.table].columns) for group in groups if group.table in self._tables
@@ -276,12 +280,12 @@ class PostgresSinkTask(SinkTask):
     async def _write_rows(self, connection: Any, group: Rows) -> None:
         table = self._tables[group.table]
         names = group.names
-        if not self._is_staged(group):
-            await _copy(connection, table.name, names, _adapted(group.rows, names, table))
+        if not self._uses_staging_table(group):
+            await _copy_rows_to_table(connection, table.name, names, _adapt_rows_to_columns(group.rows, names, table))
             return
         key_table = table if table.key == group.key else sql.Table(table.name, table.columns, group.key)
         staged = self._stagings[table.name, names]
-        await _copy(connection, staged, names, _adapted(group.latest(), names, table))
+        await _copy_rows_to_table(connection, staged, names, _adapt_rows_to_columns(group.latest(), names, table))
         if group.deletes:
             statement = sql.delete_from(key_table, staged)
         elif self._settings.mode == "upsert":
@@ -293,7 +297,7 @@ class PostgresSinkTask(SinkTask):
 
     async def _have_stagings(self, connection: Any, groups: list[Rows]) -> None:
         """Create a temporary table for each set of columns; drop those of other batches if there would be too many."""
-        needed = {(group.table, group.names) for group in groups if self._is_staged(group)}
+        needed = {(group.table, group.names) for group in groups if self._uses_staging_table(group)}
         if len(self._stagings.keys() | needed) > STAGINGS_MAX:
             for key in self._stagings.keys() - needed:
                 await connection.execute(f"DROP TABLE {sql.quoted(self._stagings.pop(key))}")
@@ -308,7 +312,7 @@ class PostgresSinkTask(SinkTask):
         table = self._tables.get(name)
         if table is not None and wanted.keys() <= table.columns.keys():
             return
-        table = await self._described(connection, name)
+        table = await self._describe_table(connection, name)
         if table is None:
             writes = [group for group in groups if not group.deletes]
             if not writes:
@@ -317,23 +321,23 @@ class PostgresSinkTask(SinkTask):
                 raise ConnectError(f"table {name} does not exist, and auto.create is false")
             if not (fields := columns_of(writes)):
                 raise DataError(f"table {name} cannot be created: all values of the records are null")
-            await self._ddl(connection, sql.create_table(name, fields, writes[0].key))
+            await self._execute_ddl(connection, sql.create_table(name, fields, writes[0].key))
         elif missing := {one: kind for one, (kind, _) in wanted.items() if one not in table.columns}:
             sql.columns(missing)  # a name that Postgres does not allow is an error of the record, not of the table
             if not self._values["auto.evolve"]:
                 raise ConnectError(f"table {name} has no column {', '.join(missing)}, and auto.evolve is false")
-            await self._ddl(connection, sql.add_columns(name, missing))
+            await self._execute_ddl(connection, sql.add_columns(name, missing))
             self._stagings = {key: staged for key, staged in self._stagings.items() if key[0] != name}
-        found = await self._described(connection, name)
+        found = await self._describe_table(connection, name)
         if found is None:
             raise RetriableError(f"table {name} was dropped while it was changed")
         self._tables[name] = found
 
-    async def _ddl(self, connection: Any, statement: str) -> None:
+    async def _execute_ddl(self, connection: Any, statement: str) -> None:
         log.info("changing the database", statement=statement)
         await change_schema(connection, statement)
 
-    async def _described(self, connection: Any, name: str) -> sql.Table | None:
+    async def _describe_table(self, connection: Any, name: str) -> sql.Table | None:
         rows = await connection.fetch(COLUMNS, sql.quoted(name))
         if not rows:
             return None
@@ -346,7 +350,9 @@ class PostgresSinkTask(SinkTask):
             await connection.close(timeout=5)
 
 
-def _adapted(rows: list[tuple[Any, ...]], names: tuple[str, ...], table: sql.Table) -> list[tuple[Any, ...]]:
+def _adapt_rows_to_columns(
+    rows: list[tuple[Any, ...]], names: tuple[str, ...], table: sql.Table
+) -> list[tuple[Any, ...]]:
     adapters = [(at, adapt) for at, name in enumerate(names) if (adapt := sql.adapter(table.columns[name])) is not None]
     if not adapters:
         return rows
@@ -356,7 +362,7 @@ def _adapted(rows: list[tuple[Any, ...]], names: tuple[str, ...], table: sql.Tab
     return list(zip(*columns, strict=True))
 
 
-async def _copy(connection: Any, table: str, names: tuple[str, ...], rows: list[tuple[Any, ...]]) -> None:
+async def _copy_rows_to_table(connection: Any, table: str, names: tuple[str, ...], rows: list[tuple[Any, ...]]) -> None:
     schema, _, name = table.rpartition(".")
     await connection.copy_records_to_table(name, records=rows, columns=names, schema_name=schema or None)
 

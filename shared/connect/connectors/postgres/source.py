@@ -128,9 +128,9 @@ class PostgresSourceTask(SourceTask):
             self._idle = 0
         reader = self._readers[self._turn]
         try:
-            records, is_whole = await self._read(reader)
+            records, is_whole = await self._read_rows(reader)
         except Exception as e:
-            raise await self._failure(e) from e
+            raise await self._failure_to_raise(e) from e
         self._retries_left = self._values["max.retries"]
         if is_whole:
             self._turn = (self._turn + 1) % len(self._readers)
@@ -142,9 +142,9 @@ class PostgresSourceTask(SourceTask):
         if logical.is_idle:
             await asyncio.sleep(self._values["poll.interval.ms"] / 1000)
         try:
-            records = await logical.read(await self._connected())
+            records = await logical.read(await self._connect_if_needed())
         except Exception as e:
-            raise await self._failure(e) from e
+            raise await self._failure_to_raise(e) from e
         self._retries_left = self._values["max.retries"]
         return records
 
@@ -153,14 +153,14 @@ class PostgresSourceTask(SourceTask):
         if self._logical is not None:
             self._logical.stored(await self.context.offset_storage_reader.offset(self._slot))
 
-    async def _connected(self) -> Any:
+    async def _connect_if_needed(self) -> Any:
         if self._connection is None or self._connection.is_closed():
             self._connection = await connect(self._values)
         return self._connection
 
-    async def _read(self, reader: TableReader) -> tuple[list[SourceRecord], bool]:
+    async def _read_rows(self, reader: TableReader) -> tuple[list[SourceRecord], bool]:
         """The next rows of one table or query, and whether the next one has its turn."""
-        await self._connected()
+        await self._connect_if_needed()
         if self._values["mode"] == "bulk":
             most = self._values["batch.max.rows"]
             if self._bulk is None:
@@ -176,9 +176,11 @@ class PostgresSourceTask(SourceTask):
                 prepared = await self._connection.prepare(statement)
                 rows, attributes = await prepared.fetch(*arguments), prepared.get_attributes()
             is_whole = True
-        return self._records(reader, rows, attributes), is_whole
+        return self._source_records_of_rows(reader, rows, attributes), is_whole
 
-    def _records(self, reader: TableReader, rows: Sequence[Any], attributes: Sequence[Any]) -> list[SourceRecord]:
+    def _source_records_of_rows(
+        self, reader: TableReader, rows: Sequence[Any], attributes: Sequence[Any]
+    ) -> list[SourceRecord]:
         scale = self._values["numeric.scale"]
         schema = schema_of(reader.table or "query", attributes, scale)
         key_schema, names = self._key_schema(schema)
@@ -199,7 +201,7 @@ class PostgresSourceTask(SourceTask):
             raise ConnectError(f"key.columns: not all of {', '.join(names)} are columns")
         return (Schema.struct(None, *(f for f in fields if f is not None)) if names else None), names
 
-    async def _failure(self, error: Exception) -> Exception:
+    async def _failure_to_raise(self, error: Exception) -> Exception:
         ours = translated(error)
         await self._abandon_bulk()
         if self._connection is not None:

@@ -141,19 +141,19 @@ def adapter(kind: str) -> Callable[[Any], Any] | None:
     return _ADAPTERS.get(base)
 
 
-def _json(value: Any) -> Any:
+def _adapt_json(value: Any) -> Any:
     return None if value is None else msgspec.json.encode(value, enc_hook=str).decode()
 
 
-def _text(value: Any) -> Any:
+def _adapt_text(value: Any) -> Any:
     if value is None or isinstance(value, str):
         return value
     if isinstance(value, bool):
         return "true" if value else "false"
-    return _json(value) if isinstance(value, dict | list) else str(value)
+    return _adapt_json(value) if isinstance(value, dict | list) else str(value)
 
 
-def _moment(value: Any) -> Any:
+def _adapt_timestamptz(value: Any) -> Any:
     if isinstance(value, bool):
         raise DataError(f"{value!r} is not a time")
     if isinstance(value, int):
@@ -168,12 +168,12 @@ def _moment(value: Any) -> Any:
     return value
 
 
-def _naive(value: Any) -> Any:
-    moment = _moment(value)
+def _adapt_timestamp(value: Any) -> Any:
+    moment = _adapt_timestamptz(value)
     return moment.astimezone(dt.UTC).replace(tzinfo=None) if isinstance(moment, dt.datetime) else moment
 
 
-def _date(value: Any) -> Any:
+def _adapt_date(value: Any) -> Any:
     if isinstance(value, str):
         try:
             return dt.date.fromisoformat(value)
@@ -182,26 +182,26 @@ def _date(value: Any) -> Any:
     return value
 
 
-def _number(value: Any) -> Any:
+def _adapt_numeric(value: Any) -> Any:
     if isinstance(value, float | int) and not isinstance(value, bool):
         return Decimal(str(value))
     return value
 
 
-def _bytes(value: Any) -> Any:
+def _adapt_bytea(value: Any) -> Any:
     return value.encode() if isinstance(value, str) else value
 
 
 _ADAPTERS: dict[str, Callable[[Any], Any]] = {
-    "json": _json,
-    "jsonb": _json,
-    "text": _text,
-    "character varying": _text,
-    "character": _text,
-    "timestamp with time zone": _moment,
-    "timestamptz": _moment,
-    "timestamp without time zone": _naive,
-    "date": _date,
-    "numeric": _number,
-    "bytea": _bytes,
+    "json": _adapt_json,
+    "jsonb": _adapt_json,
+    "text": _adapt_text,
+    "character varying": _adapt_text,
+    "character": _adapt_text,
+    "timestamp with time zone": _adapt_timestamptz,
+    "timestamptz": _adapt_timestamptz,
+    "timestamp without time zone": _adapt_timestamp,
+    "date": _adapt_date,
+    "numeric": _adapt_numeric,
+    "bytea": _adapt_bytea,
 }

@@ -59,22 +59,22 @@ class TableReader:
         orders: list[str] = []
         arguments: list[Any] = []
 
-        def argument(value: Any, kind: str) -> str:
+        def add_sql_argument(value: Any, kind: str) -> str:
             arguments.append(value)
             return f"${len(arguments)}::{kind}"
 
         inc = sql.column(self._inc) if "incrementing" in self._mode else ""
         if "timestamp" in self._mode:
             orders.append(self.stamp)
-            wheres.append(f"{self.stamp} < now() - {argument(self._delay_ms, 'bigint')} * interval '1 ms'")
+            wheres.append(f"{self.stamp} < now() - {add_sql_argument(self._delay_ms, 'bigint')} * interval '1 ms'")
             if self.timestamp is not None:
-                last = argument(self.timestamp, "timestamptz")
+                last = add_sql_argument(self.timestamp, "timestamptz")
                 beyond = f"{self.stamp} > {last}"
                 if inc and self.incrementing is not None:
-                    beyond += f" OR ({self.stamp} = {last} AND {inc} > {argument(self.incrementing, 'bigint')})"
+                    beyond += f" OR ({self.stamp} = {last} AND {inc} > {add_sql_argument(self.incrementing, 'bigint')})"
                 wheres.append(f"({beyond})")
         elif self.incrementing is not None:
-            wheres.append(f"{inc} > {argument(self.incrementing, 'bigint')}")
+            wheres.append(f"{inc} > {add_sql_argument(self.incrementing, 'bigint')}")
         if inc:
             orders.append(inc)
         where = f" WHERE {' AND '.join(wheres)}" if wheres else ""
@@ -94,12 +94,12 @@ class TableReader:
                     raise ConnectError(f"{self.table}.{self._inc}: {value!r} is not an integer")
                 self.incrementing = value
             if "timestamp" in self._mode:
-                self.timestamp = self._moment(row)
+                self.timestamp = self._timestamp_of_row(row)
             offsets.append(self.offset())
         return offsets
 
     def _read_moments(self, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        moments = [self._moment(row) for row in rows]
+        moments = [self._timestamp_of_row(row) for row in rows]
         offsets = []
         for at, moment in enumerate(moments):
             if moments[at + 1 : at + 2] != [moment]:
@@ -107,7 +107,7 @@ class TableReader:
             offsets.append(self.offset())
         return offsets
 
-    def _moment(self, row: Mapping[str, Any]) -> dt.datetime:
+    def _timestamp_of_row(self, row: Mapping[str, Any]) -> dt.datetime:
         return next(aware(row[name]) for name in self._stamps if row[name] is not None)
 
     def offset(self) -> dict[str, Any]:

@@ -256,7 +256,7 @@ async def test_a_worker_that_missed_a_rebalance_stops_its_work() -> None:
     may_end = asyncio.Event()
 
     class Lingering(NoOpWorkerTask):
-        async def _close(self) -> None:
+        async def _close_task(self) -> None:
             if self.id.task == 0:
                 await may_end.wait()
 

@@ -84,9 +84,9 @@ class NoOpWorkerTask(WorkerTask):
     def __init__(self, spec: TaskSpec, listener: StatusListener) -> None:
         super().__init__(spec.id, listener, TaskMetrics("source"), ManualClock())
 
-    async def _start(self) -> None: ...
+    async def _start_task(self) -> None: ...
 
-    async def _execute(self) -> None:
+    async def _execute_task(self) -> None:
         paused = self.should_pause
         while not self.stopping:
             await self._changed.wait()
@@ -95,7 +95,7 @@ class NoOpWorkerTask(WorkerTask):
                 paused = self.should_pause
                 self.moved(Event.PAUSED if paused else Event.RUNNING)
 
-    async def _close(self) -> None: ...
+    async def _close_task(self) -> None: ...
 
     def stalled_ms(self, now_ms: int) -> int:
         return 0
