@@ -29,20 +29,20 @@ NOT_STARTED = 127  # the status that a shell returns for a command that it canno
 
 def main(arguments: list[str]) -> int:
     """Run one command and end it when the parent ends. The module describes arguments and exit status."""
-    limit_ms, log, report_fd, command = _parse(arguments)
+    limit_ms, log, report_fd, command = _parse_arguments(arguments)
     if report_fd is not None:
         os.set_inheritable(report_fd, False)  # its end tells the parent that the guard has ended
     wakeup = _wake_on_signals()
     try:
-        pid = _spawn(command, log)
+        pid = _spawn_child(command, log)
     except OSError as e:
-        _report(report_fd, f"failed {e.errno}")
+        _report_to_parent(report_fd, f"failed {e.errno}")
         print(f"{command[0]}: {e.strerror}", file=sys.stderr)
         return NOT_STARTED
-    _report(report_fd, f"started {pid}")
-    status = _watch(pid, wakeup, limit_ms)
+    _report_to_parent(report_fd, f"started {pid}")
+    status = _watch_child(pid, wakeup, limit_ms)
     _signal_group(pid, signal.SIGKILL)
-    _report(report_fd, f"exited {status}")
+    _report_to_parent(report_fd, f"exited {status}")
     return status if status >= 0 else 128 - status
 
 
@@ -68,7 +68,7 @@ def _on_sigterm(*_: object) -> None:
     _stop_requested = True
 
 
-def _spawn(command: list[str], log: str | None) -> int:
+def _spawn_child(command: list[str], log: str | None) -> int:
     actions: list[tuple[int, int, str, int, int] | tuple[int, int, int]] = [
         (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)
     ]
@@ -87,7 +87,7 @@ def _spawn(command: list[str], log: str | None) -> int:
     )
 
 
-def _watch(pid: int, wakeup: int, limit_ms: int) -> int:
+def _watch_child(pid: int, wakeup: int, limit_ms: int) -> int:
     """Wait for the child's end, and end it once the parent is gone or SIGTERM came. Returns its status."""
     kill_at: float | None = None
     watched = [wakeup, 0]
@@ -99,8 +99,8 @@ def _watch(pid: int, wakeup: int, limit_ms: int) -> int:
         stopping = _stop_requested or 0 not in watched
         if stopping and kill_at is None:
             kill_at = now + limit_ms / 1000
-            _signal(pid, signal.SIGTERM)
-            _signal(pid, signal.SIGCONT)  # a stopped child would never see the SIGTERM
+            _signal_child(pid, signal.SIGTERM)
+            _signal_child(pid, signal.SIGCONT)  # a stopped child would never see the SIGTERM
         elif kill_at is not None and now >= kill_at:
             _signal_group(pid, signal.SIGKILL)
             kill_at = now + limit_ms / 1000
@@ -111,7 +111,7 @@ def _watch(pid: int, wakeup: int, limit_ms: int) -> int:
             watched.remove(0)
 
 
-def _signal(pid: int, number: int) -> None:
+def _signal_child(pid: int, number: int) -> None:
     try:  # noqa: SIM105 - contextlib would be one more import
         os.kill(pid, number)
     except ProcessLookupError:
@@ -125,7 +125,7 @@ def _signal_group(pid: int, number: int) -> None:
         pass
 
 
-def _report(report_fd: int | None, line: str) -> None:
+def _report_to_parent(report_fd: int | None, line: str) -> None:
     if report_fd is None:
         return
     try:  # noqa: SIM105
@@ -134,7 +134,7 @@ def _report(report_fd: int | None, line: str) -> None:
         pass
 
 
-def _parse(arguments: list[str]) -> tuple[int, str | None, int | None, list[str]]:
+def _parse_arguments(arguments: list[str]) -> tuple[int, str | None, int | None, list[str]]:
     limit_ms, log, report_fd = DEFAULT_LIMIT_MS, None, None
     rest = list(arguments)
     while rest and rest[0] != "--":

@@ -112,10 +112,10 @@ class ChildProcess:
         options = ["--limit-ms", str(orphan_limit_ms), "--report-fd", str(write_end)]
         try:
             if log_file is not None:
-                log_file = _absolute(log_file)
+                log_file = _absolute_path(log_file)
                 options += ["--log", str(log_file)]
-                _make_space(log_file)
-            guard = _popen([*_GUARD_COMMAND, *options, "--", *words], env, cwd, (*pass_fds, write_end), output)
+                _rotate_log_file(log_file)
+            guard = _popen_child([*_GUARD_COMMAND, *options, "--", *words], env, cwd, (*pass_fds, write_end), output)
         except OSError as e:
             report.close()
             raise ConfigError(f"{name} cannot be started: {e.filename or log_file}: {e.strerror}") from None
@@ -249,16 +249,16 @@ class _Output:
         self._on_bytes = on_bytes
         self._loop = asyncio.get_running_loop()
         os.set_blocking(pipe.fileno(), False)
-        self._loop.add_reader(pipe.fileno(), self._read)
+        self._loop.add_reader(pipe.fileno(), self._read_pipe)
 
     def finish(self) -> None:
         """Read the rest and close. A process that left the child's group may hold the pipe, so its end may not come."""
-        while self._read():
+        while self._read_pipe():
             pass
         self._loop.remove_reader(self._pipe.fileno())
         self._pipe.close()
 
-    def _read(self) -> bool:
+    def _read_pipe(self) -> bool:
         try:
             data = os.read(self._pipe.fileno(), _READ_BYTES)
         except BlockingIOError:
@@ -308,7 +308,7 @@ def tail(file: Path, lines: int, *, start: int = 0) -> list[str]:
         return []
 
 
-def _popen(
+def _popen_child(
     command: list[str], env: Mapping[str, str] | None, cwd: Path | None, pass_fds: Sequence[int], output: int | None
 ) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
@@ -324,12 +324,12 @@ def _popen(
     )
 
 
-def _absolute(file: Path) -> Path:
+def _absolute_path(file: Path) -> Path:
     # The guard may run in another folder than this process.
     return file.absolute()
 
 
-def _make_space(log_file: Path) -> None:
+def _rotate_log_file(log_file: Path) -> None:
     log_file.parent.mkdir(parents=True, exist_ok=True)
     if log_file.exists() and log_file.stat().st_size > LOG_MAX_BYTES:
         log_file.replace(log_file.with_name(f"{log_file.name}.1"))

@@ -122,9 +122,9 @@ COMMANDS: dict[str, tuple[str, str, str, tuple[str, ...]]] = {
 """Each command's panel, function, help, and the extras that it needs."""
 
 
-def _add(name: str, panel: str, target: str, text: str, extras: tuple[str, ...]) -> None:
+def _add_command(name: str, panel: str, target: str, text: str, extras: tuple[str, ...]) -> None:
     @app.command(name, help=text, rich_help_panel=panel, context_settings=PASS_ON)
-    def command(context: typer.Context) -> None:
+    def run_command(context: typer.Context) -> None:
         module, _, function = target.partition(":")
         try:
             with needs(f"penstock {name}", *extras):
@@ -139,7 +139,7 @@ def _add(name: str, panel: str, target: str, text: str, extras: tuple[str, ...])
 
 
 for _name, _command in COMMANDS.items():
-    _add(_name, *_command)
+    _add_command(_name, *_command)
 
 
 def _print_version(wanted: bool) -> None:
@@ -149,7 +149,7 @@ def _print_version(wanted: bool) -> None:
 
 
 @app.callback()
-def _options(
+def _accept_version_option(
     version: bool = typer.Option(False, "--version", help="Print the version.", callback=_print_version, is_eager=True),
 ) -> None:
     pass

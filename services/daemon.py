@@ -60,11 +60,11 @@ def serve(
     settings = load_or_exit(settings_class, arguments, program)
     configure(settings.log, program.split()[-1])
 
-    async def drive() -> int:
+    async def run_daemon() -> int:
         return await run(make(settings), limit_ms(settings) if limit_ms else settings.shutdown_timeout_ms)
 
     try:
-        return asyncio.run(drive())
+        return asyncio.run(run_daemon())
     except ConfigError as e:  # raised by `make`: nothing has started yet
         print(f"{program}: {e}", file=sys.stderr)
         return WRONG_SETTING
@@ -117,7 +117,7 @@ async def run(daemon: Daemon, shutdown_timeout_ms: int) -> int:
         elif not stop.is_set():
             raise IllegalState("the work was cancelled, though nobody asked for the end")
     except Exception as e:
-        status = _say(e)
+        status = _log_errors(e)
     try:
         async with asyncio.timeout_at(deadline):
             await daemon.shutdown()
@@ -138,9 +138,9 @@ async def _start_and_work(daemon: Daemon) -> None:
     await daemon.main_loop()
 
 
-def _say(error: Exception) -> int:
+def _log_errors(error: Exception) -> int:
     """Log the errors that ended the work, and return the exit status."""
-    leaves = list(_leaves(error))
+    leaves = list(_leaf_exceptions(error))
     for e in leaves:
         if isinstance(e, PenstockError):
             log.error("failed", error=type(e).__name__, reason=str(e))
@@ -149,10 +149,10 @@ def _say(error: Exception) -> int:
     return WRONG_SETTING if all(isinstance(e, ConfigError) for e in leaves) else FAILED
 
 
-def _leaves(error: Exception) -> Iterator[Exception]:
+def _leaf_exceptions(error: Exception) -> Iterator[Exception]:
     """The errors of an exception group, or the single error."""
     if isinstance(error, ExceptionGroup):
         for one in error.exceptions:
-            yield from _leaves(one)
+            yield from _leaf_exceptions(one)
     else:
         yield error

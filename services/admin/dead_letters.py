@@ -84,14 +84,14 @@ class RecordCounter:
                 del self._counted[tp]
             starts = {tp: self._counted[tp][0].end for tp, span in spans.items() if self._counted[tp][0].end < span.end}
             if starts:
-                await self._read(starts, spans)
+                await self._count_records(starts, spans)
             counts = {}
             for tp, span in spans.items():
                 read, records = self._counted[tp]
                 counts[tp] = Count(records + span.end - read.end, exact=read.end == span.end)
             return counts
 
-    async def _read(self, starts: Mapping[TopicPartition, int], spans: Mapping[TopicPartition, Span]) -> None:
+    async def _count_records(self, starts: Mapping[TopicPartition, int], spans: Mapping[TopicPartition, Span]) -> None:
         """Continue the count within the time limit of one call. Records that are not read in time stay uncounted."""
         try:
             async with (
@@ -142,15 +142,15 @@ class KafkaDeadLetters:
 
     async def topics(self) -> list[dict[str, Any]]:
         """See the protocol. Each call reads and counts the records since the last call."""
-        names = [name for name in await self._admin.list_topics() if _kind(name)]
+        names = [name for name in await self._admin.list_topics() if _kind_of_topic(name)]
         descriptions = await self._admin.describe_topics(names) if names else {}
-        offsets = await self._offsets(descriptions.values())
+        offsets = await self._partition_offsets(descriptions.values())
         spans = {tp: Span(descriptions[tp.topic].topic_id, first, end) for tp, (first, end) in offsets.items()}
         counts = await self._counter.count(spans)
         return [
             {
                 "topic": name,
-                "kind": _kind(name),
+                "kind": _kind_of_topic(name),
                 "source": name.removesuffix(DEAD_LETTER_SUFFIX).removesuffix(LATE_SUFFIX),
                 "records": sum(count.records for tp, count in counts.items() if tp.topic == name),
                 "exact": all(count.exact for tp, count in counts.items() if tp.topic == name),
@@ -158,7 +158,7 @@ class KafkaDeadLetters:
             for name in sorted(names)
         ]
 
-    async def _offsets(self, topics: Iterable[TopicDescription]) -> dict[TopicPartition, Offsets]:
+    async def _partition_offsets(self, topics: Iterable[TopicDescription]) -> dict[TopicPartition, Offsets]:
         """Return the first offset and the end of the committed records of each partition."""
         tps = [TopicPartition(topic.name, p.partition) for topic in topics for p in topic.partitions]
         if not tps:
@@ -173,16 +173,18 @@ class KafkaDeadLetters:
         The newest offsets may hold fewer records than `limit`, since transaction markers have offsets too. Then four
         times as many offsets are read.
         """
-        self._check(topic)
+        self._check_dead_letter_topic(topic)
         description = (await self._admin.describe_topics([topic]))[topic]
-        offsets = {tp: span for tp, span in (await self._offsets([description])).items() if span.end > span.first}
+        offsets = {
+            tp: span for tp, span in (await self._partition_offsets([description])).items() if span.end > span.first
+        }
         scan_max = max(limit, SCANNED_MAX // max(1, len(offsets)))
         scan = 2 * limit if stage is None else scan_max  # offsets of each partition
         try:
             async with asyncio.timeout(READ_TIMEOUT_MS / 1000):
                 while True:
                     starts = {tp: max(first, end - scan) for tp, (first, end) in offsets.items()}
-                    newest, scanned = await self._scan(starts, limit, stage)
+                    newest, scanned = await self._scan_newest_rows(starts, limit, stage)
                     is_short = any(len(newest[tp]) < limit and starts[tp] > offsets[tp].first for tp in offsets)
                     if not is_short or scan >= scan_max:
                         break
@@ -192,7 +194,7 @@ class KafkaDeadLetters:
         rows = sorted((row for rows in newest.values() for row in rows), key=lambda row: -row["written_ms"])
         return {"records": rows[:limit], "scanned": scanned}
 
-    async def _scan(
+    async def _scan_newest_rows(
         self, starts: Mapping[TopicPartition, int], limit: int, stage: str | None
     ) -> tuple[dict[TopicPartition, deque[dict[str, Any]]], int]:
         """Return the newest rows of each partition from these offsets on, and the number of records read."""
@@ -201,7 +203,7 @@ class KafkaDeadLetters:
         async with aclosing(committed_records(self._kafka, starts)) as batches:
             async for columns in batches:
                 scanned += len(columns.offsets)
-                rows = (_row(record) for record in columns.records())
+                rows = (_dead_letter_row(record) for record in columns.records())
                 newest[columns.topic_partition].extend(
                     row for row in rows if stage is None or row.get("stage") == stage
                 )
@@ -222,7 +224,7 @@ class KafkaDeadLetters:
 
         Raises InvalidRequest for a filter that late records do not have, and for an invalid target.
         """
-        self._check(topic)
+        self._check_dead_letter_topic(topic)
         is_late = topic.endswith(LATE_SUFFIX)
         if is_late and (stage or exception):
             raise InvalidRequest(f"{topic}: late records have no stage and no exception")
@@ -248,10 +250,10 @@ class KafkaDeadLetters:
                     await dead_letters.replay(producer, selects, limit=limit, include_replayed=include_replayed, to=to)
                 )
 
-    def _check(self, topic: str) -> None:
+    def _check_dead_letter_topic(self, topic: str) -> None:
         """Raise InvalidRequest if the topic is neither a dead-letter nor a late topic."""
         check_topic_name(topic)
-        if not _kind(topic):
+        if not _kind_of_topic(topic):
             raise InvalidRequest(f"{topic}: neither a dead-letter topic (…{DEAD_LETTER_SUFFIX}) nor a late one")
 
     async def _check_target(self, topic: str, to: str) -> None:
@@ -261,39 +263,39 @@ class KafkaDeadLetters:
         await self._admin.describe_topics([to])
 
 
-def _kind(topic: str) -> str:
+def _kind_of_topic(topic: str) -> str:
     """Return the kind of a topic by its suffix: `dead_letters`, `late`, or "" for any other topic."""
     if topic.endswith(DEAD_LETTER_SUFFIX):
         return "dead_letters"
     return "late" if topic.endswith(LATE_SUFFIX) else ""
 
 
-def _row(record: ConsumerRecord) -> dict[str, Any]:
+def _dead_letter_row(record: ConsumerRecord) -> dict[str, Any]:
     """Return a record of the topic as a `DeadLetterRow`."""
     row: dict[str, Any] = {
         "partition": record.partition,
         "offset": record.offset,
         "written_ms": record.timestamp,
-        "key": _text(record.key),
-        "value": _text(record.value),
+        "key": _shortened_text(record.key),
+        "value": _shortened_text(record.value),
     }
     try:
         dead_letter = parse_late_record(record) if record.topic.endswith(LATE_SUFFIX) else parse_dead_letter(record)
     except DataError:
-        return row | {"headers": [[name, _text(value)] for name, value in record.headers]}
+        return row | {"headers": [[name, _shortened_text(value)] for name, value in record.headers]}
     source = dead_letter.record
     row |= {
         "source": {"topic": source.topic, "partition": source.partition, "offset": source.offset},
         "timestamp_ms": source.timestamp,
         "stage": dead_letter.stage,
         "message": dead_letter.message,
-        "headers": [[name, _text(value)] for name, value in source.headers],
+        "headers": [[name, _shortened_text(value)] for name, value in source.headers],
     }
     if dead_letter.stage == STAGE_LATE:
         return row
     return row | {"exception": dead_letter.exception, "attempts": dead_letter.attempts, "group": dead_letter.group}
 
 
-def _text(data: bytes | None) -> str | None:
+def _shortened_text(data: bytes | None) -> str | None:
     """Return bytes as text, cut to TEXT_CHARACTERS_MAX; bytes that are not UTF-8 as escapes."""
     return None if data is None else data.decode(errors="backslashreplace")[:TEXT_CHARACTERS_MAX]

@@ -150,7 +150,7 @@ class KafkaSource:
                 # A group without members and without group management has no protocol type.
                 listings = [g for g in await self._admin.list_groups() if g.protocol_type in ("consumer", "")]
                 listings.sort(key=lambda g: (g.state in WITHOUT_MEMBERS, g.group_id))
-                described = await asyncio.gather(*(self._group(g.group_id) for g in listings[:GROUPS_MAX]))
+                described = await asyncio.gather(*(self._sample_group(g.group_id) for g in listings[:GROUPS_MAX]))
         except TimeoutError:
             return KafkaSample(error=f"no answer within {self._timeout_ms} ms")
         except PenstockError as e:
@@ -158,7 +158,7 @@ class KafkaSource:
         groups = [group for group in described if group is not None]
         return KafkaSample(cluster.cluster_id, len(cluster.brokers), groups, max(0, len(listings) - GROUPS_MAX))
 
-    async def _group(self, group_id: str) -> Mapping[str, Any] | None:
+    async def _sample_group(self, group_id: str) -> Mapping[str, Any] | None:
         """Return the group's state, number of members and total lag; None if it was deleted meanwhile."""
         try:
             description = await self._admin.describe_group(group_id)

@@ -48,9 +48,9 @@ class RestError(PenstockError):
 @app.command("list")
 def list_(url: Url = None, json: Json = False) -> None:
     """List connectors with their states and tasks."""
-    connectors = _request("GET", "/connectors?expand=info&expand=status", url)
+    connectors = _request_worker("GET", "/connectors?expand=info&expand=status", url)
     if json:
-        _print(connectors)
+        _print_response(connectors)
         return
     Console().print(table_of(connectors))
 
@@ -90,39 +90,39 @@ def create(
     if not name:
         raise ConfigError(f"{file}: the connector has no name")
     if update:
-        _print(_request("PUT", f"/connectors/{_quoted(name)}/config", url, config))
+        _print_response(_request_worker("PUT", f"/connectors/{_quote_connector_name(name)}/config", url, config))
     else:
-        _print(_request("POST", "/connectors", url, {"name": name, "config": config}))
+        _print_response(_request_worker("POST", "/connectors", url, {"name": name, "config": config}))
 
 
 @app.command()
 def status(name: Name, url: Url = None) -> None:
     """Show the states of a connector and its tasks."""
-    _print(_request("GET", f"/connectors/{_quoted(name)}/status", url))
+    _print_response(_request_worker("GET", f"/connectors/{_quote_connector_name(name)}/status", url))
 
 
 @app.command()
 def config(name: Name, url: Url = None) -> None:
     """Show a connector's config."""
-    _print(_request("GET", f"/connectors/{_quoted(name)}/config", url))
+    _print_response(_request_worker("GET", f"/connectors/{_quote_connector_name(name)}/config", url))
 
 
 @app.command()
 def pause(name: Name, url: Url = None) -> None:
     """Pause a connector and its tasks."""
-    _request("PUT", f"/connectors/{_quoted(name)}/pause", url)
+    _request_worker("PUT", f"/connectors/{_quote_connector_name(name)}/pause", url)
 
 
 @app.command()
 def resume(name: Name, url: Url = None) -> None:
     """Resume a connector that is paused or stopped."""
-    _request("PUT", f"/connectors/{_quoted(name)}/resume", url)
+    _request_worker("PUT", f"/connectors/{_quote_connector_name(name)}/resume", url)
 
 
 @app.command()
 def stop(name: Name, url: Url = None) -> None:
     """Stop a connector: its tasks are shut down until it is resumed."""
-    _request("PUT", f"/connectors/{_quoted(name)}/stop", url)
+    _request_worker("PUT", f"/connectors/{_quote_connector_name(name)}/stop", url)
 
 
 @app.command()
@@ -135,24 +135,24 @@ def restart(
 ) -> None:
     """Restart a connector and its tasks, or only those that have failed."""
     if task is not None:
-        _request("POST", f"/connectors/{_quoted(name)}/tasks/{task}/restart", url)
+        _request_worker("POST", f"/connectors/{_quote_connector_name(name)}/tasks/{task}/restart", url)
         return
     query = f"includeTasks={str(include_tasks).lower()}&onlyFailed={str(only_failed).lower()}"
-    response = _request("POST", f"/connectors/{_quoted(name)}/restart?{query}", url)
+    response = _request_worker("POST", f"/connectors/{_quote_connector_name(name)}/restart?{query}", url)
     if response is not None:
-        _print(response)
+        _print_response(response)
 
 
 @app.command()
 def delete(name: Name, url: Url = None) -> None:
     """Delete a connector. Its offsets remain."""
-    _request("DELETE", f"/connectors/{_quoted(name)}", url)
+    _request_worker("DELETE", f"/connectors/{_quote_connector_name(name)}", url)
 
 
 @offsets_app.command("get")
 def get_offsets(name: Name, url: Url = None) -> None:
     """Show the offsets of a connector."""
-    _print(_request("GET", f"/connectors/{_quoted(name)}/offsets", url))
+    _print_response(_request_worker("GET", f"/connectors/{_quote_connector_name(name)}/offsets", url))
 
 
 @offsets_app.command("set")
@@ -166,20 +166,20 @@ def set_offsets(
         body = msgspec.json.decode(file.read_bytes())
     except (OSError, msgspec.DecodeError) as e:
         raise ConfigError(f"{file}: {e}") from None
-    _print(_request("PATCH", f"/connectors/{_quoted(name)}/offsets", url, body))
+    _print_response(_request_worker("PATCH", f"/connectors/{_quote_connector_name(name)}/offsets", url, body))
 
 
 @offsets_app.command("reset")
 def reset_offsets(name: Name, url: Url = None) -> None:
     """Delete the offsets of a stopped connector. It then starts from the beginning."""
-    _print(_request("DELETE", f"/connectors/{_quoted(name)}/offsets", url))
+    _print_response(_request_worker("DELETE", f"/connectors/{_quote_connector_name(name)}/offsets", url))
 
 
-def _quoted(name: str) -> str:
+def _quote_connector_name(name: str) -> str:
     return quote(name, safe="")
 
 
-def _request(method: str, path: str, url: str | None, body: Any = None) -> Any:
+def _request_worker(method: str, path: str, url: str | None, body: Any = None) -> Any:
     """Send a request. Returns the decoded body; None if it is not JSON. Raises RestError."""
     base = (url or os.environ.get(URL_VARIABLE) or DEFAULT_URL).rstrip("/")
     token = os.environ.get(TOKEN_VARIABLE)
@@ -191,14 +191,14 @@ def _request(method: str, path: str, url: str | None, body: Any = None) -> Any:
             response = client.request(method, f"{base}{path}", json=body)
     except (httpx.HTTPError, httpx.InvalidURL) as e:
         raise RestError(f"{base}: {type(e).__name__}: {e}".rstrip(": ")) from None
-    decoded = _decoded(response)
+    decoded = _decode_response_body(response)
     if response.is_error:
         message = decoded.get("message") if isinstance(decoded, dict) else None
         raise RestError(f"{response.status_code}: {message or response.text[:500] or response.reason_phrase}")
     return decoded
 
 
-def _decoded(response: httpx.Response) -> Any:
+def _decode_response_body(response: httpx.Response) -> Any:
     if not response.content:
         return None
     try:
@@ -207,7 +207,7 @@ def _decoded(response: httpx.Response) -> Any:
         return None
 
 
-def _print(response: Any) -> None:
+def _print_response(response: Any) -> None:
     sys.stdout.write(msgspec.json.format(msgspec.json.encode(response), indent=2).decode() + "\n")
 
 

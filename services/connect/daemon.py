@@ -103,13 +103,19 @@ class ConnectDaemon:
                 address=self._http.host,
                 settings="rest.auth.token or rest.auth.users",
             )
-        await self._step(self._listen(), {ConfigError: PORT_IN_USE})
-        await self._step(self._connect_kafka(), {ConfigError: WRONG_SETTING, PenstockError: KAFKA_UNREACHABLE})
-        herder = await self._step(self._start_herder(), {ConfigError: WRONG_SETTING, PenstockError: KAFKA_UNREACHABLE})
+        await self._run_start_step(self._start_http_server(), {ConfigError: PORT_IN_USE})
+        await self._run_start_step(
+            self._connect_kafka(), {ConfigError: WRONG_SETTING, PenstockError: KAFKA_UNREACHABLE}
+        )
+        herder = await self._run_start_step(
+            self._start_herder(), {ConfigError: WRONG_SETTING, PenstockError: KAFKA_UNREACHABLE}
+        )
         self._loop = asyncio.create_task(herder.main_loop(), name="herder")
         spare_the_collector()
         for path, config in self._command_line.connectors.items():
-            await self._step(self._make_connector(herder, path, config), {PenstockError: CONNECTOR_FAILED})
+            await self._run_start_step(
+                self._put_command_line_connector(herder, path, config), {PenstockError: CONNECTOR_FAILED}
+            )
 
     async def main_loop(self) -> None:
         """Runs until cancelled, or until the herder or the REST server ends."""
@@ -133,7 +139,7 @@ class ConnectDaemon:
         await self._connection.close()
         await self._admin.close()
 
-    async def _step(self, step: Awaitable[T], statuses: Mapping[type[PenstockError], int]) -> T:
+    async def _run_start_step(self, step: Awaitable[T], statuses: Mapping[type[PenstockError], int]) -> T:
         """Awaits a step of the start. Raises StartFailed with the first exit status whose class fits the error."""
         try:
             return await step
@@ -142,7 +148,7 @@ class ConnectDaemon:
             self.exit_status = next((status for cls, status in statuses.items() if isinstance(error, cls)), FAILED)
             raise StartFailed(self.exit_status, error) from None
 
-    async def _listen(self) -> None:
+    async def _start_http_server(self) -> None:
         try:
             await self.server.start()
         except ConfigError as e:
@@ -164,7 +170,7 @@ class ConnectDaemon:
         plugins = Plugins.installed()
         config = self._config
         worker_id = advertised(config, self._http, self.server.port)
-        stores = self._stores()
+        stores = self._make_stores()
         group_id = config["group.id"] if isinstance(config, DistributedConfig) else "connect"
         tasks = TaskFactory(config, plugins, stores.offsets, group_id=group_id)
         herder: DistributedHerder | StandaloneHerder
@@ -183,7 +189,7 @@ class ConnectDaemon:
         ConnectMetrics(herder, self._registry)
         return herder
 
-    def _stores(self) -> Stores:
+    def _make_stores(self) -> Stores:
         config = self._config
         kafka = config.kafka
         # As in Kafka Connect: a standalone worker keeps only source offsets. Its connectors come with the command line.
@@ -204,7 +210,7 @@ class ConnectDaemon:
         if self.herder is not None:
             self.herder.on_config_change(change)
 
-    async def _make_connector(
+    async def _put_command_line_connector(
         self, herder: DistributedHerder | StandaloneHerder, path: Path, config: Mapping[str, str]
     ) -> None:
         name = config.get("name")

@@ -36,13 +36,13 @@ def main(arguments: Sequence[str]) -> int:
     try:
         command_line = read_command_line(mode, arguments[1:])
         configure(command_line.log, "connect")
-        return asyncio.run(_drive(command_line))
+        return asyncio.run(_run_connect_daemon(command_line))
     except ConfigError as e:
         print(f"penstock connect: {e}", file=sys.stderr)
         return WRONG_SETTING
 
 
-async def _drive(command_line: CommandLine) -> int:
+async def _run_connect_daemon(command_line: CommandLine) -> int:
     worker = ConnectDaemon(command_line)
     status = await daemon.run(worker, command_line.config["task.shutdown.graceful.timeout.ms"] + SHUTDOWN_TIMEOUT_MS)
     return worker.exit_status if status else status

@@ -47,7 +47,7 @@ class CommandLine:
 
 def read_command_line(mode: Mode, arguments: Sequence[str]) -> CommandLine:
     """Reads the command line and the files that it names. Raises ConfigError."""
-    files, flags = _split(arguments)
+    files, flags = _split_arguments(arguments)
     if not files:
         raise ConfigError(f"the worker's properties file is missing: penstock connect {mode} WORKER.properties …")
     if mode == "distributed" and len(files) > 1:
@@ -60,7 +60,7 @@ def read_command_line(mode: Mode, arguments: Sequence[str]) -> CommandLine:
     return CommandLine(mode, config, connectors, LogSettings.model_validate(log))
 
 
-def _split(arguments: Sequence[str]) -> tuple[list[Path], dict[str, str]]:
+def _split_arguments(arguments: Sequence[str]) -> tuple[list[Path], dict[str, str]]:
     """Returns the files, and the flags by name. Accepts `--name=value` and `--name value`."""
     files: list[Path] = []
     flags: dict[str, str] = {}

@@ -144,7 +144,7 @@ class TransactionalCommits:
         """See `Commits`."""
         if outcome.outputs:
             self._pending.append(output := _Output(execution, outcome.finished, outcome.outputs))
-            self._measure(output, 1)
+            self._change_pending_size(output, 1)
 
     async def commit(self, partitions: Iterable[TopicPartition] | None = None, timeout_ms: float | None = None) -> bool:
         """See `Commits`. All partitions are committed together.
@@ -157,7 +157,7 @@ class TransactionalCommits:
                     await asyncio.wait({self._task})
                 if self._task is not None and (error := self._task.exception()) is not None:
                     raise error  # no other caller may have received it
-                self._task = asyncio.create_task(self._transact(), name="transaction")
+                self._task = asyncio.create_task(self._commit_pending_outputs(), name="transaction")
                 return await asyncio.shield(self._task)
         # Two cases, both harmless when the partition moves to another member:
         # 1. The coordinator has the transaction's offsets: the next owner waits for its end to read them (KIP-447).
@@ -173,7 +173,7 @@ class TransactionalCommits:
             self._task.cancel()
         await self._transactor.close()
 
-    async def _transact(self) -> bool:
+    async def _commit_pending_outputs(self) -> bool:
         # No await up to the metadata: offsets, output and generation belong to one moment. Output of a partition that
         # was revoked or lost meanwhile is discarded, since its offset is not committed either.
         taken = []
@@ -183,14 +183,14 @@ class TransactionalCommits:
             if self._scheduler.holds(output.execution):
                 taken.append(output)
             else:
-                self._measure(output, -1)
+                self._change_pending_size(output, -1)
         offsets = self._scheduler.committable()
         group = self._group()
         if not offsets:
             self._pending[:0] = taken
             return True
         try:
-            await self._write(taken, offsets, group)
+            await self._write_outputs(taken, offsets, group)
         except (RetriableError, AbortableError, CommitFailed) as e:
             self._metrics.transactions["failed"].inc()
             self._metrics.commit_failures.inc()
@@ -199,12 +199,12 @@ class TransactionalCommits:
             return False
         self._metrics.transactions["ok"].inc()
         for output in taken:
-            self._measure(output, -1)
+            self._change_pending_size(output, -1)
             self._metrics.produced(output.execution.topic_partition.topic).inc(len(output.records))
         self._scheduler.committed(offsets)
         return True
 
-    async def _write(self, outputs: list[_Output], offsets: Offsets, group: GroupMetadata) -> None:
+    async def _write_outputs(self, outputs: list[_Output], offsets: Offsets, group: GroupMetadata) -> None:
         """Write the outputs in one transaction.
 
         If Kafka rejects a record, another transaction replaces the output that contains it with dead letters.
@@ -215,9 +215,9 @@ class TransactionalCommits:
                 return
             except OutputRejected as e:
                 self._metrics.transactions["failed"].inc()
-                self._replace(outputs, e)
+                self._replace_rejected_outputs(outputs, e)
 
-    def _replace(self, outputs: list[_Output], rejection: OutputRejected) -> None:
+    def _replace_rejected_outputs(self, outputs: list[_Output], rejection: OutputRejected) -> None:
         """Replace each output that has a rejected record with dead letters.
 
         A rejected record that is too large is shortened first if possible. Raises the error of a dead letter that Kafka
@@ -227,7 +227,7 @@ class TransactionalCommits:
         for output in outputs:
             indices = range(index, index + len(output.records))
             index = indices.stop
-            self._measure(output, -1)
+            self._change_pending_size(output, -1)
             errors = []
             # Three cases for an output with rejected records:
             # 1. Too large, and a dead letter that can be shortened: shortened, and written again.
@@ -238,16 +238,16 @@ class TransactionalCommits:
                     output.records[at] = short
                 else:
                     errors.append(error)
-            self._measure(output, 1)
+            self._change_pending_size(output, 1)
             if errors and output.has_dead_letters:
                 raise errors[0]
             if errors:
                 self._metrics.produce_failures(output.execution.topic_partition.topic).inc(len(errors))
-                self._measure(output, -1)
+                self._change_pending_size(output, -1)
                 output.records = self._make_dead_letters(output.works, errors[0])
                 output.has_dead_letters = True
-                self._measure(output, 1)
+                self._change_pending_size(output, 1)
 
-    def _measure(self, output: _Output, sign: int) -> None:
+    def _change_pending_size(self, output: _Output, sign: int) -> None:
         self._count += sign * len(output.records)
         self._bytes += sign * sum(len(record.key or b"") + len(record.value or b"") for record in output.records)

@@ -68,14 +68,14 @@ def list_(
 ) -> None:
     """List dead letters with their reasons, oldest first within each partition."""
     wanted = wanted_by(stage, exception, partition or ())
-    entries, more = _run(
-        lambda kafka: _list(kafka, (topic, dead_letter_topic), wanted, pending, limit),
+    entries, more = _run_dlq_command(
+        lambda kafka: _list_dead_letters(kafka, (topic, dead_letter_topic), wanted, pending, limit),
         bootstrap_servers,
         config,
     )
     if json:
         for entry in entries:
-            sys.stdout.write(msgspec.json.encode(_plain(entry)).decode() + "\n")
+            sys.stdout.write(msgspec.json.encode(_entry_as_json(entry)).decode() + "\n")
         return
     _print_table(entries)
     if more:
@@ -100,15 +100,19 @@ def replay(
     target = (topic, dead_letter_topic)
     wanted = wanted_by(stage, exception, partition or ())
     if dry_run:
-        entries, _ = _run(
-            lambda kafka: _list(kafka, target, wanted, not include_replayed, limit), bootstrap_servers, config
+        entries, _ = _run_dlq_command(
+            lambda kafka: _list_dead_letters(kafka, target, wanted, not include_replayed, limit),
+            bootstrap_servers,
+            config,
         )
         entries = [entry for entry in entries if entry.dead_letter is not None]
         if not json:
             _print_table(entries)
         typer.echo(msgspec.json.encode({"would_send": len(entries)}) if json else f"would send {len(entries)}")
         return
-    result = _run(lambda kafka: _replay(kafka, target, wanted, limit, include_replayed), bootstrap_servers, config)
+    result = _run_dlq_command(
+        lambda kafka: _replay_dead_letters(kafka, target, wanted, limit, include_replayed), bootstrap_servers, config
+    )
     if json:
         typer.echo(msgspec.json.encode(result))
     else:
@@ -142,18 +146,18 @@ def find_dead_letter_topic(topic: str, existing: Collection[str]) -> str:
     )
 
 
-async def _target(kafka: KafkaSettings, topic: str, dead_letter_topic: str | None) -> str:
+async def _dead_letter_topic_of(kafka: KafkaSettings, topic: str, dead_letter_topic: str | None) -> str:
     if dead_letter_topic is not None:
         return dead_letter_topic
     async with Admin(kafka) as admin:
         return find_dead_letter_topic(topic, await admin.list_topics())
 
 
-async def _list(
+async def _list_dead_letters(
     kafka: KafkaSettings, named: Named, wanted: Wanted, pending: bool, limit: int
 ) -> tuple[list[Entry], bool]:
     found: list[Entry] = []
-    topic = await _target(kafka, *named)
+    topic = await _dead_letter_topic_of(kafka, *named)
     async with DeadLetterLog(kafka, topic) as dead_letters, aclosing(dead_letters.entries()) as entries:
         async for entry in entries:
             if (pending and entry.replayed) or (entry.dead_letter is not None and not wanted(entry.dead_letter)):
@@ -164,14 +168,18 @@ async def _list(
     return found, False
 
 
-async def _replay(kafka: KafkaSettings, named: Named, wanted: Wanted, limit: int, include_replayed: bool) -> Any:
+async def _replay_dead_letters(
+    kafka: KafkaSettings, named: Named, wanted: Wanted, limit: int, include_replayed: bool
+) -> Any:
     settings = ProducerSettings(max_request_size=LARGEST_RECORD_BYTES, compression_type="zstd")
-    topic = await _target(kafka, *named)
+    topic = await _dead_letter_topic_of(kafka, *named)
     async with DeadLetterLog(kafka, topic) as dead_letters, Producer(kafka, settings) as producer:
         return await dead_letters.replay(producer, wanted, limit=limit, include_replayed=include_replayed)
 
 
-def _run(call: Callable[[KafkaSettings], Coroutine[Any, Any, Any]], servers: str | None, config: str | None) -> Any:
+def _run_dlq_command(
+    call: Callable[[KafkaSettings], Coroutine[Any, Any, Any]], servers: str | None, config: str | None
+) -> Any:
     arguments = [
         *(["--config", config] if config else []),
         *(["--kafka.bootstrap-servers", servers] if servers else []),
@@ -181,7 +189,7 @@ def _run(call: Callable[[KafkaSettings], Coroutine[Any, Any, Any]], servers: str
     return asyncio.run(call(settings.kafka))
 
 
-def _plain(entry: Entry) -> dict[str, Any]:
+def _entry_as_json(entry: Entry) -> dict[str, Any]:
     own: dict[str, Any] = {
         "dead_letter": {
             "topic": entry.topic_partition.topic,
@@ -206,13 +214,13 @@ def _plain(entry: Entry) -> dict[str, Any]:
         "message": dead_letter.message,
         "attempts": dead_letter.attempts,
         "group": dead_letter.group,
-        "key": _text(source.key),
-        "value": _text(source.value),
-        "headers": [[name, _text(value)] for name, value in source.headers],
+        "key": _decode_bytes(source.key),
+        "value": _decode_bytes(source.value),
+        "headers": [[name, _decode_bytes(value)] for name, value in source.headers],
     }
 
 
-def _text(data: bytes | None) -> str | None:
+def _decode_bytes(data: bytes | None) -> str | None:
     return None if data is None else data.decode(errors="backslashreplace")
 
 
@@ -222,24 +230,26 @@ def _print_table(entries: list[Entry]) -> None:
         written = datetime.fromtimestamp(entry.written_ms / 1000, UTC).isoformat(sep=" ", timespec="seconds")
         dead_letter = entry.dead_letter
         if dead_letter is None:
-            table.add_row(f"({entry.topic_partition}@{entry.offset})", written, "", "", _short(entry.fault))
+            table.add_row(
+                f"({entry.topic_partition}@{entry.offset})", written, "", "", _shorten_for_terminal(entry.fault)
+            )
             continue
         source = dead_letter.record
         table.add_row(
-            _short(f"{source.topic_partition}@{source.offset}"),
+            _shorten_for_terminal(f"{source.topic_partition}@{source.offset}"),
             written,
-            _short(dead_letter.stage),
-            _short(dead_letter.exception),
-            _short(dead_letter.message),
+            _shorten_for_terminal(dead_letter.stage),
+            _shorten_for_terminal(dead_letter.exception),
+            _shorten_for_terminal(dead_letter.message),
             str(dead_letter.attempts),
-            _short(dead_letter.group),
-            _short(_text(source.key) or ""),
+            _shorten_for_terminal(dead_letter.group),
+            _shorten_for_terminal(_decode_bytes(source.key) or ""),
             "yes" if entry.replayed else "",
         )
     Console().print(table)
 
 
-def _short(text: str) -> Text:
+def _shorten_for_terminal(text: str) -> Text:
     """Returns a shortened text without the characters that a terminal or the table would interpret."""
     plain = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text[: TEXT_MAX + 1])
     return Text(plain if len(plain) <= TEXT_MAX else plain[: TEXT_MAX - 1] + "…")

@@ -138,7 +138,7 @@ class Executor:
             works.append(work)
             records.append(record)
         if works:
-            await self._handle(execution.topic_partition.topic, works, records, outcome, dead_letters)
+            await self._call_handler(execution.topic_partition.topic, works, records, outcome, dead_letters)
         if dead_letters:
             await self._send_dead_letters(execution.topic_partition.topic, dead_letters, outcome)
         return outcome
@@ -154,12 +154,12 @@ class Executor:
             return Outcome([work])
         outcome = Outcome()
         dead_letters = list[tuple[Work, DeadLetter]]()
-        await self._take_in(topic, [work], returned, outcome, dead_letters)
+        await self._take_handler_output(topic, [work], returned, outcome, dead_letters)
         if dead_letters:
             await self._send_dead_letters(topic, dead_letters, outcome)
         return outcome
 
-    async def _handle(
+    async def _call_handler(
         self,
         topic: str,
         works: list[Work],
@@ -170,9 +170,9 @@ class Executor:
         started = time.perf_counter()
         returned = await self._handler.call(records, self._limits)
         self._metrics.latency(topic).observe(time.perf_counter() - started)
-        await self._take_in(topic, works, returned, outcome, dead_letters)
+        await self._take_handler_output(topic, works, returned, outcome, dead_letters)
 
-    async def _take_in(
+    async def _take_handler_output(
         self,
         topic: str,
         works: list[Work],
@@ -189,14 +189,14 @@ class Executor:
                 self._metrics.timeouts(topic).inc()
         else:
             stage = STAGE_PRODUCE
-            error = await self._produce(topic, returned, outcome)
+            error = await self._produce_output(topic, returned, outcome)
         if error is None:
             self._metrics.handled(topic).inc(len(works))
             outcome.finished += works
         else:
-            self._failed(topic, works, stage, error, outcome, dead_letters)
+            self._handle_failed_records(topic, works, stage, error, outcome, dead_letters)
 
-    async def _produce(self, topic: str, records: Records, outcome: Outcome) -> Exception | None:
+    async def _produce_output(self, topic: str, records: Records, outcome: Outcome) -> Exception | None:
         """Write the records that the handler returned. Returns the first error, or None."""
         try:
             check_output(records)
@@ -213,7 +213,7 @@ class Executor:
                 return errors[0]
         return None
 
-    def _failed(
+    def _handle_failed_records(
         self,
         topic: str,
         works: list[Work],
@@ -225,7 +225,10 @@ class Executor:
         # A batch does not show which record failed. One by one, the others are not counted as failed.
         if len(works) > 1:
             log.warning(
-                "batch failed, its records run one by one", **_where(works[0]), records=len(works), **_why(error)
+                "batch failed, its records run one by one",
+                **_coordinates_of_work(works[0]),
+                records=len(works),
+                **_error_fields(error),
             )
             for work in works:
                 work.alone = True
@@ -238,11 +241,11 @@ class Executor:
         if isinstance(decision, Retry):
             log.warning(
                 "handler failed",
-                **_where(work),
+                **_coordinates_of_work(work),
                 stage=stage,
                 attempt=work.attempts,
                 again_in_ms=decision.after_ms,
-                **_why(error),
+                **_error_fields(error),
             )
             self._metrics.retries(topic).inc()
             outcome.put_back(work, decision.after_ms)
@@ -254,18 +257,18 @@ class Executor:
         dead_letters = []
         for work in works:
             dead_letter = DeadLetter.of(work.record, STAGE_PRODUCE, error, work.attempts + 1, self._group)
-            dead_letters.append(dead_letter_record(self._target(work.columns.topic), dead_letter))
+            dead_letters.append(dead_letter_record(self._dead_letter_topic_of(work.columns.topic), dead_letter))
             self._metrics.dead_letters(work.columns.topic).inc()
-            log.warning("dead letter", **_where(work), stage=dead_letter.stage, **_why(error))
+            log.warning("dead letter", **_coordinates_of_work(work), stage=dead_letter.stage, **_error_fields(error))
         return dead_letters
 
-    def _target(self, topic: str) -> str:
+    def _dead_letter_topic_of(self, topic: str) -> str:
         return self._dead_letter_topic.replace("{topic}", topic)
 
     async def _send_dead_letters(
         self, topic: str, dead_letters: list[tuple[Work, DeadLetter]], outcome: Outcome
     ) -> None:
-        target = self._target(topic)
+        target = self._dead_letter_topic_of(topic)
         records = [dead_letter_record(target, dead_letter) for _, dead_letter in dead_letters]
         # Under exactly-once the transaction writes them with the offsets, so the records are finished here.
         if self._write is None:
@@ -284,7 +287,9 @@ class Executor:
                 self.unwritten.pop(partition, None)
                 outcome.finished.append(work)
                 self._metrics.dead_letters(topic).inc()
-                log.warning("dead letter", **_where(work), to=target, attempts=dead_letter.attempts, **reason)
+                log.warning(
+                    "dead letter", **_coordinates_of_work(work), to=target, attempts=dead_letter.attempts, **reason
+                )
             else:
                 # The record stays unfinished: its offset must not be committed without a stored dead letter.
                 failures = work.memo.failures + 1 if isinstance(work.memo, _Unwritten) else 1
@@ -294,7 +299,10 @@ class Executor:
                 outcome.put_back(work, self._policy.backoff_after_ms(failures, random.random()))  # noqa: S311
                 self._metrics.dead_letter_failures(topic).inc()
                 log.error(
-                    "dead letter not written, the record stays unfinished", **_where(work), to=target, **_why(error)
+                    "dead letter not written, the record stays unfinished",
+                    **_coordinates_of_work(work),
+                    to=target,
+                    **_error_fields(error),
                 )
 
     async def _write_letters(self, records: list[ProducerRecord]) -> Sequence[Exception | None]:
@@ -312,11 +320,11 @@ class Executor:
         return errors
 
 
-def _where(work: Work) -> dict[str, object]:
+def _coordinates_of_work(work: Work) -> dict[str, object]:
     return {"topic": work.columns.topic, "partition": work.columns.partition, "offset": work.offset}
 
 
-def _why(error: BaseException) -> dict[str, str]:
+def _error_fields(error: BaseException) -> dict[str, str]:
     return {"error": type(error).__name__, "reason": message_of(error)[:500]}
 
 

@@ -95,7 +95,7 @@ class HandlerRunner:
         largest = await self._prepare_dead_letter_topics() if settings.create_dead_letter_topics else 0
         consumer = Consumer(settings.kafka, settings.consumer_settings(), registry=self._registry)
         self.consumer = await self._clients.enter_async_context(consumer)
-        self.loop = await self._make_loop(consumer, settings.producer_settings(largest))
+        self.loop = await self._make_handler_loop(consumer, settings.producer_settings(largest))
         self.loop.subscribe(settings.topics)
         log.info("handling", topics=settings.topics, group=settings.group_id, handler=settings.handler)
         await self.loop.run()
@@ -108,7 +108,7 @@ class HandlerRunner:
         finally:
             await self._clients.aclose()
 
-    async def _make_loop(self, consumer: Consumer, producing: ProducerSettings) -> HandlerLoop:
+    async def _make_handler_loop(self, consumer: Consumer, producing: ProducerSettings) -> HandlerLoop:
         settings = self._settings
         metrics = self._metrics
 

@@ -68,25 +68,25 @@ class Handler:
             finally:
                 is_over = limits.end(task)
             if is_over:
-                return self._over(limits)
+                return self._timeout_error(limits)
             return () if returned is None else records_in(self.name, returned)
         except TimeoutError as e:
-            return self._over(limits) if is_over else e
+            return self._timeout_error(limits) if is_over else e
         # Three origins of a cancellation: the caller, the limit, or the handler itself (an inner task was cancelled).
         except asyncio.CancelledError:
             if task.cancelling():
                 raise
             if is_over:
-                return self._over(limits)
+                return self._timeout_error(limits)
             return HandlerCancelled(f"{self.name} raised CancelledError without being cancelled")
         except Exception as e:
-            return self._over(limits, e) if is_over else e
+            return self._timeout_error(limits, e) if is_over else e
         except KeyboardInterrupt:
             raise
         except BaseException as e:  # SystemExit, for example: a handler must not end the daemon
             return HandlerExited(f"{self.name} raised {type(e).__name__}: {message_of(e)}")
 
-    def _over(self, limits: CallLimits, raised: Exception | None = None) -> HandlerTimeout:
+    def _timeout_error(self, limits: CallLimits, raised: Exception | None = None) -> HandlerTimeout:
         then = "" if raised is None else f", and then raised {type(raised).__name__}: {message_of(raised)}"
         return HandlerTimeout(f"{self.name} was cancelled after {limits.timeout_ms} ms{then}")
 
@@ -127,8 +127,8 @@ def load_exceptions(names: Sequence[str], setting: str) -> tuple[type[BaseExcept
     A plain name is returned as a name, because several classes may have it. Raises ConfigError for a name that no class
     has: it would never match, and no error would show that.
     """
-    known = {found.__name__ for found in _subclasses(BaseException)}
-    return tuple(name if name in known else _exception(name, setting) for name in names)
+    known = {found.__name__ for found in _all_subclasses(BaseException)}
+    return tuple(name if name in known else _import_exception_class(name, setting) for name in names)
 
 
 def load_decoder(value: str) -> Deserializer:
@@ -170,7 +170,7 @@ def load_object(spec: str, setting: str) -> Any:
     return found
 
 
-def _exception(name: str, setting: str) -> type[BaseException]:
+def _import_exception_class(name: str, setting: str) -> type[BaseException]:
     module_name, _, attribute = name.rpartition(".")
     try:
         found = getattr(importlib.import_module(module_name), attribute, None) if module_name else None
@@ -181,8 +181,8 @@ def _exception(name: str, setting: str) -> type[BaseException]:
     return found
 
 
-def _subclasses(base: type[BaseException]) -> set[type[BaseException]]:
-    return {base}.union(*(_subclasses(each) for each in type.__subclasses__(base)))
+def _all_subclasses(base: type[BaseException]) -> set[type[BaseException]]:
+    return {base}.union(*(_all_subclasses(each) for each in type.__subclasses__(base)))
 
 
 def _takes_sequence(function: Any, parameter: str) -> bool:

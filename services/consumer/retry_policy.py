@@ -80,14 +80,14 @@ class RetryPolicy:
 
     def is_retriable(self, error: type[BaseException]) -> bool:
         for base in error.__mro__:
-            if any(_names(given, base) for given in self.not_retriable):
+            if any(_names_exception_class(given, base) for given in self.not_retriable):
                 return False
-            if any(_names(given, base) for given in self.retriable):
+            if any(_names_exception_class(given, base) for given in self.retriable):
                 return True
         return False
 
 
-def _names(given: ExceptionType, base: type) -> bool:
+def _names_exception_class(given: ExceptionType, base: type) -> bool:
     if isinstance(given, str):
         return given in (base.__name__, f"{base.__module__}.{base.__qualname__}")
     return given is base

@@ -184,15 +184,17 @@ class HandlerLoop(RebalanceListener):
         self._apply_pauses()
         now_ms = self._clock.monotonic_ms()
         # During a commit the next commit's due time does not limit the poll. The poll does not wait for the commit.
-        wait_ms = POLL_TIMEOUT_MS if self._is_committing else max(0, min(POLL_TIMEOUT_MS, self._commit_due_ms - now_ms))
+        wait_ms = (
+            POLL_TIMEOUT_MS if self._is_commit_running else max(0, min(POLL_TIMEOUT_MS, self._commit_due_ms - now_ms))
+        )
         for columns in (await self._consumer.poll(wait_ms)).values():
-            self._deliver(columns)
-        self._start()
+            self._deliver_to_scheduler(columns)
+        self._start_executions()
         now_ms = self._clock.monotonic_ms()
         if self._pass_over():  # a first position must be committed at once, see `_pass_over`
             self._commit_due_ms = now_ms
-        if (now_ms >= self._commit_due_ms or self._commits.is_full) and not self._is_committing:
-            self._committing = asyncio.create_task(self._commit())
+        if (now_ms >= self._commit_due_ms or self._commits.is_full) and not self._is_commit_running:
+            self._committing = asyncio.create_task(self._commit_offsets())
         if now_ms >= self._lag_due_ms and (self._measuring is None or self._measuring.done()):
             self._measuring = asyncio.create_task(self._measure_lag())
             self._lag_due_ms = now_ms + self.options.lag_interval_ms
@@ -212,7 +214,7 @@ class HandlerLoop(RebalanceListener):
 
     # Records
 
-    def _deliver(self, columns: Columns) -> None:
+    def _deliver_to_scheduler(self, columns: Columns) -> None:
         if columns.topic_partition not in self.scheduler.partitions:
             return  # polled just before the partition was revoked; not committed, so the next owner handles it
         self.scheduler.deliver(columns)
@@ -233,14 +235,14 @@ class HandlerLoop(RebalanceListener):
                 is_new |= self.scheduler.pass_over(partition, position)
         return is_new
 
-    def _start(self) -> None:
+    def _start_executions(self) -> None:
         """Start all executions that may run now, and set the timer for the next retry."""
         if self._stopping:
             return
         now_ms = self._clock.monotonic_ms()
         create_task = asyncio.get_running_loop().create_task
         while not self._commits.is_full and (execution := self.scheduler.take(now_ms)):
-            self._tasks[execution] = create_task(self._execute(execution), name="handler")
+            self._tasks[execution] = create_task(self._run_execution(execution), name="handler")
         due_ms = self.scheduler.next_due_ms()
         if due_ms == self._retry_due_ms:
             return
@@ -248,13 +250,15 @@ class HandlerLoop(RebalanceListener):
             self._retry_timer.cancel()
         self._retry_due_ms = due_ms
         if due_ms is not None:
-            self._retry_timer = asyncio.get_running_loop().call_later(max(0, due_ms - now_ms) / 1000, self._wake)
+            self._retry_timer = asyncio.get_running_loop().call_later(
+                max(0, due_ms - now_ms) / 1000, self._start_due_retries
+            )
 
-    def _wake(self) -> None:
+    def _start_due_retries(self) -> None:
         self._retry_due_ms = None
-        self._start()
+        self._start_executions()
 
-    async def _execute(self, execution: Execution) -> None:
+    async def _run_execution(self, execution: Execution) -> None:
         outcome = None
         try:
             outcome = await self._executor.run(execution, self._tasks[execution])
@@ -263,10 +267,10 @@ class HandlerLoop(RebalanceListener):
             self._stopping = True
         finally:
             del self._tasks[execution]
-            self._settle(execution, outcome or Outcome(retry=list(execution.works)))
-            self._start()
+            self._settle_execution(execution, outcome or Outcome(retry=list(execution.works)))
+            self._start_executions()
 
-    def _settle(self, execution: Execution, outcome: Outcome) -> None:
+    def _settle_execution(self, execution: Execution, outcome: Outcome) -> None:
         partition = execution.topic_partition
         due_ms = self._clock.monotonic_ms() + outcome.after_ms if outcome.retry else 0
         if self.scheduler.settle(execution, outcome.finished, outcome.retry, due_ms):
@@ -300,10 +304,10 @@ class HandlerLoop(RebalanceListener):
     # Offsets
 
     @property
-    def _is_committing(self) -> bool:
+    def _is_commit_running(self) -> bool:
         return self._committing is not None and not self._committing.done()
 
-    async def _commit(self) -> None:
+    async def _commit_offsets(self) -> None:
         """Commit concurrently with the polls."""
         try:
             await self._commits.commit()
@@ -311,7 +315,7 @@ class HandlerLoop(RebalanceListener):
             self._crash = e
             self._stopping = True
         self._commit_due_ms = self._clock.monotonic_ms() + self.options.commit_interval_ms
-        self._start()
+        self._start_executions()
 
     async def _measure_lag(self) -> None:
         """Measure the lag of each topic separately.
@@ -322,7 +326,7 @@ class HandlerLoop(RebalanceListener):
         for partition in self.scheduler.partitions:
             topics.setdefault(partition.topic, []).append(partition)
         ends: dict[TopicPartition, int] = {}
-        for found in await asyncio.gather(*(self._ends(partitions) for partitions in topics.values())):
+        for found in await asyncio.gather(*(self._end_offsets(partitions) for partitions in topics.values())):
             ends.update(found)
         lags: dict[Hashable, int] = {}
         for partition in self.scheduler.partitions:
@@ -337,7 +341,7 @@ class HandlerLoop(RebalanceListener):
         lags["commits"] = self._commits.pending_records
         self.progress.observe(self._clock.monotonic_ms(), lags, {**self._finished_of, "commits": self.finished})
 
-    async def _ends(self, partitions: list[TopicPartition]) -> dict[TopicPartition, int]:
+    async def _end_offsets(self, partitions: list[TopicPartition]) -> dict[TopicPartition, int]:
         try:
             async with asyncio.timeout(LAG_TIMEOUT_MS / 1000):
                 return await self._consumer.end_offsets(partitions)
@@ -367,8 +371,8 @@ class HandlerLoop(RebalanceListener):
 
     async def on_partitions_lost(self, partitions: frozenset[TopicPartition]) -> None:
         in_flight = self.scheduler.lost(partitions)
-        await self._cancel(in_flight)
-        self._forget(partitions)
+        await self._cancel_handlers(in_flight)
+        self._forget_partitions(partitions)
         log.warning("lost", partitions=sorted(map(str, partitions)), cancelled=len(in_flight))
 
     async def _give_up(self, partitions: frozenset[TopicPartition], drain_timeout_ms: int) -> None:
@@ -385,17 +389,17 @@ class HandlerLoop(RebalanceListener):
         try:
             if tasks:
                 _, left = await asyncio.wait(tasks, timeout=drain_timeout_ms / 1000)
-            await self._cancel([execution for execution in in_flight if self._tasks.get(execution) in left])
+            await self._cancel_handlers([execution for execution in in_flight if self._tasks.get(execution) in left])
             committed = await self._commits.commit(partitions, GIVE_UP_COMMIT_TIMEOUT_MS)
         finally:  # also after an error: the partitions belong to the next owner now
             self.scheduler.lost(partitions)
-            self._forget(partitions)
+            self._forget_partitions(partitions)
         log.info(
             "revoked", partitions=sorted(map(str, partitions)), drained=len(tasks) - len(left), cancelled=len(left),
             committed=committed,
         )  # fmt: skip
 
-    async def _cancel(self, executions: Iterable[Execution]) -> None:
+    async def _cancel_handlers(self, executions: Iterable[Execution]) -> None:
         tasks = {execution: self._tasks[execution] for execution in executions if execution in self._tasks}
         for task in tasks.values():
             task.cancel()
@@ -406,9 +410,9 @@ class HandlerLoop(RebalanceListener):
         for execution, task in tasks.items():
             if task.done() and execution in self._tasks:  # cancelled before its first step: its own cleanup did not run
                 del self._tasks[execution]
-                self._settle(execution, Outcome(retry=list(execution.works)))
+                self._settle_execution(execution, Outcome(retry=list(execution.works)))
 
-    def _forget(self, partitions: Iterable[TopicPartition]) -> None:
+    def _forget_partitions(self, partitions: Iterable[TopicPartition]) -> None:
         self._paused -= set(partitions)
         for partition in partitions:
             self._metrics.forget(*partition)

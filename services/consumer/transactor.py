@@ -75,7 +75,7 @@ class Transactor:
 
     async def start(self) -> None:
         """Take the transactional id over. Raises the errors of `Producer.init_transactions`."""
-        await self._ready()
+        await self._ready_producer()
 
     async def close(self) -> None:
         """Close the producer. It aborts an open transaction, and requests a commit without a response once more."""
@@ -89,20 +89,20 @@ class Transactor:
         Raises OutputRejected for records that can never be written, and CommitFailed if the member is no longer in the
         group. Raises RetriableError or TransactionAborted for temporary errors; then nothing is written. Do not cancel.
         """
-        producer = await self._ready()
+        producer = await self._ready_producer()
         await self._find_topics(producer, records)
         await producer.begin_transaction()
         try:
-            await self._send(producer, records)
+            await self._send_records(producer, records)
             await producer.send_offsets_to_transaction(offsets, group)
         except PenstockError as e:
-            await self._abort(producer)
+            await self._abort_transaction(producer)
             if isinstance(e, SPENT):
                 raise TransactionAborted(f"the producer is replaced: {e}") from e
             raise
-        await self._commit(producer, offsets)
+        await self._commit_transaction(producer, offsets)
 
-    async def _ready(self) -> Producer:
+    async def _ready_producer(self) -> Producer:
         if self._producer is None:
             producer = self._make_producer()
             await producer.start()
@@ -126,7 +126,7 @@ class Transactor:
         if missing:
             raise OutputRejected({i: missing[r.topic] for i, r in enumerate(records) if r.topic in missing})
 
-    async def _send(self, producer: Producer, records: Sequence[ProducerRecord]) -> None:
+    async def _send_records(self, producer: Producer, records: Sequence[ProducerRecord]) -> None:
         results = await (await producer.send_many(records)) if records else ()
         failed = {i: result for i, result in enumerate(results) if not isinstance(result, RecordMetadata)}
         # 1. Records that no retry can write. Errors of other records may be consequences of theirs.
@@ -138,7 +138,7 @@ class Transactor:
             error = next((e for e in failed.values() if isinstance(e, FatalError)), next(iter(failed.values())))
             raise error if isinstance(error, FatalError) else TransactionAborted(str(error)) from error
 
-    async def _abort(self, producer: Producer) -> None:
+    async def _abort_transaction(self, producer: Producer) -> None:
         while True:
             try:
                 await producer.abort_transaction()
@@ -150,14 +150,14 @@ class Transactor:
                 log.warning("the abort has no answer yet", reason=str(e))
                 await asyncio.sleep(RETRY_MS / 1000)
 
-    async def _commit(self, producer: Producer, offsets: Offsets) -> None:
+    async def _commit_transaction(self, producer: Producer, offsets: Offsets) -> None:
         while True:
             try:
                 await producer.commit_transaction()
                 return
             # 1. The coordinator has aborted the transaction: nothing is written.
             except TransactionAborted:
-                await self._abort(producer)
+                await self._abort_transaction(producer)
                 raise
             # 2. No answer: the commit may have happened. Only a repeated request shows whether it has.
             except RetriableError as e:
@@ -168,18 +168,18 @@ class Transactor:
                 if isinstance(e, FatalError) and not isinstance(e, SPENT):
                     raise
                 await self.close()
-                if not await self._holds(offsets):
+                if not await self._committed_offsets_hold(offsets):
                     raise TransactionAborted(f"not committed, and the producer is replaced: {e}") from e
                 return
 
-    async def _holds(self, offsets: Offsets) -> bool:
+    async def _committed_offsets_hold(self, offsets: Offsets) -> bool:
         """Returns True if the group's committed offsets are those of a transaction whose commit is uncertain.
 
         Waits until no transaction is open.
         """
         while True:
             try:
-                await self._ready()
+                await self._ready_producer()
                 return {tp: await self._committed(tp) for tp in offsets} == dict(offsets)
             except CommitFailed:
                 return False

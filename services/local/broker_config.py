@@ -133,10 +133,12 @@ def render_properties(properties: Mapping[str, str]) -> str:
     >>> render_properties({"a b": "1:2"}), render_properties({"name": "ä\\n"})
     ('a\\\\ b=1\\\\:2\\n', 'name=\\\\u00e4\\\\n\\n')
     """
-    return "".join(f"{_escape(name)}={_escape(value)}\n" for name, value in properties.items())
+    return "".join(
+        f"{_escape_java_property(name)}={_escape_java_property(value)}\n" for name, value in properties.items()
+    )
 
 
-def _escape(text: str) -> str:
+def _escape_java_property(text: str) -> str:
     named = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
     units = text.encode("utf-16-be", "surrogatepass")
     out = []
@@ -179,7 +181,7 @@ def server_command(java: Java, jars: Path, settings: EmbeddedKafkaSettings) -> l
         "-XX:+ExitOnOutOfMemoryError",
         "-Djava.awt.headless=true",
         *settings.jvm_options,
-        *_common(jars),
+        *_common_java_arguments(jars),
         "kafka.Kafka",
         PROPERTIES_FILE,
     ]
@@ -190,10 +192,10 @@ def format_command(java: Java, jars: Path, cluster_id: str) -> list[str]:
     # A short-lived JVM starts sooner with the first compiler alone.
     quick = ["-Xmx128m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"]
     arguments = ["kafka.tools.StorageTool", "format", "-t", cluster_id, "-c", PROPERTIES_FILE]
-    return [str(java.executable), *quick, *_common(jars), *arguments]
+    return [str(java.executable), *quick, *_common_java_arguments(jars), *arguments]
 
 
-def _common(jars: Path) -> list[str]:
+def _common_java_arguments(jars: Path) -> list[str]:
     if ":" in str(jars):
         raise ConfigError(f"{jars}: a path with a colon cannot be on Java's class path; set XDG_CACHE_HOME to another")
     return ["-cp", f"{jars}/*", f"-Dlog4j2.configurationFile={LOG4J_FILE}"]

@@ -171,7 +171,7 @@ class EmbeddedKafka:
         child = self.child
         await child.wait()
         if self._stopping is not child:
-            raise KafkaDied(f"the embedded Kafka ended: {self._explain(child)}")
+            raise KafkaDied(f"the embedded Kafka ended: {self._explain_broker_end(child)}")
 
     async def _start_on_free_ports(self, java: Java, jars: Path) -> None:
         first_start = not self._ports
@@ -182,17 +182,17 @@ class EmbeddedKafka:
                 if not first_start or (listener == config.CLIENT_LISTENER and self.settings.port):
                     ports.require_free(self.settings.host, port)
             self._write_files(taken)
-            if not self._is_formatted():
-                await self._format(java, jars)
-            child = await self._launch(config.server_command(java, jars, self.settings), config.CONSOLE_LOG)
+            if not self._is_storage_formatted():
+                await self._format_storage(java, jars)
+            child = await self._launch_java(config.server_command(java, jars, self.settings), config.CONSOLE_LOG)
             self._child = child
-            if await self._answers(child, taken[config.CLIENT_LISTENER]):
+            if await self._wait_for_broker_answer(child, taken[config.CLIENT_LISTENER]):
                 self._ports = taken
                 return
             self._child = None  # it has ended
             # Only a lost race for a free port is worth another attempt.
-            if not (first_start and attempts_left and find_cause(self._output(child)) is Cause.PORT_TAKEN):
-                raise KafkaDied(f"the embedded Kafka did not start: {self._explain(child)}")
+            if not (first_start and attempts_left and find_cause(self._broker_output(child)) is Cause.PORT_TAKEN):
+                raise KafkaDied(f"the embedded Kafka did not start: {self._explain_broker_end(child)}")
             log.info("another process took a port meanwhile; other ports are tried")
 
     def _choose_ports(self) -> dict[str, int]:
@@ -215,7 +215,7 @@ class EmbeddedKafka:
         except OSError as e:
             raise ConfigError(f"the data folder {self.data_dir} cannot be written: {e.strerror}") from None
 
-    def _is_formatted(self) -> bool:
+    def _is_storage_formatted(self) -> bool:
         """Return whether the storage is formatted. Raises ConfigError if it is not, but has topics."""
         folder = self.data_dir / config.LOG_FOLDER
         if self.has_data():
@@ -228,8 +228,8 @@ class EmbeddedKafka:
             )
         return False
 
-    async def _format(self, java: Java, jars: Path) -> None:
-        child = await self._launch(config.format_command(java, jars, new_cluster_id()), config.FORMAT_LOG)
+    async def _format_storage(self, java: Java, jars: Path) -> None:
+        child = await self._launch_java(config.format_command(java, jars, new_cluster_id()), config.FORMAT_LOG)
         try:
             async with asyncio.timeout(self.settings.start_timeout_ms / 1000):
                 await child.wait()
@@ -238,9 +238,11 @@ class EmbeddedKafka:
         finally:  # also after a cancellation, which must not leave a JVM that writes into the folder
             status = await child.terminate(0)
         if status != 0:
-            raise KafkaDied(f"the storage of the embedded Kafka could not be formatted: {self._explain(child)}")
+            raise KafkaDied(
+                f"the storage of the embedded Kafka could not be formatted: {self._explain_broker_end(child)}"
+            )
 
-    async def _launch(self, command: list[str], log_name: str) -> ChildProcess:
+    async def _launch_java(self, command: list[str], log_name: str) -> ChildProcess:
         return await ChildProcess.start(
             command,
             name="the embedded Kafka",
@@ -251,7 +253,7 @@ class EmbeddedKafka:
             pass_fds=(self._lock.fd,),
         )
 
-    async def _answers(self, child: ChildProcess, port: int) -> bool:
+    async def _wait_for_broker_answer(self, child: ChildProcess, port: int) -> bool:
         """Return True once the broker answers, False if it ended. Raises KafkaDied if it logs nothing for too long."""
         limit_s = self.settings.start_timeout_ms / 1000
         logged = self._logged_bytes()
@@ -266,7 +268,7 @@ class EmbeddedKafka:
             if time.monotonic() >= deadline:
                 raise KafkaDied(
                     "the embedded Kafka does not answer and has logged nothing for "
-                    f"start_timeout_ms={self.settings.start_timeout_ms}: " + self._explain(child)
+                    f"start_timeout_ms={self.settings.start_timeout_ms}: " + self._explain_broker_end(child)
                 )
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(POLL_MS / 1000):
@@ -278,11 +280,11 @@ class EmbeddedKafka:
         logs = (self.data_dir / config.BROKER_LOG, self.data_dir / config.CONSOLE_LOG)
         return sum(file.stat().st_size for file in logs if file.exists())
 
-    def _output(self, child: ChildProcess) -> list[str]:
+    def _broker_output(self, child: ChildProcess) -> list[str]:
         return tail(self.data_dir / config.BROKER_LOG, LOG_LINES) + child.log_tail(LOG_LINES)
 
-    def _explain(self, child: ChildProcess) -> str:
-        return explain(self._output(child), str(self.data_dir), shutil.disk_usage(self.data_dir).free)
+    def _explain_broker_end(self, child: ChildProcess) -> str:
+        return explain(self._broker_output(child), str(self.data_dir), shutil.disk_usage(self.data_dir).free)
 
     def _require_space(self) -> None:
         free = shutil.disk_usage(self.data_dir).free
@@ -304,12 +306,12 @@ def new_cluster_id() -> str:
 async def run_in_foreground(data_dir: Path, settings: EmbeddedKafkaSettings) -> None:
     """Run a broker until SIGINT or SIGTERM. Its address is the one line on standard output."""
 
-    async def serve() -> None:
+    async def serve_broker() -> None:
         async with EmbeddedKafka(data_dir, settings) as kafka:
             print(kafka.bootstrap_servers, flush=True)
             await kafka.wait()
 
-    work = asyncio.ensure_future(serve())
+    work = asyncio.ensure_future(serve_broker())
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, work.cancel)
     with contextlib.suppress(asyncio.CancelledError):
@@ -322,7 +324,7 @@ class _Parser(argparse.ArgumentParser):
         self.exit(WRONG_SETTING, f"{self.prog}: {message}\n")
 
 
-def _port(text: str) -> int:
+def _parse_port(text: str) -> int:
     if not (text.isascii() and text.isdigit() and int(text) <= PORT_MAX):
         raise argparse.ArgumentTypeError(f"must be a port from 0 to {PORT_MAX}, got {text!r}")
     return int(text)
@@ -332,7 +334,9 @@ def main(arguments: Sequence[str]) -> int:
     """Run `penstock kafka`. Returns the exit status. A failure is one message on standard error."""
     parser = _Parser(prog="penstock kafka", description="Run a single-node Kafka.", allow_abbrev=False)
     parser.add_argument("--data-dir", type=Path, default=DEFAULT_DATA_DIR, help="default: %(default)s")
-    parser.add_argument("--port", type=_port, default=0, help="port; 0: a free one, printed when the broker is up")
+    parser.add_argument(
+        "--port", type=_parse_port, default=0, help="port; 0: a free one, printed when the broker is up"
+    )
     given = parser.parse_args(arguments)
     configure(LogSettings(), "kafka")
     try:

@@ -51,15 +51,15 @@ def example_event(
     can be made (for example because it constrains its values), the event has only the pointers' fields.
     """
     event: dict[str, Any] = {}
-    samples = (fields,) if value_type is dict and fields else (_sample(inspect.type_info(value_type)), None)
+    samples = (fields,) if value_type is dict and fields else (_sample_of_type(inspect.type_info(value_type)), None)
     for sample in samples:
         event = dict(sample) if isinstance(sample, Mapping) else {}
         for pointer in key:
-            _put(event, pointer, KEY, KEY)
+            _put_at_json_pointer(event, pointer, KEY, KEY)
         if time is not None:
             factor, divisor, _ = UNITS[time_unit]
-            _put(event, time, TIME, TIME_MS * divisor // factor)
-        if _is_taken(event, value_type):
+            _put_at_json_pointer(event, time, TIME, TIME_MS * divisor // factor)
+        if _accepts_event(event, value_type):
             break
     return msgspec.json.encode(event).decode()
 
@@ -80,13 +80,13 @@ def aggregated_fields(topology: Topology, topic: str) -> dict[str, Any]:
         stores = node.stores if isinstance(node, ProcessorNode) else ()
         for aggregation in (a for store in stores for a in topology.stores[store].aggregations):
             if aggregation.field is not None:
-                fields[aggregation.field] = _sample_of(aggregation, aggregation.field)
+                fields[aggregation.field] = _sample_of_aggregated_field(aggregation, aggregation.field)
         if not stores:  # the values behind an aggregate are its results
             names += topology.children.get(name, [])
     return fields
 
 
-def _sample_of(aggregation: Aggregation[Any], field: str) -> str | int:
+def _sample_of_aggregated_field(aggregation: Aggregation[Any], field: str) -> str | int:
     try:
         aggregation.add(aggregation.initial(), {field: "text"})
     except DataError:
@@ -94,7 +94,7 @@ def _sample_of(aggregation: Aggregation[Any], field: str) -> str | int:
     return "text"
 
 
-def _is_taken(event: dict[str, Any], value_type: Any) -> bool:
+def _accepts_event(event: dict[str, Any], value_type: Any) -> bool:
     try:
         msgspec.json.decode(msgspec.json.encode(event), type=value_type)
     except msgspec.ValidationError:
@@ -102,7 +102,7 @@ def _is_taken(event: dict[str, Any], value_type: Any) -> bool:
     return True
 
 
-def _put(event: dict[str, Any], pointer: str, text: str, number: int | str) -> None:
+def _put_at_json_pointer(event: dict[str, Any], pointer: str, text: str, number: int | str) -> None:
     """Set a value at a JSON pointer: the number if the sample has one there, else the text."""
     *path, last = (part.replace("~1", "/").replace("~0", "~") for part in pointer[1:].split("/"))
     for part in path:
@@ -116,20 +116,20 @@ def _put(event: dict[str, Any], pointer: str, text: str, number: int | str) -> N
         event[last] = number
 
 
-def _sample(kind: inspect.Type, depth: int = 0) -> Any:
+def _sample_of_type(kind: inspect.Type, depth: int = 0) -> Any:
     """Return a value of the type as JSON has it; None if there is no sample."""
     if depth > DEPTH_MAX:
         return None
     if isinstance(kind, inspect.Metadata):
-        return _sample(kind.type, depth)
+        return _sample_of_type(kind.type, depth)
     if isinstance(kind, inspect.UnionType):
-        return next((s for s in (_sample(t, depth + 1) for t in kind.types) if s is not None), None)
+        return next((s for s in (_sample_of_type(t, depth + 1) for t in kind.types) if s is not None), None)
     if isinstance(kind, inspect.LiteralType):
         return kind.values[0]
     if isinstance(kind, inspect.EnumType):
         return next(iter(kind.cls)).value
     if isinstance(kind, inspect.StructType | inspect.DataclassType | inspect.TypedDictType):
-        fields = {f.encode_name: _sample(f.type, depth + 1) for f in kind.fields if f.required}
+        fields = {f.encode_name: _sample_of_type(f.type, depth + 1) for f in kind.fields if f.required}
         tag = {kind.tag_field: kind.tag} if isinstance(kind, inspect.StructType) and kind.tag_field else {}
         return tag | fields
     if isinstance(kind, inspect.CollectionType):

@@ -45,11 +45,11 @@ class FolderLock:
         """Take the lock. Raises FolderInUse, or ConfigError if the folder cannot be written."""
         deadline = time.monotonic() + ORPHAN_WAIT_MS / 1000
         while True:
-            owner = self._try()
+            owner = self._try_to_lock()
             if owner is None:
                 return
             # The owner has ended: its broker ends soon, by the guard of its child process. A live owner keeps the lock.
-            if _alive(owner) or time.monotonic() >= deadline:
+            if _is_process_alive(owner) or time.monotonic() >= deadline:
                 raise FolderInUse(f"the data folder {self._folder} is in use by {self._user} process {owner}")
             await asyncio.sleep(_POLL_MS / 1000)
 
@@ -57,7 +57,7 @@ class FolderLock:
         """Release the lock. A broker that still runs keeps its own hold."""
         self._lock.release()
 
-    def _try(self) -> int | None:
+    def _try_to_lock(self) -> int | None:
         """Return None if the lock was taken, else the id of the process that holds it (0: not known)."""
         try:
             if not self._lock.try_acquire():
@@ -92,7 +92,7 @@ def check_no_kafka_runs_in(log_folder: Path) -> None:
         os.close(fd)
 
 
-def _alive(pid: int) -> bool:
+def _is_process_alive(pid: int) -> bool:
     if pid <= 0:
         return False
     try:

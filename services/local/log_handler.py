@@ -17,10 +17,10 @@ async def log_record(record: ConsumerRecord) -> None:
         topic=record.topic,
         partition=record.partition,
         offset=record.offset,
-        key=_text(record.key),
-        value=_text(record.value),
+        key=_decode_text(record.key),
+        value=_decode_text(record.value),
     )
 
 
-def _text(data: bytes | None) -> str | None:
+def _decode_text(data: bytes | None) -> str | None:
     return None if data is None else data.decode(errors="replace")[:VALUE_CHARACTERS_MAX]

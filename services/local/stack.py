@@ -134,7 +134,7 @@ class Service:
         clock = asyncio.get_running_loop().time
         reason = "no answer yet"
         changed_s = reported_s = clock()
-        async with _client() as client:
+        async with _make_http_client() as client:
             while True:
                 if self._child is None or self._child.returncode is not None:
                     raise self.died()
@@ -163,7 +163,7 @@ class Service:
     async def get(self, path: str) -> Any:
         """Return the JSON of the service at a path; None while it does not answer."""
         try:
-            async with _client() as client:
+            async with _make_http_client() as client:
                 answer = await client.get(f"{self.url}{path}")
             return answer.json() if answer.status_code == httpx.codes.OK else None
         except (httpx.HTTPError, ValueError):
@@ -230,5 +230,5 @@ class Stack:
         await asyncio.gather(*(service.stop() for service in self.services.values()))
 
 
-def _client() -> httpx.AsyncClient:
+def _make_http_client() -> httpx.AsyncClient:
     return httpx.AsyncClient(timeout=REQUEST_TIMEOUT_MS / 1000, trust_env=False)

@@ -79,15 +79,15 @@ class Up:
             await admin.create_topics([event_time_topic(settings.topic, settings.partitions)], exist_ok=True)
         self._console.print("starting the services …")
         # The aggregator first: it creates the topics that the consumer reads.
-        aggregator = await self._stack.start(self._spec("aggregator", self._aggregator_settings()))
+        aggregator = await self._stack.start(self._service_spec("aggregator", self._aggregator_settings()))
         await aggregator.healthy(self._report_waiting)
-        consumer = await self._stack.start(self._consumer())
+        consumer = await self._stack.start(self._consumer_spec())
         others = [aggregator, consumer]
         connect = None
         if settings.connect_worker:
-            connect = await self._stack.start(self._connect(), settings.connect_port)
+            connect = await self._stack.start(self._connect_spec(), settings.connect_port)
             others.append(connect)
-        gateway = await self._stack.start(self._gateway(others), settings.http.port)
+        gateway = await self._stack.start(self._gateway_spec(others), settings.http.port)
         await asyncio.gather(*(service.healthy(self._report_waiting) for service in [*others, gateway]))
         self._say_where(gateway, connect, aggregates, topology)
 
@@ -99,7 +99,7 @@ class Up:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._broker.wait())
             for service in self._stack.services.values():
-                tasks.create_task(self._keep(service))
+                tasks.create_task(self._keep_service_running(service))
 
     async def shutdown(self) -> None:
         """Stop the services, then Kafka."""
@@ -107,7 +107,7 @@ class Up:
         await self._stack.stop()
         await self._broker.stop()
 
-    async def _keep(self, service: Service) -> None:
+    async def _keep_service_running(self, service: Service) -> None:
         logger = log.get_logger(__name__)
         restarts = Restarts()
         while True:
@@ -120,7 +120,7 @@ class Up:
 
     # --- the settings of each service ---
 
-    def _spec(
+    def _service_spec(
         self, name: str, own: dict[str, str], module: str = "penstock.services.cli", host: str = HOST
     ) -> ServiceSpec:
         settings = {"KAFKA__BOOTSTRAP_SERVERS": self._broker.bootstrap_servers, **own}
@@ -137,7 +137,7 @@ class Up:
             "WORKERS": str(settings.workers),
         }
 
-    def _consumer(self) -> ServiceSpec:
+    def _consumer_spec(self) -> ServiceSpec:
         settings = self._settings
         own = {
             "TOPICS": settings.topics,
@@ -146,23 +146,23 @@ class Up:
             "CONSUMER__ISOLATION_LEVEL": "read_committed",
             "CONSUMER__AUTO_OFFSET_RESET": "earliest",
         }
-        return self._spec("consumer", own)
+        return self._service_spec("consumer", own)
 
-    def _connect(self) -> ServiceSpec:
+    def _connect_spec(self) -> ServiceSpec:
         self._files.mkdir(parents=True, exist_ok=True)
         own = {"CONNECT_FILES": str(self._files)}
-        return self._spec(
+        return self._service_spec(
             "connect", own, module="penstock.services.local.connect_worker", host=self._settings.http.host
         )
 
-    def _gateway(self, others: list[Service]) -> ServiceSpec:
+    def _gateway_spec(self, others: list[Service]) -> ServiceSpec:
         settings = self._settings
         own = {
             "SERVICES": msgspec.json.encode({service.name: service.url for service in others}).decode(),
             "INGEST__TOPICS": msgspec.json.encode(ingest_topics(settings)).decode(),
             "INGEST__DEFAULT_TOPIC__ALLOWED": "false",
         }
-        return self._spec("gateway", own, module="penstock.services.local.gateway", host=settings.http.host)
+        return self._service_spec("gateway", own, module="penstock.services.local.gateway", host=settings.http.host)
 
     def _say_where(
         self, gateway: Service, connect: Service | None, aggregates: AggregatorSettings, topology: Topology
@@ -208,19 +208,19 @@ def require_topics(settings: UpSettings, topology: Topology, known: Collection[s
     read = {*topology.source_topics(), *tables} - set(topology.internal_topics())
     if missing := sorted(read - there):
         raise ConfigError(
-            f"the topology {settings.topology} reads {_topics(missing)}, which Kafka does not have: `up` creates "
-            f"only {settings.topic} (--topic). Set --topic to the topic that the topology reads, or set the "
-            "topology's topic with --topology-options"
+            f"the topology {settings.topology} reads {_describe_topics(missing)}, which Kafka does not have: "
+            f"`up` creates only {settings.topic} (--topic). Set --topic to the topic that the topology reads, or set "
+            "the topology's topic with --topology-options"
         )
     handled = {topic.strip() for topic in settings.topics.split(",")}
     if missing := sorted(handled - there - set(topology.output_topics())):
         raise ConfigError(
-            f"the consumer handles {_topics(missing)} (--topics), which Kafka does not have: the topology "
+            f"the consumer handles {_describe_topics(missing)} (--topics), which Kafka does not have: the topology "
             f"{settings.topology} writes to {', '.join(topology.output_topics())}"
         )
 
 
-def _topics(names: Sequence[str]) -> str:
+def _describe_topics(names: Sequence[str]) -> str:
     return f"the topic{'s'[: len(names) != 1]} {', '.join(names)}"
 
 

@@ -80,7 +80,7 @@ class StoredKeys:
 
         Raises KeyReused if the key belongs to another request.
         """
-        self._expire(now_ms)
+        self._expire_keys(now_ms)
         entry = self._entries.get(key.digest)
         if entry is None or entry.at_ms + self._ttl_ms <= now_ms:
             return None
@@ -91,7 +91,7 @@ class StoredKeys:
 
     def check_room(self, now_ms: int) -> None:
         """Raise BufferExhausted if the table is full."""
-        self._expire(now_ms)
+        self._expire_keys(now_ms)
         if len(self._entries) >= self._max_keys:
             raise BufferExhausted(f"this partition stores max_idempotency_keys={self._max_keys} keys")
         if self.size_bytes >= self._max_bytes:
@@ -101,18 +101,18 @@ class StoredKeys:
     def put(self, digest: bytes, value: bytes) -> None:
         """Add the key of a record. Raises DataError if the value cannot be decoded."""
         entry = decode(value)
-        self._drop(digest)
+        self._drop_key(digest)
         self._entries[digest] = entry
         self.size_bytes += entry.size_bytes
 
-    def _expire(self, now_ms: int) -> None:
+    def _expire_keys(self, now_ms: int) -> None:
         """Drop the keys at the head of the table that are older than `ttl_ms`."""
         while self._entries:
             digest, entry = next(iter(self._entries.items()))
             if entry.at_ms + self._ttl_ms > now_ms:
                 return
-            self._drop(digest)
+            self._drop_key(digest)
 
-    def _drop(self, digest: bytes) -> None:
+    def _drop_key(self, digest: bytes) -> None:
         if (entry := self._entries.pop(digest, None)) is not None:
             self.size_bytes -= entry.size_bytes

@@ -61,7 +61,7 @@ class IdempotencyPartition:
     ) -> tuple[StoredResponse, bool]:
         """See `Transactor.send_keyed`. Raises ProducerFenced if the ownership was lost meanwhile."""
         async with self._lock:
-            producer = self._producer or await self._acquire()
+            producer = self._producer or await self._acquire_ownership()
             now_ms = SYSTEM_CLOCK.now_ms()
             known = self._keys.get(key, now_ms)
             if known is not None:
@@ -79,7 +79,7 @@ class IdempotencyPartition:
             try:
                 result = await send_in_transaction(producer, records, key_record)
             except BaseException:
-                await self._release()
+                await self._release_ownership()
                 raise
             if isinstance(result, PenstockError):
                 raise result
@@ -90,27 +90,27 @@ class IdempotencyPartition:
     async def close(self) -> None:
         """Release the ownership."""
         async with self._lock:
-            await self._release()
+            await self._release_ownership()
 
-    async def _acquire(self) -> Producer:
+    async def _acquire_ownership(self) -> Producer:
         """Acquire the ownership and read the partition. Returns the producer that owns the transactional id."""
         producer = await self._open_owner(self.number)
         try:
-            await self._read()
+            await self._read_keys_to_end()
         except BaseException:
             await producer.close(timeout_ms=CLOSE_MS)
             raise
         self._producer = producer
         return producer
 
-    async def _release(self) -> None:
+    async def _release_ownership(self) -> None:
         """Close the producer. The next request acquires the ownership again."""
         producer = self._producer
         self._producer = None
         if producer is not None:
             await producer.close(timeout_ms=CLOSE_MS)
 
-    async def _read(self) -> None:
+    async def _read_keys_to_end(self) -> None:
         """Read the keys up to the end. No transaction is open, since this service now owns the transactional id."""
         tp = self._tp
         end = (await self._admin.list_offsets({tp: "latest"}))[tp]
@@ -160,19 +160,19 @@ async def send_in_transaction(
         e.maybe_written = False
         if isinstance(e, FatalError):
             raise
-        return await _abort(producer, e)
+        return await _abort_transaction(producer, e)
     try:
         await producer.commit_transaction()
     except TransactionAborted as e:
         e.maybe_written = False
-        return await _abort(producer, e)
+        return await _abort_transaction(producer, e)
     except PenstockError as e:
         e.maybe_written = True
         raise
     return outcomes
 
 
-async def _abort(producer: Producer, cause: PenstockError) -> PenstockError:
+async def _abort_transaction(producer: Producer, cause: PenstockError) -> PenstockError:
     """Abort the transaction and return the cause. Raises it if the abort fails, since the producer is then unusable."""
     try:
         await producer.abort_transaction()

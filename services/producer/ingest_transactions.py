@@ -56,13 +56,13 @@ class KafkaTransactor:
 
     async def send_atomic(self, records: Sequence[ProducerRecord]) -> Sequence[Outcome]:
         """See `penstock.api.ingest.atomic.Transactor`."""
-        return await self._bounded(self._atomic(records))
+        return await self._await_transaction(self._store_atomically(records))
 
     async def send_keyed(
         self, key: IdempotencyKey, records: Sequence[ProducerRecord], make_response: MakeResponse
     ) -> tuple[StoredResponse, bool]:
         """See `penstock.api.ingest.atomic.Transactor`."""
-        return await self._bounded(self._keyed(key, records, make_response))
+        return await self._await_transaction(self._store_with_key(key, records, make_response))
 
     async def close(self) -> None:
         """Wait for the transactions in progress, and close every producer."""
@@ -72,14 +72,14 @@ class KafkaTransactor:
         closing += [partition.close() for partition in self._partitions or []]
         await asyncio.gather(*closing)
 
-    async def _bounded(self, work: Awaitable[T]) -> T:
+    async def _await_transaction(self, work: Awaitable[T]) -> T:
         """Return the result of a transaction. Raises KafkaTimeout after `ack_timeout_ms`.
 
         The transaction completes even if its caller is cancelled.
         """
         task = asyncio.ensure_future(work)
         self._running.add(task)
-        task.add_done_callback(self._ended)
+        task.add_done_callback(self._transaction_ended)
         try:
             async with asyncio.timeout(self._settings.ack_timeout_ms / 1000):
                 return await asyncio.shield(task)
@@ -88,12 +88,12 @@ class KafkaTransactor:
             timeout.maybe_written = True
             raise timeout from None
 
-    def _ended(self, task: asyncio.Task[object]) -> None:
+    def _transaction_ended(self, task: asyncio.Task[object]) -> None:
         self._running.discard(task)
         if not task.cancelled():
             task.exception()  # retrieved, or asyncio logs it as never retrieved
 
-    async def _atomic(self, records: Sequence[ProducerRecord]) -> Sequence[Outcome]:
+    async def _store_atomically(self, records: Sequence[ProducerRecord]) -> Sequence[Outcome]:
         async with self._slots:
             producer = self._idle.pop() if self._idle else await self._new_producer()
             try:
@@ -110,7 +110,7 @@ class KafkaTransactor:
         self._opened += 1
         return await open_producer(self._kafka, self._producer, f"{self._name}-{self._opened}")
 
-    async def _keyed(
+    async def _store_with_key(
         self, key: IdempotencyKey, records: Sequence[ProducerRecord], make_response: MakeResponse
     ) -> tuple[StoredResponse, bool]:
         partitions = await self._key_partitions()

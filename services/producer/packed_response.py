@@ -33,7 +33,7 @@ def pack(response: StoredResponse) -> bytes:
     columns = b""
     if b'"offsets":[{' in body:
         members = msgspec.json.decode(body)
-        columns = _columns(members[OFFSETS])
+        columns = _pack_rows(members[OFFSETS])
         members[OFFSETS] = None
         body = msgspec.json.encode(members)
     packed = zlib.compress(body)
@@ -47,14 +47,14 @@ def unpack(status: int, data: bytes) -> StoredResponse:
         body = zlib.decompress(data[_LENGTH.size : end])
         if end < len(data):
             members = msgspec.json.decode(body)
-            members[OFFSETS] = _rows(data[end:])
+            members[OFFSETS] = _unpack_rows(data[end:])
             body = msgspec.json.encode(members)
     except (struct.error, zlib.error, ValueError) as e:
         raise DataError(f"a response in the topic of Idempotency-Keys cannot be decoded: {e}") from None
     return StoredResponse(status, body)
 
 
-def _columns(rows: Sequence[dict[str, Any]]) -> bytes:
+def _pack_rows(rows: Sequence[dict[str, Any]]) -> bytes:
     """Encode rows: the unit's name, then the columns of positions, partitions and offsets, each with its length."""
     (unit,) = rows[0].keys() - {"partition", "offset"}  # `line` or `index`
     positions = array("q")
@@ -71,8 +71,8 @@ def _columns(rows: Sequence[dict[str, Any]]) -> bytes:
     return b"".join(_LENGTH.pack(len(part)) + part for part in parts)
 
 
-def _rows(data: bytes) -> list[dict[str, int]]:
-    """Decode what `_columns` encoded."""
+def _unpack_rows(data: bytes) -> list[dict[str, int]]:
+    """Decode rows that `_pack_rows` encoded."""
     parts = []
     start = 0
     while start < len(data):

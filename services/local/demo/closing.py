@@ -59,7 +59,7 @@ def main(arguments: list[str]) -> int:
     try:
         report = run(jobs)
     except PenstockError as e:
-        _log(f"{type(e).__name__}: {e}")
+        _log_to_stderr(f"{type(e).__name__}: {e}")
         return AUDIT_FAILED
     from penstock.services.spark.audit.report import print_report
 
@@ -81,26 +81,26 @@ def run(jobs: Jobs) -> AuditReport:
     from penstock.services.spark.spark_session import spark_session
 
     with spark_session(audit.spark, "penstock demo", *compact.spark_uris, *batch.spark_uris) as spark:
-        _compact(spark, compact)
-        _print(Batch(spark, batch, _log).run())
-        _print(compared(spark, jobs))
-        return run_audit(spark, audit, _log)
+        _run_compaction(spark, compact)
+        _print_job_report(Batch(spark, batch, _log_to_stderr).run())
+        _print_job_report(compared(spark, jobs))
+        return run_audit(spark, audit, _log_to_stderr)
 
 
-def _compact(spark: Any, settings: CompactSettings) -> None:
+def _run_compaction(spark: Any, settings: CompactSettings) -> None:
     from penstock.services.spark.compaction.compact import Compaction
     from penstock.services.spark.compaction.delta_writer import CompactionConflict
 
     for attempt in range(ATTEMPTS_MAX):
         try:
-            job = Compaction(spark, settings, _log)
-            _print(job.run())
+            job = Compaction(spark, settings, _log_to_stderr)
+            _print_job_report(job.run())
             job.maintenance.require_done()
             return
         except CompactionConflict as e:
             if attempt == ATTEMPTS_MAX - 1:
                 raise
-            _log(str(e))
+            _log_to_stderr(str(e))
 
 
 def compared(spark: Any, jobs: Jobs) -> Comparison:
@@ -119,11 +119,11 @@ def made(spark: Any, lake: str, application: str, store: str) -> Any:
     return parts[0].unionByName(parts[1], True).unionByName(parts[2], True)
 
 
-def _print(found: Any) -> None:
+def _print_job_report(found: Any) -> None:
     print(msgspec.json.encode(found._asdict()).decode(), flush=True)
 
 
-def _log(text: str) -> None:
+def _log_to_stderr(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 

@@ -86,12 +86,12 @@ class CsvEvents:
         self._latest_ms = (SYSTEM_CLOCK.now_ms() if now_ms is None else now_ms) + IngestSettings().max_future_ms
         self._time_format = time_format
         self._parse_time = time_parser(time_format, self._latest_ms)
-        self.plan = _plan(key, gap, grace)
+        self.plan = _plan_of_csv_replay(key, gap, grace)
         header, *probed = list(islice(read_rows(path, limit), PROBED_ROWS + 1)) or [Row(HEADER, 1, [])]
         self._columns = _checked_columns(path, header.fields, key, time)
         self._key_at = self._columns.index(key)
         self._time_at = self._columns.index(time)
-        self._first_ms = self._probe(probed)
+        self._first_ms = self._first_event_time(probed)
         self._count: int | None = None
         self.unfit = 0
 
@@ -113,7 +113,7 @@ class CsvEvents:
                 last_ms = self._event_time(row)
             except BadRow as e:
                 self.unfit += 1
-                event[REFUSED_FIELD] = f"{self._named(row)}, {e}"
+                event[REFUSED_FIELD] = f"{self._describe_row(row)}, {e}"
                 event.setdefault(self._key, "")
             event[TIME_FIELD] = last_ms
             yield msgspec.json.encode(event)
@@ -138,7 +138,7 @@ class CsvEvents:
         except NoTime as e:
             raise BadRow(f"column {self._time!r}: {e}", text) from None
 
-    def _probe(self, rows: list[Row]) -> int:
+    def _first_event_time(self, rows: list[Row]) -> int:
         """Return the first event time of these rows. Raises ConfigError, with the first row's reason, without one."""
         first: BadRow | None = None
         for row in rows:
@@ -148,16 +148,16 @@ class CsvEvents:
                 first = first or e
                 continue
             if wrong := better_unit(row.fields[self._time_at], self._time_format, self._latest_ms):
-                raise ConfigError(f"{self._path}, {self._named(row)}, column {self._time!r}: {wrong}")
+                raise ConfigError(f"{self._path}, {self._describe_row(row)}, column {self._time!r}: {wrong}")
             return at_ms
         if first is None:
             raise ConfigError(f"{self._path} has no rows below its header")
         others = f" (and none of the first {len(rows)} rows can be taken)" if len(rows) > 1 else ""
         hint = "" if first.time_text is None else _what_reads(first.time_text, self._latest_ms)
-        raise ConfigError(f"{self._path}, {self._named(rows[0])}, {first}{others}{hint}")
+        raise ConfigError(f"{self._path}, {self._describe_row(rows[0])}, {first}{others}{hint}")
 
     @staticmethod
-    def _named(row: Row) -> str:
+    def _describe_row(row: Row) -> str:
         return f"row {row.number} (line {row.line})"
 
 
@@ -170,7 +170,7 @@ def _what_reads(text: str, latest_ms: int) -> str:
     )
 
 
-def _plan(key: str, gap: str, grace: str) -> Plan:
+def _plan_of_csv_replay(key: str, gap: str, grace: str) -> Plan:
     for option, text in (("--gap", gap), ("--grace", grace)):
         try:
             parse_ms(text)

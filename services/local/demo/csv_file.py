@@ -50,7 +50,7 @@ def read_rows(path: Path, limit: int | None = None) -> Iterator[Row]:
         except UnicodeDecodeError as e:
             raise ConfigError(_no_text(path, e)) from None
         except (csv.Error, *_UNREADABLE) as e:
-            raise ConfigError(f"{path}, line {reader.line_num + 1}: {_reason(e)}") from None
+            raise ConfigError(f"{path}, line {reader.line_num + 1}: {_reason_of_file_error(e)}") from None
 
 
 @contextlib.contextmanager
@@ -74,11 +74,11 @@ def _open_bytes(path: Path) -> Iterator[IO[bytes]]:
                     raise ConfigError(f"{path}: a zip with one file in it is needed, this one has {len(names)}")
                 raw = stack.enter_context(archive.open(names[0]))
         except _UNREADABLE as e:
-            raise ConfigError(f"{path}: {_reason(e)}") from None
+            raise ConfigError(f"{path}: {_reason_of_file_error(e)}") from None
         yield raw
 
 
-def _reason(error: Exception) -> str:
+def _reason_of_file_error(error: Exception) -> str:
     return (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
 
 

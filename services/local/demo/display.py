@@ -62,7 +62,7 @@ class Display:
         self._progress = Progress(*columns, console=console)
         self._sent: TaskID = self._progress.add_task("acknowledged", total=total)
         self._processed: TaskID = self._progress.add_task("processed", total=total)
-        self._live = Live(console=console, get_renderable=self._render, refresh_per_second=5, transient=True)
+        self._live = Live(console=console, get_renderable=self._render_figures, refresh_per_second=5, transient=True)
 
     def __enter__(self) -> Self:
         if self._console.is_terminal:
@@ -93,7 +93,7 @@ class Display:
             self._plain_at = now
             self.step(f"[dim]{self.figures.line()}[/dim]")
 
-    def _render(self) -> Group:
+    def _render_figures(self) -> Group:
         figures = self.figures
         table = Table.grid(padding=(0, 3))
         cells = {
@@ -144,10 +144,10 @@ def longest_table(sessions: list[dict[str, Any]], name: str) -> Table | Text:
         table.add_column(column, justify="right")
     for session in sessions:
         hours = (session["end"] - session["start"]) / 3_600_000
-        values = [_value(session[column]) for column in results]
+        values = [_format_figure(session[column]) for column in results]
         table.add_row(str(session["key"]), day_time(session["start"]), f"{hours:.1f}", *values)
     return table
 
 
-def _value(value: Any) -> str:
+def _format_figure(value: Any) -> str:
     return f"{value:,.1f}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)

@@ -33,10 +33,10 @@ def time_parser(time_format: str | None, latest_ms: int) -> Parse:
         ...
     penstock.services.local.demo.event_time.NoTime: 'yesterday' does not fit --time-format '%d.%m.%Y %H:%M'
     """
-    read = _reader(time_format)
+    read = _event_time_reader(time_format)
     wanted = "is not an ISO 8601 time" if time_format is None else f"does not fit --time-format {time_format!r}"
 
-    def parse(text: str) -> int:
+    def parse_event_time(text: str) -> int:
         try:
             at_ms = read(text)
         except (ValueError, OverflowError) as e:
@@ -49,7 +49,7 @@ def time_parser(time_format: str | None, latest_ms: int) -> Parse:
             raise NoTime(f"{text[:SHOWN_MAX]!r} is a time {where}{by_format}")
         return at_ms
 
-    return parse
+    return parse_event_time
 
 
 def formats_that_fit(text: str, latest_ms: int) -> list[str]:
@@ -85,13 +85,13 @@ def better_unit(text: str, time_format: str | None, latest_ms: int) -> str | Non
     return f"{text[:SHOWN_MAX]!r} is a time in {year} by --time-format {time_format}; {fitting[0]} reads it"
 
 
-def _reader(time_format: str | None) -> Parse:
+def _event_time_reader(time_format: str | None) -> Parse:
     factor = EPOCH_FORMATS.get(time_format or "")
     if factor is not None:
         return lambda text: round(float(text) * factor)
 
-    def read(text: str) -> int:
+    def read_event_time(text: str) -> int:
         at = datetime.strptime(text, time_format) if time_format else datetime.fromisoformat(text)
         return round((at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp() * 1_000)
 
-    return read
+    return read_event_time

@@ -34,7 +34,7 @@ def fresh_folder(folder: Path) -> Iterator[Path]:
             broker = FolderLock(folder / KAFKA)
             asyncio.run(broker.acquire())
             broker.release()
-        _empty(folder)
+        _empty_data_folder(folder)
         yield folder
     finally:
         lock.release()
@@ -44,12 +44,12 @@ def _require_a_demos(folder: Path) -> None:
     try:
         names = {entry.name for entry in folder.iterdir()} if folder.exists() else set()
     except OSError as e:
-        raise _unusable(folder, e) from None
+        raise _unusable_data_folder(folder, e) from None
     if names - {LOCK_FILE} and MARKER not in names:
         raise ConfigError(f"--data-dir: {folder} is not empty and was not created by a demo")
 
 
-def _empty(folder: Path) -> None:
+def _empty_data_folder(folder: Path) -> None:
     try:
         for entry in folder.iterdir():
             if entry.name == LOCK_FILE:
@@ -60,8 +60,8 @@ def _empty(folder: Path) -> None:
                 entry.unlink()
         (folder / MARKER).write_text("This folder belongs to `penstock demo`, which empties it at its next start.\n")
     except OSError as e:
-        raise _unusable(folder, e) from None
+        raise _unusable_data_folder(folder, e) from None
 
 
-def _unusable(folder: Path, error: OSError) -> ConfigError:
+def _unusable_data_folder(folder: Path, error: OSError) -> ConfigError:
     return ConfigError(f"--data-dir: {folder}: {error.strerror or error}")

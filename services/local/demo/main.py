@@ -65,23 +65,23 @@ def demo(
     if not console.is_terminal:
         console.width = PLAIN_WIDTH
     try:
-        source = _source(input, key, time, time_format, gap, grace, events)
+        source = _event_source(input, key, time, time_format, gap, grace, events)
         total = source.count()  # reads all of it: a truncated file is found before anything changes
         with fresh_folder(data_dir) as folder, Display(console, total) as display:
-            outcome = asyncio.run(_run(Scenario(source, folder, display), display))
+            outcome = asyncio.run(_run_scenario(Scenario(source, folder, display), display))
     except ConfigError as e:
         raise typer.Exit(_print_error(e, WRONG_SETTINGS)) from None
     except PenstockError as e:
         raise typer.Exit(_print_error(e, FAILED)) from None
     except (asyncio.CancelledError, KeyboardInterrupt):
         raise typer.Exit(INTERRUPTED) from None
-    _print(console, source, outcome, folder)
+    _print_summary(console, source, outcome, folder)
     if json:
         sys.stdout.write(msgspec.json.encode(summary(outcome)).decode() + "\n")
     raise typer.Exit(OK if outcome.ok else FAILED)
 
 
-async def _run(scenario: Scenario, display: Display) -> Outcome:
+async def _run_scenario(scenario: Scenario, display: Display) -> Outcome:
     """Run the scenario as a task that SIGTERM and Ctrl-C cancel, so everything started is stopped again.
 
     The second signal ends this process at once, and its children end with it.
@@ -89,7 +89,7 @@ async def _run(scenario: Scenario, display: Display) -> Outcome:
     loop = asyncio.get_running_loop()
     task = asyncio.ensure_future(scenario.run())
 
-    def stop() -> None:
+    def stop_scenario() -> None:
         if task.cancelling():
             display.close()
             os._exit(INTERRUPTED)
@@ -97,11 +97,11 @@ async def _run(scenario: Scenario, display: Display) -> Outcome:
         task.cancel()
 
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop)
+        loop.add_signal_handler(number, stop_scenario)
     return await task
 
 
-def _source(
+def _event_source(
     file: Path | None,
     key: str | None,
     time: str | None,
@@ -153,7 +153,7 @@ def summary(outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def _print(console: Console, source: Events, outcome: Outcome, folder: Path) -> None:
+def _print_summary(console: Console, source: Events, outcome: Outcome, folder: Path) -> None:
     console.print()
     console.print(longest_table(outcome.longest, source.plan.results))
     console.print()
@@ -161,11 +161,11 @@ def _print(console: Console, source: Events, outcome: Outcome, folder: Path) -> 
         console.print(
             f"  rejected by the ingest: {rejection}", highlight=False, markup=False, style="yellow", soft_wrap=True
         )
-    for name, text in _lines(summary(outcome), source, outcome, folder).items():
+    for name, text in _summary_lines(summary(outcome), source, outcome, folder).items():
         console.print(f"  [bold]{name:<13}[/bold]{text}", highlight=False, soft_wrap=True)
 
 
-def _lines(figures: dict[str, Any], source: Events, outcome: Outcome, folder: Path) -> dict[str, str]:
+def _summary_lines(figures: dict[str, Any], source: Events, outcome: Outcome, folder: Path) -> dict[str, str]:
     """Return the summary, line by line, as rich's markup."""
     plan = source.plan
     rejected, skipped = figures["events_refused"], figures["skipped_records"]
@@ -176,7 +176,7 @@ def _lines(figures: dict[str, Any], source: Events, outcome: Outcome, folder: Pa
         "sessions": f"{figures['sessions_closed']:,} closed, {figures['sessions_open']:,} still open",
         "late": f"{counted(figures['late_records'], 'record')}, in topic {plan.late}",
         "dead letters": f"{counted(figures['dead_letters'], 'record')}, in topic {plan.dead_letters}"
-        + _expected(figures, plan.unfit)
+        + _dead_letters_verdict(figures, plan.unfit)
         + "".join(f"\n{'':<15}such as: {escape(reason)}" for reason in outcome.reasons),
         "skipped": f"{counted(skipped, 'record')} without a key",
         "notable": f"{counted(figures['notable'], 'session')}, kept by the consumer in {folder / 'notable.jsonl'}",
@@ -198,7 +198,7 @@ def _lines(figures: dict[str, Any], source: Events, outcome: Outcome, folder: Pa
     return lines
 
 
-def _expected(figures: dict[str, Any], noun: str) -> str:
+def _dead_letters_verdict(figures: dict[str, Any], noun: str) -> str:
     """Return whether the dead letters are the expected ones, as rich's markup."""
     sent = counted(figures["dead_letters_expected"], noun)
     if not figures["dead_letters_ok"]:

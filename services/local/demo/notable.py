@@ -41,10 +41,10 @@ async def store(record: ConsumerRecord) -> None:
     if not isinstance(session, dict):
         raise DataError("not a session: not a JSON object")
     if is_notable(session):
-        _append(Path(os.environ[FILE_VARIABLE]), msgspec.json.encode(session) + b"\n")
+        _append_line(Path(os.environ[FILE_VARIABLE]), msgspec.json.encode(session) + b"\n")
 
 
-def _append(path: Path, line: bytes) -> None:
+def _append_line(path: Path, line: bytes) -> None:
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     try:
         os.write(fd, line)  # one short write in append mode is atomic on a local disk

@@ -53,7 +53,7 @@ class Replay:
             batch = list(islice(self._lines, BATCH_LINES if left is None else min(BATCH_LINES, left)))
             if not batch:
                 return False
-            await self._send(batch)
+            await self._post_events(batch)
             left = None if left is None else left - len(batch)
         return True
 
@@ -61,7 +61,7 @@ class Replay:
         """Close the connection."""
         await self._client.aclose()
 
-    async def _send(self, batch: list[bytes]) -> None:
+    async def _post_events(self, batch: list[bytes]) -> None:
         counts = self.counts
         body = b"\n".join(batch) + b"\n"
         before = self.counts.sent
@@ -78,9 +78,9 @@ class Replay:
             if answer.status_code not in NOTHING_STORED or attempt == ATTEMPTS_MAX:
                 break
             await asyncio.sleep(float(answer.headers.get("Retry-After", "1")))
-        self._count(answer, before, len(batch))
+        self._count_answer(answer, before, len(batch))
 
-    def _count(self, answer: httpx.Response, before: int, lines: int) -> None:
+    def _count_answer(self, answer: httpx.Response, before: int, lines: int) -> None:
         counts = self.counts
         try:
             body = answer.json()

@@ -131,7 +131,7 @@ class Scenario:
             try:
                 async with Admin(self._kafka) as self._admin:
                     await self._start_services()
-                    await self._stream()
+                    await self._stream_events()
                     await self._read_results()
                 await self._stack.stop()
                 await self._look_at_the_result()
@@ -149,23 +149,23 @@ class Scenario:
         await self._admin.create_topics([event_time_topic(plan.topic, PARTITIONS)])
         aggregator = await stack.start(specs.aggregator(plan, address, self._lake))
         await aggregator.healthy()
-        await self._until("the first tasks", lambda: self._all_tasks("running"))
+        await self._wait_until("the first tasks", lambda: self._all_tasks("running"))
         consumer = await stack.start(specs.consumer(plan, address, self._notable))
         gateway = await stack.start(specs.gateway(plan, address, {s.name: s.url for s in (aggregator, consumer)}))
         await asyncio.gather(gateway.healthy(), consumer.healthy())
         url = gateway.url
         self._display.step(f"producer, aggregator, consumer and admin are up; dashboard: [link={url}]{url}[/link]")
 
-    async def _stream(self) -> None:
+    async def _stream_events(self) -> None:
         replay = Replay(self._gateway.url, self._plan.topic, self._events.lines(), self._events.name_rejection)
         self._outcome.counts = replay.counts
-        watching = asyncio.create_task(self._watch(replay), name="demo-watch")
+        watching = asyncio.create_task(self._watch_aggregator(replay), name="demo-watch")
         try:
             await self._replay_with_a_crash(replay)
             self._outcome.unfit = self._events.unfit
             if not self._is_short:
                 self._display.step("waiting for a compaction that covers everything")
-                await self._until("the last compaction", self._lake_covers_everything)
+                await self._wait_until("the last compaction", self._lake_covers_everything)
         finally:
             watching.cancel()
             await asyncio.gather(watching, return_exceptions=True)
@@ -178,21 +178,21 @@ class Scenario:
         more = min(total - first, max(1, int(total * SENT_INTO_CRASH)))
         self._is_short = total - first - more <= SHORT_REST_EVENTS
         step(f"sending {first:,} of {counted(total, 'event')} to POST /v1/topics/{self._plan.topic}/events")
-        seconds = await _timed(self._send(replay, first))
+        seconds = await _seconds_of_work(self._send_and_await_commit(replay, first))
         step("waiting for the compaction that the wall-clock punctuator requests (PySpark into Delta)")
-        await self._until("the first compaction", self._has_a_snapshot)
+        await self._wait_until("the first compaction", self._has_a_snapshot)
         into_crash = more // 2
-        seconds += await _timed(self._send(replay, more - into_crash))
-        seconds += await _timed(replay.send(into_crash))
-        await self._crash(more - into_crash, into_crash)
+        seconds += await _seconds_of_work(self._send_and_await_commit(replay, more - into_crash))
+        seconds += await _seconds_of_work(replay.send(into_crash))
+        await self._crash_aggregator(more - into_crash, into_crash)
         step("sending the rest")
-        seconds += await _timed(self._send(replay, None))
+        seconds += await _seconds_of_work(self._send_and_await_commit(replay, None))
         self._outcome.replay_seconds = seconds
 
-    async def _send(self, replay: Replay, limit: int | None) -> None:
+    async def _send_and_await_commit(self, replay: Replay, limit: int | None) -> None:
         """Send up to `limit` more events, and wait until the aggregator has committed everything sent so far."""
         await replay.send(limit)
-        await self._until("the commit of the last event", self._all_is_committed)
+        await self._wait_until("the commit of the last event", self._all_is_committed)
 
     async def _read_results(self) -> None:
         """Read the published results, and wait until the consumer has handled all of them."""
@@ -205,9 +205,9 @@ class Scenario:
             committed = await self._admin.group_offsets(specs.consumer_group(plan))
             return all(tp in committed and committed[tp].offset >= end for tp, end in published.ends.items())
 
-        await self._until("the consumer's last commit", all_is_handled)
+        await self._wait_until("the consumer's last commit", all_is_handled)
 
-    async def _crash(self, committed: int, into_crash: int) -> None:
+    async def _crash_aggregator(self, committed: int, into_crash: int) -> None:
         step = self._display.step
         aggregator = self._aggregator
         plan = self._plan
@@ -220,7 +220,7 @@ class Scenario:
         self._tasks = []
         aggregator.spec = specs.aggregator(plan, self._kafka.bootstrap_servers, self._lake, compacts=not self._is_short)
         await aggregator.start()
-        await self._until("the restore", lambda: self._all_tasks("running"))
+        await self._wait_until("the restore", lambda: self._all_tasks("running"))
         outcome, self._outcome.restores = self._outcome, self._tasks
         windows, changes = counted(outcome.restored("windows"), "window"), outcome.restored("changelog_windows")
         step(
@@ -250,7 +250,7 @@ class Scenario:
         if not outcome.audit:
             raise job.died()
         outcome.batch = last_object(job.log_tail(CLOSING_LINES), "batch_differences")
-        if not await self._is_covered():
+        if not await self._is_covered_by_snapshot():
             raise FatalError(f"the lake does not hold all that was committed; see {log_file}")
         outcome.audit_ok = status == 0
         outcome.compactions = sum(run["status"] == "done" for run in self._compactions) + self._is_short
@@ -268,7 +268,7 @@ class Scenario:
     def _gateway(self) -> Service:
         return self._stack.services["gateway"]
 
-    async def _look(self) -> None:
+    async def _read_aggregator_state(self) -> None:
         """Read the aggregator's state. While it does not answer, the last state is kept."""
         state = await self._aggregator.get("/v1/streams")
         if state is not None:
@@ -277,17 +277,17 @@ class Scenario:
             known = {run["started_at_ms"]: run for run in [*self._compactions, *runs]}
             self._compactions = [known[at] for at in sorted(known)]
 
-    async def _watch(self, replay: Replay) -> None:
+    async def _watch_aggregator(self, replay: Replay) -> None:
         while True:
-            await self._look()
-            self._show(replay)
+            await self._read_aggregator_state()
+            self._show_figures(replay)
             await asyncio.sleep(POLL_MS / 1000)
 
-    def _show(self, replay: Replay) -> None:
+    def _show_figures(self, replay: Replay) -> None:
         figures = self._display.figures
         tasks = self._tasks
         figures.acknowledged = replay.counts.acknowledged
-        figures.processed = self._processed()
+        figures.processed = self._processed_records()
         figures.open = sum(t.get("open_sessions", 0) for t in tasks) if tasks else None
         figures.stream_time_ms = max((t.get("stream_time_ms", -1) for t in tasks), default=None)
         self._show_totals(tasks)
@@ -306,13 +306,13 @@ class Scenario:
         closed, late, dead = (self._totals_before[n] + totals[n] for n in COUNTED)
         figures.closed, figures.late, figures.dead_letters = closed, late, dead
 
-    def _processed(self) -> int:
+    def _processed_records(self) -> int:
         """Source records that the tasks processed. Offsets have no gaps, since ingest writes without transactions."""
         return sum(offset for task in self._tasks for offset in task.get("sources", {}).values())
 
     async def _all_is_committed(self) -> bool:
         """Whether the aggregator has committed every record that Kafka acknowledged."""
-        if self._processed() < self._outcome.counts.acknowledged:
+        if self._processed_records() < self._outcome.counts.acknowledged:
             return False
         offsets = await self._admin.group_offsets(self._plan.application, require_stable=True)
         committed = sum(at.offset for tp, at in offsets.items() if tp.topic == self._plan.topic)
@@ -329,18 +329,18 @@ class Scenario:
 
     async def _has_a_snapshot(self) -> bool:
         """Whether a compaction has covered records. One before the first record has not."""
-        return self._has_compacted() and await self._covered() > 0
+        return self._has_compacted() and await self._records_covered_by_snapshot() > 0
 
     async def _lake_covers_everything(self) -> bool:
         """Whether the snapshot covers everything acknowledged, and no job is running."""
         if not self._has_compacted() or self._compactions[-1]["status"] == "running":
             return False
-        return await self._is_covered()
+        return await self._is_covered_by_snapshot()
 
-    async def _is_covered(self) -> bool:
-        return await self._covered() >= self._outcome.counts.acknowledged
+    async def _is_covered_by_snapshot(self) -> bool:
+        return await self._records_covered_by_snapshot() >= self._outcome.counts.acknowledged
 
-    async def _covered(self) -> int:
+    async def _records_covered_by_snapshot(self) -> int:
         """Return the number of source records that the snapshot's progress covers."""
         application = self._plan.application
         partitions = range(PARTITIONS)
@@ -348,16 +348,16 @@ class Scenario:
         rows = snapshot.partitions.values() if snapshot is not None else ()
         return sum(offset for row in rows for offset in decode_progress(row.progress).sources.values())
 
-    async def _until(self, what: str, reached: Callable[[], bool | Awaitable[bool]]) -> None:
+    async def _wait_until(self, what: str, reached: Callable[[], bool | Awaitable[bool]]) -> None:
         """Wait until `reached`. The error names `what`, or the service that ended instead."""
         loop = asyncio.get_running_loop()
         processed = -1
         try:
             async with asyncio.timeout(None) as limit:
                 while True:
-                    await self._look()
-                    if self._processed() != processed:
-                        processed = self._processed()
+                    await self._read_aggregator_state()
+                    if self._processed_records() != processed:
+                        processed = self._processed_records()
                         limit.reschedule(loop.time() + WAIT_MS / 1000)
                     now = reached()
                     if await now if inspect.isawaitable(now) else now:
@@ -368,7 +368,7 @@ class Scenario:
             raise KafkaTimeout(f"waited {WAIT_MS} ms for {what}; the logs are in {self._folder / 'logs'}") from None
 
 
-async def _timed(work: Awaitable[object]) -> float:
+async def _seconds_of_work(work: Awaitable[object]) -> float:
     started = time.monotonic()
     await work
     return time.monotonic() - started

@@ -18,7 +18,7 @@ CONSUMER_COMMIT_INTERVAL_MS = 500  # the demo waits for the consumer's last comm
 SPARK_CONF = {"spark.driver.extraJavaOptions": "-XX:+UseSerialGC"}
 
 
-def _json(value: object) -> str:
+def _encode_json(value: object) -> str:
     return msgspec.json.encode(value).decode()
 
 
@@ -29,14 +29,14 @@ def aggregator(plan: Plan, bootstrap_servers: str, lake: Path, *, compacts: bool
         {
             "KAFKA__BOOTSTRAP_SERVERS": bootstrap_servers,
             "TOPOLOGY": plan.topology,
-            "TOPOLOGY_OPTIONS": _json(plan.options),
+            "TOPOLOGY_OPTIONS": _encode_json(plan.options),
             "STREAMS__APPLICATION_ID": plan.application,
             "STREAMS__COMMIT_INTERVAL_MS": str(COMMIT_INTERVAL_MS),
             "STREAMS__LAKE": str(lake),
             "STREAMS__GROUP_INSTANCE_ID": "aggregator-1",
             "COMPACTION__ENABLED": "true" if compacts else "false",
             "COMPACTION__INTERVAL_MS": str(COMPACTION_INTERVAL_MS),
-            "COMPACTION__SPARK_CONF": _json(SPARK_CONF),
+            "COMPACTION__SPARK_CONF": _encode_json(SPARK_CONF),
         },
     )
 
@@ -71,9 +71,9 @@ def gateway(plan: Plan, bootstrap_servers: str, others: Mapping[str, str]) -> Se
         "gateway",
         {
             "KAFKA__BOOTSTRAP_SERVERS": bootstrap_servers,
-            "INGEST__TOPICS": _json(topics),
+            "INGEST__TOPICS": _encode_json(topics),
             "INGEST__DEFAULT_TOPIC__ALLOWED": "false",
-            "SERVICES": _json(others),
+            "SERVICES": _encode_json(others),
         },
         module="penstock.services.local.gateway",
     )

@@ -41,14 +41,14 @@ async def _examine_topics(admin: Admin, kafka: KafkaSettings, named: set[str], n
     wanted = existing & (named | {dead_letter_topic(name) for name in named}) if named else existing
     described = await admin.describe_topics(sorted(wanted))
     configs = {name: await admin.describe_configs(name) for name in sorted(wanted)}
-    facts = await _facts(admin, described, configs, named, now_ms)
+    facts = await _collect_topic_facts(admin, described, configs, named, now_ms)
     groups = [group.group_id for group in await admin.list_groups()]
     findings = all_topic_findings(facts, sorted(named - existing), groups, kafka.bootstrap_servers)
     shown = "topics" if named else "topics (all)"
     return findings or [Finding("ok", shown, f"{len(facts)} topics, which keep their records")]
 
 
-async def _facts(
+async def _collect_topic_facts(
     admin: Admin,
     described: Mapping[str, TopicDescription],
     configs: Mapping[str, Mapping[str, str | None]],
@@ -100,7 +100,10 @@ def examine_machine(data_dir: Path) -> list[Finding]:
         findings.append(Finding("ok", "Spark", 'not installed; its jobs need: pip install "penstock[spark]"'))
     else:
         findings.append(_examine_jars(SPARK_JARS, "penstock jars spark"))
-    disks = {str(folder): shutil.disk_usage(folder).free for folder in map(_existing, (cache_root(), data_dir))}
+    disks = {
+        str(folder): shutil.disk_usage(folder).free
+        for folder in map(_nearest_existing_folder, (cache_root(), data_dir))
+    }
     return [*findings, *(disk_finding(folder, free_bytes) for folder, free_bytes in disks.items())]
 
 
@@ -120,7 +123,7 @@ def _examine_jars(wanted: JarSet, command: str) -> Finding:
     return Finding("ok", wanted.title, f"its jars are in {folder}")
 
 
-def _existing(folder: Path) -> Path:
+def _nearest_existing_folder(folder: Path) -> Path:
     folder = folder.absolute()
     while not folder.exists():
         folder = folder.parent

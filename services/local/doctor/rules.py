@@ -86,14 +86,14 @@ def topic_findings(topic: TopicFacts, bootstrap_servers: str) -> list[Finding]:
     if not topic.holds_event_times:
         return found
 
-    def add(level: Level, message: str, **configs: str) -> None:
+    def add_finding(level: Level, message: str, **configs: str) -> None:
         fix = alter_command(bootstrap_servers, topic.name, {k.replace("_", "."): v for k, v in configs.items()})
         found.append(Finding(level, f"topic {topic.name}", message, fix))
 
     # With LogAppendTime there are no event times, so the other rules do not apply.
     if topic.configs.get(TYPE_CONFIG) == "LogAppendTime":
         message = f"{TYPE_CONFIG}=LogAppendTime: Kafka replaces each event time by the time of writing"
-        add("problem" if topic.named else "warning", message, message_timestamp_type="CreateTime")
+        add_finding("problem" if topic.named else "warning", message, message_timestamp_type="CreateTime")
         return found
     if topic.deletes and (limits := [c for c in RETENTION_CONFIGS if topic.ms(c) is not None]):
         old = topic.older.get("retention.ms", 0)
@@ -105,19 +105,19 @@ def topic_findings(topic: TopicFacts, bootstrap_servers: str) -> list[Finding]:
             message += f"; {old} records are due already"
         if topic.gone:
             message += f"; {topic.gone} offsets at the front have no records any more"
-        add("problem" if old else "warning", message, **{name.replace(".", "_"): "-1" for name in limits})
+        add_finding("problem" if old else "warning", message, **{name.replace(".", "_"): "-1" for name in limits})
     if not topic.deletes and topic.named:
         message = f"cleanup.policy={topic.configs['cleanup.policy']}: only the last record of each key is kept"
-        add("warning", message, cleanup_policy="delete")
+        add_finding("warning", message, cleanup_policy="delete")
     if (segment_ms := topic.ms("segment.ms")) is not None and (topic.named or topic.older.get("segment.ms")):
         message = f"segment.ms={segment_ms}: each jump of event time by more than that starts another segment"
-        add("warning", message, segment_ms=str(LONG_MAX))
+        add_finding("warning", message, segment_ms=str(LONG_MAX))
     if (ahead_ms := topic.ms(AHEAD_CONFIG)) is not None:
         message = f"{AHEAD_CONFIG}={ahead_ms}: one record further ahead makes the broker reject its whole batch"
-        add("warning", message, message_timestamp_after_max_ms=str(LONG_MAX))
+        add_finding("warning", message, message_timestamp_after_max_ms=str(LONG_MAX))
     if (behind_ms := topic.ms(BEHIND_CONFIG)) is not None:
         message = f"{BEHIND_CONFIG}={behind_ms}: one record with an older event time makes the broker reject its batch"
-        add("problem", message, message_timestamp_before_max_ms=str(LONG_MAX))
+        add_finding("problem", message, message_timestamp_before_max_ms=str(LONG_MAX))
     return found
 
 
