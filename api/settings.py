@@ -28,7 +28,7 @@ TOKEN_LENGTH_MIN = 16
 _POINTER = re.compile(r"(/([^~/]|~[01])*)+")
 
 
-def _is_pointer(pointer: str) -> str:
+def _check_json_pointer(pointer: str) -> str:
     if not _POINTER.fullmatch(pointer):
         raise ValueError("a JSON pointer starts with '/', and '~' is followed by 0 or 1 (RFC 6901)")
     return pointer
@@ -39,7 +39,7 @@ def _as_text(value: Any) -> Any:
     return value.isoformat() if isinstance(value, date) else value
 
 
-def _is_event_time(text: str) -> str:
+def _check_event_time(text: str) -> str:
     try:
         ms = time_ms(text)
     except ConfigError as e:
@@ -50,8 +50,8 @@ def _is_event_time(text: str) -> str:
 
 
 CloudEventsForm = Literal["data", "envelope"]
-Pointer = Annotated[str, AfterValidator(_is_pointer)]
-EventTime = Annotated[str, BeforeValidator(_as_text), AfterValidator(_is_event_time)]
+Pointer = Annotated[str, AfterValidator(_check_json_pointer)]
+EventTime = Annotated[str, BeforeValidator(_as_text), AfterValidator(_check_event_time)]
 PositiveCount = Annotated[int, Field(gt=0)]
 HeaderName = Annotated[str, Field(pattern=r"^[A-Za-z0-9!#$%&'*+.^_`|~-]+$")]
 
@@ -172,7 +172,7 @@ class GuardedSettings(ServiceSettings):
     )
 
     @model_validator(mode="after")
-    def _is_guarded(self) -> Self:
+    def _check_auth(self) -> Self:
         try:
             secrets = [*([self.auth_token] if self.auth_token else []), *(c.secret for c in self.credentials.values())]
             require_auth(self.http.host, secrets, insecure_no_auth=self.insecure_no_auth)

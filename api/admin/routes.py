@@ -302,7 +302,7 @@ def _group_routes(router: APIRouter, admin: AdminClient) -> None:
         lags = await admin.group_lag(group)
         if description.state == DEAD and not lags:
             raise GroupNotFound(f"group {group}: it does not exist")
-        return json_response(_group(description, lags))
+        return json_response(_group_answer(description, lags))
 
     @router.post(
         "/v1/groups/{group}/offsets",
@@ -310,7 +310,7 @@ def _group_routes(router: APIRouter, admin: AdminClient) -> None:
         responses={200: {"model": OffsetsAnswer}},
     )
     async def reset_offsets(group: of.Group, request: OffsetsRequest) -> Response:
-        partitions = await _partitions(admin, request.topics)
+        partitions = await _requested_partitions(admin, request.topics)
         to: Reset
         match request.to:
             case ToOffset(offset=offset):
@@ -326,7 +326,9 @@ def _group_routes(router: APIRouter, admin: AdminClient) -> None:
         changes = await admin.reset_group_offsets(group, to, partitions, request.dry_run)
         if not request.dry_run:
             log.info("offsets reset", group=group, to=request.model_dump()["to"], partitions=len(changes))
-        return json_response(OffsetsAnswer(group=group, dry_run=request.dry_run, partitions=_changes(changes)))
+        return json_response(
+            OffsetsAnswer(group=group, dry_run=request.dry_run, partitions=_offset_change_rows(changes))
+        )
 
     @router.delete(
         "/v1/groups/{group}", summary="Delete a group without members, with its offsets", status_code=NO_CONTENT
@@ -337,7 +339,7 @@ def _group_routes(router: APIRouter, admin: AdminClient) -> None:
         return Response(status_code=NO_CONTENT)
 
 
-async def _partitions(
+async def _requested_partitions(
     admin: AdminClient, topics: Sequence[str] | Mapping[str, Sequence[int]] | None
 ) -> list[TopicPartition] | None:
     """Return the partitions that a request names: all of a topic, or the listed ones. None if it names no topic.
@@ -360,7 +362,7 @@ async def _partitions(
     return sorted(selected)
 
 
-def _group(description: GroupDescription, lags: Sequence[PartitionLag]) -> GroupAnswer:
+def _group_answer(description: GroupDescription, lags: Sequence[PartitionLag]) -> GroupAnswer:
     members: list[MemberRow] = [
         {
             "member_id": m.member_id,
@@ -392,7 +394,7 @@ def _group(description: GroupDescription, lags: Sequence[PartitionLag]) -> Group
     }
 
 
-def _changes(changes: Mapping[TopicPartition, OffsetChange]) -> list[OffsetChangeRow]:
+def _offset_change_rows(changes: Mapping[TopicPartition, OffsetChange]) -> list[OffsetChangeRow]:
     return [
         {"topic": tp.topic, "partition": tp.partition, "before": change.before, "after": change.after}
         for tp, change in sorted(changes.items())

@@ -41,18 +41,18 @@ async def json_body(request: Request) -> Any:
         raise HTTPException(UNSUPPORTED_MEDIA_TYPE, f"Content-Type must be application/json, not {content_type[:60]}")
     if len(body) > BODY_BYTES_MAX:
         raise BadRequest(f"The body has {len(body)} bytes; the limit is {BODY_BYTES_MAX}")
-    return _json(body) if body.strip() else {}
+    return _parse_json_body(body) if body.strip() else {}
 
 
 def json_list(body: bytes) -> list[Any]:
     """Returns the elements of a body that must be a JSON array."""
-    elements = _json(body)
+    elements = _parse_json_body(body)
     if not isinstance(elements, list):
         raise BadRequest("The body must be a JSON array")
     return elements
 
 
-def _json(body: bytes) -> Any:
+def _parse_json_body(body: bytes) -> Any:
     try:
         return msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as e:

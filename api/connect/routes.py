@@ -145,7 +145,7 @@ def _connector_routes(herder: Herder) -> APIRouter:
     )
     async def connectors(request: Request) -> Response:
         expand = request.query_params.getlist("expand")
-        return json_response(_expanded(herder, expand) if expand else herder.connectors())
+        return json_response(_expanded_connectors(herder, expand) if expand else herder.connectors())
 
     @router.post(
         "",
@@ -157,7 +157,7 @@ def _connector_routes(herder: Herder) -> APIRouter:
     async def create(request: Request) -> Response:
         name, config, target = create_request(await json_body(request))
         _, info = await herder.put_connector(name, config, target, replace=False)
-        return _created(request, info)
+        return _created_response(request, info)
 
     @router.get("/{name}", summary="A connector's config and tasks", responses={200: {"model": ConnectorInfo}})
     async def connector(name: Name) -> Response:
@@ -180,7 +180,7 @@ def _connector_routes(herder: Herder) -> APIRouter:
     )
     async def put_config(name: Name, request: Request) -> Response:
         created, info = await herder.put_connector(name, config_of(await json_body(request), name), replace=True)
-        return _created(request, info) if created else json_response(info)
+        return _created_response(request, info) if created else json_response(info)
 
     @router.patch(
         "/{name}/config",
@@ -210,7 +210,7 @@ def _connector_routes(herder: Herder) -> APIRouter:
     return router
 
 
-def _expanded(herder: Herder, expand: list[str]) -> dict[str, Any]:
+def _expanded_connectors(herder: Herder, expand: list[str]) -> dict[str, Any]:
     details = {"info": herder.connector_info, "status": herder.connector_status}
     connectors: dict[str, Any] = {}
     for name in herder.connectors():
@@ -221,7 +221,7 @@ def _expanded(herder: Herder, expand: list[str]) -> dict[str, Any]:
     return connectors
 
 
-def _created(request: Request, info: dict[str, Any]) -> Response:
+def _created_response(request: Request, info: dict[str, Any]) -> Response:
     location = f"{str(request.base_url).rstrip('/')}/connectors/{quote(info['name'], safe='')}"
     return json_response(info, CREATED, {"Location": location})
 

@@ -58,8 +58,8 @@ def content_security_policy(page: bytes) -> str:
     return "; ".join(
         [
             "default-src 'none'",
-            f"script-src {_hashes(page, b'script')}",
-            f"style-src {_hashes(page, b'style')}",
+            f"script-src {_csp_hashes(page, b'script')}",
+            f"style-src {_csp_hashes(page, b'style')}",
             "connect-src 'self'",
             "img-src data:",
             "base-uri 'none'",
@@ -69,6 +69,6 @@ def content_security_policy(page: bytes) -> str:
     )
 
 
-def _hashes(page: bytes, tag: bytes) -> str:
+def _csp_hashes(page: bytes, tag: bytes) -> str:
     blocks = re.findall(rb"<%s>(.*?)</%s>" % (tag, tag), page, re.DOTALL)
     return " ".join(f"'sha256-{base64.b64encode(hashlib.sha256(block).digest()).decode()}'" for block in blocks)

@@ -154,19 +154,19 @@ class OverviewBuilder:
         self, services: Sequence[ServiceSample], kafka: KafkaSample, *, now_ms: int, monotonic_ms: int
     ) -> dict[str, Any]:
         """Return the overview as plain values."""
-        stored = _total(services, lambda name: name == STORED)
+        stored = _sum_of_metrics(services, lambda name: name == STORED)
         streams = _state_by_application(services)
-        tasks = [task for stream in streams for task in _tasks(stream)]
-        late_records: float | None = _sum(tasks, "late_records")
+        tasks = [task for stream in streams for task in _task_rows(stream)]
+        late_records: float | None = _sum_of_tasks(tasks, "late_records")
         if late_records is None:
-            late_records = _total(services, lambda name: name == LATE)
-        dead_letters = _total(services, _counts_dead_letters)
+            late_records = _sum_of_metrics(services, lambda name: name == LATE)
+        dead_letters = _sum_of_metrics(services, _counts_dead_letters)
         if dead_letters is None:
-            dead_letters = _sum(tasks, "dead_letters")
+            dead_letters = _sum_of_tasks(tasks, "dead_letters")
         compactions = [dict(compaction) for stream in streams for compaction in stream.get("compactions", ())]
         return {
             "now_ms": now_ms,
-            "services": [_service(sample) for sample in services],
+            "services": [_service_row(sample) for sample in services],
             "kafka": {"cluster_id": kafka.cluster_id, "brokers": kafka.brokers, "error": kafka.error},
             "groups": self._groups.observe(kafka.groups, now_ms=now_ms, monotonic_ms=monotonic_ms),
             "groups_omitted": kafka.groups_omitted,
@@ -175,13 +175,13 @@ class OverviewBuilder:
                 **self._latency.observe(services, monotonic_ms),
                 "stored": stored,
                 "records_per_second": self._ingest_rate.add(monotonic_ms, stored),
-                "rejected": _total(services, lambda name: name == REJECTED),
-                "rejected_requests": _total(services, lambda name: name == REJECTED_REQUESTS),
+                "rejected": _sum_of_metrics(services, lambda name: name == REJECTED),
+                "rejected_requests": _sum_of_metrics(services, lambda name: name == REJECTED_REQUESTS),
             },
             "streams": {
                 "tasks": sorted(tasks, key=lambda task: task.get("partition", -1)),
-                "open_sessions": _sum(tasks, "open_sessions"),
-                "closed_sessions": _sum(tasks, "closed_sessions"),
+                "open_sessions": _sum_of_tasks(tasks, "open_sessions"),
+                "closed_sessions": _sum_of_tasks(tasks, "closed_sessions"),
                 "late_records": late_records,
                 "late_per_second": self._late_rate.add(monotonic_ms, late_records),
                 "restore_estimate_s": restore_estimate_s(tasks, services),
@@ -202,7 +202,7 @@ def _state_by_application(services: Sequence[ServiceSample]) -> list[Mapping[str
     return list(states.values())
 
 
-def _tasks(streams: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _task_rows(streams: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return an application's tasks, and a row with the reason for each partition that no instance reported."""
     tasks = [dict(task) for task in streams.get("tasks", ())]
     reported = {task.get("partition") for task in tasks}
@@ -220,7 +220,7 @@ def _counts_dead_letters(name: str) -> bool:
     return name.startswith("penstock_") and name.endswith(DEAD_LETTERS_SUFFIX)
 
 
-def _service(sample: ServiceSample) -> ServiceRow:
+def _service_row(sample: ServiceSample) -> ServiceRow:
     return {
         "name": sample.name,
         "url": sample.url,
@@ -230,13 +230,13 @@ def _service(sample: ServiceSample) -> ServiceRow:
     }
 
 
-def _total(services: Sequence[ServiceSample], selects: Callable[[str], bool]) -> float | None:
+def _sum_of_metrics(services: Sequence[ServiceSample], selects: Callable[[str], bool]) -> float | None:
     """Return the sum of the selected metrics of all services; None if there are none."""
     values = [value for service in services for name, value in service.metrics.items() if selects(name)]
     return sum(values) if values else None
 
 
-def _sum(tasks: Sequence[Mapping[str, Any]], key: str) -> int | None:
+def _sum_of_tasks(tasks: Sequence[Mapping[str, Any]], key: str) -> int | None:
     """Return the sum of a value of all tasks; None if no task reports it."""
     values = [task[key] for task in tasks if task.get(key) is not None]
     return sum(values) if values else None

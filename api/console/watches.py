@@ -46,7 +46,7 @@ class GroupWatch:
         for group in groups[:GROUPS_MAX]:
             name = str(group["group"])
             self._record_changes(name, group, now_ms)
-            rate = self._rate(name, int(group["lag"]), monotonic_ms)
+            rate = self._lag_rate(name, int(group["lag"]), monotonic_ms)
             catch_up_s: float | None = None
             if group["lag"] == 0:
                 catch_up_s = 0.0
@@ -72,7 +72,7 @@ class GroupWatch:
         if changes:
             self.events.appendleft({"at_ms": now_ms, "group": name, "what": ", ".join(changes)})
 
-    def _rate(self, name: str, lag: int, monotonic_ms: int) -> float | None:
+    def _lag_rate(self, name: str, lag: int, monotonic_ms: int) -> float | None:
         """Return the change of a group's lag per second over LAG_WINDOW_MS; None for the first sample."""
         points = self._lags.setdefault(name, deque())
         points.append((monotonic_ms, lag))

@@ -82,7 +82,7 @@ class Access:
             for principal, secret in self._known:
                 if hmac.compare_digest(token, secret):
                     client = principal
-        elif scheme.lower() == "basic" and (user_and_password := _basic(value)) is not None:
+        elif scheme.lower() == "basic" and (user_and_password := _basic_credentials(value)) is not None:
             user, password = user_and_password
             for principal, secret in self._known:
                 matches = hmac.compare_digest(password, secret) & hmac.compare_digest(user, principal.name.encode())
@@ -99,7 +99,7 @@ def scope_of(method: str, path: str) -> Scope:
     return "ingest" if method == "POST" and _INGEST.fullmatch(path) else "admin"
 
 
-def _basic(value: str) -> tuple[bytes, bytes] | None:
+def _basic_credentials(value: str) -> tuple[bytes, bytes] | None:
     """Return the user and the password of basic auth (RFC 7617); None if the value is malformed."""
     try:
         name, colon, secret = base64.b64decode(value.strip(), validate=True).partition(b":")

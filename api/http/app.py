@@ -39,15 +39,16 @@ async def reject_unknown_query(request: Request) -> None:
         return
     if not request.scope["query_string"]:
         return
-    known = sorted(set(_names(route.dependant)))
+    known = sorted(set(_query_parameter_names(route.dependant)))
     for name in request.query_params:
         if name not in known:
             raise Problem(
-                ErrorKind(BAD_REQUEST, "UNKNOWN_PARAMETER", "Wrong request"), _describe(name[:SHOWN_MAX], known)
+                ErrorKind(BAD_REQUEST, "UNKNOWN_PARAMETER", "Wrong request"),
+                _describe_unknown_parameter(name[:SHOWN_MAX], known),
             )
 
 
-def _describe(name: str, known: list[str]) -> str:
+def _describe_unknown_parameter(name: str, known: list[str]) -> str:
     """Return the error message for an unknown parameter.
 
     >>> _describe("atomc", ["ack", "atomic"])
@@ -58,10 +59,10 @@ def _describe(name: str, known: list[str]) -> str:
     return f"query: no parameter {name!r} here" + (nearest(name, known) or f"; there are {', '.join(known) or 'none'}")
 
 
-def _names(dependant: Dependant) -> Iterator[str]:
+def _query_parameter_names(dependant: Dependant) -> Iterator[str]:
     yield from (field.alias for field in dependant.query_params)
     for dependency in dependant.dependencies:
-        yield from _names(dependency)
+        yield from _query_parameter_names(dependency)
 
 
 def create_app(

@@ -81,7 +81,7 @@ class Guard:
                 message["headers"] = [*message.get("headers", ()), *SECURITY_HEADERS]
             await send(message)
 
-        principal, rejection = self._admit(method, path, headers)
+        principal, rejection = self._admit_request(method, path, headers)
         try:
             if rejection is None:
                 if principal.name:
@@ -91,7 +91,7 @@ class Guard:
             else:
                 response = rejection.response_for(path)
                 if rejection.kind.status == UNAUTHORIZED:
-                    response.headers["WWW-Authenticate"] = self._challenge(headers)
+                    response.headers["WWW-Authenticate"] = self._auth_challenge(headers)
                 await response(scope, receive, send_with_headers)
         except Exception as e:
             if status:  # the answer has begun: only a broken connection can report the error
@@ -104,7 +104,7 @@ class Guard:
                 client = scope["client"][0] if scope.get("client") else ""
                 log.info("audit", principal=principal.name, client=client, method=method, path=path, status=status)
 
-    def _admit(self, method: str, path: str, headers: Headers) -> tuple[Principal, Problem | None]:
+    def _admit_request(self, method: str, path: str, headers: Headers) -> tuple[Principal, Problem | None]:
         """Return the client of a request, and the problem if the request is rejected. The checks are, in order:
 
         1. The Host header names this machine, if `local_hosts_only` is set.
@@ -131,7 +131,7 @@ class Guard:
             return principal, Problem(kind, f"{principal.name} lacks the scope {needed_scope}")
         return principal, None
 
-    def _challenge(self, headers: Headers) -> str:
+    def _auth_challenge(self, headers: Headers) -> str:
         """Return the challenge, without Basic for a page's script: the browser would show a password dialog."""
         is_script = headers.get("sec-fetch-dest", "") == "empty"
         return 'Bearer, Basic realm="penstock"' if self._access.has_names and not is_script else "Bearer"

@@ -118,7 +118,7 @@ class BodyReader:
         """Return a reader of a body that was already read."""
         starts = iter(range(0, max(1, len(body)), CHUNK_BYTES))
 
-        async def receive() -> MutableMapping[str, Any]:
+        async def receive_chunk() -> MutableMapping[str, Any]:
             start = next(starts)
             return {
                 "body": body[start : start + CHUNK_BYTES],
@@ -126,7 +126,7 @@ class BodyReader:
                 "more_body": start + CHUNK_BYTES < len(body),
             }
 
-        return cls(receive, Drain(), timeout_ms=1_000)
+        return cls(receive_chunk, Drain(), timeout_ms=1_000)
 
     @property
     def since_last_byte_s(self) -> float:
@@ -190,7 +190,7 @@ class BodyReader:
         ahead = self._ahead
         self._ahead = None
         receive = self._receive if ahead is None else lambda: ahead
-        message = await self._drain.wait(receive, self._deadline(), self._timeout_message)
+        message = await self._drain.wait(receive, self._message_deadline(), self._timeout_message)
         self._last_byte_at = clock()
         if self._in_event:
             self._event_wait_s += self._last_byte_at - started_at
@@ -207,7 +207,7 @@ class BodyReader:
         if ahead is not None and ahead.done() and ahead.result()["type"] == "http.disconnect":
             raise ClientDisconnected("the client closed the connection")
 
-    def _deadline(self) -> float:
+    def _message_deadline(self) -> float:
         """Return the deadline of the next message, by the loop's clock."""
         remaining_s = self._timeout_ms / 1000 - self._event_wait_s
         return min(asyncio.get_running_loop().time() + remaining_s, self._whole_deadline)

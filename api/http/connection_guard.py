@@ -117,7 +117,7 @@ class GuardedHttp(HttpToolsProtocol):
         elif self._unread:
             self._unread += data
         else:
-            self._read(data)
+            self._read_segments(data)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop the timer and drop the unparsed bytes."""
@@ -127,11 +127,11 @@ class GuardedHttp(HttpToolsProtocol):
 
     # Segments
 
-    def _read(self, data: bytes) -> None:
+    def _read_segments(self, data: bytes) -> None:
         """Parse data segment by segment, until a request must be answered first."""
         at = 0
         while at < len(data) and self._discarded is None and not self.transport.is_closing():
-            if self._is_answering:
+            if self._is_answering_request:
                 self._unread = data[at:]
                 self.flow.has_unparsed = True
                 self.flow.pause_reading()
@@ -141,7 +141,7 @@ class GuardedHttp(HttpToolsProtocol):
             at = end
 
     @property
-    def _is_answering(self) -> bool:
+    def _is_answering_request(self) -> bool:
         """Whether a complete request was read and its answer is not complete."""
         return self._reading is Reading.START and self.cycle is not None and not self.cycle.response_complete
 
@@ -161,7 +161,7 @@ class GuardedHttp(HttpToolsProtocol):
             self._read_body(segment)
             return
         if self._head_bytes + len(segment) > self.max_head_bytes:
-            self._reject(self._too_large(segment), segment)
+            self._reject_request(self._too_large(segment), segment)
             return
         if self._head_timer is None:
             self._expect_head()
@@ -183,7 +183,7 @@ class GuardedHttp(HttpToolsProtocol):
             self._body_left -= len(segment)
         super().data_received(segment)
         if self._bytes_beside_data > self.max_head_bytes:
-            self._reject(Problem(HEAD_TOO_LARGE, f"trailers and chunk extensions are {self._longer}"))
+            self._reject_request(Problem(HEAD_TOO_LARGE, f"trailers and chunk extensions are {self._too_long_message}"))
 
     # Calls by the parser
 
@@ -248,11 +248,11 @@ class GuardedHttp(HttpToolsProtocol):
         super().on_response_complete()
         if data:
             self._unset_keepalive_if_required()
-            self._read(data)
+            self._read_segments(data)
 
     def send_400_response(self, msg: str) -> None:
         """Answer an error of the parser. Called by uvicorn."""
-        self._reject(self._rejection or Problem(MALFORMED, "the request is not HTTP/1.1"))
+        self._reject_request(self._rejection or Problem(MALFORMED, "the request is not HTTP/1.1"))
 
     def _unsupported_upgrade_warning(self) -> None:
         """Log nothing. uvicorn would advise to install a WebSocket library."""
@@ -264,20 +264,20 @@ class GuardedHttp(HttpToolsProtocol):
         line_end = segment.find(b"\n")
         line_bytes = self._head_bytes + (len(segment) if line_end < 0 else line_end)
         if self._in_request_line and line_bytes > self.max_head_bytes:
-            return Problem(REQUEST_LINE_TOO_LONG, f"the request line is {self._longer}")
-        return Problem(HEAD_TOO_LARGE, f"the request line and the header fields are {self._longer}")
+            return Problem(REQUEST_LINE_TOO_LONG, f"the request line is {self._too_long_message}")
+        return Problem(HEAD_TOO_LARGE, f"the request line and the header fields are {self._too_long_message}")
 
     @property
-    def _longer(self) -> str:
+    def _too_long_message(self) -> str:
         return f"longer than {self.max_head_bytes} bytes (http.max_head_bytes; in Connect rest.max.head.bytes)"
 
-    def _path(self, segment: bytes) -> str:
+    def _received_path(self, segment: bytes) -> str:
         """Return the request's path as far as it was received. It decides the form of an error."""
         not_parsed = segment.partition(b" ")[2].partition(b" ")[0]
         url = not_parsed if self._reading is Reading.START else self.url
         return url.partition(b"?")[0].decode("latin-1")
 
-    def _reject(self, problem: Problem, segment: bytes = b"") -> None:
+    def _reject_request(self, problem: Problem, segment: bytes = b"") -> None:
         """Send the answer and close. If the app already handles the request, it sees a disconnect."""
         log.warning("request rejected", client=self.client, status=problem.kind.status, reason=problem.detail)
         self._stop_waiting()
@@ -288,7 +288,7 @@ class GuardedHttp(HttpToolsProtocol):
             if cycle.response_started:
                 self.transport.close()
                 return
-        response = problem.response_for(self._path(segment))
+        response = problem.response_for(self._received_path(segment))
         headers = [*self.server_state.default_headers, *response.raw_headers, *SECURITY_HEADERS, CLOSE_HEADER]
         lines = [STATUS_LINE[problem.kind.status], *(name + b": " + value + b"\r\n" for name, value in headers)]
         self.transport.write(b"".join(lines) + b"\r\n" + bytes(response.body))

@@ -53,11 +53,11 @@ class CheckResult:
 
 async def run_checks(checks: Mapping[str, Check], timeout_ms: int = CHECK_TIMEOUT_MS) -> dict[str, CheckResult]:
     """Run all checks and return the results by name. An error of a check is a failed result."""
-    results = await asyncio.gather(*(_run(check, timeout_ms) for check in checks.values()))
+    results = await asyncio.gather(*(_run_check(check, timeout_ms) for check in checks.values()))
     return dict(zip(checks, results, strict=True))
 
 
-async def _run(check: Check, timeout_ms: int) -> CheckResult:
+async def _run_check(check: Check, timeout_ms: int) -> CheckResult:
     try:
         async with asyncio.timeout(timeout_ms / 1000):
             result = check()

@@ -28,7 +28,7 @@ def describe(app: FastAPI, forwarded_documents: Callable[[], Iterable[Document]]
     `forwarded_documents` returns the documents of forwarded routes. It is called once, by the first request.
     """
 
-    def openapi() -> dict[str, Any]:
+    def openapi_document() -> dict[str, Any]:
         if app.openapi_schema is None:
             document = get_openapi(title=app.title, version=app.version, routes=app.routes)
             for other in forwarded_documents():
@@ -37,7 +37,7 @@ def describe(app: FastAPI, forwarded_documents: Callable[[], Iterable[Document]]
             app.openapi_schema = document
         return app.openapi_schema
 
-    app.openapi = openapi  # type: ignore[method-assign]
+    app.openapi = openapi_document  # type: ignore[method-assign]
 
 
 def add(document: dict[str, Any], other: Document) -> None:
@@ -88,11 +88,11 @@ def forwarded_paths(document: Document, *prefixes: str) -> Document:
     }
     all_schemas = document["components"]["schemas"]
     schemas: dict[str, Any] = {}
-    missing = _references(paths)
+    missing = _referenced_schemas(paths)
     while missing:
         added = {name: all_schemas[name] for name in missing}
         schemas |= added
-        missing = _references(added) - schemas.keys()
+        missing = _referenced_schemas(added) - schemas.keys()
     return {"paths": paths, "components": {"schemas": schemas}}
 
 
@@ -101,6 +101,6 @@ def error_of(path: str) -> tuple[str, type]:
     return (JSON_TYPE, RestError) if is_rest_proxy(path) else (PROBLEM_TYPE, ProblemDetails)
 
 
-def _references(schema: Any) -> set[str]:
+def _referenced_schemas(schema: Any) -> set[str]:
     """Return the names of the schemas that a value refers to."""
     return set(_REFERENCE.findall(str(schema)))

@@ -45,14 +45,14 @@ def forward_router(upstreams: Mapping[str, Upstream | None]) -> APIRouter:
     """Return routes by prefix. A prefix whose upstream is None answers 404."""
     router = APIRouter(include_in_schema=False)
     for prefix, upstream in upstreams.items():
-        _add(router, prefix, upstream)
+        _add_upstream_routes(router, prefix, upstream)
     return router
 
 
-def _add(router: APIRouter, prefix: str, upstream: Upstream | None) -> None:
+def _add_upstream_routes(router: APIRouter, prefix: str, upstream: Upstream | None) -> None:
     """Add the routes of one prefix."""
 
-    async def forward(request: Request) -> Response:
+    async def forward_request(request: Request) -> Response:
         if upstream is None:
             raise Problem(
                 ErrorKind(NOT_FOUND, "NO_SUCH_SERVICE", "No such service"), f"no service here serves {prefix}"
@@ -72,8 +72,8 @@ def _add(router: APIRouter, prefix: str, upstream: Upstream | None) -> None:
         headers = {name: value for name, value in values.items() if value}
         return Response(answer.body, answer.status, headers)
 
-    router.add_api_route(prefix, forward, methods=METHODS)
-    router.add_api_route(prefix + "/{rest:path}", forward, methods=METHODS)
+    router.add_api_route(prefix, forward_request, methods=METHODS)
+    router.add_api_route(prefix + "/{rest:path}", forward_request, methods=METHODS)
 
 
 def upstreams_of(services: Mapping[str, Upstream], connect: str, streams: str) -> dict[str, Upstream | None]:

@@ -78,7 +78,7 @@ class HttpServer:
 
     async def start(self) -> None:
         """Listen. Raises ConfigError if the address cannot be bound."""
-        bound = _bind(self._settings) if self._unix_socket is None else _bind_unix(self._unix_socket)
+        bound = _bind_socket(self._settings) if self._unix_socket is None else _bind_unix(self._unix_socket)
         if self._unix_socket is None:
             self.port = bound.getsockname()[1]
         password = self._settings.ssl_key_password
@@ -157,7 +157,7 @@ def _bind_unix(path: Path) -> socket.socket:
     return bound
 
 
-def _bind(settings: HttpSettings) -> socket.socket:
+def _bind_socket(settings: HttpSettings) -> socket.socket:
     """Return a socket at the first address of the host. Raises ConfigError."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(

@@ -79,16 +79,16 @@ class EventSender:
         may_continue = self.add_errors(parsed)
         if parsed.records:
             self._next_position = parsed.positions[-1] + 1
-            await self._send(parsed.records, parsed.positions, turn)
+            await self._send_records(parsed.records, parsed.positions, turn)
         while self._in_flight > self._most_in_flight:
-            await self._settle(self._flights.popleft())
+            await self._settle_flight(self._flights.popleft())
         await self.settle_completed()
         return may_continue and not self.result.must_stop
 
     async def settle_completed(self) -> None:
         """Count the batches that are acknowledged or past their deadline, without waiting."""
         while (first := self.first_in_flight) and (first.outcomes.done() or first.remaining_s <= 0):
-            await self._settle(self._flights.popleft())
+            await self._settle_flight(self._flights.popleft())
 
     @property
     def first_in_flight(self) -> Flight | None:
@@ -98,7 +98,7 @@ class EventSender:
     async def finish(self) -> None:
         """Wait for every batch in flight."""
         while self._flights:
-            await self._settle(self._flights.popleft())
+            await self._settle_flight(self._flights.popleft())
 
     @property
     def settled_before(self) -> int:
@@ -119,13 +119,13 @@ class EventSender:
         outcomes = asyncio.ensure_future(outcomes_of(deliveries))
         turn.count_in_flight(len(parsed.records), outcomes)
         UNWATCHED.add(outcomes)
-        outcomes.add_done_callback(_retrieve)
+        outcomes.add_done_callback(_retrieve_exception)
         return len(parsed.records)
 
     def abandon(self) -> None:
         """Stop waiting for batches in flight. Their delivery continues without this request."""
         for flight in self._flights:
-            flight.outcomes.add_done_callback(_retrieve)
+            flight.outcomes.add_done_callback(_retrieve_exception)
         self._flights.clear()
 
     @property
@@ -155,7 +155,7 @@ class EventSender:
         del parsed.positions[remaining:]
         return False
 
-    async def _send(self, records: list[ProducerRecord], positions: list[int], turn: Turn) -> None:
+    async def _send_records(self, records: list[ProducerRecord], positions: list[int], turn: Turn) -> None:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._settings.ack_timeout_ms / 1000
         unsent = iter(records)
@@ -173,7 +173,7 @@ class EventSender:
         self._flights.append(flight)
         self._in_flight += len(positions)
 
-    async def _settle(self, flight: Flight) -> None:
+    async def _settle_flight(self, flight: Flight) -> None:
         self._in_flight -= len(flight.positions)
         try:
             async with asyncio.timeout_at(flight.deadline):
@@ -215,7 +215,7 @@ UNWATCHED: set[asyncio.Future[Sequence[Outcome]]] = set()
 """Batches that no request waits for. The event loop itself has only weak references to tasks."""
 
 
-def _retrieve(outcomes: asyncio.Future[Sequence[Outcome]]) -> None:
+def _retrieve_exception(outcomes: asyncio.Future[Sequence[Outcome]]) -> None:
     """Retrieve the exception, or asyncio would log it as never retrieved."""
     UNWATCHED.discard(outcomes)
     if not outcomes.cancelled():

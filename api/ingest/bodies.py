@@ -165,15 +165,15 @@ async def open_events(
     events = CloudEventParser(parser, own.cloudevents, reads_data=reads_data)
     max_bytes = settings.max_line_bytes
 
-    def single(content: bytes) -> Iterator[Batch]:
+    def single_event(content: bytes) -> Iterator[Batch]:
         return iter([(0, [content if len(content) <= max_bytes else None])])
 
-    def elements(content: bytes) -> Iterator[Batch]:
+    def json_elements(content: bytes) -> Iterator[Batch]:
         if media_type == JSON_TYPE and (value := json_object(content)) is not None:
-            return single(value)
+            return single_event(value)
         return array_elements(content, max_bytes, settings.max_body_events)
 
-    def plain(values: Sequence[bytes | None], first: int, now_ms: int) -> Parsed:
+    def parse_plain_events(values: Sequence[bytes | None], first: int, now_ms: int) -> Parsed:
         return parser.parse(values, first, now_ms)
 
     if cloudevents.is_binary(request.headers):
@@ -182,14 +182,18 @@ async def open_events(
         except EventRejected as e:
             raise Problem(ErrorKind(BAD_REQUEST, e.error_code, "Not a CloudEvent"), str(e)) from None
 
-        def binary(values: Sequence[bytes | None], first: int, now_ms: int) -> Parsed:
-            return plain(values, first, now_ms) if values[0] is None else events.binary(head, values[0], now_ms)
+        def parse_binary_cloudevent(values: Sequence[bytes | None], first: int, now_ms: int) -> Parsed:
+            return (
+                parse_plain_events(values, first, now_ms)
+                if values[0] is None
+                else events.binary(head, values[0], now_ms)
+            )
 
-        buffered = BufferedBody(single, binary)
+        buffered = BufferedBody(single_event, parse_binary_cloudevent)
     elif media_type == STRUCTURED_TYPE:
-        buffered = BufferedBody(single, events.structured)
+        buffered = BufferedBody(single_event, events.structured)
     else:
-        buffered = BufferedBody(elements, events.structured if media_type == BATCH_TYPE else plain)
+        buffered = BufferedBody(json_elements, events.structured if media_type == BATCH_TYPE else parse_plain_events)
     return buffered.start(await read_body(body, settings.max_body_bytes), clock)
 
 

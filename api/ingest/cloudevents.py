@@ -105,12 +105,12 @@ def from_headers(headers: Iterable[tuple[str, str]]) -> CloudEvent:
         if name == "content-type":
             content_type = value.encode("latin-1").decode(errors="replace")
         elif name.startswith(HTTP_PREFIX):
-            attributes[name.removeprefix(HTTP_PREFIX)] = _unquoted(name, value)
+            attributes[name.removeprefix(HTTP_PREFIX)] = _percent_decode_header(name, value)
     if reserved := attributes.keys() & {"data", "data_base64", "datacontenttype"}:
         message = f"the header {HTTP_PREFIX}{min(reserved)} is not an attribute: the body is the data, and the header"
         raise EventRejected(INVALID_CLOUDEVENT, f"{message} Content-Type is its datacontenttype")
     content_type = content_type or JSON_TYPE
-    return CloudEvent(_checked(attributes), content_type, None, _is_json(content_type))
+    return CloudEvent(_check_attributes(attributes), content_type, None, _is_json_media_type(content_type))
 
 
 def from_json(value: bytes) -> CloudEvent:
@@ -132,14 +132,14 @@ def from_json(value: bytes) -> CloudEvent:
         raise explain_malformed(value, e) from None
     texts = {name: _as_text(name, attribute) for name, attribute in decoded.items() if attribute is not None}
     content_type = texts.pop("datacontenttype", "")
-    attributes = _checked(texts)
+    attributes = _check_attributes(texts)
     if encoded is not None:
         if data is not None:
             raise EventRejected(INVALID_CLOUDEVENT, "an event has data or data_base64, not both")
-        return CloudEvent(attributes, content_type, _from_base64(encoded), _is_json(content_type))
+        return CloudEvent(attributes, content_type, _from_base64(encoded), _is_json_media_type(content_type))
     if data is None:
         return CloudEvent(attributes, content_type, None, is_json=False)
-    if content_type and not _is_json(content_type):
+    if content_type and not _is_json_media_type(content_type):
         return CloudEvent(attributes, content_type, _from_text(bytes(data), content_type), is_json=False)
     # An event without datacontenttype has JSON data, which the other forms must declare (JSON format, section 3.1.2).
     return CloudEvent(attributes, content_type or JSON_TYPE, bytes(data), is_json=True)
@@ -153,12 +153,12 @@ class CloudEventParser:
         self._parser = parser
         self._form = form
         self._reads_data = reads_data
-        self._opaque = EventParser(parser.topic, parser.settings, parser.reader._replace(event=_opaque))
+        self._opaque = EventParser(parser.topic, parser.settings, parser.reader._replace(event=_read_opaque_event))
 
     def binary(self, head: CloudEvent, body: bytes, now_ms: int) -> Parsed:
         """Parse the event of a request in binary mode."""
         event = head.with_data(body)
-        return self._parse(event, 0, now_ms, None)
+        return self._parse_cloudevent(event, 0, now_ms, None)
 
     def structured(self, values: Sequence[bytes | None], first: int, now_ms: int) -> Parsed:
         """Parse events as JSON objects, at the positions `first`, `first + 1`, ..."""
@@ -168,7 +168,7 @@ class CloudEventParser:
                 parsed = self._parser.parse([None], position, now_ms)
             else:
                 try:
-                    parsed = self._parse(from_json(value), position, now_ms, value)
+                    parsed = self._parse_cloudevent(from_json(value), position, now_ms, value)
                 except EventRejected as e:
                     parsed = Parsed()
                     parsed.errors.append(RecordError(position, BAD_REQUEST, e.error_code, str(e), e.column))
@@ -177,7 +177,7 @@ class CloudEventParser:
             batch.records += parsed.records
         return batch
 
-    def _parse(self, event: CloudEvent, position: int, now_ms: int, envelope: bytes | None) -> Parsed:
+    def _parse_cloudevent(self, event: CloudEvent, position: int, now_ms: int, envelope: bytes | None) -> Parsed:
         """Parse one event; `envelope` is the JSON object as which it arrived, None in binary mode."""
         data = event.data
         stores_envelope = self._form == "envelope"
@@ -186,14 +186,14 @@ class CloudEventParser:
                 'the event has no data, and the topic stores an event as its data; cloudevents = "envelope" in the'
                 " topic's settings stores events with their envelope"
             )
-            return _rejected(position, message)
+            return _rejected_cloudevent(position, message)
         if data is not None and self._reads_data and event.content_type and not event.is_json:
             message = f"the topic's settings need data in JSON, got {event.content_type[:SHOWN_MAX]!r}"
-            return _rejected(position, message)
+            return _rejected_cloudevent(position, message)
         # An event that arrived as an envelope is valid JSON and is stored unchanged.
         is_parsed = self._reads_data or (event.is_json and not (stores_envelope and envelope is not None))
         if data is not None and is_parsed and not data.strip(JSON_SPACE):
-            return _rejected(position, "the data must be JSON, and is empty")
+            return _rejected_cloudevent(position, "the data must be JSON, and is empty")
         parser = self._parser if is_parsed else self._opaque
         headers = STRUCTURED_HEADERS if stores_envelope else event.kafka_headers
         parsed = parser.parse([b"null" if data is None else data], position, now_ms, headers, event.key_and_time)
@@ -203,13 +203,13 @@ class CloudEventParser:
         return parsed
 
 
-def _rejected(position: int, message: str) -> Parsed:
+def _rejected_cloudevent(position: int, message: str) -> Parsed:
     parsed = Parsed()
     parsed.errors.append(RecordError(position, BAD_REQUEST, INVALID_CLOUDEVENT, message))
     return parsed
 
 
-def _opaque(value: bytes, latest_ms: int) -> tuple[None, None]:
+def _read_opaque_event(value: bytes, latest_ms: int) -> tuple[None, None]:
     """Accept any bytes, without a key and a time. An event reader (`ReadEvent`)."""
     return None, None
 
@@ -218,7 +218,7 @@ def _with_value(record: ProducerRecord, value: bytes | None) -> ProducerRecord:
     return ProducerRecord(record.topic, value, record.key, record.headers, None, record.timestamp)
 
 
-def _unquoted(name: str, value: str) -> str:
+def _percent_decode_header(name: str, value: str) -> str:
     """Return a header's value, percent-decoded; each character stands for one received byte."""
     try:
         return unquote_to_bytes(value.encode("latin-1")).decode()
@@ -236,7 +236,7 @@ def _as_text(name: str, value: Any) -> str:
     raise EventRejected(INVALID_CLOUDEVENT, f"the attribute {name[:SHOWN_MAX]} must be {expected}")
 
 
-def _checked(attributes: dict[str, str]) -> dict[str, str]:
+def _check_attributes(attributes: dict[str, str]) -> dict[str, str]:
     """Return the attributes. Raises EventRejected if a required one is missing, or there are too many."""
     if len(attributes) > ATTRIBUTES_MAX:
         raise EventRejected(INVALID_CLOUDEVENT, f"more than {ATTRIBUTES_MAX} attributes")
@@ -248,7 +248,7 @@ def _checked(attributes: dict[str, str]) -> dict[str, str]:
     return attributes
 
 
-def _is_json(content_type: str) -> bool:
+def _is_json_media_type(content_type: str) -> bool:
     """Return whether a media type declares JSON.
 
     >>> _is_json("application/json; charset=utf-8"), _is_json("application/vnd.a+JSON"), _is_json("")

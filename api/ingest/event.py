@@ -92,14 +92,14 @@ def compile_schema(schema: Any, name: str) -> Validate:
     except ValueError as e:
         raise ConfigError(f"json_schema: {name}: {e}"[:MESSAGE_CHARACTERS_MAX]) from None
 
-    def validate(value: Any) -> str | None:
+    def validate_event(value: Any) -> str | None:
         if validator.is_valid(value):
             return None
         error = next(iter(validator.iter_errors(value)))
         pointer = "".join(f"/{step}" for step in error.instance_path)
         return f"{pointer or 'the event'}: {error.message}"[:MESSAGE_CHARACTERS_MAX]
 
-    return validate
+    return validate_event
 
 
 class EventRejected(DataError):
@@ -143,10 +143,10 @@ def topic_reader(settings: IngestSettings, own: TopicSettings) -> TopicReader:
 def _event_reader(own: TopicSettings, read_time: ReadTime) -> ReadEvent:
     decode = msgspec.json.Decoder().decode
     validate = None if own.json_schema is None else load_schema(own.json_schema)
-    key_parts = [(pointer, _resolver(pointer)) for pointer in own.key]
-    time = None if own.time is None else (own.time, _resolver(own.time))
+    key_parts = [(pointer, _json_pointer_resolver(pointer)) for pointer in own.key]
+    time = None if own.time is None else (own.time, _json_pointer_resolver(own.time))
 
-    def read(value: bytes, latest_ms: int) -> tuple[bytes | None, int | None]:
+    def read_event(value: bytes, latest_ms: int) -> tuple[bytes | None, int | None]:
         try:
             document = decode(value)
         except (ValueError, RecursionError) as e:
@@ -161,24 +161,24 @@ def _event_reader(own: TopicSettings, read_time: ReadTime) -> ReadEvent:
         pointer, resolve_time = time
         return key, read_time(pointer, resolve_time(document, "time", pointer), latest_ms)
 
-    return read
+    return read_event
 
 
 Resolve = Callable[[Any, str, str], Any]
 """(document, role, pointer) -> value. `role` is "key" or "time". Raises EventRejected if there is no value."""
 
 
-def _resolver(pointer: str) -> Resolve:
+def _json_pointer_resolver(pointer: str) -> Resolve:
     """Return the function that resolves a JSON pointer (RFC 6901)."""
     steps = [step.replace("~1", "/").replace("~0", "~") for step in pointer.split("/")[1:]]
     error_code = {"key": INVALID_KEY, "time": INVALID_TIMESTAMP}
 
-    def resolve(document: Any, role: str, pointer: str) -> Any:
+    def resolve_json_pointer(document: Any, role: str, pointer: str) -> Any:
         value = document
         for step in steps:
             if type(value) is dict and step in value:
                 value = value[step]
-            elif type(value) is list and _is_index(step) and int(step) < len(value):
+            elif type(value) is list and _is_array_index(step) and int(step) < len(value):
                 value = value[int(step)]
             elif value is document and type(value) not in (dict, list):
                 raise EventRejected(error_code[role], f"{role}: {pointer} needs an object, got {_json_type(value)}")
@@ -187,7 +187,7 @@ def _resolver(pointer: str) -> Resolve:
         return value
 
     if len(steps) > 1:
-        return resolve
+        return resolve_json_pointer
     step = steps[0]
 
     # The common case, without the loop. `resolve` handles arrays and builds the error.
@@ -195,12 +195,12 @@ def _resolver(pointer: str) -> Resolve:
         try:
             return document[step]
         except (KeyError, TypeError):
-            return resolve(document, role, pointer)
+            return resolve_json_pointer(document, role, pointer)
 
     return resolve_member
 
 
-def _is_index(step: str) -> bool:
+def _is_array_index(step: str) -> bool:
     """Return whether a step is an array index: no sign, no leading zero, and at most nine digits."""
     return step.isascii() and step.isdigit() and len(step) < 10 and (step == "0" or step[0] != "0")
 
@@ -229,11 +229,11 @@ def _time_reader(unit: TimeUnit, earliest: str) -> ReadTime:
             raise EventRejected(INVALID_TIMESTAMP, f"time: {source} {expected}, got {_json_type(value)}")
         if earliest_ms <= timestamp <= latest_ms:
             return timestamp
-        message = f"time: {source} is {str(value)[:SHOWN_MAX]} ({_moment(timestamp)}), "
+        message = f"time: {source} is {str(value)[:SHOWN_MAX]} ({_describe_time(timestamp)}), "
         if timestamp < earliest_ms:
             message += f"before min_event_time={earliest}"
         else:
-            message += f"further ahead than max_future_ms allows ({_moment(latest_ms)})"
+            message += f"further ahead than max_future_ms allows ({_describe_time(latest_ms)})"
         if type(value) is int and (likely_unit := _likely_unit(value, earliest_ms, latest_ms)):
             message += f'; it looks like {UNITS[likely_unit][2]}: set time_unit = "{likely_unit}" for the topic'
         raise EventRejected(INVALID_TIMESTAMP, message)
@@ -241,7 +241,7 @@ def _time_reader(unit: TimeUnit, earliest: str) -> ReadTime:
     return read_time
 
 
-def _moment(ms: int) -> str:
+def _describe_time(ms: int) -> str:
     text = utc_text(ms)  # a number for a time without a date
     return "outside of the years 1 to 9999" if text.removeprefix("-").isdigit() else f"{text} UTC"
 

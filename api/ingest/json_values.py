@@ -52,7 +52,7 @@ class ObjectSplitter:
                     break
                 if self._rest[start] != ord("{"):
                     raise NotAnObject(f"expected an object, got {bytes(self._rest[start : start + 20])!r}")
-            end = self._scan()
+            end = self._scan_object()
             if end is None:
                 break
             objects.append(bytes(self._rest[start:end]))
@@ -68,7 +68,7 @@ class ObjectSplitter:
         if self._depth:
             raise NotAnObject("the body ends within an object")
 
-    def _scan(self) -> int | None:
+    def _scan_object(self) -> int | None:
         """Return the end of the current object; None if it is incomplete."""
         rest = self._rest
         at = self._scanned

@@ -56,20 +56,20 @@ class LineSplitter:
         """Return the lines that this chunk completes."""
         head, newline, tail = chunk.partition(b"\n")
         if not newline:
-            self._append(chunk)
+            self._append_to_line(chunk)
             return []
-        self._append(head)
+        self._append_to_line(head)
         lines: list[bytes | None] = [self._end_line()]
         *complete, last = tail.split(b"\n")
-        lines += [self._bounded(line) for line in complete]
-        self._append(last)
+        lines += [self._line_within_limit(line) for line in complete]
+        self._append_to_line(last)
         return lines
 
     def close(self) -> list[bytes | None]:
         """Return the last line if the body does not end with a line end."""
         return [self._end_line()] if self._rest or self._skipping else []
 
-    def _append(self, part: bytes) -> None:
+    def _append_to_line(self, part: bytes) -> None:
         """Add bytes to the unfinished line, or skip them if it is too long."""
         if self._skipping:
             return
@@ -85,9 +85,9 @@ class LineSplitter:
             return None
         line = bytes(self._rest)
         self._rest.clear()
-        return self._bounded(line)
+        return self._line_within_limit(line)
 
-    def _bounded(self, line: bytes) -> bytes | None:
+    def _line_within_limit(self, line: bytes) -> bytes | None:
         if line.endswith(b"\r"):
             line = line[:-1]
         return line if len(line) <= self._max_line_bytes else None
@@ -227,23 +227,23 @@ class NdjsonReader:
         assert not self._pending, "parse_pending() comes first"
         lines = self._lines.feed(chunk)
         self.ended = len(lines)
-        return self._parse(self._first_of(lines), now_ms)
+        return self._parse_lines(self._take_first_lines(lines), now_ms)
 
     def parse_pending(self, now_ms: int) -> Parsed:
         """Parse the next lines of the last chunk."""
-        return self._parse(self._first_of(self._pending), now_ms)
+        return self._parse_lines(self._take_first_lines(self._pending), now_ms)
 
     def close(self, now_ms: int) -> Parsed:
         """Parse the last line if it has no line end."""
         assert not self._pending, "parse_pending() comes first"
-        return self._parse(self._lines.close(), now_ms)
+        return self._parse_lines(self._lines.close(), now_ms)
 
-    def _first_of(self, lines: list[bytes | None]) -> list[bytes | None]:
+    def _take_first_lines(self, lines: list[bytes | None]) -> list[bytes | None]:
         """Return the first `lines_max` lines. The others are pending."""
         self._pending = lines[self._lines_max :]
         return lines[: self._lines_max] if self._pending else lines
 
-    def _parse(self, lines: list[bytes | None], now_ms: int) -> Parsed:
+    def _parse_lines(self, lines: list[bytes | None], now_ms: int) -> Parsed:
         parsed = self._parser.parse(lines, self.next_line, now_ms)
         self.next_line += len(lines)
         return parsed
@@ -273,7 +273,7 @@ def array_elements(
         raise explain_malformed(body, e) from None
     if len(elements) > max_elements:
         raise TooManyEvents(max_elements)
-    return _batches(iter(elements), max_element_bytes, batch)
+    return _batches_of_elements(iter(elements), max_element_bytes, batch)
 
 
 def json_object(body: bytes) -> bytes | None:
@@ -293,7 +293,7 @@ def json_object(body: bytes) -> bytes | None:
     return body.strip(JSON_SPACE)
 
 
-def _batches(
+def _batches_of_elements(
     elements: Iterator[msgspec.Raw], max_element_bytes: int, batch: int
 ) -> Iterator[tuple[int, list[bytes | None]]]:
     first = 0

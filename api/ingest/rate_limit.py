@@ -30,19 +30,19 @@ class Rates:
         """Return the whole seconds until the client may send again; 0 if it may now."""
         if self._per_second is None:
             return 0
-        balance = self._balance(client, now_ms)
+        balance = self._event_balance(client, now_ms)
         return 0 if balance > 0 else max(1, int(-balance / self._per_second + 0.999))
 
     def charge(self, client: str, count: int, now_ms: int) -> None:
         """Charge the client for `count` units."""
         if self._per_second is None:
             return
-        self._clients[client] = (self._balance(client, now_ms) - count, now_ms)
+        self._clients[client] = (self._event_balance(client, now_ms) - count, now_ms)
         self._clients.move_to_end(client)
         if len(self._clients) > CLIENTS_MAX:
             self._clients.popitem(last=False)
 
-    def _balance(self, client: str, now_ms: int) -> float:
+    def _event_balance(self, client: str, now_ms: int) -> float:
         assert self._per_second is not None
         balance, at_ms = self._clients.get(client, (float(self._per_second), now_ms))
         return min(float(self._per_second), balance + (now_ms - at_ms) * self._per_second / 1_000)

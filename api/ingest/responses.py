@@ -147,7 +147,7 @@ def problem_of(result: IngestResult) -> Problem:
     if result.errors:
         first = min(result.errors, key=lambda e: (e.status != status, e.position))
         error_code = first.error_code
-        detail = _describe(result, first)
+        detail = _describe_first_error(result, first)
     else:
         error_code = stop_code(status)
         detail = result.stop_reason
@@ -169,7 +169,7 @@ def retry_after(seconds: int | None) -> dict[str, str]:
     return {} if seconds is None else {"Retry-After": str(seconds)}
 
 
-def _describe(result: IngestResult, first: RecordError) -> str:
+def _describe_first_error(result: IngestResult, first: RecordError) -> str:
     """Return the text of the first error, with the number of the others."""
     count = len(result.errors)
     coordinates = f"{result.unit} {first.position}" + (f", column {first.column}" if first.column is not None else "")

@@ -70,7 +70,7 @@ class IngestResult:
     def add_errors(self, errors: Iterable[RecordError]) -> None:
         """Add the errors of events that were not sent."""
         for error in errors:
-            self._add(error)
+            self._add_error(error)
 
     def add_outcomes(self, positions: Sequence[int], outcomes: Sequence[Outcome]) -> None:
         """Add the outcomes of the events at these positions: the broker's acknowledgements, or errors."""
@@ -78,7 +78,7 @@ class IngestResult:
         offsets = self._offsets
         for position, outcome in zip(positions, outcomes, strict=True):
             if not isinstance(outcome, RecordMetadata):
-                self._failed(position, outcome)
+                self._add_failed_record(position, outcome)
                 continue
             self.stored_count += 1
             partition = outcome.partition
@@ -112,7 +112,7 @@ class IngestResult:
         """Return the counts of all events by outcome."""
         failed = self._popped_count + len(self.errors)
         totals = {"stored": self.stored_count, "not_stored": failed - self.unknown_count, "unknown": self.unknown_count}
-        return totals | self._stopped()
+        return totals | self._stop_details()
 
     def stop(self, position: int, reason: str, status: int = SERVICE_UNAVAILABLE) -> None:
         """Record that nothing from `position` on was read. Only the first call counts.
@@ -174,28 +174,28 @@ class IngestResult:
             body["not_stored"] = len(self.errors) - self.unknown_count
             body["unknown"] = self.unknown_count
             body["errors"] = [self._error_row(e) for e in sorted(self.errors, key=lambda e: e.position)]
-        return body | self._stopped()
+        return body | self._stop_details()
 
-    def _stopped(self) -> dict[str, Any]:
+    def _stop_details(self) -> dict[str, Any]:
         """Return the members of an answer that name the first event that was not read."""
         if self.stopped_at is None:
             return {}
         reason = f"{self.stop_reason}; nothing from here on was read or stored"
         return {f"stopped_at_{self.unit}": self.stopped_at, "stop_reason": reason}
 
-    def _add(self, error: RecordError) -> None:
+    def _add_error(self, error: RecordError) -> None:
         self.errors.append(error)
         if self.on_error is not None:
             self.on_error(error)
 
-    def _failed(self, position: int, error: BaseException) -> None:
+    def _add_failed_record(self, position: int, error: BaseException) -> None:
         kind = kind_of_record(error)
         status, error_code, title, retry_after_s = kind
         message = str(error) if isinstance(error, PenstockError) and str(error) else title
         is_unknown = status == GATEWAY_TIMEOUT or kind is UNEXPECTED
         self.unknown_count += is_unknown
         outcome: Literal["unknown", "not_stored"] = "unknown" if is_unknown else "not_stored"
-        self._add(RecordError(position, status, error_code, message, None, retry_after_s, outcome))
+        self._add_error(RecordError(position, status, error_code, message, None, retry_after_s, outcome))
         if status in AFFECTS_ALL or status >= INTERNAL_SERVER_ERROR:
             self._lasting_failure = self._lasting_failure or message
 

@@ -104,7 +104,7 @@ class Ingest:
         self._reader = topic_reader(settings, settings.default_topic)
         self.admission = Admission(producer, settings, clock, kafka)
         self.metrics = IngestMetrics(registry)
-        self.router = self._routes()
+        self.router = self._ingest_routes()
 
     def __repr__(self) -> str:
         return f"Ingest({self.admission!r})"
@@ -118,7 +118,7 @@ class Ingest:
         """Start the shutdown: incomplete bodies have `grace_ms` left, and new requests are rejected with 503."""
         self.admission.drain.begin(grace_ms)
 
-    def _routes(self) -> APIRouter:
+    def _ingest_routes(self) -> APIRouter:
         router = APIRouter(tags=["ingest"])
 
         @router.post(
@@ -147,7 +147,7 @@ class Ingest:
         try:
             self.admission.enter(client)
             try:
-                return await self._post(options, request)
+                return await self._store_events(options, request)
             finally:
                 self.admission.leave(client)
         except (Problem, PenstockError) as e:
@@ -171,7 +171,7 @@ class Ingest:
         kind = error.kind if isinstance(error, Problem) else kind_of(error)
         self.metrics.rejected_request(topic if self.admission.has_accepted(topic) else "", kind)
 
-    async def _post(self, options: RequestOptions, request: Request) -> Response:
+    async def _store_events(self, options: RequestOptions, request: Request) -> Response:
         media_type = check_media_type(request)
         body = self.admission.body(request)  # before anything is awaited, so the queue has the order of arrival
         await self.admission.check(options.topic, options.client)
@@ -181,9 +181,9 @@ class Ingest:
             reader = self.reader(options.topic)
             events = await open_events(request, media_type, body, options.topic, reader, self._settings, self._clock)
             if not options.acknowledged:
-                return await self._unacknowledged(options, events, body)
+                return await self._store_unacknowledged(options, events, body)
             if events.unit == "line" and NDJSON_TYPE in request.headers.get("accept", ""):
-                return self._streamed(options, events, body)
+                return self._streamed_response(options, events, body)
             sender = self._new_sender(options, events.unit)
             try:
                 await self._send_events(events, sender, body)
@@ -194,8 +194,8 @@ class Ingest:
             log.info("client closed the connection within its body", topic=options.topic)
             self.metrics.answered(options.topic, CLIENT_CLOSED_REQUEST)
             return Response(status_code=CLIENT_CLOSED_REQUEST)
-        self._count(options, sender.result, body)
-        return self._answer(sender.result)
+        self._count_request(options, sender.result, body)
+        return self._result_response(sender.result)
 
     def _new_sender(self, options: RequestOptions, unit: Literal["line", "index"], max_errors: int = 0) -> EventSender:
         settings = self._settings
@@ -215,18 +215,18 @@ class Ingest:
             sender.result.stop(events.position, str(e), stop_status(e))
         await sender.finish()
 
-    def _streamed(self, options: RequestOptions, events: Events, body: BodyReader) -> Response:
+    def _streamed_response(self, options: RequestOptions, events: Events, body: BodyReader) -> Response:
         sender = self._new_sender(options, "line", ERRORS_UNLIMITED)
         tracking = ExitStack()
         tracking.enter_context(self.admission.keep_tracking(options.client))
 
         def on_end(is_complete: bool) -> None:
             tracking.close()
-            self._count(options, sender.result, body, None if is_complete else CLIENT_CLOSED_REQUEST)
+            self._count_request(options, sender.result, body, None if is_complete else CLIENT_CLOSED_REQUEST)
 
         return StreamedAnswer(events, sender, body, self._clock, self._settings.body_timeout_ms, on_end)
 
-    async def _unacknowledged(self, options: RequestOptions, events: Events, body: BodyReader) -> Response:
+    async def _store_unacknowledged(self, options: RequestOptions, events: Events, body: BodyReader) -> Response:
         sender = self._new_sender(options, events.unit)
         accepted_count = 0
         try:
@@ -242,7 +242,7 @@ class Ingest:
             sender.result.stop(events.position, str(e), stop_status(e))
         self.admission.charge(options.client, accepted_count)
         self.metrics.answered(options.topic, ACCEPTED if accepted_count else sender.result.status)
-        return accepted(sender.result, accepted_count) if accepted_count else self._answer(sender.result)
+        return accepted(sender.result, accepted_count) if accepted_count else self._result_response(sender.result)
 
     async def _store_atomically(
         self, options: RequestOptions, request: Request, media_type: str, body: BodyReader
@@ -253,20 +253,20 @@ class Ingest:
             kind = ErrorKind(BAD_REQUEST, "INVALID_REQUEST", "Wrong request")
             raise Problem(kind, f"?atomic=true, Idempotency-Key: {reason}")
         content = await read_body(body, self._settings.max_body_bytes)
-        key = self._key_of(options, request, content)
+        key = self._idempotency_key(options, request, content)
         reader = self.reader(options.topic)
         buffered = BodyReader.of(content)
         events = await open_events(request, media_type, buffered, options.topic, reader, self._settings, self._clock)
         sender = self._new_sender(options, events.unit)
         parsed = await self._read_all(events, sender, body)
         if parsed.records and not (options.atomic and sender.result.errors):
-            answer = await self._transact(self._transactor, key, parsed, sender.result)
+            answer = await self._store_in_transaction(self._transactor, key, parsed, sender.result)
         else:
-            answer = self._answer(sender.result)
-        self._count(options, sender.result, body, answer.status_code)
+            answer = self._result_response(sender.result)
+        self._count_request(options, sender.result, body, answer.status_code)
         return answer
 
-    def _key_of(self, options: RequestOptions, request: Request, body: bytes) -> IdempotencyKey | None:
+    def _idempotency_key(self, options: RequestOptions, request: Request, body: bytes) -> IdempotencyKey | None:
         name = request.headers.get(KEY_HEADER)
         if name is None:
             return None
@@ -289,21 +289,21 @@ class Ingest:
                 raise Problem(ErrorKind(CONTENT_TOO_LARGE, too_many.error_code, "Too many events"), str(too_many))
         return parsed
 
-    async def _transact(
+    async def _store_in_transaction(
         self, transactor: Transactor, key: IdempotencyKey | None, parsed: Parsed, result: IngestResult
     ) -> Response:
         """Send the records in one transaction. Raises Problem if it is not known to be committed."""
 
-        def make_response(outcomes: Sequence[Outcome]) -> StoredResponse:
+        def make_stored_response(outcomes: Sequence[Outcome]) -> StoredResponse:
             result.add_outcomes(parsed.positions, outcomes)
             return StoredResponse(result.status, msgspec.json.encode(result.body()))
 
         try:
             if key is None:
-                answer = make_response(await transactor.send_atomic(parsed.records))
+                answer = make_stored_response(await transactor.send_atomic(parsed.records))
                 is_replayed = False
             else:
-                answer, is_replayed = await transactor.send_keyed(key, parsed.records, make_response)
+                answer, is_replayed = await transactor.send_keyed(key, parsed.records, make_stored_response)
         except KeyReused as e:
             raise Problem(REUSED, str(e)) from None
         except PenstockError as e:
@@ -323,7 +323,7 @@ class Ingest:
         """Return the latest event time that is accepted now, in ms since the epoch."""
         return self._clock.now_ms() + self._settings.max_future_ms
 
-    def _count(
+    def _count_request(
         self, options: RequestOptions, result: IngestResult, body: BodyReader, status: int | None = None
     ) -> None:
         """Count an answered request and its stored records, and charge the client."""
@@ -331,7 +331,7 @@ class Ingest:
         self.metrics.stored(options.topic, result.stored_count)
         self.admission.charge(options.client, result.stored_count)
 
-    def _answer(self, result: IngestResult) -> Response:
+    def _result_response(self, result: IngestResult) -> Response:
         status = result.status
         if status in (OK, MULTI_STATUS):
             return json_response(result.body(), status, retry_after(result.retry_after_s))

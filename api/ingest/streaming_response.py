@@ -68,7 +68,7 @@ class StreamedAnswer(Response):
         is_complete = False
         try:
             await self._send_events(send)
-            await self._write(send, self._last_row())
+            await self._write_line(send, self._last_row())
             await send({"type": "http.response.body", "body": b"", "more_body": False})
             is_complete = True
         except (ClientDisconnected, TimeoutError):
@@ -80,7 +80,7 @@ class StreamedAnswer(Response):
         """Send events batch by batch. While the next turn is awaited, report the settled events."""
         events = self._events
         sender = self._sender
-        upcoming: asyncio.Future[Turn | None] = asyncio.ensure_future(self._turn())
+        upcoming: asyncio.Future[Turn | None] = asyncio.ensure_future(self._next_batch_turn())
         try:
             while (turn := await self._wait_and_report(upcoming, send)) is not None:
                 with turn:
@@ -88,8 +88,8 @@ class StreamedAnswer(Response):
                 if not keep_reading:
                     sender.result.stop(events.position, sender.result.must_stop)
                     break
-                upcoming = asyncio.ensure_future(self._turn())
-                await self._report(send)
+                upcoming = asyncio.ensure_future(self._next_batch_turn())
+                await self._report_progress(send)
         except (BodyStalled, CorruptBody, ServiceShuttingDown) as e:
             sender.result.stop(events.position, str(e), stop_status(e))
         except (Problem, PenstockError) as e:
@@ -107,7 +107,7 @@ class StreamedAnswer(Response):
                 last.release()
         await sender.finish()
 
-    async def _turn(self) -> Turn | None:
+    async def _next_batch_turn(self) -> Turn | None:
         """Return the turn for the next batch; None at the end of the body."""
         return await self._body.turn(self._events.position) if await self._events.wait() else None
 
@@ -117,7 +117,7 @@ class StreamedAnswer(Response):
         while not upcoming.done():
             first = self._sender.first_in_flight
             if first is None:
-                await self._report(send, at_once=True)
+                await self._report_progress(send, at_once=True)
                 break
             until_report_s = max(0.0, EVERY_MS - (self._clock.monotonic_ms() - self._reported_ms)) / 1000
             waiting: set[asyncio.Future[Any]] = {upcoming, first.outcomes}
@@ -125,21 +125,21 @@ class StreamedAnswer(Response):
                 waiting, timeout=min(until_report_s or math.inf, first.remaining_s), return_when=asyncio.FIRST_COMPLETED
             )
             await self._sender.settle_completed()
-            await self._report(send)
+            await self._report_progress(send)
         return await upcoming
 
-    async def _report(self, send: Send, *, at_once: bool = False) -> None:
+    async def _report_progress(self, send: Send, *, at_once: bool = False) -> None:
         """Write a line if it is due or `at_once` is set, and there are events to report."""
         result = self._sender.result
         now_ms = self._clock.monotonic_ms()
         if not at_once and len(result.errors) < ERRORS_PER_LINE and now_ms - self._reported_ms < EVERY_MS:
             return
         self._reported_ms = now_ms
-        row = self._row()
+        row = self._progress_row()
         if row["stored"] or "errors" in row:
-            await self._write(send, row)
+            await self._write_line(send, row)
 
-    def _row(self) -> dict[str, Any]:
+    def _progress_row(self) -> dict[str, Any]:
         result = self._sender.result
         row: dict[str, Any] = {"through_line": self._sender.settled_before - 1}
         row["stored"] = result.stored_count - self._reported_stored
@@ -149,10 +149,10 @@ class StreamedAnswer(Response):
 
     def _last_row(self) -> dict[str, Any]:
         result = self._sender.result
-        row = self._row() | {"through_line": self._events.position - 1}
+        row = self._progress_row() | {"through_line": self._events.position - 1}
         return row | {"status": result.status, "total": result.totals()}
 
-    async def _write(self, send: Send, row: dict[str, Any]) -> None:
+    async def _write_line(self, send: Send, row: dict[str, Any]) -> None:
         body = msgspec.json.encode(row) + b"\n"
         async with asyncio.timeout(self._timeout_ms / 1000):
             await send({"type": "http.response.body", "body": body, "more_body": True})

@@ -49,11 +49,11 @@ class _Once:
     def __call__(self, *_: object) -> None:
         self._timer.cancel()
         function = self._function
-        self._function = _nothing
+        self._function = _do_nothing
         function()
 
 
-def _nothing() -> None:
+def _do_nothing() -> None:
     pass
 
 
@@ -62,7 +62,7 @@ class Turn:
 
     def __init__(self, turns: Turns | None) -> None:
         self._turns = turns
-        self.release: Callable[[], None] = _nothing if turns is None else _Once(turns.release_one)
+        self.release: Callable[[], None] = _do_nothing if turns is None else _Once(turns.release_one)
         """Release the turn. Later calls have no effect."""
 
     def __enter__(self) -> Self:
@@ -135,12 +135,12 @@ class Turns:
     def _grant_soon(self) -> None:
         if self._may_grant and not self._granting:
             self._granting = True
-            self._grant(GRANT_DELAY_ITERATIONS)
+            self._grant_turns(GRANT_DELAY_ITERATIONS)
 
-    def _grant(self, delay_iterations: int) -> None:
+    def _grant_turns(self, delay_iterations: int) -> None:
         """Grant the free turns after this many iterations of the event loop."""
         if delay_iterations:
-            asyncio.get_running_loop().call_soon(self._grant, delay_iterations - 1)
+            asyncio.get_running_loop().call_soon(self._grant_turns, delay_iterations - 1)
             return
         self._granting = False
         while self._may_grant:

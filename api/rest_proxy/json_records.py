@@ -95,7 +95,7 @@ def v2_records(body: bytes, topic: str, embedded: Embedded, partition: int | Non
 
     `partition` overrides the partition of the records. Raises EventRejected if the body is invalid.
     """
-    request = _decode(body, V2Request)
+    request = _decode_json(body, V2Request)
     if not request.records:
         raise EventRejected(INVALID, "records may not be empty")
     read = _raw_json if embedded == "json" else _raw_base64
@@ -113,12 +113,12 @@ def v2_records(body: bytes, topic: str, embedded: Embedded, partition: int | Non
 
 def v3_record(body: bytes, topic: str, read_time: ReadTime, latest_ms: int) -> Decoded:
     """Return one v3 record. Raises EventRejected if it is invalid."""
-    return _v3(_decode(body, V3Record), topic, read_time, latest_ms)
+    return _decode_v3_record(_decode_json(body, V3Record), topic, read_time, latest_ms)
 
 
 def v3_entries(body: bytes, entries_max: int) -> list[bytes]:
     """Return the entries of a batch, not yet decoded. Raises EventRejected if the body is not a batch."""
-    entries = _decode(body, V3Batch).entries
+    entries = _decode_json(body, V3Batch).entries
     if not 0 < len(entries) <= entries_max:
         raise EventRejected(INVALID, f"a batch has 1 to {entries_max} entries, got {len(entries)}")
     return [bytes(entry) for entry in entries]
@@ -126,8 +126,8 @@ def v3_entries(body: bytes, entries_max: int) -> list[bytes]:
 
 def v3_entry(body: bytes, topic: str, read_time: ReadTime, latest_ms: int) -> tuple[str, Decoded]:
     """Return an entry's id and record. Raises EventRejected if it is invalid."""
-    entry = _decode(body, V3Entry)
-    return entry.id, _v3(entry, topic, read_time, latest_ms)
+    entry = _decode_json(body, V3Entry)
+    return entry.id, _decode_v3_record(entry, topic, read_time, latest_ms)
 
 
 def entry_id(body: bytes) -> str:
@@ -149,27 +149,27 @@ def report(cluster_id: str, decoded: Decoded, partition: int, offset: int, times
         "partition_id": partition,
         "offset": offset,
         "timestamp": (EPOCH + timedelta(milliseconds=timestamp)).isoformat().replace("+00:00", "Z"),
-        "key": _size(decoded.key_type, record.key),
-        "value": _size(decoded.value_type, record.value),
+        "key": _size_of_data(decoded.key_type, record.key),
+        "value": _size_of_data(decoded.value_type, record.value),
     }
 
 
-def _v3(item: V3Record, topic: str, read_time: ReadTime, latest_ms: int) -> Decoded:
+def _decode_v3_record(item: V3Record, topic: str, read_time: ReadTime, latest_ms: int) -> Decoded:
     timestamp = None
     if item.timestamp is not None:
         timestamp = read_time("timestamp", item.timestamp, latest_ms)
-    key = _data(item.key, "key")
-    value = _data(item.value, "value")
-    record = ProducerRecord(topic, value, key, _headers(item.headers), item.partition_id, timestamp)
+    key = _decode_v3_data(item.key, "key")
+    value = _decode_v3_data(item.value, "value")
+    record = ProducerRecord(topic, value, key, _decode_headers(item.headers), item.partition_id, timestamp)
     key_type, value_type = (None if data is None else data.type for data in (item.key, item.value))
     return Decoded(record, key_type, value_type)
 
 
-def _headers(headers: Sequence[V3Header]) -> Headers:
-    return tuple((h.name, None if h.value is None else _base64(h.value, "headers")) for h in headers)
+def _decode_headers(headers: Sequence[V3Header]) -> Headers:
+    return tuple((h.name, None if h.value is None else _decode_base64(h.value, "headers")) for h in headers)
 
 
-def _data(item: V3Data | None, name: str) -> bytes | None:
+def _decode_v3_data(item: V3Data | None, name: str) -> bytes | None:
     """Return the bytes of a key or a value; None for null."""
     if item is None:
         return None
@@ -177,7 +177,7 @@ def _data(item: V3Data | None, name: str) -> bytes | None:
         return _raw_json(item.data, name)
     if item.type == "BINARY":
         return _raw_base64(item.data, name)
-    text = _decode(bytes(item.data), str | None)
+    text = _decode_json(bytes(item.data), str | None)
     return None if text is None else text.encode()
 
 
@@ -187,24 +187,24 @@ def _raw_json(raw: msgspec.Raw, name: str) -> bytes | None:
 
 
 def _raw_base64(raw: msgspec.Raw, name: str) -> bytes | None:
-    text = _decode(bytes(raw), str | None)
-    return None if text is None else _base64(text, name)
+    text = _decode_json(bytes(raw), str | None)
+    return None if text is None else _decode_base64(text, name)
 
 
-def _base64(text: str, name: str) -> bytes:
+def _decode_base64(text: str, name: str) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
         raise EventRejected(INVALID, f"{name} is not base64") from None
 
 
-def _decode(body: bytes, type_: Any) -> Any:
+def _decode_json(body: bytes, type_: Any) -> Any:
     try:
         return msgspec.json.decode(body, type=type_)
     except (ValueError, RecursionError) as e:
         raise EventRejected(INVALID, str(e) or type(e).__name__) from None
 
 
-def _size(data_type: DataType | None, data: bytes | None) -> dict[str, Any] | None:
+def _size_of_data(data_type: DataType | None, data: bytes | None) -> dict[str, Any] | None:
     """Return the type and the size of a key or a value, for a delivery report."""
     return None if data_type is None else {"type": data_type, "size": 0 if data is None else len(data)}

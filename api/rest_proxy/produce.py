@@ -110,12 +110,12 @@ class RestProducer:
         missing = {name for name in ("key", "time") if getattr(own, name)} - present
         if record.value is None or not (missing or own.json_schema):
             return record
-        key, timestamp = self._reader(record.topic, frozenset(present))(record.value, latest_ms)
+        key, timestamp = self._event_reader(record.topic, frozenset(present))(record.value, latest_ms)
         key = key if record.key is None else record.key
         timestamp = timestamp if record.timestamp is None else record.timestamp
         return ProducerRecord(record.topic, record.value, key, record.headers, record.partition, timestamp)
 
-    def _reader(self, topic: str, present: frozenset[str]) -> ReadEvent:
+    def _event_reader(self, topic: str, present: frozenset[str]) -> ReadEvent:
         """Return the reader of values for records that have the key, the time or both themselves."""
         if not present:
             return self._ingest.reader(topic).event
@@ -149,7 +149,9 @@ class RestProducer:
             async with asyncio.timeout_at(deadline):
                 deliveries = await self._producer.send_many(records)
         except (TimeoutError, PenstockError) as e:
-            return SentRecords(_filled(outcomes, indexes, [self._failed(e)] * len(indexes)), [], deadline, None)
+            return SentRecords(
+                _fill_outcomes(outcomes, indexes, [self._outcome_of_error(e)] * len(indexes)), [], deadline, None
+            )
         pending = asyncio.ensure_future(outcomes_of(deliveries))
         turn.count_in_flight(len(records), pending)
         return SentRecords(outcomes, indexes, deadline, pending)
@@ -162,13 +164,13 @@ class RestProducer:
                 async with asyncio.timeout_at(sent.deadline):
                     delivered: Sequence[Outcome] = await sent.deliveries
             except (TimeoutError, PenstockError) as e:
-                delivered = [self._failed(e)] * len(sent.indexes)
-            outcomes = _filled(outcomes, sent.indexes, delivered)
+                delivered = [self._outcome_of_error(e)] * len(sent.indexes)
+            outcomes = _fill_outcomes(outcomes, sent.indexes, delivered)
         settled = [outcome for outcome in outcomes if outcome is not None]
-        self._count(topic, settled, client)
+        self._count_outcomes(topic, settled, client)
         return settled
 
-    def _failed(self, error: TimeoutError | PenstockError) -> PenstockError:
+    def _outcome_of_error(self, error: TimeoutError | PenstockError) -> PenstockError:
         """Return the outcome of records whose sending failed with the error."""
         if isinstance(error, PenstockError):
             return error
@@ -176,7 +178,7 @@ class RestProducer:
         timeout.maybe_written = True
         return timeout
 
-    def _count(self, topic: str, outcomes: Sequence[Outcome], client: str) -> None:
+    def _count_outcomes(self, topic: str, outcomes: Sequence[Outcome], client: str) -> None:
         """Count the outcomes in the metrics, and charge the client for stored records."""
         stored = 0
         metrics = self._ingest.metrics
@@ -192,7 +194,7 @@ class RestProducer:
         self._ingest.admission.charge(client, stored)
 
 
-def _filled(
+def _fill_outcomes(
     outcomes: Sequence[Outcome | None], indexes: Sequence[int], delivered: Sequence[Outcome]
 ) -> list[Outcome | None]:
     """Return the outcomes with those of the records at `indexes` filled in."""

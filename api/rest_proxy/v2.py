@@ -119,17 +119,17 @@ def v2_produce_router(producer: RestProducer) -> APIRouter:
     @router.post("/topics/{topic}", summary="REST Proxy v2: produce", **openapi)
     async def produce(topic: of.Topic, request: Request) -> Response:
         with producer.tracking(topic, client_of(request)):
-            return await _produce(producer, topic, None, request)
+            return await _produce_v2_records(producer, topic, None, request)
 
     @router.post("/topics/{topic}/partitions/{partition}", summary="REST Proxy v2: produce to a partition", **openapi)
     async def produce_to(topic: of.Topic, partition: of.Partition, request: Request) -> Response:
         with producer.tracking(topic, client_of(request)):
-            return await _produce(producer, topic, partition, request)
+            return await _produce_v2_records(producer, topic, partition, request)
 
     return router
 
 
-async def _produce(producer: RestProducer, topic: str, partition: int | None, request: Request) -> Response:
+async def _produce_v2_records(producer: RestProducer, topic: str, partition: int | None, request: Request) -> Response:
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     embedded = _EMBEDDED.fullmatch(media_type)
     if embedded is None:
@@ -151,10 +151,12 @@ async def _produce(producer: RestProducer, topic: str, partition: int | None, re
         sent = await producer.send(records, partitions, turn)
     outcomes = await producer.settle(topic, sent, client)
     producer.answered(topic, OK, body)
-    return V2Answer(ProduceAnswer(offsets=[_row(o) for o in outcomes], key_schema_id=None, value_schema_id=None))
+    return V2Answer(
+        ProduceAnswer(offsets=[_stored_record_row(o) for o in outcomes], key_schema_id=None, value_schema_id=None)
+    )
 
 
-def _row(outcome: RecordMetadata | BaseException) -> StoredRecord:
+def _stored_record_row(outcome: RecordMetadata | BaseException) -> StoredRecord:
     if isinstance(outcome, RecordMetadata):
         return {"partition": outcome.partition, "offset": outcome.offset, "error_code": None, "error": None}
     may_retry = error_code_of(outcome) in (RETRIABLE, TOO_MANY_REQUESTS)
@@ -175,7 +177,7 @@ def v2_metadata_router(admin: AdminClient) -> APIRouter:
         responses={200: {"model": TopicWithPartitions}},
     )
     async def topic_(topic: of.Topic) -> Response:
-        rows = await _partitions(admin, topic)
+        rows = await _partition_rows(admin, topic)
         configs = await admin.describe_configs(topic)
         return V2Answer(TopicWithPartitions(name=topic, configs=configs, partitions=rows))
 
@@ -185,7 +187,7 @@ def v2_metadata_router(admin: AdminClient) -> APIRouter:
         responses={200: {"model": list[PartitionOfTopic]}},
     )
     async def partitions(topic: of.Topic) -> Response:
-        return V2Answer(await _partitions(admin, topic))
+        return V2Answer(await _partition_rows(admin, topic))
 
     @router.get(
         "/topics/{topic}/partitions/{partition}",
@@ -230,7 +232,7 @@ def v2_consumers_router() -> APIRouter:
 
 async def partition_of(admin: AdminClient, topic: str, partition: int) -> PartitionDescription:
     """Return a partition. Raises Problem (404) or, for an unknown topic, UnknownTopicOrPartition."""
-    for description in (await _describe(admin, topic)).partitions:
+    for description in (await _describe_topic(admin, topic)).partitions:
         if description.partition == partition:
             return description
     raise Problem(ErrorKind(NOT_FOUND, "UNKNOWN_PARTITION", "Partition not found"), "Partition not found.")
@@ -241,15 +243,15 @@ async def both_offsets(admin: AdminClient, tp: TopicPartition) -> tuple[int, int
     return (await admin.list_offsets({tp: "earliest"}))[tp], (await admin.list_offsets({tp: "latest"}))[tp]
 
 
-async def _describe(admin: AdminClient, topic: str) -> TopicDescription:
+async def _describe_topic(admin: AdminClient, topic: str) -> TopicDescription:
     description = (await admin.describe_topics([topic])).get(topic)
     if description is None:
         raise UnknownTopicOrPartition(f"{topic}: no such topic")
     return description
 
 
-async def _partitions(admin: AdminClient, topic: str) -> list[PartitionOfTopic]:
-    return [_row_of_partition(p) for p in (await _describe(admin, topic)).partitions]
+async def _partition_rows(admin: AdminClient, topic: str) -> list[PartitionOfTopic]:
+    return [_row_of_partition(p) for p in (await _describe_topic(admin, topic)).partitions]
 
 
 def _row_of_partition(description: PartitionDescription) -> PartitionOfTopic:

@@ -156,11 +156,11 @@ class DeliveryReports(Response):
         headers = [(b"content-type", b"application/json")]
         await send({"type": "http.response.start", "status": OK, "headers": headers})
         queue: asyncio.Queue[asyncio.Task[bytes] | None] = asyncio.Queue(GROUPS_IN_FLIGHT_MAX)
-        writer = asyncio.ensure_future(self._write(queue, send))
+        writer = asyncio.ensure_future(self._write_reports(queue, send))
         status = CLIENT_CLOSED_REQUEST
         with self._producer.keep_tracking(self._client):
             try:
-                await self._read(queue)
+                await self._read_record_stream(queue)
                 await queue.put(None)
                 await writer
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
@@ -172,7 +172,7 @@ class DeliveryReports(Response):
                 await asyncio.gather(writer, return_exceptions=True)
                 self._producer.answered(self._topic, status, self.reader)
 
-    async def _read(self, queue: asyncio.Queue[asyncio.Task[bytes] | None]) -> None:
+    async def _read_record_stream(self, queue: asyncio.Queue[asyncio.Task[bytes] | None]) -> None:
         """Read the stream. Puts into the queue a task for the reports of each group, in order."""
         splitter = ObjectSplitter(self._producer.settings.max_line_bytes)
         count = 0
@@ -183,7 +183,7 @@ class DeliveryReports(Response):
                 count += len(objects)
                 for start in range(0, len(objects), GROUP_OBJECTS):
                     group = objects[start : start + GROUP_OBJECTS]
-                    await queue.put(asyncio.ensure_future(self._reports_of(group)))
+                    await queue.put(asyncio.ensure_future(self._reports_of_records(group)))
             splitter.close()
             if not count:
                 raise NotAnObject(NO_RECORD)
@@ -191,13 +191,13 @@ class DeliveryReports(Response):
             error_code = BAD_REQUEST if isinstance(e, NotAnObject) else stop_status(e)
             await queue.put(asyncio.ensure_future(_final_report({"error_code": error_code, "message": str(e)})))
 
-    async def _write(self, queue: asyncio.Queue[asyncio.Task[bytes] | None], send: Send) -> None:
+    async def _write_reports(self, queue: asyncio.Queue[asyncio.Task[bytes] | None], send: Send) -> None:
         while (reports := await queue.get()) is not None:
             body = await reports
             async with asyncio.timeout(self._producer.settings.body_timeout_ms / 1000):
                 await send({"type": "http.response.body", "body": body, "more_body": True})
 
-    async def _reports_of(self, objects: list[bytes]) -> bytes:
+    async def _reports_of_records(self, objects: list[bytes]) -> bytes:
         try:
             reports, _ = await self.send(objects)
             return as_lines(reports)

@@ -135,24 +135,24 @@ class KafkaConsumerGroupLagSummary(TypedDict):
 def v3_groups_router(admin: AdminClient) -> APIRouter:
     """Return all routes under `/v3/clusters/{cluster_id}/consumer-groups`."""
     router = APIRouter(tags=["rest proxy v3"])
-    _groups(router, admin)
-    _lags(router, admin)
+    _add_group_routes(router, admin)
+    _add_lag_routes(router, admin)
     return router
 
 
-def _groups(router: APIRouter, admin: AdminClient) -> None:
+def _add_group_routes(router: APIRouter, admin: AdminClient) -> None:
     @router.get(GROUPS, summary="REST Proxy v3: consumer groups", responses={200: {"model": KafkaConsumerGroupList}})
     async def groups(cluster_id: of.ClusterId, request: Request) -> Response:
         await check_cluster(admin, cluster_id)
         listed = [g.group_id for g in await admin.list_groups() if g.protocol_type in ("consumer", "")]
-        rows = [_group(request, cluster_id, await admin.describe_group(name)) for name in sorted(listed)]
+        rows = [_group_row(request, cluster_id, await admin.describe_group(name)) for name in sorted(listed)]
         return rows_of(request, "KafkaConsumerGroupList", rows)
 
     @router.get(
         f"{GROUPS}/{{group}}", summary="REST Proxy v3: a consumer group", responses={200: {"model": KafkaConsumerGroup}}
     )
     async def group_(cluster_id: of.ClusterId, group: of.Group, request: Request) -> Response:
-        return json_response(_group(request, cluster_id, await _describe_group(admin, cluster_id, group)))
+        return json_response(_group_row(request, cluster_id, await _describe_group(admin, cluster_id, group)))
 
     @router.get(
         f"{GROUPS}/{{group}}/consumers",
@@ -161,7 +161,7 @@ def _groups(router: APIRouter, admin: AdminClient) -> None:
     )
     async def consumers(cluster_id: of.ClusterId, group: of.Group, request: Request) -> Response:
         description = await _describe_group(admin, cluster_id, group)
-        rows = [_consumer(request, cluster_id, group, member) for member in description.members]
+        rows = [_consumer_row(request, cluster_id, group, member) for member in description.members]
         return rows_of(request, "KafkaConsumerList", rows)
 
     @router.get(
@@ -170,8 +170,8 @@ def _groups(router: APIRouter, admin: AdminClient) -> None:
         responses={200: {"model": KafkaConsumer}},
     )
     async def consumer_(cluster_id: of.ClusterId, group: of.Group, consumer: of.MemberId, request: Request) -> Response:
-        member = _member(await _describe_group(admin, cluster_id, group), consumer)
-        return json_response(_consumer(request, cluster_id, group, member))
+        member = _find_member(await _describe_group(admin, cluster_id, group), consumer)
+        return json_response(_consumer_row(request, cluster_id, group, member))
 
     @router.get(
         f"{GROUPS}/{{group}}/consumers/{{consumer}}/assignments",
@@ -181,8 +181,8 @@ def _groups(router: APIRouter, admin: AdminClient) -> None:
     async def assignments(
         cluster_id: of.ClusterId, group: of.Group, consumer: of.MemberId, request: Request
     ) -> Response:
-        member = _member(await _describe_group(admin, cluster_id, group), consumer)
-        rows = [_assignment(request, cluster_id, group, consumer, tp) for tp in sorted(member.assignment)]
+        member = _find_member(await _describe_group(admin, cluster_id, group), consumer)
+        rows = [_assignment_row(request, cluster_id, group, consumer, tp) for tp in sorted(member.assignment)]
         return rows_of(request, "KafkaConsumerAssignmentList", rows)
 
     path = f"{GROUPS}/{{group}}/consumers/{{consumer}}/assignments/{{topic}}/partitions/{{partition}}"
@@ -198,15 +198,15 @@ def _groups(router: APIRouter, admin: AdminClient) -> None:
         partition: of.Partition,
         request: Request,
     ) -> Response:
-        member = _member(await _describe_group(admin, cluster_id, group), consumer)
+        member = _find_member(await _describe_group(admin, cluster_id, group), consumer)
         tp = TopicPartition(topic, partition)
         if tp not in member.assignment:
             kind = ErrorKind(NOT_FOUND, "NOT_ASSIGNED", "No such assignment")
             raise Problem(kind, f"{tp} is not assigned to {consumer} of {group}")
-        return json_response(_assignment(request, cluster_id, group, consumer, tp))
+        return json_response(_assignment_row(request, cluster_id, group, consumer, tp))
 
 
-def _lags(router: APIRouter, admin: AdminClient) -> None:
+def _add_lag_routes(router: APIRouter, admin: AdminClient) -> None:
     @router.get(
         f"{GROUPS}/{{group}}/lags",
         summary="REST Proxy v3: a group's lag by partition",
@@ -214,7 +214,7 @@ def _lags(router: APIRouter, admin: AdminClient) -> None:
     )
     async def lags(cluster_id: of.ClusterId, group: of.Group, request: Request) -> Response:
         description, lag = await _with_lag(admin, cluster_id, group)
-        rows = [_lag(request, cluster_id, group, row, _owner(description, row)) for row in lag]
+        rows = [_lag_row(request, cluster_id, group, row, _owner_of_partition(description, row)) for row in lag]
         return rows_of(request, "KafkaConsumerLagList", rows)
 
     path = f"{GROUPS}/{{group}}/lags/{{topic}}/partitions/{{partition}}"
@@ -228,7 +228,7 @@ def _lags(router: APIRouter, admin: AdminClient) -> None:
         description, lag = await _with_lag(admin, cluster_id, group)
         for row in lag:
             if row.topic_partition == (topic, partition):
-                return json_response(_lag(request, cluster_id, group, row, _owner(description, row)))
+                return json_response(_lag_row(request, cluster_id, group, row, _owner_of_partition(description, row)))
         raise Problem(ErrorKind(NOT_FOUND, "NO_LAG", "No such lag"), f"{group} has no offset in {topic}-{partition}")
 
     @router.get(
@@ -240,7 +240,7 @@ def _lags(router: APIRouter, admin: AdminClient) -> None:
         description, lag = await _with_lag(admin, cluster_id, group)
         if not lag:
             raise Problem(ErrorKind(NOT_FOUND, "NO_LAG", "No lag"), f"{group} has no offsets")
-        return json_response(_summary(request, cluster_id, group, description, lag))
+        return json_response(_lag_summary(request, cluster_id, group, description, lag))
 
 
 async def _describe_group(admin: AdminClient, cluster_id: str, group: str) -> GroupDescription:
@@ -256,7 +256,7 @@ async def _with_lag(admin: AdminClient, cluster_id: str, group: str) -> tuple[Gr
     return await _describe_group(admin, cluster_id, group), await admin.group_lag(group)
 
 
-def _member(description: GroupDescription, consumer: str) -> MemberDescription:
+def _find_member(description: GroupDescription, consumer: str) -> MemberDescription:
     for member in description.members:
         if member.member_id == consumer:
             return member
@@ -264,7 +264,7 @@ def _member(description: GroupDescription, consumer: str) -> MemberDescription:
     raise Problem(kind, f"{description.group_id} has no member {consumer}")
 
 
-def _owner(description: GroupDescription, row: PartitionLag) -> MemberDescription | None:
+def _owner_of_partition(description: GroupDescription, row: PartitionLag) -> MemberDescription | None:
     """Return the member to which the partition is assigned; None if there is none."""
     return next((member for member in description.members if row.topic_partition in member.assignment), None)
 
@@ -278,7 +278,7 @@ def state_of(state: str) -> str:
     return re.sub(r"(?<!^)(?=[A-Z])", "_", state).upper()
 
 
-def _group(request: Request, cluster_id: str, description: GroupDescription) -> KafkaConsumerGroup:
+def _group_row(request: Request, cluster_id: str, description: GroupDescription) -> KafkaConsumerGroup:
     path, name = _path_and_name(cluster_id, description.group_id)
     return {
         "kind": "KafkaConsumerGroup",
@@ -295,7 +295,7 @@ def _group(request: Request, cluster_id: str, description: GroupDescription) -> 
     }
 
 
-def _consumer(request: Request, cluster_id: str, group: str, member: MemberDescription) -> KafkaConsumer:
+def _consumer_row(request: Request, cluster_id: str, group: str, member: MemberDescription) -> KafkaConsumer:
     path, name = _path_and_name(cluster_id, group, f"/consumers/{member.member_id}", f"/consumer={member.member_id}")
     return {
         "kind": "KafkaConsumer",
@@ -309,7 +309,7 @@ def _consumer(request: Request, cluster_id: str, group: str, member: MemberDescr
     }
 
 
-def _assignment(
+def _assignment_row(
     request: Request, cluster_id: str, group: str, consumer: str, tp: TopicPartition
 ) -> KafkaConsumerAssignment:
     path, name = _path_and_name(
@@ -333,7 +333,7 @@ def _assignment(
     }
 
 
-def _lag(
+def _lag_row(
     request: Request, cluster_id: str, group: str, row: PartitionLag, owner: MemberDescription | None
 ) -> KafkaConsumerLag:
     tp = row.topic_partition
@@ -356,11 +356,11 @@ def _lag(
     }
 
 
-def _summary(
+def _lag_summary(
     request: Request, cluster_id: str, group: str, description: GroupDescription, lag: Sequence[PartitionLag]
 ) -> KafkaConsumerGroupLagSummary:
     largest = max(lag, key=lambda row: row.lag)
-    owner = _owner(description, largest)
+    owner = _owner_of_partition(description, largest)
     tp = largest.topic_partition
     path, name = _path_and_name(cluster_id, group, "/lag-summary", "/lag-summary")
     partition = f"/v3/clusters/{cluster_id}/topics/{tp.topic}/partitions/{tp.partition}"

@@ -68,9 +68,9 @@ def requested_keys(
 ) -> Keys:
     """Return the keys of a request. Raises Problem (400) for a key in both forms, or one that is not base64."""
     return Keys(
-        key=_key("key", key, key_base64),
-        key_from=_key("key_from", key_from, key_from_base64),
-        key_to=_key("key_to", key_to, key_to_base64),
+        key=_key_of_parameter("key", key, key_base64),
+        key_from=_key_of_parameter("key_from", key_from, key_from_base64),
+        key_to=_key_of_parameter("key_to", key_to, key_to_base64),
     )
 
 
@@ -85,7 +85,7 @@ def query_params(query: Mapping[str, Any]) -> dict[str, Any]:
     return params
 
 
-def _key(name: str, text: str | None, encoded: str | None) -> Key:
+def _key_of_parameter(name: str, text: str | None, encoded: str | None) -> Key:
     """Return the value of a key parameter in either form."""
     if encoded is None:
         return text

@@ -213,7 +213,7 @@ def streams_router(view: StreamsView, *more: APIRouter, instances: InstancesView
     """Return the routes, and those of `more`. Without `instances` every answer is local."""
     router = APIRouter(tags=["streams"])
 
-    async def describe(local: bool) -> StreamsState:
+    async def describe_streams(local: bool) -> StreamsState:
         return await (view if local or instances is None else instances).describe()
 
     @router.get(
@@ -222,7 +222,7 @@ def streams_router(view: StreamsView, *more: APIRouter, instances: InstancesView
         responses={200: {"model": StreamsState}},
     )
     async def streams(local: Local = False) -> Response:
-        return json_response(await describe(local))
+        return json_response(await describe_streams(local))
 
     @router.get(
         "/v1/streams/topology",
@@ -239,8 +239,8 @@ def streams_router(view: StreamsView, *more: APIRouter, instances: InstancesView
         responses={200: {"model": TasksAnswer}},
     )
     async def tasks(local: Local = False) -> Response:
-        state = await describe(local)
-        return json_response({"tasks": state.get("tasks", []), **_missing(state)})
+        state = await describe_streams(local)
+        return json_response({"tasks": state.get("tasks", []), **_missing_partitions(state)})
 
     @router.get(
         "/v1/streams/stores",
@@ -280,7 +280,7 @@ def streams_router(view: StreamsView, *more: APIRouter, instances: InstancesView
         responses={200: {"model": CompactionsAnswer}},
     )
     async def compactions(local: Local = False) -> Response:
-        rows = (await describe(local)).get("compactions", [])
+        rows = (await describe_streams(local)).get("compactions", [])
         last = next((row for row in rows if row.get("status") == "done"), None)
         return json_response({"compactions": rows, "last": last})
 
@@ -301,5 +301,5 @@ def streams_router(view: StreamsView, *more: APIRouter, instances: InstancesView
     return router
 
 
-def _missing(state: StreamsState) -> dict[str, Any]:
+def _missing_partitions(state: StreamsState) -> dict[str, Any]:
     return {"missing": state["missing"]} if "missing" in state else {}

@@ -15,8 +15,8 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 from pydantic_settings import NoDecode
 
+from penstock.services.consumer.handler_loop import RunnerOptions
 from penstock.services.consumer.retry_policy import RetryPolicy
-from penstock.services.consumer.runner import RunnerOptions
 from penstock.shared.clients.consumer import ConsumerSettings, ReadingSettings
 from penstock.shared.clients.consumer.key_scheduler import BUFFERED_RECORDS_MAX, KeyScheduler
 from penstock.shared.clients.producer import ProducerSettings

@@ -68,33 +68,35 @@ def replay_batches(case: Case, size: int, state: StateDirectory | None = None) -
     """As `replay`, but processes `size` records at once, with a commit after each batch."""
     if case["kind"] == "punctuation":
         return _replay_punctuation(case)
-    driver = _driver(case, state, commit_each=False, deduplicate_updates=True, columns_min=1)
+    driver = _make_driver(case, state, commit_each=False, deduplicate_updates=True, columns_min=1)
     try:
         return _differs_in_batches(case, size, driver)
     finally:
         driver.close()
 
 
-def _driver(case: Case, state: StateDirectory | None, **options: Any) -> TopologyTestDriver:
+def _make_driver(case: Case, state: StateDirectory | None, **options: Any) -> TopologyTestDriver:
     partition = 0 if state is None else len(state.partitions())
-    return TopologyTestDriver(_topology(case), state=state, partition=partition, **options)
+    return TopologyTestDriver(_topology_of_case(case), state=state, partition=partition, **options)
 
 
 def _differs_in_batches(case: Case, size: int, driver: TopologyTestDriver) -> str | None:
     shown: set[tuple[str, int, int]] = set()
     for start in range(0, len(case["input"]), size):
-        driver.pipe_columns(SOURCE, [_piped(record) for record in case["input"][start : start + size]])
+        driver.pipe_columns(SOURCE, [_piped_record(record) for record in case["input"][start : start + size]])
         driver.commit()
         recorded = [o for o in case["output"] if start <= o["step"] < start + size]
         got = [msgspec.json.decode(out.key or b"{}") for out in driver.read(RESULTS)]
         by_window = ("key", "start", "end")
-        difference = first_difference(_sorted(got, by_window), _sorted(_net(recorded, shown), by_window))
+        difference = first_difference(
+            _sorted_outputs(got, by_window), _sorted_outputs(_net_output_of_commit(recorded, shown), by_window)
+        )
         if difference is not None:
             return f"batch of {size} at {start}: {difference}"
     return _dropped_otherwise(case, driver)
 
 
-def _net(outputs: list[Output], shown: set[tuple[str, int, int]]) -> list[Output]:
+def _net_output_of_commit(outputs: list[Output], shown: set[tuple[str, int, int]]) -> list[Output]:
     """The net output of one commit. `shown` are the windows that earlier commits have output; it is updated."""
     last = {(o["key"], o["start"], o["end"]): o for o in outputs}
     net = [o for window, o in last.items() if o["value"] is not None or window in shown]
@@ -118,15 +120,15 @@ def aggregation(name: str) -> Aggregation[Any]:
         case "max":
             return Max("value")
         case "list":
-            return Aggregate(str, lambda joined, v: _join(joined, str(v.value)), _join, str)
+            return Aggregate(str, lambda joined, v: _join_values(joined, str(v.value)), _join_values, str)
     raise ValueError(f"unknown aggregate {name!r}")
 
 
-def _join(a: str, b: str) -> str:
+def _join_values(a: str, b: str) -> str:
     return f"{a},{b}" if a and b else a or b
 
 
-def _windowed(case: Case, grouped: GroupedStream) -> WindowedGroup:
+def _windowed_stream(case: Case, grouped: GroupedStream) -> WindowedGroup:
     grace = case["grace_ms"]
     match case["kind"]:
         case "session":
@@ -140,21 +142,21 @@ def _windowed(case: Case, grouped: GroupedStream) -> WindowedGroup:
     raise KeyError(case["kind"])
 
 
-def _topology(case: Case) -> Topology:
+def _topology_of_case(case: Case) -> Topology:
     builder = StreamsBuilder()
-    windows = _windowed(case, builder.stream(SOURCE, value=Value).group_by_key())
+    windows = _windowed_stream(case, builder.stream(SOURCE, value=Value).group_by_key())
     table = windows.aggregate("windows", result=aggregation(case["aggregate"]))
-    (table.on_update() if case["emit"] == "on_update" else table.on_close()).to(RESULTS, encode=_encode)
+    (table.on_update() if case["emit"] == "on_update" else table.on_close()).to(RESULTS, encode=_encode_result)
     return builder.build()
 
 
-def _piped(record: dict[str, Any]) -> tuple[bytes | None, bytes, int]:
+def _piped_record(record: dict[str, Any]) -> tuple[bytes | None, bytes, int]:
     key = record["key"]
     return None if key is None else key.encode(), msgspec.json.encode({"value": record["value"]}), record["timestamp"]
 
 
 def _replay_windows(case: Case, state: StateDirectory | None) -> str | None:
-    driver = _driver(case, state)
+    driver = _make_driver(case, state)
     try:
         return _differs_by_record(case, driver)
     finally:
@@ -164,7 +166,7 @@ def _replay_windows(case: Case, state: StateDirectory | None) -> str | None:
 def _differs_by_record(case: Case, driver: TopologyTestDriver) -> str | None:
     got: list[Output] = []
     for step, record in enumerate(case["input"]):
-        key, value, timestamp = _piped(record)
+        key, value, timestamp = _piped_record(record)
         driver.pipe(SOURCE, key=key, value=value, timestamp=timestamp)
         got += [{"step": step, **msgspec.json.decode(out.key or b"{}")} for out in driver.read(RESULTS)]
     return _dropped_otherwise(case, driver) or first_difference(got, case["output"])
@@ -177,7 +179,7 @@ def _dropped_otherwise(case: Case, driver: TopologyTestDriver) -> str | None:
     return None if dropped == case["dropped"] else f"dropped {dropped}, recorded {case['dropped']}"
 
 
-def _encode(record: Record) -> tuple[bytes, None]:
+def _encode_result(record: Record) -> tuple[bytes, None]:
     result = None if record.value is None else record.value.results["result"]
     fields = {**record.key._asdict(), "value": None if result is None else str(result), "timestamp": record.timestamp}
     return msgspec.json.encode(fields), None
@@ -193,21 +195,21 @@ class _Schedules(Processor):
     def process(self, record: Record) -> None:
         if (asked := record.value.get("schedule")) is not None:
             type_ = PunctuationType[asked["type"]]
-            callback = self._callback(asked["id"], asked["cancel_after"])
+            callback = self._punctuator(asked["id"], asked["cancel_after"])
             self._schedules[asked["id"]] = self.context.schedule(asked["interval_ms"], type_, callback)
         if (cancel := record.value.get("cancel")) is not None:
             self._schedules[cancel].cancel()
 
-    def _callback(self, own: int, cancel_after: int) -> Any:
+    def _punctuator(self, own: int, cancel_after: int) -> Any:
         calls_left = [cancel_after]
 
-        def call(timestamp: int) -> None:
+        def punctuate(timestamp: int) -> None:
             self._calls.append((own, timestamp))
             calls_left[0] -= 1
             if calls_left[0] == 0:
                 self._schedules[own].cancel()
 
-        return call
+        return punctuate
 
 
 def _replay_punctuation(case: Case) -> str | None:
@@ -224,10 +226,10 @@ def _replay_punctuation(case: Case) -> str | None:
         got += [{"step": step, "id": own, "timestamp": timestamp} for own, timestamp in calls]
         calls.clear()
     by_moment = ("step", "timestamp", "id")
-    return first_difference(_sorted(got, by_moment), _sorted(case["output"], by_moment))
+    return first_difference(_sorted_outputs(got, by_moment), _sorted_outputs(case["output"], by_moment))
 
 
-def _sorted(outputs: Iterable[Output], fields: tuple[str, ...]) -> list[Output]:
+def _sorted_outputs(outputs: Iterable[Output], fields: tuple[str, ...]) -> list[Output]:
     return sorted(outputs, key=lambda output: tuple(output[f] for f in fields))
 
 

@@ -131,7 +131,7 @@ class TopologyTestDriver:
         _require_record(topic, key, value, timestamp, pairs)
         tables = [table for table in self.global_tables.values() if table.topic == topic]
         if not tables:
-            self._append([(topic, key, value, timestamp, pairs)])
+            self._append_to_source_log([(topic, key, value, timestamp, pairs)])
             return
         error = tables[0].apply(key, value)
         if error is not None and self._raises:
@@ -144,7 +144,7 @@ class TopologyTestDriver:
         for key, value, timestamp in records:
             _require_record(topic, key, value, timestamp, ())
             piped.append((topic, key, value, timestamp, ()))
-        self._append(piped)
+        self._append_to_source_log(piped)
 
     def advance_wall_clock(self, ms: int) -> None:
         """Move the wall clock, evaluate WALL_CLOCK_TIME schedules, and advance the time of idle topics."""
@@ -169,7 +169,7 @@ class TopologyTestDriver:
         self.changelog += commit.changelog
         self.task.commit_succeeded(CommitPosition(None, len(self.changelog), len(self.changelog)))
         if own:
-            self._append(own)
+            self._append_to_source_log(own)
 
     def read(self, topic: str) -> list[ProducerRecord]:
         """Remove and return the records written to a topic. Raises ConfigError for a topic that is not written to."""
@@ -253,7 +253,7 @@ class TopologyTestDriver:
         self._idle = None if self.idle_timeout_ms is None else IdleAdvance(self.idle_timeout_ms)
         self._inputs.is_paused = self._is_paused
         if self.piped:
-            self._take(self.piped)
+            self._process_records(self.piped)
 
     def pause(self) -> None:
         """Stop processing and punctuation until `resume`, also through `crash` and `restore`. Piped records wait."""
@@ -262,7 +262,7 @@ class TopologyTestDriver:
     def resume(self) -> None:
         """Continue, with the records that were piped meanwhile."""
         self._inputs.is_paused = self._is_paused = False
-        self._take([])
+        self._process_records([])
 
     def _require_topic(self, topic: str) -> None:
         if not isinstance(topic, str):
@@ -276,16 +276,16 @@ class TopologyTestDriver:
             return
         advance_idle(self._idle, self.task, self.clock.now_ms(), at_end=True, tasks=1)
 
-    def _append(self, records: list[tuple[str, bytes | None, bytes | None, int, Headers]]) -> None:
+    def _append_to_source_log(self, records: list[tuple[str, bytes | None, bytes | None, int, Headers]]) -> None:
         new = []
         for topic, key, value, timestamp, headers in records:
             log = self.source_log[topic]
             log.append(ConsumerRecord(topic, self.partition, len(log), timestamp, key, value, headers))
             new.append(log[-1])
         self.piped += new
-        self._take(new)
+        self._process_records(new)
 
-    def _take(self, records: list[ConsumerRecord]) -> None:
+    def _process_records(self, records: list[ConsumerRecord]) -> None:
         """Process records in the order in which they were piped, as if each topic had nothing else."""
         lags = dict.fromkeys(self.source_log, 0)
         for _, run in groupby(records, key=lambda record: record.topic):

@@ -18,9 +18,9 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry
 
 from penstock.services.consumer.executor import Executor
+from penstock.services.consumer.handler_loop import HandlerLoop
 from penstock.services.consumer.handler_runner import RecordProducer
 from penstock.services.consumer.handlers import Handler
-from penstock.services.consumer.runner import HandlerLoop
 from penstock.services.consumer.runner_metrics import RunnerMetrics
 from penstock.services.consumer.settings import ConsumerServiceSettings
 from penstock.shared.clients.consumer import Consumer

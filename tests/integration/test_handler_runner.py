@@ -21,9 +21,9 @@ from prometheus_client import CollectorRegistry
 import penstock.clients
 from penstock.services.consumer.daemon import ConsumerDaemon
 from penstock.services.consumer.executor import Executor
+from penstock.services.consumer.handler_loop import HandlerLoop
 from penstock.services.consumer.handler_runner import HandlerRunner, RecordProducer
 from penstock.services.consumer.handlers import Handler
-from penstock.services.consumer.runner import HandlerLoop
 from penstock.services.consumer.runner_metrics import RunnerMetrics
 from penstock.services.consumer.settings import ConsumerServiceSettings
 from penstock.services.local.embedded_kafka import EmbeddedKafka

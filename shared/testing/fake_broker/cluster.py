@@ -56,7 +56,7 @@ class FakeCluster:
         for node_id in range(1, nodes + 1):
             node = self._state.nodes[node_id] = Node(node_id, host, 0)
             self._servers[node_id] = NodeServer(
-                node, self._state, self._controls, self.now_ms, self._after, users, ssl_context
+                node, self._state, self._controls, self.now_ms, self._after_request, users, ssl_context
             )
 
     def __repr__(self) -> str:
@@ -130,7 +130,7 @@ class FakeCluster:
 
     def leader(self, topic: str, partition: int = 0) -> int | None:
         """The node that leads a partition; None if there is none."""
-        leader = self._partition(TopicPartition(topic, partition)).leader
+        leader = self._existing_partition(TopicPartition(topic, partition)).leader
         return None if leader == NO_LEADER else leader
 
     def move_leader(self, tp: TopicPartition, node: int) -> None:
@@ -142,7 +142,7 @@ class FakeCluster:
 
         The next leader epoch begins without them. Raises KeyError if there is no such partition.
         """
-        partition = self._partition(tp)
+        partition = self._existing_partition(tp)
         partition.log.truncate(end)
         partition.lead(partition.leader)
 
@@ -185,7 +185,7 @@ class FakeCluster:
 
     def end_offset(self, topic: str, partition: int = 0) -> int:
         """The offset of the next record of a partition."""
-        return self._partition(TopicPartition(topic, partition)).log.end_offset
+        return self._existing_partition(TopicPartition(topic, partition)).log.end_offset
 
     def committed(self, group_id: str) -> dict[TopicPartition, OffsetAndMetadata]:
         """The offsets that a group has committed."""
@@ -193,13 +193,13 @@ class FakeCluster:
         rows = offsets.committed.items() if offsets is not None else ()
         return {tp: OffsetAndMetadata(one.offset, one.metadata, one.leader_epoch) for tp, one in rows}
 
-    def _partition(self, tp: TopicPartition) -> Partition:
+    def _existing_partition(self, tp: TopicPartition) -> Partition:
         partition = self._state.partition(tp)
         if partition is None:
             raise KeyError(f"{tp}: no such partition")
         return partition
 
-    def _after(self, failure: BaseException | None) -> None:
+    def _after_request(self, failure: BaseException | None) -> None:
         """After each handled request: keep an error, and wake up when the next timer is due."""
         if failure is not None:
             self._failures.append(failure)
@@ -216,9 +216,9 @@ class FakeCluster:
         ):
             if self._alarm is not None:
                 self._alarm.cancel()
-            self._alarm = loop.call_at(at, self._ring)
+            self._alarm = loop.call_at(at, self._run_due_timers)
 
-    def _ring(self) -> None:
+    def _run_due_timers(self) -> None:
         self._alarm = None
         self._state.timers.run(self.now_ms())
-        self._after(None)
+        self._after_request(None)

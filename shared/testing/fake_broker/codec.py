@@ -84,12 +84,12 @@ def parse(text: str) -> list[Field]:
         since = int(found["since"] or 0)
         until = FLEXIBLE_NEVER if found["on"] or found["since"] is None else int(found["until"])
         tag = int(found["tag"]) if found["tag"] is not None else None
-        default = _default(kind, array, nullable, found["default"])
+        default = _default_of_field(kind, array, nullable, found["default"])
         open_at[-1][1].append(Field(found["name"], kind, nullable, array, since, until, tag, default))
     return root
 
 
-def _default(kind: str, array: bool, nullable: bool, given: str | None) -> Any:
+def _default_of_field(kind: str, array: bool, nullable: bool, given: str | None) -> Any:
     if given is not None:
         return int(given)
     if nullable:
@@ -108,29 +108,29 @@ class Schema:
     def decode(self, data: bytes, version: int, start: int = 0) -> tuple[Message, int]:
         """The message at `start` and the position after it. Raises MalformedMessage for invalid bytes."""
         try:
-            return self._codec(version)[0](data, start)
+            return self._codec_of_version(version)[0](data, start)
         except (struct.error, IndexError, UnicodeDecodeError) as e:
             raise MalformedMessage(str(e)) from e
 
     def encode(self, message: Message, version: int) -> bytes:
         """The message's bytes. A missing field gets its default."""
-        write = self._codec(version)[1]
+        write = self._codec_of_version(version)[1]
         return write(message)
 
-    def _codec(self, version: int) -> tuple[Read, Write]:
+    def _codec_of_version(self, version: int) -> tuple[Read, Write]:
         if version not in self._made:
-            self._made[version] = _struct(self.fields, version, version >= self._flexible)
+            self._made[version] = _struct_codec(self.fields, version, version >= self._flexible)
         return self._made[version]
 
 
-def _number(kind: str) -> tuple[Read, Write]:
+def _number_codec(kind: str) -> tuple[Read, Write]:
     packer = struct.Struct(NUMBERS[kind])
     size = packer.size
 
-    def read(data: bytes, at: int) -> tuple[Any, int]:
+    def read_number(data: bytes, at: int) -> tuple[Any, int]:
         return packer.unpack_from(data, at)[0], at + size
 
-    return read, packer.pack
+    return read_number, packer.pack
 
 
 def read_varint(data: bytes, at: int) -> tuple[int, int]:
@@ -159,23 +159,23 @@ def write_varint(value: int) -> bytes:
     return bytes(written)
 
 
-def _length(kind: str, flexible: bool) -> tuple[Read, Write]:
+def _length_codec(kind: str, flexible: bool) -> tuple[Read, Write]:
     """Codec of a length: -1 is null. In a flexible version it is a varint of the length plus one."""
     if not flexible:
-        return _number("int16" if kind == "string" else "int32")
+        return _number_codec("int16" if kind == "string" else "int32")
 
-    def read(data: bytes, at: int) -> tuple[int, int]:
+    def read_length(data: bytes, at: int) -> tuple[int, int]:
         value, at = read_varint(data, at)
         return value - 1, at
 
-    return read, lambda length: write_varint(length + 1)
+    return read_length, lambda length: write_varint(length + 1)
 
 
-def _blob(kind: str, flexible: bool) -> tuple[Read, Write]:
-    read_length, write_length = _length(kind, flexible)
+def _bytes_codec(kind: str, flexible: bool) -> tuple[Read, Write]:
+    read_length, write_length = _length_codec(kind, flexible)
     text = kind == "string"
 
-    def read(data: bytes, at: int) -> tuple[Any, int]:
+    def read_bytes(data: bytes, at: int) -> tuple[Any, int]:
         length, at = read_length(data, at)
         if length < 0:
             return None, at
@@ -184,29 +184,29 @@ def _blob(kind: str, flexible: bool) -> tuple[Read, Write]:
             raise MalformedMessage(f"{length} bytes of {kind} at {at}, but the message has {len(data)}")
         return (data[at:end].decode() if text else data[at:end]), end
 
-    def write(value: Any) -> bytes:
+    def write_bytes(value: Any) -> bytes:
         if value is None:
             return write_length(-1)
         raw: bytes = value.encode() if text else value
         return write_length(len(raw)) + raw
 
-    return read, write
+    return read_bytes, write_bytes
 
 
-def _uuid() -> tuple[Read, Write]:
-    def read(data: bytes, at: int) -> tuple[uuid.UUID, int]:
+def _uuid_codec() -> tuple[Read, Write]:
+    def read_uuid(data: bytes, at: int) -> tuple[uuid.UUID, int]:
         if at + 16 > len(data):
             raise MalformedMessage("a uuid is cut off")
         return uuid.UUID(bytes=data[at : at + 16]), at + 16
 
-    return read, lambda value: value.bytes
+    return read_uuid, lambda value: value.bytes
 
 
-def _array(item: tuple[Read, Write], flexible: bool) -> tuple[Read, Write]:
-    read_length, write_length = _length("array", flexible)
+def _array_codec(item: tuple[Read, Write], flexible: bool) -> tuple[Read, Write]:
+    read_length, write_length = _length_codec("array", flexible)
     read_item, write_item = item
 
-    def read(data: bytes, at: int) -> tuple[list[Any] | None, int]:
+    def read_array(data: bytes, at: int) -> tuple[list[Any] | None, int]:
         length, at = read_length(data, at)
         if length < 0:
             return None, at
@@ -218,34 +218,34 @@ def _array(item: tuple[Read, Write], flexible: bool) -> tuple[Read, Write]:
             items.append(value)
         return items, at
 
-    def write(values: list[Any] | None) -> bytes:
+    def write_array(values: list[Any] | None) -> bytes:
         if values is None:
             return write_length(-1)
         return write_length(len(values)) + b"".join(map(write_item, values))
 
-    return read, write
+    return read_array, write_array
 
 
-def _value(one: Field, version: int, flexible: bool) -> tuple[Read, Write]:
+def _field_codec(one: Field, version: int, flexible: bool) -> tuple[Read, Write]:
     if one.type == "{}":
-        codec = _struct(one.children, version, flexible)
+        codec = _struct_codec(one.children, version, flexible)
     elif one.type == "uuid":
-        codec = _uuid()
+        codec = _uuid_codec()
     elif one.type in NUMBERS:
-        codec = _number(one.type)
+        codec = _number_codec(one.type)
     else:
-        codec = _blob(one.type, flexible)
-    return _array(codec, flexible) if one.array else codec
+        codec = _bytes_codec(one.type, flexible)
+    return _array_codec(codec, flexible) if one.array else codec
 
 
-def _struct(fields: list[Field], version: int, flexible: bool) -> tuple[Read, Write]:
+def _struct_codec(fields: list[Field], version: int, flexible: bool) -> tuple[Read, Write]:
     known = [one for one in fields if one.since <= version <= one.until]
-    made = {one.name: _value(one, version, flexible) for one in known}
+    made = {one.name: _field_codec(one, version, flexible) for one in known}
     plain = [(one.name, *made[one.name], one.default) for one in known if one.tag is None]
     tagged = {one.tag: (one.name, *made[one.name], one.default) for one in known if one.tag is not None}
     absent = {one.name: one.default for one in fields if one not in known or one.tag is not None}
 
-    def read(data: bytes, at: int) -> tuple[Message, int]:
+    def read_struct(data: bytes, at: int) -> tuple[Message, int]:
         values = absent.copy()
         for name, read_one, _, _ in plain:
             values[name], at = read_one(data, at)
@@ -259,7 +259,7 @@ def _struct(fields: list[Field], version: int, flexible: bool) -> tuple[Read, Wr
                 at += size
         return Message(**values), at
 
-    def write(message: Message) -> bytes:
+    def write_struct(message: Message) -> bytes:
         values = message.__dict__
         parts = [write_one(values.get(name, default)) for name, _, write_one, default in plain]
         if flexible:
@@ -272,4 +272,4 @@ def _struct(fields: list[Field], version: int, flexible: bool) -> tuple[Read, Wr
             parts += [write_varint(tag) + write_varint(len(raw)) + raw for tag, raw in given]
         return b"".join(parts)
 
-    return read, write
+    return read_struct, write_struct

@@ -148,10 +148,12 @@ def _failed_topics(request: Request, code: int, partitions: Collection[TopicPart
 def without(request: Request, partitions: Collection[TopicPartition]) -> Request:
     """The request without some partitions, so that it does not wait for them."""
 
-    def kept(topic: Message) -> list[Any]:
+    def kept_partition_rows(topic: Message) -> list[Any]:
         return [row for row in topic.partitions if TopicPartition(topic.name, number_of(row)) not in partitions]
 
-    topics = [Message(**{**vars(topic), "partitions": kept(topic)}) for topic in request.body.topics or ()]
+    topics = [
+        Message(**{**vars(topic), "partitions": kept_partition_rows(topic)}) for topic in request.body.topics or ()
+    ]
     body = Message(**{**vars(request.body), "topics": [topic for topic in topics if topic.partitions]})
     if hasattr(body, "max_wait_ms"):
         body.max_wait_ms = 0

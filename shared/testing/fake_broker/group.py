@@ -83,31 +83,31 @@ class Group:
         if self.members and (
             body.protocol_type != self.protocol_type or not self._shared_protocols(protocols, body.member_id)
         ):
-            return self._no(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, body.member_id)
+            return self._error_response(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, body.member_id)
         if not protocols or not body.protocol_type:
-            return self._no(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, body.member_id)
-        static = self._static(body.group_instance_id)
+            return self._error_response(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, body.member_id)
+        static = self._static_member(body.group_instance_id)
         if body.member_id:
             if static is not None and static.member_id != body.member_id:
-                return self._no(ErrorCode.FENCED_INSTANCE_ID, body.member_id)
+                return self._error_response(ErrorCode.FENCED_INSTANCE_ID, body.member_id)
             if body.member_id not in self.members and body.member_id not in self.pending:
-                return self._no(ErrorCode.UNKNOWN_MEMBER_ID, body.member_id)
+                return self._error_response(ErrorCode.UNKNOWN_MEMBER_ID, body.member_id)
             member_id = body.member_id
         else:
             member_id = f"{body.group_instance_id or client[0]}-{uuid.uuid4()}"
             if body.group_instance_id is None and version >= MEMBER_ID_REQUIRED_SINCE:
-                self._expect(member_id, body.session_timeout_ms, now_ms)
-                return self._no(ErrorCode.MEMBER_ID_REQUIRED, member_id)
+                self._expect_rejoin(member_id, body.session_timeout_ms, now_ms)
+                return self._error_response(ErrorCode.MEMBER_ID_REQUIRED, member_id)
             if static is not None:
-                self._replace(static, member_id)
+                self._replace_static_member(static, member_id)
                 member = self.members[member_id]
                 if self.state is GroupState.STABLE and self._would_vote(member, protocols) == self.protocol:
                     member.protocols = protocols
-                    return self._resumed(version, member, static.member_id, body, now_ms)
+                    return self._resume_static_member(version, member, static.member_id, body, now_ms)
         self.protocol_type = body.protocol_type
-        return self._joined(member_id, client, body, protocols, now_ms)
+        return self._join_member(member_id, client, body, protocols, now_ms)
 
-    def _joined(
+    def _join_member(
         self,
         member_id: str,
         client: tuple[str, str],
@@ -123,29 +123,29 @@ class Group:
                 member_id, body.group_instance_id, *client, body.session_timeout_ms, rebalance_ms, protocols, now_ms
             )
             self.members[member_id] = member
-            self._watch(member, now_ms)
+            self._watch_session_timeout(member, now_ms)
             news = True
         else:
             news = member.protocols != protocols
             if not body.member_id:  # the timer belongs to the instance that it replaced
-                self._watch(member, now_ms)
+                self._watch_session_timeout(member, now_ms)
             member.protocols, member.seen_ms = protocols, now_ms
             member.session_timeout_ms, member.rebalance_timeout_ms = body.session_timeout_ms, rebalance_ms
         unchanged = self.state is GroupState.COMPLETING or (
             self.state is GroupState.STABLE and member_id != self.leader
         )
         if not news and unchanged:
-            return self._welcome(member)
+            return self._join_response(member)
         member.joining = member.joining or Later()
         answer = member.joining
-        self._prepare(now_ms)
+        self._prepare_rebalance(now_ms)
         return answer
 
     def sync(self, version: int, body: Message, now_ms: int) -> Message | Later:
         """The member's assignment, as soon as the leader has sent it."""
         if version >= PROTOCOL_NAMED_SINCE and None in (body.protocol_type, body.protocol_name):
             return Message(error_code=ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
-        member = self._known(body)
+        member = self._check_member(body)
         if isinstance(member, ErrorCode):
             return Message(error_code=member)
         named = (body.protocol_type or self.protocol_type, body.protocol_name or self.protocol)
@@ -155,7 +155,7 @@ class Group:
         if self.state is GroupState.PREPARING:
             return Message(error_code=ErrorCode.REBALANCE_IN_PROGRESS)
         if self.state is GroupState.STABLE:
-            return self._assigned(member)
+            return self._sync_response(member)
         member.syncing = member.syncing or Later()
         answer = member.syncing
         if member.member_id == self.leader:
@@ -166,12 +166,12 @@ class Group:
                 one.assignment, one.seen_ms = given.get(one.member_id, b""), now_ms
                 syncing, one.syncing = one.syncing, None
                 if syncing is not None:
-                    syncing.resolve(self._assigned(one))
+                    syncing.resolve(self._sync_response(one))
         return answer
 
     def heartbeat(self, body: Message, now_ms: int) -> ErrorCode:
         """The member is alive. REBALANCE_IN_PROGRESS makes it join again."""
-        member = self._known(body)
+        member = self._check_member(body)
         if isinstance(member, ErrorCode):
             return member
         member.seen_ms = now_ms
@@ -179,7 +179,7 @@ class Group:
 
     def leave(self, member_id: str, instance_id: str | None, now_ms: int) -> ErrorCode:
         """Remove the member; the others rebalance."""
-        static = self._static(instance_id)
+        static = self._static_member(instance_id)
         if static is not None:
             if member_id and member_id != static.member_id:
                 return ErrorCode.FENCED_INSTANCE_ID
@@ -190,7 +190,7 @@ class Group:
             return ErrorCode.NONE
         if member_id not in self.members:
             return ErrorCode.UNKNOWN_MEMBER_ID
-        self._remove(member_id, now_ms)
+        self._remove_member(member_id, now_ms)
         return ErrorCode.NONE
 
     def commit_error(self, body: Message, now_ms: int, *, transactional: bool) -> ErrorCode:
@@ -198,7 +198,7 @@ class Group:
         if body.generation_id < 0 and self.state is GroupState.EMPTY:
             return ErrorCode.NONE
         if body.generation_id >= 0 or body.member_id or body.group_instance_id is not None:
-            member = self._known(body)
+            member = self._check_member(body)
             if isinstance(member, ErrorCode):
                 return member
             member.seen_ms = now_ms
@@ -207,8 +207,8 @@ class Group:
         is_between = self.state is GroupState.COMPLETING and not transactional
         return ErrorCode.REBALANCE_IN_PROGRESS if is_between else ErrorCode.NONE
 
-    def _known(self, body: Message) -> Member | ErrorCode:
-        static = self._static(body.group_instance_id)
+    def _check_member(self, body: Message) -> Member | ErrorCode:
+        static = self._static_member(body.group_instance_id)
         if body.group_instance_id is not None and static is not None and static.member_id != body.member_id:
             return ErrorCode.FENCED_INSTANCE_ID
         member = self.members.get(body.member_id)
@@ -216,26 +216,26 @@ class Group:
             return ErrorCode.UNKNOWN_MEMBER_ID
         return member if body.generation_id == self.generation else ErrorCode.ILLEGAL_GENERATION
 
-    def _static(self, instance_id: str | None) -> Member | None:
+    def _static_member(self, instance_id: str | None) -> Member | None:
         if instance_id is None:
             return None
         return next((one for one in self.members.values() if one.instance_id == instance_id), None)
 
-    def _replace(self, old: Member, member_id: str) -> None:
+    def _replace_static_member(self, old: Member, member_id: str) -> None:
         """A static member that restarted replaces its old member id. The old id is fenced."""
         for waiting in (old.joining, old.syncing):
             if waiting is not None:
-                waiting.resolve(self._no(ErrorCode.FENCED_INSTANCE_ID, old.member_id))
+                waiting.resolve(self._error_response(ErrorCode.FENCED_INSTANCE_ID, old.member_id))
         new = replace(old, member_id=member_id, joining=None, syncing=None)
         self.members = {one.member_id: one for one in (new if one is old else one for one in self.members.values())}
         if self.leader == old.member_id:
             self.leader = member_id
 
-    def _resumed(self, version: int, member: Member, old_id: str, body: Message, now_ms: int) -> Message:
+    def _resume_static_member(self, version: int, member: Member, old_id: str, body: Message, now_ms: int) -> Message:
         """A static member that returns without changes stays in the present generation."""
         member.seen_ms, member.session_timeout_ms = now_ms, body.session_timeout_ms
-        self._watch(member, now_ms)
-        answer = self._welcome(member)
+        self._watch_session_timeout(member, now_ms)
+        answer = self._join_response(member)
         if self.leader == member.member_id:
             if version >= SKIP_SAID_SINCE:
                 answer.skip_assignment = True
@@ -243,39 +243,39 @@ class Group:
                 answer.leader, answer.members = old_id, []
         return answer
 
-    def _expect(self, member_id: str, within_ms: int, now_ms: int) -> None:
+    def _expect_rejoin(self, member_id: str, within_ms: int, now_ms: int) -> None:
         self.pending.add(member_id)
 
-        def expire(at_ms: int) -> None:
+        def expire_pending_member(at_ms: int) -> None:
             if member_id in self.pending:
                 self.pending.discard(member_id)
                 self._maybe_complete(at_ms)
 
-        self.timers.at(now_ms + within_ms, expire)
+        self.timers.at(now_ms + within_ms, expire_pending_member)
 
-    def _watch(self, member: Member, now_ms: int) -> None:
-        def expire(at_ms: int) -> None:
+    def _watch_session_timeout(self, member: Member, now_ms: int) -> None:
+        def expire_session(at_ms: int) -> None:
             if self.members.get(member.member_id) is not member:
                 return
             if member.joining is None and at_ms >= member.seen_ms + member.session_timeout_ms:
-                self._remove(member.member_id, at_ms)
+                self._remove_member(member.member_id, at_ms)
                 return
             since = at_ms if member.joining is not None else member.seen_ms
-            self.timers.at(since + member.session_timeout_ms, expire)
+            self.timers.at(since + member.session_timeout_ms, expire_session)
 
-        self.timers.at(now_ms + member.session_timeout_ms, expire)
+        self.timers.at(now_ms + member.session_timeout_ms, expire_session)
 
-    def _remove(self, member_id: str, now_ms: int) -> None:
+    def _remove_member(self, member_id: str, now_ms: int) -> None:
         member = self.members.pop(member_id)
         for waiting in (member.joining, member.syncing):
             if waiting is not None:
-                waiting.resolve(self._no(ErrorCode.UNKNOWN_MEMBER_ID, member_id))
+                waiting.resolve(self._error_response(ErrorCode.UNKNOWN_MEMBER_ID, member_id))
         if self.state is GroupState.PREPARING:
             self._maybe_complete(now_ms)
         else:
-            self._prepare(now_ms)
+            self._prepare_rebalance(now_ms)
 
-    def _prepare(self, now_ms: int) -> None:
+    def _prepare_rebalance(self, now_ms: int) -> None:
         """Start a rebalance, or check whether the current one is complete."""
         if self.state is not GroupState.PREPARING:
             was_empty = self.state is GroupState.EMPTY
@@ -289,16 +289,16 @@ class Group:
             limit_ms = max((one.rebalance_timeout_ms for one in self.members.values()), default=0)
             self._is_delayed = was_empty and self.initial_delay_ms > 0
             self._deadline = self.timers.at(
-                now_ms + (self.initial_delay_ms if self._is_delayed else limit_ms), self._complete
+                now_ms + (self.initial_delay_ms if self._is_delayed else limit_ms), self._complete_join
             )
         self._maybe_complete(now_ms)
 
     def _maybe_complete(self, now_ms: int) -> None:
         everyone = all(one.joining is not None for one in self.members.values()) and not self.pending
         if self.state is GroupState.PREPARING and everyone and not self._is_delayed:
-            self._complete(now_ms)
+            self._complete_join(now_ms)
 
-    def _complete(self, now_ms: int) -> None:
+    def _complete_join(self, now_ms: int) -> None:
         self._cancel_deadline()
         self._is_delayed = False
         for member_id in [one.member_id for one in self.members.values() if one.joining is None]:
@@ -318,14 +318,14 @@ class Group:
         for member in list(self.members.values()):
             joining, member.joining, member.seen_ms = member.joining, None, now_ms
             assert joining is not None, "those that have not joined are gone"
-            joining.resolve(self._welcome(member))
+            joining.resolve(self._join_response(member))
 
     def _sync_missed(self, now_ms: int) -> None:
         """Remove members that joined but never sent a sync."""
         if self.state is GroupState.COMPLETING:
             for member_id in [one.member_id for one in self.members.values() if one.syncing is None]:
                 del self.members[member_id]
-            self._prepare(now_ms)
+            self._prepare_rebalance(now_ms)
 
     def _cancel_deadline(self) -> None:
         if self._deadline is not None:
@@ -345,7 +345,7 @@ class Group:
         votes = Counter(next(name for name, _ in names if name in shared) for names in liked)
         return votes.most_common(1)[0][0]
 
-    def _welcome(self, member: Member) -> Message:
+    def _join_response(self, member: Member) -> Message:
         is_leader = member.member_id == self.leader
         rows = [
             Message(member_id=one.member_id, group_instance_id=one.instance_id, metadata=one.metadata(self.protocol))
@@ -362,7 +362,7 @@ class Group:
             members=rows,
         )
 
-    def _assigned(self, member: Member) -> Message:
+    def _sync_response(self, member: Member) -> Message:
         return Message(
             error_code=ErrorCode.NONE,
             protocol_type=self.protocol_type,
@@ -370,5 +370,5 @@ class Group:
             assignment=member.assignment,
         )
 
-    def _no(self, code: ErrorCode, member_id: str) -> Message:
+    def _error_response(self, code: ErrorCode, member_id: str) -> Message:
         return Message(error_code=code, member_id=member_id, protocol_name="")

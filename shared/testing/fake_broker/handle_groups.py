@@ -7,7 +7,7 @@ from penstock.shared.testing.fake_broker.cluster_state import Answer, ClusterSta
 from penstock.shared.testing.fake_broker.codec import Message
 from penstock.shared.testing.fake_broker.group import GroupState
 from penstock.shared.testing.fake_broker.group_coordinator import Committed
-from penstock.shared.testing.fake_broker.handle_data import by_partition
+from penstock.shared.testing.fake_broker.handle_logs import by_partition
 from penstock.shared.testing.fake_broker.protocol import ErrorCode
 
 MEMBERS_LISTED_SINCE = 3
@@ -118,7 +118,10 @@ def offset_fetch(state: ClusterState, request: Request) -> Answer:
     body = request.body
     code = _group_error(state, request)
     if code is not ErrorCode.NONE:
-        rows = [Message(name=t.name, partitions=[_unfetched(p, code) for p in t.partitions]) for t in body.topics or ()]
+        rows = [
+            Message(name=t.name, partitions=[_no_committed_offset(p, code) for p in t.partitions])
+            for t in body.topics or ()
+        ]
         return Message(topics=rows, error_code=code)
     offsets = state.groups.offsets.get(body.group_id)
     if body.topics is None:
@@ -128,12 +131,12 @@ def offset_fetch(state: ClusterState, request: Request) -> Answer:
     else:
         wanted = {topic.name: topic.partitions for topic in body.topics}
 
-    def find(tp: TopicPartition) -> Message:
+    def find_committed_offset(tp: TopicPartition) -> Message:
         if offsets is not None and body.require_stable and not offsets.is_stable(tp):
-            return _unfetched(tp.partition, ErrorCode.UNSTABLE_OFFSET_COMMIT)
+            return _no_committed_offset(tp.partition, ErrorCode.UNSTABLE_OFFSET_COMMIT)
         found = offsets.committed.get(tp) if offsets is not None else None
         if found is None:
-            return _unfetched(tp.partition, ErrorCode.NONE)
+            return _no_committed_offset(tp.partition, ErrorCode.NONE)
         return Message(
             partition=tp.partition,
             offset=found.offset,
@@ -143,13 +146,13 @@ def offset_fetch(state: ClusterState, request: Request) -> Answer:
         )
 
     topics = [
-        Message(name=name, partitions=[find(TopicPartition(name, p)) for p in partitions])
+        Message(name=name, partitions=[find_committed_offset(TopicPartition(name, p)) for p in partitions])
         for name, partitions in wanted.items()
     ]
     return Message(topics=topics, error_code=ErrorCode.NONE)
 
 
-def _unfetched(partition: int, code: ErrorCode) -> Message:
+def _no_committed_offset(partition: int, code: ErrorCode) -> Message:
     return Message(partition=partition, offset=-1, leader_epoch=-1, metadata="", error_code=code)
 
 
@@ -166,10 +169,10 @@ def list_groups(state: ClusterState, request: Request) -> Answer:
 
 def describe_groups(state: ClusterState, request: Request) -> Answer:
     """State and members of groups. A group that does not exist is Dead."""
-    return Message(groups=[_description(state, request, group_id) for group_id in request.body.groups])
+    return Message(groups=[_describe_group(state, request, group_id) for group_id in request.body.groups])
 
 
-def _description(state: ClusterState, request: Request, group_id: str) -> Message:
+def _describe_group(state: ClusterState, request: Request, group_id: str) -> Message:
     code = state.coordinator_error(request.node, group_id)
     found = Message(error_code=code, group_id=group_id, group_state="")
     if code is not ErrorCode.NONE:
@@ -198,7 +201,7 @@ def _description(state: ClusterState, request: Request, group_id: str) -> Messag
 def delete_groups(state: ClusterState, request: Request) -> Answer:
     """Delete groups that have no members, with their offsets."""
 
-    def delete(group_id: str) -> ErrorCode:
+    def delete_group(group_id: str) -> ErrorCode:
         code = state.coordinator_error(request.node, group_id)
         if code is not ErrorCode.NONE:
             return code
@@ -210,4 +213,4 @@ def delete_groups(state: ClusterState, request: Request) -> Answer:
         state.groups.delete(group_id)
         return ErrorCode.NONE
 
-    return Message(groups=[Message(group_id=one, error_code=delete(one)) for one in request.body.groups])
+    return Message(groups=[Message(group_id=one, error_code=delete_group(one)) for one in request.body.groups])

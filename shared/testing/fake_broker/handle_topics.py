@@ -22,10 +22,10 @@ def metadata(state: ClusterState, request: Request) -> Answer:
     """The running nodes, and the requested topics (all topics if the request names none)."""
     asked = request.body.topics
     if asked is None or (not asked and request.version < ALL_TOPICS_WHEN_EMPTY_BEFORE):
-        topics = [_described(topic) for topic in state.topics.values()]
+        topics = [_describe_topic(topic) for topic in state.topics.values()]
     else:
         may_create = request.version < AUTO_CREATE_ASKED_SINCE or request.body.allow_auto_topic_creation
-        topics = [_asked_for(state, row, may_create=may_create) for row in asked]
+        topics = [_topic_metadata(state, row, may_create=may_create) for row in asked]
     return Message(
         brokers=[
             Message(node_id=node.node_id, host=node.host, port=node.port, rack=None)
@@ -38,33 +38,33 @@ def metadata(state: ClusterState, request: Request) -> Answer:
     )
 
 
-def _asked_for(state: ClusterState, row: Message, *, may_create: bool) -> Message:
+def _topic_metadata(state: ClusterState, row: Message, *, may_create: bool) -> Message:
     name = row.name
     if name is None:
         name = next((topic.name for topic in state.topics.values() if topic.topic_id == row.topic_id), None)
         if name is None:
             return Message(error_code=ErrorCode.UNKNOWN_TOPIC_ID, name=None, topic_id=row.topic_id)
     if name in state.topics:
-        return _described(state.topics[name])
+        return _describe_topic(state.topics[name])
     if not is_topic_name(name):
         return Message(error_code=ErrorCode.INVALID_TOPIC_EXCEPTION, name=name, topic_id=NO_UUID)
     if may_create and state.configs["auto.create.topics.enable"] == "true":
         factor = min(int(state.configs["default.replication.factor"]), len(state.nodes))
-        return _described(state.create_topic(name, int(state.configs["num.partitions"]), factor, {}))
+        return _describe_topic(state.create_topic(name, int(state.configs["num.partitions"]), factor, {}))
     return Message(error_code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, name=name, topic_id=NO_UUID)
 
 
-def _described(topic: Topic) -> Message:
+def _describe_topic(topic: Topic) -> Message:
     return Message(
         error_code=ErrorCode.NONE,
         name=topic.name,
         topic_id=topic.topic_id,
         is_internal=topic.is_internal,
-        partitions=[_partition(one) for one in topic.partitions],
+        partitions=[_partition_metadata(one) for one in topic.partitions],
     )
 
 
-def _partition(one: Partition) -> Message:
+def _partition_metadata(one: Partition) -> Message:
     return Message(
         error_code=ErrorCode.LEADER_NOT_AVAILABLE if one.leader == NO_LEADER else ErrorCode.NONE,
         partition=one.topic_partition.partition,
@@ -85,12 +85,12 @@ def create_topics(state: ClusterState, request: Request) -> Answer:
         rows = [Message(name=row.name, error_code=ErrorCode.NOT_CONTROLLER) for row in request.body.topics]
         return Message(topics=rows)
     return Message(
-        topics=[_create(state, row, validate_only=request.body.validate_only) for row in request.body.topics]
+        topics=[_create_topic(state, row, validate_only=request.body.validate_only) for row in request.body.topics]
     )
 
 
-def _create(state: ClusterState, row: Message, *, validate_only: bool) -> Message:
-    refused = _refused(state, row)
+def _create_topic(state: ClusterState, row: Message, *, validate_only: bool) -> Message:
+    refused = _reject_topic(state, row)
     if refused is not None:
         return Message(name=row.name, error_code=refused[0], error_message=refused[1], topic_id=NO_UUID, configs=None)
     configs = {one.name: one.value for one in row.configs}
@@ -110,7 +110,7 @@ def _create(state: ClusterState, row: Message, *, validate_only: bool) -> Messag
     )
 
 
-def _refused(state: ClusterState, row: Message) -> Refusal | None:
+def _reject_topic(state: ClusterState, row: Message) -> Refusal | None:
     if not is_topic_name(row.name):
         return ErrorCode.INVALID_TOPIC_EXCEPTION, f"Topic name is invalid: {row.name!r}"
     if row.name in state.topics:
@@ -135,7 +135,7 @@ def _refused(state: ClusterState, row: Message) -> Refusal | None:
 def delete_topics(state: ClusterState, request: Request) -> Answer:
     """Delete each existing topic."""
 
-    def delete(name: str) -> ErrorCode:
+    def delete_topic(name: str) -> ErrorCode:
         if request.node != state.controller:
             return ErrorCode.NOT_CONTROLLER
         if name not in state.topics:
@@ -143,13 +143,13 @@ def delete_topics(state: ClusterState, request: Request) -> Answer:
         state.delete_topic(name)
         return ErrorCode.NONE
 
-    return Message(topics=[Message(name=name, error_code=delete(name)) for name in request.body.topic_names])
+    return Message(topics=[Message(name=name, error_code=delete_topic(name)) for name in request.body.topic_names])
 
 
 def create_partitions(state: ClusterState, request: Request) -> Answer:
     """Add partitions to topics."""
 
-    def grow(row: Message) -> Refusal:
+    def create_partitions_of_topic(row: Message) -> Refusal:
         topic = state.topics.get(row.name)
         if request.node != state.controller:
             return ErrorCode.NOT_CONTROLLER, "this is not the controller"
@@ -163,10 +163,10 @@ def create_partitions(state: ClusterState, request: Request) -> Answer:
             topic.add_partitions(row.count, sorted(state.nodes), state.alive, factor)
         return ErrorCode.NONE, ""
 
-    return Message(topics=_results(request, grow))
+    return Message(topics=_results_of_topics(request, create_partitions_of_topic))
 
 
-def _results(request: Request, act: Callable[[Message], Refusal]) -> list[Message]:
+def _results_of_topics(request: Request, act: Callable[[Message], Refusal]) -> list[Message]:
     found = [(row.name, *act(row)) for row in request.body.topics]
     return [Message(name=name, error_code=code, error_message=why or None) for name, code, why in found]
 
@@ -174,10 +174,10 @@ def _results(request: Request, act: Callable[[Message], Refusal]) -> list[Messag
 def describe_configs(state: ClusterState, request: Request) -> Answer:
     """Every config of a topic, with its value in force. Brokers return none of their configs."""
     with_synonyms = request.body.include_synonyms
-    return Message(resources=[_configs(state, row, synonyms=with_synonyms) for row in request.body.resources])
+    return Message(resources=[_describe_configs(state, row, synonyms=with_synonyms) for row in request.body.resources])
 
 
-def _configs(state: ClusterState, row: Message, *, synonyms: bool) -> Message:
+def _describe_configs(state: ClusterState, row: Message, *, synonyms: bool) -> Message:
     """Synonyms contain only the topic's own config: Kafka adds the broker's as well, under other names."""
     found = Message(
         error_code=ErrorCode.NONE, resource_type=row.resource_type, resource_name=row.resource_name, configs=[]
@@ -207,7 +207,7 @@ def _configs(state: ClusterState, row: Message, *, synonyms: bool) -> Message:
 def incremental_alter_configs(state: ClusterState, request: Request) -> Answer:
     """Set and unset configs of topics."""
 
-    def alter(row: Message) -> Refusal:
+    def alter_topic_configs(row: Message) -> Refusal:
         topic = state.topics.get(row.resource_name)
         if row.resource_type != TOPIC_RESOURCE:
             return ErrorCode.INVALID_REQUEST, "configs of topics alone can be changed"
@@ -226,7 +226,7 @@ def incremental_alter_configs(state: ClusterState, request: Request) -> Answer:
                 topic.configs.pop(config.name, None)
         return ErrorCode.NONE, ""
 
-    found = [(row, *alter(row)) for row in request.body.resources]
+    found = [(row, *alter_topic_configs(row)) for row in request.body.resources]
     return Message(
         resources=[
             Message(

@@ -8,8 +8,8 @@ from penstock.shared.common.records import TopicPartition
 from penstock.shared.testing.fake_broker.cluster_state import Answer, ClusterState, Request
 from penstock.shared.testing.fake_broker.codec import Message
 from penstock.shared.testing.fake_broker.group_coordinator import Committed
-from penstock.shared.testing.fake_broker.handle_data import by_partition
 from penstock.shared.testing.fake_broker.handle_groups import commit_one
+from penstock.shared.testing.fake_broker.handle_logs import by_partition
 from penstock.shared.testing.fake_broker.protocol import Api, ErrorCode
 from penstock.shared.testing.fake_broker.transaction_coordinator import Transaction
 
@@ -18,7 +18,7 @@ FENCED_SAID_SINCE = {Api.INIT_PRODUCER_ID: 4, Api.ADD_PARTITIONS_TO_TXN: 2, Api.
 """From this version on, a fenced producer receives PRODUCER_FENCED, before that INVALID_PRODUCER_EPOCH."""
 
 
-def _said(request: Request, code: ErrorCode) -> ErrorCode:
+def _error_code_of_version(request: Request, code: ErrorCode) -> ErrorCode:
     if code is ErrorCode.PRODUCER_FENCED and request.version < FENCED_SAID_SINCE[request.api]:
         return ErrorCode.INVALID_PRODUCER_EPOCH
     return code
@@ -37,26 +37,26 @@ def init_producer_id(state: ClusterState, request: Request) -> Answer:
         given = state.transactions.init(body.transactional_id, body.transaction_timeout_ms, expected, request.now_ms)
         if isinstance(given, tuple):
             return Message(error_code=ErrorCode.NONE, producer_id=given[0], producer_epoch=given[1])
-        code = _said(request, given)
+        code = _error_code_of_version(request, given)
     return Message(error_code=code, producer_id=-1, producer_epoch=-1)
 
 
-def _transaction(state: ClusterState, request: Request) -> Transaction | ErrorCode:
+def _transaction_of_request(state: ClusterState, request: Request) -> Transaction | ErrorCode:
     body = request.body
     code = state.coordinator_error(request.node, body.transactional_id)
     if code is not ErrorCode.NONE:
         return code
     known = state.transactions.check(body.transactional_id, body.producer_id, body.producer_epoch)
-    return _said(request, known) if isinstance(known, ErrorCode) else known
+    return _error_code_of_version(request, known) if isinstance(known, ErrorCode) else known
 
 
 def add_partitions_to_txn(state: ClusterState, request: Request) -> Answer:
     """Add partitions to the transaction: all of them or none."""
-    known = _transaction(state, request)
+    known = _transaction_of_request(state, request)
     asked = [TopicPartition(topic.name, number) for topic, number in request.rows()]
     unknown = {tp for tp in asked if state.partition(tp) is None}
 
-    def code_of(tp: TopicPartition) -> int:
+    def error_code_of_partition(tp: TopicPartition) -> int:
         if isinstance(known, ErrorCode):
             return known
         if unknown:
@@ -66,10 +66,10 @@ def add_partitions_to_txn(state: ClusterState, request: Request) -> Answer:
     if isinstance(known, Transaction) and not unknown:
         code = state.transactions.add(known, request.now_ms, partitions=set(asked), groups=set())
         known = known if code is ErrorCode.NONE else code
-    return Message(topics=_codes(request, code_of))
+    return Message(topics=_error_codes_by_partition(request, error_code_of_partition))
 
 
-def _codes(request: Request, code_of: Callable[[TopicPartition], int]) -> list[Message]:
+def _error_codes_by_partition(request: Request, code_of: Callable[[TopicPartition], int]) -> list[Message]:
     return [
         Message(
             name=topic.name,
@@ -84,7 +84,7 @@ def _codes(request: Request, code_of: Callable[[TopicPartition], int]) -> list[M
 
 def add_offsets_to_txn(state: ClusterState, request: Request) -> Answer:
     """Add a group's offsets to the transaction."""
-    known = _transaction(state, request)
+    known = _transaction_of_request(state, request)
     if isinstance(known, ErrorCode):
         return Message(error_code=known)
     code = state.transactions.add(known, request.now_ms, partitions=set(), groups={request.body.group_id})
@@ -93,7 +93,7 @@ def add_offsets_to_txn(state: ClusterState, request: Request) -> Answer:
 
 def end_txn(state: ClusterState, request: Request) -> Answer:
     """Commit or abort the transaction."""
-    known = _transaction(state, request)
+    known = _transaction_of_request(state, request)
     if isinstance(known, ErrorCode):
         return Message(error_code=known)
     return Message(error_code=state.transactions.end(known, request.now_ms, committed=request.body.committed))

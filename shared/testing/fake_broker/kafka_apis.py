@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 
-from penstock.shared.testing.fake_broker import handle_data, handle_groups, handle_topics, handle_transactions
+from penstock.shared.testing.fake_broker import handle_groups, handle_logs, handle_topics, handle_transactions
 from penstock.shared.testing.fake_broker.cluster_state import Answer, ClusterState, Request
 from penstock.shared.testing.fake_broker.codec import Message
 from penstock.shared.testing.fake_broker.protocol import SPOKEN, Api, ErrorCode
@@ -34,9 +34,9 @@ def versions_spoken(code: ErrorCode) -> Message:
 
 
 HANDLERS: Mapping[Api, Handler] = {
-    Api.PRODUCE: handle_data.produce,
-    Api.FETCH: handle_data.fetch,
-    Api.LIST_OFFSETS: handle_data.list_offsets,
+    Api.PRODUCE: handle_logs.produce,
+    Api.FETCH: handle_logs.fetch,
+    Api.LIST_OFFSETS: handle_logs.list_offsets,
     Api.METADATA: handle_topics.metadata,
     Api.OFFSET_COMMIT: handle_groups.offset_commit,
     Api.OFFSET_FETCH: handle_groups.offset_fetch,
@@ -50,7 +50,7 @@ HANDLERS: Mapping[Api, Handler] = {
     Api.API_VERSIONS: api_versions,
     Api.CREATE_TOPICS: handle_topics.create_topics,
     Api.DELETE_TOPICS: handle_topics.delete_topics,
-    Api.DELETE_RECORDS: handle_data.delete_records,
+    Api.DELETE_RECORDS: handle_logs.delete_records,
     Api.INIT_PRODUCER_ID: handle_transactions.init_producer_id,
     Api.ADD_PARTITIONS_TO_TXN: handle_transactions.add_partitions_to_txn,
     Api.ADD_OFFSETS_TO_TXN: handle_transactions.add_offsets_to_txn,

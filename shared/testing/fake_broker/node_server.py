@@ -81,7 +81,7 @@ class NodeServer:
     async def start(self) -> None:
         """Listen, after a stop on the same port."""
         self._server = await asyncio.start_server(
-            self._serve, self.node.host, self.node.port, limit=READ_AHEAD_BYTES, ssl=self._ssl_context
+            self._serve_connection, self.node.host, self.node.port, limit=READ_AHEAD_BYTES, ssl=self._ssl_context
         )
         self.node.port = self._server.sockets[0].getsockname()[1]
 
@@ -111,7 +111,7 @@ class NodeServer:
         """Answer the requests that have arrived meanwhile."""
         self._running.set()
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _serve_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None, "a connection is served by a task of its own"
         self._connections[task] = writer
@@ -153,29 +153,29 @@ class NodeServer:
         if isinstance(action, Respond):
             return action.body
         if isinstance(action, Fail):
-            return await self._fail(request, action)
+            return await self._fail_request(request, action)
         if action is None or action.handled:
-            answer = await self._handle(request)
+            answer = await self._handle_request(request)
         if isinstance(action, Drop):
             raise Silence
         if isinstance(action, Close):
             raise HangUp
         return answer
 
-    async def _fail(self, request: Request, action: Fail) -> Message | None:
+    async def _fail_request(self, request: Request, action: Fail) -> Message | None:
         failures = failed(request, action.code, action.partitions)
         if action.partitions is None and not action.handled:
             answer = None
         else:
             asked = request if action.handled else without(request, action.partitions or ())
-            answer = await self._handle(asked)
+            answer = await self._handle_request(asked)
         if request.api is Api.PRODUCE and request.body.acks == 0:
             if action.partitions is None:
                 raise HangUp
             return None
         return failures if answer is None or not hasattr(answer, "topics") else merged(answer, failures)
 
-    async def _handle(self, request: Request) -> Message | None:
+    async def _handle_request(self, request: Request) -> Message | None:
         answer: Answer = HANDLERS[request.api](self._state, request)
         self._after(None)
         if isinstance(answer, Later):
@@ -230,7 +230,7 @@ class _Connection:
             await self._server.running()
             header = decode_header(frame)
             try:
-                answer = await self._answer(frame, header)
+                answer = await self._answer_frame(frame, header)
             except Silence:
                 await self._until_gone()
             await self._server.running()
@@ -243,7 +243,7 @@ class _Connection:
             pass
         raise HangUp
 
-    async def _answer(self, frame: bytes, header: Header) -> bytes | None:
+    async def _answer_frame(self, frame: bytes, header: Header) -> bytes | None:
         spoken = header.spoken
         if spoken is None:
             if header.api_key != Api.API_VERSIONS:
@@ -258,14 +258,14 @@ class _Connection:
         if self._writer.is_closing():
             raise HangUp
         if spoken.api in (Api.SASL_HANDSHAKE, Api.SASL_AUTHENTICATE) and action is None:
-            answer: Message | None = self._sasl(request)
+            answer: Message | None = self._authenticate(request)
         else:
             answer = await self._server.answer(request, action)
         if answer is None:
             return None
         return encode_response(spoken, header.version, header.correlation_id, answer)
 
-    def _sasl(self, request: Request) -> Message:
+    def _authenticate(self, request: Request) -> Message:
         if request.api is Api.SASL_HANDSHAKE:
             known = request.body.mechanism in SASL_MECHANISMS
             code = ErrorCode.NONE if known else ErrorCode.UNSUPPORTED_SASL_MECHANISM

@@ -86,7 +86,7 @@ class PartitionLog:
                 return verdict
         if append_time_ms >= 0:
             stamp(batch, append_time_ms)
-        self._add(batch, leader_epoch)
+        self._append_batch(batch, leader_epoch)
         if batch.producer_id >= 0:
             self.producers.appended(batch)
             if batch.is_transactional:
@@ -97,13 +97,15 @@ class PartitionLog:
         self, producer_id: int, producer_epoch: int, leader_epoch: int, *, committed: bool, now_ms: int
     ) -> None:
         """Write the marker that ends a producer's transaction."""
-        batch = self._add(marker(producer_id, producer_epoch, committed=committed, now_ms=now_ms), leader_epoch)
+        batch = self._append_batch(
+            marker(producer_id, producer_epoch, committed=committed, now_ms=now_ms), leader_epoch
+        )
         first = self._open.pop(producer_id, None)
         if first is not None and not committed:
             self._aborted.append(AbortedTransaction(producer_id, first, batch.base_offset))
         self.producers.fenced(producer_id, producer_epoch)
 
-    def _add(self, batch: Batch, leader_epoch: int) -> Batch:
+    def _append_batch(self, batch: Batch, leader_epoch: int) -> Batch:
         assign_offset(batch, self.end_offset, leader_epoch)
         self.batches.append(batch)
         self._lasts.append(batch.last_offset)

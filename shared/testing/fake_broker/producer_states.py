@@ -63,15 +63,15 @@ class ProducerStates:
 
     def appended(self, batch: Batch) -> None:
         """Remember a batch that has its offset."""
-        known = self._of(batch.producer_id, batch.producer_epoch)
+        known = self._state_of_producer(batch.producer_id, batch.producer_epoch)
         at = batch.base_offset, batch.append_time_ms
         known.batches.append(Appended(batch.base_sequence, batch.last_sequence, *at))
 
     def fenced(self, producer_id: int, epoch: int) -> None:
         """Remember the epoch of a transaction's marker."""
-        self._of(producer_id, epoch)
+        self._state_of_producer(producer_id, epoch)
 
-    def _of(self, producer_id: int, epoch: int) -> ProducerState:
+    def _state_of_producer(self, producer_id: int, epoch: int) -> ProducerState:
         known = self._known.get(producer_id)
         if known is None or epoch > known.epoch:
             known = self._known[producer_id] = ProducerState(epoch)

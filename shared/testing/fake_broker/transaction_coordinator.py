@@ -135,10 +135,10 @@ class Transactions:
             return ErrorCode.CONCURRENT_TRANSACTIONS
         known.timeout_ms = timeout_ms
         known.state = TransactionState.EMPTY
-        self._bump(known, expected)
+        self._bump_producer_epoch(known, expected)
         return known.producer_id, known.producer_epoch
 
-    def _bump(self, known: Transaction, expected: tuple[int, int]) -> None:
+    def _bump_producer_epoch(self, known: Transaction, expected: tuple[int, int]) -> None:
         if known.producer_epoch >= EPOCH_MAX - 1:
             known.producer_id, known.producer_epoch, known.last_epoch = self.new_producer_id(), 0, -1
             self._by_producer[known.producer_id] = known
@@ -187,9 +187,9 @@ class Transactions:
         if known.timer is not None:
             known.timer.cancel()
         if self._completion_ms > 0:
-            self._timers.at(now_ms + self._completion_ms, lambda at_ms: self._finish(known, at_ms))
+            self._timers.at(now_ms + self._completion_ms, lambda at_ms: self._finish_transaction(known, at_ms))
         else:
-            self._finish(known, now_ms)
+            self._finish_transaction(known, now_ms)
         return ErrorCode.NONE
 
     def _abort_fenced(self, known: Transaction, now_ms: int) -> None:
@@ -197,7 +197,7 @@ class Transactions:
         known.last_epoch, known.producer_epoch = known.producer_epoch, known.producer_epoch + 1
         self.end(known, now_ms, committed=False)
 
-    def _finish(self, known: Transaction, now_ms: int) -> None:
+    def _finish_transaction(self, known: Transaction, now_ms: int) -> None:
         committed = known.state is TransactionState.PREPARE_COMMIT
         known.state = PREPARED[known.state]
         for tp in sorted(known.partitions):

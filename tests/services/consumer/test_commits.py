@@ -14,8 +14,8 @@ from prometheus_client import CollectorRegistry
 from penstock.services.consumer import commits
 from penstock.services.consumer.commits import TransactionalCommits
 from penstock.services.consumer.executor import Executor
+from penstock.services.consumer.handler_loop import HandlerLoop
 from penstock.services.consumer.handlers import Handler
-from penstock.services.consumer.runner import HandlerLoop
 from penstock.services.consumer.runner_metrics import RunnerMetrics
 from penstock.services.consumer.settings import ConsumerServiceSettings
 from penstock.services.consumer.transactor import Transactor

@@ -11,8 +11,8 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from penstock.services.consumer.executor import Executor
+from penstock.services.consumer.handler_loop import HandlerLoop, RunnerOptions
 from penstock.services.consumer.handlers import Handler
-from penstock.services.consumer.runner import HandlerLoop, RunnerOptions
 from penstock.services.consumer.runner_metrics import RunnerMetrics
 from penstock.services.consumer.settings import ConsumerServiceSettings
 from penstock.shared.clients.admin import Admin
@@ -98,7 +98,7 @@ async def test_lag_is_known_without_end_offsets(monkeypatch: pytest.MonkeyPatch)
     """If the end offsets cannot be read, the lag comes from the last known ones, so a stuck
     handler is still detected.
     """
-    monkeypatch.setattr("penstock.services.consumer.runner.LAG_TIMEOUT_MS", 20)
+    monkeypatch.setattr("penstock.services.consumer.handler_loop.LAG_TIMEOUT_MS", 20)
 
     async def handle(_: ConsumerRecord) -> None:
         await asyncio.Event().wait()

@@ -34,14 +34,14 @@ def by_partition(request: Request, answer: Callable[[TopicPartition, Any], Messa
     ]
 
 
-def _leader_of(state: ClusterState, request: Request, tp: TopicPartition) -> Message | None:
+def _current_leader(state: ClusterState, request: Request, tp: TopicPartition) -> Message | None:
     partition = state.partition(tp)
     if partition is None or request.version < CURRENT_LEADER_SINCE[request.api]:
         return None
     return Message(leader_id=partition.leader, leader_epoch=partition.leader_epoch)
 
 
-def _endpoints(state: ClusterState, topics: list[Message]) -> list[Message]:
+def _node_endpoints(state: ClusterState, topics: list[Message]) -> list[Message]:
     named = {p.current_leader.leader_id for t in topics for p in t.partitions if getattr(p, "current_leader", None)}
     nodes = [state.nodes[node] for node in sorted(named) if node in state.nodes]
     return [Message(node_id=node.node_id, host=node.host, port=node.port, rack=None) for node in nodes]
@@ -51,28 +51,28 @@ def produce(state: ClusterState, request: Request) -> Answer:
     """Append each partition's batch, or return the error. With acks=0 there is no response, and an error hangs up."""
     acks = request.body.acks
 
-    def append(tp: TopicPartition, row: Message) -> Message:
+    def append_batch(tp: TopicPartition, row: Message) -> Message:
         if acks not in (ACKS_ALL, ACKS_NONE, 1):
             return Message(partition=tp.partition, error_code=ErrorCode.INVALID_REQUIRED_ACKS)
         partition = state.led(request.node, tp)
         if isinstance(partition, ErrorCode):
-            leader = _leader_of(state, request, tp)
+            leader = _current_leader(state, request, tp)
             return Message(partition=tp.partition, error_code=partition, current_leader=leader)
-        return _append(state, partition, row.records, request)
+        return _append_to_log(state, partition, row.records, request)
 
-    topics = by_partition(request, append)
+    topics = by_partition(request, append_batch)
     if acks == ACKS_NONE:
         failed = any(partition.error_code for topic in topics for partition in topic.partitions)
         return CloseConnection() if failed else None
-    return Message(topics=topics, node_endpoints=_endpoints(state, topics))
+    return Message(topics=topics, node_endpoints=_node_endpoints(state, topics))
 
 
-def _append(state: ClusterState, partition: Partition, data: bytes | None, request: Request) -> Message:
+def _append_to_log(state: ClusterState, partition: Partition, data: bytes | None, request: Request) -> Message:
     tp, now_ms = partition.topic_partition, request.now_ms
     topic = state.topics[tp.topic]
     try:
         batch = parse(data)
-        _check(partition, topic, batch, request)
+        _check_batch(partition, topic, batch, request)
         if batch.is_transactional:
             _check_transaction(state, partition, batch, request)
     except InvalidBatch as e:
@@ -93,7 +93,7 @@ def _append(state: ClusterState, partition: Partition, data: bytes | None, reque
     )
 
 
-def _check(partition: Partition, topic: Topic, batch: Batch, request: Request) -> None:
+def _check_batch(partition: Partition, topic: Topic, batch: Batch, request: Request) -> None:
     """Raise InvalidBatch if this topic does not accept the batch."""
     acks, now_ms = request.body.acks, request.now_ms
     # Since Kafka 4, min.insync.replicas never exceeds the number of replicas.
@@ -126,28 +126,28 @@ def _check_transaction(state: ClusterState, partition: Partition, batch: Batch, 
 def fetch(state: ClusterState, request: Request) -> Answer:
     """The available records: after `min_bytes`, an error of a partition, or `max_wait_ms`, whichever comes first."""
     body = request.body
-    if body.max_wait_ms <= 0 or _is_enough(state, request):
-        return _fetched(state, request)
+    if body.max_wait_ms <= 0 or _has_min_bytes(state, request):
+        return _fetch_response(state, request)
     later = Later()
     watched = [p for p in (state.partition(tp) for tp in request.partitions()) if p is not None]
 
-    def finish(_: int) -> None:
+    def finish_fetch(_: int) -> None:
         for partition in watched:
-            partition.unwatch(look)
+            partition.unwatch(finish_fetch_if_enough)
         timer.cancel()
-        later.resolve(_fetched(state, request))
+        later.resolve(_fetch_response(state, request))
 
-    def look() -> None:
-        if _is_enough(state, request):
-            finish(0)
+    def finish_fetch_if_enough() -> None:
+        if _has_min_bytes(state, request):
+            finish_fetch(0)
 
-    timer = state.timers.at(request.now_ms + body.max_wait_ms, finish)
+    timer = state.timers.at(request.now_ms + body.max_wait_ms, finish_fetch)
     for partition in watched:
-        partition.watch(look)
+        partition.watch(finish_fetch_if_enough)
     return later
 
 
-def _is_enough(state: ClusterState, request: Request) -> bool:
+def _has_min_bytes(state: ClusterState, request: Request) -> bool:
     wanted: int = max(request.body.min_bytes, 0)
     committed = request.body.isolation_level == READ_COMMITTED
     found = 0
@@ -163,21 +163,21 @@ def _is_enough(state: ClusterState, request: Request) -> bool:
     return wanted == 0
 
 
-def _fetched(state: ClusterState, request: Request) -> Message:
+def _fetch_response(state: ClusterState, request: Request) -> Message:
     left = request.body.max_bytes
     committed = request.body.isolation_level == READ_COMMITTED
     any_taken = False
 
-    def take(tp: TopicPartition, row: Message) -> Message:
+    def fetch_partition(tp: TopicPartition, row: Message) -> Message:
         nonlocal left, any_taken
         partition = state.led(request.node, tp)
         if isinstance(partition, ErrorCode):
-            leader = _leader_of(state, request, tp)
+            leader = _current_leader(state, request, tp)
             return Message(partition=tp.partition, error_code=partition, current_leader=leader, records=b"")
         if (code := epoch_error(row.current_leader_epoch, partition.leader_epoch)) is not ErrorCode.NONE:
             return Message(partition=tp.partition, error_code=code, records=b"")
         log = partition.log
-        if (gone := _diverging(partition, row)) is not None:
+        if (gone := _diverging_epoch_response(partition, row)) is not None:
             return gone
         limit = max(min(row.partition_max_bytes, left), 0)
         found = log.fetch(row.fetch_offset, limit, committed=committed, at_least_one=not any_taken)
@@ -196,10 +196,10 @@ def _fetched(state: ClusterState, request: Request) -> Message:
             records=found.data,
         )
 
-    return Message(topics=by_partition(request, take))
+    return Message(topics=by_partition(request, fetch_partition))
 
 
-def _diverging(partition: Partition, row: Message) -> Message | None:
+def _diverging_epoch_response(partition: Partition, row: Message) -> Message | None:
     """The answer to a client that has read records which this log does not contain, or None."""
     if row.last_fetched_epoch < 0:
         return None
@@ -231,7 +231,7 @@ def list_offsets(state: ClusterState, request: Request) -> Answer:
     """The first offset, the end offset under the isolation level, or the first record at or after a time."""
     committed = request.body.isolation_level == READ_COMMITTED
 
-    def find(tp: TopicPartition, row: Message) -> Message:
+    def find_offset(tp: TopicPartition, row: Message) -> Message:
         partition = state.led(request.node, tp)
         if isinstance(partition, ErrorCode):
             return Message(partition=tp.partition, error_code=partition)
@@ -251,13 +251,13 @@ def list_offsets(state: ClusterState, request: Request) -> Answer:
             partition=tp.partition, error_code=0, timestamp=found.timestamp, offset=found.offset, leader_epoch=epoch
         )
 
-    return Message(topics=by_partition(request, find))
+    return Message(topics=by_partition(request, find_offset))
 
 
 def delete_records(state: ClusterState, request: Request) -> Answer:
     """Move the start offsets of logs forward; -1 stands for the high watermark."""
 
-    def delete(tp: TopicPartition, row: Message) -> Message:
+    def delete_records_of_partition(tp: TopicPartition, row: Message) -> Message:
         partition = state.led(request.node, tp)
         if isinstance(partition, ErrorCode):
             return Message(partition=tp.partition, error_code=partition)
@@ -267,4 +267,4 @@ def delete_records(state: ClusterState, request: Request) -> Answer:
         log.delete_records(log.high_watermark if row.offset == DELETE_TO_END else row.offset)
         return Message(partition=tp.partition, error_code=ErrorCode.NONE, low_watermark=log.start_offset)
 
-    return Message(topics=by_partition(request, delete))
+    return Message(topics=by_partition(request, delete_records_of_partition))
