@@ -150,7 +150,7 @@ def dead_letters_router(dead_letters: DeadLetters) -> APIRouter:
         summary="Dead-letter and late topics, with how many records each has",
         responses={200: {"model": DeadLetterTopics}},
     )
-    async def topics() -> Response:
+    async def list_dead_letter_topics() -> Response:
         return json_response({"topics": await dead_letters.topics()})
 
     @router.get(
@@ -158,7 +158,7 @@ def dead_letters_router(dead_letters: DeadLetters) -> APIRouter:
         summary="The newest records of a dead-letter or late topic, with their reasons",
         responses={200: {"model": DeadLettersAnswer}},
     )
-    async def look(
+    async def read_newest_dead_letters(
         topic: DeadLetterTopicName, limit: int = Query(50, ge=1, le=DEAD_LETTERS_MAX), stage: Stage | None = None
     ) -> Response:
         return json_response({"topic": topic} | await dead_letters.read_newest(topic, limit, stage))
@@ -168,7 +168,7 @@ def dead_letters_router(dead_letters: DeadLetters) -> APIRouter:
         summary="Send dead letters to their source topics, or to another topic",
         responses={200: {"model": ReplayAnswer}},
     )
-    async def replay(topic: DeadLetterTopicName, request: ReplayRequest) -> Response:
+    async def replay_dead_letters(topic: DeadLetterTopicName, request: ReplayRequest) -> Response:
         outcome = await dead_letters.replay(topic, **request.model_dump())
         if not request.dry_run:
             counts = {name: value for name, value in outcome.items() if isinstance(value, int)}

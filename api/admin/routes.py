@@ -242,7 +242,7 @@ def _topic_routes(router: APIRouter, admin: AdminClient) -> None:
     @router.get(
         "/v1/cluster", summary="The cluster's id, controller and brokers", responses={200: {"model": ClusterAnswer}}
     )
-    async def cluster() -> Response:
+    async def describe_cluster() -> Response:
         description = await admin.cluster()
         brokers = [BrokerRow(node_id=b.node_id, host=b.host, port=b.port, rack=b.rack) for b in description.brokers]
         return json_response(
@@ -250,7 +250,7 @@ def _topic_routes(router: APIRouter, admin: AdminClient) -> None:
         )
 
     @router.get("/v1/topics", summary="Topic names; Kafka's own are left out", responses={200: {"model": TopicsAnswer}})
-    async def topics() -> Response:
+    async def list_topics() -> Response:
         return json_response(TopicsAnswer(topics=await admin.list_topics()))
 
     @router.get(
@@ -287,7 +287,7 @@ def _topic_routes(router: APIRouter, admin: AdminClient) -> None:
 
 def _group_routes(router: APIRouter, admin: AdminClient) -> None:
     @router.get("/v1/groups", summary="All groups with their state", responses={200: {"model": GroupsAnswer}})
-    async def groups() -> Response:
+    async def list_groups() -> Response:
         listings = await admin.list_groups()
         rows = [GroupRow(group=g.group_id, state=g.state, protocol_type=g.protocol_type) for g in listings]
         return json_response(GroupsAnswer(groups=rows))

@@ -85,7 +85,7 @@ def create_connect_app(
     if registry is not None:
 
         @app.get("/metrics", include_in_schema=False)
-        async def prometheus() -> Response:
+        async def render_metrics() -> Response:
             return Response(metrics.render(registry), media_type=metrics.CONTENT_TYPE)
 
     return app
@@ -117,13 +117,13 @@ def _root_routes(herder: Herder) -> APIRouter:
     router = APIRouter(tags=["server"])
 
     @router.get("/", summary="The runtime's version and the cluster's id", responses={200: {"model": ServerInfo}})
-    async def root() -> Response:
+    async def get_server_info() -> Response:
         return json_response(await herder.server_info())
 
     @router.get(
         "/health", summary="Whether the worker has started and answers", responses={200: {"model": WorkerHealth}}
     )
-    async def health() -> Response:
+    async def get_worker_health() -> Response:
         if not herder.is_ready:
             return json_response({"status": "starting", "message": "Worker is still starting up."}, SERVICE_UNAVAILABLE)
         if not await herder.is_healthy():
@@ -143,7 +143,7 @@ def _connector_routes(herder: Herder) -> APIRouter:
         summary="All connectors; with `expand=info` and `expand=status` also their details",
         responses={200: {"model": Connectors}},
     )
-    async def connectors(request: Request) -> Response:
+    async def list_connectors(request: Request) -> Response:
         expand = request.query_params.getlist("expand")
         return json_response(_expanded_connectors(herder, expand) if expand else herder.connectors())
 
@@ -154,22 +154,22 @@ def _connector_routes(herder: Herder) -> APIRouter:
         openapi_extra=CREATE_BODY,
         status_code=CREATED,
     )
-    async def create(request: Request) -> Response:
+    async def create_connector(request: Request) -> Response:
         name, config, target = create_request(await json_body(request))
         _, info = await herder.put_connector(name, config, target, replace=False)
         return _created_response(request, info)
 
     @router.get("/{name}", summary="A connector's config and tasks", responses={200: {"model": ConnectorInfo}})
-    async def connector(name: Name) -> Response:
+    async def get_connector(name: Name) -> Response:
         return json_response(herder.connector_info(name))
 
     @router.delete("/{name}", summary="Delete a connector", status_code=NO_CONTENT)
-    async def delete(name: Name) -> Response:
+    async def delete_connector(name: Name) -> Response:
         await herder.delete_connector(name)
         return Response(status_code=NO_CONTENT)
 
     @router.get("/{name}/config", summary="A connector's config", responses={200: {"model": Config}})
-    async def config(name: Name) -> Response:
+    async def get_connector_config(name: Name) -> Response:
         return json_response(herder.shown_config(name))
 
     @router.put(
@@ -194,7 +194,7 @@ def _connector_routes(herder: Herder) -> APIRouter:
     @router.get(
         "/{name}/topics", summary="The topics that a connector has used", responses={200: {"model": ActiveTopics}}
     )
-    async def topics(name: Name) -> Response:
+    async def get_connector_topics(name: Name) -> Response:
         return json_response(herder.active_topics(name))
 
     @router.put(
@@ -234,7 +234,7 @@ def _state_routes(herder: Herder) -> APIRouter:
         summary="The states of a connector and its tasks",
         responses={200: {"model": ConnectorStatus}},
     )
-    async def status(name: Name) -> Response:
+    async def get_connector_status(name: Name) -> Response:
         return json_response(herder.connector_status(name))
 
     for action, target, status_code in (
@@ -250,7 +250,7 @@ def _state_routes(herder: Herder) -> APIRouter:
         status_code=ACCEPTED,
         responses={202: {"model": ConnectorStatus}, 204: {"description": "the connector alone was restarted"}},
     )
-    async def restart(name: Name, request: Request) -> Response:
+    async def restart_connector(name: Name, request: Request) -> Response:
         only_failed, include_tasks = flag(request, "onlyFailed"), flag(request, "includeTasks")
         if not only_failed and not include_tasks:
             await herder.restart_connector(name)
@@ -268,7 +268,7 @@ def _target_route(router: APIRouter, herder: Herder, action: str, target: Target
         name=action,
         response_class=Response,
     )
-    async def change(name: Name) -> Response:
+    async def change_target_state(name: Name) -> Response:
         await herder.set_target_state(name, target)
         return Response(status_code=status_code)
 
@@ -277,7 +277,7 @@ def _offset_routes(herder: Herder) -> APIRouter:
     router = APIRouter(prefix="/connectors", tags=["offsets"])
 
     @router.get("/{name}/offsets", summary="The offsets of a connector", responses={200: {"model": ConnectorOffsets}})
-    async def offsets(name: Name) -> Response:
+    async def get_connector_offsets(name: Name) -> Response:
         return json_response(await herder.connector_offsets(name))
 
     @router.patch(
@@ -286,14 +286,14 @@ def _offset_routes(herder: Herder) -> APIRouter:
         responses={200: {"model": Message}},
         openapi_extra=OFFSETS_BODY,
     )
-    async def alter(name: Name, request: Request) -> Response:
+    async def alter_connector_offsets(name: Name, request: Request) -> Response:
         rows = rows_of(await json_body(request))
         return json_response(await herder.alter_offsets(name, rows))
 
     @router.delete(
         "/{name}/offsets", summary="Delete the offsets of a stopped connector", responses={200: {"model": Message}}
     )
-    async def reset(name: Name) -> Response:
+    async def reset_connector_offsets(name: Name) -> Response:
         return json_response(await herder.alter_offsets(name, None))
 
     return router
@@ -305,7 +305,7 @@ def _task_routes(herder: Herder) -> APIRouter:
     @router.get(
         "/{name}/tasks", summary="A connector's tasks with their configs", responses={200: {"model": list[TaskInfo]}}
     )
-    async def tasks(name: Name) -> Response:
+    async def get_connector_tasks(name: Name) -> Response:
         return json_response(herder.task_infos(name))
 
     @router.post("/{name}/tasks", include_in_schema=False)
@@ -316,7 +316,7 @@ def _task_routes(herder: Herder) -> APIRouter:
         return Response(status_code=NO_CONTENT)
 
     @router.put("/{name}/fence", include_in_schema=False)
-    async def fence(name: Name, request: Request) -> Response:
+    async def fence_older_tasks(name: Name, request: Request) -> Response:
         await herder.fence(name, await request.body(), request.headers)
         return Response(status_code=NO_CONTENT)
 
@@ -343,7 +343,7 @@ def _plugin_routes(herder: Herder) -> APIRouter:
         summary="The installed connectors; with `connectorsOnly=false` every plugin",
         responses={200: {"model": list[Plugin]}},
     )
-    async def plugins(request: Request) -> Response:
+    async def list_plugins(request: Request) -> Response:
         return json_response(herder.plugin_list(connectors_only=flag(request, "connectorsOnly", default=True)))
 
     @router.get("/{name}/config", summary="A plugin's settings", responses={200: {"model": list[ConfigDefinition]}})
@@ -356,7 +356,7 @@ def _plugin_routes(herder: Herder) -> APIRouter:
         responses={200: {"model": Validation}},
         openapi_extra=CONFIG_BODY,
     )
-    async def validate(name: Name, request: Request) -> Response:
+    async def validate_connector_config(name: Name, request: Request) -> Response:
         config = text_map(await json_body(request), "config")
         try:
             return json_response(await herder.validate(config, name))
@@ -371,11 +371,11 @@ def _admin_routes(herder: Herder) -> APIRouter:
     router = APIRouter(prefix="/admin/loggers", tags=["admin"])
 
     @router.get("", summary="Loggers whose level is set", responses={200: {"model": LoggerLevels}})
-    async def levels() -> Response:
+    async def get_log_levels() -> Response:
         return json_response(herder.loggers.levels())
 
     @router.get("/{name}", summary="The level of a logger", responses={200: {"model": LoggerLevel}})
-    async def level(name: Name) -> Response:
+    async def get_log_level(name: Name) -> Response:
         return json_response(herder.loggers.level(name))
 
     @router.put(

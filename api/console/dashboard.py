@@ -27,7 +27,7 @@ def dashboard_router(provider: OverviewProvider) -> APIRouter:
     headers = {"Content-Security-Policy": content_security_policy(page)}
 
     @router.get("/", include_in_schema=False)
-    async def index() -> Response:
+    async def get_dashboard_page() -> Response:
         return Response(page, headers=headers, media_type=HTML_TYPE)
 
     @router.get(
@@ -35,7 +35,7 @@ def dashboard_router(provider: OverviewProvider) -> APIRouter:
         summary="Services, ingest rate, lag, stream time, sessions and compactions at once",
         responses={200: {"model": Overview}},
     )
-    async def overview() -> Response:
+    async def get_overview() -> Response:
         return json_response(await provider.overview())
 
     @router.get(
@@ -43,7 +43,7 @@ def dashboard_router(provider: OverviewProvider) -> APIRouter:
         summary="The charts' data: a point every few seconds since the service started",
         responses={200: {"model": HistoryAnswer}},
     )
-    async def history() -> Response:
+    async def get_history() -> Response:
         return json_response(HistoryAnswer(points=provider.history()))
 
     return router

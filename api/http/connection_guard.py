@@ -300,14 +300,14 @@ class GuardedHttp(HttpToolsProtocol):
             self.transport.close()
 
     def _expect_head(self) -> None:
-        self._head_timer = self.loop.call_later(self.head_timeout_ms / 1000, self._too_slow)
+        self._head_timer = self.loop.call_later(self.head_timeout_ms / 1000, self._close_slow_connection)
 
     def _stop_waiting(self) -> None:
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
 
-    def _too_slow(self) -> None:
+    def _close_slow_connection(self) -> None:
         self._head_timer = None
         if not self.transport.is_closing():
             self.transport.close()

@@ -91,7 +91,7 @@ def health_router(
         summary="Whether the service can do its work (200) or not (503)",
         responses={200: {"model": Health}, 503: {"model": Health, "description": "a check fails"}},
     )
-    async def health() -> Response:
+    async def get_health() -> Response:
         body = health_body(service, await run_checks(checks))
         return problem.json_response(body, OK if body["status"] == "ok" else SERVICE_UNAVAILABLE)
 
@@ -101,7 +101,7 @@ def health_router(
         response_class=PlainTextResponse,
         responses={200: {"content": {"text/plain": {"schema": {"type": "string", "examples": [METRICS_EXAMPLE]}}}}},
     )
-    async def prometheus() -> Response:
+    async def render_metrics() -> Response:
         text = metrics.render(registry) if render is None else await render()
         return Response(text, headers={"Content-Type": metrics.CONTENT_TYPE})
 

@@ -136,7 +136,7 @@ def from_json(value: bytes) -> CloudEvent:
     if encoded is not None:
         if data is not None:
             raise EventRejected(INVALID_CLOUDEVENT, "an event has data or data_base64, not both")
-        return CloudEvent(attributes, content_type, _from_base64(encoded), _is_json_media_type(content_type))
+        return CloudEvent(attributes, content_type, _decode_base64_data(encoded), _is_json_media_type(content_type))
     if data is None:
         return CloudEvent(attributes, content_type, None, is_json=False)
     if content_type and not _is_json_media_type(content_type):
@@ -199,7 +199,7 @@ class CloudEventParser:
         parsed = parser.parse([b"null" if data is None else data], position, now_ms, headers, event.key_and_time)
         if stores_envelope:
             value = event.envelope() if envelope is None and parsed.records else envelope
-            parsed.records = [_with_value(record, value) for record in parsed.records]
+            parsed.records = [_replace_record_value(record, value) for record in parsed.records]
         return parsed
 
 
@@ -214,7 +214,7 @@ def _read_opaque_event(value: bytes, latest_ms: int) -> tuple[None, None]:
     return None, None
 
 
-def _with_value(record: ProducerRecord, value: bytes | None) -> ProducerRecord:
+def _replace_record_value(record: ProducerRecord, value: bytes | None) -> ProducerRecord:
     return ProducerRecord(record.topic, value, record.key, record.headers, None, record.timestamp)
 
 
@@ -258,7 +258,7 @@ def _is_json_media_type(content_type: str) -> bool:
     return media_type.endswith(("/json", "+json"))
 
 
-def _from_base64(text: Any) -> bytes:
+def _decode_base64_data(text: Any) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError, TypeError):

@@ -160,7 +160,7 @@ class EventParser:
         add_record, add_position = parsed.records.append, parsed.positions.append
         for position, value in enumerate(values, first):
             if value is None:
-                parsed.errors.append(self._too_long(position))
+                parsed.errors.append(self._too_long_event_error(position))
                 continue
             # Checked before reading: a compressed body of a few KB may hold millions of blank lines.
             if not value or (value[0] <= SPACE and not value.strip(BLANK)):
@@ -190,7 +190,7 @@ class EventParser:
             parsed.errors.append(RecordError(first, BAD_REQUEST, e.error_code, str(e)))
             return None
 
-    def _too_long(self, position: int) -> RecordError:
+    def _too_long_event_error(self, position: int) -> RecordError:
         return RecordError(
             position, CONTENT_TOO_LARGE, "MESSAGE_TOO_LARGE", f"longer than max_line_bytes={self._max_line_bytes}"
         )

@@ -68,7 +68,7 @@ class StreamedAnswer(Response):
         is_complete = False
         try:
             await self._send_events(send)
-            await self._write_line(send, self._last_row())
+            await self._write_line(send, self._final_progress_row())
             await send({"type": "http.response.body", "body": b"", "more_body": False})
             is_complete = True
         except (ClientDisconnected, TimeoutError):
@@ -147,7 +147,7 @@ class StreamedAnswer(Response):
         row |= result.pop_details()
         return row
 
-    def _last_row(self) -> dict[str, Any]:
+    def _final_progress_row(self) -> dict[str, Any]:
         result = self._sender.result
         row = self._progress_row() | {"through_line": self._events.position - 1}
         return row | {"status": result.status, "total": result.totals()}

@@ -117,12 +117,12 @@ def v2_produce_router(producer: RestProducer) -> APIRouter:
     }
 
     @router.post("/topics/{topic}", summary="REST Proxy v2: produce", **openapi)
-    async def produce(topic: of.Topic, request: Request) -> Response:
+    async def produce_to_topic(topic: of.Topic, request: Request) -> Response:
         with producer.tracking(topic, client_of(request)):
             return await _produce_v2_records(producer, topic, None, request)
 
     @router.post("/topics/{topic}/partitions/{partition}", summary="REST Proxy v2: produce to a partition", **openapi)
-    async def produce_to(topic: of.Topic, partition: of.Partition, request: Request) -> Response:
+    async def produce_to_partition(topic: of.Topic, partition: of.Partition, request: Request) -> Response:
         with producer.tracking(topic, client_of(request)):
             return await _produce_v2_records(producer, topic, partition, request)
 
@@ -168,7 +168,7 @@ def v2_metadata_router(admin: AdminClient) -> APIRouter:
     router = APIRouter(tags=["rest proxy v2"], default_response_class=V2Answer)
 
     @router.get("/topics", summary="REST Proxy v2: topic names", responses={200: {"model": list[of.Topic]}})
-    async def topics() -> Response:
+    async def list_topics() -> Response:
         return V2Answer(await admin.list_topics())
 
     @router.get(
@@ -176,7 +176,7 @@ def v2_metadata_router(admin: AdminClient) -> APIRouter:
         summary="REST Proxy v2: a topic with configs and partitions",
         responses={200: {"model": TopicWithPartitions}},
     )
-    async def topic_(topic: of.Topic) -> Response:
+    async def get_topic(topic: of.Topic) -> Response:
         rows = await _partition_rows(admin, topic)
         configs = await admin.describe_configs(topic)
         return V2Answer(TopicWithPartitions(name=topic, configs=configs, partitions=rows))
@@ -186,7 +186,7 @@ def v2_metadata_router(admin: AdminClient) -> APIRouter:
         summary="REST Proxy v2: a topic's partitions",
         responses={200: {"model": list[PartitionOfTopic]}},
     )
-    async def partitions(topic: of.Topic) -> Response:
+    async def list_partitions(topic: of.Topic) -> Response:
         return V2Answer(await _partition_rows(admin, topic))
 
     @router.get(
@@ -194,7 +194,7 @@ def v2_metadata_router(admin: AdminClient) -> APIRouter:
         summary="REST Proxy v2: a partition",
         responses={200: {"model": PartitionOfTopic}},
     )
-    async def partition_(topic: of.Topic, partition: of.Partition) -> Response:
+    async def get_partition(topic: of.Topic, partition: of.Partition) -> Response:
         return V2Answer(_row_of_partition(await partition_of(admin, topic, partition)))
 
     @router.get(
@@ -202,13 +202,13 @@ def v2_metadata_router(admin: AdminClient) -> APIRouter:
         summary="REST Proxy v2: a partition's offsets",
         responses={200: {"model": OffsetsOfPartition}},
     )
-    async def offsets(topic: of.Topic, partition: of.Partition) -> Response:
+    async def get_partition_offsets(topic: of.Topic, partition: of.Partition) -> Response:
         description = await partition_of(admin, topic, partition)
         earliest, latest = await both_offsets(admin, TopicPartition(topic, description.partition))
         return V2Answer(OffsetsOfPartition(beginning_offset=earliest, end_offset=latest))
 
     @router.get("/brokers", summary="REST Proxy v2: broker ids", responses={200: {"model": BrokerIds}})
-    async def brokers() -> Response:
+    async def list_brokers() -> Response:
         return V2Answer(BrokerIds(brokers=[broker.node_id for broker in (await admin.cluster()).brokers]))
 
     return router
@@ -222,11 +222,11 @@ def v2_consumers_router() -> APIRouter:
     router = APIRouter(include_in_schema=False)
     detail = "consumers of REST Proxy v2 are not supported: use a Kafka client, or a sink connector (POST /connectors)"
 
-    async def reject() -> Response:
+    async def reject_consumer_request() -> Response:
         raise Problem(ErrorKind(NOT_FOUND, "NO_CONSUMERS", "No consumers"), detail)
 
     for path in ("/consumers", "/consumers/{rest:path}"):
-        router.add_api_route(path, reject, methods=["GET", "POST", "PUT", "PATCH", "DELETE"])
+        router.add_api_route(path, reject_consumer_request, methods=["GET", "POST", "PUT", "PATCH", "DELETE"])
     return router
 
 

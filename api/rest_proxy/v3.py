@@ -261,7 +261,7 @@ def v3_produce_router(producer: RestProducer, admin: AdminClient) -> APIRouter:
         responses={200: {"model": StoredReport | FailedReport}},
         openapi_extra={"requestBody": RECORD_BODY},
     )
-    async def produce(cluster_id: of.ClusterId, topic: of.Topic, request: Request) -> Response:
+    async def produce_record_stream(cluster_id: of.ClusterId, topic: of.Topic, request: Request) -> Response:
         client = client_of(request)
         with producer.tracking(topic, client):
             body = producer.body(request)
@@ -278,7 +278,7 @@ def v3_produce_router(producer: RestProducer, admin: AdminClient) -> APIRouter:
         responses={207: {"model": BatchAnswer}},
         openapi_extra={"requestBody": BATCH_BODY},
     )
-    async def batch(cluster_id: of.ClusterId, topic: of.Topic, request: Request) -> Response:
+    async def produce_record_batch(cluster_id: of.ClusterId, topic: of.Topic, request: Request) -> Response:
         client = client_of(request)
         with producer.tracking(topic, client):
             body = producer.body(request)
@@ -378,13 +378,13 @@ def _cluster_routes(router: APIRouter, admin: AdminClient) -> None:
         summary="REST Proxy v3: the cluster, as a list of one",
         responses={200: {"model": KafkaClusterList}},
     )
-    async def clusters(request: Request) -> Response:
+    async def list_clusters(request: Request) -> Response:
         return rows_of(request, "KafkaClusterList", [cluster_row(request, await admin.cluster())])
 
     @router.get(
         "/v3/clusters/{cluster_id}", summary="REST Proxy v3: the cluster", responses={200: {"model": KafkaCluster}}
     )
-    async def cluster(cluster_id: of.ClusterId, request: Request) -> Response:
+    async def get_cluster(cluster_id: of.ClusterId, request: Request) -> Response:
         return json_response(cluster_row(request, await check_cluster(admin, cluster_id)))
 
     @router.get(
@@ -392,7 +392,7 @@ def _cluster_routes(router: APIRouter, admin: AdminClient) -> None:
         summary="REST Proxy v3: brokers",
         responses={200: {"model": KafkaBrokerList}},
     )
-    async def brokers(cluster_id: of.ClusterId, request: Request) -> Response:
+    async def list_brokers(cluster_id: of.ClusterId, request: Request) -> Response:
         description = await check_cluster(admin, cluster_id)
         rows = [broker_row(request, cluster_id, broker) for broker in description.brokers]
         return rows_of(request, "KafkaBrokerList", rows)
@@ -402,7 +402,7 @@ def _cluster_routes(router: APIRouter, admin: AdminClient) -> None:
         summary="REST Proxy v3: a broker",
         responses={200: {"model": KafkaBroker}},
     )
-    async def broker_(cluster_id: of.ClusterId, broker_id: of.Broker, request: Request) -> Response:
+    async def get_broker(cluster_id: of.ClusterId, broker_id: of.Broker, request: Request) -> Response:
         for broker in (await check_cluster(admin, cluster_id)).brokers:
             if broker.node_id == broker_id:
                 return json_response(broker_row(request, cluster_id, broker))
@@ -413,7 +413,7 @@ def _topic_routes(router: APIRouter, admin: AdminClient) -> None:
     @router.get(
         "/v3/clusters/{cluster_id}/topics", summary="REST Proxy v3: topics", responses={200: {"model": KafkaTopicList}}
     )
-    async def topics(cluster_id: of.ClusterId, request: Request) -> Response:
+    async def list_topics(cluster_id: of.ClusterId, request: Request) -> Response:
         await check_cluster(admin, cluster_id)
         descriptions = await admin.describe_topics(await admin.list_topics())
         rows = [topic_row(request, cluster_id, descriptions[name]) for name in sorted(descriptions)]
@@ -435,7 +435,7 @@ def _topic_routes(router: APIRouter, admin: AdminClient) -> None:
         summary="REST Proxy v3: a topic",
         responses={200: {"model": KafkaTopic}},
     )
-    async def topic_(cluster_id: of.ClusterId, topic: of.Topic, request: Request) -> Response:
+    async def get_topic(cluster_id: of.ClusterId, topic: of.Topic, request: Request) -> Response:
         await check_cluster(admin, cluster_id)
         return json_response(topic_row(request, cluster_id, (await admin.describe_topics([topic]))[topic]))
 
@@ -444,7 +444,7 @@ def _topic_routes(router: APIRouter, admin: AdminClient) -> None:
         summary="REST Proxy v3: a topic's configs",
         responses={200: {"model": KafkaTopicConfigList}},
     )
-    async def configs(cluster_id: of.ClusterId, topic: of.Topic, request: Request) -> Response:
+    async def list_topic_configs(cluster_id: of.ClusterId, topic: of.Topic, request: Request) -> Response:
         await check_cluster(admin, cluster_id)
         entries = (await admin.topic_configs([topic]))[topic]
         rows = [config_row(request, cluster_id, topic, entry) for entry in entries]
@@ -455,7 +455,9 @@ def _topic_routes(router: APIRouter, admin: AdminClient) -> None:
         summary="REST Proxy v3: a config of a topic",
         responses={200: {"model": KafkaTopicConfig}},
     )
-    async def config_(cluster_id: of.ClusterId, topic: of.Topic, config: of.ConfigName, request: Request) -> Response:
+    async def get_topic_config(
+        cluster_id: of.ClusterId, topic: of.Topic, config: of.ConfigName, request: Request
+    ) -> Response:
         await check_cluster(admin, cluster_id)
         for entry in (await admin.topic_configs([topic]))[topic]:
             if entry.name == config:
@@ -467,14 +469,16 @@ def _partition_routes(router: APIRouter, admin: AdminClient) -> None:
     path = "/v3/clusters/{cluster_id}/topics/{topic}/partitions"
 
     @router.get(path, summary="REST Proxy v3: a topic's partitions", responses={200: {"model": KafkaPartitionList}})
-    async def partitions(cluster_id: of.ClusterId, topic: of.Topic, request: Request) -> Response:
+    async def list_partitions(cluster_id: of.ClusterId, topic: of.Topic, request: Request) -> Response:
         await check_cluster(admin, cluster_id)
         description = (await admin.describe_topics([topic]))[topic]
         rows = [partition_row(request, cluster_id, topic, p) for p in description.partitions]
         return rows_of(request, "KafkaPartitionList", rows)
 
     @router.get(f"{path}/{{number}}", summary="REST Proxy v3: a partition", responses={200: {"model": KafkaPartition}})
-    async def partition(cluster_id: of.ClusterId, topic: of.Topic, number: of.Partition, request: Request) -> Response:
+    async def get_partition(
+        cluster_id: of.ClusterId, topic: of.Topic, number: of.Partition, request: Request
+    ) -> Response:
         await check_cluster(admin, cluster_id)
         return json_response(partition_row(request, cluster_id, topic, await partition_of(admin, topic, number)))
 
@@ -483,7 +487,7 @@ def _partition_routes(router: APIRouter, admin: AdminClient) -> None:
         summary="REST Proxy v3: a partition's first and next offset",
         responses={200: {"model": KafkaPartitionWithOffsets}},
     )
-    async def offset(
+    async def get_partition_offsets(
         cluster_id: of.ClusterId,
         topic: of.Topic,
         number: of.Partition,

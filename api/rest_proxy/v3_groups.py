@@ -142,7 +142,7 @@ def v3_groups_router(admin: AdminClient) -> APIRouter:
 
 def _add_group_routes(router: APIRouter, admin: AdminClient) -> None:
     @router.get(GROUPS, summary="REST Proxy v3: consumer groups", responses={200: {"model": KafkaConsumerGroupList}})
-    async def groups(cluster_id: of.ClusterId, request: Request) -> Response:
+    async def list_groups(cluster_id: of.ClusterId, request: Request) -> Response:
         await check_cluster(admin, cluster_id)
         listed = [g.group_id for g in await admin.list_groups() if g.protocol_type in ("consumer", "")]
         rows = [_group_row(request, cluster_id, await admin.describe_group(name)) for name in sorted(listed)]
@@ -151,7 +151,7 @@ def _add_group_routes(router: APIRouter, admin: AdminClient) -> None:
     @router.get(
         f"{GROUPS}/{{group}}", summary="REST Proxy v3: a consumer group", responses={200: {"model": KafkaConsumerGroup}}
     )
-    async def group_(cluster_id: of.ClusterId, group: of.Group, request: Request) -> Response:
+    async def get_group(cluster_id: of.ClusterId, group: of.Group, request: Request) -> Response:
         return json_response(_group_row(request, cluster_id, await _describe_group(admin, cluster_id, group)))
 
     @router.get(
@@ -159,7 +159,7 @@ def _add_group_routes(router: APIRouter, admin: AdminClient) -> None:
         summary="REST Proxy v3: a group's consumers",
         responses={200: {"model": KafkaConsumerList}},
     )
-    async def consumers(cluster_id: of.ClusterId, group: of.Group, request: Request) -> Response:
+    async def list_consumers(cluster_id: of.ClusterId, group: of.Group, request: Request) -> Response:
         description = await _describe_group(admin, cluster_id, group)
         rows = [_consumer_row(request, cluster_id, group, member) for member in description.members]
         return rows_of(request, "KafkaConsumerList", rows)
@@ -169,7 +169,9 @@ def _add_group_routes(router: APIRouter, admin: AdminClient) -> None:
         summary="REST Proxy v3: a consumer",
         responses={200: {"model": KafkaConsumer}},
     )
-    async def consumer_(cluster_id: of.ClusterId, group: of.Group, consumer: of.MemberId, request: Request) -> Response:
+    async def get_consumer(
+        cluster_id: of.ClusterId, group: of.Group, consumer: of.MemberId, request: Request
+    ) -> Response:
         member = _find_member(await _describe_group(admin, cluster_id, group), consumer)
         return json_response(_consumer_row(request, cluster_id, group, member))
 
@@ -178,7 +180,7 @@ def _add_group_routes(router: APIRouter, admin: AdminClient) -> None:
         summary="REST Proxy v3: a consumer's partitions",
         responses={200: {"model": KafkaConsumerAssignmentList}},
     )
-    async def assignments(
+    async def list_assignments(
         cluster_id: of.ClusterId, group: of.Group, consumer: of.MemberId, request: Request
     ) -> Response:
         member = _find_member(await _describe_group(admin, cluster_id, group), consumer)
@@ -190,7 +192,7 @@ def _add_group_routes(router: APIRouter, admin: AdminClient) -> None:
     @router.get(
         path, summary="REST Proxy v3: a partition of a consumer", responses={200: {"model": KafkaConsumerAssignment}}
     )
-    async def assignment_(
+    async def get_assignment(
         cluster_id: of.ClusterId,
         group: of.Group,
         consumer: of.MemberId,
@@ -212,8 +214,8 @@ def _add_lag_routes(router: APIRouter, admin: AdminClient) -> None:
         summary="REST Proxy v3: a group's lag by partition",
         responses={200: {"model": KafkaConsumerLagList}},
     )
-    async def lags(cluster_id: of.ClusterId, group: of.Group, request: Request) -> Response:
-        description, lag = await _with_lag(admin, cluster_id, group)
+    async def list_lags(cluster_id: of.ClusterId, group: of.Group, request: Request) -> Response:
+        description, lag = await _describe_group_with_lag(admin, cluster_id, group)
         rows = [_lag_row(request, cluster_id, group, row, _owner_of_partition(description, row)) for row in lag]
         return rows_of(request, "KafkaConsumerLagList", rows)
 
@@ -222,10 +224,10 @@ def _add_lag_routes(router: APIRouter, admin: AdminClient) -> None:
     @router.get(
         path, summary="REST Proxy v3: a group's lag in a partition", responses={200: {"model": KafkaConsumerLag}}
     )
-    async def lag_of(
+    async def get_partition_lag(
         cluster_id: of.ClusterId, group: of.Group, topic: of.Topic, partition: of.Partition, request: Request
     ) -> Response:
-        description, lag = await _with_lag(admin, cluster_id, group)
+        description, lag = await _describe_group_with_lag(admin, cluster_id, group)
         for row in lag:
             if row.topic_partition == (topic, partition):
                 return json_response(_lag_row(request, cluster_id, group, row, _owner_of_partition(description, row)))
@@ -236,8 +238,8 @@ def _add_lag_routes(router: APIRouter, admin: AdminClient) -> None:
         summary="REST Proxy v3: a group's largest and total lag",
         responses={200: {"model": KafkaConsumerGroupLagSummary}},
     )
-    async def summary(cluster_id: of.ClusterId, group: of.Group, request: Request) -> Response:
-        description, lag = await _with_lag(admin, cluster_id, group)
+    async def get_lag_summary(cluster_id: of.ClusterId, group: of.Group, request: Request) -> Response:
+        description, lag = await _describe_group_with_lag(admin, cluster_id, group)
         if not lag:
             raise Problem(ErrorKind(NOT_FOUND, "NO_LAG", "No lag"), f"{group} has no offsets")
         return json_response(_lag_summary(request, cluster_id, group, description, lag))
@@ -252,7 +254,9 @@ async def _describe_group(admin: AdminClient, cluster_id: str, group: str) -> Gr
     return description
 
 
-async def _with_lag(admin: AdminClient, cluster_id: str, group: str) -> tuple[GroupDescription, list[PartitionLag]]:
+async def _describe_group_with_lag(
+    admin: AdminClient, cluster_id: str, group: str
+) -> tuple[GroupDescription, list[PartitionLag]]:
     return await _describe_group(admin, cluster_id, group), await admin.group_lag(group)
 
 

@@ -221,7 +221,7 @@ def streams_router(view: StreamsView, *more: APIRouter, instances: InstancesView
         summary="Tasks with stream time, open sessions, late records and restores; compactions",
         responses={200: {"model": StreamsState}},
     )
-    async def streams(local: Local = False) -> Response:
+    async def get_streams_state(local: Local = False) -> Response:
         return json_response(await describe_streams(local))
 
     @router.get(
@@ -229,7 +229,7 @@ def streams_router(view: StreamsView, *more: APIRouter, instances: InstancesView
         summary="The topology: its nodes and their connections",
         responses={200: {"model": TopologyAnswer}},
     )
-    async def topology() -> Response:
+    async def get_topology() -> Response:
         state: dict[str, Any] = {**await view.describe()}
         return json_response({key: state.get(key) for key in ("application_id", "topology", "processing_guarantee")})
 
@@ -238,7 +238,7 @@ def streams_router(view: StreamsView, *more: APIRouter, instances: InstancesView
         summary="Tasks with their offsets in the source topics",
         responses={200: {"model": TasksAnswer}},
     )
-    async def tasks(local: Local = False) -> Response:
+    async def list_tasks(local: Local = False) -> Response:
         state = await describe_streams(local)
         return json_response({"tasks": state.get("tasks", []), **_missing_partitions(state)})
 
@@ -247,7 +247,7 @@ def streams_router(view: StreamsView, *more: APIRouter, instances: InstancesView
         summary="State stores with their live rows by partition",
         responses={200: {"model": StoresAnswer}},
     )
-    async def stores(local: Local = False) -> Response:
+    async def list_stores(local: Local = False) -> Response:
         if local or instances is None:
             return json_response({"stores": view.stores()})
         return json_response(await instances.stores())
@@ -257,7 +257,7 @@ def streams_router(view: StreamsView, *more: APIRouter, instances: InstancesView
         summary="Live windows, latest end first; searched by key",
         responses={200: {"model": WindowsAnswer}},
     )
-    async def windows(
+    async def search_live_windows(
         store: of.Store | None = None,
         key: Annotated[str, Query(examples=["UA"], description="a part of the key, JSON, or a number")] = "",
         limit: Annotated[int, Query(ge=1, le=WINDOWS_MAX)] = 100,
@@ -279,7 +279,7 @@ def streams_router(view: StreamsView, *more: APIRouter, instances: InstancesView
         summary="The last compactions, newest first, and the last one that succeeded",
         responses={200: {"model": CompactionsAnswer}},
     )
-    async def compactions(local: Local = False) -> Response:
+    async def list_compactions(local: Local = False) -> Response:
         rows = (await describe_streams(local)).get("compactions", [])
         last = next((row for row in rows if row.get("status") == "done"), None)
         return json_response({"compactions": rows, "last": last})
@@ -290,7 +290,7 @@ def streams_router(view: StreamsView, *more: APIRouter, instances: InstancesView
         responses={202: {"model": CompactionStarted}},
         status_code=ACCEPTED,
     )
-    async def compact(local: Local = False) -> Response:
+    async def start_compaction(local: Local = False) -> Response:
         reason = view.compact() if local or instances is None else await instances.compact()
         if reason:
             raise Problem(ErrorKind(CONFLICT, "NOT_STARTED", "No compaction was started"), reason)

@@ -118,7 +118,7 @@ def stores_router(view: StoresView, instances: InstancesView | None = None) -> A
         summary="Open windows or rows of a store, with the offsets they reflect",
         responses={200: {"model": StoreRows}},
     )
-    async def read(
+    async def read_store(
         store: of.Store,
         keys: Annotated[Keys, Depends(requested_keys)],
         from_ms: FromMs = None,
@@ -145,7 +145,7 @@ def stores_router(view: StoresView, instances: InstancesView | None = None) -> A
         summary="Windows by keys and time, open and closed",
         responses={200: {"model": WindowsOfStore}},
     )
-    async def windows(
+    async def read_store_windows(
         store: of.Store,
         keys: Annotated[Keys, Depends(requested_keys)],
         from_ms: FromMs = None,

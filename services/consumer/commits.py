@@ -249,5 +249,6 @@ class TransactionalCommits:
                 self._change_pending_size(output, 1)
 
     def _change_pending_size(self, output: _Output, sign: int) -> None:
+        """Add an output to the number of pending records and bytes (sign 1), or subtract it (sign -1)."""
         self._count += sign * len(output.records)
         self._bytes += sign * sum(len(record.key or b"") + len(record.value or b"") for record in output.records)

@@ -92,6 +92,7 @@ class ProgressWatch:
         return max((now_ms - part.well_ms for part in self._parts.values() if part.lag), default=0)
 
     def stuck(self, now_ms: int) -> bool:
+        """Return whether a partition has had lag for longer than `stuck_after_ms` without a finished record."""
         return self.without_progress_ms(now_ms) > self.stuck_after_ms
 
     def trouble(self, now_ms: int, rebalance_ms: float = 0) -> str:
@@ -208,7 +209,7 @@ class HandlerLoop(RebalanceListener):
             if task is not None:
                 task.cancel()
         try:
-            await self._give_up(self.scheduler.partitions, drain_timeout_ms)
+            await self._drain_and_release_partitions(self.scheduler.partitions, drain_timeout_ms)
         finally:
             await self._commits.close(GIVE_UP_COMMIT_TIMEOUT_MS)
 
@@ -367,7 +368,7 @@ class HandlerLoop(RebalanceListener):
         log.info("assigned", partitions=sorted(map(str, partitions)))
 
     async def on_partitions_revoked(self, partitions: frozenset[TopicPartition]) -> None:
-        await self._give_up(partitions, self.options.drain_timeout_ms)
+        await self._drain_and_release_partitions(partitions, self.options.drain_timeout_ms)
 
     async def on_partitions_lost(self, partitions: frozenset[TopicPartition]) -> None:
         in_flight = self.scheduler.lost(partitions)
@@ -375,7 +376,7 @@ class HandlerLoop(RebalanceListener):
         self._forget_partitions(partitions)
         log.warning("lost", partitions=sorted(map(str, partitions)), cancelled=len(in_flight))
 
-    async def _give_up(self, partitions: frozenset[TopicPartition], drain_timeout_ms: int) -> None:
+    async def _drain_and_release_partitions(self, partitions: frozenset[TopicPartition], drain_timeout_ms: int) -> None:
         partitions &= self.scheduler.partitions
         if not partitions:
             return

@@ -79,6 +79,7 @@ class RetryPolicy:
         return round(backoff.wait_ms(attempts, random))
 
     def is_retriable(self, error: type[BaseException]) -> bool:
+        """Return whether an exception class is retriable. The most derived class that the settings name decides."""
         for base in error.__mro__:
             if any(_names_exception_class(given, base) for given in self.not_retriable):
                 return False

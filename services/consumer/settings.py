@@ -196,6 +196,7 @@ class ConsumerServiceSettings(ServiceSettings):
         return self.producer.model_copy(update=changes)
 
     def retry_policy(self) -> RetryPolicy:
+        """Return the retry policy of the handler."""
         return RetryPolicy(
             max_attempts=self.max_attempts,
             handler_timeout_ms=self.handler_timeout_ms,
@@ -203,11 +204,13 @@ class ConsumerServiceSettings(ServiceSettings):
         )
 
     def scheduler(self, *, batch: bool) -> KeyScheduler:
+        """Return a scheduler of the consumed records."""
         return KeyScheduler(
             self.ordering, self.max_concurrency, self.batch_records_max if batch else 1, self.buffered_records_max
         )
 
     def runner_options(self) -> RunnerOptions:
+        """Return the options of the handler loop."""
         return RunnerOptions(
             commit_interval_ms=self.commit_interval_ms
             or (TRANSACTION_INTERVAL_MS if self.is_exactly_once else COMMIT_INTERVAL_MS),

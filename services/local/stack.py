@@ -73,6 +73,7 @@ class ServiceSpec:
         return self.shutdown_timeout_ms + KILL_GRACE_MS
 
     def command(self) -> list[str]:
+        """Return the command line that starts the service."""
         return [
             sys.executable,
             "-m",

@@ -89,7 +89,7 @@ class Up:
             others.append(connect)
         gateway = await self._stack.start(self._gateway_spec(others), settings.http.port)
         await asyncio.gather(*(service.healthy(self._report_waiting) for service in [*others, gateway]))
-        self._say_where(gateway, connect, aggregates, topology)
+        self._print_urls_and_folders(gateway, connect, aggregates, topology)
 
     def _report_waiting(self, service: Service, reason: str) -> None:
         self._console.print(escape(f"waiting for the {service.name}: {reason}"), soft_wrap=True, highlight=False)
@@ -164,7 +164,7 @@ class Up:
         }
         return self._service_spec("gateway", own, module="penstock.services.local.gateway", host=settings.http.host)
 
-    def _say_where(
+    def _print_urls_and_folders(
         self, gateway: Service, connect: Service | None, aggregates: AggregatorSettings, topology: Topology
     ) -> None:
         settings = self._settings

@@ -58,7 +58,7 @@ class AllowedFiles:
         if not is_plain(given):
             raise invalid(setting, without_passwords(given), NOT_PLAIN)
         if not any("://" in entry and _url_is_below(given, entry) for entry in self.allowed):
-            raise self._not_allowed(setting, given)
+            raise self._file_not_allowed_error(setting, given)
         return given
 
     def check(self, settings: Iterable[str], props: Mapping[str, str]) -> None:
@@ -112,9 +112,9 @@ class AllowedFiles:
             folder = Path(os.path.realpath(entry))
             if real.is_relative_to(folder):
                 return LocalPath(folder, real.relative_to(folder).parts)
-        raise self._not_allowed(setting, path)
+        raise self._file_not_allowed_error(setting, path)
 
-    def _not_allowed(self, setting: str, given: str) -> ConfigError:
+    def _file_not_allowed_error(self, setting: str, given: str) -> ConfigError:
         shown = without_passwords(given)
         why = f"not allowed by the worker's {FILES_ALLOWED}={','.join(self.allowed)}"
         if not self.allowed:

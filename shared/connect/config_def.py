@@ -180,6 +180,7 @@ class ConfigDef:
         return ConfigDef(replace(key, default=defaults[key.name]) if key.name in defaults else key for key in self)
 
     def names(self) -> tuple[str, ...]:
+        """Returns the names of all defined settings."""
         return tuple(self._keys)
 
     def groups(self) -> list[str]:

@@ -136,6 +136,8 @@ def as_text(value: Any, kind: Type | None) -> str | None:
 
 
 def at_least(low: float) -> Validator:
+    """Returns a validator of numbers: the value must be at least `low`, and not null."""
+
     def check_minimum(name: str, value: Any) -> None:
         if value is None:
             raise invalid(name, value, "Value must be non-null")
@@ -146,6 +148,8 @@ def at_least(low: float) -> Validator:
 
 
 def between(low: float, high: float) -> Validator:
+    """Returns a validator of numbers: the value must be from `low` to `high`, and not null."""
+
     def check_range(name: str, value: Any) -> None:
         at_least(low)(name, value)
         if value > high:
@@ -155,6 +159,7 @@ def between(low: float, high: float) -> Validator:
 
 
 def one_of(*allowed: Any, ignore_case: bool = False) -> Validator:
+    """Returns a validator: the value must be one of the allowed values."""
     fold: Callable[[Any], Any] = (lambda value: str(value).lower()) if ignore_case else (lambda value: value)
     folded = {fold(value) for value in allowed}
 
@@ -168,11 +173,13 @@ def one_of(*allowed: Any, ignore_case: bool = False) -> Validator:
 
 
 def non_empty(name: str, value: Any) -> None:
+    """Validates that a text is not empty. Accepts null."""
     if value is not None and not value:
         raise invalid(name, value, "String may not be empty")
 
 
 def non_empty_without_control_characters(name: str, value: Any) -> None:
+    """Validates that a text is not empty and has no control characters. Accepts null."""
     if value is None:
         return
     if not value:

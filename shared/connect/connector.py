@@ -59,6 +59,7 @@ class Connector(ABC):
         self.context = context
 
     def version(self) -> str:
+        """Returns the connector's version: by default, that of Connect."""
         return CONNECT_VERSION
 
     @abstractmethod

@@ -24,6 +24,7 @@ class Converter(ABC):
     kafka_class: ClassVar[str | None] = None
 
     def version(self) -> str:
+        """Returns the converter's version: by default, that of Connect."""
         return CONNECT_VERSION
 
     def configure(self, configs: Mapping[str, Any], is_key: bool) -> None:
@@ -55,16 +56,19 @@ class HeaderConverter(ABC):
     kafka_class: ClassVar[str | None] = None
 
     def version(self) -> str:
+        """Returns the header converter's version: by default, that of Connect."""
         return CONNECT_VERSION
 
     def configure_headers(self, configs: Mapping[str, Any]) -> None:
         """Takes the converter's settings, without their prefix."""
 
     @abstractmethod
-    def from_connect_header(self, topic: str, name: str, schema: Schema | None, value: Any) -> bytes | None: ...
+    def from_connect_header(self, topic: str, name: str, schema: Schema | None, value: Any) -> bytes | None:
+        """Returns the bytes of a header's value."""
 
     @abstractmethod
-    def to_connect_header(self, topic: str, name: str, data: bytes | None) -> Converted: ...
+    def to_connect_header(self, topic: str, name: str, data: bytes | None) -> Converted:
+        """Returns the schema and the value of a header's bytes."""
 
     @classmethod
     def config(cls) -> ConfigDef:

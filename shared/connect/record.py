@@ -39,12 +39,15 @@ class ConnectRecord(msgspec.Struct, frozen=True, gc=False):
     value: Any
 
     def with_key(self, schema: Schema | None, key: Any) -> Self:
+        """Returns a copy of the record with another key and key schema."""
         return msgspec.structs.replace(self, key_schema=schema, key=key)
 
     def with_value(self, schema: Schema | None, value: Any) -> Self:
+        """Returns a copy of the record with another value and value schema."""
         return msgspec.structs.replace(self, value_schema=schema, value=value)
 
     def with_topic(self, topic: str) -> Self:
+        """Returns a copy of the record with another topic."""
         return msgspec.structs.replace(self, topic=topic)
 
     def replaced(self, **fields: Any) -> Self:

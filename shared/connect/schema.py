@@ -92,14 +92,17 @@ class Schema:
 
     @classmethod
     def struct(cls, name: str | None, *fields: Field, **more: Any) -> Schema:
+        """Returns the schema of a struct with these fields."""
         return cls(SchemaType.STRUCT, name=name, fields=fields, **more)
 
     @classmethod
     def array(cls, items: Schema, **more: Any) -> Schema:
+        """Returns the schema of an array with these items."""
         return cls(SchemaType.ARRAY, value_schema=items, **more)
 
     @classmethod
     def map(cls, keys: Schema, values: Schema, **more: Any) -> Schema:
+        """Returns the schema of a map with these keys and values."""
         return cls(SchemaType.MAP, key_schema=keys, value_schema=values, **more)
 
     def field(self, name: str) -> Field | None:
@@ -112,9 +115,11 @@ class Schema:
         return self.default is not NO_DEFAULT
 
     def parameter(self, name: str) -> str | None:
+        """Returns the value of a schema parameter; None if it is not set."""
         return dict(self.parameters).get(name)
 
     def as_optional(self) -> Schema:
+        """Returns this schema, made optional."""
         return self if self.optional else replace(self, optional=True)
 
     def validate(self, value: Any, where: str = "") -> None:
@@ -183,14 +188,17 @@ def decimal_schema(scale: int, **more: Any) -> Schema:
 
 
 def date_schema(**more: Any) -> Schema:
+    """Returns a schema of the logical type Date: days after 1970."""
     return Schema(SchemaType.INT32, name=DATE, version=1, **more)
 
 
 def time_schema(**more: Any) -> Schema:
+    """Returns a schema of the logical type Time: milliseconds after midnight."""
     return Schema(SchemaType.INT32, name=TIME, version=1, **more)
 
 
 def timestamp_schema(**more: Any) -> Schema:
+    """Returns a schema of the logical type Timestamp: milliseconds after 1970."""
     return Schema(SchemaType.INT64, name=TIMESTAMP, version=1, **more)
 
 

@@ -154,6 +154,7 @@ class Task(ABC):
     """The name of the Kafka class that this class replaces."""
 
     def version(self) -> str:
+        """Returns the task's version: by default, that of Connect."""
         return CONNECT_VERSION
 
     @abstractmethod

@@ -17,6 +17,7 @@ class Transformation(ABC):
     kafka_class: ClassVar[str | None] = None
 
     def version(self) -> str:
+        """Returns the transform's version: by default, that of Connect."""
         return CONNECT_VERSION
 
     def configure(self, values: Mapping[str, Any]) -> None:
@@ -40,13 +41,15 @@ class Predicate(ABC):
     kafka_class: ClassVar[str | None] = None
 
     def version(self) -> str:
+        """Returns the predicate's version: by default, that of Connect."""
         return CONNECT_VERSION
 
     def configure(self, values: Mapping[str, Any]) -> None:
         """Takes the predicate's settings, parsed by `config()`."""
 
     @abstractmethod
-    def test(self, record: ConnectRecord) -> bool: ...
+    def test(self, record: ConnectRecord) -> bool:
+        """Returns whether the predicate is true of the record."""
 
     def close(self) -> None:
         """Releases everything. No record follows."""

@@ -93,7 +93,7 @@ def _differs_in_batches(case: Case, size: int, driver: TopologyTestDriver) -> st
         )
         if difference is not None:
             return f"batch of {size} at {start}: {difference}"
-    return _dropped_otherwise(case, driver)
+    return _compare_dropped_records(case, driver)
 
 
 def _net_output_of_commit(outputs: list[Output], shown: set[tuple[str, int, int]]) -> list[Output]:
@@ -169,10 +169,10 @@ def _differs_by_record(case: Case, driver: TopologyTestDriver) -> str | None:
         key, value, timestamp = _piped_record(record)
         driver.pipe(SOURCE, key=key, value=value, timestamp=timestamp)
         got += [{"step": step, **msgspec.json.decode(out.key or b"{}")} for out in driver.read(RESULTS)]
-    return _dropped_otherwise(case, driver) or first_difference(got, case["output"])
+    return _compare_dropped_records(case, driver) or first_difference(got, case["output"])
 
 
-def _dropped_otherwise(case: Case, driver: TopologyTestDriver) -> str | None:
+def _compare_dropped_records(case: Case, driver: TopologyTestDriver) -> str | None:
     metrics = driver.task.metrics
     late = metrics.late_total if case["kind"] == "session" else metrics.missed_windows_total
     dropped = late + metrics.skipped_total

@@ -153,7 +153,7 @@ class CsvEvents:
         if first is None:
             raise ConfigError(f"{self._path} has no rows below its header")
         others = f" (and none of the first {len(rows)} rows can be taken)" if len(rows) > 1 else ""
-        hint = "" if first.time_text is None else _what_reads(first.time_text, self._latest_ms)
+        hint = "" if first.time_text is None else _suggest_time_format(first.time_text, self._latest_ms)
         raise ConfigError(f"{self._path}, {self._describe_row(rows[0])}, {first}{others}{hint}")
 
     @staticmethod
@@ -161,7 +161,7 @@ class CsvEvents:
         return f"row {row.number} (line {row.line})"
 
 
-def _what_reads(text: str, latest_ms: int) -> str:
+def _suggest_time_format(text: str, latest_ms: int) -> str:
     fitting = formats_that_fit(text, latest_ms)
     if not fitting:
         return f"; --time-format takes {POSSIBLE}"

@@ -149,7 +149,7 @@ class Scenario:
         await self._admin.create_topics([event_time_topic(plan.topic, PARTITIONS)])
         aggregator = await stack.start(specs.aggregator(plan, address, self._lake))
         await aggregator.healthy()
-        await self._wait_until("the first tasks", lambda: self._all_tasks("running"))
+        await self._wait_until("the first tasks", lambda: self._are_all_tasks_in_state("running"))
         consumer = await stack.start(specs.consumer(plan, address, self._notable))
         gateway = await stack.start(specs.gateway(plan, address, {s.name: s.url for s in (aggregator, consumer)}))
         await asyncio.gather(gateway.healthy(), consumer.healthy())
@@ -220,7 +220,7 @@ class Scenario:
         self._tasks = []
         aggregator.spec = specs.aggregator(plan, self._kafka.bootstrap_servers, self._lake, compacts=not self._is_short)
         await aggregator.start()
-        await self._wait_until("the restore", lambda: self._all_tasks("running"))
+        await self._wait_until("the restore", lambda: self._are_all_tasks_in_state("running"))
         outcome, self._outcome.restores = self._outcome, self._tasks
         windows, changes = counted(outcome.restored("windows"), "window"), outcome.restored("changelog_windows")
         step(
@@ -318,7 +318,7 @@ class Scenario:
         committed = sum(at.offset for tp, at in offsets.items() if tp.topic == self._plan.topic)
         return committed >= self._outcome.counts.acknowledged
 
-    def _all_tasks(self, state: str) -> bool:
+    def _are_all_tasks_in_state(self, state: str) -> bool:
         return len(self._tasks) == PARTITIONS and all(task["state"] == state for task in self._tasks)
 
     def _has_compacted(self) -> bool:

@@ -41,7 +41,8 @@ def client_config() -> ConfigDef:
         ConfigDef()
         .define("http.url", Type.STRING, NO_DEFAULT, HIGH, "URL of the requests.", _validate_http_url)
         .define("http.headers", Type.PASSWORD, "", MEDIUM,
-                "Additional request headers (Name:value, comma-separated), hidden like a password.", _are_headers)
+                "Additional request headers (Name:value, comma-separated), hidden like a password.",
+                _validate_http_headers)
         .define("http.auth.type", Type.STRING, "none", MEDIUM, "Authentication: none, basic or bearer.",
                 one_of("none", "basic", "bearer"))
         .define("http.auth.user", Type.STRING, "", MEDIUM, "User for basic authentication.")
@@ -58,7 +59,7 @@ def _validate_http_url(name: str, value: Any) -> None:
         raise invalid(name, value, "must be an http:// or https:// URL")
 
 
-def _are_headers(name: str, value: Any) -> None:
+def _validate_http_headers(name: str, value: Any) -> None:
     try:
         _parse_http_headers(value)
     except ValueError:
@@ -75,6 +76,7 @@ def _parse_http_headers(given: Password) -> dict[str, str]:
 
 
 def make_client(values: Mapping[str, Any]) -> httpx.AsyncClient:
+    """Returns an HTTP client with the configured headers, credentials and timeout."""
     headers = _parse_http_headers(values["http.headers"])
     auth = None
     if values["http.auth.type"] == "basic":
@@ -102,6 +104,7 @@ class Retries:
 
 
 def is_passing(status: int) -> bool:
+    """Returns whether a request with this response status can be retried."""
     return status in RETRIED or status >= 500
 
 
@@ -147,7 +150,7 @@ class HttpSinkTask(SinkTask):
         topic, partition, offset = record.original
         return offset < self._posted.get((record.topic, TopicPartition(topic, partition)), 0)
 
-    def _note_posted(self, batch: list[SinkRecord]) -> None:
+    def _note_posted_offsets(self, batch: list[SinkRecord]) -> None:
         for record in batch:
             topic, partition, offset = record.original
             self._posted[record.topic, TopicPartition(topic, partition)] = offset + 1
@@ -172,7 +175,7 @@ class HttpSinkTask(SinkTask):
         if not response.is_success:
             await self._reject_batch(batch, DataError(f"HTTP {response.status_code}: {response.text[:200]}"))
         else:
-            self._note_posted(batch)
+            self._note_posted_offsets(batch)
 
     async def _reject_batch(self, batch: list[SinkRecord], error: DataError) -> None:
         reporter = self.context.errant_record_reporter
@@ -180,7 +183,7 @@ class HttpSinkTask(SinkTask):
             raise ConnectError(f"{len(batch)} records were rejected: {error}") from error
         if len(batch) == 1:
             await reporter.report(batch[0], error)
-            self._note_posted(batch)
+            self._note_posted_offsets(batch)
             return
         for record in batch:  # find the rejected ones
             await self._send_batch([record])

@@ -79,10 +79,10 @@ class AvroConverter(Converter):
         if schema is None:
             raise DataError("AvroConverter needs a schema for a value that is not a scalar")
         value = schema.default if value is None else value
-        known = self._to_write(schema)
+        known = self._avro_schema_to_write(schema)
         id, latest = self._registry.to_write(topic, known.text, schema.name)
         if latest is not None:
-            known = self._known_id(id, latest)
+            known = self._avro_schema_by_id(id, latest)
         buffer = io.BytesIO()
         try:
             self._fastavro.schemaless_writer(buffer, known.avro, known.from_value(value) if known.from_value else value)
@@ -97,7 +97,7 @@ class AvroConverter(Converter):
         if data is None:
             return None, None
         id, encoded = unframed(data)
-        known = self._known_id(id, None)
+        known = self._avro_schema_by_id(id, None)
         return known.schema, self._decode_avro_value(topic, id, known, encoded)
 
     def to_connect_values(self, topic: str, datas: Sequence[bytes | None]) -> tuple[Schema | None, list[Any]] | None:
@@ -123,7 +123,7 @@ class AvroConverter(Converter):
             raise DataError(f"Failed to deserialize data for topic {topic} to Avro, schema {id}: bytes are left over")
         return known.to_value(value) if known.to_value else value
 
-    def _to_write(self, schema: Schema) -> _Known:
+    def _avro_schema_to_write(self, schema: Schema) -> _Known:
         try:
             known = self._written.get(schema)
         except TypeError:  # a default that is not hashable
@@ -134,7 +134,7 @@ class AvroConverter(Converter):
                 self._written.pop(next(iter(self._written)))
         return known
 
-    def _known_id(self, id: int, found: RegistrySchema | None) -> _Known:
+    def _avro_schema_by_id(self, id: int, found: RegistrySchema | None) -> _Known:
         known = self._read.get(id)
         if known is None:
             registered = found or self._registry.schema(id)
@@ -209,7 +209,7 @@ def reading(schema: Schema) -> Change | None:
 def writing(schema: Schema) -> Change | None:
     """The conversion from Connect's value to fastavro's; None if they are the same."""
     if schema.name == AVRO_UNION and schema.type is SchemaType.STRUCT:
-        return lambda value: _to_branch(schema, value)
+        return lambda value: _union_value_to_branch(schema, value)
     if _is_map_as_entries(schema):
         inner = writing(schema.value_schema) if schema.value_schema is not None else None
         return lambda value: value if value is None else [
@@ -241,7 +241,7 @@ def _from_branch(union: Schema, value: Any) -> Any:
     return {field.name: None for field in union.fields} | {found.name: change(value) if change else value}
 
 
-def _to_branch(union: Schema, value: Any) -> Any:
+def _union_value_to_branch(union: Schema, value: Any) -> Any:
     if value is None:
         return None
     set_fields = [field for field in union.fields if value.get(field.name) is not None]

@@ -123,7 +123,7 @@ class _Writing:
         return {"type": "enum", **_avro_name_and_namespace(name), "symbols": symbols}
 
     def _avro_record(self, schema: Schema) -> Any:
-        name = schema.name or self._default_name(schema)
+        name = schema.name or self._default_record_name(schema)
         same = replace(schema, optional=False, default=NO_DEFAULT)
         if name in self._records:
             if self._records[name] != same:
@@ -145,7 +145,7 @@ class _Writing:
             **_connect_properties_of_schema(schema),
         }
 
-    def _default_name(self, schema: Schema) -> str:
+    def _default_record_name(self, schema: Schema) -> str:
         self._unnamed += 1
         return f"{NAMESPACE}.{DEFAULT_NAME}{self._unnamed if self._unnamed > 1 else ''}"
 
@@ -217,7 +217,7 @@ class _Reading:
         if isinstance(avro, list):
             return self._connect_union(avro, namespace, depth)
         if isinstance(avro, str):
-            return self._by_name(avro, namespace, depth)
+            return self._connect_schema_by_name(avro, namespace, depth)
         if not isinstance(avro, dict) or "type" not in avro:
             raise DataError(f"not an Avro schema: {avro!r:.200}")
         kind = avro["type"]
@@ -228,18 +228,22 @@ class _Reading:
         if kind == "array":
             return self._connect_array(avro, namespace, depth)
         if kind == "map":
-            return _with_kept(
+            return _restore_connect_properties(
                 Schema.map(Schema(SchemaType.STRING), self.whole(avro["values"], namespace, depth + 1)), avro
             )
         if kind in ("enum", "fixed"):
-            self._named[_full_name(avro, namespace)] = (avro, namespace)
-            return _connect_enum(avro, namespace) if kind == "enum" else _with_kept(Schema(SchemaType.BYTES), avro)
+            self._named[_full_avro_name(avro, namespace)] = (avro, namespace)
+            return (
+                _connect_enum(avro, namespace)
+                if kind == "enum"
+                else _restore_connect_properties(Schema(SchemaType.BYTES), avro)
+            )
         if kind not in PRIMITIVES:
-            return self._by_name(kind, namespace, depth)
+            return self._connect_schema_by_name(kind, namespace, depth)
         small = {"int8": SchemaType.INT8, "int16": SchemaType.INT16}.get(avro.get("connect.type", ""))
-        return _with_kept(Schema(small or PRIMITIVES[kind]), avro)
+        return _restore_connect_properties(Schema(small or PRIMITIVES[kind]), avro)
 
-    def _by_name(self, name: str, namespace: str, depth: int) -> Schema:
+    def _connect_schema_by_name(self, name: str, namespace: str, depth: int) -> Schema:
         if name in PRIMITIVES:
             return Schema(PRIMITIVES[name])
         full = name if "." in name or not namespace else f"{namespace}.{name}"
@@ -265,7 +269,7 @@ class _Reading:
         return Schema.struct(AVRO_UNION, *fields, optional=optional)
 
     def _connect_struct(self, avro: dict[str, Any], namespace: str, depth: int) -> Schema:
-        full = _full_name(avro, namespace)
+        full = _full_avro_name(avro, namespace)
         inner = full.rpartition(".")[0]
         self._inside.add(full)
         fields = []
@@ -277,15 +281,15 @@ class _Reading:
         self._inside.remove(full)
         self._named[full] = (avro, namespace)
         unnamed = inner == NAMESPACE and full.rpartition(".")[2].startswith(DEFAULT_NAME)
-        return _with_kept(Schema.struct(None if unnamed else full, *fields), avro)
+        return _restore_connect_properties(Schema.struct(None if unnamed else full, *fields), avro)
 
     def _connect_array(self, avro: dict[str, Any], namespace: str, depth: int) -> Schema:
         items = self.whole(avro["items"], namespace, depth + 1)
         if avro.get("connect.type") == "map" or (items.name or "").endswith(f"{NAMESPACE}.{MAP_ENTRY}"):
             key, value = items.field("key"), items.field("value")
             if key is not None and value is not None:
-                return _with_kept(Schema.map(key.schema, value.schema), avro)
-        return _with_kept(Schema.array(items), avro)
+                return _restore_connect_properties(Schema.map(key.schema, value.schema), avro)
+        return _restore_connect_properties(Schema.array(items), avro)
 
 
 def branch_name(avro: Any, schema: Schema) -> str:
@@ -297,7 +301,7 @@ def branch_name(avro: Any, schema: Schema) -> str:
     return str(avro).rpartition(".")[2] if schema.type is SchemaType.STRUCT else str(avro)
 
 
-def _full_name(avro: dict[str, Any], namespace: str) -> str:
+def _full_avro_name(avro: dict[str, Any], namespace: str) -> str:
     name = str(avro.get("name", ""))
     own = avro.get("namespace", namespace)
     return name if "." in name or not own else f"{own}.{name}"
@@ -305,10 +309,12 @@ def _full_name(avro: dict[str, Any], namespace: str) -> str:
 
 def _connect_enum(avro: dict[str, Any], namespace: str) -> Schema:
     symbols = tuple((f"{AVRO_ENUM}.{symbol}", symbol) for symbol in avro["symbols"])
-    return _with_kept(Schema(SchemaType.STRING, parameters=((AVRO_ENUM, _full_name(avro, namespace)), *symbols)), avro)
+    return _restore_connect_properties(
+        Schema(SchemaType.STRING, parameters=((AVRO_ENUM, _full_avro_name(avro, namespace)), *symbols)), avro
+    )
 
 
-def _with_kept(schema: Schema, avro: dict[str, Any]) -> Schema:
+def _restore_connect_properties(schema: Schema, avro: dict[str, Any]) -> Schema:
     name = avro.get("connect.name") or LOGICAL_TYPES.get(avro.get("logicalType", "")) or schema.name
     parameters = dict(schema.parameters) | {str(k): str(v) for k, v in (avro.get("connect.parameters") or {}).items()}
     version = avro.get("connect.version")

@@ -71,7 +71,7 @@ class IncrementalAssignor:
         elif self._revoked & active:
             self._previous = active  # a revocation did not take effect: it is decided again
         # 2. Deleted work, and work that several members hold: all of them must stop it.
-        twice = _held_twice(held.values())
+        twice = _work_with_two_owners(held.values())
         gone = {member: (work - configured) | (work & twice) for member, work in held.items()}
         kept = {member: held[member] - gone[member] for member in sorted(held)}
         # 3. Lost work of departed members, and new work.
@@ -117,7 +117,7 @@ def _union_of_work(works: Iterable[Work]) -> Work:
     return Work((c for w in found for c in w.connectors), (t for w in found for t in w.tasks))
 
 
-def _held_twice(works: Iterable[Work]) -> Work:
+def _work_with_two_owners(works: Iterable[Work]) -> Work:
     found = list(works)
     connectors = Counter(c for w in found for c in w.connectors)
     tasks = Counter(t for w in found for t in w.tasks)

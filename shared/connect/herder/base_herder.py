@@ -260,7 +260,7 @@ class BaseHerder(ABC):
         """
 
     @abstractmethod
-    async def _in_turn(self, run: Callable[[], Awaitable[T]]) -> T:
+    async def _run_in_herder_loop(self, run: Callable[[], Awaitable[T]]) -> T:
         """Runs a change as a command of the herder's loop, which makes all changes."""
 
     async def patch_connector(self, name: str, patch: Mapping[str, str | None]) -> Json:
@@ -275,7 +275,7 @@ class BaseHerder(ABC):
 
         while True:
             # Optimistic: validation takes long and runs outside the loop, so another change may come first.
-            base = await self._in_turn(current_config)
+            base = await self._run_in_herder_loop(current_config)
             try:
                 return (await self.put_connector(name, self._patch_config(base, patch), replace=True, instead_of=base))[
                     1
@@ -314,7 +314,7 @@ class BaseHerder(ABC):
 
     async def _alter_offsets(self, name: str, rows: Sequence[Row] | None) -> Json:
         """Alters a connector's offsets. The connector is called beside the loop, for at most a request's timeout."""
-        config, wanted = await self._in_turn(lambda: self._offsets_to_alter(name, rows))
+        config, wanted = await self._run_in_herder_loop(lambda: self._offsets_to_alter(name, rows))
         try:
             async with asyncio.timeout(REQUEST_TIMEOUT_MS / 1000):
                 altered = await self.worker.alter_offsets(config, wanted)
@@ -326,7 +326,7 @@ class BaseHerder(ABC):
             await self._check_offsets_fenced(name)
             return {"message": await self._offsets.keep(name, config, rows, wanted, altered=altered)}
 
-        return await self._in_turn(keep_offsets)
+        return await self._run_in_herder_loop(keep_offsets)
 
     async def _offsets_to_alter(self, name: str, rows: Sequence[Row] | None) -> tuple[dict[str, str], Wanted]:
         """Returns a stopped connector's resolved config, and the offsets that it is to have."""

@@ -384,10 +384,10 @@ class DistributedHerder(BaseHerder):
         urls = self.group.urls or {}
         return next((urls.get(member) for member in owners if owned(member)), None)
 
-    async def _in_turn(self, run: Callable[[], Awaitable[T]]) -> T:
-        return await self._as_leader(run)
+    async def _run_in_herder_loop(self, run: Callable[[], Awaitable[T]]) -> T:
+        return await self._run_as_leader(run)
 
-    async def _as_leader(self, run: Callable[[], Awaitable[T]]) -> T:
+    async def _run_as_leader(self, run: Callable[[], Awaitable[T]]) -> T:
         async def run_if_leader() -> T:
             self._check_leader()  # in the loop, since a rebalance may have changed the leader while the request waited
             try:
@@ -432,7 +432,7 @@ class DistributedHerder(BaseHerder):
             await self._stores.configs.put_connector(name, self._with_stored_secrets(name, config), target)
             return not exists, self.connector_info(name)
 
-        return await self._as_leader(put_connector_config)
+        return await self._run_as_leader(put_connector_config)
 
     def _check_group(self, name: str, config: Config) -> None:
         group = config.get("consumer.override.group.id", f"connect-{name}")
@@ -448,7 +448,7 @@ class DistributedHerder(BaseHerder):
             self.connector_config(name)
             await self._stores.configs.remove_connector(name)
 
-        await self._as_leader(delete_connector_config)
+        await self._run_as_leader(delete_connector_config)
 
     async def set_target_state(self, name: str, target: TargetState) -> None:
         """Starts, pauses or stops a connector. Raises ConnectorNotFound.
@@ -466,7 +466,7 @@ class DistributedHerder(BaseHerder):
             await self._stores.configs.put_target_state(name, target)
 
         await (
-            self._as_leader(put_target_state)
+            self._run_as_leader(put_target_state)
             if target is TargetState.STOPPED
             else self._execute_command(put_target_state)
         )
@@ -525,7 +525,7 @@ class DistributedHerder(BaseHerder):
             await self._stores.configs.put_restart(request)
             return shown
 
-        return await self._as_leader(put_restart_request)
+        return await self._run_as_leader(put_restart_request)
 
     def _plan_restart(self, request: RestartRequest) -> RestartPlan:
         cache = self._stores.statuses.cache
@@ -583,16 +583,16 @@ class DistributedHerder(BaseHerder):
             self._reporter.on_event(name, Event.FAILURE, self.worker.masking(config)(trace_of(e)))
             return
         except Exception as e:  # any error of the connector's code
-            self._retry_tasks(name, attempt, e)
+            self._retry_task_configs_later(name, attempt, e)
             return
         try:
             await self._keep_tasks(name, made)
         except LeaderRejected as e:
             log.error("the leader rejected the task configs", connector=name, reason=str(e))
         except PenstockError as e:
-            self._retry_tasks(name, attempt, e)
+            self._retry_task_configs_later(name, attempt, e)
 
-    def _retry_tasks(self, name: str, attempt: int, error: Exception) -> None:
+    def _retry_task_configs_later(self, name: str, attempt: int, error: Exception) -> None:
         delay_ms = round(RETRY_BACKOFF.wait_ms(attempt + 1))
         mask = self.worker.masking(self.snapshot().configs.get(name, {}))
         log.warning(
@@ -656,12 +656,12 @@ class DistributedHerder(BaseHerder):
         """Stores the tasks of a connector that another worker runs. Raises Forbidden, BadRequest if the signature is
         bad."""
         self._check_signed(body, headers)
-        await self._as_leader(lambda: self._put_tasks(name, configs))
+        await self._run_as_leader(lambda: self._put_tasks(name, configs))
 
     async def fence(self, name: str, body: bytes, headers: Mapping[str, str]) -> None:
         """Fences older tasks of a source, for another worker that is to start new ones."""
         self._check_signed(body, headers)
-        await self._as_leader(lambda: self._fence_older_tasks(name))
+        await self._run_as_leader(lambda: self._fence_older_tasks(name))
 
     async def _before_task(self, task: ConnectorTaskId) -> bool:
         """Returns whether an exactly-once source's task may start, after all tasks of older sets are fenced."""

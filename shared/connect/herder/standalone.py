@@ -221,7 +221,7 @@ class StandaloneHerder(BaseHerder):
 
     # --- task configs ---
 
-    async def _in_turn(self, run: Callable[[], Awaitable[T]]) -> T:
+    async def _run_in_herder_loop(self, run: Callable[[], Awaitable[T]]) -> T:
         return await self._execute(run)
 
     async def _execute(self, run: Callable[[], Awaitable[T]]) -> T:

@@ -39,7 +39,7 @@ def connector_info(snapshot: ConfigSnapshot, plugins: Plugins, name: str) -> Jso
     return {
         "name": name,
         "config": dict(config),
-        "tasks": [_task_id(task) for task in snapshot.tasks(name)],
+        "tasks": [_task_id_as_json(task) for task in snapshot.tasks(name)],
         "type": kind_of_connector(plugins, config),
     }
 
@@ -47,7 +47,9 @@ def connector_info(snapshot: ConfigSnapshot, plugins: Plugins, name: str) -> Jso
 def task_infos(snapshot: ConfigSnapshot, name: str) -> list[Json]:
     """Returns the tasks of a connector with their configs. Raises ConnectorNotFound."""
     config_of(snapshot, name)
-    return [{"id": _task_id(task), "config": dict(snapshot.task_configs[task])} for task in snapshot.tasks(name)]
+    return [
+        {"id": _task_id_as_json(task), "config": dict(snapshot.task_configs[task])} for task in snapshot.tasks(name)
+    ]
 
 
 def connector_status(
@@ -97,5 +99,5 @@ def _shown_status(status: ConnectorStatus | TaskStatus, *, restarting: bool) -> 
     return shown
 
 
-def _task_id(task: ConnectorTaskId) -> Json:
+def _task_id_as_json(task: ConnectorTaskId) -> Json:
     return {"connector": task.connector, "task": task.task}

@@ -140,7 +140,7 @@ class AbstractWorkerSourceTask(WorkerTask):
         """Called when a transform dropped the record, or it failed and the error is tolerated."""
 
     @abstractmethod
-    def _not_sent(self, token: object) -> None:
+    def _record_not_sent(self, token: object) -> None:
         """Called when the record could not be handed to the producer. It is sent again, or the task fails."""
 
     @abstractmethod
@@ -152,7 +152,7 @@ class AbstractWorkerSourceTask(WorkerTask):
         """Called before the first poll, and before the first poll after a pause."""
 
     @abstractmethod
-    async def _last_commit(self, *, failed: bool) -> None:
+    async def _commit_last_offsets(self, *, failed: bool) -> None:
         """Called when no more records will be polled or sent. `failed` is True after an error."""
 
     async def _start_task(self) -> None:
@@ -184,7 +184,7 @@ class AbstractWorkerSourceTask(WorkerTask):
             watch.cancel()
             await asyncio.gather(loop, watch, return_exceptions=True)
             if not self.cancelled:
-                await self._last_commit(failed=failed)
+                await self._commit_last_offsets(failed=failed)
 
     async def _poll_and_send_until_stopped(self) -> None:
         if not self.should_pause:
@@ -204,7 +204,7 @@ class AbstractWorkerSourceTask(WorkerTask):
                 self.to_send = None
                 return
         if not await self._send_polled():
-            await self._until_changed(SEND_FAILED_BACKOFF_MS)
+            await self._wait_for_target_state_change(SEND_FAILED_BACKOFF_MS)
 
     async def _before_pause(self) -> None:
         """Called before a pause of unknown length."""
@@ -220,7 +220,7 @@ class AbstractWorkerSourceTask(WorkerTask):
             self.moved(Event.RUNNING)
             await self._before_loop()
 
-    async def _until_changed(self, timeout_ms: float) -> None:
+    async def _wait_for_target_state_change(self, timeout_ms: float) -> None:
         try:
             async with asyncio.timeout(timeout_ms / 1000):
                 await self._changed.wait()
@@ -248,7 +248,7 @@ class AbstractWorkerSourceTask(WorkerTask):
             records = list(poll.result() or ())
         except RetriableError as e:
             log.warning("poll will be retried", task=str(self.id), error=self.mask(f"{type(e).__name__}: {e}"))
-            await self._until_changed(SEND_FAILED_BACKOFF_MS)
+            await self._wait_for_target_state_change(SEND_FAILED_BACKOFF_MS)
             return None
         finally:
             if changed is not None:
@@ -394,7 +394,7 @@ class AbstractWorkerSourceTask(WorkerTask):
                 token = await self._prepare_to_send(record, produced)
                 await self._send_record(record, produced, token)
             except RetriableError as e:  # as in AbstractWorkerSourceTask.sendRecords: tried again from this record on
-                self._not_sent(token)
+                self._record_not_sent(token)
                 self.to_send = records[index:]
                 # Only with the connector's own producer.override.max.block.ms. Otherwise `_watch_topics` sees it first.
                 if isinstance(e, UnknownTopicOrPartition):
@@ -402,12 +402,12 @@ class AbstractWorkerSourceTask(WorkerTask):
                 log.warning("send will be retried", task=str(self.id), error=self.mask(f"{type(e).__name__}: {e}"))
                 return False
             except ConnectError:  # not the record's own error: `errors.tolerance` does not apply
-                self._not_sent(token)
+                self._record_not_sent(token)
                 raise
             except PenstockError as e:
                 await self._handle_rejected_record(record, token, e)
             except asyncio.CancelledError:
-                self._not_sent(token)
+                self._record_not_sent(token)
                 self.to_send = records[index:]
                 raise
             if self.send_error is not None:
@@ -426,7 +426,7 @@ class AbstractWorkerSourceTask(WorkerTask):
                 self._record_sent(record, token, metadata)
             # The producer of a cancelled task fails its remaining records when it is closed.
             elif error is not None and not self.cancelled:
-                self._failed_later(record, token, error)
+                self._handle_failed_delivery(record, token, error)
 
         self._in_hand = produced
         self._on_its_way(destination)
@@ -449,7 +449,7 @@ class AbstractWorkerSourceTask(WorkerTask):
             self._reported_topics.add(produced.topic)
             self._listener.on_topic_used(self.id, produced.topic)
 
-    def _failed_later(self, record: SourceRecord, token: object, error: Exception) -> None:
+    def _handle_failed_delivery(self, record: SourceRecord, token: object, error: Exception) -> None:
         failure = Failure(Stage.KAFKA_PRODUCE, type(self.task), error)
         if self._tolerates_send_errors:
             self._record_skipped(record, token)
@@ -463,7 +463,7 @@ class AbstractWorkerSourceTask(WorkerTask):
     async def _handle_rejected_record(self, record: SourceRecord, token: object, error: PenstockError) -> None:
         """Handles a record that the producer did not accept."""
         if not self._tolerates_send_errors:
-            self._not_sent(token)
+            self._record_not_sent(token)
             raise ConnectError(f"Unrecoverable exception from producer send: {error}") from error
         await self.parts.reporters.report(record, Failure(Stage.KAFKA_PRODUCE, type(self.task), error))
         self.metrics.add("total_records_skipped")

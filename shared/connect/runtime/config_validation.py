@@ -53,6 +53,7 @@ class ConfigInfos:
         return [error for config in self.configs for error in config["value"]["errors"]]
 
     def as_json(self) -> dict[str, Any]:
+        """Returns the result of a validation as the body of the REST response."""
         return {
             "name": self.name,
             "error_count": self.error_count,
@@ -87,7 +88,7 @@ def validate_connector(plugins: Plugins, props: Mapping[str, str], worker: Mappi
     given = class_given(props)
     plugin = plugins.connector_class(given)
     common = common_definition(plugin, plugins, props, worker)
-    values = common.validate_values(props, lambda name: _any_class(plugins, name))
+    values = common.validate_values(props, lambda name: _find_plugin_class(plugins, name))
     by_name = {value.name: value for value in values}
     if issubclass(plugin, SinkConnector):
         check_sink_topics(by_name)
@@ -106,7 +107,7 @@ def validate_connector(plugins: Plugins, props: Mapping[str, str], worker: Mappi
         *_wrong_overrides(plugin, props, worker),
         *_wrong_converters(plugins, props),
         *(ConfigValue(name, props[name], errors=[_WORKER_ONLY_TEXT.format(name=name)]) for name in worker_only),
-        *_wrong_isolation(props, worker),
+        *_validate_isolation(props, worker),
     ]
     infos.configs += [_shown_config_value(ConfigDef(), value) for value in wrong]
     return infos
@@ -152,7 +153,7 @@ def _wrong_overrides(plugin: type[Connector], props: Mapping[str, str], worker: 
     return found
 
 
-def _wrong_isolation(props: Mapping[str, str], worker: Mapping[str, Any]) -> list[ConfigValue]:
+def _validate_isolation(props: Mapping[str, str], worker: Mapping[str, Any]) -> list[ConfigValue]:
     error = isolation_error(props[ISOLATION], worker) if props.get(ISOLATION) else None
     return [] if error is None else [ConfigValue(ISOLATION, props[ISOLATION], errors=[error])]
 
@@ -266,7 +267,7 @@ def _validate_predicate_name(props: Mapping[str, str]) -> Any:
     return check_predicate_name
 
 
-def _any_class(plugins: Plugins, name: str) -> object | None:
+def _find_plugin_class(plugins: Plugins, name: str) -> object | None:
     return plugins.any_kind(name)
 
 

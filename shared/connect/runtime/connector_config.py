@@ -179,7 +179,7 @@ def _with_topic_creation(definition: ConfigDef, props: Mapping[str, str]) -> Con
             f"{alias} inclusion",
             Width.LONG,
             "Regular expressions of the topics in this group.",
-            _all_regex,
+            _validate_regexes,
         )
         group.add(
             prefix + "exclude",
@@ -189,7 +189,7 @@ def _with_topic_creation(definition: ConfigDef, props: Mapping[str, str]) -> Con
             f"{alias} exclusion",
             Width.LONG,
             "Regular expressions of topics that are not in this group. They take precedence over include.",
-            _all_regex,
+            _validate_regexes,
         )
         inherited = NO_DEFAULT if fallback else None
         group.add(
@@ -224,7 +224,7 @@ def _replicas_or_default(name: str, value: Any) -> None:
         at_least(1)(name, value)
 
 
-def _all_regex(name: str, value: Any) -> None:
+def _validate_regexes(name: str, value: Any) -> None:
     for item in value or ():
         regex(name, item)
 

@@ -153,14 +153,14 @@ class WorkerErrantRecordReporter:
 
     async def _report_errant_record(self, record: SinkRecord, error: Exception) -> None:
         # By the original coordinates: a transform may have changed the record's topic.
-        raw = self._raw.find(*record.original) or self._as_read(record)
+        raw = self._raw.find(*record.original) or self._convert_back_to_consumer_record(record)
         failure = Failure(Stage.TASK_PUT, self._task_class, error)
         written = await self._reporters.send(raw, failure)
         self._operator.failed(failure, self._clock.now_ms())
         if written is not None:
             await written
 
-    def _as_read(self, record: SinkRecord) -> ConsumerRecord:
+    def _convert_back_to_consumer_record(self, record: SinkRecord) -> ConsumerRecord:
         topic, partition, offset = record.original
         try:
             key = self._conversion.key.from_connect_data(topic, record.key_schema, record.key)

@@ -98,7 +98,7 @@ class ExactlyOnceSourceTask(AbstractWorkerSourceTask):
         self._records.append((record, None))
         await self._end_transaction(self._boundary.after_record(record))
 
-    def _not_sent(self, token: object) -> None:
+    def _record_not_sent(self, token: object) -> None:
         if isinstance(token, int):
             del self._records[token:]
 
@@ -150,7 +150,7 @@ class ExactlyOnceSourceTask(AbstractWorkerSourceTask):
         """Leaves no transaction open during a pause: the coordinator would end it."""
         await self._end_transaction(self._boundary.at_end(is_whole=self.to_send is None))
 
-    async def _last_commit(self, *, failed: bool) -> None:
+    async def _commit_last_offsets(self, *, failed: bool) -> None:
         """Ends the last transaction: commits it unless the task defines transactions itself. Then it is aborted."""
         if not failed and self.send_error is None:
             await self._end_transaction(self._boundary.at_end(is_whole=self.to_send is None))

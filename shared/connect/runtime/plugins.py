@@ -103,6 +103,7 @@ class Plugins:
         return [desc.listed() for desc in sorted(shown, key=lambda desc: (order.index(desc.kind), desc.name))]
 
     def of_kind(self, kind: str) -> list[PluginDesc]:
+        """Returns the plugins of a kind, such as `source` or `converter`, by name."""
         return sorted((desc for desc in self._descs if desc.kind == kind), key=lambda desc: desc.name)
 
     def find(self, kind: str, name: str) -> type | None:

@@ -100,6 +100,7 @@ class TaskThread:
         return future
 
     def _run_calls(self) -> None:
+        """Runs the submitted calls one after another, in the task's thread, until the thread is stopped."""
         while (call := self._calls.get()) is not None:
             future, function = call
             self._run_one(future, function)

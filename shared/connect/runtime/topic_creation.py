@@ -36,6 +36,7 @@ class TopicCreationGroup:
     configs: dict[str, str] = field(default_factory=dict)
 
     def matches(self, topic: str) -> bool:
+        """Returns whether the group's patterns include the topic, and none excludes it."""
         return not any(p.fullmatch(topic) for p in self.exclude) and any(p.fullmatch(topic) for p in self.include)
 
 

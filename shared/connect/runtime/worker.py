@@ -283,9 +283,9 @@ class Worker:
         tasks = [task for id in ids if (task := self._tasks.pop(id, None)) is not None]
         for task in tasks:
             task.stop()
-        await asyncio.gather(*(self._until_stopped(task) for task in tasks))
+        await asyncio.gather(*(self._wait_until_task_stopped(task) for task in tasks))
 
-    async def _until_stopped(self, task: WorkerTask) -> None:
+    async def _wait_until_task_stopped(self, task: WorkerTask) -> None:
         if not await task.until_stopped(self.graceful_timeout_ms):
             log.error("task did not stop in time and is abandoned", task=str(task.id))
             task.cancel()

@@ -339,7 +339,7 @@ class WorkerSinkTask(WorkerTask, RebalanceListener):
             return
         try:
             if not lost:
-                await self._last_commit(partitions)
+                await self._commit_before_revocation(partitions)
         finally:
             try:
                 await self._call_task(self.task.close, partitions)
@@ -348,7 +348,7 @@ class WorkerSinkTask(WorkerTask, RebalanceListener):
                 self.raw.forget(partitions)
                 self.metrics.set("partition_count", len(self.sink_state.assigned))
 
-    async def _last_commit(self, partitions: Partitions) -> None:
+    async def _commit_before_revocation(self, partitions: Partitions) -> None:
         """Commits before partitions are revoked. If the task cannot flush, the next owner reads again."""
         begun = self.sink_state.begin_commit(self._clock.monotonic_ms(), partitions)
         if begun is None:

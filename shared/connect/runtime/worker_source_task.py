@@ -85,7 +85,7 @@ class WorkerSourceTask(AbstractWorkerSourceTask):
     async def _record_dropped(self, record: SourceRecord) -> None:
         self._acknowledged.append((record, None))
 
-    def _not_sent(self, token: object) -> None:
+    def _record_not_sent(self, token: object) -> None:
         if token is not None:
             cast(SubmittedRecord, token).drop()
 
@@ -135,7 +135,7 @@ class WorkerSourceTask(AbstractWorkerSourceTask):
         except Exception as e:  # any error of the connector: the offsets are stored in either case
             log.error("the task's commit failed", task=str(self.id), error=self.mask(f"{type(e).__name__}: {e}"))
 
-    async def _last_commit(self, *, failed: bool) -> None:
+    async def _commit_last_offsets(self, *, failed: bool) -> None:
         if self._committer is not None:
             self._committer.cancel()
             await asyncio.gather(self._committer, return_exceptions=True)

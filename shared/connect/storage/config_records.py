@@ -166,7 +166,7 @@ def decode(key: bytes | None, value: bytes | None) -> ConfigRecord | None:
     """
     name = (key or b"").decode(errors="replace")
     if name == SESSION_KEY:
-        return _session_key(_decode_json_fields(name, value)) if value is not None else None
+        return _decode_session_key(_decode_json_fields(name, value)) if value is not None else None
     for prefix, read in _READERS:
         if name.startswith(prefix) and len(name) > len(prefix):
             fields = None if value is None else _decode_json_fields(name, value)
@@ -190,13 +190,13 @@ def _decode_task_commit(name: str, fields: Mapping[str, Any] | None) -> ConfigRe
     return None if fields is None else TaskCommitRecord(name, _number_of_tasks(fields["tasks"]))
 
 
-def _target_state(name: str, fields: Mapping[str, Any] | None) -> ConfigRecord:
+def _decode_target_state(name: str, fields: Mapping[str, Any] | None) -> ConfigRecord:
     if fields is None:
         return TargetStateRecord(name, None)
     return TargetStateRecord(name, TargetState(fields.get("state.v2") or fields["state"]))
 
 
-def _task_count(name: str, fields: Mapping[str, Any] | None) -> ConfigRecord:
+def _decode_task_count(name: str, fields: Mapping[str, Any] | None) -> ConfigRecord:
     return TaskCountRecord(name, None if fields is None else _number_of_tasks(fields["task-count"]))
 
 
@@ -214,14 +214,14 @@ _READERS: tuple[tuple[str, Callable[[str, Mapping[str, Any] | None], ConfigRecor
     (CONNECTOR, _decode_connector_record),
     (TASK, _decode_task_record),
     (COMMIT, _decode_task_commit),
-    (TARGET_STATE, _target_state),
-    (FENCING, _task_count),
+    (TARGET_STATE, _decode_target_state),
+    (FENCING, _decode_task_count),
     (RESTART, _decode_restart_request),
     (LOGGER, _decode_logger_level),
 )
 
 
-def _session_key(fields: Mapping[str, Any]) -> SessionKey:
+def _decode_session_key(fields: Mapping[str, Any]) -> SessionKey:
     try:
         key = base64.b64decode(str(fields["key"]), validate=True)
         return SessionKey(key, str(fields["algorithm"]), int(fields["creation-timestamp"]))

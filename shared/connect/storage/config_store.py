@@ -159,7 +159,7 @@ class KafkaConfigStore(ConfigStore):
 
     async def stop(self) -> None:
         await super().stop()
-        await self._let_go()
+        await self._close_leader_producer()
         await self._log.stop()
 
     async def refresh(self, timeout_ms: int = READ_TO_END_MS) -> None:
@@ -172,7 +172,7 @@ class KafkaConfigStore(ConfigStore):
     async def claim(self) -> None:
         if self._transactional_id is None:
             return
-        await self._let_go()
+        await self._close_leader_producer()
         leader = Producer(self._kafka, ProducerSettings(transactional_id=self._transactional_id, linger_ms=0))
         await leader.__aenter__()
         try:
@@ -183,9 +183,9 @@ class KafkaConfigStore(ConfigStore):
         self._leader = leader
 
     async def release(self) -> None:
-        await self._let_go()
+        await self._close_leader_producer()
 
-    async def _let_go(self) -> None:
+    async def _close_leader_producer(self) -> None:
         leader, self._leader = self._leader, None
         if leader is not None:
             await leader.close(0)
@@ -206,7 +206,7 @@ class KafkaConfigStore(ConfigStore):
             async with leader.transaction():
                 return [await self._log.send(*encode(record), leader) for record in records]
         except ProducerFenced:  # another worker has claimed the topic: this producer cannot write any more
-            await self._let_go()
+            await self._close_leader_producer()
             raise
 
     def _on_record(self, record: ConsumerRecord) -> None:

@@ -177,9 +177,9 @@ class _ReplaceField(OnPart):
         given = require_struct(schema, value, "field replacement")
         kept = [field for field in schema.fields if self._keeps_field(field.name)]
         found = {named(field.name, field.name): self.field_value(field, given) for field in kept}
-        return self.new(record, self.updated(schema, self._kept_schema), found)
+        return self.new(record, self.updated(schema, self._schema_of_kept_fields), found)
 
-    def _kept_schema(self, schema: Schema) -> Schema:
+    def _schema_of_kept_fields(self, schema: Schema) -> Schema:
         named = self._renames.get
         return with_fields(
             schema, [Field(named(f.name, f.name), f.schema) for f in schema.fields if self._keeps_field(f.name)]

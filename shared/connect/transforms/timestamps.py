@@ -85,22 +85,22 @@ class _TimestampConverter(OnPart):
             given = dict(require_map(value, "converting timestamp formats"))
             return self.new(record, None, given | {self._field: self._convert_timestamp(given.get(self._field), None)})
         if not self._field:
-            return self.new(record, self.updated(schema, self._as_target), self._convert_timestamp(value, schema))
+            return self.new(record, self.updated(schema, self._target_schema), self._convert_timestamp(value, schema))
         if value is None:
-            return self.new(record, self.updated(schema, self._with_target), None)
+            return self.new(record, self.updated(schema, self._schema_with_target_field), None)
         given = dict(require_struct(schema, value, "converting timestamp formats"))
         found = {field.name: self.field_value(field, given) for field in schema.fields}
         field = schema.field(self._field)
         if field is None:
             raise DataError(f"Unknown field: {self._field}")
         found[self._field] = self._convert_timestamp(found[self._field], field.schema)
-        return self.new(record, self.updated(schema, self._with_target), found)
+        return self.new(record, self.updated(schema, self._schema_with_target_field), found)
 
-    def _as_target(self, schema: Schema) -> Schema:
+    def _target_schema(self, schema: Schema) -> Schema:
         return replace(TARGETS[self._target], optional=schema.optional)
 
-    def _with_target(self, schema: Schema) -> Schema:
-        fields = [Field(f.name, self._as_target(f.schema)) if f.name == self._field else f for f in schema.fields]
+    def _schema_with_target_field(self, schema: Schema) -> Schema:
+        fields = [Field(f.name, self._target_schema(f.schema)) if f.name == self._field else f for f in schema.fields]
         return replace(schema, fields=tuple(fields))
 
     def _convert_timestamp(self, value: Any, schema: Schema | None) -> Any:

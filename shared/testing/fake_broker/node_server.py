@@ -232,13 +232,13 @@ class _Connection:
             try:
                 answer = await self._answer_frame(frame, header)
             except Silence:
-                await self._until_gone()
+                await self._read_until_disconnect()
             await self._server.running()
             if answer is not None:
                 self._writer.write(_SIZE.pack(len(answer)) + answer)
                 await self._writer.drain()
 
-    async def _until_gone(self) -> None:
+    async def _read_until_disconnect(self) -> None:
         while await self._reader.read(READ_AHEAD_BYTES):
             pass
         raise HangUp

@@ -133,6 +133,7 @@ class Spoken:
     response: Schema
 
     def is_flexible(self, version: int) -> bool:
+        """Returns whether a version of the API is flexible (KIP-482): it has tagged fields."""
         return version >= self.flexible
 
 

@@ -51,7 +51,7 @@ class BulkRead:
         await self._keep_transaction_open()
         found: Sequence[Any] = await self._fetch.fetch()
         if not self.is_held:
-            self._holding = asyncio.create_task(self._hold_later(), name="hold the cursor")
+            self._holding = asyncio.create_task(self._hold_cursor_after_idle_time(), name="hold the cursor")
         return found
 
     async def end(self) -> None:
@@ -73,7 +73,7 @@ class BulkRead:
         await self._connection.execute("COMMIT", timeout=HOLD_S)
         self.is_held = True
 
-    async def _hold_later(self) -> None:
+    async def _hold_cursor_after_idle_time(self) -> None:
         await asyncio.sleep(self._idle_ms / 1000)
         self._is_committing = True
         await self.hold()

@@ -101,6 +101,7 @@ class LogicalReader:
         self._set_slot_target(self._progress.stored(offset))
 
     def _set_slot_target(self, target: int | None) -> None:
+        """Sets the log position to which the replication slot moves next."""
         if target is not None:
             self._move_to = target
 
@@ -155,8 +156,8 @@ class LogicalReader:
                 f"mode=logical needs wal_level=logical, and this Postgres has wal_level={level}: run ALTER SYSTEM SET "
                 "wal_level = 'logical', and start Postgres again"
             )
-        await self._have_publication(connection)
-        await self._have_slot(connection)
+        await self._ensure_publication(connection)
+        await self._ensure_replication_slot(connection)
         self._copy = f"penstock_{uuid.uuid4().hex[:16]}"
         await self._create_replication_object(
             connection,
@@ -164,7 +165,7 @@ class LogicalReader:
             "a temporary copy of the slot cannot be created",
         )
 
-    async def _have_publication(self, connection: Any) -> None:
+    async def _ensure_publication(self, connection: Any) -> None:
         name = self._publication
         tables = self._values["table.whitelist"]
         if await connection.fetchval("SELECT 1 FROM pg_publication WHERE pubname = $1", name) is None:
@@ -205,7 +206,7 @@ class LogicalReader:
                 f"ALTER TABLE {sql.quoted(table)} REPLICA IDENTITY FULL, or create the publication yourself"
             )
 
-    async def _have_slot(self, connection: Any) -> None:
+    async def _ensure_replication_slot(self, connection: Any) -> None:
         found = await connection.fetchrow(
             "SELECT plugin, database, wal_status, current_database() AS here FROM pg_replication_slots "
             "WHERE slot_name = $1", self._slot,

@@ -133,7 +133,7 @@ class PostgresSinkTask(SinkTask):
         topic, partition, offset = record.original
         return offset < self._done.get((topic, partition), 0)
 
-    def _note_done(self, records: list[SinkRecord]) -> None:
+    def _note_written_offsets(self, records: list[SinkRecord]) -> None:
         # The last offset of each partition remains, since a batch has them in order.
         self._done |= {(topic, partition): offset + 1 for topic, partition, offset in (r.original for r in records)}
 
@@ -156,7 +156,7 @@ class PostgresSinkTask(SinkTask):
             if (
                 await self._try_to_write_rows(part[:errant]) is None
             ):  # otherwise the database has changed meanwhile: search again
-                self._note_done([part[errant]])
+                self._note_written_offsets([part[errant]])
                 at += errant + 1
             size = max(1, errant)
 
@@ -266,7 +266,7 @@ class PostgresSinkTask(SinkTask):
         if keep:
             if self._offsets is not None:
                 self._offsets.committed()
-            self._note_done(records)
+            self._note_written_offsets(records)
 
     def _uses_staging_table(self, group: Rows) -> bool:
         return self._settings.mode != "insert" or group.deletes

@@ -203,7 +203,7 @@ class PostgresSourceTask(SourceTask):
 
     async def _failure_to_raise(self, error: Exception) -> Exception:
         ours = translated(error)
-        await self._abandon_bulk()
+        await self._abandon_bulk_read()
         if self._connection is not None:
             connection, self._connection = self._connection, None
             if not connection.is_closed():
@@ -213,14 +213,14 @@ class PostgresSourceTask(SourceTask):
         self._retries_left -= 1
         return ours
 
-    async def _abandon_bulk(self) -> None:
+    async def _abandon_bulk_read(self) -> None:
         bulk, self._bulk = self._bulk, None
         if bulk is not None:
             await bulk.abandon()
 
     async def stop(self) -> None:
         if getattr(self, "_bulk", None) is not None:
-            await self._abandon_bulk()
+            await self._abandon_bulk_read()
         connection = getattr(self, "_connection", None)
         if connection is not None and not connection.is_closed():
             await self._move_slot(connection)
