@@ -2,19 +2,22 @@
 
 A connector does no work on records. It checks its configuration and divides the work into at most `tasks.max` task
 configurations. It may watch its system, and ask the worker to reconfigure its tasks.
+
+`start`, `stop`, `task_configs` and `alter_offsets` are `async def` or `def`. The worker awaits an `async def` method on
+its event loop. It calls a `def` method in a thread of the connector's own, as in Java, so that it may block.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from enum import Enum
 from typing import ClassVar, Protocol
 
 from penstock.shared.common.records import TopicPartition
 from penstock.shared.connect.config_def import ConfigDef, ConfigValue
 from penstock.shared.connect.record import Offset, Partition
-from penstock.shared.connect.task import SinkTask, SourceTask, Task
+from penstock.shared.connect.task import NOTHING, SinkTask, SourceTask, Task
 from penstock.shared.connect.version import CONNECT_VERSION
 
 Props = Mapping[str, str]
@@ -63,15 +66,16 @@ class Connector(ABC):
         return CONNECT_VERSION
 
     @abstractmethod
-    async def start(self, props: Props) -> None:
+    def start(self, props: Props) -> Awaitable[None] | None:
         """Takes the validated configuration. An error that it raises fails the connector."""
 
     @abstractmethod
-    async def task_configs(self, max_tasks: int) -> list[dict[str, str]]:
+    def task_configs(self, max_tasks: int) -> Awaitable[list[dict[str, str]]] | list[dict[str, str]]:
         """Returns a configuration for each task, at most `max_tasks` of them."""
 
-    async def stop(self) -> None:
+    def stop(self) -> Awaitable[None] | None:
         """Releases everything that `start` opened."""
+        return NOTHING
 
     @classmethod
     @abstractmethod
@@ -96,7 +100,9 @@ class SourceConnector(Connector):
         """Returns whether `transaction.boundary=connector` may be set."""
         return False
 
-    async def alter_offsets(self, props: Props, offsets: list[tuple[Partition, Offset | None]]) -> bool:
+    def alter_offsets(
+        self, props: Props, offsets: list[tuple[Partition, Offset | None]]
+    ) -> Awaitable[bool] | bool:
         """Checks or stores offsets that a user alters. Returns True if it handled them, False if it does not support
         this.
 
@@ -110,7 +116,7 @@ class SinkConnector(Connector):
 
     task_class: ClassVar[type[SinkTask]]
 
-    async def alter_offsets(self, props: Props, offsets: Mapping[TopicPartition, int | None]) -> bool:
+    def alter_offsets(self, props: Props, offsets: Mapping[TopicPartition, int | None]) -> Awaitable[bool] | bool:
         """Checks or stores offsets that a user alters, as for sources."""
         return False
 

@@ -33,7 +33,7 @@ class _Nothing:
         yield from ()
 
 
-_NOTHING = _Nothing()
+NOTHING = _Nothing()
 
 
 class OffsetStorageReader(Protocol):
@@ -185,11 +185,11 @@ class SourceTask(Task):
 
     def commit(self) -> Awaitable[None] | None:
         """Called after the offsets of some of the records returned so far were stored."""
-        return _NOTHING
+        return NOTHING
 
     def commit_record(self, record: SourceRecord, metadata: RecordMetadata | None) -> Awaitable[None] | None:
         """Called when Kafka has the record. `metadata` is None if it was filtered out or skipped as an error."""
-        return _NOTHING
+        return NOTHING
 
 
 class SinkTask(Task):
@@ -203,7 +203,7 @@ class SinkTask(Task):
 
     def open(self, partitions: frozenset[TopicPartition]) -> Awaitable[None] | None:
         """Takes new partitions. Called before any of their records is delivered."""
-        return _NOTHING
+        return NOTHING
 
     @abstractmethod
     def put(self, records: list[SinkRecord]) -> Awaitable[None] | None:
@@ -214,7 +214,7 @@ class SinkTask(Task):
 
     def flush(self, offsets: Offsets) -> Awaitable[None] | None:
         """Writes everything up to these offsets before it returns."""
-        return _NOTHING
+        return NOTHING
 
     def pre_commit(self, offsets: Offsets) -> Awaitable[Offsets] | Offsets:
         """Returns the offsets that may be committed. The default flushes and returns all of them.
@@ -227,7 +227,7 @@ class SinkTask(Task):
 
     def close(self, partitions: frozenset[TopicPartition]) -> Awaitable[None] | None:
         """Gives these partitions up. Called after their last `pre_commit`."""
-        return _NOTHING
+        return NOTHING
 
 
 async def _offsets_after_flush(flushed: Awaitable[None], offsets: Offsets) -> Offsets:

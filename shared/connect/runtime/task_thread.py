@@ -1,6 +1,6 @@
-"""The thread of one task: its `def` methods run there, as all methods do in Kafka Connect (an edge).
+"""The thread of one task or connector: its `def` methods run there, as all methods do in Kafka Connect (an edge).
 
-A blocking method then delays only its own task. `async def` methods run on the worker's event loop.
+A blocking method then delays nothing else. `async def` methods run on the worker's event loop.
 
 It is a daemon thread. The interpreter joins the threads of a ThreadPoolExecutor at its end, and a call that never
 returns must not keep the process from ending.
@@ -18,13 +18,14 @@ from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from penstock.shared.common.errors import IllegalState
+from penstock.shared.connect.connector import Connector
 from penstock.shared.connect.task import SinkTask, Task
 
 T = TypeVar("T")
 
 
 class TaskThread:
-    """Calls the methods of one task, one after another. The thread starts with the first `def` method."""
+    """Calls the methods of one task or connector, one after another. The thread starts with the first `def` method."""
 
     def __init__(self, name: str = "task") -> None:
         self._name = name
@@ -135,8 +136,9 @@ def runs_in_thread(method: Callable[..., Any]) -> bool:
 
 
 def _is_default_task_method(method: Callable[..., Any]) -> bool:
-    """Returns whether a method is one of the default methods of `Task`, `SourceTask` and `SinkTask` that do nothing."""
-    return getattr(method, "__module__", None) == Task.__module__ and not _is_default_pre_commit(method)
+    """Returns whether a method is a default method of a base class of tasks or connectors, which does nothing."""
+    module = getattr(method, "__module__", None)
+    return module in (Task.__module__, Connector.__module__) and not _is_default_pre_commit(method)
 
 
 def _is_default_pre_commit(method: Callable[..., Any]) -> bool:

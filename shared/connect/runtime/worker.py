@@ -169,7 +169,11 @@ class Worker:
     async def alter_offsets(self, props: Props, offsets: Any) -> bool:
         """Returns what the connector's `alter_offsets` returns. The connector is made for it and never started."""
         connector: Any = self.plugins.connector_class(props["connector.class"])()
-        return bool(await connector.alter_offsets(props, offsets))
+        thread = TaskThread("alter-offsets")
+        try:
+            return bool(await thread.call(connector.alter_offsets, props, offsets))
+        finally:
+            thread.close()
 
     async def validate(self, config: Props) -> ConfigInfos:
         """Returns the errors of a configuration, which may have `${…}`. Raises what the connector raises.

@@ -15,6 +15,7 @@ from penstock.shared.connect.connector import Connector, Props
 from penstock.shared.connect.errors import summary_of, trace_of
 from penstock.shared.connect.runtime.states import Event, State, TargetState, after
 from penstock.shared.connect.runtime.status_listener import StatusListener
+from penstock.shared.connect.runtime.task_thread import TaskThread
 
 log = get_logger(__name__)
 
@@ -45,16 +46,20 @@ class WorkerConnector:
         self._wanted: asyncio.Queue[tuple[TargetState | None, asyncio.Future[State]]] = asyncio.Queue()
         self._started = False
         self._runner: asyncio.Task[None] | None = None
+        self._thread = TaskThread(f"connector-{name}")
 
     def __repr__(self) -> str:
         return f"<WorkerConnector {self.name} {self.state.name}>"
 
     def request_task_reconfiguration(self) -> None:
+        self._thread.on_loop(self._request_reconfiguration)
+
+    def _request_reconfiguration(self) -> None:
         if self.state is State.RUNNING:
             self._on_reconfiguration(self.name)
 
     def raise_error(self, error: Exception) -> None:
-        self._fail_connector(error)
+        self._thread.on_loop(self._fail_connector, error)
 
     async def transition_to(self, target: TargetState) -> State:
         """Brings the connector to the target state. Returns the state reached: FAILED if the connector raised."""
@@ -69,10 +74,11 @@ class WorkerConnector:
             log.warning("connector did not stop in time and is abandoned", connector=self.name)
         if self._runner is not None:
             self._runner.cancel()
+        self._thread.close()
 
     async def task_configs(self, tasks_max: int) -> list[dict[str, str]]:
         """Returns the connector's task configurations. Raises what the connector raises."""
-        return await self.connector.task_configs(tasks_max)
+        return await self._thread.call(self.connector.task_configs, tasks_max)
 
     async def _request_target_state(self, target: TargetState | None) -> State:
         if self._runner is None:
@@ -109,7 +115,7 @@ class WorkerConnector:
         elif not self._started:
             first = self.state is State.UNASSIGNED
             self.connector.initialize(self)
-            await self.connector.start(self.props)
+            await self._thread.call(self.connector.start, self.props)
             self._started = True
             # `raise_error` may have failed it while it started.
             if not self._has_failed():
@@ -118,7 +124,7 @@ class WorkerConnector:
     async def _stop_connector_if_started(self) -> None:
         if self._started:
             self._started = False
-            await self.connector.stop()
+            await self._thread.call(self.connector.stop)
 
     async def _shut_down_connector(self) -> None:
         failed = self.state is State.FAILED

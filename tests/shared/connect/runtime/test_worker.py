@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import Mapping
+from typing import ClassVar
 
 import pytest
 import structlog
 
+from penstock.shared.common.records import TopicPartition
 from penstock.shared.connect.connectors.file_stream import FileStreamSinkConnector
 from penstock.shared.connect.errors import ConnectError
 from penstock.shared.connect.runtime.states import ConnectorTaskId, State, TargetState
@@ -54,6 +58,51 @@ async def test_connectors_follow_their_target() -> None:
         assert await run.worker.start_connector("x", missing, TargetState.STARTED, run.listener) is State.FAILED
         assert run.listener.of("x") == ["failure"]
         assert run.worker.connector_names() == frozenset()
+
+
+class BlockingConnector(FileStreamSinkConnector):
+    """A connector with `def` methods. `start` blocks until the test lets it continue."""
+
+    may_start = threading.Event()
+    threads: ClassVar[list[str]] = []
+
+    def start(self, props: Mapping[str, str]) -> None:
+        self.threads.append(threading.current_thread().name)
+        assert self.may_start.wait(60)
+        self.context.request_task_reconfiguration()
+
+    def task_configs(self, max_tasks: int) -> list[dict[str, str]]:
+        self.threads.append(threading.current_thread().name)
+        self.context.request_task_reconfiguration()
+        return [{"n": str(n)} for n in range(max_tasks)]
+
+    def alter_offsets(self, props: Mapping[str, str], offsets: Mapping[TopicPartition, int | None]) -> bool:
+        self.threads.append(threading.current_thread().name)
+        return True
+
+
+async def test_a_blocking_connector_delays_no_other() -> None:
+    """A connector's `def` methods run in a thread of its own, and their calls of the context on the event loop."""
+    loop_thread = threading.current_thread()
+    requested = []
+
+    def note(name: str) -> None:
+        assert threading.current_thread() is loop_thread
+        requested.append(name)
+
+    async with running() as run:
+        run.worker.plugins.add(BlockingConnector, "Blocking")
+        config = {**SINK, "connector.class": "Blocking"}
+        starting = asyncio.create_task(run.worker.start_connector("b", config, TargetState.STARTED, run.listener, note))
+        assert await run.worker.start_connector("s", SINK, TargetState.STARTED, run.listener) is State.RUNNING
+        assert not starting.done()
+        BlockingConnector.may_start.set()
+        assert await starting is State.RUNNING
+        assert [one["n"] for one in await run.worker.connector_task_configs("b", config)] == ["0", "1"]
+        assert await run.worker.alter_offsets(config, {})
+        assert requested == ["b"]
+        await run.worker.stop_connector("b")
+    assert BlockingConnector.threads == ["connector-b", "connector-b", "alter-offsets"]
 
 
 async def test_a_failed_task_is_restarted() -> None:
