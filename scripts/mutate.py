@@ -145,14 +145,14 @@ def mutants_of(
 
 
 def main() -> int:
-    """Print each module's survivors and share; 1 if a share is too low."""
+    """Print each module's survivors and share; 1 if a share is too low or a survivor has no reason in the list."""
     known = tomllib.loads((ROOT / "scripts/mutants.toml").read_text(encoding="utf-8"))
     parser = argparse.ArgumentParser(prog="scripts/mutate")
     parser.add_argument("modules", nargs="*", default=list(known["modules"]), choices=[*known["modules"], []])
     parser.add_argument("--sample", type=int, help="so many mutants of each module, chosen at random")
     parser.add_argument("--seed", type=int, default=1)
     given = parser.parse_args()
-    is_low = False
+    has_failed = False
     with copy_of_the_checkout() as copy:
         for module in given.modules:
             definitions = known["definitions"].get(module, [])
@@ -160,14 +160,15 @@ def main() -> int:
             explained = [one for one in known["explained"] if one.get("module", module) == module]
             alive = [mutant for mutant in mutants if SURVIVED in mutant.outcome.upper()]
             survivors = [mutant for mutant in alive if not mutant.is_explained(explained)]
-            share = 1 - len(survivors) / len(mutants) if mutants else 1.0
+            noticeable = len(mutants) - len(alive) + len(survivors)
+            share = 1 - len(survivors) / noticeable if noticeable else 1.0
             figures = f"{len(mutants) - len(alive)} killed and {len(alive) - len(survivors)} explained"
             print(f"{module}: {figures} of {len(mutants)} mutants ({share:.0%})", flush=True)
             for mutant in survivors:
                 print(f"  line {mutant.line}, {mutant.definition}, {mutant.operator}")
                 print(textwrap.indent(mutant.changed, "    "), flush=True)
-            is_low |= share < KILLED_MIN
-    return is_low
+            has_failed |= share < KILLED_MIN or bool(survivors)
+    return has_failed
 
 
 if __name__ == "__main__":

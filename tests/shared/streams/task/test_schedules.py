@@ -18,7 +18,7 @@ def add(schedules: TaskSchedules, name: str, start: int = 10**9) -> Schedule:
     return schedules.schedule(1, PunctuationType.STREAM_TIME, lambda _: None, **at_node)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("count", [3, 100])
+@pytest.mark.parametrize("count", [3, 100, 300])
 def test_cancelled_schedules_are_forgotten(count: int) -> None:
     """However many schedules are made and cancelled, also far ahead, only active ones are kept."""
     schedules = TaskSchedules()
