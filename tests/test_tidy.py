@@ -24,6 +24,23 @@ ROOT = Path(__file__).resolve().parent.parent
 REAL_BROKER = ("tests/integration/", "tests/contract/")  # tests against a real broker: they may poll
 NO_FOLDER = (*REAL_BROKER, "tests/typing/")  # tests of several folders of the source
 
+SANS_IO = (
+    *(f"shared/streams/{folder}/" for folder in ("aggregations", "dsl", "operators", "task", "windows")),
+    *(
+        f"shared/streams/changelog/{name}.py"
+        for name in ("changelog_reader", "format", "reader_kernels", "store_entries")
+    ),
+    *(f"shared/clients/producer/{name}.py" for name in ("batch_completion", "partitioner", "record_accumulator")),
+    *(
+        f"shared/clients/consumer/{name}.py"
+        for name in ("commit_sequence", "fetcher", "group_state", "key_scheduler", "partition_progress", "positions")
+    ),
+    "shared/connect/transforms/",
+)
+"""What decides: it neither awaits nor reads a clock, and time is an argument."""
+EDGES = ("asyncio", "concurrent", "select", "socket", "subprocess", "threading", "time")
+"""The modules of the standard library that do I/O, wait, or read a clock."""
+
 THIRD_PARTY = ("LICENSE", "tests/data/")  # third-party texts
 
 
@@ -96,7 +113,7 @@ def functions(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]
 
 def module_has_docstring(source: Source) -> Iterator[str]:
     if source.is_python and source.text.strip() and not ast.get_docstring(source.tree):
-        yield "no docstring: say what the module holds and why"
+        yield "no docstring: describe what the module holds and why"
 
 
 def nothing_is_mocked(source: Source) -> Iterator[str]:
@@ -137,7 +154,7 @@ def a_test_has_docstring(source: Source) -> Iterator[str]:
     if source.is_test and PurePosixPath(source.path).name.startswith("test_"):
         for function in functions(source.tree):
             if function.name.startswith("test_") and not ast.get_docstring(function):
-                yield f"{function.lineno}: {function.name} does not say the truth it guards"
+                yield f"{function.lineno}: {function.name} has no docstring"
 
 
 def a_test_mirrors_folder(source: Source) -> Iterator[str]:
@@ -146,6 +163,17 @@ def a_test_mirrors_folder(source: Source) -> Iterator[str]:
         return
     if not (ROOT / PurePosixPath(*path.parts[1:-1])).is_dir():
         yield f"there is no folder {PurePosixPath(*path.parts[1:-1])}"
+
+
+def is_sans_io(source: Source) -> Iterator[str]:
+    if not source.is_python or not source.path.startswith(SANS_IO):
+        return
+    for line, name in imported_names(source.tree):
+        if name.partition(".")[0] in EDGES:
+            yield f"{line}: imports {name}"
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.AsyncFunctionDef | ast.Await | ast.AsyncFor | ast.AsyncWith):
+            yield f"{node.lineno}: awaits"
 
 
 def names_no_machine_path(source: Source) -> Iterator[str]:
@@ -207,6 +235,17 @@ def test_tests_mirror_folders() -> None:
     """Every unit test is in the folder that corresponds to its subject's folder."""
     broken, kept = python("tests/shared/nowhere/test_a.py"), python("tests/shared/common/test_a.py")
     check_rule(a_test_mirrors_folder, broken=broken, kept=kept)
+
+
+def test_what_decides_is_sans_io() -> None:
+    """The packages that decide neither await nor read a clock."""
+    path = "shared/streams/task/a.py"
+    check_rule(
+        is_sans_io, broken=python(path, "import time"), kept=python("shared/streams/runtime/a.py", "import time")
+    )
+    assert list(is_sans_io(python(path, "async def run(): ...")))
+    assert list(is_sans_io(python(path, "from asyncio import sleep")))
+    assert all(any(source.path.startswith(one) for source in checkout()) for one in SANS_IO)
 
 
 def test_no_machine_paths() -> None:
