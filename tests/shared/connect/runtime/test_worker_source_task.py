@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -110,6 +111,8 @@ async def test_a_task_may_start_paused() -> None:
         id = await run.run(RecordingSource, TargetState.PAUSED)
         await run.until(lambda: "paused" in run.listener.of(id))
         task().batches.put_nowait([source_record("a", 1)])
+        await asyncio.sleep(0)
+        assert (task().batches.qsize(), task().calls) == (1, ["start"])
         await run.worker.set_target_state("c", TargetState.STARTED)
         await run.until(lambda: values(run) == [b"a"])
 
