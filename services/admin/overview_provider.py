@@ -46,7 +46,7 @@ class Overview:
             now_ms = self._clock.monotonic_ms()
             if self._sampled_ms is None or now_ms - self._sampled_ms >= self._cache_ms:
                 changes = self._changes
-                self._newest = await self._sample_cluster()
+                self._newest = await self._sample_overview()
                 self._history.add(self._newest)
                 self._sampled_ms = self._clock.monotonic_ms() if changes == self._changes else None
             return self._newest
@@ -69,7 +69,7 @@ class Overview:
                 log.warning("the overview could not be built", reason=str(e))
             await asyncio.sleep(SAMPLE_INTERVAL_MS / 1000)
 
-    async def _sample_cluster(self) -> dict[str, Any]:
+    async def _sample_overview(self) -> dict[str, Any]:
         kafka, services = await asyncio.gather(
             self._kafka.sample(), asyncio.gather(*(source.sample() for source in self._sources))
         )

@@ -45,7 +45,7 @@ GIVE_UP_RESERVE_MS = 5_000
 """The part of a revocation's or shutdown's timeout that is reserved for cancellations and the last commit."""
 
 
-def _split_exception_names(value: Any) -> Any:
+def _split_names(value: Any) -> Any:
     """Returns names as a tuple, from a list or from one comma-separated text."""
     parts = value.split(",") if isinstance(value, str) else value
     if isinstance(parts, list | tuple):
@@ -53,7 +53,7 @@ def _split_exception_names(value: Any) -> Any:
     return parts
 
 
-Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split_exception_names)]
+Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split_names)]
 
 
 class RetrySettings(Section):

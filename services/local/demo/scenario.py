@@ -178,15 +178,15 @@ class Scenario:
         more = min(total - first, max(1, int(total * SENT_INTO_CRASH)))
         self._is_short = total - first - more <= SHORT_REST_EVENTS
         step(f"sending {first:,} of {counted(total, 'event')} to POST /v1/topics/{self._plan.topic}/events")
-        seconds = await _seconds_of_work(self._send_and_await_commit(replay, first))
+        seconds = await _measure_seconds(self._send_and_await_commit(replay, first))
         step("waiting for the compaction that the wall-clock punctuator requests (PySpark into Delta)")
         await self._wait_until("the first compaction", self._has_a_snapshot)
         into_crash = more // 2
-        seconds += await _seconds_of_work(self._send_and_await_commit(replay, more - into_crash))
-        seconds += await _seconds_of_work(replay.send(into_crash))
+        seconds += await _measure_seconds(self._send_and_await_commit(replay, more - into_crash))
+        seconds += await _measure_seconds(replay.send(into_crash))
         await self._crash_aggregator(more - into_crash, into_crash)
         step("sending the rest")
-        seconds += await _seconds_of_work(self._send_and_await_commit(replay, None))
+        seconds += await _measure_seconds(self._send_and_await_commit(replay, None))
         self._outcome.replay_seconds = seconds
 
     async def _send_and_await_commit(self, replay: Replay, limit: int | None) -> None:
@@ -368,7 +368,7 @@ class Scenario:
             raise KafkaTimeout(f"waited {WAIT_MS} ms for {what}; the logs are in {self._folder / 'logs'}") from None
 
 
-async def _seconds_of_work(work: Awaitable[object]) -> float:
+async def _measure_seconds(work: Awaitable[object]) -> float:
     started = time.monotonic()
     await work
     return time.monotonic() - started

@@ -63,7 +63,7 @@ class TransformationChain:
     def of(cls, plugins: Plugins, props: Mapping[str, str]) -> TransformationChain:
         """Returns the transforms that a connector's configuration names. Raises ConfigError."""
         stages = []
-        for alias in _transform_aliases(props, "transforms"):
+        for alias in _parse_aliases(props, "transforms"):
             own = with_prefix(props, f"transforms.{alias}.")
             transformation: Transformation = plugins.make("transformation", own.get("type", ""))
             transformation.configure(type(transformation).config().parse(own))
@@ -76,7 +76,7 @@ class TransformationChain:
 
     @staticmethod
     def _make_predicate(plugins: Plugins, props: Mapping[str, str], name: str, alias: str) -> Predicate:
-        if name not in _transform_aliases(props, "predicates"):
+        if name not in _parse_aliases(props, "predicates"):
             raise ConfigError(f"transforms.{alias}.predicate: {name} is not listed in 'predicates'")
         own = with_prefix(props, f"predicates.{name}.")
         predicate: Predicate = plugins.make("predicate", own.get("type", ""))
@@ -84,5 +84,5 @@ class TransformationChain:
         return predicate
 
 
-def _transform_aliases(props: Mapping[str, str], chain: str) -> list[str]:
+def _parse_aliases(props: Mapping[str, str], chain: str) -> list[str]:
     return [alias.strip() for alias in props.get(chain, "").split(",") if alias.strip()]

@@ -88,6 +88,7 @@ class WorkerConnector:
         return await done
 
     async def _run_requested_transitions(self) -> None:
+        """Runs the requested transitions of the connector's target state one after another."""
         # One transition after another, in the order of the requests: `start` and `stop` never
         # overlap. `task_configs` may run beside them.
         while True:

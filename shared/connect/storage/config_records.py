@@ -178,12 +178,12 @@ def decode(key: bytes | None, value: bytes | None) -> ConfigRecord | None:
 
 
 def _decode_connector_record(name: str, fields: Mapping[str, Any] | None) -> ConfigRecord:
-    return ConnectorRecord(name, None if fields is None else _connector_properties(fields))
+    return ConnectorRecord(name, None if fields is None else _decode_config_properties(fields))
 
 
 def _decode_task_record(name: str, fields: Mapping[str, Any] | None) -> ConfigRecord | None:
     # A task's config is removed with its connector's. A tombstone of its own adds nothing.
-    return None if fields is None else TaskRecord(parse_task(name), _connector_properties(fields))
+    return None if fields is None else TaskRecord(parse_task(name), _decode_config_properties(fields))
 
 
 def _decode_task_commit(name: str, fields: Mapping[str, Any] | None) -> ConfigRecord | None:
@@ -229,7 +229,7 @@ def _decode_session_key(fields: Mapping[str, Any]) -> SessionKey:
         raise SerializationError(f"{SESSION_KEY}: {type(e).__name__}") from None  # the error's text would show the key
 
 
-def _connector_properties(fields: Mapping[str, Any]) -> Config:
+def _decode_config_properties(fields: Mapping[str, Any]) -> Config:
     properties = fields["properties"]
     if not isinstance(properties, Mapping):
         raise TypeError("properties is not an object")

@@ -313,14 +313,14 @@ class Group:
         if self.leader not in self.members:
             self.leader = next(iter(self.members))
         self._deadline = self.timers.at(
-            now_ms + max(one.rebalance_timeout_ms for one in self.members.values()), self._sync_missed
+            now_ms + max(one.rebalance_timeout_ms for one in self.members.values()), self._remove_members_without_sync
         )
         for member in list(self.members.values()):
             joining, member.joining, member.seen_ms = member.joining, None, now_ms
             assert joining is not None, "those that have not joined are gone"
             joining.resolve(self._join_response(member))
 
-    def _sync_missed(self, now_ms: int) -> None:
+    def _remove_members_without_sync(self, now_ms: int) -> None:
         """Remove members that joined but never sent a sync."""
         if self.state is GroupState.COMPLETING:
             for member_id in [one.member_id for one in self.members.values() if one.syncing is None]:
