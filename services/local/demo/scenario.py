@@ -157,7 +157,7 @@ class Scenario:
         self._display.step(f"producer, aggregator, consumer and admin are up; dashboard: [link={url}]{url}[/link]")
 
     async def _stream_events(self) -> None:
-        replay = Replay(self._gateway.url, self._plan.topic, self._events.lines(), self._events.name_rejection)
+        replay = Replay(self._gateway_service.url, self._plan.topic, self._events.lines(), self._events.name_rejection)
         self._outcome.counts = replay.counts
         watching = asyncio.create_task(self._watch_aggregator(replay), name="demo-watch")
         try:
@@ -209,7 +209,7 @@ class Scenario:
 
     async def _crash_aggregator(self, committed: int, into_crash: int) -> None:
         step = self._display.step
-        aggregator = self._aggregator
+        aggregator = self._aggregator_service
         plan = self._plan
         doing = "idle as it is"
         if committed:
@@ -261,16 +261,16 @@ class Scenario:
     # --- watching ---
 
     @property
-    def _aggregator(self) -> Service:
+    def _aggregator_service(self) -> Service:
         return self._stack.services["aggregator"]
 
     @property
-    def _gateway(self) -> Service:
+    def _gateway_service(self) -> Service:
         return self._stack.services["gateway"]
 
     async def _read_aggregator_state(self) -> None:
         """Read the aggregator's state. While it does not answer, the last state is kept."""
-        state = await self._aggregator.get("/v1/streams")
+        state = await self._aggregator_service.get("/v1/streams")
         if state is not None:
             self._tasks = state["tasks"]
             runs = state["compactions"]
@@ -324,7 +324,7 @@ class Scenario:
     def _has_compacted(self) -> bool:
         for run in self._compactions:
             if run["status"] == "failed":
-                raise FatalError(f"a compaction failed: {run['detail']}; see {self._aggregator.log_file}")
+                raise FatalError(f"a compaction failed: {run['detail']}; see {self._aggregator_service.log_file}")
         return any(run["status"] == "done" for run in self._compactions)
 
     async def _has_a_snapshot(self) -> bool:

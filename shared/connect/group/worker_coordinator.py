@@ -84,7 +84,7 @@ class WorkerCoordinator:
         """Executes one step."""
         step = self.group.next_step(self._clock.monotonic_ms())
         try:
-            await self._do_step(step)
+            await self._execute_step(step)
         except PenstockError as e:
             self._requests.failed(step, e)
             self.group.on_failure(e, self._clock.monotonic_ms())
@@ -109,7 +109,7 @@ class WorkerCoordinator:
             await asyncio.wait(beside)
         await self._requests.leave(self.group.leave())
 
-    async def _do_step(self, step: Step) -> None:
+    async def _execute_step(self, step: Step) -> None:
         match step:
             case Wait(ms):
                 await asyncio.sleep((ms or 0) / 1000)

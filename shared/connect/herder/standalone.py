@@ -47,8 +47,8 @@ class StandaloneHerder(BaseHerder):
             worker,
             self._reporter,
             self.snapshot,
-            on_started=self._reconfigure,
-            on_reconfiguration=self._reconfigure,
+            on_started=self._reconfigure_tasks,
+            on_reconfiguration=self._reconfigure_tasks,
         )
 
     def __repr__(self) -> str:
@@ -113,7 +113,7 @@ class StandaloneHerder(BaseHerder):
                 self._runner.start_connector(name)
             return not exists, self.connector_info(name)
 
-        return await self._execute(put_connector_config)
+        return await self._execute_command(put_connector_config)
 
     async def started(self, name: str, timeout_ms: int) -> None:
         """Waits until a connector has been started. Raises ConnectError if it fails within `timeout_ms`."""
@@ -137,7 +137,7 @@ class StandaloneHerder(BaseHerder):
             await self._stores.configs.remove_connector(name)
             self._reporter.forget_connector(name)
 
-        await self._execute(delete_connector_config)
+        await self._execute_command(delete_connector_config)
 
     async def set_target_state(self, name: str, target: TargetState) -> None:
         """Starts, pauses or stops a connector. Raises ConnectorNotFound."""
@@ -150,7 +150,7 @@ class StandaloneHerder(BaseHerder):
             await self._stores.configs.put_target_state(name, target)
             await self._runner.set_target_state(name)
 
-        await self._execute(put_target_state)
+        await self._execute_command(put_target_state)
 
     # --- restarts ---
 
@@ -162,7 +162,7 @@ class StandaloneHerder(BaseHerder):
                 raise self._unknown_connector(name, ": ")
             return self._runner.beside(self._runner.restart_connector(name))
 
-        await self._await_connector_restart(await self._execute(restart_known_connector))
+        await self._await_connector_restart(await self._execute_command(restart_known_connector))
 
     async def restart_task(self, task: ConnectorTaskId) -> None:
         """Restarts a task. Raises ConnectorNotFound."""
@@ -174,7 +174,7 @@ class StandaloneHerder(BaseHerder):
                 raise ConnectorNotFound(f"Unknown task: {task}")
             await self._runner.restart_tasks([task])
 
-        await self._execute(restart_known_task)
+        await self._execute_command(restart_known_task)
 
     async def restart(self, request: RestartRequest) -> Json:
         """Restarts a connector and its tasks as requested. Returns its status, with the pending restarts."""
@@ -194,7 +194,7 @@ class StandaloneHerder(BaseHerder):
                 self._runner.beside(self._runner.restart_connector(name, announced=True))
             return shown
 
-        return await self._execute(restart_connector_and_tasks)
+        return await self._execute_command(restart_connector_and_tasks)
 
     # --- offsets, loggers, requests between workers ---
 
@@ -222,18 +222,18 @@ class StandaloneHerder(BaseHerder):
     # --- task configs ---
 
     async def _run_in_herder_loop(self, run: Callable[[], Awaitable[T]]) -> T:
-        return await self._execute(run)
+        return await self._execute_command(run)
 
-    async def _execute(self, run: Callable[[], Awaitable[T]]) -> T:
+    async def _execute_command(self, run: Callable[[], Awaitable[T]]) -> T:
         return await self._commands.execute(run)
 
     def _running_tasks_of_connector(self, name: str) -> list[ConnectorTaskId]:
         return [task for task in self._runner.running().tasks if task.connector == name]
 
-    def _reconfigure(self, name: str) -> None:
-        self._runner.beside(self._make_tasks(name))
+    def _reconfigure_tasks(self, name: str) -> None:
+        self._runner.beside(self._make_task_configs(name))
 
-    async def _make_tasks(self, name: str) -> None:
+    async def _make_task_configs(self, name: str) -> None:
         config = self.snapshot().configs.get(name)
         if config is None or self.worker.state(name) is not State.RUNNING:
             return
@@ -246,7 +246,7 @@ class StandaloneHerder(BaseHerder):
             log.error("tasks cannot be configured", connector=name, reason=mask(summary_of(e)))
             self._reporter.on_event(name, Event.FAILURE, mask(trace_of(e)))
             return
-        await self._execute(lambda: self._keep_tasks(name, made))
+        await self._execute_command(lambda: self._keep_tasks(name, made))
 
     async def _keep_tasks(self, name: str, made: Sequence[Config]) -> None:
         # A connector that was stopped while its tasks were computed gets none.
