@@ -121,9 +121,9 @@ class DeadLetterLog:
         """Yield every record as an entry, with whether it was replayed."""
         async for columns in self.batches():
             for record in columns.records():
-                yield self._entry(record, self.replayed(record.topic_partition, record.offset))
+                yield self._parse_entry(record, self.replayed(record.topic_partition, record.offset))
 
-    def _entry(self, record: ConsumerRecord, replayed: bool) -> Entry:
+    def _parse_entry(self, record: ConsumerRecord, replayed: bool) -> Entry:
         try:
             dead_letter, fault = self._parse(record), ""
         except DataError as e:
@@ -156,8 +156,10 @@ class DeadLetterLog:
                 if position is not None and not include_replayed:
                     columns = columns[int(columns.offsets.searchsorted(position.offset)) :]
                 scheduler.deliver(columns)
-                while result.sent < limit and (chosen := self._choose(scheduler, wanted, limit - result.sent, result)):
-                    await self._send(producer, scheduler, chosen, result, to)
+                while result.sent < limit and (
+                    chosen := self._choose_dead_letters(scheduler, wanted, limit - result.sent, result)
+                ):
+                    await self._send_dead_letters(producer, scheduler, chosen, result, to)
                 if scheduler.paused().get(columns.topic_partition):
                     raise IllegalState(
                         f"{columns.topic_partition}: more dead letters are left out than a commit can remember; "
@@ -171,7 +173,7 @@ class DeadLetterLog:
                 await self._consumer.commit(offsets)
         return result
 
-    def _choose(
+    def _choose_dead_letters(
         self, scheduler: KeyScheduler, wanted: Wanted, room: int, result: Replay
     ) -> list[tuple[Execution, Work, DeadLetter]]:
         """Take the dead letters to send. The others keep their state, so that a later replay finds them."""
@@ -194,7 +196,7 @@ class DeadLetterLog:
                 scheduler.settle(execution, retry=[work], due_ms=NEVER_MS)
         return chosen
 
-    async def _send(
+    async def _send_dead_letters(
         self,
         producer: Producer,
         scheduler: KeyScheduler,
@@ -229,11 +231,11 @@ def wanted_by(stage: str | None, exception: str | None, source_partitions: Itera
     """Return a filter by stage, exception class (its full name or the last part) and source partitions."""
     partitions = frozenset(source_partitions)
 
-    def wanted(dead_letter: DeadLetter) -> bool:
+    def is_wanted_dead_letter(dead_letter: DeadLetter) -> bool:
         return (
             (stage is None or dead_letter.stage == stage)
             and (exception is None or exception in (dead_letter.exception, dead_letter.exception.rpartition(".")[2]))
             and (not partitions or dead_letter.record.partition in partitions)
         )
 
-    return wanted
+    return is_wanted_dead_letter

@@ -112,7 +112,7 @@ def one_deadline(method: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Cor
     """Decorate a method that sends several requests in turn, so that they share its `timeout_ms`."""
 
     @functools.wraps(method)
-    async def call(*args: P.args, **kwargs: P.kwargs) -> T:
+    async def call_with_deadline(*args: P.args, **kwargs: P.kwargs) -> T:
         admin: Any = args[0]
         # A context variable: the calls within the method find the deadline, and concurrent tasks have their own.
         before = DEADLINE_MS.set(SYSTEM_CLOCK.monotonic_ms() + admin._limit_ms(kwargs.get("timeout_ms")))
@@ -121,7 +121,7 @@ def one_deadline(method: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Cor
         finally:
             DEADLINE_MS.reset(before)
 
-    return call
+    return call_with_deadline
 
 
 class Admin:
@@ -168,7 +168,7 @@ class Admin:
         async def create() -> None:
             retried = bool(sent)
             sent.append(True)
-            response = await self._connection.send(await self._controller(), request, "create topics")
+            response = await self._connection.send(await self._find_controller(), request, "create topics")
             for name, code, message in response.topics:
                 if code:
                     error = error_for_code(code, f"topic {name}", message)
@@ -176,38 +176,38 @@ class Admin:
                     if not (isinstance(error, TopicAlreadyExists) and (exist_ok or retried)):
                         raise error
 
-        await self._run(create, "create topics", timeout_ms)
+        await self._retry_request(create, "create topics", timeout_ms)
         # CreateTopics returns before all brokers know the topic. A producer or consumer would find it missing.
         await self._wait_for_leaders([t.name for t in wanted], timeout_ms)
 
     async def _wait_for_leaders(self, names: list[str], timeout_ms: int | None) -> None:
-        async def check() -> None:
+        async def check_leaders() -> None:
             for description in (await self.describe_topics(names, timeout_ms=timeout_ms)).values():
                 for partition in description.partitions:
                     if partition.leader is None:
                         raise NotLeaderOrFollower(f"{description.name}-{partition.partition}: no leader yet")
 
-        await self._run(check, "wait for leaders", timeout_ms)
+        await self._retry_request(check_leaders, "wait for leaders", timeout_ms)
 
     async def delete_topics(self, names: Iterable[str], *, timeout_ms: int | None = None) -> None:
         """Delete topics. Raises UnknownTopicOrPartition, which names a topic that does not exist."""
         request = wire.DELETE_TOPICS(list(names), self._connection.settings.request_timeout_ms)
 
         async def delete() -> list[PenstockError]:
-            response = await self._connection.send(await self._controller(), request, "delete topics")
+            response = await self._connection.send(await self._find_controller(), request, "delete topics")
             errors = [error_for_code(code, f"topic {name}") for name, code in response.topics if code]
             for error in errors:
                 if not isinstance(error, UnknownTopicOrPartition):
                     raise error
             return errors
 
-        # Outside of `_run`, which would retry UNKNOWN_TOPIC_OR_PARTITION: here it is the answer.
-        for error in await self._run(delete, "delete topics", timeout_ms):
+        # Outside of `_retry_request`, which would retry UNKNOWN_TOPIC_OR_PARTITION: here it is the answer.
+        for error in await self._retry_request(delete, "delete topics", timeout_ms):
             raise error
 
     async def list_topics(self, *, internal: bool = False, timeout_ms: int | None = None) -> list[str]:
         """Return the names of all topics, sorted; Kafka's internal topics only with `internal`."""
-        response = await self._metadata(None, timeout_ms)
+        response = await self._fetch_metadata(None, timeout_ms)
         return sorted(name for _, name, _, is_internal, *_ in response.topics if internal or not is_internal)
 
     async def describe_topics(
@@ -221,7 +221,9 @@ class Admin:
         if not wanted:
             return {}
         found = {}
-        for code, name, topic_id, is_internal, partitions, *_ in (await self._metadata(wanted, timeout_ms)).topics:
+        for code, name, topic_id, is_internal, partitions, *_ in (
+            await self._fetch_metadata(wanted, timeout_ms)
+        ).topics:
             if code:
                 raise error_for_code(code, f"topic {name}")
             rows = tuple(
@@ -256,10 +258,10 @@ class Admin:
         return found
 
     async def _ask_any(self, request: Any, where: str, timeout_ms: int | None) -> Any:
-        async def ask() -> Any:
+        async def ask_any_broker() -> Any:
             return await self._connection.send(self._connection.any_node(), request, where)
 
-        return await self._run(ask, where, timeout_ms)
+        return await self._retry_request(ask_any_broker, where, timeout_ms)
 
     async def alter_configs(
         self, topic: str, configs: Mapping[str, str | None], *, timeout_ms: int | None = None
@@ -272,13 +274,13 @@ class Admin:
         request = wire.INCREMENTAL_ALTER_CONFIGS([(TOPIC_RESOURCE, topic, rows)], False)
         where = f"configs of topic {topic}"
 
-        async def alter() -> None:
+        async def alter_topic_configs() -> None:
             response = await self._connection.send(self._connection.any_node(), request, where)
             for code, message, _, _ in response.resources:
                 if code:
                     raise error_for_code(code, where, message)
 
-        await self._run(alter, where, timeout_ms)
+        await self._retry_request(alter_topic_configs, where, timeout_ms)
 
     @one_deadline
     async def list_offsets(
@@ -331,7 +333,7 @@ class Admin:
                             raise error_for_code(code, f"{tp} at offset {before[tp]}")
                         low[tp] = watermark
 
-        await self._run(delete, "delete records", timeout_ms)
+        await self._retry_request(delete, "delete records", timeout_ms)
         return low
 
     async def partition_bytes(
@@ -344,7 +346,7 @@ class Admin:
         wanted = list(partitions)
         sizes: dict[TopicPartition, int] = {}
 
-        async def ask() -> None:
+        async def describe_log_dirs() -> None:
             for node, topics in (await by_leader(self._connection, wanted)).items():
                 request = DESCRIBE_LOG_DIRS([(topic, list(of)) for topic, of in topics.items()])
                 response = await self._connection.send(node, request, "log dirs")
@@ -358,7 +360,7 @@ class Admin:
             if sizes.keys() < set(wanted) and not sizes:
                 raise AuthorizationFailed("log dirs: the brokers tell nothing of them (Describe on the cluster)")
 
-        await self._run(ask, "log dirs", timeout_ms)
+        await self._retry_request(describe_log_dirs, "log dirs", timeout_ms)
         return sizes
 
     async def unsupported_requests(self) -> list[str]:
@@ -376,14 +378,14 @@ class Admin:
 
     async def cluster(self, *, timeout_ms: int | None = None) -> ClusterDescription:
         """Return the cluster's id, controller and brokers."""
-        response = await self._metadata([], timeout_ms)
+        response = await self._fetch_metadata([], timeout_ms)
         brokers = tuple(BrokerDescription(*row[:4]) for row in sorted(response.brokers))
         return ClusterDescription(response.cluster_id, response.controller_id, brokers)
 
     async def list_groups(self, *, timeout_ms: int | None = None) -> list[GroupListing]:
         """Return every group of the cluster, sorted by id."""
 
-        async def ask() -> list[GroupListing]:
+        async def list_groups_of_brokers() -> list[GroupListing]:
             found: dict[str, GroupListing] = {}
             # Each broker lists only the groups that it coordinates.
             for node in self._connection.nodes():
@@ -394,7 +396,7 @@ class Admin:
                     found[group_id] = GroupListing(group_id, state, protocol_type)
             return [found[group_id] for group_id in sorted(found)]
 
-        return await self._run(ask, "list groups", timeout_ms)
+        return await self._retry_request(list_groups_of_brokers, "list groups", timeout_ms)
 
     async def describe_group(self, group_id: str, *, timeout_ms: int | None = None) -> GroupDescription:
         """Return a group's state and members with their assignments, under either group protocol (classic, KIP-848).
@@ -403,11 +405,11 @@ class Admin:
         """
         where = f"group {group_id}"
 
-        async def ask() -> GroupDescription:
-            response = await self._ask(group_id, wire.DESCRIBE_GROUPS([group_id], False), where)
+        async def fetch_group_description() -> GroupDescription:
+            response = await self._ask_coordinator(group_id, wire.DESCRIBE_GROUPS([group_id], False), where)
             code, _, state, protocol_type, protocol, rows, _ = response.groups[0]
             if code:
-                self._raise(code, group_id, where)
+                self._raise_group_error(code, group_id, where)
             members = tuple(
                 MemberDescription(member_id, client_id, host, instance_id, decode_assignment(assignment))
                 for member_id, instance_id, client_id, host, _, assignment in rows
@@ -418,7 +420,7 @@ class Admin:
                 return found
             return GroupDescription(group_id, state, protocol_type, protocol, node, members)
 
-        return await self._run(ask, where, timeout_ms)
+        return await self._retry_request(fetch_group_description, where, timeout_ms)
 
     async def _describe_consumer_group(self, group_id: str, node: int) -> GroupDescription | None:
         """Return a group of the new protocol (KIP-848), in which the coordinator assigns the partitions.
@@ -430,13 +432,13 @@ class Admin:
         low, high = (await self._connection.api_versions(node)).get(api.key, (0, -1))
         if not low <= api.version <= high:
             return None
-        response = await self._ask(group_id, api([group_id], False), where)
+        response = await self._ask_coordinator(group_id, api([group_id], False), where)
         code, _, _, state, _, _, assignor, rows, *_ = response.groups[0]
         if code:
             error = error_for_code(code, where)
             if isinstance(error, GroupNotFound):
                 return None
-            self._raise(code, group_id, where)
+            self._raise_group_error(code, group_id, where)
         members = tuple(
             MemberDescription(
                 member_id,
@@ -458,22 +460,22 @@ class Admin:
         """
         where = f"offsets of group {group_id}"
 
-        async def ask() -> dict[TopicPartition, OffsetAndMetadata]:
-            response = await self._ask(group_id, wire.OFFSET_FETCH(group_id, None, require_stable), where)
+        async def fetch_group_offsets() -> dict[TopicPartition, OffsetAndMetadata]:
+            response = await self._ask_coordinator(group_id, wire.OFFSET_FETCH(group_id, None, require_stable), where)
             if response.error_code:
-                self._raise(response.error_code, group_id, where)
+                self._raise_group_error(response.error_code, group_id, where)
             found = {}
             for topic, partitions, _ in response.topics:
                 for partition, offset, epoch, metadata, code, _ in partitions:
                     tp = TopicPartition(topic, partition)
                     if code:
-                        self._raise(code, group_id, f"{where}, {tp}")
+                        self._raise_group_error(code, group_id, f"{where}, {tp}")
                     # -1: nothing is committed, although the partition is listed.
                     if offset >= 0:
                         found[tp] = OffsetAndMetadata(offset, metadata or "", epoch)
             return found
 
-        return await self._run(ask, where, timeout_ms)
+        return await self._retry_request(fetch_group_offsets, where, timeout_ms)
 
     @one_deadline
     async def group_lag(
@@ -511,15 +513,15 @@ class Admin:
         where = f"offsets of group {group_id}"
         request = wire.OFFSET_COMMIT(group_id, NO_GENERATION, "", None, list(topics.items()))
 
-        async def commit() -> None:
-            response = await self._ask(group_id, request, where)
+        async def commit_group_offsets() -> None:
+            response = await self._ask_coordinator(group_id, request, where)
             for topic, partitions in response.topics:
                 for partition, code in partitions:
                     if code:
-                        self._raise(code, group_id, f"{where}, {TopicPartition(topic, partition)}")
+                        self._raise_group_error(code, group_id, f"{where}, {TopicPartition(topic, partition)}")
 
         try:
-            await self._run(commit, where, timeout_ms)
+            await self._retry_request(commit_group_offsets, where, timeout_ms)
         # A member has joined since the check. UNKNOWN_MEMBER_ID is the coordinator's answer to a commit from outside of
         # a group that has members. The second check names them.
         except UnknownMember:
@@ -585,16 +587,16 @@ class Admin:
         request = wire.OFFSET_DELETE(group_id, list(topics.items()))
 
         async def delete() -> None:
-            response = await self._ask(group_id, request, where)
+            response = await self._ask_coordinator(group_id, request, where)
             if response.error_code:
-                self._raise(response.error_code, group_id, where)
+                self._raise_group_error(response.error_code, group_id, where)
             for topic, rows in response.topics:
                 for partition, code in rows:
                     if code:
-                        self._raise(code, group_id, f"{where}, {TopicPartition(topic, partition)}")
+                        self._raise_group_error(code, group_id, f"{where}, {TopicPartition(topic, partition)}")
 
         try:
-            await self._run(delete, where, timeout_ms)
+            await self._retry_request(delete, where, timeout_ms)
         except GroupNotEmpty:
             await self._check_no_members(group_id, timeout_ms)
             raise
@@ -608,13 +610,13 @@ class Admin:
         where = f"group {group_id}"
 
         async def delete() -> None:
-            response = await self._ask(group_id, wire.DELETE_GROUPS([group_id]), where)
+            response = await self._ask_coordinator(group_id, wire.DELETE_GROUPS([group_id]), where)
             for _, code in response.results:
                 if code:
-                    self._raise(code, group_id, where)
+                    self._raise_group_error(code, group_id, where)
 
         try:
-            await self._run(delete, where, timeout_ms)
+            await self._retry_request(delete, where, timeout_ms)
         except GroupNotEmpty:
             await self._check_no_members(group_id, timeout_ms)
             raise
@@ -623,7 +625,7 @@ class Admin:
         if not self._open:
             raise IllegalState("the admin is not open; use it in `async with`")
 
-    async def _run(self, call: Callable[[], Awaitable[T]], where: str, timeout_ms: int | None) -> T:
+    async def _retry_request(self, call: Callable[[], Awaitable[T]], where: str, timeout_ms: int | None) -> T:
         self._check_open()
         return await self._connection.retrying(call, where, self._limit_ms(timeout_ms))
 
@@ -633,15 +635,15 @@ class Admin:
         deadline_ms = DEADLINE_MS.get()
         return limit_ms if deadline_ms is None else max(0.0, min(limit_ms, deadline_ms - SYSTEM_CLOCK.monotonic_ms()))
 
-    async def _metadata(self, names: Iterable[str] | None, timeout_ms: int | None = None) -> Any:
+    async def _fetch_metadata(self, names: Iterable[str] | None, timeout_ms: int | None = None) -> Any:
         topics: list[Any] | None = None if names is None else [(NO_UUID, name, {}) for name in names]
         where = "metadata"
         request = wire.METADATA(topics, False, False, False)
-        return await self._run(
+        return await self._retry_request(
             lambda: self._connection.send(self._connection.any_node(), request, where), where, timeout_ms
         )
 
-    async def _controller(self) -> int:
+    async def _find_controller(self) -> int:
         # Looked up for each attempt, since only the controller changes topics and it may move. No topics are requested
         # (null would be all of them).
         topics: list[Any] = []
@@ -649,10 +651,10 @@ class Admin:
         response = await self._connection.send(self._connection.any_node(), request, "metadata")
         return int(response.controller_id)
 
-    async def _ask(self, group_id: str, request: Any, where: str) -> Any:
+    async def _ask_coordinator(self, group_id: str, request: Any, where: str) -> Any:
         return await self._connection.ask_coordinator("group", group_id, request, where)
 
-    def _raise(self, code: int, group_id: str, where: str) -> None:
+    def _raise_group_error(self, code: int, group_id: str, where: str) -> None:
         error = error_for_code(code, where)
         # The retry must not go to the broker that no longer coordinates the group.
         if isinstance(error, CoordinatorNotAvailable):

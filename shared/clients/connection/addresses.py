@@ -33,7 +33,7 @@ class Addresses:
         Raises the OSError of the last address if all refuse the connection.
         """
         error: OSError = ConnectionRefusedError(f"{host} has no address")
-        for family, address in self._in_turn((host, port), await _resolve(host, port)):
+        for family, address in self._rotate_addresses((host, port), await _resolve_host(host, port)):
             connecting = socket.socket(family, socket.SOCK_STREAM)
             connecting.setblocking(False)
             try:
@@ -54,7 +54,7 @@ class Addresses:
                 return connecting
         raise error
 
-    def _in_turn(self, broker: tuple[str, int], found: Found) -> Found:
+    def _rotate_addresses(self, broker: tuple[str, int], found: Found) -> Found:
         """Return the addresses, beginning after the one that did not respond."""
         addresses = [address for _, address in found]
         if (silent := self._silent.get(broker)) not in addresses:
@@ -69,13 +69,13 @@ async def canonical_names(host: str, port: int) -> list[str]:
     Raises OSError if the host is unknown.
     """
     names = []
-    for _, address in await _resolve(host, port):
+    for _, address in await _resolve_host(host, port):
         name, _ = await asyncio.get_running_loop().getnameinfo(address)
         names.append(name)
     return list(dict.fromkeys(names))
 
 
-async def _resolve(host: str, port: int) -> Found:
+async def _resolve_host(host: str, port: int) -> Found:
     # An address needs no resolver, which may be slow or absent.
     try:
         family = socket.AF_INET6 if ipaddress.ip_address(host).version == 6 else socket.AF_INET

@@ -193,13 +193,13 @@ class Connection:
     def adopt(self, client: Any) -> None:
         """Use the sockets and the metadata of an existing client."""
         self._client = client
-        client.cluster.add_listener(self._metadata_updated)
+        client.cluster.add_listener(self._on_metadata_update)
 
     def on_metadata(self, listener: Callable[[], None]) -> None:
         """Call `listener` after every update of the metadata, as long as the connection is open."""
         self._on_metadata.append(listener)
 
-    def _metadata_updated(self, _: Any) -> None:
+    def _on_metadata_update(self, _: Any) -> None:
         self._moved.clear()
         for listener in self._on_metadata:
             listener()

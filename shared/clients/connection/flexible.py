@@ -55,18 +55,18 @@ class Reader:
 
     def data(self) -> memoryview:
         """Return a view of length-prefixed bytes; empty for null."""
-        return self._raw(max(0, self.uvarint() - 1))
+        return self._take_bytes(max(0, self.uvarint() - 1))
 
     def text(self) -> str | None:
         """Read length-prefixed text; None for null."""
         size = self.uvarint() - 1
-        return None if size < 0 else str(self._raw(size), "utf-8")
+        return None if size < 0 else str(self._take_bytes(size), "utf-8")
 
     def tags(self) -> dict[int, memoryview]:
         """Read the tagged fields that end a struct."""
-        return {self.uvarint(): self._raw(self.uvarint()) for _ in range(self.uvarint())}
+        return {self.uvarint(): self._take_bytes(self.uvarint()) for _ in range(self.uvarint())}
 
-    def _raw(self, size: int) -> memoryview:
+    def _take_bytes(self, size: int) -> memoryview:
         at = self._at
         self._at += size
         # A slice would silently be too short.

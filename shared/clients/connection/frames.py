@@ -51,11 +51,11 @@ class Frames(asyncio.BufferedProtocol):
         # A response that cannot be matched or decoded ends the connection, as in aiokafka: nothing after it can be
         # trusted.
         try:
-            self._handle(frame)
+            self._handle_response_frame(frame)
         except Exception as e:
             self._connection.close(exc=e)
 
-    def _handle(self, frame: bytearray) -> None:
+    def _handle_response_frame(self, frame: bytearray) -> None:
         connection = self._connection
         correlation_id, request, future = connection._requests[0]
         decode = getattr(getattr(request, "RESPONSE_TYPE", None), "decode_frame", None)

@@ -35,7 +35,7 @@ async def list_offsets(
     level = READ_COMMITTED if isolation_level == "read_committed" else READ_UNCOMMITTED
     found: dict[TopicPartition, int] = {}
 
-    async def ask() -> None:
+    async def ask_leaders_for_offsets() -> None:
         # A retry requests only what an earlier attempt did not find.
         missing = [tp for tp in stamps if tp not in found]
         for node, topics in (await by_leader(connection, missing)).items():
@@ -50,7 +50,7 @@ async def list_offsets(
                         raise error_for_code(code, str(tp))
                     found[tp] = offset
 
-    await connection.retrying(ask, "list offsets", timeout_ms)
+    await connection.retrying(ask_leaders_for_offsets, "list offsets", timeout_ms)
     return found
 
 

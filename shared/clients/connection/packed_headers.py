@@ -78,7 +78,7 @@ class PackedHeaders(Sequence[Headers]):
     def __getitem__(self, index: int | slice) -> Headers | PackedHeaders:
         if isinstance(index, slice):
             return PackedHeaders(self.blocks[index])
-        return _read(self.blocks[index] or b"")
+        return _decode_headers(self.blocks[index] or b"")
 
     def at(self, indexes: NDArray[Any]) -> PackedHeaders:
         """Return the headers at these indices."""
@@ -133,7 +133,7 @@ def _put_bytes(block: bytearray, string: bytes | None) -> None:
     block += string or b""
 
 
-def _read(block: bytes) -> Headers:
+def _decode_headers(block: bytes) -> Headers:
     """Return the headers of a block that is known to be valid."""
     if not block:
         return ()

@@ -127,6 +127,7 @@ class Produce(ProduceRequest):  # type: ignore[misc]
     """
 
     def prepare(self, versions: dict[int, tuple[int, int]]) -> Any:
+        """Encode the request in the newest Produce version that both support. Raises UnsupportedVersion."""
         low, high = versions.get(API_KEY, (0, -1))
         version = min(high, VERSION_MAX)
         if version < max(low, VERSION_MIN):

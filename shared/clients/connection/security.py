@@ -92,15 +92,20 @@ class TokenProvider(AbstractTokenProvider):  # type: ignore[misc]
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self._function = _imported(path)
+        self._function = _import_token_provider(path)
 
     def __repr__(self) -> str:
         return f"<TokenProvider {self._path}>"
 
     async def token(self) -> str:
+        """Return a SASL/OAUTHBEARER token from the configured function."""
         where = f"kafka.sasl_oauth_token_provider={self._path}"
         try:
-            token = self._function() if _is_async(self._function) else await asyncio.to_thread(self._function)
+            token = (
+                self._function()
+                if _is_async_token_provider(self._function)
+                else await asyncio.to_thread(self._function)
+            )
             if inspect.isawaitable(token):
                 token = await token
         except PenstockError:
@@ -109,7 +114,7 @@ class TokenProvider(AbstractTokenProvider):  # type: ignore[misc]
             # The message may contain the secret that the token is requested with.
             raise BrokerNotAvailable(f"{where}: no token: {type(e).__name__}") from e
         if not isinstance(token, str) or not token or OAUTH_SEPARATOR in token:
-            raise AuthenticationFailed(f"{where}: expected a token as str, got {_kind(token)}")
+            raise AuthenticationFailed(f"{where}: expected a token as str, got {_describe_invalid_token(token)}")
         return token
 
 
@@ -139,7 +144,7 @@ class HideSecrets(logging.Filter):
 logging.getLogger("aiokafka.conn").addFilter(HideSecrets())
 
 
-def _imported(path: str) -> Callable[[], Any]:
+def _import_token_provider(path: str) -> Callable[[], Any]:
     setting = "kafka.sasl_oauth_token_provider"
     module_name, _, name = path.partition(":")
     try:
@@ -156,9 +161,9 @@ def _imported(path: str) -> Callable[[], Any]:
     return found  # type: ignore[no-any-return]
 
 
-def _is_async(function: Callable[[], Any]) -> bool:
+def _is_async_token_provider(function: Callable[[], Any]) -> bool:
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
 
 
-def _kind(token: object) -> str:
+def _describe_invalid_token(token: object) -> str:
     return type(token).__name__ if not isinstance(token, str) else "one with a control character" if token else "''"

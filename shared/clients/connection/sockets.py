@@ -198,13 +198,13 @@ class Client(AIOKafkaClient):  # type: ignore[misc]
     async def _bootstrap_from(self, host: str, port: int, timeout_ms: float) -> None:
         deadline_ms = SYSTEM_CLOCK.monotonic_ms() + timeout_ms
         setup_ms = min(timeout_ms, self._settings.socket_connection_setup_timeout_ms)
-        connection = await self._open(host, port, setup_ms)
+        connection = await self._open_socket(host, port, setup_ms)
         try:
             async with asyncio.timeout(max(0.0, deadline_ms - SYSTEM_CLOCK.monotonic_ms()) / 1000):
                 metadata = await connection.send(MetadataRequest([]))
         except (kafka.KafkaError, OSError) as e:  # includes TimeoutError
             connection.close()
-            raise self._translated(e, f"{host}:{port}", timeout_ms) from e
+            raise self._connection_error(e, f"{host}:{port}", timeout_ms) from e
         except BaseException:
             connection.close()
             raise
@@ -231,12 +231,12 @@ class Client(AIOKafkaClient):  # type: ignore[misc]
             if SYSTEM_CLOCK.monotonic_ms() < self._backoffs.get(node_id, (0, 0))[1]:
                 return None
             # One attempt for all waiting callers: cancelling one of them does not end it for the others.
-            attempt = self._attempts[conn_id] = asyncio.ensure_future(self._attempt(conn_id))
+            attempt = self._attempts[conn_id] = asyncio.ensure_future(self._connect_to_broker(conn_id))
             attempt.add_done_callback(lambda _: self._attempts.pop(conn_id, None))
         await asyncio.wait([attempt])
         return None if attempt.cancelled() else attempt.result()
 
-    async def _attempt(self, conn_id: ConnectionId) -> Any:
+    async def _connect_to_broker(self, conn_id: ConnectionId) -> Any:
         node_id = conn_id[0]
         broker = self.cluster.broker_metadata(node_id)
         try:
@@ -244,7 +244,7 @@ class Client(AIOKafkaClient):  # type: ignore[misc]
                 raise BrokerNotAvailable("the client is closed")
             if broker is None:
                 raise BrokerNotAvailable(f"broker {node_id} is not in the metadata")
-            connection = await self._open_counted(node_id, broker.host, broker.port)
+            connection = await self._open_connection_with_backoff(node_id, broker.host, broker.port)
         except PenstockError as e:
             # The newest first, for `connection_error` without a node.
             self._node_errors = {
@@ -259,7 +259,7 @@ class Client(AIOKafkaClient):  # type: ignore[misc]
         self._node_errors.pop(node_id, None)
         return connection
 
-    async def _open_counted(self, node_id: int | str, host: str, port: int) -> Socket:
+    async def _open_connection_with_backoff(self, node_id: int | str, host: str, port: int) -> Socket:
         settings = self._settings
         failures, _ = self._backoffs.get(node_id, (0, 0))
         # A short first timeout finds another address or broker soon. A broker that needs longer for TLS, as all clients
@@ -268,7 +268,7 @@ class Client(AIOKafkaClient):  # type: ignore[misc]
         longest_ms = max(shortest_ms, settings.socket_connection_setup_timeout_max_ms)
         timeout_ms = ExponentialBackoff(shortest_ms, longest_ms).wait_ms(failures + 1)
         try:
-            connection = await self._open(host, port, timeout_ms, self._on_connection_closed)
+            connection = await self._open_socket(host, port, timeout_ms, self._on_connection_closed)
         except PenstockError:
             backoff = ExponentialBackoff(settings.reconnect_backoff_ms, settings.reconnect_backoff_max_ms)
             wait_ms = backoff.wait_ms(failures + 1) * (1 - RECONNECT_JITTER)
@@ -291,7 +291,7 @@ class Client(AIOKafkaClient):  # type: ignore[misc]
         errors = (why for node, why in self._node_errors.items() if node in known)
         return next((why for why in errors if isinstance(why, AuthenticationFailed)), None)
 
-    async def _open(
+    async def _open_socket(
         self, host: str, port: int, timeout_ms: float, on_close: Callable[..., None] | None = None
     ) -> Socket:
         where = f"{host}:{port}"
@@ -304,13 +304,13 @@ class Client(AIOKafkaClient):  # type: ignore[misc]
         except PenstockError as e:
             raise type(e)(f"{where}: {e}") from e.__cause__
         except (kafka.KafkaError, OSError, ValueError, KeyError, AssertionError) as e:
-            raise self._translated(e, where, timeout_ms) from e
+            raise self._connection_error(e, where, timeout_ms) from e
         return connection
 
-    def _translated(self, error: BaseException, where: str, timeout_ms: float) -> PenstockError:
+    def _connection_error(self, error: BaseException, where: str, timeout_ms: float) -> PenstockError:
         """Return the error for a connection that could not be set up, or was closed at its first request."""
         # 1. TLS: a certificate or a protocol that the other side rejects. A retry does not help.
-        for cause in _causes(error):
+        for cause in _exception_causes(error):
             if isinstance(cause, ssl.SSLCertVerificationError):
                 return AuthenticationFailed(f"{where}: the broker's certificate is refused: {cause.verify_message}")
             if isinstance(cause, ssl.SSLError) and not isinstance(cause, TRANSPORT_ENDED):
@@ -349,7 +349,7 @@ for _name in ("aiokafka", "aiokafka.cluster", "aiokafka.conn"):
     logging.getLogger(_name).addFilter(OfOthers())
 
 
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
+def _exception_causes(error: BaseException | None) -> Iterator[BaseException]:
     while error is not None:
         yield error
         error = error.__cause__

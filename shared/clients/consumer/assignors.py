@@ -75,7 +75,7 @@ class RangeAssignor(Assignor):
 
     def assign(self, partitions: Mapping[str, int], members: Mapping[str, GroupMember]) -> Assigned:
         assigned: Assigned = {member_id: [] for member_id in members}
-        for topic, subscribers in _subscribers(partitions, members).items():
+        for topic, subscribers in _subscribers_by_topic(partitions, members).items():
             each, more = divmod(partitions[topic], len(subscribers))
             start = 0
             for rank, member_id in enumerate(subscribers):
@@ -93,7 +93,7 @@ class RoundRobinAssignor(Assignor):
     def assign(self, partitions: Mapping[str, int], members: Mapping[str, GroupMember]) -> Assigned:
         assigned: Assigned = {member_id: [] for member_id in members}
         order, at = in_order(members), 0
-        for topic in sorted(_subscribers(partitions, members)):
+        for topic in sorted(_subscribers_by_topic(partitions, members)):
             for partition in range(partitions[topic]):
                 while topic not in members[order[at % len(order)]].subscription.topics:
                     at += 1
@@ -115,7 +115,7 @@ class StickyAssignor(Assignor):
     def assign(self, partitions: Mapping[str, int], members: Mapping[str, GroupMember]) -> Assigned:
         # Ignore the owned partitions in the subscription: an eager member has revoked all.
         claims = {member_id: decode_sticky(one.subscription.user_data) for member_id, one in members.items()}
-        return assign_sticky(partitions, _subscribers(partitions, members), in_order(members), claims)
+        return assign_sticky(partitions, _subscribers_by_topic(partitions, members), in_order(members), claims)
 
 
 class CooperativeStickyAssignor(Assignor):
@@ -136,9 +136,10 @@ class CooperativeStickyAssignor(Assignor):
 
     def assign(self, partitions: Mapping[str, int], members: Mapping[str, GroupMember]) -> Assigned:
         claims = {
-            member_id: (one.subscription.owned, _generation(one.subscription)) for member_id, one in members.items()
+            member_id: (one.subscription.owned, _subscription_generation(one.subscription))
+            for member_id, one in members.items()
         }
-        subscribers, order = _subscribers(partitions, members), in_order(members)
+        subscribers, order = _subscribers_by_topic(partitions, members), in_order(members)
         assigned = assign_sticky(partitions, subscribers, order, claims, self.preferred(members))
         holders: dict[TopicPartition, set[str]] = {}
         for member_id, (owned, _) in claims.items():
@@ -153,14 +154,14 @@ class CooperativeStickyAssignor(Assignor):
 
 def in_order(members: Mapping[str, GroupMember]) -> list[str]:
     """Return the ids of the members, the static ones first."""
-    return sorted(members, key=lambda member_id: _static_first(member_id, members[member_id].instance_id))
+    return sorted(members, key=lambda member_id: _static_members_first(member_id, members[member_id].instance_id))
 
 
-def _static_first(member_id: str, instance_id: str | None) -> tuple[bool, str]:
+def _static_members_first(member_id: str, instance_id: str | None) -> tuple[bool, str]:
     return (instance_id is None, member_id if instance_id is None else instance_id)
 
 
-def _subscribers(partitions: Mapping[str, int], members: Mapping[str, GroupMember]) -> dict[str, list[str]]:
+def _subscribers_by_topic(partitions: Mapping[str, int], members: Mapping[str, GroupMember]) -> dict[str, list[str]]:
     """Return the subscribed members of every existing topic that has any, in order."""
     found: dict[str, list[str]] = {}
     for member_id in in_order(members):
@@ -170,7 +171,7 @@ def _subscribers(partitions: Mapping[str, int], members: Mapping[str, GroupMembe
     return found
 
 
-def _generation(subscription: Subscription) -> int:
+def _subscription_generation(subscription: Subscription) -> int:
     if subscription.generation >= 0:
         return subscription.generation
     return decode_generation(subscription.user_data)

@@ -38,17 +38,17 @@ def encode_finished(offset: int, finished: Sequence[tuple[int, int]]) -> str:
     """Finished ranges (first, last), ascending from `offset`, as commit metadata: runs or a bitmap, the shorter one."""
     if not finished:
         return ""
-    runs, at = bytearray(_varint(offset)), offset
-    finished = _joined(finished)
+    runs, at = bytearray(_encode_varint(offset)), offset
+    finished = _join_adjacent_ranges(finished)
     for first, last in finished:
-        runs += _varint(first - at) + _varint(last - first)
+        runs += _encode_varint(first - at) + _encode_varint(last - first)
         at = last + 1
     if len(runs) <= _BASE_BYTES_MAX + (at - offset) // 8:
         return _RUNS + base64.b64encode(runs).decode()
     bits = np.zeros(at - offset, np.uint8)
     for first, last in finished:
         bits[first - offset : last + 1 - offset] = 1
-    return _BITS + base64.b64encode(_varint(offset) + np.packbits(bits).tobytes()).decode()
+    return _BITS + base64.b64encode(_encode_varint(offset) + np.packbits(bits).tobytes()).decode()
 
 
 def encoded_bytes_max(runs: int, span: int) -> int:
@@ -68,19 +68,19 @@ def decode_finished(committed: OffsetAndMetadata) -> Ranges:
         return ()
     try:
         data = base64.b64decode(text[len(_RUNS) :], validate=True)
-        numbers = _numbers(data)
+        numbers = _decode_varints(data)
         base, used = next(numbers)
         if base != committed.offset:
             raise ValueError(f"it belongs to offset {base}")
         if text.startswith(_RUNS):
-            return tuple(_from_runs(committed.offset, numbers))
+            return tuple(_decode_offset_ranges(committed.offset, numbers))
         edges = np.flatnonzero(np.diff(np.unpackbits(np.frombuffer(data[used:], np.uint8)), prepend=0, append=0)) + base
         return tuple((int(first), int(last) - 1) for first, last in zip(edges[::2], edges[1::2], strict=True))
     except (ValueError, StopIteration, binascii.Error) as e:
         raise DataError(f"commit metadata at offset {committed.offset} is damaged: {e or 'cut off'}") from None
 
 
-def _joined(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+def _join_adjacent_ranges(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     out: list[tuple[int, int]] = []
     for first, last in ranges:
         if out and first == out[-1][1] + 1:
@@ -90,7 +90,7 @@ def _joined(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     return out
 
 
-def _from_runs(at: int, numbers: Iterator[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+def _decode_offset_ranges(at: int, numbers: Iterator[tuple[int, int]]) -> Iterator[tuple[int, int]]:
     for gap, _ in numbers:
         length = next(numbers, None)
         if length is None:
@@ -99,7 +99,7 @@ def _from_runs(at: int, numbers: Iterator[tuple[int, int]]) -> Iterator[tuple[in
         at += gap + length[0] + 1
 
 
-def _varint(number: int) -> bytes:
+def _encode_varint(number: int) -> bytes:
     out = bytearray()
     while number > 0x7F:
         out.append(number & 0x7F | 0x80)
@@ -108,7 +108,7 @@ def _varint(number: int) -> bytes:
     return bytes(out)
 
 
-def _numbers(data: bytes) -> Iterator[tuple[int, int]]:
+def _decode_varints(data: bytes) -> Iterator[tuple[int, int]]:
     """The varints, each with the position after it."""
     number = shift = 0
     for at, byte in enumerate(data, 1):

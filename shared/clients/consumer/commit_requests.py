@@ -103,10 +103,10 @@ class OffsetCommits:
         if callback is not None:
             self._waiting.append((dict(offsets), numbers, callback))
             if len(self._waiting) > WAITING_MAX:
-                where = self._where(self._member())
+                where = self._describe_member(self._member())
                 error = CoordinatorNotAvailable(f"{where}: no answer yet, and {WAITING_MAX} later commits wait")
-                asyncio.get_running_loop().call_soon(self._report, self._waiting.pop(0), error)
-        self._start()
+                asyncio.get_running_loop().call_soon(self._call_commit_callback, self._waiting.pop(0), error)
+        self._start_sending_commits()
 
     async def commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata], timeout_ms: float) -> None:
         """Commit and wait; pending commits are sent before it or with it. Without offsets it waits for those alone.
@@ -115,18 +115,18 @@ class OffsetCommits:
         after `timeout_ms`: the offsets may then still be committed. An error of one partition (it does not exist, its
         metadata is too long) is raised once the others are committed.
         """
-        where = self._where(self._member())
+        where = self._describe_member(self._member())
         numbers = self.sequence.register(offsets)
         self._last_error = self._rejection = None
-        self._start()
+        self._start_sending_commits()
         try:
             async with asyncio.timeout(timeout_ms / 1000):
-                while not self._is_settled(numbers):
+                while not self._are_commits_done(numbers):
                     if self.sequence.is_dropped(numbers):
                         raise self._partitions_lost()
                     if self._rejection is not None:
                         raise self._rejection
-                    self._start()
+                    self._start_sending_commits()
                     self._changed.clear()
                     await self._changed.wait()
         except TimeoutError:
@@ -137,7 +137,7 @@ class OffsetCommits:
         for error in self._given_up_of(numbers).values():
             raise error
 
-    def _is_settled(self, numbers: Mapping[TopicPartition, int]) -> bool:
+    def _are_commits_done(self, numbers: Mapping[TopicPartition, int]) -> bool:
         if not numbers:
             return self.sequence.is_drained
         given_up = self._given_up_of(numbers)
@@ -152,27 +152,29 @@ class OffsetCommits:
 
         A failure is logged; the next generation retries it.
         """
-        self._start()
+        self._start_sending_commits()
         try:
             async with asyncio.timeout(max(0.0, timeout_ms) / 1000):
                 while not self.sequence.is_drained and self._task is not None and not self._task.done():
                     self._changed.clear()
                     await self._changed.wait()
         except TimeoutError:
-            log.warning("commits are pending", **self._fields(), waited_ms=round(timeout_ms))
+            log.warning("commits are pending", **self._log_fields(), waited_ms=round(timeout_ms))
 
     def keep(self, partitions: Collection[TopicPartition]) -> None:
         """Keep the pending offsets of these partitions for the new generation; drop all others."""
         dropped = self.sequence.keep(partitions)
         if dropped:
             log.warning(
-                "pending offsets dropped with their partitions", **self._fields(), partitions=sorted(map(str, dropped))
+                "pending offsets dropped with their partitions",
+                **self._log_fields(),
+                partitions=sorted(map(str, dropped)),
             )
         for entry in [w for w in self._waiting if not set(w[1]) <= set(partitions)]:
             self._waiting.remove(entry)
-            self._report(entry, self._partitions_lost())
+            self._call_commit_callback(entry, self._partitions_lost())
         self._changed.set()
-        self._start()
+        self._start_sending_commits()
 
     def committed(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
         """Return the last offsets of these partitions that this member has committed since their assignment."""
@@ -180,7 +182,7 @@ class OffsetCommits:
 
     def _partitions_lost(self) -> CommitFailed:
         reason = self._gone_because() or "the partitions were taken away"
-        return CommitFailed(f"{self._where(self._member())}: not committed before: {reason}")
+        return CommitFailed(f"{self._describe_member(self._member())}: not committed before: {reason}")
 
     async def close(self) -> None:
         """Stop. Callbacks that still wait are called with CommitFailed."""
@@ -192,7 +194,9 @@ class OffsetCommits:
                 await asyncio.gather(task, return_exceptions=True)
         waiting, self._waiting = self._waiting, []
         for entry in waiting:
-            self._report(entry, CommitFailed(f"{self._where(self._member())}: closed before the commit succeeded"))
+            self._call_commit_callback(
+                entry, CommitFailed(f"{self._describe_member(self._member())}: closed before the commit succeeded")
+            )
 
     async def fetch(
         self, partitions: Sequence[TopicPartition], timeout_ms: float
@@ -203,9 +207,9 @@ class OffsetCommits:
         for tp in partitions:
             topics[tp.topic].append(tp.partition)
         request = wire.OFFSET_FETCH(group_id, [(t, ps, {}) for t, ps in topics.items()], self._require_stable)
-        where = f"offsets of {self._where(self._member())}"
+        where = f"offsets of {self._describe_member(self._member())}"
 
-        async def ask() -> dict[TopicPartition, OffsetAndMetadata]:
+        async def fetch_committed_offsets() -> dict[TopicPartition, OffsetAndMetadata]:
             response = await self._connection.ask_coordinator("group", group_id, request, where)
             found = {}
             codes = [(response.error_code, where)]
@@ -215,44 +219,44 @@ class OffsetCommits:
                     codes.append((code, f"{where}, {tp}"))
                     if offset >= 0:
                         found[tp] = OffsetAndMetadata(offset, metadata or "", epoch)
-            self._check(codes, group_id)
+            self._check_error_codes(codes, group_id)
             return found
 
-        return await self._connection.retrying(ask, where, timeout_ms)
+        return await self._connection.retrying(fetch_committed_offsets, where, timeout_ms)
 
-    def _start(self) -> None:
+    def _start_sending_commits(self) -> None:
         if (self._task is None or self._task.done()) and not self.sequence.is_drained:
-            self._task = asyncio.ensure_future(self._run())
+            self._task = asyncio.ensure_future(self._send_commits())
             self._task.add_done_callback(lambda _: self._changed.set())
 
-    async def _run(self) -> None:
+    async def _send_commits(self) -> None:
         """Send commits until none is wanted. Returns early if only a rebalance can help."""
         backoff = ExponentialBackoff(self._connection.settings.retry_backoff_ms, RETRY_BACKOFF_MAX_MS)
         failures = 0
         while (commit := self.sequence.next_commit(self._member().generation_id)) is not None:
-            error = await self._try(commit)
+            error = await self._attempt_commit(commit)
             if error is None:
                 failures = 0
             elif self._is_of_before(commit):
                 continue  # owned partitions are committed under the new generation
-            elif not self._passing(error):
+            elif not self._is_passing_error(error):
                 return
             else:
                 failures += 1
                 await asyncio.sleep(backoff.wait_ms(failures) / 1000)
 
-    async def _try(self, commit: Commit) -> PenstockError | None:
+    async def _attempt_commit(self, commit: Commit) -> PenstockError | None:
         started_ms = self._clock.monotonic_ms()
         error: PenstockError | None = None
         lost = KafkaTimeout | BrokerNotAvailable
         unsure: frozenset[TopicPartition] = frozenset()
         try:
-            rejected, error = await self._send(commit)
+            rejected, error = await self._send_offset_commit(commit)
         except PenstockError as e:
             error = e
             now_ms = self._clock.monotonic_ms()
             self.sequence.on_failure(commit, unknown_at_ms=now_ms if isinstance(e, lost) else None)
-            self._failed(commit, e)
+            self._handle_failed_commit(commit, e)
         except BaseException:
             self.sequence.on_failure(commit, unknown_at_ms=self._clock.monotonic_ms())
             raise
@@ -265,19 +269,19 @@ class OffsetCommits:
             if committed:
                 self._on_committed(committed)
             if error is not None:
-                self._failed(commit.of(rejected), error)
+                self._handle_failed_commit(commit.of(rejected), error)
             elif rejected:
-                error = self._rejected(commit, rejected)
+                error = self._handle_rejected_offsets(commit, rejected)
             else:
                 self._metrics.committed(self._clock.monotonic_ms() - started_ms)
         self._last_error = None if self._is_of_before(commit) else error
-        self._rejection = None if error is None or self._passing(error) else self._last_error
+        self._rejection = None if error is None or self._is_passing_error(error) else self._last_error
         if unsure:
             await self._read_back(unsure)
-        self._look_again()
+        self._schedule_late_read_back()
         for entry in [w for w in self._waiting if self.sequence.is_done(w[1])]:
             self._waiting.remove(entry)
-            self._report(entry, None)
+            self._call_commit_callback(entry, None)
         self._changed.set()
         return error
 
@@ -286,37 +290,39 @@ class OffsetCommits:
         try:
             found = await self.fetch(sorted(partitions), self._connection.settings.request_timeout_ms)
         except PenstockError as e:
-            log.warning("offsets could not be read back", **self._fields(), reason=str(e))
+            log.warning("offsets could not be read back", **self._log_fields(), reason=str(e))
         else:
             self.sequence.on_read_back(found, partitions, requested_ms)
 
-    def _look_again(self) -> None:
+    def _schedule_late_read_back(self) -> None:
         """Read back once more when a commit without an answer can no longer be applied."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         if (at_ms := self.sequence.read_back_at_ms()) is not None:
             wait_ms = max(float(self._connection.settings.retry_backoff_ms), at_ms - self._clock.monotonic_ms())
-            self._timer = asyncio.get_running_loop().call_later(wait_ms / 1000, self._look)
+            self._timer = asyncio.get_running_loop().call_later(wait_ms / 1000, self._start_late_read_back)
 
-    def _look(self) -> None:
+    def _start_late_read_back(self) -> None:
         if self._looking is None or self._looking.done():
             self._looking = asyncio.ensure_future(self._read_back_late())
 
     async def _read_back_late(self) -> None:
         if partitions := self.sequence.to_read_back(self._clock.monotonic_ms()):
             await self._read_back(partitions)
-        self._start()
-        self._look_again()
+        self._start_sending_commits()
+        self._schedule_late_read_back()
 
-    def _rejected(self, commit: Commit, rejected: Mapping[TopicPartition, PenstockError]) -> PenstockError | None:
+    def _handle_rejected_offsets(
+        self, commit: Commit, rejected: Mapping[TopicPartition, PenstockError]
+    ) -> PenstockError | None:
         """Give up the offsets that are not retried. Returns the error for which the rest is retried."""
         self._metrics.commit_failed()
         now_ms, again = self._clock.monotonic_ms(), None
         for tp, error in rejected.items():
-            log.warning("commit rejected", **self._fields(), error=type(error).__name__, reason=str(error))
+            log.warning("commit rejected", **self._log_fields(), error=type(error).__name__, reason=str(error))
             since_ms = self._rejected_since.setdefault(tp, now_ms)
-            if self._passing(error) and now_ms - since_ms < REJECTED_RETRY_MS:
+            if self._is_passing_error(error) and now_ms - since_ms < REJECTED_RETRY_MS:
                 again = error
                 continue
             number = commit.numbers[tp]
@@ -324,27 +330,29 @@ class OffsetCommits:
             self._given_up[tp] = number, error
             for entry in [w for w in self._waiting if tp in w[1] and w[1][tp] <= number]:
                 self._waiting.remove(entry)
-                self._report(entry, error)
+                self._call_commit_callback(entry, error)
         return again
 
-    def _failed(self, commit: Commit, error: PenstockError) -> None:
+    def _handle_failed_commit(self, commit: Commit, error: PenstockError) -> None:
         self._metrics.commit_failed()
-        log.warning("commit failed", **self._fields(), error=type(error).__name__, reason=str(error))
+        log.warning("commit failed", **self._log_fields(), error=type(error).__name__, reason=str(error))
         waits_for_rebalance = isinstance(error, RebalanceInProgress | CommitFailed)
-        if not self._passing(error) and not waits_for_rebalance:
+        if not self._is_passing_error(error) and not waits_for_rebalance:
             self.sequence.give_up(commit)
-        if not self._passing(error) and not self._is_of_before(commit):
+        if not self._is_passing_error(error) and not self._is_of_before(commit):
             # The offsets may still be committed later; the callback reports this attempt.
             for entry in [w for w in self._waiting if set(w[1]) <= set(commit.numbers)]:
                 self._waiting.remove(entry)
-                self._report(entry, error)
+                self._call_commit_callback(entry, error)
 
-    async def _send(self, commit: Commit) -> tuple[dict[TopicPartition, PenstockError], PenstockError | None]:
+    async def _send_offset_commit(
+        self, commit: Commit
+    ) -> tuple[dict[TopicPartition, PenstockError], PenstockError | None]:
         """Return each rejected partition's error, and the first error that concerns the whole group."""
         member = self._member()
         if member.generation_id < 0 and self._is_managed():
             # The broker would accept it as a commit from outside the group, as long as the group is empty.
-            raise UnknownMember(f"{self._where(member)}: not assigned anything by the group yet")
+            raise UnknownMember(f"{self._describe_member(member)}: not assigned anything by the group yet")
         topics: dict[str, list[tuple[int, int, int, str]]] = defaultdict(list)
         for tp, (offset, metadata, epoch) in commit.offsets.items():
             topics[tp.topic].append((tp.partition, offset, epoch, metadata))
@@ -353,7 +361,7 @@ class OffsetCommits:
         request = wire.OFFSET_COMMIT(
             member.group_id, member.generation_id, member.member_id, instance_id, list(topics.items())
         )
-        where = f"OffsetCommit of {self._where(member)}"
+        where = f"OffsetCommit of {self._describe_member(member)}"
         response = await self._connection.ask_coordinator("group", member.group_id, request, where)
         rejected: dict[TopicPartition, PenstockError] = {}
         of_group: PenstockError | None = None
@@ -361,18 +369,18 @@ class OffsetCommits:
             for partition, code in rows:
                 if code:
                     tp = TopicPartition(topic, partition)
-                    rejected[tp] = error = self._error(code, f"{where}, {tp}", member.group_id)
+                    rejected[tp] = error = self._commit_error(code, f"{where}, {tp}", member.group_id)
                     if isinstance(error, CommitFailed):
                         self._on_rejected((member.generation_id, member.member_id), code)
                     of_group = of_group or (None if code in OF_ONE_PARTITION else error)
         return rejected, of_group
 
-    def _check(self, codes: list[tuple[int, str]], group_id: str) -> None:
+    def _check_error_codes(self, codes: list[tuple[int, str]], group_id: str) -> None:
         for code, where in codes:
             if code:
-                raise self._error(code, where, group_id)
+                raise self._commit_error(code, where, group_id)
 
-    def _error(self, code: int, where: str, group_id: str) -> PenstockError:
+    def _commit_error(self, code: int, where: str, group_id: str) -> PenstockError:
         error = error_for_code(code, where)
         if isinstance(error, CommitFailed) and (reason := self._gone_because()):
             error = type(error)(f"{error}: {reason}")
@@ -384,12 +392,12 @@ class OffsetCommits:
         """Whether a newer generation was assigned after the commit was sent: its error is then outdated."""
         return commit.generation != self._member().generation_id
 
-    def _passing(self, error: PenstockError) -> bool:
+    def _is_passing_error(self, error: PenstockError) -> bool:
         if isinstance(error, RebalanceInProgress | IllegalGeneration):
             return self._is_owner()
         return isinstance(error, RetriableError)
 
-    def _report(
+    def _call_commit_callback(
         self,
         entry: tuple[dict[TopicPartition, OffsetAndMetadata], dict[TopicPartition, int], OnCommit],
         error: Exception | None,
@@ -398,9 +406,9 @@ class OffsetCommits:
         try:
             callback(offsets, error)
         except Exception:
-            log.exception("commit callback failed", **self._fields())
+            log.exception("commit callback failed", **self._log_fields())
 
-    def _fields(self) -> dict[str, object]:
+    def _log_fields(self) -> dict[str, object]:
         member = self._member()
         return {
             "client_id": self._connection.client_id,
@@ -409,7 +417,7 @@ class OffsetCommits:
             "member_id": member.member_id,
         }
 
-    def _where(self, member: GroupMetadata) -> str:
+    def _describe_member(self, member: GroupMetadata) -> str:
         instance = f", instance {member.group_instance_id}" if member.group_instance_id else ""
         return (
             f"client {self._connection.client_id}, group {member.group_id}, generation {member.generation_id}, "

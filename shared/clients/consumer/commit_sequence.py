@@ -111,7 +111,7 @@ class CommitSequence:
 
         Returns the partitions to read back, since an earlier commit may still overwrite them.
         """
-        self._answered(commit)
+        self._close_open_commit(commit)
         for tp, number in commit.numbers.items():
             if tp in rejected or (partition := self._partitions.get(tp)) is None:
                 continue
@@ -126,7 +126,7 @@ class CommitSequence:
 
         The newest offsets stay wanted.
         """
-        self._answered(commit)
+        self._close_open_commit(commit)
         if unknown_at_ms is not None:
             self._unsure.update(dict.fromkeys(commit.offsets.keys() & self._partitions.keys(), unknown_at_ms + LATE_MS))
 
@@ -179,6 +179,6 @@ class CommitSequence:
         self._unsure = {tp: until_ms for tp, until_ms in self._unsure.items() if tp in partitions}
         return dropped
 
-    def _answered(self, commit: Commit) -> None:
+    def _close_open_commit(self, commit: Commit) -> None:
         assert self._out is commit, "an answer to a commit that is not out"
         self._out = None

@@ -166,7 +166,7 @@ class Consumer(Generic[K, V]):
         `timeout_ms` bounds the whole close, except for the 200 ms that LeaveGroup always has. By default
         `listener_timeout_ms` bounds commit and listener, and the close waits for the answers to the last requests.
         """
-        await self._close(timeout_ms, processed=True)
+        await self._close_consumer(timeout_ms, processed=True)
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -174,7 +174,7 @@ class Consumer(Generic[K, V]):
 
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
         # If the block raised, the records of the last poll may not have been processed.
-        await self._close(None, processed=kind is None)
+        await self._close_consumer(None, processed=kind is None)
 
     def subscribe(self, topics: Sequence[str] | re.Pattern[str], listener: RebalanceListener | None = None) -> None:
         """Read topics by name, or all whose whole name matches a pattern; the group's members share the partitions.
@@ -223,12 +223,12 @@ class Consumer(Generic[K, V]):
         partitions were lost with records that were handed out and not committed. Under `sync` it raises the errors of
         `commit`. Raises ValueError for `max_records` below 1.
         """
-        fetched_rows = await self._poll(timeout_ms, max_records)
+        fetched_rows = await self._poll_records(timeout_ms, max_records)
         positions = {tp: each.position for tp, each in fetched_rows.items()}
         self._positions.returned(positions, {tp: each.columns.leader_epoch for tp, each in fetched_rows.items()})
         return {tp: each.columns for tp, each in fetched_rows.items()}
 
-    async def _poll(self, timeout_ms: float, max_records: int | None) -> dict[TopicPartition, Polled]:
+    async def _poll_records(self, timeout_ms: float, max_records: int | None) -> dict[TopicPartition, Polled]:
         self._check_reading("poll")
         if self._is_polling:
             raise IllegalState("another task is in poll, or waits for the next record: a consumer is one task's")
@@ -240,7 +240,7 @@ class Consumer(Generic[K, V]):
         deadline_ms = SYSTEM_CLOCK.monotonic_ms() + timeout_ms
         self._positions.processed()
         self._subscription.polled(SYSTEM_CLOCK.monotonic_ms())
-        with self._subscription.polling(), self._until_polled():
+        with self._subscription.polling(), self._mark_polling():
             await self._subscription.call_listener()
             self._membership.raise_pending()
             await self._commit_as_configured()
@@ -252,7 +252,7 @@ class Consumer(Generic[K, V]):
                 self._raise_wakeup()
                 self._subscription.check_errors()
                 self._raise_undecodable()
-                if fetched_rows := await self._take(limit):
+                if fetched_rows := await self._take_records(limit):
                     return fetched_rows
                 now_ms = SYSTEM_CLOCK.monotonic_ms()
                 if now_ms >= deadline_ms:
@@ -297,7 +297,7 @@ class Consumer(Generic[K, V]):
         positions.processed()
         self._subscription.polled(now_ms)
         while self._subscription.is_listener_due or (found := unread.next(self._subscription.paused())) is None:
-            positions.polled_batches(await self._poll(ITERATION_TIMEOUT_MS, None))
+            positions.polled_batches(await self._poll_records(ITERATION_TIMEOUT_MS, None))
         record, position, epoch = found
         positions.returned_one(record.topic_partition, position, epoch)
         return record
@@ -321,7 +321,7 @@ class Consumer(Generic[K, V]):
         invalid offset.
         """
         positions = self._membership.positions
-        wanted, lost = self._covered(offsets)
+        wanted, lost = self._committable_offsets(offsets)
         # Register before the wait: a rebalance during the wait must not commit a lower offset.
         positions.registered(wanted)
         try:
@@ -344,13 +344,13 @@ class Consumer(Generic[K, V]):
         raise it.
         """
         positions = self._membership.positions
-        wanted, lost = self._covered(offsets)
+        wanted, lost = self._committable_offsets(offsets)
         positions.registered(wanted)
         if callback is None:
             self._commits.commit_async(wanted)
             return
 
-        def answered(offsets: Mapping[TopicPartition, OffsetAndMetadata], error: Exception | None) -> None:
+        def on_commit_answered(offsets: Mapping[TopicPartition, OffsetAndMetadata], error: Exception | None) -> None:
             at = {tp: each.offset for tp, each in offsets.items()}
             if error is None:
                 positions.recovered(at)
@@ -361,9 +361,9 @@ class Consumer(Generic[K, V]):
         if lost:
             self._commits.commit_async(wanted)
             both = {**{tp: OffsetAndMetadata(offset) for tp, offset in lost.items()}, **wanted}
-            asyncio.get_running_loop().call_soon(answered, both, self._membership.not_committed(lost))
+            asyncio.get_running_loop().call_soon(on_commit_answered, both, self._membership.not_committed(lost))
         elif wanted:
-            self._commits.commit_async(wanted, answered)
+            self._commits.commit_async(wanted, on_commit_answered)
         else:
             asyncio.get_running_loop().call_soon(callback, wanted, None)
 
@@ -379,11 +379,11 @@ class Consumer(Generic[K, V]):
 
     async def seek_to_beginning(self, *partitions: TopicPartition) -> None:
         """Continue from the first record of these partitions, by default of all assigned ones."""
-        await self._reset(partitions, "earliest")
+        await self._reset_positions(partitions, "earliest")
 
     async def seek_to_end(self, *partitions: TopicPartition) -> None:
         """Continue after the last record of these partitions, by default of all assigned ones."""
-        await self._reset(partitions, "latest")
+        await self._reset_positions(partitions, "latest")
 
     def pause(self, *partitions: TopicPartition) -> None:
         """Return no records of these partitions until `resume`. Their buffer is kept, and there is no rebalance."""
@@ -442,10 +442,10 @@ class Consumer(Generic[K, V]):
         while (position := self._subscription.position(tp)) is None:
             self._subscription.check_errors()
             if (error := self._subscription.error_of(tp)) is not None:
-                raise await self._with_offsets(error) from error
+                raise await self._describe_offset_error(error) from error
             if SYSTEM_CLOCK.monotonic_ms() >= deadline_ms:
                 limit_ms = self._subscription.settings.request_timeout_ms
-                raise KafkaTimeout(f"{self._prefix()}: position of {tp} not known after {limit_ms} ms")
+                raise KafkaTimeout(f"{self._client_and_group()}: position of {tp} not known after {limit_ms} ms")
             await asyncio.sleep(POSITION_POLL_MS / 1000)
         return position
 
@@ -502,11 +502,11 @@ class Consumer(Generic[K, V]):
 
     async def beginning_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """Return the first offset of each partition."""
-        return await self._list(dict.fromkeys(partitions, "earliest"))
+        return await self._list_offsets(dict.fromkeys(partitions, "earliest"))
 
     async def end_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """Return the offset after the last record, under `read_committed` the last stable offset."""
-        return await self._list(dict.fromkeys(partitions, "latest"))
+        return await self._list_offsets(dict.fromkeys(partitions, "latest"))
 
     async def offsets_for_times(self, times: Mapping[TopicPartition, int]) -> dict[TopicPartition, int | None]:
         """Return the first offset with a timestamp at or after each time (ms since the epoch), None if there is none.
@@ -514,7 +514,7 @@ class Consumer(Generic[K, V]):
         Raises ValueError and TypeError for an invalid time.
         """
         times = {tp: checked_time(tp, time_ms) for tp, time_ms in times.items()}
-        found = await self._list(times)
+        found = await self._list_offsets(times)
         return {tp: None if offset < 0 else offset for tp, offset in found.items()}
 
     async def lag(self) -> dict[TopicPartition, int]:
@@ -525,24 +525,24 @@ class Consumer(Generic[K, V]):
         return {tp: max(0, ends[tp] - await self.position(tp)) for tp in partitions}
 
     @contextlib.contextmanager
-    def _until_polled(self) -> Iterator[None]:
+    def _mark_polling(self) -> Iterator[None]:
         self._is_polling = True
         try:
             yield
         finally:
             self._is_polling = False
 
-    async def _take(self, limit: int | None) -> dict[TopicPartition, Polled]:
+    async def _take_records(self, limit: int | None) -> dict[TopicPartition, Polled]:
         if unread := self._positions.unread.take(limit, self._subscription.paused()):
             return unread
         try:
             fetched = self._subscription.take(limit)
         except PenstockError as e:
             await asyncio.sleep(0)  # lets fetches of the other partitions run if the caller polls again at once
-            raise await self._with_offsets(e) from e
+            raise await self._describe_offset_error(e) from e
         fetched_rows: dict[TopicPartition, Columns[Any, Any]] = fetched
         if fetched_rows and not self._decoding.is_plain:
-            fetched_rows = self._decoded(fetched)
+            fetched_rows = self._decode_records(fetched)
         if self._interceptors:
             fetched_rows = {tp: self._interceptors.on_consume(tp, columns) for tp, columns in fetched_rows.items()}
         for tp, columns in fetched_rows.items():
@@ -551,7 +551,7 @@ class Consumer(Generic[K, V]):
         self._metrics.lag(self._subscription.known_lag(positions))
         return {tp: Polled(fetched_rows[tp], position) for tp, position in positions.items()}
 
-    def _decoded(self, fetched_rows: dict[TopicPartition, Columns]) -> dict[TopicPartition, Columns[Any, Any]]:
+    def _decode_records(self, fetched_rows: dict[TopicPartition, Columns]) -> dict[TopicPartition, Columns[Any, Any]]:
         """Return the decoded records. The error of an undecodable one is raised once no record before it is left."""
         given = {}
         for tp, columns in fetched_rows.items():
@@ -572,7 +572,7 @@ class Consumer(Generic[K, V]):
             if self.known_position(tp) == wrong.offset:
                 raise wrong.error
 
-    async def _reset(self, partitions: tuple[TopicPartition, ...], to: Literal["earliest", "latest"]) -> None:
+    async def _reset_positions(self, partitions: tuple[TopicPartition, ...], to: Literal["earliest", "latest"]) -> None:
         self._check_open()
         wanted = partitions or tuple(self.assignment())
         self._positions.unread.drop(wanted)
@@ -604,7 +604,7 @@ class Consumer(Generic[K, V]):
             self._commits.commit_async(offsets)
         positions.registered(offsets)
 
-    def _covered(
+    def _committable_offsets(
         self, given: Mapping[TopicPartition, OffsetAndMetadata | int] | None
     ) -> tuple[dict[TopicPartition, OffsetAndMetadata], dict[TopicPartition, int]]:
         """Return the offsets that a commit of `given` sends, and those that this member can no longer commit.
@@ -627,29 +627,29 @@ class Consumer(Generic[K, V]):
         lost = positions.handed_out(gone, self._commits.committed(gone))
         return mine, lost | positions.forfeited({tp: at.offset for tp, at in mine.items()})
 
-    async def _list(self, specs: Mapping[TopicPartition, str | int]) -> dict[TopicPartition, int]:
+    async def _list_offsets(self, specs: Mapping[TopicPartition, str | int]) -> dict[TopicPartition, int]:
         self._check_open()
         if not specs:
             return {}
         limit_ms = self._subscription.settings.request_timeout_ms
         return await list_offsets(self._subscription.connection, specs, self._settings.isolation_level, limit_ms)
 
-    async def _with_offsets(self, error: PenstockError) -> PenstockError:
+    async def _describe_offset_error(self, error: PenstockError) -> PenstockError:
         """Return the error with the client name, under `auto_offset_reset=none` also with the partitions' offsets."""
         if not isinstance(error, NoOffsetForPartition | OffsetOutOfRange):
-            return type(error)(f"{self._prefix()}: Fetch: {error}")
+            return type(error)(f"{self._client_and_group()}: Fetch: {error}")
         unpositioned = sorted(self._subscription.assignment())
         first, end = await self.beginning_offsets(unpositioned), await self.end_offsets(unpositioned)
         held = ", ".join(f"{tp} holds {first[tp]} to {end[tp]}" for tp in unpositioned)
-        return type(error)(f"{self._prefix()}: {error} (auto_offset_reset=none; {held})")
+        return type(error)(f"{self._client_and_group()}: {error} (auto_offset_reset=none; {held})")
 
-    def _prefix(self) -> str:
+    def _client_and_group(self) -> str:
         """Return the client, its group and generation, for error messages about offsets."""
         group_id = self._settings.group_id
         group = f", group {group_id}, generation {self._subscription.generation}" if group_id else ""
         return f"client {self._subscription.client_id}{group}"
 
-    async def _close(self, timeout_ms: float | None, *, processed: bool) -> None:
+    async def _close_consumer(self, timeout_ms: float | None, *, processed: bool) -> None:
         if self._state == "new":
             self._state = "closed"
         if self._state != "open":

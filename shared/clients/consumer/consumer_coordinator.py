@@ -145,7 +145,7 @@ class ConsumerCoordinator:
         Blocking code keeps the event loop from noticing it.
         """
         if not self._calling and (step := self.state.leave_if_idle(self._idle_ms())) is not None:
-            self._leave(step)
+            self._leave_group(step)
             self.wake()
 
     @property
@@ -167,7 +167,7 @@ class ConsumerCoordinator:
                 await asyncio.wait([task], timeout=timeout_ms / 1000)
             elif self._ends_join:
                 await asyncio.wait([task], timeout=min(timeout_ms, JOIN_END_MS) / 1000)
-            await _cancel(task)
+            await _cancel_task(task)
 
     @property
     def _ends_join(self) -> bool:
@@ -183,7 +183,7 @@ class ConsumerCoordinator:
         if self._watch is not None:
             self._watch.cancel()
         for task in self._tasks:
-            await _cancel(task)
+            await _cancel_task(task)
         await self._requests.leave(self.state.leave())
         if self._leaving is not None:
             await asyncio.wait([self._leaving])
@@ -194,45 +194,45 @@ class ConsumerCoordinator:
         self._before_step()
         step = self.state.next_step(self._clock.monotonic_ms(), self._idle_ms())
         try:
-            await self._do(step)
+            await self._execute_step(step)
         except PenstockError as e:
             self._requests.failed(step, e)
             self.state.on_failure(e, self._clock.monotonic_ms())
         else:
             self._requests.succeeded(step)
-        self._follow_up()
+        self._send_follow_up_requests()
 
-    async def _do(self, step: Step) -> None:
+    async def _execute_step(self, step: Step) -> None:
         if self._began_ms is None and isinstance(step, Join | Revoke):
             self._began_ms = self._clock.monotonic_ms()
         self._set_listener_due(isinstance(step, Revoke | Lose | Complete))
         if self._listener_due and not self._listening:
             # A poll wakes this wait. An overdue poll needs no timer: the member has left, or failed.
             left_ms = self.state.config.max_poll_interval_ms - self._idle_ms()
-            await self._wait(left_ms if left_ms > 0 else None)
+            await self._wait_for_wake(left_ms if left_ms > 0 else None)
             return
         match step:
             case Wait(ms):
-                await self._wait(ms)
+                await self._wait_for_wake(ms)
             case Revoke(partitions) | Lose(partitions):
-                await self._call(self._rebalances.on_revoked(partitions, lost=isinstance(step, Lose)))
+                await self._call_listener(self._rebalances.on_revoked(partitions, lost=isinstance(step, Lose)))
                 self.state.on_revoked(partitions)
             case Complete(assigned, added):
                 self.state.adopt()
                 self._requests.follow_up()
-                await self._call(self._rebalances.on_assigned(assigned, added))
+                await self._call_listener(self._rebalances.on_assigned(assigned, added))
                 self.state.on_completed()
                 self._began_ms, self.gone_because = None, ""
             case Join():
                 self.state.on_join(await self._requests.join(step), self._clock.monotonic_ms())
             case Gather(topics):
-                self.state.on_gathered(await self._partitions(topics))
+                self.state.on_gathered(await self._fetch_partition_counts(topics))
             case Sync():
                 self.state.on_sync(await self._requests.sync(step), self._clock.monotonic_ms())
             case Leave():
-                self._leave(step)
+                self._leave_group(step)
 
-    async def _wait(self, ms: float | None) -> None:
+    async def _wait_for_wake(self, ms: float | None) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(None if ms is None else ms / 1000):
                 await self._wake.wait()
@@ -244,7 +244,7 @@ class ConsumerCoordinator:
         self._listener_due = is_due
         self._settled.set()
 
-    def _leave(self, step: Leave) -> None:
+    def _leave_group(self, step: Leave) -> None:
         """Send LeaveGroup in parallel to the steps: no poll waits for its answer, and a following close sends it."""
         event = (
             "left the group" if step.member_id else "sent no LeaveGroup, so its membership is kept for a session"
@@ -255,14 +255,14 @@ class ConsumerCoordinator:
         if step.member_id:
             self._leaving = asyncio.create_task(self._requests.leave(step.member_id))
 
-    async def _call(self, call: Any) -> None:
+    async def _call_listener(self, call: Any) -> None:
         self._calling = True
         try:
             await call
         finally:
             self._calling = False
 
-    async def _partitions(self, topics: Iterable[str]) -> dict[str, int]:
+    async def _fetch_partition_counts(self, topics: Iterable[str]) -> dict[str, int]:
         """Return the partition counts of the topics that exist, from fresh metadata."""
         for topic in topics:
             self._connection.watch(topic)
@@ -308,12 +308,12 @@ class ConsumerCoordinator:
             self._on_news()
         self.wake()
 
-    def _follow_up(self) -> None:
+    def _send_follow_up_requests(self) -> None:
         self._requests.follow_up()
         if self.state.error is not None:
             self._on_news()
 
 
-async def _cancel(task: asyncio.Task[None]) -> None:
+async def _cancel_task(task: asyncio.Task[None]) -> None:
     task.cancel()
     await asyncio.wait([task])

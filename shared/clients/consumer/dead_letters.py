@@ -70,6 +70,7 @@ class DeadLetter:
 
     @classmethod
     def of(cls, record: ConsumerRecord, stage: str, error: BaseException, attempts: int, group: str) -> DeadLetter:
+        """Make the dead letter of a record that failed at a stage with an error."""
         kind = type(error)
         name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
         return cls(record, stage, name, message_of(error), attempts, group)
@@ -125,18 +126,18 @@ def shortened(record: ProducerRecord) -> ProducerRecord | None:
     if tuple(name for name, _ in own[: len(HEADERS)]) != HEADERS:
         return None
     key, value = record.key or b"", record.value or b""
-    size = len(key) + len(value) + _size(headers)
-    free_bytes = next((most for most in SHORTENED_BYTES if most < size), 0) - _size(own)
+    size = len(key) + len(value) + _headers_bytes(headers)
+    free_bytes = next((most for most in SHORTENED_BYTES if most < size), 0) - _headers_bytes(own)
     if free_bytes <= 0:
         return None
-    if len(key) + _size(original) > free_bytes // 2:
+    if len(key) + _headers_bytes(original) > free_bytes // 2:
         if original:
             cut.setdefault("headers", str(len(original)))
         original = ()
         if len(key) > free_bytes // 2:
             cut.setdefault("key", str(len(key)))
             key = key[: free_bytes // 2]
-    left = free_bytes - len(key) - _size(original)
+    left = free_bytes - len(key) - _headers_bytes(original)
     if len(value) > left:
         cut.setdefault("value", str(len(value)))
         value = value[:left]
@@ -149,7 +150,7 @@ def shortened(record: ProducerRecord) -> ProducerRecord | None:
     )
 
 
-def _size(headers: Headers) -> int:
+def _headers_bytes(headers: Headers) -> int:
     return sum(len(name.encode()) + len(value or b"") for name, value in headers)
 
 

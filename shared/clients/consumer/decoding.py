@@ -52,8 +52,8 @@ class Decoding:
 
     def decode(self, columns: Columns) -> tuple[Columns[Any, Any] | None, Undecodable | None]:
         """Return the decoded records up to the first that cannot be decoded (None if there are none), and that one."""
-        keys, wrong_key = _decode(self.key, columns.topic, columns.keys)
-        values, wrong_value = _decode(self.value, columns.topic, columns.values[: len(keys)])
+        keys, wrong_key = _decode_column(self.key, columns.topic, columns.keys)
+        values, wrong_value = _decode_column(self.value, columns.topic, columns.values[: len(keys)])
         keys = keys[: len(values)]
         decoded = replace(columns[: len(values)], keys=keys, values=values) if values else None
         cause, part = (wrong_value, "value") if wrong_value is not None else (wrong_key, "key")
@@ -66,7 +66,7 @@ class Decoding:
         return decoded, Undecodable(offset, error)
 
 
-def _decode(
+def _decode_column(
     deserializer: Deserializer, topic: str, column: Sequence[bytes | None]
 ) -> tuple[Sequence[Any], Exception | None]:
     if deserializer is bytes_deserializer:

@@ -198,32 +198,32 @@ class Fetcher:
 
     def seek(self, tp: TopicPartition, to: int | ResetPolicy) -> None:
         """Continue from an offset, or from the offset that a policy finds: until then the position is None."""
-        self._of(tp).go_to(*((None, to) if isinstance(to, ResetPolicy) else (to, None)))
+        self._assigned_state(tp).go_to(*((None, to) if isinstance(to, ResetPolicy) else (to, None)))
         self._ready.pop(tp, None)
 
     def pause(self, tp: TopicPartition) -> None:
         """Hand out no records of the partition."""
-        self._of(tp).is_paused = True
+        self._assigned_state(tp).is_paused = True
 
     def resume(self, tp: TopicPartition) -> None:
-        self._of(tp).is_paused = False
+        self._assigned_state(tp).is_paused = False
 
     def paused(self) -> frozenset[TopicPartition]:
         return frozenset(tp for tp, state in self._partitions.items() if state.is_paused)
 
     def position(self, tp: TopicPartition) -> int | None:
         """Return the offset of the next record to hand out. Returns None while it is being looked up."""
-        return self._of(tp).position
+        return self._assigned_state(tp).position
 
     def lag(self, tp: TopicPartition) -> int | None:
         """Return the lag behind the last known end (under read_committed: the last stable offset)."""
-        state = self._of(tp)
+        state = self._assigned_state(tp)
         end = state.last_stable_offset if self.read_committed else state.high_watermark
         return None if end is None or state.position is None else max(0, end - state.position)
 
     def is_at_end(self, tp: TopicPartition) -> bool:
         """Whether the position is the last known high watermark."""
-        state = self._of(tp)
+        state = self._assigned_state(tp)
         return state.position is not None and state.position == state.high_watermark
 
     @property
@@ -235,10 +235,10 @@ class Fetcher:
 
     def work(self, leader: Leader, now_ms: float) -> Work:
         """Return the requests to send now. Each fetch and lookup must be answered by one of the methods below."""
-        lookups = self._lookups(leader, now_ms)
-        idle, left_out, nodes = self._wanting(leader, now_ms)
+        lookups = self._offset_lookups(leader, now_ms)
+        idle, left_out, nodes = self._partitions_to_fetch(leader, now_ms)
         fetches = []
-        share = self._share(len(idle), nodes) if idle else 0
+        share = self._bytes_per_node(len(idle), nodes) if idle else 0
         if share:
             longest_ms = self.limits.fetch_max_wait_ms
             for node, tps in idle.items():
@@ -254,7 +254,9 @@ class Fetcher:
         later = [s.retry_ms for s in self._partitions.values() if s.retry_ms > now_ms and not s.is_paused]
         return Work(fetches, lookups, stale, min(later, default=None))
 
-    def _wanting(self, leader: Leader, now_ms: float) -> tuple[dict[int, list[TopicPartition]], set[int], int]:
+    def _partitions_to_fetch(
+        self, leader: Leader, now_ms: float
+    ) -> tuple[dict[int, list[TopicPartition]], set[int], int]:
         """Return the partitions to fetch from each node without a request in flight.
 
         Also returns the nodes of partitions with enough buffered, and the number of nodes.
@@ -276,7 +278,7 @@ class Fetcher:
                 idle.setdefault(node, []).append(tp)
         return idle, left_out, len(nodes)
 
-    def _share(self, asking: int, nodes: int) -> int:
+    def _bytes_per_node(self, asking: int, nodes: int) -> int:
         """Return the bytes that each of `asking` nodes may send, 0 if they are too few for a request.
 
         The buffer is divided by one more node than there are: a broker that hangs keeps its share until its request
@@ -295,14 +297,14 @@ class Fetcher:
         share = min(free // asking, most)
         return share if share >= worth else 0
 
-    def _lookups(self, leader: Leader, now_ms: float) -> list[Lookup]:
+    def _offset_lookups(self, leader: Leader, now_ms: float) -> list[Lookup]:
         by_commit: dict[TopicPartition, ResetPolicy | None] = {}
         by_topic: dict[str, dict[TopicPartition, ResetPolicy | None]] = {}
         for tp, state in self._partitions.items():
             if state.position is not None or state.request_out or state.error is not None or state.retry_ms > now_ms:
                 continue
             if state.reset is None and not self._has_group:
-                self._without_commit(tp, state)
+                self._handle_missing_commit(tp, state)
             if state.error is not None:
                 continue
             if state.reset is None:
@@ -325,15 +327,15 @@ class Fetcher:
 
         With a leader epoch the first fetch checks whether the log was truncated (KIP-320).
         """
-        for tp, state in self._answered(lookup):
+        for tp, state in self._close_request(lookup):
             if (found := offsets.get(tp)) is not None:
                 state.go_to(found.offset, None, found.leader_epoch)
             else:
-                self._without_commit(tp, state)
+                self._handle_missing_commit(tp, state)
 
     def placed(self, lookup: Lookup, offsets: Mapping[TopicPartition, int]) -> None:
         """Apply the offsets that the policies found. -1 (no record is as late as the time) means the end of the log."""
-        for tp, state in self._answered(lookup):
+        for tp, state in self._close_request(lookup):
             left, reason = state.left
             if (offset := offsets.get(tp, -1)) >= 0:
                 state.go_to(offset, None)
@@ -349,10 +351,10 @@ class Fetcher:
         A retriable error is retried. `take` raises any other error once no records are left to return.
         """
         self._stale = True
-        for tp, state in self._answered(request):
+        for tp, state in self._close_request(request):
             state.back_off(now_ms, self._backoff)
             if not isinstance(error, RetriableError):
-                self._fail(tp, state, error)
+                self._fail_partition(tp, state, error)
 
     def received(self, fetch: Fetch, response: FetchResponse, now_ms: float) -> dict[TopicPartition, int]:
         """Apply the answer to a fetch.
@@ -360,23 +362,25 @@ class Fetcher:
         Returns the leaders that it names for partitions with another leader (KIP-951).
         """
         moved = {}
-        for tp, state in self._answered(fetch):
+        for tp, state in self._close_request(fetch):
             answer = response.answers.get(tp)
             code = response.error_code or (UNKNOWN_SERVER_ERROR if answer is None else answer.error_code)
             if answer is None or code:
                 is_first = not state.failures
-                self._failed(tp, state, code, now_ms)
+                self._handle_fetch_error(tp, state, code, now_ms)
                 if answer is not None and answer.leader is not None:
                     moved[tp] = answer.leader
                     if is_first:
                         state.retry_ms = now_ms  # at once; from the second time on with backoff
             elif answer.diverged_at is not None:
-                self._diverged(tp, state, answer.diverged_at, answer.high_watermark)
+                self._handle_diverging_epoch(tp, state, answer.diverged_at, answer.high_watermark)
             else:
-                self._arrived(tp, state, answer)
+                self._add_completed_fetch(tp, state, answer)
         return moved
 
-    def _diverged(self, tp: TopicPartition, state: PartitionState, end_offset: int, high_watermark: int) -> None:
+    def _handle_diverging_epoch(
+        self, tp: TopicPartition, state: PartitionState, end_offset: int, high_watermark: int
+    ) -> None:
         """Handle a log that was truncated below the fetched offset (KIP-320, KIP-595).
 
         A leader was elected that had not replicated all of it. A log that ends before the position may be of another
@@ -390,7 +394,7 @@ class Fetcher:
         elif self._policy.is_none:
             state.forget_fetched()  # keep the epoch, so that this is detected again until a seek
             reason = f"records from offset {end_offset} on were read that are not in the log any more"
-            self._fail(tp, state, LogTruncation(f"{tp} at offset {position}: {reason}"))
+            self._fail_partition(tp, state, LogTruncation(f"{tp} at offset {position}: {reason}"))
         else:
             if high_watermark < position:
                 state.give_up(self._policy, "the log ends before it")
@@ -399,7 +403,7 @@ class Fetcher:
                 self._moves[tp] = Move(end_offset, left=position, reason="the log was truncated")
             self._ready.pop(tp, None)
 
-    def _arrived(self, tp: TopicPartition, state: PartitionState, answer: FetchedPartition) -> None:
+    def _add_completed_fetch(self, tp: TopicPartition, state: PartitionState, answer: FetchedPartition) -> None:
         state.failures, state.retry_ms = 0, 0.0
         state.high_watermark, state.last_stable_offset = answer.high_watermark, answer.last_stable_offset
         if not answer.records:
@@ -413,7 +417,7 @@ class Fetcher:
         self._ready[tp] = None
         self._partitions[tp] = self._partitions.pop(tp)  # the other partitions come first next time
 
-    def _failed(self, tp: TopicPartition, state: PartitionState, code: int, now_ms: float) -> None:
+    def _handle_fetch_error(self, tp: TopicPartition, state: PartitionState, code: int, now_ms: float) -> None:
         state.back_off(now_ms, self._backoff)
         offset = state.fetch_offset
         error = error_for_code(code, str(tp), f"offset {offset}")
@@ -423,13 +427,13 @@ class Fetcher:
             if state.completed_fetches:
                 return  # first hand out the buffer; then the same request is rejected again
             if self._policy.is_none:
-                self._fail(tp, state, error)
+                self._fail_partition(tp, state, error)
             else:
                 state.give_up(self._policy, "out of range")
         elif isinstance(error, CorruptRecord):
-            self._fail(tp, state, CorruptRecord(f"{tp} at offset {offset}: the broker cannot read a batch"))
+            self._fail_partition(tp, state, CorruptRecord(f"{tp} at offset {offset}: the broker cannot read a batch"))
         else:
-            self._fail(tp, state, error)
+            self._fail_partition(tp, state, error)
 
     # --- handing out ---
 
@@ -440,7 +444,7 @@ class Fetcher:
 
     def error_of(self, tp: TopicPartition) -> PenstockError | None:
         """Return the error of the partition's fetch, lookup or batch, until `take` has raised it."""
-        return self._of(tp).error
+        return self._assigned_state(tp).error
 
     def take(self, max_records: int | None) -> dict[TopicPartition, Columns]:
         """Return records of the partitions that are not paused, at most `max_records`, the longest waiting first.
@@ -457,7 +461,7 @@ class Fetcher:
                 continue
             bytes_left -= state.buffered_bytes
             before = state.position
-            columns = self._take_from(state, left)
+            columns = self._take_records_of(state, left)
             del self._ready[tp]
             bytes_left += state.buffered_bytes
             if state.completed_fetches or state.error is not None:
@@ -478,7 +482,7 @@ class Fetcher:
         moves, self._moves = self._moves, {}
         return moves
 
-    def _take_from(self, state: PartitionState, limit: int | None) -> Columns | None:
+    def _take_records_of(self, state: PartitionState, limit: int | None) -> Columns | None:
         while state.completed_fetches:
             completed = state.completed_fetches[0]
             try:
@@ -510,12 +514,12 @@ class Fetcher:
 
     # --- helpers ---
 
-    def _of(self, tp: TopicPartition) -> PartitionState:
+    def _assigned_state(self, tp: TopicPartition) -> PartitionState:
         if (state := self._partitions.get(tp)) is None:
             raise IllegalState(f"{tp}: not assigned")
         return state
 
-    def _answered(self, request: Fetch | Lookup) -> list[tuple[TopicPartition, PartitionState]]:
+    def _close_request(self, request: Fetch | Lookup) -> list[tuple[TopicPartition, PartitionState]]:
         """Return the partitions for which the request is still the open one, and close it."""
         if isinstance(request, Fetch):
             self._in_flight.pop(request.node, None)
@@ -525,12 +529,12 @@ class Fetcher:
             state.request_out = None
         return request_out
 
-    def _without_commit(self, tp: TopicPartition, state: PartitionState) -> None:
+    def _handle_missing_commit(self, tp: TopicPartition, state: PartitionState) -> None:
         if self._policy.is_none:
-            self._fail(tp, state, NoOffsetForPartition(f"{tp}: no committed offset"))
+            self._fail_partition(tp, state, NoOffsetForPartition(f"{tp}: no committed offset"))
         else:
             state.reset, state.left = self._policy, (None, "no committed offset")
 
-    def _fail(self, tp: TopicPartition, state: PartitionState, error: PenstockError) -> None:
+    def _fail_partition(self, tp: TopicPartition, state: PartitionState, error: PenstockError) -> None:
         state.error = error
         self._ready[tp] = None

@@ -54,15 +54,15 @@ def encode_subscription(subscription: Subscription, version: int = NEWEST_VERSIO
     """Encode a subscription; topics and partitions are sorted as in Java."""
     parts = [
         struct.pack(">h", version),
-        _array(_text(topic) for topic in sorted(subscription.topics)),
-        _bytes(subscription.user_data),
+        _encode_array(_encode_string(topic) for topic in sorted(subscription.topics)),
+        _encode_bytes(subscription.user_data),
     ]
     if version >= OWNED_SINCE:
-        parts.append(_partitions(sorted(subscription.owned)))
+        parts.append(_encode_partitions(sorted(subscription.owned)))
     if version >= GENERATION_SINCE:
         parts.append(struct.pack(">i", subscription.generation))
     if version >= RACK_SINCE:
-        parts.append(_text(subscription.rack_id))
+        parts.append(_encode_string(subscription.rack_id))
     return b"".join(parts)
 
 
@@ -80,7 +80,7 @@ def decode_subscription(data: bytes) -> Subscription:
 
 def encode_assignment(assignment: Assignment, version: int = NEWEST_VERSION) -> bytes:
     """Encode an assignment; all versions have the same fields."""
-    return struct.pack(">h", version) + _partitions(assignment.partitions) + _bytes(assignment.user_data)
+    return struct.pack(">h", version) + _encode_partitions(assignment.partitions) + _encode_bytes(assignment.user_data)
 
 
 def decode_assignment(data: bytes) -> Assignment:
@@ -94,7 +94,7 @@ def decode_assignment(data: bytes) -> Assignment:
 
 def encode_sticky(partitions: Iterable[TopicPartition], generation: int) -> bytes:
     """Encode the `sticky` assignor's user data: the member's last assignment and its generation."""
-    return _partitions(partitions) + struct.pack(">i", generation)
+    return _encode_partitions(partitions) + struct.pack(">i", generation)
 
 
 def decode_sticky(data: bytes | None) -> tuple[tuple[TopicPartition, ...], int]:
@@ -115,27 +115,29 @@ def decode_generation(data: bytes | None) -> int:
     return _Reader(data, "cooperative-sticky user data").int32() if data else NO_GENERATION
 
 
-def _array(items: Iterable[bytes]) -> bytes:
+def _encode_array(items: Iterable[bytes]) -> bytes:
     encoded = list(items)
     return struct.pack(">i", len(encoded)) + b"".join(encoded)
 
 
-def _text(value: str | None) -> bytes:
+def _encode_string(value: str | None) -> bytes:
     if value is None:
         return struct.pack(">h", -1)
     data = value.encode()
     return struct.pack(">h", len(data)) + data
 
 
-def _bytes(value: bytes | None) -> bytes:
+def _encode_bytes(value: bytes | None) -> bytes:
     return struct.pack(">i", -1) if value is None else struct.pack(">i", len(value)) + value
 
 
-def _partitions(partitions: Iterable[TopicPartition]) -> bytes:
+def _encode_partitions(partitions: Iterable[TopicPartition]) -> bytes:
     topics: dict[str, list[int]] = {}
     for topic, partition in partitions:
         topics.setdefault(topic, []).append(partition)
-    return _array(_text(topic) + _array(struct.pack(">i", p) for p in found) for topic, found in topics.items())
+    return _encode_array(
+        _encode_string(topic) + _encode_array(struct.pack(">i", p) for p in found) for topic, found in topics.items()
+    )
 
 
 class _Reader:
@@ -151,13 +153,13 @@ class _Reader:
         return self._at >= len(self._data)
 
     def version(self) -> int:
-        version = self._number(">h", 2)
+        version = self._read_number(">h", 2)
         if version < 0:
             raise SerializationError(f"{self._description}: version {version}")
         return version
 
     def int32(self) -> int:
-        return self._number(">i", 4)
+        return self._read_number(">i", 4)
 
     def count(self) -> int:
         count = self.int32()
@@ -166,17 +168,17 @@ class _Reader:
         return count
 
     def text(self) -> str | None:
-        length = self._number(">h", 2)
+        length = self._read_number(">h", 2)
         if length < 0:
             return None
         try:
-            return self._take(length).decode()
+            return self._read_bytes(length).decode()
         except UnicodeDecodeError as e:
             raise SerializationError(f"{self._description}: no UTF-8 before byte {self._at}") from e
 
     def blob(self) -> bytes | None:
         length = self.int32()
-        return None if length < 0 else self._take(length)
+        return None if length < 0 else self._read_bytes(length)
 
     def partitions(self) -> tuple[TopicPartition, ...]:
         found: list[TopicPartition] = []
@@ -185,10 +187,10 @@ class _Reader:
             found += [TopicPartition(topic, self.int32()) for _ in range(self.count())]
         return tuple(found)
 
-    def _number(self, form: str, size: int) -> int:
-        return int(struct.unpack(form, self._take(size))[0])
+    def _read_number(self, form: str, size: int) -> int:
+        return int(struct.unpack(form, self._read_bytes(size))[0])
 
-    def _take(self, size: int) -> bytes:
+    def _read_bytes(self, size: int) -> bytes:
         end = self._at + size
         if end > len(self._data):
             raise SerializationError(f"{self._description}: ends at byte {len(self._data)}, within a field")

@@ -93,7 +93,7 @@ class GroupState(Member):
     def polled(self) -> None:
         """Note a poll: a member that left because polls were missing joins again."""
         if self.state is MemberState.LEFT:
-            self._to(MemberState.UNJOINED)
+            self._change_state(MemberState.UNJOINED)
 
     def take_error(self) -> PenstockError | None:
         """Return the error that keeps the member out of the group, or None.
@@ -104,7 +104,7 @@ class GroupState(Member):
         if error is not None and not isinstance(error, FatalError):
             self.error = None
             self._rejoin = True
-            self._to(MemberState.UNJOINED)
+            self._change_state(MemberState.UNJOINED)
         return error
 
     def metadata(self, counts: Mapping[str, int]) -> None:
@@ -128,17 +128,17 @@ class GroupState(Member):
             case MemberState.FAILED | MemberState.LEFT:
                 return self._lose_if_forgotten()
             case MemberState.SYNCING:
-                return self._synchronize()
+                return self._next_sync_step()
             case MemberState.JOINING:
                 return Wait(None)
             case MemberState.PREPARING if self.generation == NO_GENERATION:
-                self._to(MemberState.UNJOINED)
+                self._change_state(MemberState.UNJOINED)
                 return self._lose_if_forgotten()
             case MemberState.PREPARING:
                 return self.leave_if_idle(idle_ms) or Revoke(self._back)
             case MemberState.COMPLETING:
-                return self.leave_if_idle(idle_ms) or self._complete()
-        return self._between(now_ms, idle_ms)
+                return self.leave_if_idle(idle_ms) or self._complete_rebalance()
+        return self._next_step_between_rebalances(now_ms, idle_ms)
 
     def leave_if_idle(self, idle_ms: float) -> Leave | None:
         """Leave the group if the last poll is older than `max_poll_interval_ms`.
@@ -149,15 +149,15 @@ class GroupState(Member):
             return None
         if self.state in (MemberState.JOINING, MemberState.SYNCING):
             return None
-        self._to(MemberState.LEFT)
+        self._change_state(MemberState.LEFT)
         return Leave(self.leave())
 
     def _stop_joining(self) -> Step:
-        self._to(MemberState.LEFT)
+        self._change_state(MemberState.LEFT)
         member_id = self.leave()  # of the membership that the group reserved for a join
         return Leave(member_id) if member_id else Wait(0)
 
-    def _between(self, now_ms: int, idle_ms: float) -> Step:
+    def _next_step_between_rebalances(self, now_ms: int, idle_ms: float) -> Step:
         """In UNJOINED or STABLE: wait, leave, or prepare to join."""
         if not self.topics and not self.owned:
             return Wait(None)
@@ -167,12 +167,12 @@ class GroupState(Member):
         if self.state is MemberState.STABLE:
             if not self._rejoin:
                 return Wait(idle_left)
-            self._to(MemberState.UNJOINED)
+            self._change_state(MemberState.UNJOINED)
         if now_ms < self._retry_at_ms:
             return Wait(min(idle_left, self._retry_at_ms - now_ms))
-        return self._prepare()
+        return self._prepare_to_join()
 
-    def _prepare(self) -> Step:
+    def _prepare_to_join(self) -> Step:
         if self.generation == NO_GENERATION and self.owned:
             return self._lose_if_forgotten()
         if self.assignor.is_cooperative:
@@ -180,15 +180,15 @@ class GroupState(Member):
         else:
             back = self.owned
         if back:
-            self._to(MemberState.PREPARING)
+            self._change_state(MemberState.PREPARING)
             self._back = back
             return Revoke(back)
-        self._to(MemberState.JOINING)
+        self._change_state(MemberState.JOINING)
         self._rejoin = False
         self._joined_topics = self.topics
-        return Join(self.member_id, ((self.assignor.name, self._subscription()),), self._reason)
+        return Join(self.member_id, ((self.assignor.name, self._encode_subscription()),), self._reason)
 
-    def _subscription(self) -> bytes:
+    def _encode_subscription(self) -> bytes:
         cooperative = self.assignor.is_cooperative
         owned, generation = (self.owned, self.generation) if cooperative else self._sticky
         return encode_subscription(
@@ -200,14 +200,14 @@ class GroupState(Member):
             )
         )
 
-    def _synchronize(self) -> Step:
+    def _next_sync_step(self) -> Step:
         if self.is_leader and self._assignments is None:
             return Gather(self.group_topics)
         return Sync(self.generation, self.member_id, self._assignments or {})
 
-    def _complete(self) -> Step:
+    def _complete_rebalance(self) -> Step:
         if self.generation == NO_GENERATION:  # removed meanwhile: another member has the assignment
-            self._to(MemberState.UNJOINED)
+            self._change_state(MemberState.UNJOINED)
             return self._lose_if_forgotten()
         if back := self.owned - self._target:
             return Revoke(back)
@@ -220,7 +220,7 @@ class GroupState(Member):
     def leave(self) -> str:
         """Leave for good. Returns the member id for LeaveGroup, "" for none: a static member stays in the group."""
         member_id = self.member_id if self.config.instance_id is None else ""
-        self._forget(member=True)
+        self._forget_generation(member=True)
         return member_id
 
     # --- outcomes of the steps ---
@@ -229,7 +229,7 @@ class GroupState(Member):
         """Note that the listener has handled the revocation or the loss."""
         self.owned -= partitions
         if self.state is MemberState.PREPARING:
-            self._to(MemberState.UNJOINED)
+            self._change_state(MemberState.UNJOINED)
         elif self.state is MemberState.COMPLETING:
             self.rejoin("gave partitions back")
 
@@ -237,7 +237,7 @@ class GroupState(Member):
         """Note that the listener has handled the assignment."""
         if self.state is not MemberState.COMPLETING:  # it has failed meanwhile
             return
-        self._to(MemberState.STABLE)
+        self._change_state(MemberState.STABLE)
         if self.topics != self._joined_topics:
             self.rejoin("other topics")
 
@@ -292,7 +292,7 @@ class GroupState(Member):
     def on_sync(self, answer: SyncAnswer, now_ms: int) -> None:
         """Apply the coordinator's answer to Sync."""
         if answer.code:
-            self._rejected("SyncGroup", answer.code, now_ms)
+            self._handle_rejected_request("SyncGroup", answer.code, now_ms)
             return
         try:
             assignment = decode_assignment(answer.assignment)
@@ -305,13 +305,13 @@ class GroupState(Member):
             return
         target = frozenset(assignment.partitions)
         self._failures = 0
-        self._heard(now_ms)
+        self._note_heartbeat_response(now_ms)
         if not {tp.topic for tp in target} <= self.topics:  # the topics changed during the rebalance
             self.rejoin("assigned what is not subscribed to any more")
-            self._to(MemberState.UNJOINED)
+            self._change_state(MemberState.UNJOINED)
             return
         self._target = target
-        self._to(MemberState.COMPLETING)
+        self._change_state(MemberState.COMPLETING)
 
     def on_session_over(self) -> None:
         """Do nothing: the member continues, and the group's answer shows whether it is still a member."""
@@ -322,9 +322,9 @@ class GroupState(Member):
         With `member=False` the member id is kept: the group still has the member, so that `leave` returns the id.
         """
         self.error = error
-        self._forget(member=member)
+        self._forget_generation(member=member)
         self.state = MemberState.FAILED
 
-    def _forget(self, *, member: bool) -> None:
-        Member._forget(self, member=member)
+    def _forget_generation(self, *, member: bool) -> None:
+        Member._forget_generation(self, member=member)
         self._watches = False

@@ -108,7 +108,7 @@ class KeyScheduler:
             work = Work(columns, index, offset)
             if state.deliver(work):
                 accepted += 1
-                self._enqueue(state, work, key)
+                self._enqueue_record(state, work, key)
         state.leader_epoch = max(state.leader_epoch, columns.leader_epoch)
         self.skipped += len(columns) - accepted
         return accepted
@@ -120,7 +120,7 @@ class KeyScheduler:
         """
         return self._partitions[partition].pass_over(position)
 
-    def _enqueue(self, state: PartitionProgress, work: Work, key: bytes | None) -> None:
+    def _enqueue_record(self, state: PartitionProgress, work: Work, key: bytes | None) -> None:
         alone = self.ordering == "unordered" or (self.ordering == "key" and key is None)
         lane_key: object = work.offset if alone else key if self.ordering == "key" else None
         work.lane = lane = state.lanes.get(lane_key) or state.lanes.setdefault(lane_key, Lane(lane_key))
@@ -143,13 +143,13 @@ class KeyScheduler:
             partition = self._turn[0]
             self._turn.rotate(-1)
             state = self._partitions[partition]
-            works = self._take_of(state) if state.ready else ()
+            works = self._take_works_of_partition(state) if state.ready else ()
             if works:
                 self._executions.add(execution := Execution(partition, works, state, state.epoch))
                 return execution
         return None
 
-    def _take_of(self, state: PartitionProgress) -> tuple[Work, ...]:
+    def _take_works_of_partition(self, state: PartitionProgress) -> tuple[Work, ...]:
         works: list[Work] = []
         next_in_lane: list[tuple[int, Lane]] = []  # a batch may continue in its lanes, in order
         while len(works) < self.batch_records_max and (state.ready or next_in_lane):
@@ -196,7 +196,7 @@ class KeyScheduler:
             self.ignored += len(works)
         for lane in [works[0].lane] if len(works) == 1 else {id(work.lane): work.lane for work in works}.values():
             if not lane.running:
-                self._go_on(execution.topic_partition, state, lane)
+                self._continue_lane(execution.topic_partition, state, lane)
         return owned
 
     def holds(self, execution: Execution) -> bool:
@@ -204,7 +204,7 @@ class KeyScheduler:
         owner = execution.owner
         return self._partitions.get(execution.topic_partition) is owner and execution.epoch == owner.epoch
 
-    def _go_on(self, partition: TopicPartition, state: PartitionProgress, lane: Lane) -> None:
+    def _continue_lane(self, partition: TopicPartition, state: PartitionProgress, lane: Lane) -> None:
         if not lane.queue:
             state.lanes.pop(lane.key, None)
         elif not state.draining:

@@ -71,10 +71,10 @@ class Membership:
     def not_committed(self, offsets: Mapping[TopicPartition, int]) -> CommitFailed:
         """Return the error for offsets that this member can no longer commit."""
         if self._subscription.identity[0] == NO_GENERATION:
-            return UnknownMember(f"{self._prefix()}: not assigned anything by the group yet")
+            return UnknownMember(f"{self._describe_member()}: not assigned anything by the group yet")
         reason = self._subscription.gone_because or self._why_gone
         named = ", ".join(f"{tp} offset {offset}" for tp, offset in sorted(offsets.items()))
-        return CommitFailed(f"{self._prefix()}: not committed: {named}: {reason}")
+        return CommitFailed(f"{self._describe_member()}: not committed: {named}: {reason}")
 
     async def on_revoked(self, partitions: frozenset[TopicPartition], *, lost: bool) -> None:
         """Handle partitions that are revoked or were lost. An eager member revokes all before it joins again."""
@@ -101,7 +101,7 @@ class Membership:
         try:
             if self.listener is not None:
                 call = self.listener.on_partitions_assigned(added)
-                await self._call(call, "on_partitions_assigned", self._listener_limit_ms)
+                await self._call_listener(call, "on_partitions_assigned", self._listener_limit_ms)
         finally:
             self._metrics.rebalanced(self._subscription.rebalance_ms)
 
@@ -144,18 +144,18 @@ class Membership:
         listener, started_ms = self.listener, SYSTEM_CLOCK.monotonic_ms()
         if lost:
             if listener is not None and partitions:
-                await self._call(listener.on_partitions_lost(partitions), "on_partitions_lost", limit_ms)
+                await self._call_listener(listener.on_partitions_lost(partitions), "on_partitions_lost", limit_ms)
             return
         if self._settings.commit_strategy != "none" and (offsets := self.positions.uncommitted()):
             self._commits.commit_async(offsets)
             self.positions.registered(offsets)
         if listener is not None and partitions and self._subscription.is_managed:
-            await self._call(listener.on_partitions_revoked(partitions), "on_partitions_revoked", limit_ms)
+            await self._call_listener(listener.on_partitions_revoked(partitions), "on_partitions_revoked", limit_ms)
         if self._settings.group_id is not None:
             left_ms = max(0.0, limit_ms - (SYSTEM_CLOCK.monotonic_ms() - started_ms))
             await self._commits.drain(min(left_ms, self._settings.commit_timeout_ms))
 
-    async def _call(self, call: Awaitable[None], name: str, limit_ms: float) -> None:
+    async def _call_listener(self, call: Awaitable[None], name: str, limit_ms: float) -> None:
         deadline, task = asyncio.timeout(limit_ms / 1000), asyncio.current_task()
         self._calling = task
         try:
@@ -163,29 +163,34 @@ class Membership:
                 await call
         except TimeoutError as e:
             if deadline.expired():
-                self._note(KafkaTimeout(f"{self._prefix()}: {name}: not done within {limit_ms:.0f} ms"), name)
+                self._note_listener_error(
+                    KafkaTimeout(f"{self._describe_member()}: {name}: not done within {limit_ms:.0f} ms"), name
+                )
             else:
-                self._note(e, name)
+                self._note_listener_error(e, name)
         except asyncio.CancelledError:
             if task is None or task.cancelling():
-                self._note(KafkaTimeout(f"{self._prefix()}: {name}: not done when the consumer was closed"), name)
+                self._note_listener_error(
+                    KafkaTimeout(f"{self._describe_member()}: {name}: not done when the consumer was closed"), name
+                )
                 raise
             # A task or future that the listener awaits was cancelled. Raised, this would end the membership silently.
-            self._note(
-                IllegalState(f"{self._prefix()}: {name} let a cancellation through that was not asked for"), name
+            self._note_listener_error(
+                IllegalState(f"{self._describe_member()}: {name} let a cancellation through that was not asked for"),
+                name,
             )
         except Exception as e:
-            self._note(e, name)
+            self._note_listener_error(e, name)
         finally:
             self._calling = None
 
-    def _prefix(self) -> str:
+    def _describe_member(self) -> str:
         return (
             f"client {self._subscription.client_id}, group {self._settings.group_id}, "
             f"generation {self._subscription.identity[0]}, member {self._subscription.identity[1]}"
         )
 
-    def _note(self, error: Exception, name: str) -> None:
+    def _note_listener_error(self, error: Exception, name: str) -> None:
         kind = "known" if isinstance(error, PenstockError) else type(error).__name__
         log.error(
             "rebalance listener failed",

@@ -66,6 +66,7 @@ class PartitionProgress:
         self.begin()
 
     def begin(self) -> None:
+        """Start with an empty list of unfinished records."""
         self.head: Work | None = None
         self.tail: Work | None = None
         self.lanes: dict[object, Lane] = {}
@@ -118,6 +119,7 @@ class PartitionProgress:
         return was_new
 
     def finish(self, work: Work) -> None:
+        """Remove a record from the list of unfinished records, and add its offset to the finished ones."""
         before, after = work.before, work.after
         if before is None:
             self.head = after
@@ -134,6 +136,7 @@ class PartitionProgress:
         self.unfinished -= 1
 
     def may_start(self, work: Work) -> bool:
+        """Return whether the finished offsets would still fit in the commit metadata if this record started."""
         base = self.head.offset if self.head else work.offset
         span = max(self.highest, work.offset) - base + 1
         if span <= SPAN_ALWAYS_FITS or work is self.head:
@@ -141,12 +144,15 @@ class PartitionProgress:
         return encoded_bytes_max(self.runs + len(self.known) + self.running + 1, span) <= METADATA_BYTES_MAX
 
     def committable(self) -> OffsetAndMetadata | None:
+        """Return the offset to commit, with the finished offsets after it as metadata; None without a position."""
         if self.position is None:
             return None
         offset = self.head.offset if self.head else self.position
-        return OffsetAndMetadata(offset, encode_finished(offset, list(self._finished())), self.leader_epoch)
+        return OffsetAndMetadata(
+            offset, encode_finished(offset, list(self._finished_offset_ranges())), self.leader_epoch
+        )
 
-    def _finished(self) -> Iterator[tuple[int, int]]:
+    def _finished_offset_ranges(self) -> Iterator[tuple[int, int]]:
         work = self.head
         while work is not None:
             if work.run:

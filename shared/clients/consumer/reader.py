@@ -68,7 +68,7 @@ class Reader:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        self._wake()
+        self._wake_pollers()
 
     def assign(self, partitions: Iterable[TopicPartition], kept: Iterable[TopicPartition] = ()) -> None:
         """Read these partitions from now on. Those in `kept` keep position, buffer and pause."""
@@ -90,13 +90,15 @@ class Reader:
         self.pump()
 
     def pause(self, partitions: Iterable[TopicPartition]) -> None:
+        """Hand out no records of the partitions."""
         for tp in partitions:
             self.fetcher.pause(tp)
 
     def resume(self, partitions: Iterable[TopicPartition]) -> None:
+        """Hand out records of paused partitions again."""
         for tp in partitions:
             self.fetcher.resume(tp)
-        self._wake()
+        self._wake_pollers()
         self.pump()
 
     def take(self, max_records: int | None) -> dict[TopicPartition, Columns]:
@@ -131,21 +133,21 @@ class Reader:
         now_ms = self._clock.monotonic_ms()
         work = self.fetcher.work(self._connection.leader, now_ms)
         for fetch in work.fetches:
-            self._start(self._fetch(fetch))
+            self._start_request_task(self._send_fetch(fetch))
         for lookup in work.lookups:
-            self._start(self._look_up(lookup))
+            self._start_request_task(self._look_up_offsets(lookup))
         if work.stale_metadata and not self._refreshing:
             self._refreshing = True
-            self._start(self._refresh())
+            self._start_request_task(self._refresh_metadata())
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         if work.next_ms is not None:
             self._timer = asyncio.get_running_loop().call_later((work.next_ms - now_ms) / 1000, self.pump)
         if self.waiters and self.fetcher.has_data:
-            self._wake()
+            self._wake_pollers()
 
-    async def _fetch(self, fetch: Fetch) -> None:
+    async def _send_fetch(self, fetch: Fetch) -> None:
         topics: dict[str, list[tuple[int, int, int, int]]] = {}
         limits = self.fetcher.limits
         for tp, offset in fetch.wanted.items():
@@ -177,7 +179,7 @@ class Reader:
                 self._metrics.buffered(self.fetcher.buffered_bytes)
         self.pump()
 
-    async def _look_up(self, lookup: Lookup) -> None:
+    async def _look_up_offsets(self, lookup: Lookup) -> None:
         try:
             if lookup.by_commit:
                 assert self._fetch_committed is not None
@@ -210,7 +212,7 @@ class Reader:
         if self._metrics is not None:
             self._metrics.position_reset(tp.topic, move.position - move.left)
 
-    async def _refresh(self) -> None:
+    async def _refresh_metadata(self) -> None:
         """Refresh the metadata; the wait until the next refresh grows while leaders are missing."""
         if self._clock.monotonic_ms() - self._refreshed_ms > RETRY_BACKOFF_MAX_MS:
             self._refreshes = 0
@@ -223,12 +225,12 @@ class Reader:
         self._refreshed_ms = self._clock.monotonic_ms()
         self.pump()
 
-    def _start(self, work: Coroutine[None, None, None]) -> None:
+    def _start_request_task(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._ended)
+        task.add_done_callback(self._on_request_task_ended)
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _on_request_task_ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             for waiter in self.waiters:
@@ -236,7 +238,7 @@ class Reader:
                     waiter.set_exception(error)
             self._broken = error
 
-    def _wake(self) -> None:
+    def _wake_pollers(self) -> None:
         for waiter in self.waiters:
             if not waiter.done():
                 waiter.set_result(None)

@@ -67,15 +67,15 @@ class _Balance:
                 self._claims[member_id][topic].add(partition)
         self._load = dict.fromkeys(order, 0)
         self.held: dict[str, dict[str, set[int]]] = {member_id: defaultdict(set) for member_id in order}
-        self._owners = self._valid(claims)
+        self._owners = self._valid_claims(claims)
         self._unowned = {
             topic: {p for p in range(partitions[topic]) if TopicPartition(topic, p) not in self._owners}
             for topic in subscribers
         }
         for (topic, partition), member_id in self._owners.items():
-            self._give(topic, partition, member_id)
+            self._assign_partition(topic, partition, member_id)
 
-    def _valid(self, claims: Claims) -> dict[TopicPartition, str]:
+    def _valid_claims(self, claims: Claims) -> dict[TopicPartition, str]:
         newest: dict[TopicPartition, tuple[int, str | None]] = {}
         for member_id, (claimed, generation) in claims.items():
             for tp in set(claimed):
@@ -98,22 +98,22 @@ class _Balance:
                     member_id: (self._load[member_id], at not in preferred.get(member_id, ()), self._rank[member_id])
                     for member_id in self._subscribers[topic]
                 }
-                self._give(topic, partition, min(ranks, key=ranks.__getitem__))
+                self._assign_partition(topic, partition, min(ranks, key=ranks.__getitem__))
 
     def move(self, *, unowned_alone: bool) -> bool:
         """Move one partition along each step of a path, if that improves the balance. Returns whether it did."""
         for giver in sorted(self._load, key=lambda member_id: (-self._load[member_id], self._rank[member_id])):
-            path = self._path(giver, unowned_alone=unowned_alone)
+            path = self._find_shortest_path(giver, unowned_alone=unowned_alone)
             for source, topic, target in path:
-                partition = self._choose(source, topic, target)
+                partition = self._choose_partition_to_move(source, topic, target)
                 self.held[source][topic].remove(partition)
                 self._load[source] -= 1
-                self._give(topic, partition, target)
+                self._assign_partition(topic, partition, target)
             if path:
                 return True
         return False
 
-    def _path(self, giver: str, *, unowned_alone: bool) -> Path:
+    def _find_shortest_path(self, giver: str, *, unowned_alone: bool) -> Path:
         """Return the shortest path to a member with the fewest partitions, and at least two fewer than the giver.
 
         The path is empty if there is none.
@@ -142,11 +142,11 @@ class _Balance:
                 end = source
         return path
 
-    def _choose(self, source: str, topic: str, target: str) -> int:
+    def _choose_partition_to_move(self, source: str, topic: str, target: str) -> int:
         """Return an initially unowned partition, else one that the target claims, else any: the last."""
         held = self.held[source][topic]
         return max(held & self._unowned[topic] or held & self._claims[target][topic] or held)
 
-    def _give(self, topic: str, partition: int, member_id: str) -> None:
+    def _assign_partition(self, topic: str, partition: int, member_id: str) -> None:
         self.held[member_id][topic].add(partition)
         self._load[member_id] += 1

@@ -83,14 +83,14 @@ class SubscriptionState:
         `on_move` is called for each position that changes without a record taken.
         """
         self._reader.on_move = on_move
-        await self._open()
+        await self._connect_and_prepare_group()
         self._reader.open(fetch_committed)
 
-    async def _open(self) -> None:
+    async def _connect_and_prepare_group(self) -> None:
         """Connect, and prepare the group membership."""
         await self.connection.open()
         self._waiters = self._reader.waiters
-        self.connection.on_metadata(self._on_metadata)
+        self.connection.on_metadata(self._on_metadata_update)
         settings = self._consumer_settings
         if settings.group_id is None:
             return
@@ -221,13 +221,13 @@ class SubscriptionState:
     def subscribe(self, topics: Sequence[str] | re.Pattern[str], rebalances: Rebalances) -> None:
         """Read topics, or all whose whole name matches a pattern; `rebalances` gets the group's assignments."""
         if isinstance(topics, re.Pattern):
-            self._become("pattern")
+            self._set_subscription_mode("pattern")
             self._pattern = topics
             self.connection.watch_all()
         else:
             if not topics:
                 raise ValueError("subscribe needs a topic")
-            self._become("topics")
+            self._set_subscription_mode("topics")
             self._topics = frozenset(topics)
             for topic in self._topics:
                 self.connection.watch(topic)
@@ -240,8 +240,8 @@ class SubscriptionState:
 
     def assign(self, partitions: Iterable[TopicPartition]) -> None:
         """Read these partitions, without the group's assignment."""
-        self._become("partitions")
-        self._read(frozenset(partitions), NONE)
+        self._set_subscription_mode("partitions")
+        self._read_assigned_partitions(frozenset(partitions), NONE)
 
     def assignment(self) -> Partitions:
         return self._assignment
@@ -286,22 +286,22 @@ class SubscriptionState:
         """Handle a revocation. The partitions stay assigned until the listener returns, unless they are lost."""
         left = self._assignment - partitions
         if lost:
-            self._read(left, left)
+            self._read_assigned_partitions(left, left)
         try:
             if self._rebalances is not None:
                 await self._rebalances.on_revoked(partitions, lost=lost)
         finally:
-            self._read(left, left)
+            self._read_assigned_partitions(left, left)
 
     async def on_assigned(self, assigned: Partitions, added: Partitions) -> None:
         """Handle an assignment by the group."""
-        self._read(assigned, assigned - added)
+        self._read_assigned_partitions(assigned, assigned - added)
         if self._rebalances is not None:
             await self._rebalances.on_assigned(assigned, added)
 
     def position(self, tp: TopicPartition) -> int | None:
         """Return the offset of the next record to hand out. Returns None while it is being looked up."""
-        self._check_assigned([tp])
+        self._check_partitions_assigned([tp])
         return self._fetcher.position(tp)
 
     def error_of(self, tp: TopicPartition) -> PenstockError | None:
@@ -318,19 +318,19 @@ class SubscriptionState:
 
     def seek(self, tp: TopicPartition, offset: int) -> None:
         """Continue from `offset`."""
-        self._check_assigned([tp])
+        self._check_partitions_assigned([tp])
         self._reader.seek(tp, offset)
 
     def reset(self, partitions: Iterable[TopicPartition], to: str) -> None:
         """Continue from a partition's start or end; the position is None until it is known."""
-        wanted = self._check_assigned(partitions)
+        wanted = self._check_partitions_assigned(partitions)
         self._reader.reset(wanted, EARLIEST if to == "earliest" else LATEST)
 
     def pause(self, partitions: Iterable[TopicPartition]) -> None:
-        self._reader.pause(self._check_assigned(partitions))
+        self._reader.pause(self._check_partitions_assigned(partitions))
 
     def resume(self, partitions: Iterable[TopicPartition]) -> None:
-        self._reader.resume(self._check_assigned(partitions))
+        self._reader.resume(self._check_partitions_assigned(partitions))
 
     def paused(self) -> frozenset[TopicPartition]:
         return self._fetcher.paused()
@@ -343,16 +343,16 @@ class SubscriptionState:
         """Wait until data or an error arrives, or `timeout_ms` has passed."""
         await self._reader.wait_for_data(timeout_ms)
 
-    def _become(self, mode: Literal["topics", "pattern", "partitions"]) -> None:
+    def _set_subscription_mode(self, mode: Literal["topics", "pattern", "partitions"]) -> None:
         if self._mode not in ("none", mode):
             raise IllegalState(f"client {self.client_id}: {mode} and {self._mode} cannot be subscribed to together")
         self._mode = mode
 
-    def _read(self, assigned: Partitions, kept: Partitions) -> None:
+    def _read_assigned_partitions(self, assigned: Partitions, kept: Partitions) -> None:
         self._assignment = assigned
         self._reader.assign(sorted(assigned), kept)
 
-    def _on_metadata(self) -> None:
+    def _on_metadata_update(self) -> None:
         if self._coordinator is not None:
             self._coordinator.wake()
         else:
@@ -371,7 +371,7 @@ class SubscriptionState:
             known = {topic: self.connection.partitions(topic) or () for topic in self._topics}
             every = frozenset(TopicPartition(topic, p) for topic, found in known.items() for p in found)
             if every != self._assignment:
-                self._read(every, every & self._assignment)
+                self._read_assigned_partitions(every, every & self._assignment)
 
     def wake_poll(self) -> None:
         """Wake a poll that waits."""
@@ -379,7 +379,7 @@ class SubscriptionState:
             if not waiter.done():
                 waiter.set_result(None)
 
-    def _check_assigned(self, partitions: Iterable[TopicPartition]) -> list[TopicPartition]:
+    def _check_partitions_assigned(self, partitions: Iterable[TopicPartition]) -> list[TopicPartition]:
         wanted, assigned = list(partitions), self._fetcher.assignment()
         for tp in wanted:
             if tp not in assigned:

@@ -71,7 +71,7 @@ class Unread:
             rest.index += 1
             position = rest.position
             if rest.index == len(columns):
-                self._shorten(tp)
+                self._drop_first_rest(tp)
             return record, position, columns.leader_epoch
         return None
 
@@ -87,7 +87,7 @@ class Unread:
             rest.index = end
             polled[tp] = Polled(part, rest.position)
             if end == len(columns):
-                self._shorten(tp)
+                self._drop_first_rest(tp)
             left = None if left is None else left - len(part)
             if left == 0:
                 break
@@ -105,7 +105,7 @@ class Unread:
         """Drop the records of all partitions except these."""
         self.drop([tp for tp in self._rests if tp not in partitions])
 
-    def _shorten(self, tp: TopicPartition) -> None:
+    def _drop_first_rest(self, tp: TopicPartition) -> None:
         self._rests[tp].popleft()
         if not self._rests[tp]:
             del self._rests[tp]

@@ -74,22 +74,22 @@ class Member(ABC):
         # The first join only requests a member id (KIP-394). This is no failure, so the second follows without backoff.
         if answer.code == MEMBER_ID_REQUIRED:
             self.member_id = answer.member_id
-            self._again(now_ms, at_once=True)
+            self._schedule_rejoin(now_ms, at_once=True)
         elif answer.code:
-            self._rejected("JoinGroup", answer.code, now_ms)
+            self._handle_rejected_request("JoinGroup", answer.code, now_ms)
         else:
             self.generation = answer.generation
             self.member_id = answer.member_id
             self.is_leader = answer.leader == answer.member_id
-            self._heard(now_ms)
-            self._to(MemberState.SYNCING)
+            self._note_heartbeat_response(now_ms)
+            self._change_state(MemberState.SYNCING)
             return True
         return False
 
     def on_failure(self, error: PenstockError, now_ms: int) -> None:
         """Handle a failed step: retry a retriable error, otherwise `fail`."""
         if isinstance(error, RetriableError):
-            self._again(now_ms)
+            self._schedule_rejoin(now_ms)
         else:
             self.fail(error)
 
@@ -115,7 +115,7 @@ class Member(ABC):
         # There are four cases.
         # 1. The coordinator knows the member, and its session goes on during a rebalance too.
         if code in (NO_ERROR, REBALANCE_IN_PROGRESS):
-            self._heard(now_ms)
+            self._note_heartbeat_response(now_ms)
             if code == REBALANCE_IN_PROGRESS:
                 self.rejoin("the group rebalances")
         # 2. No coordinator has answered for the group: to the session this is a missing answer.
@@ -125,7 +125,7 @@ class Member(ABC):
         # 3. The group has gone on without the member. With ILLEGAL_GENERATION it still knows the member id. A join with
         #    the id continues the membership; one without would leave the old membership to its session timeout.
         elif code in (ILLEGAL_GENERATION, UNKNOWN_MEMBER):
-            self._forget(member=code == UNKNOWN_MEMBER)
+            self._forget_generation(member=code == UNKNOWN_MEMBER)
             self.rejoin(f"Heartbeat: {name_of(code)}")
         # 4. A retry does not help, for example FENCED_INSTANCE_ID (KIP-345) or GROUP_AUTHORIZATION_FAILED.
         else:
@@ -142,45 +142,45 @@ class Member(ABC):
 
     # --- helpers ---
 
-    def _rejected(self, api: str, code: int, now_ms: int) -> None:
+    def _handle_rejected_request(self, api: str, code: int, now_ms: int) -> None:
         self._reason = f"{api}: {name_of(code)}"
         # 1. The normal course of a rebalance: another member has joined or left meanwhile. The first retry is at once,
         #    since the group waits for this member. Later ones back off.
         if code in (UNKNOWN_MEMBER, ILLEGAL_GENERATION):
-            self._forget(member=code == UNKNOWN_MEMBER)
-            self._again(now_ms, at_once=self._failures == 0)
+            self._forget_generation(member=code == UNKNOWN_MEMBER)
+            self._schedule_rejoin(now_ms, at_once=self._failures == 0)
         elif code == REBALANCE_IN_PROGRESS:
-            self._again(now_ms, at_once=self._failures == 0)
+            self._schedule_rejoin(now_ms, at_once=self._failures == 0)
         # 2. The coordinator moves, and needs time to load the group.
         elif code in COORDINATOR_MOVED or code == COORDINATOR_LOADING:
             self.forget_coordinator = self.forget_coordinator or code in COORDINATOR_MOVED
-            self._again(now_ms)
+            self._schedule_rejoin(now_ms)
         # 3. Any other error decides by its class.
         else:
             error = error_for_code(code, f"{api} of {self.where()}")
             if isinstance(error, RetriableError):
-                self._again(now_ms)
+                self._schedule_rejoin(now_ms)
             else:
                 self.fail(error)
 
-    def _again(self, now_ms: int, *, at_once: bool = False) -> None:
-        self._to(MemberState.UNJOINED)
+    def _schedule_rejoin(self, now_ms: int, *, at_once: bool = False) -> None:
+        self._change_state(MemberState.UNJOINED)
         self._rejoin = True
         self._failures += 1
         backoff = ExponentialBackoff(self.config.retry_backoff_ms, RETRY_BACKOFF_MAX_MS)
         self._retry_at_ms = now_ms if at_once else now_ms + int(backoff.wait_ms(self._failures))
 
-    def _forget(self, *, member: bool) -> None:
+    def _forget_generation(self, *, member: bool) -> None:
         self.generation = NO_GENERATION
         self.is_leader = False
         if member:
             self.member_id = ""
 
-    def _heard(self, now_ms: int) -> None:
+    def _note_heartbeat_response(self, now_ms: int) -> None:
         self._heard_ms = now_ms
         self._beat_at_ms = now_ms + self.config.heartbeat_interval_ms
 
-    def _to(self, state: MemberState) -> None:
+    def _change_state(self, state: MemberState) -> None:
         if state is not self.state:
             assert state in TRANSITIONS[self.state], f"{self.state} to {state}"
             self.state = state

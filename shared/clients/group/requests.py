@@ -62,20 +62,20 @@ class GroupRequests:
     async def join(self, join: Join) -> JoinAnswer:
         """Send JoinGroup."""
         if join.member_id or self._member.config.instance_id is not None:
-            return await self._join(join)
+            return await self._send_join_group(join)
         # On a join without a member id the coordinator reserves a membership for the id that it answers with (KIP-394).
         # Such a join continues if its caller is cancelled, so that `leave` can release the membership.
-        self._first_join = asyncio.ensure_future(self._join(join))
+        self._first_join = asyncio.ensure_future(self._send_join_group(join))
         answer = await asyncio.shield(self._first_join)
         self._first_join = None
         return answer
 
-    async def _join(self, join: Join) -> JoinAnswer:
+    async def _send_join_group(self, join: Join) -> JoinAnswer:
         config = self._member.config
         # `failed` logs a retry.
         if not self._failing.is_failing:
             log.info("joining the group", **self.fields(), reason=join.reason)
-        response = await self._ask(
+        response = await self._ask_group_coordinator(
             wire_groups.JOIN_GROUP(
                 config.group_id,
                 config.session_timeout_ms,
@@ -99,7 +99,7 @@ class GroupRequests:
 
     async def sync(self, sync: Sync) -> SyncAnswer:
         """Send SyncGroup."""
-        response = await self._ask(
+        response = await self._ask_group_coordinator(
             wire_groups.SYNC_GROUP(
                 self._group_id,
                 sync.generation,
@@ -117,14 +117,14 @@ class GroupRequests:
 
         Without a member id it uses the id of the first join in progress, if there is one.
         """
-        if not (member_id := member_id or await self._first_id()):
+        if not (member_id := member_id or await self._first_member_id()):
             return
         request = wire_groups.LEAVE_GROUP(self._group_id, [(member_id, None)])
         codes: list[int] = []
         try:
             # Only a moved coordinator is worth a retry: after any other error the session timeout removes the member.
             for _ in range(LEAVE_TRIES):
-                response = await self._ask(request, "LeaveGroup")
+                response = await self._ask_group_coordinator(request, "LeaveGroup")
                 codes = [response.error_code, *(code for *_, code in response.members)]
                 if not COORDINATOR_MOVED.intersection(codes):
                     break
@@ -136,7 +136,7 @@ class GroupRequests:
         for code in (code for code in codes if code != NO_ERROR):
             log.info("LeaveGroup failed", **self.fields(), left_as=member_id, reason=name_of(code))
 
-    async def _first_id(self) -> str:
+    async def _first_member_id(self) -> str:
         # Take it, so that a second `leave` does not wait again.
         joining, self._first_join = self._first_join, None
         if joining is None:
@@ -153,14 +153,14 @@ class GroupRequests:
         while True:
             wait_ms = self._member.heartbeat_wait_ms(self._clock.monotonic_ms())
             if wait_ms == 0:
-                await self._heartbeat()
+                await self._send_heartbeat()
                 continue
             self._beats.clear()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(None if wait_ms is None else wait_ms / 1000):
                     await self._beats.wait()
 
-    async def _heartbeat(self) -> None:
+    async def _send_heartbeat(self) -> None:
         config = self._member.config
         sent_as = self._member.on_heartbeat_sent(self._clock.monotonic_ms())
         code: int | None = None
@@ -168,7 +168,7 @@ class GroupRequests:
         try:
             # The request timeout may be longer. After the session timeout the answer does not help any more.
             async with asyncio.timeout(config.session_timeout_ms / 1000):
-                code = (await self._ask(request, "Heartbeat")).error_code
+                code = (await self._ask_group_coordinator(request, "Heartbeat")).error_code
         except (TimeoutError, RetriableError) as e:
             now_ms = self._clock.monotonic_ms()
             if (times := self._unanswered.failed(now_ms)) is not None:
@@ -214,6 +214,6 @@ class GroupRequests:
             "group_instance_id": config.instance_id,
         }
 
-    async def _ask(self, request: Any, api: str, waits_ms: float | None = None) -> Any:
+    async def _ask_group_coordinator(self, request: Any, api: str, waits_ms: float | None = None) -> Any:
         where = f"{api} of {self._member.where()}"
         return await self._connection.ask_coordinator("group", self._group_id, request, where, waits_ms=waits_ms)

@@ -88,7 +88,7 @@ class BatchCompletion:
         self._random = random.Random()  # noqa: S311 - spreads retries, protects nothing
         self.ledger = SequenceLedger()
         self.metadata_is_stale = False
-        accumulator.on_cancelled = None if transaction is None else self._on_cancelled
+        accumulator.on_cancelled = None if transaction is None else self._fail_transaction_after_cancel
 
     def __repr__(self) -> str:
         return f"<BatchCompletion {self.ledger!r}>"
@@ -141,9 +141,9 @@ class BatchCompletion:
             self._metrics.drained(now_ms - batch.created_ms)
         batch.attempts += 1
         batch.sent_ms = now_ms
-        return batch.data(self._stamp(batch))
+        return batch.data(self._assign_sequence(batch))
 
-    def _stamp(self, batch: Batch) -> ProducerState:
+    def _assign_sequence(self, batch: Batch) -> ProducerState:
         if not self._settings.enable_idempotence:
             return NO_STATE
         return batch.producer_state if batch.sequenced else self.ledger.assign(batch.tp, batch.count)
@@ -157,7 +157,7 @@ class BatchCompletion:
         # 1. The batch is in the log. DUPLICATE_SEQUENCE_NUMBER means that an earlier attempt succeeded (KIP-98) and
         #    that the broker no longer knows its offset: for one of the last five batches it answers with the offset.
         if code in (NO_ERROR, DUPLICATE_SEQUENCE_NUMBER):
-            self._acknowledged(batch, answer, now_ms)
+            self._complete_acknowledged_batch(batch, answer, now_ms)
             return
         batch.fate_unknown |= code in MAYBE_APPENDED
         detail = answer.detail or None
@@ -167,7 +167,7 @@ class BatchCompletion:
         if isinstance(error, STALE_METADATA):
             self.metadata_is_stale = True
         # 2. The batch has failed while its request was in flight: its waiters have their error already.
-        if self._is_over(batch):
+        if self._was_given_up_in_flight(batch):
             return
         # 3. The broker's limit is smaller than the batch: send it in parts (KIP-126).
         if code == MESSAGE_TOO_LARGE and batch.count > 1 and not self._transaction_is_lost():
@@ -189,7 +189,7 @@ class BatchCompletion:
             if self._transaction is None or (pending and isinstance(error, OutOfOrderSequence)):
                 error = NotLeaderOrFollower(str(error))
         # 5. Any other error decides by its class whether the batch is retried.
-        self._rejected(batch, error, now_ms, alone=code in ENDS_TRANSACTION_ALONE)
+        self._handle_rejected_batch(batch, error, now_ms, alone=code in ENDS_TRANSACTION_ALONE)
 
     def unanswered(self, batch: Batch, error: PenstockError, now_ms: int) -> None:
         """Handle a request that failed in flight: the batch may or may not be in the log. It is no longer in flight."""
@@ -197,14 +197,14 @@ class BatchCompletion:
         batch.fate_unknown = True
         if isinstance(error, STALE_METADATA):
             self.metadata_is_stale = True
-        if not self._is_over(batch):
-            self._rejected(batch, type(error)(f"{batch.tp}: {error}"), now_ms)
+        if not self._was_given_up_in_flight(batch):
+            self._handle_rejected_batch(batch, type(error)(f"{batch.tp}: {error}"), now_ms)
 
     def unsent(self, batch: Batch, error: PenstockError, now_ms: int) -> None:
         """Handle a request that was never sent. The batch is no longer in flight."""
         self._accumulator.landed(batch)
-        if not self._is_over(batch):
-            self._rejected(batch, type(error)(f"{batch.tp}: {error}"), now_ms)
+        if not self._was_given_up_in_flight(batch):
+            self._handle_rejected_batch(batch, type(error)(f"{batch.tp}: {error}"), now_ms)
 
     def expire(self, now_ms: int) -> None:
         """Fail every batch that is older than `delivery_timeout_ms`."""
@@ -233,7 +233,7 @@ class BatchCompletion:
         # Batches in flight are left alone: the broker may append them. The abort waits for their responses.
         self.fail_all(error if fatal else TransactionAborted(f"{where}: not sent, since {error}"), out=False)
 
-    def _on_cancelled(self, error: SendCancelled) -> None:
+    def _fail_transaction_after_cancel(self, error: SendCancelled) -> None:
         """Fail the transaction after records were cancelled: a commit would leave them out silently."""
         assert self._transaction is not None
         if self._transaction.state in (TxnState.IN_TRANSACTION, TxnState.COMMITTING):
@@ -250,13 +250,14 @@ class BatchCompletion:
     def emptied(self, batch: Batch) -> None:
         """End a batch of which every record was cancelled before it was sent."""
         batch.fail(batch.cancelled_error())
-        self._done(batch)
+        self._finish_batch(batch)
 
     def fail(self, batch: Batch, error: PenstockError) -> None:
         """End a batch with an error and call its callbacks."""
-        # The numbers of a batch in flight are settled by its response, see `_is_over`: it may still be acknowledged.
+        # The response of a batch in flight settles its numbers, see `_was_given_up_in_flight`: it may still be
+        # acknowledged.
         if batch.sequenced and not self._accumulator.is_out(batch):
-            self._given_up(batch)
+            self._note_given_up_sequence(batch)
         # Cancelled records have ended in SendCancelled already: leave them out of the log line and the metrics.
         if batch.removed and not batch.sequenced and batch.state is BatchState.OPEN:
             batch.without_removed()
@@ -273,9 +274,9 @@ class BatchCompletion:
         )
         batch.fail(error)
         self._metrics.failed(batch.tp.topic, batch.count)
-        self._done(batch)
+        self._finish_batch(batch)
 
-    def _acknowledged(self, batch: Batch, answer: ProduceAnswer, now_ms: int) -> None:
+    def _complete_acknowledged_batch(self, batch: Batch, answer: ProduceAnswer, now_ms: int) -> None:
         queue = self._accumulator.queue(batch.tp)
         queue.batches_at_ack = queue.batches
         # First the ledger, also for a batch that has failed: its numbers are used, and the next batch must not repeat
@@ -283,7 +284,7 @@ class BatchCompletion:
         if batch.sequenced:
             self.ledger.acknowledged(batch.tp, batch.producer_state, batch.count)
         if batch.state is BatchState.DONE:
-            self._release(batch)
+            self._release_batch_memory(batch)
             log.warning(
                 "a batch was written after its delivery timeout",
                 topic_partition=str(batch.tp),
@@ -292,18 +293,18 @@ class BatchCompletion:
             return
         batch.complete(answer.base_offset, answer.log_append_time)
         self._metrics.acknowledged(batch.tp.topic, batch.count, batch.size(), now_ms - batch.created_ms)
-        self._done(batch)
+        self._finish_batch(batch)
 
-    def _is_over(self, batch: Batch) -> bool:
+    def _was_given_up_in_flight(self, batch: Batch) -> bool:
         """Whether the batch was given up while its request was out."""
         if batch.state is not BatchState.DONE:
             return False
-        self._release(batch)
+        self._release_batch_memory(batch)
         if batch.sequenced:
-            self._given_up(batch)
+            self._note_given_up_sequence(batch)
         return True
 
-    def _rejected(self, batch: Batch, error: PenstockError, now_ms: int, *, alone: bool = False) -> None:
+    def _handle_rejected_batch(self, batch: Batch, error: PenstockError, now_ms: int, *, alone: bool = False) -> None:
         # CORRUPT_MESSAGE is retriable here, as in Java: the bytes were damaged on their way, and the batch itself is
         # intact. The consumer's CorruptRecord is not, since it is in the log.
         passing = isinstance(error, RetriableError | CorruptRecord)
@@ -322,7 +323,7 @@ class BatchCompletion:
             self._transaction.epoch_is_spent |= alone
             self.fail_transaction(error)
 
-    def _given_up(self, batch: Batch) -> None:
+    def _note_given_up_sequence(self, batch: Batch) -> None:
         if self._transaction is not None:
             # Only the coordinator grants epochs here (KIP-360): aborting the transaction requests one.
             self._transaction.epoch_is_spent |= batch.fate_unknown
@@ -336,16 +337,16 @@ class BatchCompletion:
             TxnState.COMMITTING,
         )
 
-    def _release(self, batch: Batch) -> None:
+    def _release_batch_memory(self, batch: Batch) -> None:
         self._accumulator.freed(batch)
         self._memory.release(batch.memory)
 
-    def _done(self, batch: Batch) -> None:
+    def _finish_batch(self, batch: Batch) -> None:
         self._accumulator.forget(batch)
         # The request of a batch that expired in flight still holds its bytes. Java's producer reused such a buffer, and
         # records arrived in the wrong topic (KAFKA-19012).
         if not self._accumulator.is_out(batch):
-            self._release(batch)
+            self._release_batch_memory(batch)
         # A callback may call the producer: take the list first, so that no callback runs twice.
         callbacks, batch.callbacks = batch.callbacks, []
         for callback in callbacks:

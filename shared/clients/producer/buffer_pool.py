@@ -69,7 +69,7 @@ class BufferPool:
             # 2. The entry still waits. If it was the first and too large, it has held up smaller ones: serve them now.
             elif entry in self._waiters:
                 self._waiters.remove(entry)
-                self._grant()
+                self._grant_waiting_requests()
             if isinstance(e, TimeoutError):
                 raise BufferExhausted(
                     f"no {size} of buffer_memory={self.size} bytes became free within max_block_ms "
@@ -81,7 +81,7 @@ class BufferPool:
         """Return bytes to the pool; the requests that have waited longest are served first."""
         self.available += size
         assert self.available <= self.size, "more bytes given back than taken"
-        self._grant()
+        self._grant_waiting_requests()
 
     @contextmanager
     def together(self) -> Iterator[None]:
@@ -91,7 +91,7 @@ class BufferPool:
             yield
         finally:
             self._gathering = False
-            self._grant()
+            self._grant_waiting_requests()
 
     def close(self) -> None:
         """Fail every waiting request with IllegalState."""
@@ -100,7 +100,7 @@ class BufferPool:
             if not future.done():
                 future.set_exception(IllegalState("the producer was closed while a send waited for buffer memory"))
 
-    def _grant(self) -> None:
+    def _grant_waiting_requests(self) -> None:
         if self._gathering:
             return
         while self._waiters:
@@ -140,7 +140,7 @@ class HeldUpShare:
         self._limit = int(memory.size * HELD_UP_SHARE)
         self._waiters: deque[_Waiter] = deque()
         self._granted = 0
-        memory.on_freed = self._serve
+        memory.on_freed = self._serve_waiting_requests
 
     def __repr__(self) -> str:
         held = self._accumulator.held_up_bytes(self._now_ms())
@@ -158,9 +158,9 @@ class HeldUpShare:
         # A later send must not overtake: its records would be written before those of the waiting one.
         if any(waiter.queue is queue for waiter in self._waiters):
             return True
-        return self._is_over(queue, size, self._now_ms())
+        return self._exceeds_share(queue, size, self._now_ms())
 
-    def _is_over(self, queue: PartitionQueue, size: int, now_ms: int) -> bool:
+    def _exceeds_share(self, queue: PartitionQueue, size: int, now_ms: int) -> bool:
         # Every new batch comes through here. While all partitions together are below the limit, none is examined.
         if self._memory.size - self._memory.available + self._granted + size <= self._limit:
             return False
@@ -181,7 +181,7 @@ class HeldUpShare:
                 self._waiters.remove(waiter)
             elif not waiter.future.cancelled() and waiter.future.exception() is None:
                 self._granted -= size
-                self._serve()
+                self._serve_waiting_requests()
             if not isinstance(e, TimeoutError):
                 raise
             retried = queue.retried()
@@ -200,7 +200,7 @@ class HeldUpShare:
             if not future.done():
                 future.set_exception(IllegalState("the producer was closed while a send waited for buffer memory"))
 
-    def _serve(self) -> None:
+    def _serve_waiting_requests(self) -> None:
         if not self._waiters:
             return
         now_ms = self._now_ms()
@@ -211,7 +211,7 @@ class HeldUpShare:
             future, queue, size = waiter
             if future.done():
                 continue
-            if queue in passed_over or self._is_over(queue, size, now_ms):
+            if queue in passed_over or self._exceeds_share(queue, size, now_ms):
                 passed_over.add(queue)
                 still.append(waiter)
             else:

@@ -59,11 +59,11 @@ class Bulk:
         """
         run = self._locations.begin()
         try:
-            return self._fill(topics, run)
+            return self._append_records(topics, run)
         finally:
             self._locations.end()
 
-    def _fill(self, topics: Mapping[str, Topic], run: Run) -> ProducerRecord | None:
+    def _append_records(self, topics: Mapping[str, Topic], run: Run) -> ProducerRecord | None:
         """The loop is flat: one more call, property or object here lowers the throughput."""
         append = self._locations.of.append
         now_ms = self.timestamp
@@ -97,7 +97,7 @@ class Bulk:
                     batch.run = run
                     run[batch] = index
                 append(batch)
-        # Not bytes, or no record at all: `_take_one` raises the error that fits.
+        # Not bytes, or no record at all: `_take_bulk_record` raises the error that fits.
         except (TypeError, OverflowError, AttributeError):
             return record
         return None
@@ -177,7 +177,7 @@ class ColumnBulk(Bulk):
         self.first_rejection = self.first_rejection or error
         self._ended = error if isinstance(error, BufferExhausted | TransactionAborted) else self._ended
 
-    def _fill(self, topics: Mapping[str, Topic], run: Run) -> ProducerRecord | None:
+    def _append_records(self, topics: Mapping[str, Topic], run: Run) -> ProducerRecord | None:
         columns = self.columns
         topic = topics.get(columns.topic)
         try:
@@ -189,7 +189,7 @@ class ColumnBulk(Bulk):
             else:
                 queue = topic.queues.get(columns.partition)
                 self._fill_batch(None if queue is None else queue.open, run)
-        # Not bytes: `_take_one` raises the error that fits.
+        # Not bytes: `_take_bulk_record` raises the error that fits.
         except (TypeError, OverflowError):
             pass
         # The record that was read and not taken.

@@ -296,15 +296,15 @@ def slice_of(columns: RecordColumns, first: int, timestamp: int, size_max: int) 
     """
     stop = min(first + SLICE_RECORDS, len(columns))
     try:
-        values = _packed(columns.values[first:stop])
-        keys = _packed(columns.keys[first : first + len(values)])
+        values = _pack_slice(columns.values[first:stop])
+        keys = _pack_slice(columns.keys[first : first + len(values)])
     except TypeError:
         return None
-    headers = _headers(columns, first, first + len(keys))
+    headers = _slice_headers(columns, first, first + len(keys))
     if headers is None:
         return None
     count = len(keys) if headers is NO_HEADERS else len(headers)
-    timestamps = _timestamps(columns.timestamps, first, first + count, timestamp)
+    timestamps = _slice_timestamps(columns.timestamps, first, first + count, timestamp)
     if timestamps is None or not count:
         return None
     part = ColumnSlice(keys[:count], values[:count], timestamps, headers)
@@ -313,7 +313,7 @@ def slice_of(columns: RecordColumns, first: int, timestamp: int, size_max: int) 
     return part if 0 <= part.largest <= size_max - RECORD_BYTES_MAX else None
 
 
-def _packed(strings: Sequence[bytes | None]) -> PackedBytes:
+def _pack_slice(strings: Sequence[bytes | None]) -> PackedBytes:
     """Pack the strings, or the first of them that have SLICE_BYTES together."""
     if isinstance(strings, PackedBytes):
         return strings
@@ -325,7 +325,7 @@ def _packed(strings: Sequence[bytes | None]) -> PackedBytes:
     return PackedBytes.of(strings, lengths)
 
 
-def _timestamps(
+def _slice_timestamps(
     timestamps: Sequence[int] | Int64Array | None, first: int, stop: int, default: int
 ) -> Int64Array | None:
     """Return the timestamps of some records. Returns None if one of them is not an int64."""
@@ -342,7 +342,7 @@ def _timestamps(
     return some if some.dtype == np.int64 and len(some) == stop - first else None
 
 
-def _headers(columns: RecordColumns, first: int, stop: int) -> PackedBytes | None:
+def _slice_headers(columns: RecordColumns, first: int, stop: int) -> PackedBytes | None:
     """Return the headers of some records, or of the first that have SLICE_BYTES.
 
     Returns None if some headers are invalid.

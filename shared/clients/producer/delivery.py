@@ -97,7 +97,9 @@ class Delivery(msgspec.Struct, eq=False, gc=False):
             # An open batch knows a record by the index it was appended with, a sealed one by its position.
             is_open = self._batch.state is BatchState.OPEN
             batch, index = (self._batch, self._index) if is_open else located(self._batch, self._index)
-            batch.callbacks.append(Callback(index, self._timestamp, self._key_size, self._value_size, self._is_done))
+            batch.callbacks.append(
+                Callback(index, self._timestamp, self._key_size, self._value_size, self._run_done_callbacks)
+            )
         known.append((call, context))
 
     def remove_done_callback(self, call: DoneCallback) -> int:
@@ -108,7 +110,7 @@ class Delivery(msgspec.Struct, eq=False, gc=False):
         known[:] = left
         return removed
 
-    def _is_done(self, *_: object) -> None:
+    def _run_done_callbacks(self, *_: object) -> None:
         for call, context in self._batch.done_callbacks.pop(self._index):
             asyncio.get_running_loop().call_soon(call, self, context=context)
 
@@ -117,12 +119,12 @@ class Delivery(msgspec.Struct, eq=False, gc=False):
         index = self._index
         # The short way: in a batch that is done, was not split and has no cancelled record, the index is the position.
         if batch.state is not BatchState.DONE or batch.removed:
-            batch, index = yield from self._wait().__await__()
+            batch, index = yield from self._wait_for_batch().__await__()
         if batch.error is not None:
             raise fresh(batch.error)
         return batch.metadata(index, self._timestamp, self._key_size, self._value_size)
 
-    async def _wait(self) -> tuple[Batch, int]:
+    async def _wait_for_batch(self) -> tuple[Batch, int]:
         try:
             while True:
                 batch, index = located(self._batch, self._index)
@@ -171,7 +173,7 @@ class Deliveries:
 
     def done(self) -> bool:
         """Whether all records are done."""
-        return all(_is_done(batch) for batch in self._batches)
+        return all(_is_batch_done(batch) for batch in self._batches)
 
     def cancel(self) -> int:
         """Cancel the records that are not in a request. Returns their number.
@@ -201,22 +203,22 @@ class Deliveries:
         whole = all(b.error is None and not b.parts and not b.removed for b in self._batches)
         if whole and self._all_accepted:
             return None
-        return next((r for r in self._results() if isinstance(r, Exception)), None)
+        return next((r for r in self._results_of_records() if isinstance(r, Exception)), None)
 
     def last(self) -> RecordMetadata | Exception:
         """Return the last record's metadata or error. All records must be done."""
-        return self._result(len(self) - 1, *self._locations.last())
+        return self._result_of_record(len(self) - 1, *self._locations.last())
 
     def __await__(self) -> Generator[Any, None, list[RecordMetadata | Exception]]:
         yield from self.wait().__await__()
-        return self._results()
+        return self._results_of_records()
 
-    def _results(self) -> list[RecordMetadata | Exception]:
+    def _results_of_records(self) -> list[RecordMetadata | Exception]:
         record_locations = self._locations
         pairs = zip(record_locations.of, record_locations.indices(), strict=True)
-        return [self._result(i, batch_or_error, index) for i, (batch_or_error, index) in enumerate(pairs)]
+        return [self._result_of_record(i, batch_or_error, index) for i, (batch_or_error, index) in enumerate(pairs)]
 
-    def _result(self, i: int, batch_or_error: Batch | Exception, index: int) -> RecordMetadata | Exception:
+    def _result_of_record(self, i: int, batch_or_error: Batch | Exception, index: int) -> RecordMetadata | Exception:
         if isinstance(batch_or_error, Exception):
             return batch_or_error
         batch, index = located(batch_or_error, index)
@@ -241,7 +243,7 @@ def size_of(data: bytes | None) -> int:
     return data.nbytes if isinstance(data, memoryview) else len(data)
 
 
-def _is_done(batch: Batch) -> bool:
+def _is_batch_done(batch: Batch) -> bool:
     if batch.state is BatchState.SPLIT:
-        return all(_is_done(part) for _, part in batch.parts)
+        return all(_is_batch_done(part) for _, part in batch.parts)
     return batch.state is BatchState.DONE

@@ -53,12 +53,12 @@ class Interceptors:
         """Return a callback that passes the fate of `record` to the chain, then to `on_delivery`."""
         headers = record.headers
 
-        def tell(metadata: RecordMetadata | None, error: Exception | None) -> None:
+        def call_on_acknowledgement(metadata: RecordMetadata | None, error: Exception | None) -> None:
             self.on_acknowledgement(metadata, error, headers)
             if on_delivery is not None:
                 on_delivery(metadata, error)
 
-        return tell
+        return call_on_acknowledgement
 
     def on_acknowledgement(self, metadata: RecordMetadata | None, error: Exception | None, headers: Headers) -> None:
         """Call all, also if one raises."""

@@ -69,7 +69,7 @@ class Samples:
         """Record a value."""
         windows = self._windows
         if not windows or now_ms >= windows[-1].start_ms + self._window_ms:
-            self._forget(now_ms)
+            self._drop_expired_windows(now_ms)
             windows.append(_Window(now_ms))
         window = windows[-1]
         window.count += 1
@@ -78,26 +78,26 @@ class Samples:
 
     def average(self, now_ms: float) -> float:
         """The average of the values; 0 if there are none."""
-        self._forget(now_ms)
+        self._drop_expired_windows(now_ms)
         count = sum(window.count for window in self._windows)
-        return self._total() / count if count else 0.0
+        return self._sum_of_windows() / count if count else 0.0
 
     def highest(self, now_ms: float) -> float:
         """The maximum of the values; 0 if there are none."""
-        self._forget(now_ms)
+        self._drop_expired_windows(now_ms)
         return max((window.highest for window in self._windows), default=0.0)
 
     def per_second(self, now_ms: float) -> float:
         """The sum of the values, divided by the seconds since the first of them."""
-        self._forget(now_ms)
+        self._drop_expired_windows(now_ms)
         if not self._windows:
             return 0.0
-        return self._total() * 1_000 / max(now_ms - self._windows[0].start_ms, ELAPSED_MS_MIN)
+        return self._sum_of_windows() * 1_000 / max(now_ms - self._windows[0].start_ms, ELAPSED_MS_MIN)
 
-    def _total(self) -> float:
+    def _sum_of_windows(self) -> float:
         return sum(window.total for window in self._windows)
 
-    def _forget(self, now_ms: float) -> None:
+    def _drop_expired_windows(self, now_ms: float) -> None:
         while self._windows and now_ms - self._windows[0].start_ms >= self._window_ms * self._count:
             self._windows.popleft()
 
@@ -144,32 +144,32 @@ class ProducerMetrics:
 
         self._client_id = client_id
         self._own = list[Gauge]()
-        self._clients = _clients_of(registry)
+        self._clients = _client_counts_of(registry)
         self._clients[client_id] += 1
 
-        def own(name: str, what: str) -> Gauge:
+        def register_client_gauge(name: str, what: str) -> Gauge:
             family = gauge(registry, f"producer_{name}", what, "client_id")
             self._own.append(family)
             return family.labels(client_id=client_id)
 
         # A registry outlives its clients: without weak references it would keep a producer's memory after its end.
-        free = own("buffer_available_bytes", "Free buffer memory.")
-        free.set_function(partial(_free, weakref.ref(memory)))
-        self.in_flight = own("requests_in_flight", "Produce requests that are not answered yet.")
+        free = register_client_gauge("buffer_available_bytes", "Free buffer memory.")
+        free.set_function(partial(_free_buffer_bytes, weakref.ref(memory)))
+        self.in_flight = register_client_gauge("requests_in_flight", "Produce requests that are not answered yet.")
         self.totals: dict[str, float] = dict.fromkeys(TOTALS, 0.0)
         self._by_topic: dict[str, tuple[Counter, Counter, Counter]] = {}
 
-        def samples() -> Samples:
+        def make_samples() -> Samples:
             return Samples(window_ms, windows)
 
-        self._sends = samples()
-        self._failures = samples()
-        self._again = samples()
-        self._sizes = samples()
-        self._latencies = samples()
-        self._queue_times = samples()
-        self._throttles = samples()
-        self._exhaustions = samples()
+        self._sends = make_samples()
+        self._failures = make_samples()
+        self._again = make_samples()
+        self._sizes = make_samples()
+        self._latencies = make_samples()
+        self._queue_times = make_samples()
+        self._throttles = make_samples()
+        self._exhaustions = make_samples()
         me = weakref.ref(self)
         for name, what in (
             (
@@ -182,12 +182,12 @@ class ProducerMetrics:
                 "Records sent again per second over metrics_sample_window_ms.",
             ),
         ):
-            own(name, what).set_function(partial(_figure, me, name))
-        size = own(
+            register_client_gauge(name, what).set_function(partial(_producer_metric, me, name))
+        size = register_client_gauge(
             "batch_size_avg_bytes",
             "Bytes of a batch after compression over metrics_sample_window_ms.",
         )
-        size.set_function(partial(_figure, me, "batch_size_avg"))
+        size.set_function(partial(_producer_metric, me, "batch_size_avg"))
 
     def close(self) -> None:
         """Remove this client's figures from the registry, unless another client has its client id. May be called again.
@@ -284,15 +284,15 @@ _CLIENTS: weakref.WeakKeyDictionary[CollectorRegistry, Counts[str]] = weakref.We
 """The number of producers of each client id in a registry."""
 
 
-def _clients_of(registry: CollectorRegistry) -> Counts[str]:
+def _client_counts_of(registry: CollectorRegistry) -> Counts[str]:
     return _CLIENTS.setdefault(registry, Counts())
 
 
-def _free(of: weakref.ref[BufferPool]) -> float:
+def _free_buffer_bytes(of: weakref.ref[BufferPool]) -> float:
     memory = of()
     return 0.0 if memory is None else float(memory.available)
 
 
-def _figure(of: weakref.ref[ProducerMetrics], name: str) -> float:
+def _producer_metric(of: weakref.ref[ProducerMetrics], name: str) -> float:
     metrics = of()
     return 0.0 if metrics is None else metrics.figures()[name]

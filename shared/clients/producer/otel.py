@@ -72,11 +72,11 @@ class OpenTelemetryInterceptor(ProducerInterceptor):
         """Start the record's span and put its context into the headers; it replaces a context that is there."""
         propagator = self._propagator or propagate.get_global_textmap()
         attributes: dict[str, str | bool] = {**self._attributes, "messaging.destination.name": record.topic}
-        if (key := _text(record.key)) is not None:
+        if (key := _decode_record_key(record.key)) is not None:
             attributes["messaging.kafka.message.key"] = key
         if record.value is None:
             attributes["messaging.kafka.message.tombstone"] = True
-        parent = _parent(propagator, record.headers)
+        parent = _extract_parent_context(propagator, record.headers)
         span = self._tracer.start_span(f"send {record.topic}", parent, SpanKind.PRODUCER, attributes)
         carrier: dict[str, bytes] = {}
         propagator.inject(carrier, trace.set_span_in_context(span, parent), _HeaderSetter())
@@ -85,12 +85,14 @@ class OpenTelemetryInterceptor(ProducerInterceptor):
         if span.is_recording():
             if len(self._open) >= OPEN_SPANS_MAX:
                 self._open.pop(next(iter(self._open))).end()
-            self._open[_key(headers, propagator.fields)] = span
+            self._open[_propagated_headers(headers, propagator.fields)] = span
         return msgspec.structs.replace(record, headers=headers) if carrier else record
 
     def on_acknowledgement(self, metadata: RecordMetadata | None, error: Exception | None, headers: Headers) -> None:
         """End the record's span with the record's partition and offset, or with its error."""
-        span = self._open.pop(_key(headers, (self._propagator or propagate.get_global_textmap()).fields), None)
+        span = self._open.pop(
+            _propagated_headers(headers, (self._propagator or propagate.get_global_textmap()).fields), None
+        )
         if span is None:
             return
         if metadata is not None:
@@ -107,19 +109,19 @@ class OpenTelemetryInterceptor(ProducerInterceptor):
         span.end()
 
 
-def _parent(propagator: TextMapPropagator, headers: Headers) -> Context | None:
+def _extract_parent_context(propagator: TextMapPropagator, headers: Headers) -> Context | None:
     """Return the parent context; None means the current context."""
     if not headers or trace.get_current_span().get_span_context().is_valid:
         return None
     return propagator.extract(headers, getter=_HeaderGetter())
 
 
-def _key(headers: Headers, fields: Collection[str]) -> Headers:
+def _propagated_headers(headers: Headers, fields: Collection[str]) -> Headers:
     """Return the headers that the propagator added. They contain the span id, so they differ for each record."""
     return tuple(header for header in headers if header[0] in fields)
 
 
-def _text(key: object) -> str | None:
+def _decode_record_key(key: object) -> str | None:
     if isinstance(key, bytes):
         try:
             return key.decode()

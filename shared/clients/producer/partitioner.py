@@ -230,7 +230,7 @@ class Routes:
         if queue is not None and queue.open is not None and queue.open is topic.sticky_batch:
             return queue
         # 4. That batch was sent, or there was none.
-        return self._next_sticky(topic)
+        return self._choose_sticky_partition(topic)
 
     def spread(self, topic: RoutedTopic, sizes: Int64Array) -> list[tuple[int, int]]:
         """Choose partitions for records without a key, of these sizes in bytes.
@@ -241,7 +241,7 @@ class Routes:
         batch_size = self._accumulator.batch_size
         queue = topic.sticky_queue
         if queue is None or queue.open is None or queue.open is not topic.sticky_batch:
-            queue = self._next_sticky(topic)
+            queue = self._choose_sticky_partition(topic)
         batch = queue.open
         ends = np.cumsum(sizes + RECORD_OVERHEAD)
         # A batch of single records takes no columns: the first run then opens a batch of its own.
@@ -255,7 +255,7 @@ class Routes:
             if end >= len(ends):
                 return runs
             topic.sticky.produced(int(ends[end - 1]) - before)
-            queue = self._next_sticky(topic)
+            queue = self._choose_sticky_partition(topic)
             before = int(ends[end - 1])
             room = batch_size
 
@@ -273,19 +273,23 @@ class Routes:
         """Return the queue for a record that does not fit into its queue's open batch."""
         # A full batch is the moment at which the sticky choice may move on (KIP-480): within a batch a move would only
         # make smaller batches.
-        if queue is topic.sticky_queue and self._is_free(record, key):
-            return self._next_sticky(topic)
+        if queue is topic.sticky_queue and self._uses_sticky_partition(record, key):
+            return self._choose_sticky_partition(topic)
         return queue
 
     def opened(self, topic: RoutedTopic, record: ProducerRecord, key: bytes | None, batch: Batch) -> None:
         """Note that a record opened or joined a batch: the sticky choice stays until that batch is full."""
-        if self._is_free(record, key) and topic.sticky_queue is not None and topic.sticky_queue.tp == batch.tp:
+        if (
+            self._uses_sticky_partition(record, key)
+            and topic.sticky_queue is not None
+            and topic.sticky_queue.tp == batch.tp
+        ):
             topic.sticky_batch = batch
 
-    def _is_free(self, record: ProducerRecord, key: bytes | None) -> bool:
+    def _uses_sticky_partition(self, record: ProducerRecord, key: bytes | None) -> bool:
         return record.partition is None and (key is None or self._settings.partitioner_ignore_keys)
 
-    def _next_sticky(self, topic: RoutedTopic) -> PartitionQueue:
+    def _choose_sticky_partition(self, topic: RoutedTopic) -> PartitionQueue:
         # Bytes are counted for a whole batch, since the choice does not change within one.
         if topic.sticky_batch is not None:
             topic.sticky.produced(topic.sticky_batch.size())

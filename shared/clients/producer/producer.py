@@ -5,8 +5,8 @@
         metadata = await delivery
 
 `send` suspends only while the topic's metadata is missing and while the buffer is full. Most records go straight into
-an open batch of their partition. Every other record goes through `_enqueue`: checks, serializers, metadata, partition,
-memory, a new batch. The `Sender` sends the batches. record_accumulator.py decides when a batch is due,
+an open batch of their partition. Every other record goes through `_enqueue_record`: checks, serializers, metadata,
+partition, memory, a new batch. The `Sender` sends the batches. record_accumulator.py decides when a batch is due,
 batch_completion.py handles the response.
 
 Everything that a transactional producer sends between begin and commit becomes visible to `read_committed` at once,
@@ -164,7 +164,7 @@ class Producer:
         if self._state != "new":
             raise IllegalState(f"the producer is {self._state}; make a new one")
         await self._connection.open()
-        self._connection.on_metadata(self._metadata_updated)
+        self._connection.on_metadata(self._on_metadata_update)
         self._state = "open"
         self._sender.start(self._sender_broke)
         log.info("producer open", client_id=self._connection.client_id)
@@ -177,7 +177,7 @@ class Producer:
         """
         # There are three cases. 1. Another call closes the producer: wait for it, perhaps for a shorter time.
         if self._state == "closed":
-            self._close_within(timeout_ms)
+            self._shorten_close_timeout(timeout_ms)
             await self._closed.wait()
             return
         # 2. The producer was not started.
@@ -192,10 +192,10 @@ class Producer:
         self._end_waits()
         try:
             async with asyncio.timeout(None) as self._close_deadline:
-                self._close_within(timeout_ms)
+                self._shorten_close_timeout(timeout_ms)
                 if self._transaction is not None and not broken:
                     await self._abort_on_close()
-                await self._flush()
+                await self._flush_batches()
         except TimeoutError:
             log.warning(
                 "closed with records unsent",
@@ -214,7 +214,7 @@ class Producer:
                 self._closed.set()
                 log.info("producer closed", client_id=self._connection.client_id)
 
-    def _close_within(self, timeout_ms: float | None) -> None:
+    def _shorten_close_timeout(self, timeout_ms: float | None) -> None:
         deadline = self._close_deadline
         if deadline is None or timeout_ms is None or deadline.expired():
             return
@@ -288,11 +288,11 @@ class Producer:
                         if on_delivery is not None:
                             batch.callbacks.append(Callback(index, at, key_size, value_size, on_delivery))
                         return Delivery(batch, index, at, key_size, value_size)
-        # Not bytes, no timestamp, or a record without a hash: `_enqueue` raises the error that fits.
+        # Not bytes, no timestamp, or a record without a hash: `_enqueue_record` raises the error that fits.
         except (TypeError, OverflowError):
             pass
         record = record_of(topic, value, key, headers, partition, timestamp)
-        return await self._take(record, on_delivery)
+        return await self._take_record(record, on_delivery)
 
     @overload
     async def send_and_wait(
@@ -338,7 +338,7 @@ class Producer:
                     continue
                 record = bulk.fill(self._direct)
                 if len(bulk) < bulk.stop:
-                    await self._take_one(bulk, record)
+                    await self._take_bulk_record(bulk, record)
         except BaseException:
             # The caller does not get the deliveries, and would send the records again.
             bulk.deliveries().cancel()
@@ -350,7 +350,7 @@ class Producer:
     async def flush(self) -> None:
         """Send the buffered records without lingering, and wait until all of them are done."""
         self._check_usable()
-        await self._flush()
+        await self._flush_batches()
 
     def abort_pending(self) -> int:
         """Fail every batch that is not in a request with SendCancelled. Returns the number of batches.
@@ -394,10 +394,10 @@ class Producer:
         Raises KafkaTimeout after `max_block_ms` (the call may be repeated), ProducerFenced.
         """
         self._check_usable()
-        txn = self._transactional()
+        txn = self._require_transaction()
         if txn.state is not TxnState.UNINITIALIZED:
             raise IllegalState(f"transactional id {txn.transactional_id}: init_transactions was called before")
-        with self._noting(txn):
+        with self._note_transaction_errors(txn):
             await self._sender.coordinator.init_producer_id()
         txn.move(TxnState.READY)
 
@@ -409,7 +409,7 @@ class Producer:
         called.
         """
         self._check_usable()
-        txn = self._transactional()
+        txn = self._require_transaction()
         if txn.abort_failed:
             await self.abort_transaction()
         txn.begin()
@@ -423,10 +423,10 @@ class Producer:
         committed.
         """
         self._check_usable()
-        await self._commit()
+        await self._commit_transaction()
 
-    async def _commit(self) -> None:
-        txn = self._transactional()
+    async def _commit_transaction(self) -> None:
+        txn = self._require_transaction()
         # A commit whose outcome is unknown may be requested again: the coordinator answers a repeated EndTxn with
         # success once the transaction is committed.
         again = txn.state is TxnState.COMMITTING
@@ -435,7 +435,7 @@ class Producer:
         txn.move(TxnState.COMMITTING)
         # 1. Every record must be acknowledged first: the coordinator's marker commits what lies before it in the log.
         try:
-            await self._flush()
+            await self._flush_batches()
             await self._sender.until_prepared()
         except BaseException:
             # EndTxn was not sent, so the transaction can still be aborted.
@@ -450,7 +450,7 @@ class Producer:
             ) from txn.error
         # 3. For a transaction that it does not know, the coordinator would answer INVALID_TXN_STATE.
         if not txn.is_empty:
-            with self._noting(txn):
+            with self._note_transaction_errors(txn):
                 await self._sender.coordinator.end(commit=True)
         txn.ended()
 
@@ -460,17 +460,17 @@ class Producer:
         Raises ProducerFenced. Raises KafkaTimeout after `max_block_ms` for the batches in flight and as long for the
         coordinator; the call may be repeated.
         """
-        txn = self._transactional()
+        txn = self._require_transaction()
         txn.move(TxnState.ABORTING)
         txn.abort_failed = False
         try:
-            await self._abort(txn)
+            await self._abort_transaction(txn)
         except BaseException:
             txn.abort_failed = txn.state is TxnState.ABORTING
             raise
         txn.ended()
 
-    async def _abort(self, txn: Transaction) -> None:
+    async def _abort_transaction(self, txn: Transaction) -> None:
         dropped = TransactionAborted(f"transactional id {txn.transactional_id}: aborted before the record was sent")
         # 1. Drop what is not sent, and wait for what is in flight: a batch that reaches the broker after the
         #    coordinator's marker would open a transaction there that nobody ends (KIP-890 calls it a hanging
@@ -479,7 +479,7 @@ class Producer:
         await self._sender.until_landed(self._settings.max_block_ms)
         txn.check_fatal()
         self._sender.fail_all(dropped, out=False)
-        with self._noting(txn):
+        with self._note_transaction_errors(txn):
             # 2. Abort at the coordinator.
             if not txn.is_empty:
                 try:
@@ -504,7 +504,7 @@ class Producer:
         note to the error; a fatal error of the abort is raised instead.
         """
         await self.begin_transaction()
-        txn = self._transactional()
+        txn = self._require_transaction()
         try:
             yield
             await self.commit_transaction()
@@ -529,11 +529,11 @@ class Producer:
         transaction, and the producer can go on. Raises ProducerFenced.
         """
         self._check_usable()
-        txn = self._transactional()
+        txn = self._require_transaction()
         txn.check_open("send_offsets_to_transaction")
         if not offsets:
             return
-        with self._noting(txn):
+        with self._note_transaction_errors(txn):
             known = group.group_id in txn.groups
             first = txn.is_empty
             # Before the request: if its response is lost, the coordinator may know the group, and EndTxn is needed.
@@ -541,7 +541,7 @@ class Producer:
             await self._sender.coordinator.add_offsets(offsets, group, known=known, first=first)
 
     async def _abort_on_close(self) -> None:
-        txn = self._transactional()
+        txn = self._require_transaction()
         if txn.state in (TxnState.IN_TRANSACTION, TxnState.ABORTABLE_ERROR, TxnState.ABORTING):
             try:
                 await self.abort_transaction()
@@ -551,16 +551,16 @@ class Producer:
         # its timeout and is then aborted.
         elif txn.state is TxnState.COMMITTING:
             try:
-                await self._commit()
+                await self._commit_transaction()
             except PenstockError as e:
                 log.warning("commit on close failed", transactional_id=txn.transactional_id, reason=str(e))
 
-    def _transactional(self) -> Transaction:
+    def _require_transaction(self) -> Transaction:
         if self._transaction is None:
             raise IllegalState("no transactional_id is set")
         return self._transaction
 
-    def _noting(self, txn: Transaction) -> _Noting:
+    def _note_transaction_errors(self, txn: Transaction) -> _Noting:
         return _Noting(self._sender, txn)
 
     async def _take_columns(self, bulk: ColumnBulk) -> None:
@@ -577,7 +577,7 @@ class Producer:
             bulk.one_by_one(len(columns))
             return
         # 3. The topic is unknown: the next record waits for it, and the others go on here.
-        known = self._known(columns.topic)
+        known = self._find_known_topic(columns.topic)
         if known is None:
             bulk.one_by_one(at + 1)
             return
@@ -638,7 +638,7 @@ class Producer:
         if not group.left:
             return
         memory = max(self._accumulator.batch_size, group.next_size())
-        await self._acquire(queue, memory, SYSTEM_CLOCK.monotonic_ms() + self._settings.max_block_ms)
+        await self._acquire_batch_memory(queue, memory, SYSTEM_CLOCK.monotonic_ms() + self._settings.max_block_ms)
         # Another send may have opened a batch while this one waited: use the room there.
         if group.fill(queue.open):
             self._memory.release(memory)
@@ -647,9 +647,9 @@ class Producer:
         batch = self._accumulator.open_batch(queue, memory, SYSTEM_CLOCK.monotonic_ms(), self._slices.new_builder)
         taken = group.fill(batch)
         assert taken, "the first record of a batch always fits"
-        self._opened()
+        self._on_batch_opened()
 
-    async def _take_one(self, bulk: Bulk, record: object) -> None:
+    async def _take_bulk_record(self, bulk: Bulk, record: object) -> None:
         """Take the next record of a bulk. An error that `send` would raise becomes the record's result."""
         if not isinstance(record, ProducerRecord):
             wrong = TypeError(f"send_many: record {len(bulk)} is a {type(record).__name__}, not a ProducerRecord")
@@ -661,14 +661,14 @@ class Producer:
                 raise known
             if record.timestamp is None:
                 record = msgspec.structs.replace(record, timestamp=bulk.timestamp)
-            delivery = await self._take(record, None, patient=record.topic not in bulk.impatient)
+            delivery = await self._take_record(record, None, patient=record.topic not in bulk.impatient)
         # The producer was closed or has no transaction: this is an error of the call, not of the record.
         except IllegalState:
             raise
         # A partitioner or serializer may raise any exception.
         except Exception as e:
             unknown = isinstance(e, UnknownTopicOrPartition) and self._connection.partitions(record.topic) is None
-            bulk.failed(record, self._own_error(record, e), whole_topic=unknown)
+            bulk.failed(record, self._error_of_record(record, e), whole_topic=unknown)
         else:
             bulk.add_delivery(delivery)
 
@@ -677,17 +677,19 @@ class Producer:
         if isinstance(error, BufferExhausted):
             self._metrics.buffer_exhausted(1)
 
-    def _own_error(self, record: ProducerRecord, error: Exception) -> Exception:
+    def _error_of_record(self, record: ProducerRecord, error: Exception) -> Exception:
         """The record's own error, if it has one, in place of the TransactionAborted that an earlier record caused."""
         if isinstance(error, TransactionAborted):
             try:
-                self._check(record)
-                self._encoded(record)
+                self._check_record(record)
+                self._serialize_record(record)
             except Exception as own:
                 return own
         return error
 
-    async def _take(self, record: ProducerRecord, on_delivery: OnDelivery | None, *, patient: bool = True) -> Delivery:
+    async def _take_record(
+        self, record: ProducerRecord, on_delivery: OnDelivery | None, *, patient: bool = True
+    ) -> Delivery:
         """Take a record. Without `patient` it does not wait for metadata: an earlier record of the bulk has waited."""
         is_observed = False
         try:
@@ -698,7 +700,7 @@ class Producer:
                 record = self._interceptors.on_send(record)
                 is_observed = True
                 on_delivery = self._interceptors.observed(record, on_delivery)
-            return await self._enqueue(record, on_delivery, patient=patient)
+            return await self._enqueue_record(record, on_delivery, patient=patient)
         except Exception as e:
             if not isinstance(e, IllegalState):
                 self._count_rejected(record, e)
@@ -722,17 +724,19 @@ class Producer:
             error = TransactionAborted(f"a record was rejected: {error!r}")
         self._sender.fail_transaction(error)
 
-    async def _enqueue(self, record: ProducerRecord, on_delivery: OnDelivery | None, *, patient: bool) -> Delivery:
+    async def _enqueue_record(
+        self, record: ProducerRecord, on_delivery: OnDelivery | None, *, patient: bool
+    ) -> Delivery:
         # `max_block_ms` bounds the wait for metadata and the wait for memory together, as in Java.
         deadline_ms = SYSTEM_CLOCK.monotonic_ms() + self._settings.max_block_ms
         metadata_by_ms = deadline_ms if patient else 0
         topic = record.topic
-        self._check(record)
-        if self._known(topic) is None:
+        self._check_record(record)
+        if self._find_known_topic(topic) is None:
             async with self._until_closed("a send waited for metadata"):
                 await self._connection.wait_for_topic(topic, max(0, metadata_by_ms - SYSTEM_CLOCK.monotonic_ms()))
-        key, value, headers, size = self._encoded(record)
-        known, queue = await self._choose(record, key, value, metadata_by_ms)
+        key, value, headers, size = self._serialize_record(record)
+        known, queue = await self._choose_partition(record, key, value, metadata_by_ms)
         at = time_ns() // 1_000_000 if record.timestamp is None else record.timestamp
         fields = at, key, value, headers
         batch = queue.open
@@ -741,7 +745,7 @@ class Producer:
             batch = None
             queue = self._routes.after_full(known, record, key, queue)
         if batch is None:
-            batch = await self._with_room(queue, fields, size, deadline_ms)
+            batch = await self._append_to_new_batch(queue, fields, size, deadline_ms)
             self._routes.opened(known, record, key, batch)
         index = batch.count
         batch.count = index + 1
@@ -749,15 +753,15 @@ class Producer:
             batch.callbacks.append(Callback(index, at, size_of(key), size_of(value), on_delivery))
         return Delivery(batch, index, at, size_of(key), size_of(value))
 
-    def _check(self, record: ProducerRecord) -> None:
+    def _check_record(self, record: ProducerRecord) -> None:
         """Check what needs neither metadata nor a serializer."""
         topic = record.topic
         checked_timestamp(topic, record.timestamp)
         checked_partition(topic, record.partition)
-        if self._known(topic) is None:
+        if self._find_known_topic(topic) is None:
             check_topic_name(topic)
 
-    def _encoded(self, record: ProducerRecord) -> tuple[bytes | None, bytes | None, HeaderList, int]:
+    def _serialize_record(self, record: ProducerRecord) -> tuple[bytes | None, bytes | None, HeaderList, int]:
         """Key, value and headers as they are sent, and an upper bound of their size in bytes."""
         topic = record.topic
         key = serialized(topic, "key", self._key_serializer, record.key)
@@ -765,10 +769,12 @@ class Producer:
         headers = checked_headers(topic, record.headers) if record.headers else NO_HEADERS
         return key, value, headers, checked_size(topic, key, value, headers, self._settings)
 
-    async def _with_room(self, queue: PartitionQueue, fields: BatchRecord, size: int, deadline_ms: float) -> Batch:
+    async def _append_to_new_batch(
+        self, queue: PartitionQueue, fields: BatchRecord, size: int, deadline_ms: float
+    ) -> Batch:
         """Append the record to a new batch, or to one that another send opened in the meantime; returns the batch."""
         memory = max(self._accumulator.batch_size, size)
-        await self._acquire(queue, memory, deadline_ms)
+        await self._acquire_batch_memory(queue, memory, deadline_ms)
         batch = queue.open
         if batch is not None and batch.append(batch.count, *fields) is not None:
             self._memory.release(memory)
@@ -776,14 +782,14 @@ class Producer:
         batch = self._accumulator.open_batch(queue, memory, SYSTEM_CLOCK.monotonic_ms())
         appended = batch.append(0, *fields)
         assert appended is not None, "the first record of a batch always fits"
-        self._opened()
+        self._on_batch_opened()
         return batch
 
-    def _opened(self) -> None:
+    def _on_batch_opened(self) -> None:
         self._sender.batches_since_turn += 1
         self._sender.wake()
 
-    async def _acquire(self, queue: PartitionQueue, memory: int, deadline_ms: float) -> None:
+    async def _acquire_batch_memory(self, queue: PartitionQueue, memory: int, deadline_ms: float) -> None:
         """Acquire the memory of a new batch of a partition, waiting up to the deadline."""
         # A loop of sends that never waits would keep the sender from its turns, until the buffer is full.
         if self._sender.batches_since_turn >= YIELD_EVERY_BATCHES:
@@ -801,12 +807,12 @@ class Producer:
             self._memory.release(memory)
             raise
 
-    async def _choose(
+    async def _choose_partition(
         self, record: ProducerRecord, key: bytes | None, value: bytes | None, deadline_ms: float
     ) -> tuple[RoutedTopic, PartitionQueue]:
         # The partition may be new, and this client's metadata older than it (Java: `KafkaProducer.waitOnMetadata`).
         while True:
-            known = self._known(record.topic)
+            known = self._find_known_topic(record.topic)
             number = record.partition
             if known is not None:
                 number = self._routes.number_for(known, record, key, value)
@@ -825,13 +831,13 @@ class Producer:
                         await self._connection.refresh_metadata()
                         await asyncio.sleep(self._connection.settings.retry_backoff_ms / 1000)
 
-    def _known(self, topic: str) -> RoutedTopic | None:
+    def _find_known_topic(self, topic: str) -> RoutedTopic | None:
         known = self._direct.get(topic) or self._routes.topic(topic)
         if known is not None and self._may_be_direct and self._state == "open":
             self._direct[topic] = known
         return known
 
-    async def _flush(self) -> None:
+    async def _flush_batches(self) -> None:
         # While `flushes` is above 0, batches do not linger.
         self._accumulator.flushes += 1
         self._sender.wake()
@@ -848,7 +854,7 @@ class Producer:
         self._memory.close()
         self._held_up.close()
 
-    def _metadata_updated(self) -> None:
+    def _on_metadata_update(self) -> None:
         self._direct = {}
         self._routes.forget_idle(SYSTEM_CLOCK.monotonic_ms())
         self._sender.wake()

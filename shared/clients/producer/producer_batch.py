@@ -296,27 +296,27 @@ class Batch:
         self.memory = 0
         self.callbacks = []
         self.state = BatchState.SPLIT
-        self._tell()
+        self._resolve_future()
         return parts
 
     def complete(self, base_offset: int, log_append_time: int) -> None:
         """Complete the batch. `base_offset` is the offset of its first record, -1 if unknown."""
-        self._finish()
+        self._mark_done()
         self.base_offset = base_offset
         self.log_append_time = log_append_time
-        self._tell()
+        self._resolve_future()
 
     def fail(self, error: PenstockError) -> None:
         """End the batch with an error."""
-        self._finish()
+        self._mark_done()
         self.error = error
-        self._tell()
+        self._resolve_future()
 
-    def _finish(self) -> None:
+    def _mark_done(self) -> None:
         assert self.state not in (BatchState.DONE, BatchState.SPLIT), f"{self!r} ended twice"
         self.state = BatchState.DONE
 
-    def _tell(self) -> None:
+    def _resolve_future(self) -> None:
         self._builder = self._data = self.append = None
         if self.future is not None and not self.future.done():
             self.future.set_result(None)

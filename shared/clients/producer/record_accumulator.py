@@ -202,15 +202,15 @@ class RecordAccumulator:
         for queue in list(self._active):
             batch = queue.queued[0]
             # A retry goes to a new leader at once: the backoff is meant for the node that failed (KIP-951).
-            if not self._due(queue, now_ms, hurry) and not _moved(batch, node_for):
+            if not self._is_batch_due(queue, now_ms, hurry) and not _has_untried_leader(batch, node_for):
                 continue
             # A record batch without records is invalid (every record was cancelled), so it never goes to a broker.
             if not batch.attempts and len(batch.removed) == batch.count:
-                self._pop(queue)
+                self._pop_batch(queue)
                 batch.state = BatchState.OUT
                 emptied.append(batch)
                 continue
-            if not self._free(queue) or not may_send(queue):
+            if not self._may_send_from(queue) or not may_send(queue):
                 continue
             # From here on the batch waits for its node alone. The time since then shows a slow broker: see `is_slow` of
             # the sender (KIP-794) and `is_held_up`.
@@ -226,7 +226,7 @@ class RecordAccumulator:
             size = sizes.get(node, 0) + batch.size()
             if not usable(node) or (node in requests and size > self._settings.max_request_size):
                 continue
-            self._pop(queue)
+            self._pop_batch(queue)
             batch.state = BatchState.OUT
             if node not in batch.nodes:
                 batch.nodes = (*batch.nodes, node)
@@ -238,7 +238,7 @@ class RecordAccumulator:
             requests.setdefault(node, []).append(batch)
         return Drained(requests, leaderless, emptied)
 
-    def _pop(self, queue: PartitionQueue) -> None:
+    def _pop_batch(self, queue: PartitionQueue) -> None:
         batch = queue.queued.popleft()
         if queue.open is batch:
             queue.open = None
@@ -298,10 +298,10 @@ class RecordAccumulator:
             if not self.is_out(batch):
                 batch.held_up_by = self._queues[batch.tp].unreachable
         for batch in expired:
-            self._unqueue(batch)
+            self._unqueue_batch(batch)
         return expired
 
-    def _unqueue(self, batch: Batch) -> None:
+    def _unqueue_batch(self, batch: Batch) -> None:
         queue = self._queues[batch.tp]
         if batch in queue.queued:
             queue.queued.remove(batch)
@@ -320,7 +320,7 @@ class RecordAccumulator:
         """Return every batch that is not done, with `out` also those in a request; remove them from the queues."""
         taken = [batch for batch in self.incomplete if out or not self.is_out(batch)]
         for batch in taken:
-            self._unqueue(batch)
+            self._unqueue_batch(batch)
         return taken
 
     def delay_ms(self, now_ms: int, waiting: Callable[[PartitionQueue], bool]) -> float | None:
@@ -333,14 +333,14 @@ class RecordAccumulator:
             oldest = next(iter(self.incomplete)).created_ms
             delays.append(max(0, oldest + self._settings.delivery_timeout_ms - now_ms))
         for queue in self._active:
-            if self._free(queue) and not waiting(queue):
+            if self._may_send_from(queue) and not waiting(queue):
                 head = queue.queued[0]
                 at = head.retry_at_ms if head.attempts else head.created_ms + self._settings.linger_ms
                 if at > now_ms:
                     delays.append(at - now_ms)
         return min(delays) if delays else None
 
-    def _free(self, queue: PartitionQueue) -> bool:
+    def _may_send_from(self, queue: PartitionQueue) -> bool:
         if not queue.out:
             return True
         # A retry is sent only when nothing is in flight, and nothing else is sent until it is answered. This keeps the
@@ -350,7 +350,7 @@ class RecordAccumulator:
             return False
         return all(batch.attempts == 1 for batch in queue.out)
 
-    def _due(self, queue: PartitionQueue, now_ms: int, hurry: bool) -> bool:
+    def _is_batch_due(self, queue: PartitionQueue, now_ms: int, hurry: bool) -> bool:
         head = queue.queued[0]
         if head.attempts:
             return now_ms >= head.retry_at_ms
@@ -359,7 +359,7 @@ class RecordAccumulator:
         return now_ms - head.created_ms >= self._settings.linger_ms or head.size() >= self.batch_size
 
 
-def _moved(batch: Batch, node_for: Callable[[TopicPartition], int | None]) -> bool:
+def _has_untried_leader(batch: Batch, node_for: Callable[[TopicPartition], int | None]) -> bool:
     # A node that was tried before does not count. Otherwise two nodes that name each other as the leader would get the
     # batch in turn without any backoff.
     return batch.attempts > 0 and node_for(batch.tp) not in (None, *batch.nodes)

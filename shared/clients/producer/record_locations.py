@@ -117,11 +117,11 @@ class RecordLocations:
             of = self.of
             ends = [*(start for start, _ in self._runs), len(of)][1:]
             runs = zip(self._runs, ends, strict=True)
-            self._indices = [index for (start, run), end in runs for index in _indices(of[start:end], run)]
+            self._indices = [index for (start, run), end in runs for index in _record_indices(of[start:end], run)]
         return self._indices
 
 
-def _indices(batches: Iterable[Batch | Exception], run: Run) -> Iterable[int]:
+def _record_indices(batches: Iterable[Batch | Exception], run: Run) -> Iterable[int]:
     following = dict(run)
     for batch_or_error in batches:
         if isinstance(batch_or_error, Batch):

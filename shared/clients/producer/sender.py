@@ -109,9 +109,9 @@ class Sender:
         """Take a turn soon, since something other than time has changed."""
         if not self._scheduled and self._loop is not None:
             self._scheduled = True
-            self._loop.call_soon(self._turn)
+            self._loop.call_soon(self._run_turn)
 
-    def _turn(self) -> None:
+    def _run_turn(self) -> None:
         self._scheduled = False
         self.batches_since_turn = 0
         if self._timer is not None:
@@ -128,7 +128,7 @@ class Sender:
             self._on_broken(e)
             return
         if delay_ms is not None:
-            self._timer = self._loop.call_later(delay_ms / 1000, self._turn)
+            self._timer = self._loop.call_later(delay_ms / 1000, self._run_turn)
 
     def run_once(self, now_ms: int) -> float | None:
         """Take one turn. Returns the ms until the next turn is due, None if only `wake` makes one due."""
@@ -137,7 +137,7 @@ class Sender:
         # 2. Settle before a number is assigned: an expired batch may have left a gap.
         self.completion.settle()
         # 3. Without a producer id no batch can get a number. Only the expiry of a batch depends on time then.
-        if not self._prepared():
+        if not self._is_ready_to_drain():
             return self._accumulator.delay_ms(now_ms, lambda queue: True)
         # 4. Drain and send. Each round takes at most one batch of a partition, so several rounds fill the pipeline.
         leaderless = False
@@ -145,7 +145,7 @@ class Sender:
             drained = self._accumulator.drain(
                 now_ms,
                 self._connection.leader,
-                lambda node: self._usable(node, now_ms),
+                lambda node: self._is_node_usable(node, now_ms),
                 self._connection.connected,
                 self.completion.may_send,
                 hurry=self._memory.waiting > 0,
@@ -159,7 +159,9 @@ class Sender:
                 self.completion.emptied(batch)
             for node, batches in drained.requests.items():
                 self._nodes[node].requests += 1
-                task = self._spawn(self._produce(node, batches, self._request(batches, now_ms), now_ms))
+                task = self._start_task(
+                    self._send_produce_request(node, batches, self._make_produce_request(batches, now_ms), now_ms)
+                )
                 self._producing.add(task)
                 task.add_done_callback(self._producing.discard)
             if not drained.requests and not drained.emptied:
@@ -170,7 +172,7 @@ class Sender:
         if leaderless:
             self.completion.metadata_is_stale = True
         if self.completion.metadata_is_stale:
-            retry_ms = self._refresh(now_ms)
+            retry_ms = self._refresh_metadata(now_ms)
             if leaderless:
                 delay_ms = retry_ms if delay_ms is None else min(delay_ms, retry_ms)
         return delay_ms
@@ -225,13 +227,13 @@ class Sender:
         while self._preparing is not None:
             await asyncio.wait([self._preparing])
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def _start_task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
 
-    def _usable(self, node: int, now_ms: int) -> bool:
+    def _is_node_usable(self, node: int, now_ms: int) -> bool:
         known = self._nodes[node]
         if known.requests >= self._settings.max_in_flight_requests_per_connection:
             return False
@@ -241,10 +243,10 @@ class Sender:
             return True
         # Connect first, in the background. A batch that is drained for an unreachable node would use up an attempt.
         known.connecting = True
-        self._spawn(self._connect(node, known))
+        self._start_task(self._connect_to_node(node, known))
         return False
 
-    async def _connect(self, node: int, known: _Node) -> None:
+    async def _connect_to_node(self, node: int, known: _Node) -> None:
         try:
             reached = await self._connection.connect(node)
         except PenstockError as e:
@@ -265,17 +267,17 @@ class Sender:
             known.attempts += 1
             # The partition may have a leader on another node by now.
             self.completion.metadata_is_stale = True
-            await self._pause(known, round(backoff.wait_ms(known.attempts, random.random())))  # noqa: S311
+            await self._pause_node(known, round(backoff.wait_ms(known.attempts, random.random())))  # noqa: S311
         self.wake()
 
-    async def _pause(self, known: _Node, wait_ms: int) -> None:
+    async def _pause_node(self, known: _Node, wait_ms: int) -> None:
         known.usable_at_ms = self._clock.monotonic_ms() + wait_ms
         assert self._loop is not None
         # An event loop may fire a timer slightly early: without the extra ms the turn could find the node unusable
         # still.
         self._loop.call_later((wait_ms + CLOCK_GRAIN_MS) / 1000, self.wake)
 
-    def _refresh(self, now_ms: int) -> float:
+    def _refresh_metadata(self, now_ms: int) -> float:
         wait_ms = float(self._connection.settings.retry_backoff_ms)
         # At most one refresh in `retry_backoff_ms`: while a partition has no leader, every turn wants one.
         if now_ms >= self._refresh_at_ms:
@@ -284,7 +286,7 @@ class Sender:
             self._connection.refresh_metadata()
         return wait_ms
 
-    def _prepared(self) -> bool:
+    def _is_ready_to_drain(self) -> bool:
         """Whether batches may be drained. Starts the missing preparation."""
         ledger = self.completion.ledger
         if self._transaction is not None:
@@ -340,7 +342,7 @@ class Sender:
         """Fail the transaction and drop its queued batches: it can no longer be committed."""
         self.completion.fail_transaction(error)
 
-    def _request(self, batches: list[Batch], now_ms: int) -> Any:
+    def _make_produce_request(self, batches: list[Batch], now_ms: int) -> Any:
         topics: dict[str, list[tuple[int, bytes | SealedBatch]]] = defaultdict(list)
         for batch in batches:
             topics[batch.tp.topic].append((batch.tp.partition, self.completion.sent(batch, now_ms)))
@@ -351,7 +353,7 @@ class Sender:
             list(topics.items()),
         )
 
-    async def _produce(self, node: int, batches: list[Batch], request: Any, now_ms: int) -> None:
+    async def _send_produce_request(self, node: int, batches: list[Batch], request: Any, now_ms: int) -> None:
         response: ProduceResponse | None = None
         failure: PenstockError | None = None
         known = self._nodes[node]
@@ -380,10 +382,10 @@ class Sender:
             # The broker answers first, then does not read from this connection for so long (KIP-219). A request sent in
             # that time waits unread, while its timeout runs.
             if response.throttle_ms > 0:
-                await self._pause(known, response.throttle_ms)
-        self._land(batches, response, failure, landed_ms)
+                await self._pause_node(known, response.throttle_ms)
+        self._complete_produce_request(batches, response, failure, landed_ms)
 
-    def _land(
+    def _complete_produce_request(
         self, batches: list[Batch], response: ProduceResponse | None, failure: PenstockError | None, now_ms: int
     ) -> None:
         # Addresses first: `leader_moved` ignores a leader without one (KIP-951).

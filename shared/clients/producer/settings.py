@@ -16,14 +16,14 @@ IN_FLIGHT_MAX_FOR_IDEMPOTENCE = 5
 """The broker remembers so many batches of an idempotent producer in a partition, to detect duplicates (KAFKA-5494)."""
 
 
-def _acks(value: object) -> object:
+def _parse_acks(value: object) -> object:
     return "all" if value in (-1, "-1") else int(value) if value in ("0", "1") else value
 
 
 class ProducerSettings(Section):
     """Settings for batching, sending and retrying records, and for giving them up."""
 
-    acks: Annotated[Literal["all", 1, 0], BeforeValidator(_acks)] = "all"
+    acks: Annotated[Literal["all", 1, 0], BeforeValidator(_parse_acks)] = "all"
     enable_idempotence: bool = True
     linger_ms: int = Field(default=5, ge=0)
     batch_size: int = Field(default=16_384, gt=0, description="bytes of one batch before compression")

@@ -363,7 +363,7 @@ class TransactionCoordinator:
         self._ledger = ledger
 
     @property
-    def _id(self) -> str:
+    def _transactional_id(self) -> str:
         assert self._settings.transactional_id is not None
         return self._settings.transactional_id
 
@@ -380,13 +380,13 @@ class TransactionCoordinator:
         request = wire.INIT_PRODUCER_ID(transactional_id, timeout_ms, *held)
         where = f"transactional id {transactional_id}" if transactional_id else "producer id"
 
-        async def ask() -> None:
+        async def request_producer_id() -> None:
             # Without a transactional id every broker grants producer ids (KIP-98).
             if transactional_id is None:
                 response = await self._connection.send(self._connection.any_node(), request, where)
             else:
                 response = await self._connection.ask_coordinator("transaction", transactional_id, request, where)
-            self._check(response.error_code, "transaction", transactional_id or "", where)
+            self._check_error_code(response.error_code, "transaction", transactional_id or "", where)
             # Between transactions no batch is in flight, and the numbers of a new epoch start at 0. An idempotent
             # producer keeps its numbers until the batches in flight are done, see `SequenceLedger.assign`.
             if transactional_id is not None:
@@ -400,26 +400,26 @@ class TransactionCoordinator:
                 epoch=ledger.epoch,
             )
 
-        await self._run(ask, where)
+        await self._retry_request(request_producer_id, where)
 
     async def add_partitions(self, partitions: Iterable[TopicPartition], *, first: bool = False) -> None:
         """Add partitions to the transaction at the coordinator. `first` means that this opens the transaction there."""
-        where = f"transactional id {self._id}"
+        where = f"transactional id {self._transactional_id}"
         topics: dict[str, list[int]] = defaultdict(list)
         for tp in partitions:
             topics[tp.topic].append(tp.partition)
-        request = wire.ADD_PARTITIONS_TO_TXN(*self._identity(), list(topics.items()))
+        request = wire.ADD_PARTITIONS_TO_TXN(*self._producer_identity(), list(topics.items()))
 
-        async def ask() -> None:
-            response = await self._connection.ask_coordinator("transaction", self._id, request, where)
+        async def request_add_partitions() -> None:
+            response = await self._connection.ask_coordinator("transaction", self._transactional_id, request, where)
             rejected = [
                 (TopicPartition(topic, at), code) for topic, rows in response.topics for at, code in rows if code
             ]
             # One rejected partition leaves the others with OPERATION_NOT_ATTEMPTED: report the cause first.
             for tp, code in sorted(rejected, key=lambda one: one[1] == OPERATION_NOT_ATTEMPTED):
-                self._check(code, "transaction", self._id, f"{where}, {tp}", EXPIRED | {TOPIC_AUTHORIZATION_FAILED})
+                self._check_error_code(code, "transaction", self._transactional_id, f"{where}, {tp}", EXPIRED | {TOPIC_AUTHORIZATION_FAILED})
 
-        await self._run(ask, where, soon=first)
+        await self._retry_request(request_add_partitions, where, soon=first)
 
     async def add_offsets(
         self,
@@ -434,24 +434,26 @@ class TransactionCoordinator:
         `known` means that the coordinator already knows the group, `first` that this opens the transaction there.
         """
         member = f"member {group.member_id}, generation {group.generation_id}"
-        where = f"transactional id {self._id}, group {group.group_id} ({member})"
+        where = f"transactional id {self._transactional_id}, group {group.group_id} ({member})"
         # 1. The transaction coordinator must know the group: it will write its marker to the group's partition of
         #    `__consumer_offsets` (KIP-98).
         if not known:
-            announce = wire.ADD_OFFSETS_TO_TXN(*self._identity(), group.group_id)
+            announce = wire.ADD_OFFSETS_TO_TXN(*self._producer_identity(), group.group_id)
 
-            async def ask() -> None:
-                response = await self._connection.ask_coordinator("transaction", self._id, announce, where)
+            async def request_add_offsets() -> None:
+                response = await self._connection.ask_coordinator(
+                    "transaction", self._transactional_id, announce, where
+                )
                 abortable = EXPIRED | {GROUP_AUTHORIZATION_FAILED}
-                self._check(response.error_code, "transaction", self._id, where, abortable)
+                self._check_error_code(response.error_code, "transaction", self._transactional_id, where, abortable)
 
-            await self._run(ask, where, soon=first)
+            await self._retry_request(request_add_offsets, where, soon=first)
         # 2. The group coordinator stores the offsets as pending. It checks generation and member, which fences a
         #    consumer that has lost its partitions (KIP-447).
         topics: dict[str, list[Any]] = defaultdict(list)
         for tp, at in offsets.items():
             topics[tp.topic].append((tp.partition, at.offset, at.leader_epoch, at.metadata, {}))
-        transactional_id, producer_id, epoch = self._identity()
+        transactional_id, producer_id, epoch = self._producer_identity()
         request = wire.TXN_OFFSET_COMMIT(
             transactional_id,
             group.group_id,
@@ -463,7 +465,7 @@ class TransactionCoordinator:
             [(topic, rows, {}) for topic, rows in topics.items()],
         )
 
-        async def commit() -> None:
+        async def commit_offsets() -> None:
             try:
                 response = await self._connection.ask_coordinator("group", group.group_id, request, where)
             except AuthorizationFailed as e:
@@ -475,25 +477,25 @@ class TransactionCoordinator:
             for topic, rows, _ in response.topics:
                 for partition, code, _ in rows:
                     at = f"{where}, {TopicPartition(topic, partition)}"
-                    self._check(code, "group", group.group_id, at, abortable)
+                    self._check_error_code(code, "group", group.group_id, at, abortable)
 
-        await self._run(commit, where)
+        await self._retry_request(commit_offsets, where)
 
     async def end(self, *, commit: bool) -> None:
         """Commit or abort the transaction at the coordinator."""
-        where = f"transactional id {self._id}"
-        request = wire.END_TXN(*self._identity(), commit)
+        where = f"transactional id {self._transactional_id}"
+        request = wire.END_TXN(*self._producer_identity(), commit)
 
-        async def ask() -> None:
-            response = await self._connection.ask_coordinator("transaction", self._id, request, where)
-            self._check(response.error_code, "transaction", self._id, where, EXPIRED)
+        async def request_end_transaction() -> None:
+            response = await self._connection.ask_coordinator("transaction", self._transactional_id, request, where)
+            self._check_error_code(response.error_code, "transaction", self._transactional_id, where, EXPIRED)
 
-        await self._run(ask, where)
+        await self._retry_request(request_end_transaction, where)
 
-    def _identity(self) -> tuple[str, int, int]:
-        return self._id, self._ledger.producer_id, self._ledger.epoch
+    def _producer_identity(self) -> tuple[str, int, int]:
+        return self._transactional_id, self._ledger.producer_id, self._ledger.epoch
 
-    def _check(
+    def _check_error_code(
         self,
         code: int,
         kind: Literal["group", "transaction"],
@@ -511,5 +513,5 @@ class TransactionCoordinator:
             error.abortable |= code in abortable
             raise error
 
-    async def _run(self, call: Callable[[], Awaitable[T]], where: str, *, soon: bool = False) -> T:
+    async def _retry_request(self, call: Callable[[], Awaitable[T]], where: str, *, soon: bool = False) -> T:
         return await self._connection.retrying(call, where, self._settings.max_block_ms, soon=soon)

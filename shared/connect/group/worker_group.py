@@ -122,14 +122,14 @@ class WorkerGroup(Member):
             case MemberState.STABLE if not self._rejoin:
                 return Stable()
             case MemberState.STABLE:
-                self._to(MemberState.UNJOINED)
+                self._change_state(MemberState.UNJOINED)
         # Under `eager` all work stops before the worker joins (case 2). Otherwise it joins with its work, unless the
         # group has removed the worker and others may run that work (case 3).
         if self.held and (self.version == EAGER or self.is_given_up(now_ms)):
             return GiveUp(self.held, lost=self.version != EAGER)
         if now_ms < self._retry_at_ms:
             return Wait(self._retry_at_ms - now_ms)
-        self._to(MemberState.JOINING)
+        self._change_state(MemberState.JOINING)
         self._rejoin = False
         state = WorkerState(self.url, self.config_offset, self.held)
         protocols = tuple(
@@ -156,7 +156,7 @@ class WorkerGroup(Member):
         assert received is not None
         # The coordinator has removed this member meanwhile: the assignment is for a member that no longer exists.
         if self.generation == NO_GENERATION:
-            self._again(0, at_once=True)
+            self._schedule_rejoin(0, at_once=True)
             return Wait(0)
         # Revoked work stops before the assignment is applied (case 1), since the leader assigns it after that.
         if back := received.revoked & self.held:
@@ -178,7 +178,7 @@ class WorkerGroup(Member):
         self.assignment = assignment
         self._completed = self.generation
         self.held = assignment.work
-        self._to(MemberState.STABLE)
+        self._change_state(MemberState.STABLE)
         if assignment.failed:
             self.rejoin("the leader had not read the configs far enough")
         elif assignment.revoked:  # the second rebalance of KIP-415
@@ -231,7 +231,7 @@ class WorkerGroup(Member):
     def on_sync(self, answer: SyncAnswer, now_ms: int) -> None:
         """Takes the coordinator's answer to Sync."""
         if answer.code:
-            self._rejected("SyncGroup", answer.code, now_ms)
+            self._handle_rejected_request("SyncGroup", answer.code, now_ms)
             return
         try:
             self._received = decode_assignment(answer.assignment)
@@ -239,8 +239,8 @@ class WorkerGroup(Member):
             self.fail(SerializationError(f"SyncGroup of {self.where()}: {e}"))
             return
         self._failures = 0
-        self._heard(now_ms)
-        self._to(MemberState.COMPLETING)
+        self._note_heartbeat_response(now_ms)
+        self._change_state(MemberState.COMPLETING)
 
     def on_heartbeat(self, sent_as: tuple[int, str], code: int, now_ms: int) -> None:
         """Takes the answer to a heartbeat, as every member does.
@@ -261,7 +261,7 @@ class WorkerGroup(Member):
     def leave(self) -> str:
         """Leaves for good. Returns the member id for the leave request, or "" if there is none."""
         member_id = self.member_id
-        self._forget(member=True)
+        self._forget_generation(member=True)
         self.rejoin("left the group")
         self.state = MemberState.UNJOINED
         return member_id
@@ -269,10 +269,10 @@ class WorkerGroup(Member):
     def fail(self, error: PenstockError) -> None:
         """Leaves the group with an error that `next_step` raises."""
         self.error = error
-        self._forget(member=True)
+        self._forget_generation(member=True)
         self._rejoin = True
         self.state = MemberState.UNJOINED
 
-    def _forget(self, *, member: bool) -> None:
-        Member._forget(self, member=member)
+    def _forget_generation(self, *, member: bool) -> None:
+        Member._forget_generation(self, member=member)
         self.owners = None

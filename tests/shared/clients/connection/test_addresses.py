@@ -22,7 +22,7 @@ class Network:
         self.tried: list[object] = []
         self._silent = silent
         self._connect = asyncio.get_running_loop().sock_connect
-        monkeypatch.setattr(addresses, "_resolve", self.resolve)
+        monkeypatch.setattr(addresses, "_resolve_host", self.resolve)
         monkeypatch.setattr(asyncio.get_running_loop(), "sock_connect", self.connect)
 
     async def resolve(self, host: str, port: int) -> Found:
@@ -76,7 +76,7 @@ async def test_if_all_addresses_refuse_the_last_error_is_raised(monkeypatch: pyt
 async def test_names_and_addresses() -> None:
     """A name is resolved, an address is used unchanged, and canonical names come from the reverse lookup of the
     addresses."""
-    assert await addresses._resolve("127.0.0.1", 5) == [(socket.AF_INET, ("127.0.0.1", 5))]
-    assert await addresses._resolve("::1", 5) == [(socket.AF_INET6, ("::1", 5))]
-    assert (socket.AF_INET, ("127.0.0.1", 5)) in await addresses._resolve("localhost", 5)
+    assert await addresses._resolve_host("127.0.0.1", 5) == [(socket.AF_INET, ("127.0.0.1", 5))]
+    assert await addresses._resolve_host("::1", 5) == [(socket.AF_INET6, ("::1", 5))]
+    assert (socket.AF_INET, ("127.0.0.1", 5)) in await addresses._resolve_host("localhost", 5)
     assert await canonical_names("127.0.0.1", 5) == [socket.getnameinfo(("127.0.0.1", 5), 0)[0]]

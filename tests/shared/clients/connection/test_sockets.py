@@ -177,7 +177,7 @@ async def test_all_addresses_of_a_host_are_tried(monkeypatch: pytest.MonkeyPatch
             assert (host, at) == ("kafka.example", 9092)
             return found
 
-        monkeypatch.setattr(addresses, "_resolve", resolve)
+        monkeypatch.setattr(addresses, "_resolve_host", resolve)
         connection = Connection(KafkaSettings(bootstrap_servers="kafka.example:9092"))
         await connection.open()
         assert server.taken == 1
@@ -281,15 +281,17 @@ async def test_errors_of_failed_connections() -> None:
     client = Client(settings(1), "c")
     alert = kafka.KafkaConnectionError("closed")
     alert.__cause__ = ssl.SSLError(1, "[SSL: TLSV13_ALERT_CERTIFICATE_REQUIRED] tlsv13 alert certificate required")
-    refused = client._translated(alert, "h:1", 5)
+    refused = client._connection_error(alert, "h:1", 5)
     assert isinstance(refused, AuthenticationFailed)
     assert str(refused).startswith("h:1: TLS: ")
-    assert isinstance(client._translated(ValueError("Server sent wrong signature!"), "h:1", 5), AuthenticationFailed)
+    assert isinstance(
+        client._connection_error(ValueError("Server sent wrong signature!"), "h:1", 5), AuthenticationFailed
+    )
     for gone in (ssl.SSLEOFError(8, "eof"), ConnectionResetError(), kafka.KafkaConnectionError("closed")):
-        said = client._translated(gone, "h:1", 5)
+        said = client._connection_error(gone, "h:1", 5)
         assert isinstance(said, BrokerNotAvailable)
         assert "is this a listener for kafka.security_protocol=PLAINTEXT?" in str(said)
-    assert "refused" in str(client._translated(ConnectionRefusedError(111, "refused"), "h:1", 5))
+    assert "refused" in str(client._connection_error(ConnectionRefusedError(111, "refused"), "h:1", 5))
     await client.close()
 
 

@@ -561,7 +561,7 @@ async def test_a_late_commit_is_covered_when_it_cannot_land_any_more() -> None:
     coordinator.apply_late()
     assert coordinator.committed == {A: at(5)}
     member.clock.advance(LATE_MS)
-    member.commits._look()
+    member.commits._start_late_read_back()
     await turns()
     assert coordinator.committed == {A: at(9)}
     await member.commits.close()
@@ -625,7 +625,7 @@ async def test_committed_offsets_never_go_backwards_or_ahead(steps: list[str], s
         await member.commits.commit(current(), 5_000)
     coordinator.land(rng)
     member.clock.advance(LATE_MS)
-    member.commits._look()
+    member.commits._start_late_read_back()
     await turns()
     assert coordinator.committed == current()
     assert all(acknowledged[tp] <= offset.offset for tp, offset in coordinator.committed.items())

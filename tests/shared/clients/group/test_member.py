@@ -32,7 +32,7 @@ class Any(Member):
 
 def joining() -> Any:
     member = Any(GroupConfig("g", "c", session_timeout_ms=1_000, heartbeat_interval_ms=300))
-    member._to(MemberState.JOINING)
+    member._change_state(MemberState.JOINING)
     return member
 
 
@@ -40,7 +40,7 @@ def stable() -> Any:
     member = joining()
     assert member.is_joined(JoinAnswer(0, 4, "p", "me", "me"), 0)
     for state in (MemberState.COMPLETING, MemberState.STABLE):
-        member._to(state)
+        member._change_state(state)
     member._rejoin = False
     return member
 
@@ -51,7 +51,7 @@ def test_a_join_sets_the_identity() -> None:
     assert member.is_joined(JoinAnswer(0, 4, "p", "me", "me"), 10)
     assert (member.state, member.generation, member.member_id, member.is_leader) == (MemberState.SYNCING, 4, "me", True)
     assert member.heartbeat_wait_ms(10) is None
-    member._to(MemberState.COMPLETING)
+    member._change_state(MemberState.COMPLETING)
     assert member.heartbeat_wait_ms(110) == 200
 
 
@@ -97,7 +97,7 @@ def test_retriable_errors_are_retried_and_others_raised() -> None:
     for _ in range(6):
         member.on_failure(KafkaTimeout("slow"), 0)
         waits.append(member._retry_at_ms)
-        member._to(MemberState.JOINING)
+        member._change_state(MemberState.JOINING)
     assert waits == [100, 200, 400, 800, 1_000, 1_000]
     assert not member.is_joined(JoinAnswer(FORBIDDEN), 0)
     assert isinstance(member.error, AuthorizationFailed)

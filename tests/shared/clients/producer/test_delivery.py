@@ -69,7 +69,7 @@ async def test_cancelling_a_waiter_cancels_an_unsent_record() -> None:
     """The record fails with SendCancelled for every waiter. Other records are not affected."""
     batch = batch_of(2)
     delivery, other = delivery_of(batch, 0), delivery_of(batch, 1)
-    waiter = asyncio.ensure_future(delivery._wait())
+    waiter = asyncio.ensure_future(delivery._wait_for_batch())
     await asyncio.sleep(0)
     waiter.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -86,7 +86,7 @@ async def test_cancelling_a_waiter_does_not_cancel_a_sent_record() -> None:
     """A sent record continues, and only the wait ends."""
     batch = drained(batch_of(1))
     delivery = delivery_of(batch, 0)
-    waiter = asyncio.ensure_future(delivery._wait())
+    waiter = asyncio.ensure_future(delivery._wait_for_batch())
     await asyncio.sleep(0)
     waiter.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -101,7 +101,7 @@ async def test_a_delivery_follows_its_record_through_splits() -> None:
     batch = batch_of(5)
     deliveries = [delivery_of(batch, i) for i in range(5)]
     assert deliveries[1].cancel()
-    tasks = [asyncio.ensure_future(d._wait()) for d in deliveries]
+    tasks = [asyncio.ensure_future(d._wait_for_batch()) for d in deliveries]
     await asyncio.sleep(0)
     one, two = drained(batch).split()
     two.data(NO_STATE)
