@@ -55,9 +55,9 @@ class _Observed(Compaction):
 
     rewrite_rows, rewrite_s = 0, 0.0
 
-    def _rewrite(self, plan: Plan) -> int:
+    def _rewrite_crowded_partitions(self, plan: Plan) -> int:
         started = time.monotonic()
-        done = super()._rewrite(plan)
+        done = super()._rewrite_crowded_partitions(plan)
         self.rewrite_s = time.monotonic() - started
         return done
 

@@ -61,13 +61,15 @@ def merge_windows(parts: Sequence[Part], limit: int, pages: Continuations[LivePo
         if row["partition"] in partitions
     ]
     ends = [live_order(position) for _, answer in parts if (position := pages.position(answer["continuation"]))]
-    found, last = _first(rows, limit, ends)
+    found, last = _select_first_rows(rows, limit, ends)
     position = None if last is None else LivePosition(-last[0], *last[1:])
     unseen = sum(answer["unseen"] for _, answer in parts)
     return {"windows": found, "continuation": pages.text(position), "unseen": unseen}
 
 
-def _first(rows: list[tuple[OrderT, RowT]], limit: int, ends: Sequence[OrderT]) -> tuple[list[RowT], OrderT | None]:
+def _select_first_rows(
+    rows: list[tuple[OrderT, RowT]], limit: int, ends: Sequence[OrderT]
+) -> tuple[list[RowT], OrderT | None]:
     """Return the first rows in their order, and the position after which the next ones come; None if there are none.
 
     `ends` are the positions up to which cut answers are complete. Rows of other answers behind the first of them wait
@@ -134,7 +136,7 @@ def merge_rows(
         at = {p: offsets for p, offsets in answer["position"].items() if int(p) in partitions}
         missing |= {p: "its task has just gone" for p in partitions if str(p) not in at}
         source_positions |= at
-    found, last = _first(rows, rows_max, ends)
+    found, last = _select_first_rows(rows, rows_max, ends)
     return {
         "store": first_answer["store"],
         "kind": first_answer["kind"],

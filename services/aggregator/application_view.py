@@ -114,9 +114,10 @@ class Whole:
         await self._client.aclose()
 
     async def describe(self) -> StreamsState:
-        own, parts = await self._own.describe(), self._parts()
+        """Return the application's state, merged from all instances."""
+        own, parts = await self._own.describe(), self._partition_owners()
         restoring = {p for p, reason in parts.missing.items() if reason == f"being restored by {self.url}"}
-        answers, missing = await self._ask_all(parts, "/v1/streams", {})
+        answers, missing = await self._ask_other_instances(parts, "/v1/streams", {})
         found = [Part(parts.own | restoring, cast(Mapping[str, Any], own)), *answers]
         doing = next((p.answer for p in found if COMPACTION_PARTITION in p.partitions), cast(Mapping[str, Any], own))
         state: dict[str, Any] = {
@@ -124,34 +125,36 @@ class Whole:
             "tasks": merge_tasks(found),
             "standbys": merge_standbys(found),
             "compactions": doing.get("compactions", []),
-            "instances": [self._instance(url) for url in self._instances.urls()],
+            "instances": [self._describe_instance(url) for url in self._instances.urls()],
             "missing": missing_rows(missing),
         }
         return cast(StreamsState, state)
 
     async def stores(self) -> dict[str, Any]:
-        parts = self._parts()
-        answers, missing = await self._ask_all(parts, "/v1/streams/stores", {})
+        """Return the state stores of all instances."""
+        parts = self._partition_owners()
+        answers, missing = await self._ask_other_instances(parts, "/v1/streams/stores", {})
         found = [Part(parts.own, {"stores": self._own.stores()}), *answers]
         return {"stores": merge_stores(found), "missing": missing_rows(missing)}
 
     async def windows(self, store: str | None, key: str, limit: int, continuation: str | None) -> dict[str, Any]:
-        parts, pages = self._parts(), live_pages(self._own.application, store, key)
+        """Return live windows of all instances."""
+        parts, pages = self._partition_owners(), live_pages(self._own.application, store, key)
         own = cast(Mapping[str, Any], self._own.windows(store, key, limit, continuation))
         wanted = {"store": store, "key": key, "limit": limit, "continuation": continuation}
-        answers, missing = await self._ask_all(parts, "/v1/streams/windows", wanted)
+        answers, missing = await self._ask_other_instances(parts, "/v1/streams/windows", wanted)
         found = merge_windows([Part(parts.own, own), *answers], limit, pages)
         return {**found, "missing": missing_rows(missing)}
 
     async def read_store(self, store: str, *, partial: bool, **params: Unpack[StoreQueryParams]) -> dict[str, Any]:
-        parts = self._parts()
+        parts = self._partition_owners()
         # raises ConfigError without such a store, WrongContinuation for an invalid one
         own = msgspec.to_builtins(await self._own.read_store(store, **params), str_keys=True)
         if own["kind"] == GLOBAL_TABLE:  # each instance has a full copy
             return {**own, "missing": []}
         if not any(parts):
             raise Problem(INCOMPLETE, "the source topics are not known yet")
-        answers, missing = await self._ask_all(parts, f"/v1/streams/stores/{quote(store, safe='')}", params)
+        answers, missing = await self._ask_other_instances(parts, f"/v1/streams/stores/{quote(store, safe='')}", params)
         pages = row_pages(self._own.application, store, params)
         answer = merge_rows([Part(parts.own, own), *answers], missing, params["rows_max"], pages)
         if missing and not partial:
@@ -159,27 +162,27 @@ class Whole:
         return answer | {"missing": missing_rows(missing)}
 
     async def compact(self) -> str:
-        parts = self._parts()
+        parts = self._partition_owners()
         if COMPACTION_PARTITION in parts.own:
             return self._own.compact()
         url = next((url for url, having in parts.others.items() if COMPACTION_PARTITION in having), None)
         if url is None:
             raise Problem(NOT_REACHED, parts.missing.get(COMPACTION_PARTITION, "no instance is known"))
         try:
-            await self._ask(url, "/v1/compactions", {}, method="POST")
+            await self._ask_instance(url, "/v1/compactions", {}, method="POST")
         except NotAnswered as e:
             if e.status == httpx.codes.CONFLICT:
                 return e.detail
             raise Problem(NOT_REACHED, str(e)) from None
         return ""
 
-    def _parts(self) -> Parts:
+    def _partition_owners(self) -> Parts:
         parts = partition_owners(self._instances, self.url, self._own.registration())
         if why := self._why_unknown():
             return parts._replace(missing=dict.fromkeys(parts.missing, f"other instances are not known: {why}"))
         return parts
 
-    def _instance(self, url: str) -> dict[str, Any]:
+    def _describe_instance(self, url: str) -> dict[str, Any]:
         registration = self._instances.registration(url)
         return {
             "instance": registration.instance,
@@ -188,10 +191,14 @@ class Whole:
             "restoring": sorted(registration.restoring),
         }
 
-    async def _ask_all(self, parts: Parts, path: str, wanted: Mapping[str, Any]) -> tuple[list[Part], dict[int, str]]:
+    async def _ask_other_instances(
+        self, parts: Parts, path: str, wanted: Mapping[str, Any]
+    ) -> tuple[list[Part], dict[int, str]]:
         """Return the answers of the others for their partitions, and the missing partitions with their reasons."""
         requested = list(parts.others.items())
-        answers = await asyncio.gather(*(self._ask(url, path, wanted) for url, _ in requested), return_exceptions=True)
+        answers = await asyncio.gather(
+            *(self._ask_instance(url, path, wanted) for url, _ in requested), return_exceptions=True
+        )
         found, missing = [], dict(parts.missing)
         for (url, partitions), answer in zip(requested, answers, strict=True):
             if isinstance(answer, NotAnswered):
@@ -202,7 +209,9 @@ class Whole:
                 found.append(Part(partitions, answer))
         return found, missing
 
-    async def _ask(self, url: str, path: str, wanted: Mapping[str, Any], method: str = "GET") -> dict[str, Any]:
+    async def _ask_instance(
+        self, url: str, path: str, wanted: Mapping[str, Any], method: str = "GET"
+    ) -> dict[str, Any]:
         """Return one instance's answer for itself. Raises NotAnswered if it has no usable one."""
         params = query_params(wanted) | {"local": "true"}
         token = self._tokens.get("read" if method == "GET" else "admin")
@@ -210,7 +219,9 @@ class Whole:
         limit_ms = self._settings.timeout_ms
         try:
             async with asyncio.timeout(limit_ms / 1000):
-                status, body = await self._fetch(httpx.Request(method, f"{url}{path}", params=params, headers=headers))
+                status, body = await self._fetch_answer(
+                    httpx.Request(method, f"{url}{path}", params=params, headers=headers)
+                )
             answer = msgspec.json.decode(body, type=dict[str, Any])
             if status >= httpx.codes.BAD_REQUEST:
                 detail = str(answer.get("detail", ""))
@@ -227,7 +238,7 @@ class Whole:
         self._asked.labels(result="answered").inc()
         return answer
 
-    async def _fetch(self, request: httpx.Request) -> tuple[int, bytes]:
+    async def _fetch_answer(self, request: httpx.Request) -> tuple[int, bytes]:
         answer = await self._client.send(request, stream=True)
         try:
             body = bytearray()

@@ -94,7 +94,7 @@ class BacklogWatch:
         while True:
             is_owned = self.is_owned()
             self.owned_since_ms = (self.owned_since_ms or self._clock.now_ms()) if is_owned else None
-            self.note(await self._measure() if is_owned else None)
+            self.note(await self._measure_backlog() if is_owned else None)
             await asyncio.sleep(self._settings.compaction.backlog_interval_ms / 1000)
 
     def note(self, backlog: Backlog | None) -> None:
@@ -118,7 +118,7 @@ class BacklogWatch:
             return None
         return max(self.owned_since_ms, (self.last.snapshot_ms if self.last is not None else None) or 0)
 
-    async def _measure(self) -> Backlog | None:
+    async def _measure_backlog(self) -> Backlog | None:
         try:
             async with Admin(self._settings.kafka) as admin:
                 found = await measure(admin, self._settings.streams)
@@ -146,7 +146,9 @@ async def measure(admin: Admin, streams: StreamsSettings) -> Backlog:
     covered: dict[int, int] = {}
     compactions: tuple[delta_tables.Compaction, ...] = ()
     if streams.lake is not None:
-        covered, compactions = await asyncio.to_thread(_covered, streams, [at.partition for at in partitions_of_topic])
+        covered, compactions = await asyncio.to_thread(
+            _read_covered_offsets, streams, [at.partition for at in partitions_of_topic]
+        )
     ends = {at.partition: offset for at, offset in latest.items()}
     starts = {at.partition: offset for at, offset in earliest.items()}
     try:
@@ -184,7 +186,7 @@ def uncovered(latest: Mapping[int, int], earliest: Mapping[int, int], covered: M
     return sum(max(0, end - max(covered.get(p, 0), earliest.get(p, 0))) for p, end in latest.items())
 
 
-def _covered(
+def _read_covered_offsets(
     streams: StreamsSettings, partitions: list[int]
 ) -> tuple[dict[int, int], tuple[delta_tables.Compaction, ...]]:
     assert streams.lake is not None

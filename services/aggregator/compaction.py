@@ -192,10 +192,10 @@ class CompactionSupervisor:
             "changelog_records": None if backlog is None else backlog.records,
             "snapshot_at_ms": None if backlog is None else backlog.snapshot_ms,
         }
-        state, detail = self._state()
+        state, detail = self._compaction_state()
         return CheckResult(True, detail, {"state": state, **facts})
 
-    def _state(self) -> tuple[str, str]:
+    def _compaction_state(self) -> tuple[str, str]:
         if not self.enabled:
             return "off", f"{self.why_off()}: the changelog grows without bound"
         if self._consecutive_failures:
@@ -203,11 +203,11 @@ class CompactionSupervisor:
             return "failing", detail
         if self._backlog is not None and not self._backlog.is_owned():
             return "elsewhere", "the instance that owns partition 0 compacts"
-        if self._is_behind():
+        if self._is_lake_behind():
             return "behind", f"no compaction has succeeded for more than {BEHIND_INTERVALS} intervals"
         return ("running" if self._is_running else "waiting"), ""
 
-    def _is_behind(self) -> bool:
+    def _is_lake_behind(self) -> bool:
         newest_ms = self._backlog.newest_sign_ms() if self._backlog is not None else None
         if newest_ms is None:
             return False
@@ -234,7 +234,7 @@ class CompactionSupervisor:
                 await self._run_job()
                 if self._consecutive_failures:
                     await self._back_off()
-                    self._request_again()
+                    self._request_remaining_compaction()
         finally:
             await self._stop_job()
 
@@ -242,7 +242,10 @@ class CompactionSupervisor:
         """Return the last compactions, newest first: this instance's own, and others in the lake."""
         own = list(self._history)
         lake = () if self._backlog is None else self._backlog.compactions
-        found = [*own, *(_from_lake(one) for one in lake if not any(_is_by(run, one) for run in own))]
+        found = [
+            *own,
+            *(_state_of_lake_compaction(one) for one in lake if not any(_belongs_to_run(run, one) for run in own)),
+        ]
         return sorted(found, key=lambda run: -run["started_at_ms"])[:HISTORY_MAX]
 
     async def _run_job(self) -> None:
@@ -255,11 +258,11 @@ class CompactionSupervisor:
         status: int | None = None
         out = err = b""
         try:
-            wanted = self._job_command(self._bounded())
+            wanted = self._job_command(self._settings_with_bounded_run())
             self._job = await ChildProcess.start(
                 wanted,
                 name="the compaction",
-                on_line=self._progressed,
+                on_line=self._log_job_progress,
                 env=environment(self._settings),
                 orphan_limit_ms=STOP_TIMEOUT_MS,
             )
@@ -288,13 +291,13 @@ class CompactionSupervisor:
             if self._backlog is not None and not self._backlog.is_owned():
                 return OWNERSHIP_LOST
 
-    def _bounded(self) -> AggregatorSettings:
+    def _settings_with_bounded_run(self) -> AggregatorSettings:
         """Return the settings with the number of records that a job is known to manage within its timeout."""
         bounds = {"run_records_max": self._run_records_max}
         compaction = self._settings.compaction.model_copy(update=bounds)
         return self._settings.model_copy(update={"compaction": compaction})
 
-    def _progressed(self, line: str) -> None:
+    def _log_job_progress(self, line: str) -> None:
         """Keep and log a line of the job's progress."""
         self._has_read |= line.startswith(READING)
         # Lines of the job's own log are JSON, and are not progress.
@@ -303,26 +306,26 @@ class CompactionSupervisor:
             log.info("compaction", progress=line[:LINE_CHARACTERS_MAX])
 
     def _record_result(self, state: CompactionState, status: int | None, out: bytes, err: bytes) -> None:
-        result = _last_json(out)
+        result = _parse_job_result(out)
         lines = err.decode(errors="replace").splitlines()[-OUTPUT_LINES_MAX:]
         if status == OK or result:
-            self._count(state, result)
+            self._count_job_result(state, result)
         if status == OK:
-            self._end(state, "done", "", "done")
+            self._end_job(state, "done", "", "done")
             log.info("compaction done", **result)
             if result.get("remaining_records"):
-                self._request_again()
+                self._request_remaining_compaction()
         elif status == COMMIT_CONFLICT:
-            self._end(state, "lost", "another job was first", "lost")
+            self._end_job(state, "lost", "another job was first", "lost")
             log.info("compaction: another job was first")
         elif status == OWNERSHIP_LOST:
-            self._end(state, "stopped", "partition 0 went to another instance", "lost")
+            self._end_job(state, "stopped", "partition 0 went to another instance", "lost")
             log.info("compaction stopped: partition 0 went to another instance")
         else:
-            self._end(state, "failed", lines[-1] if lines else describe_status(status or 0), "failed")
+            self._end_job(state, "failed", lines[-1] if lines else describe_status(status or 0), "failed")
             log.error("compaction failed", status=status, output="\n".join(lines), result=result)
 
-    def _count(self, state: CompactionState, result: dict[str, Any]) -> None:
+    def _count_job_result(self, state: CompactionState, result: dict[str, Any]) -> None:
         """Keep the result of a job's commits in the lake, even if a later step of the job failed."""
         self._last_success_ms = self._clock.now_ms()
         self._run_records_max = min(self._settings.compaction.run_records_max, 2 * self._run_records_max)
@@ -331,13 +334,13 @@ class CompactionSupervisor:
         self._rows.set(state["rows"] or 0)
         self._entries.set(result.get("entries", 0))
 
-    def _end(self, state: CompactionState, status: str, detail: str, outcome: str) -> None:
+    def _end_job(self, state: CompactionState, status: str, detail: str, outcome: str) -> None:
         state |= {"status": status, "detail": detail}
         self._consecutive_failures = self._consecutive_failures + 1 if outcome == "failed" else 0
         self._runs.labels(outcome=outcome).inc()
         self._failing.set(self._consecutive_failures)
 
-    def _request_again(self) -> None:
+    def _request_remaining_compaction(self) -> None:
         """Request the rest of a job's work, unless another instance owns partition 0 by now."""
         if self._backlog is None or self._backlog.is_owned():
             self._requested.set()
@@ -359,24 +362,26 @@ class CompactionSupervisor:
             await job.terminate(STOP_TIMEOUT_MS)
 
 
-def _is_by(run: CompactionState, one: Compaction) -> bool:
+def _belongs_to_run(run: CompactionState, one: Compaction) -> bool:
     """Return whether a compaction of the lake belongs to a run of this instance: it started during the run."""
     if run["status"] == "lost":
         return False
     started_ms, seconds = run["started_at_ms"], run["seconds"]
     ended_ms = math.inf if seconds is None else started_ms + 1_000 * seconds
-    return started_ms <= _started_ms(one) <= ended_ms
+    return started_ms <= _compaction_started_ms(one) <= ended_ms
 
 
-def _started_ms(one: Compaction) -> int:
+def _compaction_started_ms(one: Compaction) -> int:
     return one.ended_at_ms if one.started_at_ms is None else one.started_at_ms
 
 
-def _from_lake(one: Compaction) -> CompactionState:
-    return CompactionState(started_at_ms=_started_ms(one), seconds=one.seconds, status="done", rows=one.rows, detail="")
+def _state_of_lake_compaction(one: Compaction) -> CompactionState:
+    return CompactionState(
+        started_at_ms=_compaction_started_ms(one), seconds=one.seconds, status="done", rows=one.rows, detail=""
+    )
 
 
-def _last_json(out: bytes) -> dict[str, Any]:
+def _parse_job_result(out: bytes) -> dict[str, Any]:
     lines = out.strip().splitlines()
     try:
         result = msgspec.json.decode(lines[-1]) if lines else {}

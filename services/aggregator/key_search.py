@@ -24,14 +24,14 @@ class KeySearch:
 
     def __init__(self, text: str) -> None:
         self._text = text
-        self._json = _json(text) if text[:1] in ("{", "[") else None
-        self._numbers = _integers(text)
+        self._json = _decode_json_key(text) if text[:1] in ("{", "[") else None
+        self._numbers = _encode_integer_keys(text)
 
     def has(self, key: str | bytes) -> bool:
         """Return whether a key matches."""
         if self._text in key_text(key) or key in self._numbers:
             return True
-        return self._json is not None and self._json == _json(key)
+        return self._json is not None and self._json == _decode_json_key(key)
 
     def exact(self, key_type: KeyType) -> list[str | bytes]:
         """Return the keys that the text names exactly, as a store of that type has them."""
@@ -49,7 +49,7 @@ def key_text(key: Any) -> str:
     return key.decode(errors="backslashreplace") if isinstance(key, bytes) else str(key)
 
 
-def _integers(text: str) -> tuple[bytes, ...]:
+def _encode_integer_keys(text: str) -> tuple[bytes, ...]:
     try:
         number = int(text)
     except ValueError:
@@ -61,7 +61,7 @@ def _integers(text: str) -> tuple[bytes, ...]:
     )
 
 
-def _json(text: str | bytes) -> Any:
+def _decode_json_key(text: str | bytes) -> Any:
     try:
         return msgspec.json.decode(text)
     except (msgspec.DecodeError, UnicodeError):

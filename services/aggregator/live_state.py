@@ -60,19 +60,19 @@ def live_windows(
             if len(first) == ROWS_LOOKED_AT_MAX:
                 unseen += max(0, len(kept) - len(first))
             matching = chain(exact, (row for row in first if search.has(row.key)))
-            positioned = {_place(name, partition, row): row for row in matching}
+            positioned = {_live_position(name, partition, row): row for row in matching}
             wanted = (position for position in positioned if after is None or live_order(position) > live_order(after))
             found |= {position: positioned[position] for position in heapq.nsmallest(limit + 1, wanted, key=live_order)}
     positions = heapq.nsmallest(limit + 1, found, key=live_order)
     last = positions[limit - 1] if len(positions) > limit else None
-    return LiveRows([_window(position, found[position]) for position in positions[:limit]], last, unseen)
+    return LiveRows([_window_row(position, found[position]) for position in positions[:limit]], last, unseen)
 
 
-def _place(store: str, partition: int, row: LiveRow) -> LivePosition:
+def _live_position(store: str, partition: int, row: LiveRow) -> LivePosition:
     return LivePosition(row.end, store, partition, key_text(row.key), row.start)
 
 
-def _window(position: LivePosition, row: LiveRow) -> WindowRow:
+def _window_row(position: LivePosition, row: LiveRow) -> WindowRow:
     return WindowRow(
         store=position.store,
         partition=position.partition,

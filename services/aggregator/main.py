@@ -56,7 +56,7 @@ class Aggregator:
         self.compaction = CompactionSupervisor(settings, self._registry, backlog=self._backlog)
         topology = load_topology(settings.topology, settings.topology_options)
         self.worker = StreamWorker(
-            settings.kafka, settings.streams, topology, on_task=self._on_task, registry=self._registry
+            settings.kafka, settings.streams, topology, on_task=self._schedule_compaction, registry=self._registry
         )
         self._kafka_liveness = KafkaLiveness(lambda: self.worker.consumer, settings.kafka_silence_max_ms)
         checks: dict[str, Check] = {
@@ -193,7 +193,7 @@ class Aggregator:
             self.compaction.request(SYSTEM_CLOCK.now_ms())
         return refused
 
-    def _on_task(self, task: StreamTask) -> None:
+    def _schedule_compaction(self, task: StreamTask) -> None:
         if task.partition == COMPACTION_PARTITION and self.compaction.enabled:
             interval = self._settings.compaction.interval_ms
             task.schedule(interval, PunctuationType.WALL_CLOCK_TIME, self.compaction.request, name=SCHEDULE_NAME)
@@ -214,10 +214,12 @@ class Aggregator:
         facts |= {"partitions_running": len(tasks) - len(restoring), "partitions": known}
         if waits_for := self.worker.waits_for:
             return CheckResult(False, f"starting: waiting for {waits_for}", facts)
-        return CheckResult(True, f"restoring partitions {restoring}" if restoring else _without(len(tasks)), facts)
+        return CheckResult(
+            True, f"restoring partitions {restoring}" if restoring else _describe_no_tasks(len(tasks)), facts
+        )
 
 
-def _without(tasks: int) -> str:
+def _describe_no_tasks(tasks: int) -> str:
     """Return the detail of `/health` for an instance without tasks, which is healthy too."""
     return "" if tasks else "owns no partition: others have them, or the group waits for an owner's session to end"
 
@@ -225,7 +227,7 @@ def _without(tasks: int) -> str:
 def main(arguments: list[str]) -> int:
     """Run until SIGTERM. Returns the exit status: 2 for an invalid setting or topology."""
 
-    def make(settings: AggregatorSettings) -> daemon.Daemon:
+    def make_daemon(settings: AggregatorSettings) -> daemon.Daemon:
         return Aggregator(settings) if settings.workers == 1 else Workers(settings, arguments)
 
-    return daemon.serve(PROGRAM, AggregatorSettings, make, arguments)
+    return daemon.serve(PROGRAM, AggregatorSettings, make_daemon, arguments)

@@ -78,7 +78,7 @@ async def plan_reset(admin: Admin, settings: StreamsSettings) -> ResetPlan:
         found = await asyncio.to_thread(find_files, settings.lake, application, settings.lake_options)
     snapshot, tables = (found.root, found.tables) if found else (None, {})
     committed = {str(at): to.offset for at, to in sorted(offsets.items())}
-    return ResetPlan(application, committed, own, snapshot, tables, unsure, _state(settings))
+    return ResetPlan(application, committed, own, snapshot, tables, unsure, _local_state_folders(settings))
 
 
 def repartition_topics(
@@ -108,7 +108,7 @@ def repartition_topics(
     return own, unsure
 
 
-def _state(settings: StreamsSettings) -> tuple[str, ...]:
+def _local_state_folders(settings: StreamsSettings) -> tuple[str, ...]:
     """Return the folders of the application's stores on disk: an instance's own, and those of its workers."""
     root = Path(settings.state_dir)
     folders = (root / settings.application_id, *root.glob(f"worker-*/{settings.application_id}"))
@@ -147,11 +147,11 @@ app = typer.Typer(add_completion=False, no_args_is_help=True, help="Manage a str
 
 
 @app.callback()
-def _group() -> None:
+def _declare_subcommands() -> None:
     pass
 
 
-def _settings(
+def _load_reset_settings(
     command: str, config: str | None, bootstrap_servers: str | None, application_id: str | None
 ) -> ResetSettings:
     """Load the settings from the command line over environment and file, and configure the log."""
@@ -180,8 +180,8 @@ def reset(
     json: AsJson = False,
 ) -> None:
     """Delete offsets, changelog, own topics and snapshot, so that the application starts from the beginning."""
-    settings = _settings("reset", config, bootstrap_servers, application_id)
-    plan = asyncio.run(_reset(settings, execute))
+    settings = _load_reset_settings("reset", config, bootstrap_servers, application_id)
+    plan = asyncio.run(_plan_and_reset(settings, execute))
     if json:
         sizes = {name: table._asdict() for name, table in plan.tables.items()}
         typer.echo(msgspec.json.encode({**plan._asdict(), "tables": sizes, "executed": execute}))
@@ -205,7 +205,7 @@ def restore_offsets(
     json: AsJson = False,
 ) -> None:
     """Set the group's offsets back where they are ahead of the changelog. Safe while the aggregator restarts."""
-    settings = _settings("restore-offsets", config, bootstrap_servers, application_id)
+    settings = _load_reset_settings("restore-offsets", config, bootstrap_servers, application_id)
     plan = asyncio.run(_restore_offsets(settings, start_over or [], execute))
     if json:
         typer.echo(msgspec.json.encode({**offset_values(plan), "executed": execute}))
@@ -224,7 +224,7 @@ async def _restore_offsets(settings: ResetSettings, start_over: Collection[str],
     return plan
 
 
-async def _reset(settings: ResetSettings, execute: bool) -> ResetPlan:
+async def _plan_and_reset(settings: ResetSettings, execute: bool) -> ResetPlan:
     async with Admin(settings.kafka) as admin:
         plan = await plan_reset(admin, settings.streams)
         if execute:

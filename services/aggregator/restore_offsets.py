@@ -131,11 +131,13 @@ async def carry_out(admin: Admin, kafka: KafkaSettings, plan: RestorePlan) -> No
         async with producer.transaction():
             await producer.send_offsets_to_transaction(offsets, GroupMetadata(application))
     now = await admin.group_offsets(application, require_stable=True)
-    if over := [at for at, offset in offsets.items() if now.get(at) != offset and not _is_own(now.get(at))]:
+    if over := [
+        at for at, offset in offsets.items() if now.get(at) != offset and not _is_application_offset(now.get(at))
+    ]:
         raise CommitFailed(f"group {application}: another client committed {', '.join(map(str, over))} meanwhile")
 
 
-def _is_own(offset: OffsetAndMetadata | None) -> bool:
+def _is_application_offset(offset: OffsetAndMetadata | None) -> bool:
     """Return whether the application committed the offset: an owner that started meanwhile may have."""
     return offset is not None and offset.metadata == own_offset(0).metadata
 
@@ -151,7 +153,7 @@ async def read_progress(admin: Admin, kafka: KafkaSettings, settings: StreamsSet
     ends = await admin.list_offsets(
         dict.fromkeys(partitions_of_topic, "latest")
     )  # open transactions too: reading waits for them
-    snapshot = await _snapshot(settings, description.topic_id, partitions_of_topic)
+    snapshot = await _read_lake_snapshot(settings, description.topic_id, partitions_of_topic)
     while True:
         readers = {
             at: ChangelogReader(
@@ -162,16 +164,16 @@ async def read_progress(admin: Admin, kafka: KafkaSettings, settings: StreamsSet
             for at in partitions_of_topic
         }
         try:
-            await _read(kafka, settings, snapshot, readers, ends)
+            await _read_changelogs(kafka, settings, snapshot, readers, ends)
         except (ChangelogHole, OffsetOutOfRange):
-            before, snapshot = snapshot, await _snapshot(settings, description.topic_id, partitions_of_topic)
+            before, snapshot = snapshot, await _read_lake_snapshot(settings, description.topic_id, partitions_of_topic)
             if snapshot == before:  # no compaction has moved the changelog's beginning meanwhile
                 raise
         else:
             return {at.partition: reader.progress for at, reader in readers.items()}
 
 
-async def _snapshot(
+async def _read_lake_snapshot(
     settings: StreamsSettings, topic_id: str | None, partitions_of_topic: Collection[TopicPartition]
 ) -> dict[TopicPartition, delta_tables.PartitionSnapshot]:
     if settings.lake is None:
@@ -189,7 +191,7 @@ async def _snapshot(
     return {at: covered[at.partition] for at in partitions_of_topic if at.partition in covered}
 
 
-async def _read(
+async def _read_changelogs(
     kafka: KafkaSettings,
     settings: StreamsSettings,
     snapshot: Mapping[TopicPartition, delta_tables.PartitionSnapshot],
@@ -202,10 +204,10 @@ async def _read(
         for at in readers:
             covered = snapshot[at].covered_offset if at in snapshot else None
             consumer.seek(at, checked_start(at, covered, first[at], ends[at], settings.lake))
-        await _read_to(consumer, readers, ends)
+        await _read_changelogs_to_end(consumer, readers, ends)
 
 
-async def _read_to(
+async def _read_changelogs_to_end(
     consumer: Consumer, readers: Mapping[TopicPartition, ChangelogReader], ends: Mapping[TopicPartition, int]
 ) -> None:
     """Feed all records before `ends`. Raises KafkaTimeout after RESTORE_IDLE_MS_MAX without progress, as a restore."""
@@ -228,7 +230,7 @@ async def _read_to(
 def values_of(plan: RestorePlan) -> dict[str, object]:
     """Return the plan as plain values, for JSON; `position` is the changelog's, null if it has none."""
 
-    def values(ahead: Collection[Ahead]) -> list[dict[str, object]]:
+    def describe_ahead(ahead: Collection[Ahead]) -> list[dict[str, object]]:
         return [
             {
                 "topic": one.at.topic,
@@ -242,9 +244,9 @@ def values_of(plan: RestorePlan) -> dict[str, object]:
 
     return {
         "application": plan.application,
-        "back": values(plan.back),
-        "unknown": values(plan.unknown),
-        "unread": values(plan.unread),
+        "back": describe_ahead(plan.back),
+        "unknown": describe_ahead(plan.unknown),
+        "unread": describe_ahead(plan.unread),
     }
 
 

@@ -101,8 +101,8 @@ class Query:
         store = chosen([*progress.values(), *known], settings.store)
         after = self._after
         while True:
-            live, closed, all_to = await self._of_lake(store, snapshot, reach, after)
-            found = [closed_of_lake(store, row) for row in closed if _is_covered(row, covered)]
+            live, closed, all_to = await self._windows_of_lake(store, snapshot, reach, after)
+            found = [closed_of_lake(store, row) for row in closed if _is_window_covered(row, covered)]
             for partition, tail in tails.items():
                 found += merged(partition, store, live, tail.changes, reach)
             positioned = [(position_of(one), one) for one in found if settings.status in ("all", one.status)]
@@ -118,7 +118,7 @@ class Query:
                 return store, [one for _, one in page]
             after = self.last  # no window of the lake up to here exists any more
 
-    async def _of_lake(
+    async def _windows_of_lake(
         self,
         store: StoreSchema,
         snapshot: delta_tables.Snapshot | None,
@@ -149,17 +149,19 @@ class Query:
     ) -> tuple[delta_tables.Snapshot | None, dict[int, Tail]]:
         """Return a snapshot and the tails after it. Reads a newer snapshot if a compaction ends meanwhile."""
         partitions = [p.partition for p in topic.partitions]
-        snapshot = await self._snapshot(topic, partitions)
+        snapshot = await self._read_lake_snapshot(topic, partitions)
         while True:
             covered = {} if snapshot is None else snapshot.partitions
             try:
-                return snapshot, await self._tails(partitions, covered)
+                return snapshot, await self._read_changelog_tails(partitions, covered)
             except (ChangelogHole, OffsetOutOfRange):
-                before, snapshot = covered, await self._snapshot(topic, partitions)
+                before, snapshot = covered, await self._read_lake_snapshot(topic, partitions)
                 if snapshot is None or snapshot.partitions == before:
                     raise
 
-    async def _snapshot(self, topic: TopicDescription, partitions: Sequence[int]) -> delta_tables.Snapshot | None:
+    async def _read_lake_snapshot(
+        self, topic: TopicDescription, partitions: Sequence[int]
+    ) -> delta_tables.Snapshot | None:
         if self._settings.lake is None:
             return None
         snapshot = await asyncio.to_thread(delta_tables.read_snapshot, *self._where, partitions, self._options)
@@ -170,7 +172,7 @@ class Query:
                 raise ChangelogHole(f"{self._topic} was deleted and created again: the lake is of another topic")
         return snapshot
 
-    async def _tails(
+    async def _read_changelog_tails(
         self, partitions: Sequence[int], covered: dict[int, delta_tables.PartitionSnapshot]
     ) -> dict[int, Tail]:
         settings = ConsumerSettings(
@@ -249,13 +251,13 @@ def show(store: StoreSchema, found: Sequence[FoundWindow], console: Console | No
     (console or console_for(table)).print(table)
 
 
-def _is_covered(row: delta_tables.ClosedWindow, covered: dict[int, delta_tables.PartitionSnapshot]) -> bool:
+def _is_window_covered(row: delta_tables.ClosedWindow, covered: dict[int, delta_tables.PartitionSnapshot]) -> bool:
     """Return whether the snapshot covers the window. A crashed compaction may have appended windows of the tail."""
     own = covered.get(row.partition)
     return own is not None and (row.topic_id != own.topic_id or row.changelog_offset < own.covered_offset)
 
 
-def _narrowing(settings: SessionsSettings) -> dict[str, Any]:
+def _key_and_time_filter(settings: SessionsSettings) -> dict[str, Any]:
     asked = dict(zip(("key_from", "key_to"), settings.keys, strict=True))
     return {"key": None, **asked, "from_ms": time_ms(settings.from_), "to_ms": time_ms(settings.to)}
 
@@ -266,7 +268,9 @@ def main(arguments: list[str]) -> int:
     try:
         settings = SessionsSettings.load(given, program=PROGRAM)
         configure(settings.log, "sessions")
-        pages = window_pages(settings.application, settings.store or "", settings.status, _narrowing(settings))
+        pages = window_pages(
+            settings.application, settings.store or "", settings.status, _key_and_time_filter(settings)
+        )
         # No request may take longer than the answer.
         limit_ms = min(settings.kafka.request_timeout_ms, settings.kafka_timeout_ms)
         quick = settings.kafka.model_copy(update={"request_timeout_ms": limit_ms})

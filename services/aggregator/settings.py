@@ -138,12 +138,12 @@ class SessionsSettings(CommandSettings):
 
     @field_validator("lake")
     @classmethod
-    def _is_place(cls, lake: str | None) -> str | None:
+    def _require_lake_location(cls, lake: str | None) -> str | None:
         return require_location(lake)
 
     @field_validator("from_", "to")
     @classmethod
-    def _is_time(cls, text: str) -> str:
+    def _require_time(cls, text: str) -> str:
         try:
             time_ms(text)
         except ConfigError as e:
@@ -152,7 +152,7 @@ class SessionsSettings(CommandSettings):
 
     @field_validator("key", "key_from", "key_to")
     @classmethod
-    def _is_text(cls, text: str | None) -> str | None:
+    def _require_utf8_key(cls, text: str | None) -> str | None:
         try:
             (text or "").encode()
         except UnicodeEncodeError:
@@ -161,17 +161,17 @@ class SessionsSettings(CommandSettings):
 
     @model_validator(mode="before")
     @classmethod
-    def _without_lake(cls, given: Any) -> Any:
+    def _default_to_open_windows(cls, given: Any) -> Any:
         return {"status": "open"} | given if isinstance(given, dict) and given.get("lake") is None else given
 
     @model_validator(mode="after")
-    def _has_closed(self) -> Self:
+    def _require_lake_for_closed_windows(self) -> Self:
         if self.lake is None and self.status != "open":
             raise ValueError(f"status={self.status}: closed windows are in the lake: set lake, or status=open")
         return self
 
     @model_validator(mode="after")
-    def _has_span(self) -> Self:
+    def _require_ordered_bounds(self) -> Self:
         if time_ms(self.from_) > time_ms(self.to):
             raise ValueError(f"from={self.from_} must not be after to={self.to}")
         if self.key_from is not None and self.key_to is not None and raw_key(self.key_from) > raw_key(self.key_to):

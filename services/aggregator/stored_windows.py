@@ -49,7 +49,7 @@ class TailChange(NamedTuple):
 
 def decode_change(change: Change) -> TailChange:
     """Return a change with its decoded state. Raises CorruptRecord if the state cannot be decoded."""
-    state = {} if change.operation == DELETED else _codec(change.written_as)(change.state)
+    state = {} if change.operation == DELETED else _state_decoder(change.written_as)(change.state)
     return TailChange(change.operation, change.store, change.key, change.start, change.end, state)
 
 
@@ -93,7 +93,7 @@ class TailChanges:
 
 
 @lru_cache
-def _codec(written: StoreSchema) -> Callable[[bytes], dict[str, Any]]:
+def _state_decoder(written: StoreSchema) -> Callable[[bytes], dict[str, Any]]:
     columns = written.state_columns()
     codec, names = StateCodec(columns), [column.name for column in columns]
     return lambda state: dict(zip(names, codec.unpack(state), strict=True))
@@ -154,10 +154,13 @@ def merged(
 
 def results(store: StoreSchema, state: dict[str, Any]) -> dict[str, Any]:
     """Return the named results of a state by column name. An aggregation without columns in the state is None."""
-    return {a.name: _result(a, {name: state.get(f"{a.name}_{name}") for name, _ in a.state}) for a in shown(store)}
+    return {
+        a.name: _aggregation_result(a, {name: state.get(f"{a.name}_{name}") for name, _ in a.state})
+        for a in shown(store)
+    }
 
 
-def _result(aggregation: AggregationSchema, state: dict[str, Any]) -> Any:
+def _aggregation_result(aggregation: AggregationSchema, state: dict[str, Any]) -> Any:
     if None in state.values():
         return None
     match aggregation.function:

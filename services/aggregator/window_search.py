@@ -57,42 +57,44 @@ class WindowSearch:
         if self._settings.streams.lake is None:
             if status != "open":
                 raise Problem(NO_LAKE, "streams.lake is not set: query only open windows (status=open)")
-            return await self._open(schema, params)
+            return await self._open_windows(schema, params)
         if self._finding.locked():
             raise Problem(BUSY, f"{FINDING_MAX} such queries are running")
         async with self._finding:
-            return await self._whole(schema, status, params)
+            return await self._windows_of_lake_and_changelog(schema, status, params)
 
-    async def _whole(self, schema: StoreSchema, status: Status, params: StoreQueryParams) -> FoundWindows:
+    async def _windows_of_lake_and_changelog(
+        self, schema: StoreSchema, status: Status, params: StoreQueryParams
+    ) -> FoundWindows:
         """Return windows from lake and changelog, in order of their start."""
         streams, queries = self._settings.streams, self._settings.queries
         pages = window_pages(streams.application_id, schema.name, status, params)
         where = (self._settings.kafka, streams.application_id, streams.lake, streams.lake_options)
-        from_ms, to_ms = map(str, _reach(params))
+        from_ms, to_ms = map(str, _queried_time_range(params))
         limits = (queries.changelog_timeout_ms, params["rows_max"])
-        options = WindowQueryOptions(*where, schema.name, _keys(params), from_ms, to_ms, *limits, status)
+        options = WindowQueryOptions(*where, schema.name, _queried_keys(params), from_ms, to_ms, *limits, status)
         query = Query(options, pages.position(params["continuation"]))
         _, found = await run_in_loop_thread(query.run)
         windows = [cast(Window, one._asdict()) for one in found]
         return {"windows": windows, "position": query.position, "continuation": pages.text(query.last)}
 
-    async def _open(self, schema: StoreSchema, params: StoreQueryParams) -> FoundWindows:
+    async def _open_windows(self, schema: StoreSchema, params: StoreQueryParams) -> FoundWindows:
         """Return open windows from the tasks."""
         found = await self._read_store(schema.name, params)
-        windows = [_window(row) for row in found["rows"]]
+        windows = [_open_window(row) for row in found["rows"]]
         return {"windows": windows, "position": found["position"], "continuation": found["continuation"]}
 
 
-def _keys(params: StoreQueryParams) -> KeyRange:
+def _queried_keys(params: StoreQueryParams) -> KeyRange:
     return KeyRange.of(params["key"], params["key_from"], params["key_to"])
 
 
-def _reach(params: StoreQueryParams) -> tuple[int, int]:
+def _queried_time_range(params: StoreQueryParams) -> tuple[int, int]:
     from_ms, to_ms = params["from_ms"], params["to_ms"]
     return EVER_MS[0] if from_ms is None else from_ms, EVER_MS[1] if to_ms is None else to_ms
 
 
-def _window(row: dict[str, Any]) -> Window:
+def _open_window(row: dict[str, Any]) -> Window:
     """Return a store's row as an open window."""
     results = {name: value for name, value in row.items() if name not in COLUMNS}
     return {
@@ -117,13 +119,13 @@ async def run_in_loop_thread(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
     """
     running: list[tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]]] = []
 
-    async def run() -> T:
+    async def run_cancellable() -> T:
         task = asyncio.current_task()
         assert task is not None
         running.append((asyncio.get_running_loop(), task))
         return await work()
 
-    thread = asyncio.get_running_loop().run_in_executor(None, lambda: asyncio.run(run()))
+    thread = asyncio.get_running_loop().run_in_executor(None, lambda: asyncio.run(run_cancellable()))
     try:
         return await asyncio.shield(thread)
     except asyncio.CancelledError:

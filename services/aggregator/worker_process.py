@@ -23,13 +23,13 @@ def main(arguments: list[str]) -> int:
     number, unix_socket, url, _, *rest = arguments
     structlog.contextvars.bind_contextvars(worker=int(number))
 
-    def make(settings: AggregatorSettings) -> Aggregator:
+    def make_worker(settings: AggregatorSettings) -> Aggregator:
         return Aggregator(worker_settings(settings, int(number), url), Path(unix_socket))
 
     def limit_ms(settings: AggregatorSettings) -> int:
         return worker_settings(settings, int(number), url).shutdown_timeout_ms
 
-    return daemon.serve(PROGRAM, AggregatorSettings, make, rest, limit_ms=limit_ms)
+    return daemon.serve(PROGRAM, AggregatorSettings, make_worker, rest, limit_ms=limit_ms)
 
 
 if __name__ == "__main__":

@@ -123,6 +123,7 @@ class Worker:
         return answer.text if answer.status_code == httpx.codes.OK else None
 
     async def forward(self, method: str, path: str, query: str, body: bytes, media_type: str) -> Answer:
+        """Send an HTTP request to the worker. Raises Problem if the worker does not answer."""
         path = path.removeprefix(f"/workers/{self.number}")
         headers = {"Content-Type": media_type} if media_type else {}
         if token := self._tokens.get("read" if method == "GET" else "admin"):
@@ -148,6 +149,7 @@ class AnyWorker:
         self._workers = list(workers)
 
     async def forward(self, method: str, path: str, query: str, body: bytes, media_type: str) -> Answer:
+        """Send an HTTP request to the workers in turn until one answers."""
         details = []
         for worker in list(self._workers):
             try:
@@ -179,7 +181,7 @@ class Workers:
         upstreams |= {f"/workers/{worker.number}": worker for worker in self.workers}
         app = create_app(
             more=[forward_router(upstreams)],
-            health=health_router("aggregator", checks, self._registry, self._metrics),
+            health=health_router("aggregator", checks, self._registry, self._merge_worker_metrics),
             auth_token=settings.auth_token,
             credentials=settings.credentials,
             cors_origins=settings.cors_origins,
@@ -196,7 +198,7 @@ class Workers:
         """Keep all workers running. Raises ConfigError once a worker ends because of an invalid setting."""
         async with asyncio.TaskGroup() as tasks:
             for worker in self.workers:
-                tasks.create_task(self._keep(worker), name=worker.name)
+                tasks.create_task(self._keep_worker_running(worker), name=worker.name)
 
     async def shutdown(self) -> None:
         """Stop all workers concurrently, each within the limit; then the server."""
@@ -206,9 +208,9 @@ class Workers:
         finally:
             shutil.rmtree(self._folder, ignore_errors=True)
 
-    async def _keep(self, worker: Worker) -> None:
+    async def _keep_worker_running(self, worker: Worker) -> None:
         limit_ms = int(self._settings.shutdown_timeout_ms * STOP_SHARE)
-        command = self._command(worker)
+        command = self._worker_command(worker)
         restarts = Restarts()
         while True:
             started_ms = SYSTEM_CLOCK.monotonic_ms()
@@ -221,12 +223,12 @@ class Workers:
             self._restarts.labels(worker=str(worker.number)).inc()
             await asyncio.sleep(wait_ms / 1000)
 
-    def _command(self, worker: Worker) -> list[str]:
+    def _worker_command(self, worker: Worker) -> list[str]:
         url = self._settings.queries.application_server or advertised(self.server)
         own = [str(worker.number), str(worker.unix_socket), f"{url}/workers/{worker.number}"]
         return [sys.executable, "-m", "penstock.services.aggregator.worker_process", *own, "--", *self._arguments]
 
-    async def _metrics(self) -> bytes:
+    async def _merge_worker_metrics(self) -> bytes:
         texts = await asyncio.gather(*(worker.metrics() for worker in self.workers))
         pages = {worker.number: text for worker, text in zip(self.workers, texts, strict=True) if text is not None}
         return await asyncio.to_thread(partial(merged_metrics, pages)) + metrics.render(self._registry)

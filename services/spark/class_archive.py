@@ -42,12 +42,12 @@ def archive_of(java: Java, jars: list[Path]) -> Path:
     release = java.home / "release"
     release_id = release.read_bytes() if release.is_file() else str(java.version).encode()
     stats = [jar.stat() for jar in (*sorted((home / "jars").glob("*.jar")), *jars)]
-    paths_digest = _digest(os.fsencode(java.home), os.fsencode(home), *map(os.fsencode, jars))
-    contents_digest = _digest(release_id, *(f"{int(stat.st_mtime)} {stat.st_size}".encode() for stat in stats))
+    paths_digest = _archive_digest(os.fsencode(java.home), os.fsencode(home), *map(os.fsencode, jars))
+    contents_digest = _archive_digest(release_id, *(f"{int(stat.st_mtime)} {stat.st_size}".encode() for stat in stats))
     return cache_root() / f"spark-{pyspark.__version__}-{paths_digest}-{contents_digest}.jsa"
 
 
-def _digest(*parts: bytes) -> str:
+def _archive_digest(*parts: bytes) -> str:
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
 
 

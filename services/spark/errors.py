@@ -91,16 +91,16 @@ def _worker_error(name: str, message: str) -> PenstockError:
 def first_line(error: BaseException) -> str:
     """Returns the first line of a Spark error's message, without the stack traces that follow it."""
     cause = getattr(error, "java_exception", None)
-    return _line(str(cause.toString()) if cause is not None else str(error)) or type(error).__name__
+    return _first_line(str(cause.toString()) if cause is not None else str(error)) or type(error).__name__
 
 
 def causes(error: BaseException) -> list[str]:
     """Returns one line for the message of a Java error and one for each of its causes, the error's own first."""
     cause, texts = getattr(error, "java_exception", None) or getattr(error, "_origin", None), list[str]()
     while cause is not None and len(texts) < CAUSES_MAX:
-        texts.append(_line(str(cause.toString())))
+        texts.append(_first_line(str(cause.toString())))
         cause = cause.getCause()
-    return texts or [_line(str(error)) or type(error).__name__]
+    return texts or [_first_line(str(error)) or type(error).__name__]
 
 
 def last_cause(error: BaseException) -> str:
@@ -109,5 +109,5 @@ def last_cause(error: BaseException) -> str:
     return next((text for text in reversed(messages) if text), causes(error)[0])
 
 
-def _line(text: str) -> str:
+def _first_line(text: str) -> str:
     return next((line.strip() for line in text.splitlines() if line.strip()), "")

@@ -79,7 +79,7 @@ def read_topic(
     if not ranges:
         return empty(spark, schema)
     reader = spark.read.format("kafka")
-    for name, value in _reading(kafka).items():
+    for name, value in _read_properties(kafka).items():
         reader = reader.option(f"kafka.{name}", value)
     frame = (
         reader.option("kafka.isolation.level", "read_committed")
@@ -95,5 +95,5 @@ def read_topic(
     return frame.select(*columns, "headers") if headers else frame.select(*columns)
 
 
-def _reading(kafka: KafkaSettings) -> dict[str, str]:
+def _read_properties(kafka: KafkaSettings) -> dict[str, str]:
     return client_properties(kafka) | {"fetch.max.wait.ms": str(FETCH_WAIT_MS)}

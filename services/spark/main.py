@@ -45,7 +45,7 @@ def compact_main(arguments: list[str]) -> int:
     try:
         settings = CompactSettings.load(arguments, program="penstock compact")
     except ConfigError as e:
-        return _log(str(e), WRONG_SETTINGS)
+        return _print_to_stderr(str(e), WRONG_SETTINGS)
     configure(settings.log, "compact")
     # Imported late: importing pyspark takes a second, which --help and an invalid setting need not wait for.
     from penstock.services.spark.compaction.compact import Compaction
@@ -58,7 +58,7 @@ def compact_main(arguments: list[str]) -> int:
         with spark_session(settings.spark, f"penstock compact {settings.application}", *settings.spark_uris) as spark:
             start_seconds = round(time.monotonic() - started, 3)
             for run in itertools.count(1):
-                job = Compaction(spark, settings, _log)
+                job = Compaction(spark, settings, _print_to_stderr)
                 committed = ""
                 summary = job.run()
                 print(json.dumps({**summary._asdict(), "spark_start_seconds": start_seconds}), flush=True)
@@ -66,13 +66,13 @@ def compact_main(arguments: list[str]) -> int:
                 job.maintenance.require_done()
                 if not summary.remaining_records or run == settings.runs_max:
                     break
-                _log(f"{summary.remaining_records} records are left")
+                _print_to_stderr(f"{summary.remaining_records} records are left")
     except CompactionConflict as e:
-        return _log(str(e), CONFLICT)
+        return _print_to_stderr(str(e), CONFLICT)
     except ConfigError as e:
-        return _log(f"{committed}{e}", WRONG_SETTINGS)
+        return _print_to_stderr(f"{committed}{e}", WRONG_SETTINGS)
     except PenstockError as e:
-        return _log(f"{committed}{type(e).__name__}: {e}", FAILED)
+        return _print_to_stderr(f"{committed}{type(e).__name__}: {e}", FAILED)
     return DONE
 
 
@@ -81,7 +81,7 @@ def batch_main(arguments: list[str]) -> int:
     try:
         settings = BatchSettings.load(arguments, program="penstock batch")
     except ConfigError as e:
-        return _log(str(e), WRONG_SETTINGS)
+        return _print_to_stderr(str(e), WRONG_SETTINGS)
     configure(settings.log, "batch")
     from penstock.services.spark.batch.batch import Batch, BatchFenced
     from penstock.services.spark.spark_session import spark_session
@@ -93,10 +93,10 @@ def batch_main(arguments: list[str]) -> int:
         started = time.monotonic()
         with spark_session(settings.spark, f"penstock batch {settings.application}", *settings.spark_uris) as spark:
             start_seconds = round(time.monotonic() - started, 3)
-            batch = Batch(spark, settings, _log)
+            batch = Batch(spark, settings, _print_to_stderr)
             while not stop.is_set():
                 began = time.monotonic()
-                with _cancelled_by(stop, spark):
+                with _cancel_spark_jobs_on(stop, spark):
                     done = batch.run()
                 print(json.dumps({**done._asdict(), "spark_start_seconds": start_seconds}), flush=True)
                 if settings.every is None:
@@ -104,28 +104,28 @@ def batch_main(arguments: list[str]) -> int:
                     break
                 stop.wait(max(0.0, parse_ms(settings.every) / 1000 - (time.monotonic() - began)))
     except BatchFenced as e:
-        return _log(str(e), FENCED)
+        return _print_to_stderr(str(e), FENCED)
     except ConfigError as e:
-        return _log(str(e), WRONG_SETTINGS)
+        return _print_to_stderr(str(e), WRONG_SETTINGS)
     except PenstockError as e:
         if stop.is_set():  # commits before the stop are kept, and the next batch continues after them
-            return _log(f"stopped during a batch: {e}")
-        return _log(f"{type(e).__name__}: {e}", FAILED)
+            return _print_to_stderr(f"stopped during a batch: {e}")
+        return _print_to_stderr(f"{type(e).__name__}: {e}", FAILED)
     return DONE
 
 
 @contextmanager
-def _cancelled_by(stop: Event, spark: Any) -> Iterator[None]:
+def _cancel_spark_jobs_on(stop: Event, spark: Any) -> Iterator[None]:
     """Within the context, cancel Spark's jobs once `stop` is set. A thread does so while the caller waits for them."""
     is_over = Event()
 
-    def watch() -> None:
+    def cancel_jobs_when_stopped() -> None:
         while not is_over.is_set():
             if stop.wait(STOP_POLL_S):
                 spark.sparkContext.cancelAllJobs()
                 is_over.wait(STOP_POLL_S)
 
-    watcher = Thread(target=watch, name="stop", daemon=True)
+    watcher = Thread(target=cancel_jobs_when_stopped, name="stop", daemon=True)
     watcher.start()
     try:
         yield
@@ -141,7 +141,7 @@ def audit_main(arguments: list[str]) -> int:
             ["--json-line" if argument == "--json" else argument for argument in arguments], program="penstock audit"
         )
     except ConfigError as e:
-        return _log(str(e), WRONG_SETTINGS)
+        return _print_to_stderr(str(e), WRONG_SETTINGS)
     configure(settings.log, "audit")
     from penstock.services.spark.audit.audit import run_audit
     from penstock.services.spark.audit.report import print_report
@@ -149,11 +149,11 @@ def audit_main(arguments: list[str]) -> int:
 
     try:
         with spark_session(settings.spark, f"penstock audit {settings.application}", *settings.spark_uris) as spark:
-            report = run_audit(spark, settings, _log)
+            report = run_audit(spark, settings, _print_to_stderr)
     except ConfigError as e:
-        return _log(str(e), WRONG_SETTINGS)
+        return _print_to_stderr(str(e), WRONG_SETTINGS)
     except PenstockError as e:
-        return _log(f"{type(e).__name__}: {e}", AUDIT_FAILED)
+        return _print_to_stderr(f"{type(e).__name__}: {e}", AUDIT_FAILED)
     print_report(report, as_json=settings.json_line)
     return status_of(report)
 
@@ -165,7 +165,7 @@ def status_of(report: AuditReport) -> int:
     return AUDIT_FAILED if report.is_empty else AUDIT_OK
 
 
-def _log(text: str, status: int = DONE) -> int:
+def _print_to_stderr(text: str, status: int = DONE) -> int:
     print(text, file=sys.stderr, flush=True)
     return status
 
@@ -174,7 +174,7 @@ def main(arguments: list[str]) -> int:
     """`python -m penstock.services.spark.main compact|batch|audit …`."""
     commands = {"compact": compact_main, "batch": batch_main, "audit": audit_main}
     if not arguments or arguments[0] not in commands:
-        return _log(f"usage: {'|'.join(commands)} [flags]; --help lists them", WRONG_SETTINGS)
+        return _print_to_stderr(f"usage: {'|'.join(commands)} [flags]; --help lists them", WRONG_SETTINGS)
     return commands[arguments[0]](arguments[1:])
 
 

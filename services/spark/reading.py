@@ -79,7 +79,7 @@ class Tables:
                 "compaction must have run"
             )
         self._state = state
-        self.covered = _covered(state)
+        self.covered = _read_coverage(state)
         newest = max(self.covered.values(), key=lambda covered: covered.progress.wall_ms, default=None)
         self.stores: tuple[StoreSchema, ...] = () if newest is None else newest.progress.stores
 
@@ -111,11 +111,11 @@ class Tables:
 
     def closed(self, store: StoreSchema) -> DataFrame:
         """Returns the store's closed windows that `state` covers, with the columns of the table."""
-        return self._read(CLOSED, store)
+        return self._read_table(CLOSED, store)
 
     def late(self, store: StoreSchema) -> DataFrame:
         """Returns the store's late records that `state` covers, with the columns of the table."""
-        return self._read(LATE, store)
+        return self._read_table(LATE, store)
 
     def live(self, store: StoreSchema) -> DataFrame:
         """Returns the store's live windows: the key, window_start, window_end, the results, state, partition."""
@@ -129,11 +129,11 @@ class Tables:
         else:
             rows = empty(self._spark, sql_columns(state_schema([store])))
         rows = rows.withColumn("state", F.col(quoted(store.name)))
-        rows = rows.withColumn("state", _widened(rows, store))
-        bounds = (_time("start_ms").alias("window_start"), _time("end_ms").alias("window_end"))
+        rows = rows.withColumn("state", _widen_state(rows, store))
+        bounds = (_timestamp_column("start_ms").alias("window_start"), _timestamp_column("end_ms").alias("window_end"))
         return rows.select(key, *bounds, *results(store).values(), "state", "partition")
 
-    def _read(self, kind: str, store: StoreSchema) -> DataFrame:
+    def _read_table(self, kind: str, store: StoreSchema) -> DataFrame:
         rows, schema = snapshot(self._spark, f"{self._folder}/{kind}/{store.name}"), rows_schema(kind, store)
         if rows is None:
             rows = empty(self._spark, sql_columns(schema))
@@ -143,7 +143,7 @@ class Tables:
             offsets = {partition: covered.offset for partition, covered in self.covered.items()}
             # Rows of an earlier changelog topic are covered: offsets of the current topic do not apply to them.
             rows = rows.filter(~is_of_topic | (F.col("changelog_offset") < by_partition(offsets, "bigint")))
-        rows = rows.withColumn("state", _widened(rows, store))
+        rows = rows.withColumn("state", _widen_state(rows, store))
         names = [name for name in schema.names if name != "state"]
         names.insert(names.index("partition"), "state")
         # An aggregation that was added later may have no column yet.
@@ -170,7 +170,7 @@ def closed(spark: SparkSession, lake: str, application: str, store: str) -> Data
     `closed_at` (stream time), `state`, `partition`, `changelog_offset`, `topic_id`. Raises ConfigError if the store or
     the lake does not exist.
     """
-    found = _tables(spark, lake, application)
+    found = _open_lake_tables(spark, lake, application)
     return found.closed(found.store(store))
 
 
@@ -181,7 +181,7 @@ def late(spark: SparkSession, lake: str, application: str, store: str) -> DataFr
     (the starts of the windows that the record missed), a column of results for each aggregation, `source_offset`,
     `state`, `partition`, `changelog_offset`, `topic_id`. Raises the errors of `closed`.
     """
-    found = _tables(spark, lake, application)
+    found = _open_lake_tables(spark, lake, application)
     return found.late(found.store(store))
 
 
@@ -191,7 +191,7 @@ def live(spark: SparkSession, lake: str, application: str, store: str) -> DataFr
     Columns: `key` (or `key_bytes`), `window_start`, `window_end`, a column of results for each aggregation, `state`,
     `partition`. Raises the errors of `closed`.
     """
-    found = _tables(spark, lake, application)
+    found = _open_lake_tables(spark, lake, application)
     return found.live(found.store(store))
 
 
@@ -205,17 +205,19 @@ def corrected(spark: SparkSession, lake: str, application: str, store: str) -> D
     Merges Count, Sum, Min, Max, Mean, CountDistinct and CollectSet. Raises ConfigError for sliding windows, for other
     aggregations and for a store without windows, and the errors of `closed`.
     """
-    found = _tables(spark, lake, application)
+    found = _open_lake_tables(spark, lake, application)
     schema = found.store(store)
     if (reason := uncorrectable(schema)) is not None:
         raise ConfigError(f"store {store!r}: late records cannot be merged: {reason}")
-    rows = _rows(found, schema)
+    rows = _rows_of_windows(found, schema)
     if schema.kind == "session":
-        rows = _clustered(rows, schema.gap_ms)
-    return _without_expired(_merged(rows, schema), schema, max(one.expired_ms for one in found.covered.values()))
+        rows = _cluster_sessions(rows, schema.gap_ms)
+    return _drop_expired_windows(
+        _merge_window_rows(rows, schema), schema, max(one.expired_ms for one in found.covered.values())
+    )
 
 
-def _without_expired(windows: DataFrame, store: StoreSchema, expired_ms: int) -> DataFrame:
+def _drop_expired_windows(windows: DataFrame, store: StoreSchema, expired_ms: int) -> DataFrame:
     """Returns the windows of which no row was deleted.
 
     A window whose closed row was deleted would otherwise consist of its late records alone.
@@ -247,11 +249,11 @@ def by_partition(values: Mapping[int, Any], type_: str) -> SparkColumn:
     return F.get(F.from_json(F.lit(json.dumps(listed)), f"array<{type_}>"), F.col("partition"))
 
 
-def _tables(spark: SparkSession, lake: str, application: str) -> Tables:
+def _open_lake_tables(spark: SparkSession, lake: str, application: str) -> Tables:
     return Tables(spark, f"{hadoop_uri(lake_root(lake))}/{application}")
 
 
-def _covered(state: DataFrame) -> dict[int, Coverage]:
+def _read_coverage(state: DataFrame) -> dict[int, Coverage]:
     """Returns the newest progress row by partition. Raises SchemaMismatch if the table is not Penstock's."""
     columns = ("row", "partition", "changelog_offset", "topic_id", "progress", "expired_ms")
     if missing := set(columns) - set(state.columns):
@@ -264,7 +266,7 @@ def _covered(state: DataFrame) -> dict[int, Coverage]:
     return found
 
 
-def _widened(rows: DataFrame, store: StoreSchema) -> SparkColumn:
+def _widen_state(rows: DataFrame, store: StoreSchema) -> SparkColumn:
     """Returns `state` with all fields that the store has now. A later aggregation's fields are null in older rows."""
     struct: Any = rows.schema["state"].dataType
     known, own = set(struct.fieldNames()), F.col("state")
@@ -275,12 +277,12 @@ def _widened(rows: DataFrame, store: StoreSchema) -> SparkColumn:
     return F.when(own.isNotNull(), F.struct(*fields))
 
 
-def _time(name: str) -> SparkColumn:
+def _timestamp_column(name: str) -> SparkColumn:
     """Returns a column of milliseconds as a timestamp; null beyond the year 9999."""
     return F.when(F.col(name) <= TIME_MS_MAX, F.timestamp_millis(F.col(name)))
 
 
-def _rows(found: Tables, store: StoreSchema) -> DataFrame:
+def _rows_of_windows(found: Tables, store: StoreSchema) -> DataFrame:
     """Returns the rows that windows consist of: `key`, `start`, `end`, `state`, `partition`, `merge_order`."""
     key = "key" if store.key == "string" else "key_bytes"
     windows = found.closed(store).select(key, "window_start", "window_end", "state", "partition")
@@ -303,7 +305,7 @@ def _rows(found: Tables, store: StoreSchema) -> DataFrame:
 _BOUNDS = ("start", "end")
 
 
-def _clustered(rows: DataFrame, gap_ms: int) -> DataFrame:
+def _cluster_sessions(rows: DataFrame, gap_ms: int) -> DataFrame:
     """Returns rows of sessions with the start of their merged session, in the column `session`.
 
     A row joins the session of the rows before it if it begins within the gap of their latest end.
@@ -318,10 +320,14 @@ def _clustered(rows: DataFrame, gap_ms: int) -> DataFrame:
     return marked.withColumn("session", first).drop("begins")
 
 
-def _merged(rows: DataFrame, store: StoreSchema) -> DataFrame:
+def _merge_window_rows(rows: DataFrame, store: StoreSchema) -> DataFrame:
     """Returns one row for each window. An aggregation is null if an older row of the window lacks it."""
     key = rows.columns[0]
-    fields = [(a, column.alias(f"m{i}_{n}")) for i, a in enumerate(store.aggregations) for n, column in _merge(a)]
+    fields = [
+        (a, column.alias(f"m{i}_{n}"))
+        for i, a in enumerate(store.aggregations)
+        for n, column in _merged_state_columns(a)
+    ]
     bounds = [F.min("start").alias("window_start"), F.max("end").alias("window_end")]
     own = F.col("session" if store.kind == "session" else "start").alias("own")
     merged = rows.groupBy("partition", key, own).agg(*bounds, *(column for _, column in fields))
@@ -340,41 +346,51 @@ def _merged(rows: DataFrame, store: StoreSchema) -> DataFrame:
 _SET = "collect_set"
 
 
-def _merge(aggregation: AggregationSchema) -> list[tuple[str, SparkColumn]]:
+def _merged_state_columns(aggregation: AggregationSchema) -> list[tuple[str, SparkColumn]]:
     """Returns, for each state column of an aggregation, its name and the expression that merges it over rows."""
 
-    def of(name: str) -> SparkColumn:
+    def state_column(name: str) -> SparkColumn:
         return F.col("state")[f"{aggregation.name}_{name}"]
 
-    def known(name: str, merged: SparkColumn) -> tuple[str, SparkColumn]:
-        return name, F.when(F.count(of(name)) == F.count(F.lit(1)), merged)
+    def null_if_incomplete(name: str, merged: SparkColumn) -> tuple[str, SparkColumn]:
+        return name, F.when(F.count(state_column(name)) == F.count(F.lit(1)), merged)
 
-    def in_order(name: str) -> SparkColumn:
+    def values_in_merge_order(name: str) -> SparkColumn:
         """The column's values in the order in which rows are merged, with the state's count of values."""
-        one = F.struct("merge_order", of(name).alias("value"), of("n").alias("n"))
+        one = F.struct("merge_order", state_column(name).alias("value"), state_column("n").alias("n"))
         return F.array_sort(F.collect_list(one))
 
     function = aggregation.function
     if function == "count":
-        return [known("n", F.sum(of("n")))]
+        return [null_if_incomplete("n", F.sum(state_column("n")))]
     if function == "latest":
-        return [known("ms", F.max(of("ms")))]
+        return [null_if_incomplete("ms", F.max(state_column("ms")))]
     if function == "count_distinct":
         one = F.count(F.lit(1)) == 1  # a single sketch keeps more of the order of values than a union does
-        return [known("hll", F.when(one, F.first(of("hll"))).otherwise(F.hll_union_agg(of("hll"))))]
+        return [
+            null_if_incomplete(
+                "hll", F.when(one, F.first(state_column("hll"))).otherwise(F.hll_union_agg(state_column("hll")))
+            )
+        ]
     if function == _SET:
-        return [known("json", in_order("json")), known("n", F.sum(of("n")))]
+        return [
+            null_if_incomplete("json", values_in_merge_order("json")),
+            null_if_incomplete("n", F.sum(state_column("n"))),
+        ]
     name, type_ = aggregation.state[0]
-    value = F.when(of("n") > 0, of(name))
+    value = F.when(state_column("n") > 0, state_column(name))
     if function in ("min", "max"):
         number = {"min": F.min, "max": F.max}[function](value)
     elif type_ == "int64":
         number = F.sum(value)
     else:  # add in the order of the stream: sums of floats depend on it
-        values = F.transform(F.filter(in_order(name), lambda one: one["n"] > 0), lambda one: one["value"])
+        values = F.transform(F.filter(values_in_merge_order(name), lambda one: one["n"] > 0), lambda one: one["value"])
         nothing = F.lit(None).cast("double")
         number = F.reduce(values, nothing, lambda sum_, one: F.coalesce(sum_ + one, one))
-    return [known(name, F.coalesce(number, F.lit(0).cast(SQL_TYPES[type_]))), known("n", F.sum(of("n")))]
+    return [
+        null_if_incomplete(name, F.coalesce(number, F.lit(0).cast(SQL_TYPES[type_]))),
+        null_if_incomplete("n", F.sum(state_column("n"))),
+    ]
 
 
 def union(sets: Sequence[bytes], limit: int) -> bytes:
@@ -400,19 +416,21 @@ def merge_sets(limits: Mapping[str, int]) -> Callable[[Iterator[Any]], Iterator[
     pickled by value: the workers need pyarrow and msgspec, but not Penstock.
     """
 
-    def merge(states: Sequence[Mapping[str, Any]] | None, limit: int) -> bytes | None:
+    def merge_set_states(states: Sequence[Mapping[str, Any]] | None, limit: int) -> bytes | None:
         if states is None:
             return None
         return states[0]["value"] if len(states) == 1 else union([state["value"] for state in states], limit)
 
-    def run(batches: Iterator[Any]) -> Iterator[Any]:
+    def merge_sets_of_batches(batches: Iterator[Any]) -> Iterator[Any]:
         for batch in batches:
             columns = [
-                pa.array([merge(states, limits[name]) for states in batch.column(name).to_pylist()], pa.binary())
+                pa.array(
+                    [merge_set_states(states, limits[name]) for states in batch.column(name).to_pylist()], pa.binary()
+                )
                 if name in limits
                 else batch.column(name)
                 for name in batch.schema.names
             ]
             yield pa.record_batch(columns, names=batch.schema.names)
 
-    return run
+    return merge_sets_of_batches

@@ -81,28 +81,28 @@ def sql_columns(schema: pa.Schema) -> str:
 
 def results(store: StoreSchema) -> dict[str, SparkColumn]:
     """Returns the typed results by aggregation, as expressions over the column `state`."""
-    return {a.name: F.expr(_result(a)).alias(a.name) for a in shown(store)}
+    return {a.name: F.expr(_result_expression(a)).alias(a.name) for a in shown(store)}
 
 
-def _result(aggregation: AggregationSchema) -> str:
-    def column(name: str) -> str:
+def _result_expression(aggregation: AggregationSchema) -> str:
+    def state_column(name: str) -> str:
         return f"state.{quoted(f'{aggregation.name}_{name}')}"
 
     match aggregation.function:
         case "count":
-            return column("n")
+            return state_column("n")
         case "sum" | "min" | "max" as function:
-            return f"IF({column('n')} > 0, {column(function)}, NULL)"
+            return f"IF({state_column('n')} > 0, {state_column(function)}, NULL)"
         case "mean":
-            return f"IF({column('n')} > 0, CAST({column('sum')} AS DOUBLE) / {column('n')}, NULL)"
+            return f"IF({state_column('n')} > 0, CAST({state_column('sum')} AS DOUBLE) / {state_column('n')}, NULL)"
         case "count_distinct":
-            return f"hll_sketch_estimate({column('hll')})"
+            return f"hll_sketch_estimate({state_column('hll')})"
         case "aggregate" | "collect_list" | "collect_set" | "quantiles":
-            return f"CAST({column('json')} AS STRING)"
+            return f"CAST({state_column('json')} AS STRING)"
         case "first" | "last" if aggregation.result != "json":
-            return f"IF({column('at_ms')} >= 0, {column('value')}, NULL)"
+            return f"IF({state_column('at_ms')} >= 0, {state_column('value')}, NULL)"
         case "first" | "last":
-            return f"NULLIF(CAST({column('json')} AS STRING), '')"
+            return f"NULLIF(CAST({state_column('json')} AS STRING), '')"
     raise SchemaMismatch(
         f"aggregation {aggregation.name!r}: this release does not know the function {aggregation.function!r}"
     )

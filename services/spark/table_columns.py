@@ -111,35 +111,35 @@ def result_columns(store: StoreSchema, states: pa.StructArray) -> dict[str, pa.A
     found = {}
     for aggregation in shown(store):
         columns = {name: pc.struct_field(states, f"{aggregation.name}_{name}") for name, _ in aggregation.state}
-        found[aggregation.name] = _result(aggregation, columns).cast(RESULT_TYPES[aggregation.result])
+        found[aggregation.name] = _result_column(aggregation, columns).cast(RESULT_TYPES[aggregation.result])
     return found
 
 
-def _result(aggregation: AggregationSchema, state: dict[str, Any]) -> Any:
+def _result_column(aggregation: AggregationSchema, state: dict[str, Any]) -> Any:
     match aggregation.function:
         case "count":
             return state["n"]
         case "sum" | "min" | "max" as function:
-            return _only_if(pc.greater(state["n"], 0), state[function])
+            return _null_unless(pc.greater(state["n"], 0), state[function])
         case "mean":
             some = pc.greater(state["n"], 0)
             total, n = (state[name].cast(pa.float64(), safe=False) for name in ("sum", "n"))
-            return _only_if(some, pc.divide(total, pc.if_else(some, n, 1.0)))
+            return _null_unless(some, pc.divide(total, pc.if_else(some, n, 1.0)))
         case "first" | "last" if aggregation.result != "json":
-            return _only_if(pc.greater_equal(state["at_ms"], 0), state["value"])
+            return _null_unless(pc.greater_equal(state["at_ms"], 0), state["value"])
         case "count_distinct":
-            return pa.array([_estimate(sketch) for sketch in state["hll"].to_pylist()], pa.int64())
+            return pa.array([_estimate_distinct_count(sketch) for sketch in state["hll"].to_pylist()], pa.int64())
         case "aggregate" | "collect_list" | "collect_set" | "quantiles" | "first" | "last":
             text = state["json"].cast(pa.string())
-            return _only_if(pc.greater(pc.binary_length(text), 0), text)
+            return _null_unless(pc.greater(pc.binary_length(text), 0), text)
     raise SchemaMismatch(
         f"aggregation {aggregation.name!r}: this release does not know the function {aggregation.function!r}"
     )
 
 
-def _only_if(condition: Any, values: Any) -> Any:
+def _null_unless(condition: Any, values: Any) -> Any:
     return pc.if_else(condition, values, pa.scalar(None, values.type))
 
 
-def _estimate(sketch: bytes | None) -> int | None:
+def _estimate_distinct_count(sketch: bytes | None) -> int | None:
     return None if not sketch else round(datasketches.hll_sketch.deserialize(sketch).get_estimate())

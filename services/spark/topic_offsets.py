@@ -36,12 +36,12 @@ class TopicOffsets(NamedTuple):
 def run_with_timeout(coroutine: Awaitable[T], kafka: KafkaSettings, timeout_ms: int, about: str = "") -> T:
     """Returns the result of a request to Kafka. Raises KafkaTimeout, which names `about`, after `timeout_ms`."""
 
-    async def within() -> T:
+    async def await_within_timeout() -> T:
         async with asyncio.timeout(timeout_ms / 1000):
             return await coroutine
 
     try:
-        return asyncio.run(within())
+        return asyncio.run(await_within_timeout())
     except TimeoutError:
         servers, subject = f"kafka.bootstrap_servers={kafka.bootstrap_servers}", f" about {about}" if about else ""
         raise KafkaTimeout(f"{servers}: no answer{subject} within {timeout_ms} ms (kafka_timeout_ms)") from None
@@ -51,15 +51,17 @@ def topic_offsets(kafka: KafkaSettings, topics: Iterable[str], timeout_ms: int) 
     """Returns the offsets by topic. Raises UnknownTopicOrPartition, KafkaTimeout or another error of the client."""
     names = list(topics)
 
-    async def find() -> dict[str, TopicOffsets]:
+    async def fetch_topic_offsets() -> dict[str, TopicOffsets]:
         async with Admin(kafka) as admin:
             described = await admin.describe_topics(names)
             partitions = [TopicPartition(name, one.partition) for name in names for one in described[name].partitions]
-            first = _by_topic(names, await admin.list_offsets(dict.fromkeys(partitions, "earliest")))
-            end = _by_topic(names, await admin.list_offsets(dict.fromkeys(partitions, "latest"), "read_committed"))
+            first = _offsets_by_topic(names, await admin.list_offsets(dict.fromkeys(partitions, "earliest")))
+            end = _offsets_by_topic(
+                names, await admin.list_offsets(dict.fromkeys(partitions, "latest"), "read_committed")
+            )
         return {name: TopicOffsets(name, described[name].topic_id, first[name], end[name]) for name in names}
 
-    return run_with_timeout(find(), kafka, timeout_ms, ", ".join(names))
+    return run_with_timeout(fetch_topic_offsets(), kafka, timeout_ms, ", ".join(names))
 
 
 def offsets_after_open_transactions(kafka: KafkaSettings, topic: str, timeout_ms: int) -> TopicOffsets:
@@ -89,7 +91,7 @@ def offsets_after_open_transactions(kafka: KafkaSettings, topic: str, timeout_ms
             raise
         which = ", ".join(f"{at} at offset {offset}" for at, offset in open_.items())
         raise Undecided(f"{which}: a transaction has been open for more than {timeout_ms} ms") from None
-    return found._replace(latest=_by_topic([topic], latest)[topic])
+    return found._replace(latest=_offsets_by_topic([topic], latest)[topic])
 
 
 def undecided(written: Mapping[TopicPartition, int], stable: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
@@ -109,15 +111,17 @@ def offsets_at(kafka: KafkaSettings, held: Mapping[str, TopicOffsets], time_ms: 
     """
     times = {TopicPartition(topic, p): time_ms for topic, of in held.items() for p in of.latest}
 
-    async def find() -> dict[TopicPartition, int]:
+    async def fetch_offsets_at() -> dict[TopicPartition, int]:
         async with Admin(kafka) as admin:
             return await admin.list_offsets(times)
 
-    found = run_with_timeout(find(), kafka, timeout_ms, ", ".join(held))
-    return _by_topic(held, {at: min(offset, held[at.topic].latest[at.partition]) for at, offset in found.items()})
+    found = run_with_timeout(fetch_offsets_at(), kafka, timeout_ms, ", ".join(held))
+    return _offsets_by_topic(
+        held, {at: min(offset, held[at.topic].latest[at.partition]) for at, offset in found.items()}
+    )
 
 
-def _by_topic(names: Iterable[str], offsets: Mapping[TopicPartition, int]) -> Offsets:
+def _offsets_by_topic(names: Iterable[str], offsets: Mapping[TopicPartition, int]) -> Offsets:
     found: Offsets = {name: {} for name in names}
     for (topic, partition), offset in offsets.items():
         found[topic][partition] = offset

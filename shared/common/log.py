@@ -65,19 +65,19 @@ class _Logger:
         self._structured = structlog.stdlib.get_logger(name)
 
     def __getattr__(self, method: str) -> Any:
-        return getattr(self._structured if structlog.is_configured() else self._plain, method)
+        return getattr(self._structured if structlog.is_configured() else self._stdlib_logger, method)
 
     @cached_property
-    def _plain(self) -> Any:
+    def _stdlib_logger(self) -> Any:
         return structlog.wrap_logger(
             logging.getLogger(self._name),
-            processors=[structlog.stdlib.filter_by_level, _as_line],
+            processors=[structlog.stdlib.filter_by_level, _format_event_line],
             wrapper_class=structlog.stdlib.BoundLogger,
             context_class=dict,
         )
 
 
-def _as_line(_: Any, __: str, fields: structlog.typing.EventDict) -> tuple[tuple[str], dict[str, Any]]:
+def _format_event_line(_: Any, __: str, fields: structlog.typing.EventDict) -> tuple[tuple[str], dict[str, Any]]:
     """The event and its fields as one text, for a logger without fields."""
     exc_info = fields.pop("exc_info", None)
     line = " ".join([str(fields.pop("event")), *(f"{name}={value!r}" for name, value in fields.items())])

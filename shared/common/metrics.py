@@ -34,7 +34,7 @@ NOT_BASE_UNITS = {
 LATENCY_BUCKETS_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 
 
-def _without_created(collected: Iterable[Metric]) -> Iterable[Metric]:
+def _drop_created_series(collected: Iterable[Metric]) -> Iterable[Metric]:
     """The metrics without their `_created` series, which hold the start time of each series.
 
     The client library can switch them off only for the whole process. A process that embeds Penstock decides that for
@@ -47,27 +47,27 @@ def _without_created(collected: Iterable[Metric]) -> Iterable[Metric]:
 
 class _Counter(Counter):
     def collect(self) -> Iterable[Metric]:
-        return _without_created(super().collect())
+        return _drop_created_series(super().collect())
 
 
 class _Histogram(Histogram):
     def collect(self) -> Iterable[Metric]:
-        return _without_created(super().collect())
+        return _drop_created_series(super().collect())
 
 
 def counter(registry: CollectorRegistry, name: str, documentation: str, *labels: str) -> Counter:
     """A counter `penstock_<name>_total`; the existing one if the registry already has it."""
-    return _once(registry, _Counter, name, documentation, labels)
+    return _register_once(registry, _Counter, name, documentation, labels)
 
 
 def gauge(registry: CollectorRegistry, name: str, documentation: str, *labels: str) -> Gauge:
     """A gauge `penstock_<name>`; the existing one if the registry already has it."""
-    return _once(registry, Gauge, name, documentation, labels)
+    return _register_once(registry, Gauge, name, documentation, labels)
 
 
 def histogram(registry: CollectorRegistry, name: str, documentation: str, *labels: str) -> Histogram:
     """A histogram `penstock_<name>` in seconds; the existing one if the registry already has it."""
-    return _once(registry, _Histogram, name, documentation, labels, buckets=LATENCY_BUCKETS_SECONDS)
+    return _register_once(registry, _Histogram, name, documentation, labels, buckets=LATENCY_BUCKETS_SECONDS)
 
 
 def render(registry: CollectorRegistry) -> bytes:
@@ -75,7 +75,7 @@ def render(registry: CollectorRegistry) -> bytes:
     return generate_latest(registry)
 
 
-def _once(
+def _register_once(
     registry: CollectorRegistry, kind: type[M], name: str, documentation: str, labels: tuple[str, ...], **options: Any
 ) -> M:
     if wrong := NOT_BASE_UNITS.intersection(name.split("_")):

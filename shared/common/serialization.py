@@ -67,12 +67,12 @@ def string_deserializer(topic: str, data: bytes | None) -> str | None:
 
 def short_serializer(topic: str, value: Any) -> bytes | None:
     """int as Java's ShortSerializer writes it: two bytes, big-endian."""
-    return _packed_integer(topic, value, _SHORT)
+    return _pack_integer(topic, value, _SHORT)
 
 
 def short_deserializer(topic: str, data: bytes | None) -> int | None:
     """Two bytes, big-endian, to int."""
-    value: int | None = _unpacked(topic, data, _SHORT)
+    value: int | None = _unpack_number(topic, data, _SHORT)
     return value
 
 
@@ -82,52 +82,52 @@ def integer_serializer(topic: str, value: Any) -> bytes | None:
     >>> integer_serializer("clicks", -2)
     b'\\xff\\xff\\xff\\xfe'
     """
-    return _packed_integer(topic, value, _INTEGER)
+    return _pack_integer(topic, value, _INTEGER)
 
 
 def integer_deserializer(topic: str, data: bytes | None) -> int | None:
     """Four bytes, big-endian, to int."""
-    value: int | None = _unpacked(topic, data, _INTEGER)
+    value: int | None = _unpack_number(topic, data, _INTEGER)
     return value
 
 
 def long_serializer(topic: str, value: Any) -> bytes | None:
     """int as Java's LongSerializer writes it: eight bytes, big-endian."""
-    return _packed_integer(topic, value, _LONG)
+    return _pack_integer(topic, value, _LONG)
 
 
 def long_deserializer(topic: str, data: bytes | None) -> int | None:
     """Eight bytes, big-endian, to int."""
-    value: int | None = _unpacked(topic, data, _LONG)
+    value: int | None = _unpack_number(topic, data, _LONG)
     return value
 
 
 def float_serializer(topic: str, value: Any) -> bytes | None:
     """float or int as Java's FloatSerializer writes it: the nearest four-byte IEEE 754 number, big-endian."""
-    return _packed_float(topic, value, _FLOAT)
+    return _pack_float(topic, value, _FLOAT)
 
 
 def float_deserializer(topic: str, data: bytes | None) -> float | None:
     """Four bytes of IEEE 754, big-endian, to float."""
-    value: float | None = _unpacked(topic, data, _FLOAT)
+    value: float | None = _unpack_number(topic, data, _FLOAT)
     return value
 
 
 def double_serializer(topic: str, value: Any) -> bytes | None:
     """float or int as Java's DoubleSerializer writes it: eight bytes of IEEE 754, big-endian."""
-    return _packed_float(topic, value, _DOUBLE)
+    return _pack_float(topic, value, _DOUBLE)
 
 
 def double_deserializer(topic: str, data: bytes | None) -> float | None:
     """Eight bytes of IEEE 754, big-endian, to float."""
-    value: float | None = _unpacked(topic, data, _DOUBLE)
+    value: float | None = _unpack_number(topic, data, _DOUBLE)
     return value
 
 
 _SHORT, _INTEGER, _LONG, _FLOAT, _DOUBLE = (struct.Struct(f">{code}") for code in "hiqfd")
 
 
-def _packed_integer(topic: str, value: Any, form: struct.Struct) -> bytes | None:
+def _pack_integer(topic: str, value: Any, form: struct.Struct) -> bytes | None:
     if value is None:
         return None
     if not isinstance(value, int) or isinstance(value, bool):
@@ -140,7 +140,7 @@ def _packed_integer(topic: str, value: Any, form: struct.Struct) -> bytes | None
         ) from e
 
 
-def _packed_float(topic: str, value: Any, form: struct.Struct) -> bytes | None:
+def _pack_float(topic: str, value: Any, form: struct.Struct) -> bytes | None:
     if value is None:
         return None
     if not isinstance(value, float | int) or isinstance(value, bool):
@@ -152,7 +152,7 @@ def _packed_float(topic: str, value: Any, form: struct.Struct) -> bytes | None:
         raise SerializationError(f"{topic}: the number is too large for {form.size} bytes") from e
 
 
-def _unpacked(topic: str, data: bytes | None, form: struct.Struct) -> Any:
+def _unpack_number(topic: str, data: bytes | None, form: struct.Struct) -> Any:
     if data is None:
         return None
     if len(data) != form.size:
@@ -176,20 +176,20 @@ def json_serializer(topic: str, value: Any) -> bytes | None:
 
 def json_deserializer(topic: str, data: bytes | None) -> Any:
     """Any JSON value as plain dicts, lists, strings and numbers."""
-    return None if data is None else _decode(topic, data, _json_decode)
+    return None if data is None else _decode_json(topic, data, _json_decode)
 
 
 def struct_deserializer(kind: type[T]) -> Deserializer[T | None]:
     """JSON to one msgspec struct (or any type msgspec knows). The error of a missing or wrong field names its path."""
     decode: Callable[[bytes], T] = msgspec.json.Decoder(kind).decode
 
-    def deserialize(topic: str, data: bytes | None) -> T | None:
-        return None if data is None else _decode(topic, data, decode)
+    def deserialize_struct(topic: str, data: bytes | None) -> T | None:
+        return None if data is None else _decode_json(topic, data, decode)
 
-    return deserialize
+    return deserialize_struct
 
 
-def _decode(topic: str, data: bytes, decode: Callable[[bytes], T]) -> T:
+def _decode_json(topic: str, data: bytes, decode: Callable[[bytes], T]) -> T:
     try:
         return decode(data)
     except msgspec.ValidationError as e:

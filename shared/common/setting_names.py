@@ -49,7 +49,7 @@ def paths(model: type[BaseModel], before: tuple[str, ...] = ()) -> Iterator[tupl
     """Each setting of a model as its path of names, from the outermost in. Sections are included."""
     for name, field in model.model_fields.items():
         yield (*before, name)
-        if (section := _section(field.annotation)) is not None:
+        if (section := _settings_section(field.annotation)) is not None:
             yield from paths(section, (*before, name))
 
 
@@ -135,13 +135,13 @@ def unknown_keys(model: type[BaseModel], keys: Iterable[str]) -> list[str]:
 
 def unknown_variables(model: type[BaseModel], environ: Mapping[str, str]) -> list[str]:
     """One text for each invalid variable with Penstock's prefix, without the variable's value."""
-    given = {name: _path(name) for name, value in environ.items() if _is_setting(name.upper(), value)}
+    given = {name: _setting_path(name) for name, value in environ.items() if _is_setting_variable(name.upper(), value)}
     others = _names_of_others(path[0] for path in given.values() if path[0] not in model.model_fields)
     spelled = {variable(path) for path in paths(model)} | {variable([name]) for name in others}
     return [
         f"{name}: no such setting{nearest(name.upper(), spelled)}"
         for name, path in given.items()
-        if not (_has(model, path) if path[0] in model.model_fields else path[0] in others)
+        if not (_has_setting(model, path) if path[0] in model.model_fields else path[0] in others)
     ]
 
 
@@ -165,45 +165,45 @@ def siblings(model: type[BaseModel], path: Sequence[str]) -> Iterable[str]:
     """The valid names beside a path's last one; empty if any name is valid there."""
     at: Any = model
     for name in path[:-1]:
-        section = _section(at)
+        section = _settings_section(at)
         if section is not None:
             field = section.model_fields.get(name)
             at = None if field is None else field.annotation
         elif get_origin(at) is dict:
             at = get_args(at)[1]
-    section = _section(at)
+    section = _settings_section(at)
     return () if section is None else section.model_fields
 
 
-def _is_setting(name: str, value: str) -> bool:
+def _is_setting_variable(name: str, value: str) -> bool:
     """Return whether a variable is meant as a setting: it has the prefix, and no other use."""
     if not name.startswith(ENV_PREFIX) or name in OTHER_VARIABLES or _OF_KUBERNETES.search(name):
         return False
     return not (name.endswith("_PORT") and _KUBERNETES_ADDRESS.match(value))
 
 
-def _path(name: str) -> list[str]:
+def _setting_path(name: str) -> list[str]:
     return name.upper().removeprefix(ENV_PREFIX).lower().split(DELIMITER)
 
 
-def _has(model: type[BaseModel], path: Sequence[str]) -> bool:
+def _has_setting(model: type[BaseModel], path: Sequence[str]) -> bool:
     """Return whether a model whose section a path begins with has the rest of it."""
     at: Any = model.model_fields[path[0]].annotation
     for part in path[1:]:
-        section = _section(at)
+        section = _settings_section(at)
         if section is None:
-            return _is_table(at)
+            return _is_free_table(at)
         if part not in section.model_fields:
             return False
         at = section.model_fields[part].annotation
     return True
 
 
-def _section(annotation: Any) -> type[BaseModel] | None:
+def _settings_section(annotation: Any) -> type[BaseModel] | None:
     is_model = isinstance(annotation, type) and hasattr(annotation, "model_fields")
     return cast("type[BaseModel]", annotation) if is_model else None
 
 
-def _is_table(annotation: Any) -> bool:
+def _is_free_table(annotation: Any) -> bool:
     """Return whether the section is a table whose keys the user chooses, so that no key is unknown."""
     return get_origin(annotation) is dict or any(get_origin(one) is dict for one in get_args(annotation))

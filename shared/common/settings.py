@@ -56,7 +56,7 @@ HEAD_BYTES_MIN = 4_096
 """The minimum of `http.max_head_bytes`: a browser's headers take some 1,000 bytes, with cookies more."""
 
 
-def _is_servers(text: str) -> str:
+def _require_bootstrap_servers(text: str) -> str:
     for server in text.split(","):
         found = _SERVER.fullmatch(server.strip())
         if found is None or not 0 < int(found["port"]) <= PORT_MAX:
@@ -75,7 +75,7 @@ class Section(BaseModel):
             try:
                 super().__init__(**values)
             except ValidationError as e:
-                raise _refused(type(self), e) from None
+                raise _config_error(type(self), e) from None
 
         # With this mark pydantic fills a section of other settings without this method; errors keep their whole path.
         __init__.__pydantic_base_init__ = True
@@ -86,7 +86,7 @@ class Section(BaseModel):
         try:
             return super().model_validate(obj, **options)
         except ValidationError as e:
-            raise _refused(cls, e) from None
+            raise _config_error(cls, e) from None
 
     @classmethod
     def given(cls, settings: Self | None) -> Self:
@@ -103,7 +103,7 @@ class KafkaSettings(Section):
 
     model_config = ConfigDict(hide_input_in_errors=True)  # pydantic shows a wrong section with all its values
 
-    bootstrap_servers: Annotated[str, AfterValidator(_is_servers)] = Field(
+    bootstrap_servers: Annotated[str, AfterValidator(_require_bootstrap_servers)] = Field(
         default="localhost:9092", description="host:port, comma-separated"
     )
     client_id: str | None = Field(
@@ -268,9 +268,11 @@ class CommandSettings(BaseSettings):
             # By its iterator: dict() would take any class with a method `keys` for a mapping.
             return cast(Self, cls.model_construct(**dict(iter(loaded()))))
         except ValidationError as e:
-            raise ConfigError(f"{program}: " + "; ".join(_explain(cls, error) for error in e.errors())) from None
+            raise ConfigError(
+                f"{program}: " + "; ".join(_explain_setting_error(cls, error) for error in e.errors())
+            ) from None
         except SettingsError as e:
-            raise ConfigError(f"{program}: {_without_values(cls, str(e))}") from None
+            raise ConfigError(f"{program}: {_hide_flag_values(cls, str(e))}") from None
 
 
 class DaemonSettings(CommandSettings):
@@ -324,17 +326,17 @@ def _read_toml(file: Path) -> dict[str, Any]:
         raise ConfigError(f"{file}: {e}") from None
 
 
-def _refused(cls: type[BaseModel], error: ValidationError) -> ConfigError:
-    return ConfigError(f"{cls.__name__}: " + "; ".join(_said(cls, one) for one in error.errors()))
+def _config_error(cls: type[BaseModel], error: ValidationError) -> ConfigError:
+    return ConfigError(f"{cls.__name__}: " + "; ".join(_describe_setting_error(cls, one) for one in error.errors()))
 
 
-def _explain(cls: type[BaseModel], error: Any) -> str:
+def _explain_setting_error(cls: type[BaseModel], error: Any) -> str:
     path = [str(part) for part in error["loc"]]
-    message = _said(cls, error)
+    message = _describe_setting_error(cls, error)
     return message if not path or error["type"] == "extra_forbidden" else f"{message} ({flag(path)}, {variable(path)})"
 
 
-def _said(cls: type[BaseModel], error: Any) -> str:
+def _describe_setting_error(cls: type[BaseModel], error: Any) -> str:
     """The error of one setting, or of several together."""
     path = [str(part) for part in error["loc"]]
     name, message = ".".join(path), error["msg"].removeprefix("Value error, ")
@@ -343,14 +345,14 @@ def _said(cls: type[BaseModel], error: Any) -> str:
     if not name:
         return str(message)
     is_shown = error["type"] != "missing" and not isinstance(error["input"], dict | BaseModel)
-    return f"{name}: {message}" + (f", got {_shown(path, error['input'])}" if is_shown else "")
+    return f"{name}: {message}" + (f", got {_show_setting_value(path, error['input'])}" if is_shown else "")
 
 
-def _shown(path: Sequence[str], value: Any) -> str:
+def _show_setting_value(path: Sequence[str], value: Any) -> str:
     return "a hidden value" if any("password" in p or "token" in p or "secret" in p for p in path) else repr(value)
 
 
-def _without_values(cls: type[BaseModel], message: str) -> str:
+def _hide_flag_values(cls: type[BaseModel], message: str) -> str:
     """The message with the names of unknown flags only, since a value may be a secret with a misspelled flag."""
     head, unknown, flags = message.partition("unrecognized arguments: ")
     names = re.findall(r"(?:^|\s)(--[\w.-]+)", flags)

@@ -81,7 +81,7 @@ class PunctuationQueue:
         if interval_ms < INTERVAL_MS_MIN:
             raise ConfigError(f"a punctuation interval must be at least {INTERVAL_MS_MIN} ms, got {interval_ms}")
         schedule = Schedule(interval_ms, first_due_ms, callback, name)
-        self._push(schedule)
+        self._push_schedule(schedule)
         return schedule
 
     def may_punctuate(self, now_ms: int) -> bool:
@@ -97,7 +97,7 @@ class PunctuationQueue:
             called = True
             if not schedule.cancelled:
                 schedule.advance(now_ms)
-                self._push(schedule)
+                self._push_schedule(schedule)
         return called
 
     def next_due_ms(self) -> int | None:
@@ -110,7 +110,7 @@ class PunctuationQueue:
         """Return the next due time of each named schedule, for the task's progress."""
         return {s.name: s.due_ms for _, _, s in self._heap if s.name is not None and not s.cancelled}
 
-    def _push(self, schedule: Schedule) -> None:
+    def _push_schedule(self, schedule: Schedule) -> None:
         # Cancelled schedules would otherwise stay until they are due.
         if len(self._heap) >= self._sweep_at:
             self._heap = [item for item in self._heap if not item[2].cancelled]

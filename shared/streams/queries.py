@@ -75,7 +75,9 @@ class _Range(NamedTuple):
 
     @classmethod
     def of(cls, query: StoreQuery, key_type: KeyType) -> _Range:
-        return cls(*(None if k is None else _key(k, key_type) for k in (query.key, query.key_from, query.key_to)))
+        return cls(
+            *(None if k is None else _key_in_store_type(k, key_type) for k in (query.key, query.key_from, query.key_to))
+        )
 
     def has(self, key: Any) -> bool:
         return not ((self.low is not None and key < self.low) or (self.high is not None and key > self.high))
@@ -167,72 +169,72 @@ class _Page:
     def read(self, store: Any, wanted: _Range) -> Iterator[None]:
         """Find the rows; yields after every slice."""
         if wanted.key is not None:
-            self._take(row for row in store.rows_of(wanted.key) if wanted.has(row.key))
+            self._add_matching_rows(row for row in store.rows_of(wanted.key) if wanted.has(row.key))
         elif isinstance(store, PersistentStore):
             after = None if self._after is None else self._query.after
             in_memory, on_disk = store.walk(None if after is None else (after.key, after.start))
-            for slice_ in _slices(iter(in_memory)):
-                self._take(row for row in slice_ if wanted.has(row.key))
+            for slice_ in _slice_rows(iter(in_memory)):
+                self._add_matching_rows(row for row in slice_ if wanted.has(row.key))
                 yield
-            for slice_ in _slices(on_disk):
-                self._take(row for row in slice_ if wanted.has(row.key))
-                self._settle()
+            for slice_ in _slice_rows(on_disk):
+                self._add_matching_rows(row for row in slice_ if wanted.has(row.key))
+                self._trim_rows()
                 # Rows on disk come in the order of the answer, so all later ones are beyond its end.
-                if self._bound is not None and _order_of(slice_[-1]) > self._bound:
+                if self._bound is not None and _row_order_of(slice_[-1]) > self._bound:
                     break
                 yield
         else:
-            for keys in _slices(store.keys()):
+            for keys in _slice_rows(store.keys()):
                 own = [key for key in keys if wanted.has(key) and self._may_have(key_hash(raw_key(key)))]
-                self._take(_rows_of(store, own))
+                self._add_matching_rows(_rows_of_keys(store, own))
                 yield
-        self._settle()
+        self._trim_rows()
         self.has_more = len(self._found) > self._rows_max
         self.rows = [row for _, row in self._found[: self._rows_max]]
 
     def _may_have(self, hash_: int) -> bool:
         return (self._after is None or hash_ >= self._after[0]) and (self._bound is None or hash_ <= self._bound[0])
 
-    def _take(self, rows: Iterable[LiveRow]) -> None:
+    def _add_matching_rows(self, rows: Iterable[LiveRow]) -> None:
         for row in rows:
-            order = _order_of(row)
+            order = _row_order_of(row)
             if self._after is not None and order <= self._after:
                 continue
-            if (self._bound is None or order < self._bound) and self._overlaps(row):
-                self._found.append((order, self._plain(row)))
+            if (self._bound is None or order < self._bound) and self._row_matches(row):
+                self._found.append((order, self._row_as_dict(row)))
                 # Keeps memory limited, and does not sort for each row.
                 if len(self._found) >= 2 * (self._rows_max + 1) + SLICE_ROWS:
-                    self._settle()
+                    self._trim_rows()
 
-    def _settle(self) -> None:
+    def _trim_rows(self) -> None:
         """Keep the first rows, and one more to detect that there are others."""
         self._found.sort(key=itemgetter(0))
         del self._found[self._rows_max + 1 :]
         if len(self._found) > self._rows_max:
             self._bound = self._found[-1][0]
 
-    def _overlaps(self, row: LiveRow) -> bool:
-        return self._builder is None or _overlaps(row, self._builder.schema, self._query)
+    def _row_matches(self, row: LiveRow) -> bool:
+        return self._builder is None or _overlaps_queried_time(row, self._builder.schema, self._query)
 
-    def _plain(self, row: LiveRow) -> dict[str, Any]:
+    def _row_as_dict(self, row: LiveRow) -> dict[str, Any]:
         if self._builder is None:
             return {"key": row.key, "value": row.states[0]}
-        return {"partition": self._partition, **_plain(row, self._builder)}
+        return {"partition": self._partition, **_store_row_as_dict(row, self._builder)}
 
 
 RowT = TypeVar("RowT")
 
 
-def _slices(rows: Iterator[RowT]) -> Iterator[list[RowT]]:
+def _slice_rows(rows: Iterator[RowT]) -> Iterator[list[RowT]]:
     while some := list(islice(rows, SLICE_ROWS)):
         yield some
 
 
-def _rows_of(store: Any, keys: Iterable[Any]) -> Iterator[LiveRow]:
+def _rows_of_keys(store: Any, keys: Iterable[Any]) -> Iterator[LiveRow]:
     return (row for key in keys for row in store.rows_of(key))
 
 
-def _order_of(row: LiveRow) -> RowOrder:
+def _row_order_of(row: LiveRow) -> RowOrder:
     return row_order(raw_key(row.key), row.start)
 
 
@@ -241,7 +243,7 @@ def position_of_row(row: Mapping[str, Any]) -> RowPosition:
     return RowPosition(row.get("partition", 0), raw_key(row["key"]), row.get("start", 0))
 
 
-def _overlaps(row: LiveRow, schema: StoreSchema, query: StoreQuery) -> bool:
+def _overlaps_queried_time(row: LiveRow, schema: StoreSchema, query: StoreQuery) -> bool:
     if not schema.is_table:
         last = row.end - 1 if schema.kind in ("tumbling", "hopping") else row.end
         if (query.from_ms is not None and last < query.from_ms) or (
@@ -251,7 +253,7 @@ def _overlaps(row: LiveRow, schema: StoreSchema, query: StoreQuery) -> bool:
     return not getattr(row, "closed", False)  # a closed sliding window that is kept for its numbers
 
 
-def _key(key: str | bytes, key_type: KeyType) -> str | bytes:
+def _key_in_store_type(key: str | bytes, key_type: KeyType) -> str | bytes:
     if key_type == "bytes":
         return raw_key(key)
     try:
@@ -260,7 +262,7 @@ def _key(key: str | bytes, key_type: KeyType) -> str | bytes:
         raise ConfigError(f"the store's keys are text, and {key!r} is not UTF-8") from None
 
 
-def _plain(row: LiveRow, builder: StoreBuilder) -> dict[str, Any]:
+def _store_row_as_dict(row: LiveRow, builder: StoreBuilder) -> dict[str, Any]:
     if builder.schema.kind == "table":
         return {"key": row.key, "value": row.states[0]}
     named = zip(builder.schema.aggregations, builder.aggregations, row.states, strict=True)

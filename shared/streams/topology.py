@@ -125,10 +125,10 @@ class StoreBuilder:
         return AggregateStore(schema.name, names, StateColumns(self.aggregations), text_keys=schema.key == "string")
 
 
-def _in_mermaid(text: str) -> str:
+def _escape_mermaid_label(text: str) -> str:
     """Escape text for a quoted Mermaid label, where a quote ends the label, and HTML and Markdown are interpreted.
 
-    >>> _in_mermaid('my "s"]'), _in_mermaid("by-user.2")
+    >>> _escape_mermaid_label('my "s"]'), _escape_mermaid_label("by-user.2")
     ('my #34;s#34;#93;', 'by-user.2')
     """
     return "".join(c if c.isalnum() or c in " -_.:,/()" else f"#{ord(c)};" for c in text)
@@ -195,18 +195,18 @@ class Topology:
                     f"and {TOPIC_NAME_MAX} at most may be; give the key_by() before it a shorter name"
                 )
 
-        def named(node: Node) -> Node:
+        def with_internal_topic(node: Node) -> Node:
             # Only sources and sinks name topics.
             if isinstance(node, ProcessorNode) or not node.is_internal:
                 return node
             return replace(node, topic=internal[node.topic])
 
-        def fed(builder: StoreBuilder) -> StoreBuilder:
+        def with_internal_source(builder: StoreBuilder) -> StoreBuilder:
             source = internal.get(builder.schema.source, builder.schema.source)
             return replace(builder, schema=msgspec.structs.replace(builder.schema, source=source))
 
-        nodes = {name: named(node) for name, node in self.nodes.items()}
-        stores = {name: fed(builder) for name, builder in self.stores.items()}
+        nodes = {name: with_internal_topic(node) for name, node in self.nodes.items()}
+        stores = {name: with_internal_source(builder) for name, builder in self.stores.items()}
         return Topology(nodes, self.children, stores, self.global_tables, application)
 
     def internal_topics(self) -> list[str]:
@@ -217,7 +217,7 @@ class Topology:
         """Return the nodes in groups that forward records to each other or share a store, each in node order."""
         group = {name: {name} for name in self.nodes}
 
-        def join(a: str, b: str) -> None:
+        def join_sub_topologies(a: str, b: str) -> None:
             if group[a] is not group[b]:
                 group[a] |= group[b]
                 for name in group[b]:
@@ -226,9 +226,9 @@ class Topology:
         owners: dict[str, str] = {}
         for name, node in self.nodes.items():
             for child in self.children[name]:
-                join(name, child)
+                join_sub_topologies(name, child)
             for store in node.stores if isinstance(node, ProcessorNode) else ():
-                join(owners.setdefault(store, name), name)
+                join_sub_topologies(owners.setdefault(store, name), name)
         # Groups are shared set objects, so their identity tells them apart.
         found = dict.fromkeys(map(id, group.values()))
         return [[n for n in self.nodes if id(group[n]) == one] for one in found]
@@ -249,9 +249,9 @@ class Topology:
 
     def schemas(self) -> tuple[StoreSchema, ...]:
         """Return the stores' schemas in order, with the nodes between each store and its source."""
-        return tuple(self._described(builder.schema) for builder in self.stores.values())
+        return tuple(self._describe_store(builder.schema) for builder in self.stores.values())
 
-    def _described(self, schema: StoreSchema) -> StoreSchema:
+    def _describe_store(self, schema: StoreSchema) -> StoreSchema:
         above = self.above([n for n, node in self.nodes.items() if schema.name in getattr(node, "stores", ())])
         upstream = [
             name
@@ -301,10 +301,10 @@ class Topology:
             indent = "  " if len(groups) > 1 else ""
             if indent:
                 lines.append(f"Sub-topology {number}:")
-            lines += [indent + self._line(name) for name in names]
+            lines += [indent + self._describe_node(name) for name in names]
         return "\n".join(lines)
 
-    def _line(self, name: str) -> str:
+    def _describe_node(self, name: str) -> str:
         match self.nodes[name]:
             case SourceNode(topic=topic):
                 description = f"Source: {name} (topic: {topic})"
@@ -321,9 +321,9 @@ class Topology:
         lines = ["flowchart LR"]
         for name, node in self.nodes.items():
             shape = f"{name}: {node.topic}" if not isinstance(node, ProcessorNode) else name
-            lines.append(f'  n{order.index(name)}["{_in_mermaid(shape)}"]')
+            lines.append(f'  n{order.index(name)}["{_escape_mermaid_label(shape)}"]')
             own = (*node.stores, *node.global_tables) if isinstance(node, ProcessorNode) else ()
-            lines += [f'  n{order.index(name)} --- s{stores.index(s)}[("{_in_mermaid(s)}")]' for s in own]
+            lines += [f'  n{order.index(name)} --- s{stores.index(s)}[("{_escape_mermaid_label(s)}")]' for s in own]
         for parent, below in self.children.items():
             lines += [f"  n{order.index(parent)} --> n{order.index(child)}" for child in below]
         reads = {source.topic: source.name for source in self.sources() if source.is_internal}

@@ -80,11 +80,11 @@ def visits(topic: str) -> Topology:
 
 
 POINTS: dict[str, tuple[type, str]] = {
-    "a kernel": (WindowTable, "_kernel"),
+    "a kernel": (WindowTable, "_run_kernel"),
     "encoding what a commit writes": (StreamTask, "prepare_commit"),
     "filling a batch": (ColumnBatchBuilder, "extend"),
     "sealing a batch": (ColumnBatchBuilder, "build"),
-    "a write": (ChangelogPartition, "_write"),
+    "a write": (ChangelogPartition, "_write_records"),
     "a commit": (ChangelogPartition, "commit"),
 }
 """The methods after whose call the worker can be killed."""

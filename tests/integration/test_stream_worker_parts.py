@@ -125,7 +125,7 @@ async def test_at_least_once_counts_once_behind_a_repartition_topic(
     """A commit that fails after its records were written to a repartition topic is repeated, and the records count
     once.
     """
-    torn, write = list[str](), ChangelogPartition._write
+    torn, write = list[str](), ChangelogPartition._write_records
 
     async def tearing(self: ChangelogPartition, *bulks: Bulk) -> RecordMetadata:
         last = await write(self, *bulks)
@@ -135,7 +135,7 @@ async def test_at_least_once_counts_once_behind_a_repartition_topic(
             raise KafkaTimeout("the answer was lost")
         return last
 
-    monkeypatch.setattr(ChangelogPartition, "_write", tearing)
+    monkeypatch.setattr(ChangelogPartition, "_write_records", tearing)
     builder = StreamsBuilder()
     orders_ = builder.stream(topic_name).key_by(lambda record: record.value["user"], name="by-user")
     windows = orders_.group_by_key().tumbling_window(100, grace=GRACE_MS)

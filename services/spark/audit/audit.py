@@ -129,7 +129,7 @@ def summarize(compared: Compared, read: Read, settings: AuditSettings) -> AuditR
     uncovered = read.uncovered if settings.sample == 1 else 0
     report = AuditReport(
         records=sum(outcomes.values()) + uncovered,
-        in_windows=_counted(compared, read, outcomes.get(ACCEPTED, 0)),
+        in_windows=_count_records_of_windows(compared, read, outcomes.get(ACCEPTED, 0)),
         late=outcomes.get(LATE, 0),
         dead_letters=outcomes.get(DEAD, 0),
         skipped=outcomes.get(NULL_KEY, 0),
@@ -138,8 +138,8 @@ def summarize(compared: Compared, read: Read, settings: AuditSettings) -> AuditR
         windows_closed=kinds.get(True, 0),
         windows_open=kinds.get(False, 0),
         spark_windows=compared.computed.count(),
-        split_sessions=_split(compared),
-        checks=_listed(compared.differences, claims, settings.differences_max),
+        split_sessions=_count_split_sessions(compared),
+        checks=_list_differences(compared.differences, claims, settings.differences_max),
         not_compared=[*read.not_compared, *compared.not_compared],
         assumed=read.assumed,
         seconds=0.0,
@@ -147,20 +147,20 @@ def summarize(compared: Compared, read: Read, settings: AuditSettings) -> AuditR
         kind=inputs.store.kind,
         sample=settings.sample,
     )
-    expected = _expected(read.records, settings.expect_records)
-    conserved = [_conserved(report)] if _count_of(read) is not None else []
+    expected = _check_expected_records(read.records, settings.expect_records)
+    conserved = [_check_conservation(report)] if _index_of_count_aggregation(read) is not None else []
     checks = [*conserved, *([] if expected is None else [expected]), *report.checks]
     return msgspec.structs.replace(report, checks=checks)
 
 
-def _counted(compared: Compared, read: Read, accepted: int) -> int:
+def _count_records_of_windows(compared: Compared, read: Read, accepted: int) -> int:
     """Returns the number of records by the counts of the stream's windows; `accepted` if no count can be used."""
-    if (count := _count_of(read)) is None:
+    if (count := _index_of_count_aggregation(read)) is None:
         return accepted
     return int(compared.stream.agg(F.coalesce(F.sum(f"m{count}"), F.lit(0)).alias("n")).collect()[0].n)
 
 
-def _count_of(read: Read) -> int | None:
+def _index_of_count_aggregation(read: Read) -> int | None:
     """Returns the index of the aggregation that counts records. Returns None without one, or if windows overlap."""
     store = read.inputs.store
     if store.kind not in ("session", "tumbling"):
@@ -168,15 +168,19 @@ def _count_of(read: Read) -> int | None:
     return next((i for i, a in enumerate(store.aggregations) if a.function == "count"), None)
 
 
-def _conserved(report: AuditReport) -> CheckResult:
+def _check_conservation(report: AuditReport) -> CheckResult:
     claim = "records = in windows + late + dead letters + skipped + not covered yet"
     claim += " + left out" if report.left_out else ""
     n = report.unaccounted
-    shown = [_plain(f"{n} records are in no group" if n > 0 else f"{-n} records are counted twice")] if n else []
+    shown = (
+        [_difference_without_window(f"{n} records are in no group" if n > 0 else f"{-n} records are counted twice")]
+        if n
+        else []
+    )
     return CheckResult("conserved", claim, abs(n), shown)
 
 
-def _listed(differences: DataFrame, checks: Mapping[str, str], shown_max: int) -> list[CheckResult]:
+def _list_differences(differences: DataFrame, checks: Mapping[str, str], shown_max: int) -> list[CheckResult]:
     order = SparkWindow.partitionBy("check").orderBy("partition", "at_ms", "key", "detail")
     total = F.count(F.lit(1)).over(SparkWindow.partitionBy("check"))
     ranked = differences.withColumn("nth", F.row_number().over(order)).withColumn("total", total)
@@ -189,7 +193,7 @@ def _listed(differences: DataFrame, checks: Mapping[str, str], shown_max: int) -
     return results
 
 
-def _split(compared: Compared) -> int:
+def _count_split_sessions(compared: Compared) -> int:
     """Returns the number of computed sessions that are more than one session of the stream."""
     if compared.contained is None:
         return 0
@@ -197,12 +201,16 @@ def _split(compared: Compared) -> int:
     return int(held.groupBy("partition", "key", "computed_ms").count().filter("count > 1").count())
 
 
-def _expected(records: int, expected: int | None) -> CheckResult | None:
+def _check_expected_records(records: int, expected: int | None) -> CheckResult | None:
     if expected is None:
         return None
-    shown = [] if records == expected else [_plain(f"the source holds {records} records, {expected} were expected")]
+    shown = (
+        []
+        if records == expected
+        else [_difference_without_window(f"the source holds {records} records, {expected} were expected")]
+    )
     return CheckResult("records", f"the source topic holds {expected} records", len(shown), shown)
 
 
-def _plain(detail: str) -> dict[str, Any]:
+def _difference_without_window(detail: str) -> dict[str, Any]:
     return {"partition": None, "key": None, "at_ms": None, "detail": detail}

@@ -94,7 +94,9 @@ def read_inputs(spark: SparkSession, settings: AuditSettings, log: Callable[[str
     end = {p: min(latest, covered[p]) for p, latest in source.latest.items()}
     records = read_topic(spark, settings.kafka, store.source, source.earliest, end)
     records = parsed(records, store, in_sample(settings.sample)).persist()
-    beyond = read_topic(spark, settings.kafka, store.source, _higher(source.earliest, covered), source.latest).count()
+    beyond = read_topic(
+        spark, settings.kafka, store.source, _higher_offsets(source.earliest, covered), source.latest
+    ).count()
     not_compared: list[str] = []
     assumed = [f"the grace of {store.grace_ms} ms was in force for all records"]
     late = late_records(found, store, source.earliest).persist()
@@ -256,7 +258,7 @@ def dead_letters(
     counted, and those from before a reset of the application, whose changelog had another id than `changelog_id`.
     """
 
-    def header(name: str) -> SparkColumn:
+    def dead_letter_header(name: str) -> SparkColumn:
         found = F.filter("headers", lambda h: h["key"] == f"penstock.dlq.{name}")
         return F.try_element_at(found, F.lit(-1))["value"].cast("string")
 
@@ -269,9 +271,10 @@ def dead_letters(
     rows = read_topic(spark, settings.kafka, store.dead_letters, held.earliest, held.latest, headers=True)
     rows = rows.filter(~F.coalesce(F.exists("headers", lambda h: h["key"] == NODE), F.lit(False)))
     for name, own in (("topic", store.source), ("group", settings.application), ("changelog_id", changelog_id)):
-        rows = rows.filter(F.coalesce(header(name) == own, F.lit(True)))
+        rows = rows.filter(F.coalesce(dead_letter_header(name) == own, F.lit(True)))
     return rows.select(
-        header("partition").try_cast("INT").alias("partition"), header("offset").try_cast("BIGINT").alias("offset")
+        dead_letter_header("partition").try_cast("INT").alias("partition"),
+        dead_letter_header("offset").try_cast("BIGINT").alias("offset"),
     )
 
 
@@ -287,5 +290,5 @@ def require_readable(settings: AuditSettings, held: TopicOffsets) -> None:
         )
 
 
-def _higher(one: Mapping[int, int], other: Mapping[int, int]) -> dict[int, int]:
+def _higher_offsets(one: Mapping[int, int], other: Mapping[int, int]) -> dict[int, int]:
     return {partition: max(offset, other.get(partition, 0)) for partition, offset in one.items()}

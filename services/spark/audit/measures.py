@@ -52,12 +52,14 @@ class Measure(NamedTuple):
 
 def measures(store: StoreSchema) -> list[Measure]:
     """Returns all measures of a store that can be checked."""
-    return [m for i, aggregation in enumerate(store.aggregations) for m in _of(aggregation, f"m{i}")]
+    return [
+        m for i, aggregation in enumerate(store.aggregations) for m in _measures_of_aggregation(aggregation, f"m{i}")
+    ]
 
 
 def unchecked(store: StoreSchema) -> list[str]:
     """Returns the names of the aggregations without a measure."""
-    return [a.name for a in store.aggregations if not _of(a, "m")]
+    return [a.name for a in store.aggregations if not _measures_of_aggregation(a, "m")]
 
 
 class Field(NamedTuple):
@@ -99,7 +101,7 @@ def fields(store: StoreSchema) -> list[Field]:
     found = [
         Field(a.field, a.state[0][1]) for a in store.aggregations if a.field and a.verbatim and a.function in _NUMBERS
     ]
-    for name in _distinct(store):
+    for name in _distinct_fields(store):
         found += [Field(name, TEXT), Field(name, OTHER)]
     return list(dict.fromkeys(found))
 
@@ -109,7 +111,7 @@ def texts_alone(records: DataFrame, store: StoreSchema) -> StoreSchema:
 
     Spark cannot hash such values as the engine does in Python.
     """
-    if not (names := _distinct(store)):
+    if not (names := _distinct_fields(store)):
         return store
     holds_other = (F.max(F.col(f"{FIELDS}.{quoted(Field(name, OTHER).column)}")).alias(name) for name in names)
     found = records.agg(*holds_other).first()
@@ -134,22 +136,22 @@ def parsed(records: DataFrame, store: StoreSchema, is_wanted: SparkColumn) -> Da
     struct = ", ".join(f"{quoted(one.column)}: {_TYPES[one.type]}" for one in wanted)
     others = ", ".join(f"{column} {type_}" for column, type_ in records.drop("value").dtypes)
     read = records.withColumn("value", F.when(is_wanted, F.col("value")))
-    return read.mapInArrow(_parse(wanted), f"{others}, {FIELDS} STRUCT<{struct}>")
+    return read.mapInArrow(_value_parser(wanted), f"{others}, {FIELDS} STRUCT<{struct}>")
 
 
-def _parse(wanted: list[Field]) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _value_parser(wanted: list[Field]) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    def parse_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            objects = [_object(value) for value in batch.column("value").to_pylist()]
+            objects = [_decode_json_object(value) for value in batch.column("value").to_pylist()]
             columns = [pa.array([one.of(of.get(one.name)) for of in objects], _ARROW_TYPES[one.type]) for one in wanted]
             struct = pa.StructArray.from_arrays(columns, [one.column for one in wanted])
             rest = batch.drop_columns("value")
             yield pa.RecordBatch.from_arrays([*rest.columns, struct], [*rest.schema.names, FIELDS])
 
-    return run
+    return parse_batches
 
 
-def _object(value: bytes | None) -> dict[str, Any]:
+def _decode_json_object(value: bytes | None) -> dict[str, Any]:
     """Returns a value's fields; empty if it is not a JSON object, as the value of a dead letter may be."""
     try:
         found = json_deserializer("", value)
@@ -158,7 +160,7 @@ def _object(value: bytes | None) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _distinct(store: StoreSchema) -> list[str]:
+def _distinct_fields(store: StoreSchema) -> list[str]:
     found = (a.field for a in store.aggregations if a.field and a.verbatim and a.function == _DISTINCT)
     return list(dict.fromkeys(found))
 
@@ -167,37 +169,37 @@ _NUMBERS = ("sum", "mean", "min", "max")
 _DISTINCT = "count_distinct"
 
 
-def _of(aggregation: AggregationSchema, name: str) -> list[Measure]:
+def _measures_of_aggregation(aggregation: AggregationSchema, name: str) -> list[Measure]:
     label = aggregation.name
 
-    def state(column: str) -> SparkColumn:
+    def state_column(column: str) -> SparkColumn:
         return F.col(f"state.{quoted(f'{label}_{column}')}")
 
     if aggregation.function == "count":
-        return [Measure(name, label, F.count(F.lit(1)), state("n"), F.sum)]
+        return [Measure(name, label, F.count(F.lit(1)), state_column("n"), F.sum)]
     if aggregation.function == "latest":
-        return [Measure(name, label, F.max("timestamp_ms"), state("ms"), F.max)]
+        return [Measure(name, label, F.max("timestamp_ms"), state_column("ms"), F.max)]
     if aggregation.field is None or not aggregation.verbatim:
         return []
     if aggregation.function == _DISTINCT:
-        text = _field(aggregation.field, TEXT)
+        text = _field_column(aggregation.field, TEXT)
         of_records = F.hll_sketch_agg(F.when(text == "", EMPTY_TEXT).otherwise(text), F.lit(DISTINCT_LG_K))
-        return [Measure(name, f"{label} (distinct)", of_records, state("hll"), F.hll_union_agg, is_sketch=True)]
+        return [Measure(name, f"{label} (distinct)", of_records, state_column("hll"), F.hll_union_agg, is_sketch=True)]
     if aggregation.function not in _NUMBERS:
         return []
     column, type_ = aggregation.state[0]
-    value = _field(aggregation.field, type_)
-    own = F.when(state("n") > 0, state(column))
+    value = _field_column(aggregation.field, type_)
+    own = F.when(state_column("n") > 0, state_column(column))
     function = {"sum": F.sum, "mean": F.sum, "min": F.min, "max": F.max}[aggregation.function]
     number = Measure(name, f"{label} ({column})", function(value), own, function, is_float=type_ == "float64")
-    count = Measure(f"{name}_n", f"{label} (values)", F.count(value), state("n"), F.sum)
+    count = Measure(f"{name}_n", f"{label} (values)", F.count(value), state_column("n"), F.sum)
     if function is not F.sum or not number.is_float:
         return [number, count]
     magnitude = Measure(f"{name}_magnitude", label, F.sum(F.abs(value)), F.abs(own), F.sum, shown=False)
     return [number._replace(magnitude=magnitude.name), magnitude, count]
 
 
-def _field(name: str, type_: str) -> SparkColumn:
+def _field_column(name: str, type_: str) -> SparkColumn:
     return F.col(f"{FIELDS}.{quoted(Field(name, type_).column)}")
 
 
@@ -216,7 +218,7 @@ def contradictions(all_measures: list[Measure]) -> SparkColumn:
             # A sum's error is relative to the sum of the magnitudes, because values of both signs may cancel.
             against = F.col(measure.magnitude) if measure.magnitude else F.greatest(F.abs(a), F.abs(b))
             differs &= ~F.coalesce(F.abs(a - b) <= against * RELATIVE_ERROR, F.lit(False))
-        text = F.concat(F.lit(f"{measure.label}: expected "), _shown(a), F.lit(", found "), _shown(b))
+        text = F.concat(F.lit(f"{measure.label}: expected "), _column_as_text(a), F.lit(", found "), _column_as_text(b))
         differences.append(F.when(differs, text))
     return F.concat_ws("; ", *differences) if differences else F.lit("")
 
@@ -227,9 +229,9 @@ def _sketches_differ(label: str, a: SparkColumn, b: SparkColumn) -> SparkColumn:
     # Most sketches are equal byte for byte. This check saves the union, which costs more than all other measures.
     is_same = a.eqNullSafe(b)
     differs = ~F.when(is_same, True).otherwise(F.coalesce((both == ours) & (both == theirs), F.lit(False)))
-    text = F.concat(F.lit(f"{label}: expected "), _shown(ours), F.lit(", found "), _shown(theirs))
-    return F.when(differs, F.concat(text, F.lit(", together "), _shown(both)))
+    text = F.concat(F.lit(f"{label}: expected "), _column_as_text(ours), F.lit(", found "), _column_as_text(theirs))
+    return F.when(differs, F.concat(text, F.lit(", together "), _column_as_text(both)))
 
 
-def _shown(value: SparkColumn) -> SparkColumn:
+def _column_as_text(value: SparkColumn) -> SparkColumn:
     return F.coalesce(value.cast("string"), F.lit("none"))

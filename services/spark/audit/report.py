@@ -44,9 +44,9 @@ def print_report(report: AuditReport, *, as_json: bool, console: Console | None 
     )
     if report.sample < 1:
         console.print(f"a sample: {report.sample:.4%} of the keys")
-    console.print(_checks(report))
+    console.print(_checks_table(report))
     if report.differs:
-        console.print(_differences(report))
+        console.print(_differences_table(report))
     for reason in report.not_compared:
         console.print(plain(f"not compared: {reason}"))
     for reason in report.assumed:
@@ -57,7 +57,7 @@ def print_report(report: AuditReport, *, as_json: bool, console: Console | None 
         print(json.dumps(as_object(report)), flush=True)
 
 
-def _checks(report: AuditReport) -> Table:
+def _checks_table(report: AuditReport) -> Table:
     outcome = "DIFFERENCES" if report.differs else NOTHING if report.is_empty else "no differences"
     table = Table(title=f"Audit of {escape(report.store)} in {report.seconds:.1f} s: {outcome}")
     table.add_column("check")
@@ -68,7 +68,7 @@ def _checks(report: AuditReport) -> Table:
     return table
 
 
-def _differences(report: AuditReport) -> Table:
+def _differences_table(report: AuditReport) -> Table:
     table = Table(title="Differences (the first of each check)")
     table.add_column("check")
     table.add_column("partition", justify="right")

@@ -110,14 +110,14 @@ def sessions_after_deleted_records(
     near = computed.filter(F.col("start_ms") <= deleted_until + gap)
     ends = near.groupBy(*KEY).agg(F.max("end_ms").alias("_end"))
 
-    def bounded(rows: DataFrame) -> DataFrame:
+    def with_lower_bound(rows: DataFrame) -> DataFrame:
         low = F.greatest(deleted_until, F.coalesce(F.col("_end"), deleted_until)) + gap
         return rows.join(ends, list(KEY), "left").withColumn("_low", F.when(deleted_until >= 0, low).otherwise(-1))
 
     is_left_out = (F.col("timestamp_ms") <= F.col("_low")) & F.col("outcome").isin(ACCEPTED, LATE)
     outcome = F.when(is_left_out, LEFT_OUT).otherwise(F.col("outcome"))
-    own = bounded(labelled).withColumn("outcome", outcome)
-    behind = (bounded(rows).filter(F.col("start_ms") > F.col("_low")) for rows in (computed, stream))
+    own = with_lower_bound(labelled).withColumn("outcome", outcome)
+    behind = (with_lower_bound(rows).filter(F.col("start_ms") > F.col("_low")) for rows in (computed, stream))
     labelled, computed, stream = (rows.drop("_low", "_end") for rows in (own, *behind))
     return labelled, computed, stream
 

@@ -83,26 +83,26 @@ def replay(gap_ms: int) -> Callable[[Iterator[Any]], Iterator[Any]]:
     holds the records of one key's open sessions in memory.
     """
 
-    def run(batches: Iterator[Any]) -> Iterator[Any]:
+    def replay_batches(batches: Iterator[Any]) -> Iterator[Any]:
         key, sessions = None, OpenSessions(gap_ms)
         for batch in batches:
             assigned = list[tuple[Any, ...]]()
             for partition, name, *record in zip(*(column.to_pylist() for column in batch.columns), strict=True):
                 if (partition, name) != key:
-                    assigned += _of(key, sessions.close())
+                    assigned += _rows_of_key(key, sessions.close())
                     key, sessions = (partition, name), OpenSessions(gap_ms)
-                assigned += _of(key, sessions.take(*record))
-            yield _batch(assigned)
-        yield _batch(_of(key, sessions.close()))
+                assigned += _rows_of_key(key, sessions.take(*record))
+            yield _record_batch(assigned)
+        yield _record_batch(_rows_of_key(key, sessions.close()))
 
-    return run
+    return replay_batches
 
 
-def _of(key: tuple[int, bytes] | None, assigned: Iterable[Assigned]) -> list[tuple[Any, ...]]:
+def _rows_of_key(key: tuple[int, bytes] | None, assigned: Iterable[Assigned]) -> list[tuple[Any, ...]]:
     return [] if key is None else [(key[0], *one) for one in assigned]
 
 
-def _batch(rows: list[tuple[Any, ...]]) -> Any:
+def _record_batch(rows: list[tuple[Any, ...]]) -> Any:
     columns = list(zip(*rows, strict=True)) or [()] * len(_SCHEMA)
     arrays = [pa.array(column, field.type) for column, field in zip(columns, _SCHEMA, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=_SCHEMA)

@@ -87,11 +87,11 @@ def compare_windows(inputs: Inputs) -> Compared:
         recomputed = [closing(stream, store), lateness(members.verdicts, deleted_until)]
         recomputed += [contents] if store.kind == "sliding" else []
         found += [without_idle_partitions(inputs, one) for one in recomputed]
-    not_compared = [] if members.left_out is None else _left_out(members.left_out, keyed)
+    not_compared = [] if members.left_out is None else _describe_left_out_keys(members.left_out, keyed)
     return Compared(all_differences(found), labelled, expected, stream, not_compared)
 
 
-def _left_out(keys: DataFrame, keyed: DataFrame) -> list[str]:
+def _describe_left_out_keys(keys: DataFrame, keyed: DataFrame) -> list[str]:
     """Returns the text with the number of keys that are left out; empty if there are none."""
     count = keys.count()
     every = "all " if count and count == keyed.select(*KEY).distinct().count() else ""
@@ -121,9 +121,9 @@ def sliding(keyed: DataFrame, store: StoreSchema) -> Members:
     # Join records and windows by spans of one window's length: a window lies in at most two spans.
     span = F.lit(reach + 1)
     cut = starts.withColumn("end_ms", F.col("start_ms") + reach)
-    cut = cut.withColumn("_span", F.explode(F.sequence(_floor("start_ms", span), _floor("end_ms", span))))
+    cut = cut.withColumn("_span", F.explode(F.sequence(_floor_time("start_ms", span), _floor_time("end_ms", span))))
     within = time.between(F.col("start_ms"), F.col("end_ms"))
-    pairs = records.withColumn("_span", _floor("timestamp_ms", span)).join(cut, [*KEY, "_span"]).filter(within)
+    pairs = records.withColumn("_span", _floor_time("timestamp_ms", span)).join(cut, [*KEY, "_span"]).filter(within)
     # A record is surely not late if the window that ends at it is open, and surely late if even the window that starts
     # just after it is closed. Between the two, lateness depends on the records that were still kept.
     sure = keyed.filter((time >= F.col("close_ms")) | (time + 1 + reach <= F.col("close_ms")))
@@ -145,5 +145,5 @@ def lateness(verdicts: DataFrame, deleted_until: SparkColumn) -> DataFrame:
     return difference(wrong, "lateness", "timestamp_ms", detail)
 
 
-def _floor(name: str, span: SparkColumn) -> SparkColumn:
+def _floor_time(name: str, span: SparkColumn) -> SparkColumn:
     return F.floor(F.col(name) / span).cast("bigint")

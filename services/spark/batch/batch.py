@@ -109,19 +109,19 @@ class Batch:
         errors of tasks and compactions. Commits before an error are kept.
         """
         started = time.monotonic()
-        prepared, held, known = self._begin()
+        prepared, held, known = self._prepare_batch()
         try:
             if self.settings.files is None:
                 require_no_files_left(self.settings.application, known)
-                ends = self._ends(held)
+                ends = self._end_offsets(held)
                 results = self._run_ranges(prepared, ranges_to_read(ends, held, known))
             else:
-                ends = self._live_from(held, known)
+                ends = self._live_start_offsets(held, known)
                 results = self._run_files(prepared, held, known, ends)
         except (Py4JError, PySparkException, ConnectionError) as e:
             raise translated(e) from e
         self._require_done(results)
-        compaction = self._compact(with_hook=True) if results or self.settings.after is not None else None
+        compaction = self._compact_changelog(with_hook=True) if results or self.settings.after is not None else None
         seconds = round(time.monotonic() - started, 3)
         return batch_report(
             results, next_offsets(results, known, ends), seconds, None if compaction is None else compaction._asdict()
@@ -129,12 +129,12 @@ class Batch:
 
     # --- before ---
 
-    def _begin(self) -> tuple[Prepared, Held, dict[int, Progress]]:
+    def _prepare_batch(self) -> tuple[Prepared, Held, dict[int, Progress]]:
         settings = self.settings
-        self._wait_for(self._require_alone())
-        if settings.changelog_topic in self._wait_for(self._topics()):
-            self._compact(with_hook=False)
-            self._wait_for(self._require_alone())
+        self._wait_for_kafka(self._require_alone())
+        if settings.changelog_topic in self._wait_for_kafka(self._list_topics()):
+            self._compact_changelog(with_hook=False)
+            self._wait_for_kafka(self._require_alone())
         prepared = asyncio.run(prepare_topics(settings.kafka, self.streams, self.topology, SYSTEM_CLOCK))
         held = topic_offsets(settings.kafka, self.topology.source_topics(), settings.kafka_timeout_ms)
         state = delta_tables.open_table(f"{settings.folder}/{STATE}", settings.storage_options)
@@ -147,14 +147,14 @@ class Batch:
         except GroupHasMembers as e:
             raise BatchRejected(f"{e}. Stop the live instances first: a batch takes their partitions over") from None
 
-    async def _topics(self) -> set[str]:
+    async def _list_topics(self) -> set[str]:
         async with Admin(self.settings.kafka) as admin:
             return set(await admin.list_topics())
 
-    def _wait_for(self, coroutine: Awaitable[T]) -> T:
+    def _wait_for_kafka(self, coroutine: Awaitable[T]) -> T:
         return run_with_timeout(coroutine, self.settings.kafka, self.settings.kafka_timeout_ms)
 
-    def _compact(self, *, with_hook: bool) -> compact.CompactionReport:
+    def _compact_changelog(self, *, with_hook: bool) -> compact.CompactionReport:
         """Compact until no records are left. Returns the report of the last compaction.
 
         With `with_hook`, the after hook is called after each compaction.
@@ -168,15 +168,15 @@ class Batch:
 
     # --- plan ---
 
-    def _ends(self, held: Held) -> Offsets:
+    def _end_offsets(self, held: Held) -> Offsets:
         if self.settings.until is None:
             return {topic: of.latest for topic, of in held.items()}
-        return self._offsets_at(held, self.settings.until)
+        return self._offsets_at_time(held, self.settings.until)
 
-    def _offsets_at(self, held: Held, time: str) -> Offsets:
+    def _offsets_at_time(self, held: Held, time: str) -> Offsets:
         return offsets_at(self.settings.kafka, held, time_ms(time), self.settings.kafka_timeout_ms)
 
-    def _live_from(self, held: Held, known: Mapping[int, Progress]) -> Offsets:
+    def _live_start_offsets(self, held: Held, known: Mapping[int, Progress]) -> Offsets:
         """Returns the offsets at which the live instance begins.
 
         They come from an earlier attempt at these files if there was one, else from the settings.
@@ -192,12 +192,12 @@ class Batch:
         if text in ("earliest", "latest"):
             return dict(earliest if text == "earliest" else latest)
         if not EXPLICIT_OFFSETS.fullmatch(text):
-            return self._offsets_at({topic: held}, text)[topic]
+            return self._offsets_at_time({topic: held}, text)[topic]
         return explicit_offsets(topic, text, earliest, latest)
 
     # --- run ---
 
-    def _options(self, prepared: Prepared) -> TaskOptions:
+    def _task_options(self, prepared: Prepared) -> TaskOptions:
         settings = self.settings
         return TaskOptions(
             settings.kafka,
@@ -217,7 +217,9 @@ class Batch:
             return []
         self.log(f"reading {len(ranges)} of {prepared.partitions} partitions")
         encoded = [msgspec.msgpack.encode(one) for one in ranges]
-        rdd = self.spark.sparkContext.parallelize(encoded, len(encoded)).flatMap(run_range(self._options(prepared)))
+        rdd = self.spark.sparkContext.parallelize(encoded, len(encoded)).flatMap(
+            run_range(self._task_options(prepared))
+        )
         return [msgspec.msgpack.decode(one, type=TaskResult) for one in rdd.collect()]
 
     def _run_files(
@@ -239,10 +241,10 @@ class Batch:
         # Until all files are read, each partition's progress must say so: otherwise a live instance, or a batch over a
         # topic, would begin a partition that has no commit yet without its history.
         if new := [p for p in range(prepared.partitions) if p not in known]:
-            begin = begin_rows(self._options(prepared), source)
+            begin = begin_rows(self._task_options(prepared), source)
             begun = self.spark.sparkContext.parallelize(new, len(new)).flatMap(begin).collect()
             self._require_done([msgspec.msgpack.decode(one, type=TaskResult) for one in begun])
-        found = rows.mapInArrow(run_rows(self._options(prepared), source), "outcome binary").collect()
+        found = rows.mapInArrow(run_rows(self._task_options(prepared), source), "outcome binary").collect()
         results = [msgspec.msgpack.decode(bytes(row.outcome), type=TaskResult) for row in found]
         return [one for one in results if one.partition not in done]
 

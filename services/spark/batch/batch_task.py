@@ -124,47 +124,47 @@ async def require_no_members(kafka: KafkaSettings, group: str) -> None:
 def run_range(options: TaskOptions) -> Callable[[bytes], Iterator[bytes]]:
     """Returns the function of a task, from a PartitionRange to its TaskResult, both as msgpack."""
 
-    def run(encoded: bytes) -> Iterator[bytes]:
+    def read_topics_of_range(encoded: bytes) -> Iterator[bytes]:
         of = msgspec.msgpack.decode(encoded, type=PartitionRange)
-        yield msgspec.msgpack.encode(_run(options, of.partition, lambda batch: batch.read_topics(of.ends)))
+        yield msgspec.msgpack.encode(_run_task(options, of.partition, lambda batch: batch.read_topics(of.ends)))
 
-    return run
+    return read_topics_of_range
 
 
 def run_rows(options: TaskOptions, source: FileInput) -> Callable[[Iterator[Any]], Iterator[Any]]:
     """Returns a function for mapInArrow, from a partition's ordered rows (timestamp_ms, key, value) to its outcome."""
 
-    def run(batches: Iterator[Any]) -> Iterator[Any]:
+    def read_rows_of_partition(batches: Iterator[Any]) -> Iterator[Any]:
         context = TaskContext.get()
         assert context is not None
         partition = context.partitionId()
         if partition in source.done:
             result = TaskResult(partition)
         else:
-            result = _run(options, partition, lambda batch: batch.read_rows(source, batches))
+            result = _run_task(options, partition, lambda batch: batch.read_rows(source, batches))
         yield pa.record_batch([pa.array([msgspec.msgpack.encode(result)], pa.binary())], names=["outcome"])
 
-    return run
+    return read_rows_of_partition
 
 
 def begin_rows(options: TaskOptions, source: FileInput) -> Callable[[int], Iterator[bytes]]:
     """Returns the function of a task that commits for a new partition that no rows of the files are read yet."""
 
-    def run(partition: int) -> Iterator[bytes]:
-        yield msgspec.msgpack.encode(_run(options, partition, lambda batch: batch.begin_rows(source)))
+    def begin_rows_of_partition(partition: int) -> Iterator[bytes]:
+        yield msgspec.msgpack.encode(_run_task(options, partition, lambda batch: batch.begin_rows(source)))
 
-    return run
+    return begin_rows_of_partition
 
 
 Work = Callable[["PartitionBatch"], Any]
 
 
-def _run(options: TaskOptions, partition: int, work: Work) -> TaskResult:
+def _run_task(options: TaskOptions, partition: int, work: Work) -> TaskResult:
     configure(options.log, "batch")
-    return asyncio.run(_result(options, partition, work))
+    return asyncio.run(_run_partition_batch(options, partition, work))
 
 
-async def _result(options: TaskOptions, partition: int, work: Work) -> TaskResult:
+async def _run_partition_batch(options: TaskOptions, partition: int, work: Work) -> TaskResult:
     group = options.streams.application_id
     try:
         await require_no_members(options.kafka, group)
@@ -215,7 +215,7 @@ class PartitionBatch:
             self._task.max_future_ms = self._streams.max_future_ms
             yield self
             self._task.close()
-            await self._until_stable()
+            await self._wait_until_commit_stable()
         finally:
             await self._changelog.close()
 
@@ -248,13 +248,13 @@ class PartitionBatch:
             left = {topic: ends[topic] - task.sources[topic] for topic in partitions}
             moved_ms = SYSTEM_CLOCK.monotonic_ms()
             while any(lag > 0 for lag in left.values()):
-                _regulate(consumer, partitions, left, inputs)
+                _pause_topics_at_end(consumer, partitions, left, inputs)
                 for at, columns in (await consumer.poll(POLL_MS, reads)).items():
                     before_end = columns[: int(np.searchsorted(columns.offsets, ends[at.topic]))]
                     inputs.add(before_end)
-                    self._count(before_end)
+                    self._count_records(before_end)
                 before, now_ms = left, SYSTEM_CLOCK.monotonic_ms()
-                left = {topic: ends[topic] - _position(consumer, at, task) for topic, at in partitions.items()}
+                left = {topic: ends[topic] - _source_position(consumer, at, task) for topic, at in partitions.items()}
                 inputs.process(SYSTEM_CLOCK.now_ms(), {topic: max(0, lag) for topic, lag in left.items()})
                 if left != before:
                     moved_ms = now_ms
@@ -265,7 +265,7 @@ class PartitionBatch:
                 await self._commit_if_due()
             for topic in partitions:
                 task.advance(topic, ends[topic])
-            await self._commit()
+            await self._commit_task()
 
     # --- rows of files ---
 
@@ -285,8 +285,8 @@ class PartitionBatch:
                 part = columns[: max(1, self._options.commit_records - self._records)]
                 process_in_time(task, part, SYSTEM_CLOCK.now_ms())
                 columns = columns[len(part) :]
-                self._count(part)
-                if self._is_due():
+                self._count_records(part)
+                if self._is_commit_due():
                     await self._commit_rows(source.reached(task.sources[source.topic]))
         own = {topic: offsets[self._partition] for topic, offsets in source.live_from.items()}
         task.source_ids = dict(source.source_ids)
@@ -302,25 +302,25 @@ class PartitionBatch:
         """Commit without source offsets, as rows have none, or with those at which the live instance begins."""
         task, rows = self._task, self._task.sources
         task.input, task.sources, task.needs_commit = reached, dict(live_from or {}), True
-        await self._commit()
+        await self._commit_task()
         if live_from is None:
             task.sources = rows
 
     # --- commits ---
 
-    def _count(self, columns: Columns) -> None:
+    def _count_records(self, columns: Columns) -> None:
         self._records += len(columns)
         self._read += len(columns)
         self._bytes += int(columns.sizes().sum())
 
-    def _is_due(self) -> bool:
+    def _is_commit_due(self) -> bool:
         return self._records >= self._options.commit_records or self._bytes >= self._options.commit_bytes
 
     async def _commit_if_due(self) -> None:
-        if self._is_due():
-            await self._commit()
+        if self._is_commit_due():
+            await self._commit_task()
 
-    async def _commit(self) -> None:
+    async def _commit_task(self) -> None:
         self._records = self._bytes = 0
         if not self._task.needs_commit:
             return
@@ -330,7 +330,7 @@ class PartitionBatch:
         self._committed = committed.covered_offset
         self._commits += 1
 
-    async def _until_stable(self) -> None:
+    async def _wait_until_commit_stable(self) -> None:
         """Wait until readers of the changelog see the last commit: its markers are written after the response."""
         at, deadline_ms = self._changelog.topic_partition, SYSTEM_CLOCK.monotonic_ms() + STABLE_MS_MAX
         if self._committed < 0:
@@ -358,12 +358,12 @@ def _consumer_settings(group: str) -> ConsumerSettings:
     )
 
 
-def _position(consumer: Consumer, at: TopicPartition, task: StreamTask) -> int:
+def _source_position(consumer: Consumer, at: TopicPartition, task: StreamTask) -> int:
     known = consumer.known_position(at)
     return task.sources[at.topic] if known is None else known
 
 
-def _regulate(
+def _pause_topics_at_end(
     consumer: Consumer, partitions: Mapping[str, TopicPartition], left: Mapping[str, int], inputs: TaskInputs
 ) -> None:
     """Pause the topics that are read to their end or whose input is full, and resume the others."""

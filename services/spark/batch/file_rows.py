@@ -118,7 +118,7 @@ class FileRows(NamedTuple):
 
 def file_rows(spark: SparkSession, settings: BatchSettings) -> FileRows:
     """Returns the rows of the configured files. Raises ConfigError if the files lack a configured column."""
-    found = _lines(spark, settings) if settings.format == "json" else _table(spark, settings)
+    found = _read_json_files(spark, settings) if settings.format == "json" else _read_table_files(spark, settings)
     named = (settings.key_column, settings.timestamp_column, settings.value_column)
     if missing := [name for name in named if name is not None and name not in found.columns.fieldNames()]:
         names = ", ".join(found.columns.fieldNames())
@@ -131,7 +131,7 @@ def fingerprint_of(spark: SparkSession, settings: BatchSettings, topic: str, par
 
     It changes if a file is added, removed, extended or rewritten.
     """
-    found = _listed(spark, settings, settings.reader_options).selectExpr("path", "length", CHANGED_AT).collect()
+    found = _list_files(spark, settings, settings.reader_options).selectExpr("path", "length", CHANGED_AT).collect()
     files = sorted((row.path, row.length, row.at) for row in found)
     names = ("format", "reader_options", "key_column", "timestamp_column", "time_unit", "value_column", "live_from")
     read = {name: getattr(settings, name) for name in names} | {"topic": topic, "partitions": partitions}
@@ -183,18 +183,18 @@ def with_destination(numbers: Sequence[int]) -> Callable[[Iterator[Any]], Iterat
     A row's partition follows from its `key`; without a key it is partition 0. `numbers` are those of `destinations`.
     """
 
-    def run(batches: Iterator[Any]) -> Iterator[Any]:
+    def add_destination_column(batches: Iterator[Any]) -> Iterator[Any]:
         for batch in batches:
             keys = batch.column("key").dictionary_encode()
             of = np.array([for_key(key, len(numbers)) for key in keys.dictionary.to_pylist()] or [0], np.int32)
             chosen = np.where(np.asarray(keys.is_valid()), of[np.asarray(keys.indices.fill_null(0))], 0)
             yield batch.append_column("_to", pa.array(np.array(numbers, np.int32)[chosen]))
 
-    return run
+    return add_destination_column
 
 
 @contextmanager
-def _setting(spark: SparkSession, name: str, value: str) -> Iterator[None]:
+def _spark_setting(spark: SparkSession, name: str, value: str) -> Iterator[None]:
     """Set one of Spark's settings within the context."""
     before = spark.conf.get(name)
     spark.conf.set(name, value)
@@ -204,7 +204,7 @@ def _setting(spark: SparkSession, name: str, value: str) -> Iterator[None]:
         spark.conf.set(name, before)
 
 
-def _lines(spark: SparkSession, settings: BatchSettings) -> FileRows:
+def _read_json_files(spark: SparkSession, settings: BatchSettings) -> FileRows:
     """Returns the rows of JSON files: one object for each line, unless the reader's options define another layout.
 
     A column that comes from a folder's name is the unchanged text in that name, as no line has it.
@@ -215,8 +215,8 @@ def _lines(spark: SparkSession, settings: BatchSettings) -> FileRows:
         schema = spark.read.options(**options).json(files).schema
         is_exact = {f.name for f in schema.fields if f.name in named and isinstance(f.dataType, PLAIN)}
         read = StructType([StructField(f.name, StringType()) if f.name in is_exact else f for f in schema.fields])
-        return _whole_rows(spark.read.schema(read).options(**options).json(files), read, schema, keep_nulls=False)
-    with _setting(spark, FOLDERS_ARE_TYPED, "false"):
+        return _rows_as_json(spark.read.schema(read).options(**options).json(files), read, schema, keep_nulls=False)
+    with _spark_setting(spark, FOLDERS_ARE_TYPED, "false"):
         lines = spark.read.format("text").schema(f"{LINE} string").load(files).filter(F.trim(LINE) != "")
         schema = spark.read.json(files).schema
     folders = [name for name in lines.columns if name != LINE]
@@ -229,28 +229,30 @@ def _lines(spark: SparkSession, settings: BatchSettings) -> FileRows:
     return FileRows(rows, schema, f"{ROW}.", F.col(LINE).cast("binary"), folders=frozenset(folders), written=written)
 
 
-def _table(spark: SparkSession, settings: BatchSettings) -> FileRows:
+def _read_table_files(spark: SparkSession, settings: BatchSettings) -> FileRows:
     options = DEFAULTS.get(settings.format, {}) | settings.reader_options
     if settings.format == "csv" and options["header"].lower() == "true":
         require_one_header(spark, settings, options)
     reader = spark.read.format(settings.format).options(**options)
-    rows = _load(spark, settings, reader, options)
+    rows = _load_rows(spark, settings, reader, options)
     if settings.format == "csv" and "mode" not in map(str.lower, settings.reader_options):
         require_all_fields(spark, settings, options, rows.schema)
-    found = _whole_rows(rows, StructType([f for f in rows.schema if f.name != METADATA]), keep_nulls=True)
+    found = _rows_as_json(rows, StructType([f for f in rows.schema if f.name != METADATA]), keep_nulls=True)
     if settings.format == "csv" and options["inferSchema"].lower() == "true":
         written = as_written(spark, settings, options, rows.schema)
         if written != rows.schema:
-            found = _whole_rows(reader.schema(written).load(settings.files_read), written, keep_nulls=True)
+            found = _rows_as_json(reader.schema(written).load(settings.files_read), written, keep_nulls=True)
             of_times = tuple((name, value) for name, value in options.items() if name in TIME_OPTIONS)
             return found._replace(found=rows.schema, time_options=of_times)
     return found
 
 
-def _load(spark: SparkSession, settings: BatchSettings, reader: DataFrameReader, options: dict[str, str]) -> DataFrame:
+def _load_rows(
+    spark: SparkSession, settings: BatchSettings, reader: DataFrameReader, options: dict[str, str]
+) -> DataFrame:
     """Returns the rows. Parquet's nanosecond columns, which Spark does not read as times, become microseconds."""
     try:
-        with _setting(spark, NANOSECONDS_ARE_NUMBERS, "false"):
+        with _spark_setting(spark, NANOSECONDS_ARE_NUMBERS, "false"):
             return reader.load(settings.files_read)
     except (PySparkException, Py4JError) as e:
         if UNMERGED not in str(e) and NANOSECONDS not in str(e):
@@ -263,11 +265,11 @@ def _load(spark: SparkSession, settings: BatchSettings, reader: DataFrameReader,
             raise
         raise ConfigError(f"{clash(spark, settings, options)}: write them with one type") from None
     of_nanoseconds = nanoseconds(spark, settings, options)
-    columns = [_microseconds(name, of_nanoseconds.get(name)).alias(name) for name in rows.columns]
+    columns = [_nanoseconds_as_timestamp(name, of_nanoseconds.get(name)).alias(name) for name in rows.columns]
     return rows.select(*columns, METADATA)
 
 
-def _microseconds(name: str, kind: str | None) -> SparkColumn:
+def _nanoseconds_as_timestamp(name: str, kind: str | None) -> SparkColumn:
     column = quoted(name)
     if kind is None:
         return F.col(column)
@@ -283,7 +285,7 @@ def nanoseconds(spark: SparkSession, settings: BatchSettings, options: Mapping[s
     remedy = "write them in microseconds (pandas: coerce_timestamps='us')"
     java, conf = jvm(spark), spark._jsparkSession.sessionState().newHadoopConf()
     seen: dict[str, tuple[str | None, str]] = {}
-    for path in sorted(row.path for row in _listed(spark, settings, options).select("path").collect()):
+    for path in sorted(row.path for row in _list_files(spark, settings, options).select("path").collect()):
         footer = java.org.apache.parquet.hadoop.ParquetFileReader.readFooter(conf, java.org.apache.hadoop.fs.Path(path))
         for field in footer.getFileMetaData().getSchema().getFields():
             name, is_nanoseconds = str(field.getName()), NANOSECONDS in str(field.toString())
@@ -297,7 +299,7 @@ def nanoseconds(spark: SparkSession, settings: BatchSettings, options: Mapping[s
     return {name: kind for name, (kind, _) in seen.items() if kind is not None}
 
 
-def _listed(spark: SparkSession, settings: BatchSettings, options: Mapping[str, str]) -> DataFrame:
+def _list_files(spark: SparkSession, settings: BatchSettings, options: Mapping[str, str]) -> DataFrame:
     """Returns the list of the files: path, length and modificationTime. Their contents are not read."""
     listing = {name: value for name, value in options.items() if name in LISTING_OPTIONS}
     return spark.read.format("binaryFile").options(**listing).load(settings.files_read)
@@ -349,7 +351,7 @@ def require_all_fields(
 def clash(spark: SparkSession, settings: BatchSettings, options: Mapping[str, str]) -> str:
     """Returns a text that names a column of Parquet files with two types that cannot be merged, and the two files."""
     seen: dict[str, tuple[DataType, str]] = {}
-    for path in sorted(row.path for row in _listed(spark, settings, options).select("path").collect()):
+    for path in sorted(row.path for row in _list_files(spark, settings, options).select("path").collect()):
         for field in spark.read.parquet(path).schema.fields:
             kind, before = seen.setdefault(field.name, (field.dataType, path))
             if kind != field.dataType:
@@ -358,7 +360,9 @@ def clash(spark: SparkSession, settings: BatchSettings, options: Mapping[str, st
     return f"the columns of {settings.files} have types that cannot be merged"
 
 
-def _whole_rows(rows: DataFrame, columns: StructType, found: StructType | None = None, *, keep_nulls: bool) -> FileRows:
+def _rows_as_json(
+    rows: DataFrame, columns: StructType, found: StructType | None = None, *, keep_nulls: bool
+) -> FileRows:
     """Returns rows whose value is the JSON of their fields.
 
     Rows of JSON files have nulls for missing fields; without `keep_nulls` these are left out. A column that has another
@@ -380,7 +384,7 @@ def as_written(
     watched = [f for f in inferred.fields if f.name not in text and not isinstance(f.dataType, StringType)]
     if watched:
         texts = spark.read.format("csv").options(**options | {"inferSchema": "false"}).load(settings.files_read)
-        differs = (_differs(field, exactly=field.name == settings.key_column) for field in watched)
+        differs = (_type_alters_text(field, exactly=field.name == settings.key_column) for field in watched)
         found = texts.agg(*(F.max(one) for one in differs)).first()
         assert found is not None
         text |= {field.name for field, differs in zip(watched, found, strict=True) if differs}
@@ -388,7 +392,7 @@ def as_written(
     return StructType(fields)
 
 
-def _differs(field: StructField, *, exactly: bool) -> SparkColumn:
+def _type_alters_text(field: StructField, *, exactly: bool) -> SparkColumn:
     """Returns whether the field's type would alter the text of a value.
 
     For fractions only the number has to be the same, unless `exactly` is set.
@@ -409,9 +413,9 @@ def times(kind: DataType, column: SparkColumn, unit: TimeUnit) -> SparkColumn | 
     if isinstance(kind, IntegralType) and unit == "ms":
         ms = column.cast("bigint")
     elif isinstance(kind, NumericType):
-        ms = _from_number(column, unit)
+        ms = _number_as_ms(column, unit)
     elif isinstance(kind, StringType):
-        ms = F.coalesce(_from_number(F.trim(column), unit), F.unix_millis(F.try_to_timestamp(column)))
+        ms = F.coalesce(_number_as_ms(F.trim(column), unit), F.unix_millis(F.try_to_timestamp(column)))
     elif isinstance(kind, DateType | TimestampType | TimestampNTZType):
         ms = F.unix_millis(column.cast("timestamp"))
     else:
@@ -420,5 +424,5 @@ def times(kind: DataType, column: SparkColumn, unit: TimeUnit) -> SparkColumn | 
     return F.coalesce(ms, F.lit(-1))
 
 
-def _from_number(column: SparkColumn, unit: TimeUnit) -> SparkColumn:
+def _number_as_ms(column: SparkColumn, unit: TimeUnit) -> SparkColumn:
     return F.floor(column.try_cast("decimal(29,9)") * F.lit(MS_OF[unit])).try_cast("bigint")

@@ -85,7 +85,7 @@ class BatchSettings(MaintenanceSettings, TaskSettings):
 
     @field_validator("until")
     @classmethod
-    def _is_time(cls, until: str | None) -> str | None:
+    def _require_time(cls, until: str | None) -> str | None:
         try:
             if until is not None:
                 time_ms(until)
@@ -95,7 +95,7 @@ class BatchSettings(MaintenanceSettings, TaskSettings):
 
     @field_validator("every")
     @classmethod
-    def _is_duration(cls, every: str | None) -> str | None:
+    def _require_duration(cls, every: str | None) -> str | None:
         try:
             if every is not None and parse_ms(every) <= 0:
                 raise ConfigError(f"{every!r} is no time to wait")

@@ -133,10 +133,10 @@ class Compaction:
         """
         try:
             plan = self.plan()
-            report = self._fold(plan)
+            report = self._fold_and_commit(plan)
         except (Py4JError, PySparkException, ConnectionError) as e:
             raise translated(e) from e
-        report = self._maintain(plan, report)
+        report = self._maintain_tables(plan, report)
         seconds = round(time.monotonic() - self._started, 3)
         return report._replace(failed=self.maintenance.failures(), seconds=seconds)
 
@@ -145,7 +145,7 @@ class Compaction:
     def plan(self) -> Plan:
         """Returns the ranges to read. Raises ChangelogHole if the changelog does not continue where the tables end."""
         settings = self.settings
-        names = (STATE, *(f"{kind}/{store}" for kind in (CLOSED, LATE) for store in self._stores(kind)))
+        names = (STATE, *(f"{kind}/{store}" for kind in (CLOSED, LATE) for store in self._list_table_stores(kind)))
         opened = {name: delta_tables.open_table(self.path(name), self.options) for name in names}
         tables = {name: table for name, table in opened.items() if table is not None}
         rows = {} if STATE not in tables else delta_writer.progress_rows(tables[STATE])
@@ -153,13 +153,15 @@ class Compaction:
         offsets = changelog_offsets(settings)
         for row in newest.values():
             self._require_same_changelog(STATE, row["topic_id"], offsets)
-        positions = {name: self._positions(name, table, offsets) for name, table in tables.items() if name != STATE}
-        begins = {p: self._start_of(p, rows.get(p, []), positions, offsets) for p in offsets.earliest}
+        positions = {
+            name: self._table_positions(name, table, offsets) for name, table in tables.items() if name != STATE
+        }
+        begins = {p: self._start_of_partition(p, rows.get(p, []), positions, offsets) for p in offsets.earliest}
         return Plan(
             offsets, newest, tables, bounded_ranges(begins, newest, positions, offsets, settings.run_records_max)
         )
 
-    def _stores(self, kind: str) -> list[str]:
+    def _list_table_stores(self, kind: str) -> list[str]:
         return delta_writer.folders(self.path(kind), self.options)
 
     def _require_same_changelog(self, table: str, topic_id: str, offsets: TopicOffsets) -> None:
@@ -170,7 +172,7 @@ class Compaction:
                 "ones"
             )
 
-    def _positions(self, name: str, table: DeltaTable, offsets: TopicOffsets) -> dict[int, int]:
+    def _table_positions(self, name: str, table: DeltaTable, offsets: TopicOffsets) -> dict[int, int]:
         """Returns a table's positions: by partition the last changelog offset up to which it is complete."""
         if (found := delta_writer.positions(table)) is not None:
             self._require_same_changelog(name, found["topic_id"], offsets)
@@ -183,7 +185,7 @@ class Compaction:
             self._require_same_changelog(name, row["topic_id"], offsets)
         return {row["partition"]: row["last"] for row in rows}
 
-    def _start_of(
+    def _start_of_partition(
         self, partition: int, rows: list[Row], positions: Mapping[str, Mapping[int, int]], offsets: TopicOffsets
     ) -> tuple[int, Row | None]:
         """Returns the first offset to read of a partition, and the progress row there (0 and None if there is none).
@@ -221,11 +223,11 @@ class Compaction:
 
     # --- fold ---
 
-    def _fold(self, plan: Plan) -> CompactionReport:
+    def _fold_and_commit(self, plan: Plan) -> CompactionReport:
         """Read the ranges, write the data files and commit them. Returns the report."""
         wanted = [one for one in plan.ranges if one.first < one.end]
         if not wanted:
-            return self._nothing_new(plan)
+            return self._report_nothing_new(plan)
         self.log(f"reading {sum(one.end - one.first for one in wanted)} changelog records")
         settings, offsets = self.settings, plan.offsets
         options = FoldOptions(
@@ -247,8 +249,8 @@ class Compaction:
         left = sum(one.latest - reached[one.partition] for one in wanted)
         written = {one.partition: one for task in found for one in task.partitions if one.files}
         if not written:
-            return self._nothing_new(plan)._replace(remaining_records=left, foreign_records=foreign)
-        report = self._commit(plan, written, _by_table(found))
+            return self._report_nothing_new(plan)._replace(remaining_records=left, foreign_records=foreign)
+        report = self._commit_tables(plan, written, _files_by_table(found))
         return report._replace(remaining_records=left, foreign_records=foreign)
 
     def _run_tasks(
@@ -260,12 +262,12 @@ class Compaction:
         found: list[bytes] = self.spark.sparkContext.parallelize(parts, tasks).flatMap(step).collect()
         return found
 
-    def _nothing_new(self, plan: Plan) -> CompactionReport:
+    def _report_nothing_new(self, plan: Plan) -> CompactionReport:
         self.log("nothing new")
         before = {one.partition: one.covered for one in plan.ranges}
         return CompactionReport(len(before), before, before, plan.state_version)
 
-    def _commit(
+    def _commit_tables(
         self, plan: Plan, written: Mapping[int, fold.PartitionResult], appended: Mapping[str, list[DataFile]]
     ) -> CompactionReport:
         stores = stores_of(plan.newest, written.values())
@@ -275,7 +277,7 @@ class Compaction:
             for store in stores:
                 name = f"{kind}/{store.name}"
                 if name in appended or name in lagging_tables:
-                    table = self._table(plan, name, rows_schema(kind, store))
+                    table = self._ensure_table(plan, name, rows_schema(kind, store))
                     positions = {one.partition: one.positions[name] for one in plan.ranges if name in one.positions}
                     for p, one in written.items():
                         positions[p] = max(positions.get(p, -1), one.covered_offset - 1)
@@ -289,7 +291,7 @@ class Compaction:
                     self.log(f"{name}: {sum(file.rows for file in appended.get(name, ()))} rows")
         before = {one.partition: one.covered for one in plan.ranges}
         files = {**appended, STATE: [file for one in written.values() for file in one.files]}
-        rows = {kind: _rows_of(kind, files) for kind in (STATE, CLOSED, LATE)}
+        rows = {kind: _count_rows_of_kind(kind, files) for kind in (STATE, CLOSED, LATE)}
         deleted = sum(one.deleted for one in written.values())
         live = rows[STATE] - deleted - len(written)
         entries = sum(one.entries for one in written.values())
@@ -301,7 +303,7 @@ class Compaction:
             "rows": live + deleted + rows[CLOSED] + rows[LATE],
             "entries": entries,
         }
-        state = self._table(plan, STATE, state_schema(stores))
+        state = self._ensure_table(plan, STATE, state_schema(stores))
         version = delta_writer.commit(state, files[STATE], (), run)
         after = before | {p: max(before[p], one.covered_offset) for p, one in written.items()}
         return CompactionReport(
@@ -316,7 +318,7 @@ class Compaction:
             late_rows=rows[LATE],
         )
 
-    def _table(self, plan: Plan, name: str, schema: pa.Schema) -> DeltaTable:
+    def _ensure_table(self, plan: Plan, name: str, schema: pa.Schema) -> DeltaTable:
         """Returns a table at its planned version. Creates it if it is missing, and adds missing columns."""
         indexed = INDEXED[name.partition("/")[0]]
         return delta_writer.ensure_table(
@@ -325,33 +327,35 @@ class Compaction:
 
     # --- after the commit ---
 
-    def _maintain(self, plan: Plan, report: CompactionReport) -> CompactionReport:
+    def _maintain_tables(self, plan: Plan, report: CompactionReport) -> CompactionReport:
         attempt, settings = self.maintenance.attempt, self.settings
         if report.state_version != plan.state_version:
-            rewritten = attempt("the rewrite of `state`", lambda: self._rewrite(plan), 0)
+            rewritten = attempt("the rewrite of `state`", lambda: self._rewrite_crowded_partitions(plan), 0)
             report = report._replace(rewritten_partitions=rewritten)
             if settings.delete_covered:
-                attempt("the deletion from the changelog", lambda: self._delete_covered(plan), None)
-            others = attempt("table maintenance", self._others, dict[str, str]())
+                attempt("the deletion from the changelog", lambda: self._delete_covered_records(plan), None)
+            others = attempt("table maintenance", self._closed_and_late_paths, dict[str, str]())
             report = report._replace(**self.maintenance.maintain(self.path(STATE), others))
         if settings.after is not None:
             hook = settings.after
             attempt(f"after={hook}", lambda: call_after_hook(self.spark, hook, settings.tables), None)
         return report
 
-    def _others(self) -> dict[str, str]:
+    def _closed_and_late_paths(self) -> dict[str, str]:
         """Returns the paths of the `closed` and `late` tables by name."""
-        names = [f"{kind}/{store}" for kind in (CLOSED, LATE) for store in self._stores(kind)]
+        names = [f"{kind}/{store}" for kind in (CLOSED, LATE) for store in self._list_table_stores(kind)]
         return {name: self.path(name) for name in names}
 
-    def _rewrite(self, plan: Plan) -> int:
+    def _rewrite_crowded_partitions(self, plan: Plan) -> int:
         """Rewrite the crowded partitions of `state`. Returns their number.
 
         A partition is crowded if many rows, relative to its size, or many files were added since its last rewrite.
         """
         state = delta_tables.open_table(self.path(STATE), self.options)
         assert state is not None
-        crowded = {p: rows for p, rows in delta_writer.progress_rows(state).items() if self._is_crowded(rows[0])}
+        crowded = {
+            p: rows for p, rows in delta_writer.progress_rows(state).items() if self._is_partition_crowded(rows[0])
+        }
         if not crowded:
             return 0
         actions = pa.table(state.get_add_actions(flatten=True))
@@ -377,12 +381,12 @@ class Compaction:
         delta_writer.commit(state, added, removed, {"job": self.job, "kind": REWRITE})
         return len(wanted)
 
-    def _is_crowded(self, row: Row) -> bool:
+    def _is_partition_crowded(self, row: Row) -> bool:
         files_max = self.settings.optimize_files_max
         is_heavy = row["added_rows"] > max(row["rewritten_rows"] / 2, REWRITE_ROWS_MIN)
         return bool(is_heavy or (files_max > 0 and row["added_files"] > files_max))
 
-    def _delete_covered(self, plan: Plan) -> None:
+    def _delete_covered_records(self, plan: Plan) -> None:
         """Delete the changelog records that the previous compaction covers.
 
         Partitions of which a table lacked rows keep theirs until the next compaction.
@@ -397,14 +401,14 @@ class Compaction:
         if before:
             self.log(f"deleting changelog records of {len(before)} partitions")
 
-            async def delete() -> None:
+            async def delete_changelog_records() -> None:
                 async with Admin(self.settings.kafka) as admin:
                     await admin.delete_records(before)
 
-            run_with_timeout(delete(), self.settings.kafka, self.settings.kafka_timeout_ms, topic)
+            run_with_timeout(delete_changelog_records(), self.settings.kafka, self.settings.kafka_timeout_ms, topic)
 
 
-def _by_table(found: Iterable[fold.FoldResult]) -> dict[str, list[DataFile]]:
+def _files_by_table(found: Iterable[fold.FoldResult]) -> dict[str, list[DataFile]]:
     """Returns by table the files of `closed` and `late` that all tasks wrote."""
     files: dict[str, list[DataFile]] = {}
     for task in found:
@@ -413,7 +417,7 @@ def _by_table(found: Iterable[fold.FoldResult]) -> dict[str, list[DataFile]]:
     return files
 
 
-def _rows_of(kind: str, files: Mapping[str, list[DataFile]]) -> int:
+def _count_rows_of_kind(kind: str, files: Mapping[str, list[DataFile]]) -> int:
     """Returns the number of rows in the files of a kind of table."""
     return sum(one.rows for table, own in files.items() if table.partition("/")[0] == kind for one in own)
 

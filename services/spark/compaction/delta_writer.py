@@ -101,11 +101,11 @@ def stats_of(table: pa.Table, indexed: Iterable[str]) -> str:
         nulls[name] = column.null_count
         bounds = pc.min_max(column).as_py()
         if bounds["min"] is not None:
-            least[name], most[name] = _stat(bounds["min"]), _stat(bounds["max"])
+            least[name], most[name] = _json_bound(bounds["min"]), _json_bound(bounds["max"])
     return json.dumps({"numRecords": len(table), "minValues": least, "maxValues": most, "nullCount": nulls})
 
 
-def _stat(value: Any) -> Any:
+def _json_bound(value: Any) -> Any:
     """Returns a bound as JSON has it. Delta rounds timestamps to ms, which is exact: here they are whole ms."""
     return value.isoformat(timespec="milliseconds").replace("+00:00", "Z") if hasattr(value, "isoformat") else value
 
@@ -133,7 +133,7 @@ def ensure_table(
                 configuration={"delta.dataSkippingStatsColumns": ",".join(indexed)},
                 storage_options=dict(options) or None,
             )
-        if _lacks(pa.schema(table.schema().to_arrow()), schema):
+        if _lacks_fields(pa.schema(table.schema().to_arrow()), schema):
             once = CommitProperties(custom_metadata=metadata_of(positions(table)), max_commit_retries=0)
             wider = schema.empty_table()
             write_deltalake(table, wider, mode="append", schema_mode="merge", partition_by=by, commit_properties=once)
@@ -158,7 +158,7 @@ def folders(uri: str, options: Options) -> list[str]:
     return sorted(info.base_name for info in found if info.type == pafs.FileType.Directory)
 
 
-def _lacks(existing: pa.Schema, wanted: pa.Schema) -> bool:
+def _lacks_fields(existing: pa.Schema, wanted: pa.Schema) -> bool:
     for field in wanted:
         if field.name not in existing.names:
             return True
@@ -202,10 +202,10 @@ def history(table: DeltaTable, limit: int) -> list[dict[str, Any]]:
         found = table.history(limit)
     except DELTA_ERRORS as e:
         raise LakeUnavailable(f"{table.table_uri} cannot be read: {one_line(e)}") from e
-    return [{**commit, **_decoded_metadata(commit.get("userMetadata"))} for commit in found]
+    return [{**commit, **_decode_commit_metadata(commit.get("userMetadata"))} for commit in found]
 
 
-def _decoded_metadata(text: str | None) -> dict[str, Any]:
+def _decode_commit_metadata(text: str | None) -> dict[str, Any]:
     try:
         found = json.loads(text or "{}")
     except ValueError:

@@ -147,7 +147,7 @@ class FoldResult(msgspec.Struct, frozen=True):
 def fold(options: FoldOptions) -> Callable[[bytes], Iterator[bytes]]:
     """Returns the function of a task, from a list of ranges to a FoldResult, both as msgpack."""
 
-    def run(ranges: bytes) -> Iterator[bytes]:
+    def fold_changelog_ranges(ranges: bytes) -> Iterator[bytes]:
         try:
             found = asyncio.run(fold_ranges(options, msgspec.msgpack.decode(ranges, type=list[ChangelogRange])))
         except RetriableError:
@@ -156,7 +156,7 @@ def fold(options: FoldOptions) -> Callable[[bytes], Iterator[bytes]]:
             found = FoldResult([], {}, TaskFailure.of(e))
         yield msgspec.msgpack.encode(found)
 
-    return run
+    return fold_changelog_ranges
 
 
 async def fold_ranges(options: FoldOptions, ranges: Sequence[ChangelogRange]) -> FoldResult:
@@ -210,7 +210,7 @@ class PartitionFold:
     def __init__(self, topic: str, of: ChangelogRange) -> None:
         self.topic, self.range = topic, of
         progress = None if of.progress is None else decode_progress(of.progress.encode())
-        self.reader = ChangelogReader(self._apply, epoch=of.epoch, progress=progress)
+        self.reader = ChangelogReader(self._add_confirmed, epoch=of.epoch, progress=progress)
         self.parts: list[Confirmed] = []
         self.commit: Commit | None = None
         self.covered_offset = of.first
@@ -230,7 +230,7 @@ class PartitionFold:
         """Returns an error message with the partition, the offset and the reason."""
         return f"{self.topic}-{self.range.partition} at offset {offset}: {reason}"
 
-    def _apply(self, confirmed: Confirmed) -> None:
+    def _add_confirmed(self, confirmed: Confirmed) -> None:
         if len(confirmed):
             self.parts.append(confirmed)
         if confirmed.commits:
@@ -247,9 +247,9 @@ class PartitionFold:
         Raises CorruptRecord, which names the entry, if an entry cannot be decoded.
         """
         found = defaultdict[str, list[pa.RecordBatch]](list)
-        if self.commit is None or not self._has_moved(self.commit):
+        if self.commit is None or not self._has_rows_to_write(self.commit):
             return found
-        for table, rows in self._rows(options):
+        for table, rows in self._table_rows(options):
             found[table].append(rows)
         found[STATE].append(self._progress_row(options, self.commit, sum(map(len, found[STATE]))))
         return found
@@ -267,7 +267,7 @@ class PartitionFold:
             stores=self.stores or (),
         )
 
-    def _has_moved(self, commit: Commit) -> bool:
+    def _has_rows_to_write(self, commit: Commit) -> bool:
         """Returns True if there is something to write. Wall-clock punctuation alone writes nothing.
 
         A range that does not reach the changelog's end is always written, and so is one with which tables catch up:
@@ -279,9 +279,9 @@ class PartitionFold:
         if of.end < of.latest or self.covered_offset < of.covered:
             return True
         before = decode_progress(newest["progress"].encode())
-        return self.covered_offset - self.range.covered > IDLE_RECORDS_MAX or _lasting(commit.progress) != _lasting(
-            before
-        )
+        return self.covered_offset - self.range.covered > IDLE_RECORDS_MAX or _lasting_progress(
+            commit.progress
+        ) != _lasting_progress(before)
 
     def _progress_row(self, options: FoldOptions, commit: Commit, rows: int) -> pa.RecordBatch:
         newest = self.range.newest
@@ -296,20 +296,20 @@ class PartitionFold:
             "rewritten_rows": rows if newest is None else newest["rewritten_rows"],
             "added_rows": 0 if newest is None else newest["added_rows"] + rows,
             "added_files": 0 if newest is None else newest["added_files"] + 1,
-            "expired_ms": self._expired_ms(options, commit.progress.stream_time_ms),
+            "expired_ms": self._expiry_limit_ms(options, commit.progress.stream_time_ms),
         }
         return pa.RecordBatch.from_pylist([row], PROGRESS)
 
-    def _expired_ms(self, options: FoldOptions, time_ms: int) -> int:
+    def _expiry_limit_ms(self, options: FoldOptions, time_ms: int) -> int:
         """Returns the time in ms before which closed windows are not kept, -1 for no limit. It never decreases."""
         expired = -1 if self.range.newest is None else int(self.range.newest["expired_ms"])
         if options.retention_days is None or time_ms > TIME_MS_MAX:
             return expired
         return max(expired, time_ms - options.retention_days * DAY_MS)
 
-    def _rows(self, options: FoldOptions) -> Iterator[tuple[str, pa.RecordBatch]]:
-        for part in self._live():
-            yield STATE, self._batch(part, self._live_rows)
+    def _table_rows(self, options: FoldOptions) -> Iterator[tuple[str, pa.RecordBatch]]:
+        for part in self._newest_live_entries():
+            yield STATE, self._make_record_batch(part, self._live_rows)
         for operation, kind, columns in ((FINAL, CLOSED, self._closed_rows), (fmt.LATE, LATE, self._late_rows)):
             for part in self.parts:
                 for number, store in enumerate(part.stores):
@@ -320,11 +320,11 @@ class PartitionFold:
                     self.appended[table] = max(self.appended.get(table, -1), int(part.offsets[is_own].max()))
                     is_own &= part.offsets > self.range.positions.get(table, -1)
                     if is_own.any():
-                        rows = self._batch(part.at(is_own), columns, number)
+                        rows = self._make_record_batch(part.at(is_own), columns, number)
                         topic_id = pa.array([options.topic_id] * len(rows), pa.string())
                         yield table, rows.append_column("topic_id", topic_id)
 
-    def _live(self) -> Iterator[Confirmed]:
+    def _newest_live_entries(self) -> Iterator[Confirmed]:
         """Yields the newest entry of each window, by store, in parts that were written with the same stores."""
         parts = [part.of_windows() for part in self.parts]
         for number in range(len(self.stores or ())):
@@ -343,19 +343,19 @@ class PartitionFold:
                 if len(found):
                     yield found
 
-    def _batch(
+    def _make_record_batch(
         self, part: Confirmed, columns: Callable[[Confirmed, StoreSchema], dict[str, Any]], number: int | None = None
     ) -> pa.RecordBatch:
         store = part.stores[int(part.numbers[0]) if number is None else number]
         try:
             found = columns(part, store)
         except (CorruptRecord, pa.ArrowInvalid) as e:
-            raise CorruptRecord(self._first_invalid(part, store, columns, e)) from None
+            raise CorruptRecord(self._describe_first_invalid_entry(part, store, columns, e)) from None
         found["partition"] = pa.array(np.full(len(part), self.range.partition, np.int32))
         found["changelog_offset"] = pa.array(part.offsets)
         return pa.record_batch(list(found.values()), names=list(found))
 
-    def _first_invalid(self, part: Confirmed, store: StoreSchema, columns: Any, error: Exception) -> str:
+    def _describe_first_invalid_entry(self, part: Confirmed, store: StoreSchema, columns: Any, error: Exception) -> str:
         for index in range(len(part)):
             try:
                 columns(part.at(np.array([index])), store)
@@ -366,7 +366,7 @@ class PartitionFold:
     def _live_rows(self, part: Confirmed, store: StoreSchema) -> dict[str, Any]:
         is_live = part.operations == LIVE[0]
         self.deleted += int(len(part) - is_live.sum())
-        states = _states(part, store, is_live)
+        states = _state_column(part, store, is_live)
         return {
             "row": pa.array(["window"] * len(part)),
             "store": pa.array([store.name] * len(part)),
@@ -383,7 +383,7 @@ class PartitionFold:
             raise CorruptRecord(beyond_time(int(part.starts[index]), int(part.ends[index])))
         states = state_array(StateCodec(store.state_columns()), part.states)
         return {
-            **_keys(part.keys, store),
+            **_key_column(part.keys, store),
             "window_start": time_array(part.starts),
             "window_end": time_array(part.ends),
             **result_columns(store, states),
@@ -392,12 +392,12 @@ class PartitionFold:
         }
 
     def _late_rows(self, part: Confirmed, store: StoreSchema) -> dict[str, Any]:
-        states, missed = _states(part, store, part.states.lengths >= 0), part.missed
+        states, missed = _state_column(part, store, part.states.lengths >= 0), part.missed
         starts = np.frombuffer(binary_array(missed).buffers()[2] or b"", ">i8").astype(np.int64)
         ends = np.zeros(len(part) + 1, np.int32)
         np.cumsum(missed.lengths // fmt.START.size, out=ends[1:])
         return {
-            **_keys(part.keys, store),
+            **_key_column(part.keys, store),
             "event_time": time_array(part.starts),
             "missed": pa.ListArray.from_arrays(pa.array(ends), time_array(starts)),
             **result_columns(store, states),
@@ -431,7 +431,7 @@ async def read_range(consumer: Consumer, options: FoldOptions, of: ChangelogRang
     return folded
 
 
-def _lasting(progress: Progress) -> Progress:
+def _lasting_progress(progress: Progress) -> Progress:
     return msgspec.structs.replace(progress, grids_ms={}, wall_ms=0)
 
 
@@ -443,12 +443,12 @@ def beyond_time(start_ms: int, end_ms: int) -> str:
     )
 
 
-def _keys(keys: PackedBytes, store: StoreSchema) -> dict[str, Any]:
+def _key_column(keys: PackedBytes, store: StoreSchema) -> dict[str, Any]:
     raw = binary_array(keys)
     return {"key": raw.cast(pa.string())} if store.key == "string" else {"key_bytes": raw}
 
 
-def _states(part: Confirmed, store: StoreSchema, has_one: NDArray[np.bool_]) -> pa.StructArray:
+def _state_column(part: Confirmed, store: StoreSchema, has_one: NDArray[np.bool_]) -> pa.StructArray:
     """Returns the states of rows; null for the rows without a state."""
     states = state_array(StateCodec(store.state_columns()), part.states.at(has_one))
     return states if has_one.all() else states.take(pa.array(np.cumsum(has_one) - 1, mask=~has_one))

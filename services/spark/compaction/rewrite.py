@@ -33,18 +33,18 @@ class RewriteInput(NamedTuple):
 def rewrite(folder: str, options: Mapping[str, str]) -> Callable[[bytes], Iterator[bytes]]:
     """Returns the function of a task, from a list of `RewriteInput` to lists of DataFile, all as msgpack."""
 
-    def run(inputs: bytes) -> Iterator[bytes]:
+    def rewrite_partitions(inputs: bytes) -> Iterator[bytes]:
         for one in msgspec.msgpack.decode(inputs, type=list[RewriteInput]):
-            yield msgspec.msgpack.encode(list(_rewritten(Files(folder, options, INDEXED[STATE]), one)))
+            yield msgspec.msgpack.encode(list(_write_rewritten_files(Files(folder, options, INDEXED[STATE]), one)))
 
-    return run
+    return rewrite_partitions
 
 
-def _rewritten(files: Files, one: RewriteInput) -> Iterator[DataFile]:
+def _write_rewritten_files(files: Files, one: RewriteInput) -> Iterator[DataFile]:
     passes = max(one.rows // PASS_ROWS, one.size // PASS_BYTES) + 1
     total = 0
     for nth in range(passes):
-        parts = [_own(files.read(path), nth, passes) for path in one.paths]
+        parts = [_select_window_rows_of_pass(files.read(path), nth, passes) for path in one.paths]
         live = live_rows(pa.concat_tables(parts, promote_options="permissive"))
         total += len(live)
         live = live.append_column("partition", pa.repeat(one.partition, len(live)).cast(pa.int32()))
@@ -55,7 +55,7 @@ def _rewritten(files: Files, one: RewriteInput) -> Iterator[DataFile]:
     yield files.write([progress], one.partition)
 
 
-def _own(rows: pa.Table, nth: int, passes: int) -> pa.Table:
+def _select_window_rows_of_pass(rows: pa.Table, nth: int, passes: int) -> pa.Table:
     """Returns the window rows of a pass. All rows of one window belong to the same pass."""
     is_own = pc.equal(rows.column("row"), "window")
     if passes > 1:

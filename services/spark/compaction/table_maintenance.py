@@ -90,31 +90,31 @@ class TableMaintenance:
         """
         settings = self.settings
         hours, appends_max = settings.retention_hours, settings.optimize_files_max
-        self.attempt("the deletion of old closed windows", lambda: self._expire(state, others), None)
+        self.attempt("the deletion of old closed windows", lambda: self._delete_expired_windows(state, others), None)
         optimized, vacuumed = 0, False
         if appends_max:
             optimized = sum(
-                self.attempt(f"OPTIMIZE of {name}", partial(self._optimize, name, path, appends_max), False)
+                self.attempt(f"OPTIMIZE of {name}", partial(self._optimize_table, name, path, appends_max), False)
                 for name, path in others.items()
             )
         if hours is not None and self.attempt("VACUUM", lambda: self._is_vacuum_due(state), False):
             # The history of `state` records the last VACUUM, so `state` comes last, after all other tables.
             vacuumed = True
             for path in (*others.values(), state):
-                vacuumed &= self.attempt(f"VACUUM of {path}", partial(self._vacuum, path, hours), False)
+                vacuumed &= self.attempt(f"VACUUM of {path}", partial(self._vacuum_table, path, hours), False)
         return {"optimized_tables": optimized, "vacuumed": vacuumed}
 
-    def _open(self, path: str) -> DeltaTable | None:
+    def _open_table(self, path: str) -> DeltaTable | None:
         return delta_tables.open_table(path, self.settings.storage_options)
 
     def _is_vacuum_due(self, state: str) -> bool:
-        table, every = self._open(state), self.settings.vacuum_every
+        table, every = self._open_table(state), self.settings.vacuum_every
         return table is not None and is_vacuum_due(
             delta_writer.history(table, 2 * every + EXTRA_HISTORY_VERSIONS), every
         )
 
-    def _optimize(self, name: str, path: str, appends_max: int) -> bool:
-        table = self._open(path)
+    def _optimize_table(self, name: str, path: str, appends_max: int) -> bool:
+        table = self._open_table(path)
         if table is None or not is_optimize_due(
             delta_writer.history(table, appends_max + EXTRA_HISTORY_VERSIONS), appends_max
         ):
@@ -123,21 +123,21 @@ class TableMaintenance:
         self.log(f"{name}: {merged} files merged")
         return merged > 0
 
-    def _vacuum(self, path: str, hours: int) -> bool:
-        if (table := self._open(path)) is not None:
+    def _vacuum_table(self, path: str, hours: int) -> bool:
+        if (table := self._open_table(path)) is not None:
             vacuum(table, hours)
         return True
 
-    def _expire(self, state: str, others: Mapping[str, str]) -> None:
+    def _delete_expired_windows(self, state: str, others: Mapping[str, str]) -> None:
         """Delete closed windows that end before the limit in `state`, and late records one retention period later."""
-        days, table = self.settings.closed_retention_days, self._open(state)
+        days, table = self.settings.closed_retention_days, self._open_table(state)
         if days is None or table is None:
             return
         limit_ms = max((of[0]["expired_ms"] for of in delta_writer.progress_rows(table).values()), default=-1)
         limits = {"closed": ("window_end", limit_ms), "late": ("event_time", limit_ms - days * DAY_MS)}
         for name, path in others.items():
             column, before_ms = limits[name.partition("/")[0]]
-            own = self._open(path) if before_ms > 0 else None
+            own = self._open_table(path) if before_ms > 0 else None
             if own is not None and (expired := expire(own, column, before_ms)):
                 self.log(f"{name}: {expired} rows deleted: retention is {days} days")
 
@@ -193,8 +193,8 @@ def optimize(table: DeltaTable, kind: str, options: Mapping[str, str] | None = N
     now_ms = int(time.time() * 1000)
     added = list[DataFile]()
     removed = list[RemoveAction]()
-    for group in _groups(pa.table(table.get_add_actions(flatten=True)).to_pylist(), f"min.{time_column}"):
-        rows = pa.concat_tables([_with_schema(files.read(file["path"]), schema) for file in group])
+    for group in _group_small_files(pa.table(table.get_add_actions(flatten=True)).to_pylist(), f"min.{time_column}"):
+        rows = pa.concat_tables([_cast_to_schema(files.read(file["path"]), schema) for file in group])
         rows = rows.sort_by([(time_column, "ascending"), ("changelog_offset", "ascending")])
         added.append(files.write(rows.to_batches()))
         removed += [RemoveAction(file["path"], False, now_ms, file["size_bytes"], {}) for file in group]
@@ -203,7 +203,7 @@ def optimize(table: DeltaTable, kind: str, options: Mapping[str, str] | None = N
     return len(removed)
 
 
-def _groups(files: list[dict[str, Any]], least: str) -> Iterator[list[dict[str, Any]]]:
+def _group_small_files(files: list[dict[str, Any]], least: str) -> Iterator[list[dict[str, Any]]]:
     """Yield the groups of files to merge: neighbours in time, two or more, together at most FILE_BYTES."""
     group, size = list[dict[str, Any]](), 0
     small = [file for file in files if file["size_bytes"] <= FILE_BYTES / 2]
@@ -217,7 +217,7 @@ def _groups(files: list[dict[str, Any]], least: str) -> Iterator[list[dict[str, 
         yield group
 
 
-def _with_schema(rows: pa.Table, schema: pa.Schema) -> pa.Table:
+def _cast_to_schema(rows: pa.Table, schema: pa.Schema) -> pa.Table:
     """Returns the rows in the table's present columns and types; a file may lack columns that were added later."""
     columns = [
         rows.column(field.name).cast(field.type) if field.name in rows.column_names else pa.nulls(len(rows), field.type)
@@ -230,8 +230,8 @@ def expire(table: DeltaTable, column: str, before_ms: int) -> int:
     """Delete the rows whose time in `column` is before `before_ms`. Returns their number."""
     text = datetime.fromtimestamp(before_ms / 1000, UTC).replace(tzinfo=None).isoformat(timespec="milliseconds")
     before = f"arrow_cast('{text}Z', 'Timestamp(Microsecond, Some(\"UTC\"))')"
-    metrics: dict[str, Any] = _translate(
-        table, lambda: table.delete(f"{column} < {before}", commit_properties=_with_positions(table))
+    metrics: dict[str, Any] = _translate_delta_errors(
+        table, lambda: table.delete(f"{column} < {before}", commit_properties=_position_metadata(table))
     )
     return int(metrics.get("num_deleted_rows") or 0)
 
@@ -244,17 +244,17 @@ def vacuum(table: DeltaTable, retention_hours: int) -> None:
     options: dict[str, Any] = {
         "dry_run": False,
         "enforce_retention_duration": False,
-        "commit_properties": _with_positions(table),
+        "commit_properties": _position_metadata(table),
     }
-    _translate(table, lambda: table.vacuum(retention_hours, **options))
+    _translate_delta_errors(table, lambda: table.vacuum(retention_hours, **options))
 
 
-def _with_positions(table: DeltaTable) -> CommitProperties:
+def _position_metadata(table: DeltaTable) -> CommitProperties:
     """Returns commit metadata that repeats the table's positions."""
     return CommitProperties(custom_metadata=delta_writer.metadata_of(delta_writer.positions(table)))
 
 
-def _translate(table: DeltaTable, step: Any) -> Any:
+def _translate_delta_errors(table: DeltaTable, step: Any) -> Any:
     """Returns the result of a step. Translates errors of deltalake to CompactionConflict or LakeUnavailable."""
     try:
         return step()

@@ -246,9 +246,7 @@ class ConsumerCoordinator:
 
     def _leave_group(self, step: Leave) -> None:
         """Send LeaveGroup in parallel to the steps: no poll waits for its answer, and a following close sends it."""
-        event = (
-            "left the group" if step.member_id else "sent no LeaveGroup, so its membership is kept for a session"
-        )
+        event = "left the group" if step.member_id else "sent no LeaveGroup, so its membership is kept for a session"
         limit_ms = self.state.config.max_poll_interval_ms
         self.gone_because = f"{event}: no poll within max_poll_interval_ms={limit_ms}"
         log.error(self.gone_because, **self._requests.fields())

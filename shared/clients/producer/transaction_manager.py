@@ -417,7 +417,13 @@ class TransactionCoordinator:
             ]
             # One rejected partition leaves the others with OPERATION_NOT_ATTEMPTED: report the cause first.
             for tp, code in sorted(rejected, key=lambda one: one[1] == OPERATION_NOT_ATTEMPTED):
-                self._check_error_code(code, "transaction", self._transactional_id, f"{where}, {tp}", EXPIRED | {TOPIC_AUTHORIZATION_FAILED})
+                self._check_error_code(
+                    code,
+                    "transaction",
+                    self._transactional_id,
+                    f"{where}, {tp}",
+                    EXPIRED | {TOPIC_AUTHORIZATION_FAILED},
+                )
 
         await self._retry_request(request_add_partitions, where, soon=first)
 

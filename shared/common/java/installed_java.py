@@ -54,7 +54,7 @@ def find_java(environ: Mapping[str, str] | None = None, *, platform: str = sys.p
     rejected: list[str] = []
     seen_any = False
     looked_at: set[Path] = set()
-    for found_by, executable in _candidates(environ, platform):
+    for found_by, executable in _java_candidates(environ, platform):
         if executable.resolve() in looked_at:  # one Java under several names, as distributions link theirs
             continue
         looked_at.add(executable.resolve())
@@ -111,7 +111,7 @@ def install_command(platform: str = sys.platform, version: int = VERSION_MIN) ->
     return f"{sudo}apt-get install -y {package} (or your distribution's package of Java {version})"
 
 
-def _candidates(environ: Mapping[str, str], platform: str) -> Iterator[tuple[str, Path]]:
+def _java_candidates(environ: Mapping[str, str], platform: str) -> Iterator[tuple[str, Path]]:
     if home := environ.get("JAVA_HOME"):
         yield "JAVA_HOME", Path(home) / "bin" / "java"
     # shutil.which searches the process's own PATH for None, and nothing for an empty string.

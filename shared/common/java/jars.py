@@ -98,13 +98,13 @@ def missing_jars(wanted: JarSet, environ: Mapping[str, str] | None = None) -> li
     """The jars of a set that are not in the cache, or have another size there."""
     folder = cache_root(environ) / wanted.folder
 
-    def is_there(jar: Jar) -> bool:
+    def is_jar_downloaded(jar: Jar) -> bool:
         try:
             return (folder / jar.name).stat().st_size == jar.size
         except OSError:
             return False
 
-    return [jar for jar in wanted.jars if not is_there(jar)]
+    return [jar for jar in wanted.jars if not is_jar_downloaded(jar)]
 
 
 def announcement(wanted: JarSet, environ: Mapping[str, str] | None = None) -> str | None:
@@ -130,12 +130,12 @@ async def fetch_jars(wanted: JarSet, environ: Mapping[str, str] | None = None) -
     try:
         _check_space(root, sum(jar.size for jar in missing))
         repository = find_repository(environ)
-        async with _only_downloader(root):
+        async with _download_lock(root):
             if missing := missing_jars(wanted, environ):  # another process may have downloaded them meanwhile
                 log.info("downloading", what=wanted.title, repository=repository.name, folder=str(folder))
                 folder.mkdir(exist_ok=True)
                 try:
-                    await _download(wanted, missing, repository, folder)
+                    await _download_jars(wanted, missing, repository, folder)
                 finally:
                     with contextlib.suppress(OSError):
                         folder.rmdir()  # if it is empty
@@ -152,7 +152,7 @@ def _check_space(root: Path, needed: int) -> None:
 
 
 @contextlib.asynccontextmanager
-async def _only_downloader(root: Path) -> AsyncIterator[None]:
+async def _download_lock(root: Path) -> AsyncIterator[None]:
     deadline = time.monotonic() + LOCK_TIMEOUT_MS / 1000
     lock = FileLock(root / LOCK_FILE)
     try:
@@ -167,7 +167,7 @@ async def _only_downloader(root: Path) -> AsyncIterator[None]:
         lock.release()
 
 
-async def _download(wanted: JarSet, jars: Sequence[Jar], repository: Repository, folder: Path) -> None:
+async def _download_jars(wanted: JarSet, jars: Sequence[Jar], repository: Repository, folder: Path) -> None:
     """Fetch all, the largest first. Raises the error of the first that failed: JarsUnavailable or OSError."""
     import httpx  # the import takes a tenth of a second, which a start with cached jars saves
 
@@ -177,14 +177,14 @@ async def _download(wanted: JarSet, jars: Sequence[Jar], repository: Repository,
     turns = asyncio.Semaphore(DOWNLOADS_MAX)
     async with httpx.AsyncClient(auth=auth, timeout=timeout, headers=headers, follow_redirects=True) as client:
 
-        async def fetch(jar: Jar) -> None:
+        async def fetch_in_turn(jar: Jar) -> None:
             async with turns:
                 await _fetch_jar(client, jar, _PartFile(folder, jar), wanted, repository)
 
         try:
             async with asyncio.TaskGroup() as group:
                 for jar in sorted(jars, key=lambda jar: -jar.size):
-                    group.create_task(fetch(jar))
+                    group.create_task(fetch_in_turn(jar))
         except BaseExceptionGroup as failures:
             raise failures.exceptions[0] from None
 
@@ -207,7 +207,7 @@ async def _fetch_jar(
             await asyncio.sleep(RETRY_BACKOFF.wait_ms(attempt) / 1000)
         was_resumed = part.begin() > 0
         try:
-            await _attempt(client, repository.url + jar.path, part)
+            await _request_jar(client, repository.url + jar.path, part)
             part.finish()
             return
         except _AttemptFailed as e:
@@ -225,7 +225,7 @@ async def _fetch_jar(
     )
 
 
-async def _attempt(client: httpx.AsyncClient, url: str, part: _PartFile) -> None:
+async def _request_jar(client: httpx.AsyncClient, url: str, part: _PartFile) -> None:
     """Request the bytes that the part file lacks. Raises _AttemptFailed, _WrongContent."""
     import httpx
 

@@ -62,13 +62,15 @@ def home_folder(environ: Mapping[str, str]) -> Path:
 def find_repository(environ: Mapping[str, str]) -> Repository:
     """The repository of the user's settings. Raises JarsUnavailable if there is none, or its URL is not http(s)."""
     if url := environ.get(REPOSITORY_VARIABLE):
-        return _repository(url, REPOSITORY_VARIABLE)
+        return _parse_repository(url, REPOSITORY_VARIABLE)
     maven = maven_home(environ)
     files = [home_folder(environ) / ".m2" / "settings.xml"]
     if maven is not None:
         files.append(maven / "conf" / "settings.xml")
     for file in files:
-        if (text := _read(file)) is not None and (found := mirror_of_central(text, file, environ)) is not None:
+        if (text := _read_settings_file(file)) is not None and (
+            found := mirror_of_central(text, file, environ)
+        ) is not None:
             return found
     known = maven_central(maven, _pyspark_jars())
     if known is None:
@@ -76,7 +78,7 @@ def find_repository(environ: Mapping[str, str]) -> Repository:
             f"no Maven repository is known here: set {REPOSITORY_VARIABLE} to the base URL of Maven Central or of a "
             f"mirror, or name a mirror in {files[0]}"
         )
-    return _repository(known, "Maven Central")
+    return _parse_repository(known, "Maven Central")
 
 
 def maven_home(environ: Mapping[str, str]) -> Path | None:
@@ -93,13 +95,15 @@ def maven_central(maven: Path | None, ivy_folder: Path | None) -> str | None:
     builders = [] if maven is None else [*(maven / "lib").glob("maven-model-builder-*.jar")]
     builders += [] if maven is None else [*(maven / "lib").glob("maven-impl-*.jar")]  # from Maven 4 on
     for jar in builders:
-        if (text := _member(jar, _SUPER_POM)) is not None:
+        if (text := _read_jar_member(jar, _SUPER_POM)) is not None:
             model = ElementTree.fromstring(text)  # noqa: S314  (a file of the installed Maven)
             for repository in model.findall("{*}repositories/{*}repository"):
-                if _text(repository, "id") == CENTRAL and (url := _text(repository, "url")):
+                if _element_text(repository, "id") == CENTRAL and (url := _element_text(repository, "url")):
                     return url
     for jar in () if ivy_folder is None else sorted(ivy_folder.glob("ivy-*.jar")):
-        found = re.search(rf"^{re.escape(_IVY_ROOT)}\s*=\s*(\S+)", _member(jar, _IVY_PROPERTIES) or "", re.MULTILINE)
+        found = re.search(
+            rf"^{re.escape(_IVY_ROOT)}\s*=\s*(\S+)", _read_jar_member(jar, _IVY_PROPERTIES) or "", re.MULTILINE
+        )
         if found:
             return found[1]
     return None
@@ -116,21 +120,21 @@ def mirror_of_central(text: str, file: Path, environ: Mapping[str, str]) -> Repo
     except ElementTree.ParseError as e:
         raise JarsUnavailable(f"{file} cannot be read: {e}; fix it, or set {REPOSITORY_VARIABLE}") from None
     mirrors = settings.findall("{*}mirrors/{*}mirror")
-    exact = [mirror for mirror in mirrors if _text(mirror, "mirrorOf") == CENTRAL]
-    for mirror in exact or (mirror for mirror in mirrors if covers_central(_text(mirror, "mirrorOf"))):
-        name, url = _text(mirror, "id"), _interpolate(_text(mirror, "url"), environ)
+    exact = [mirror for mirror in mirrors if _element_text(mirror, "mirrorOf") == CENTRAL]
+    for mirror in exact or (mirror for mirror in mirrors if covers_central(_element_text(mirror, "mirrorOf"))):
+        name, url = _element_text(mirror, "id"), _interpolate_variables(_element_text(mirror, "url"), environ)
         servers = settings.findall("{*}servers/{*}server")
-        server = next((server for server in servers if name and _text(server, "id") == name), None)
+        server = next((server for server in servers if name and _element_text(server, "id") == name), None)
         if server is None:
-            return _repository(url, f"the mirror {name} of {file}")
-        username = _interpolate(_text(server, "username"), environ)
-        password = _interpolate(_text(server, "password"), environ)
+            return _parse_repository(url, f"the mirror {name} of {file}")
+        username = _interpolate_variables(_element_text(server, "username"), environ)
+        password = _interpolate_variables(_element_text(server, "password"), environ)
         if re.fullmatch(r".*\{.+\}.*", password):
             raise JarsUnavailable(
                 f"the password of the server {name} in {file} is encrypted, which only Maven can read: set "
                 f"{REPOSITORY_VARIABLE} to the mirror's URL with the credentials in it (https://USER:PASSWORD@HOST/…)"
             )
-        return _repository(url, f"the mirror {name} of {file}", username or None, password or None)
+        return _parse_repository(url, f"the mirror {name} of {file}", username or None, password or None)
     return None
 
 
@@ -144,7 +148,7 @@ def covers_central(mirror_of: str) -> bool:
     return f"!{CENTRAL}" not in patterns and any(pattern in ("*", CENTRAL, "external:*") for pattern in patterns)
 
 
-def _repository(url: str, source: str, username: str | None = None, password: str | None = None) -> Repository:
+def _parse_repository(url: str, source: str, username: str | None = None, password: str | None = None) -> Repository:
     try:
         parts = urlsplit(url)
         is_web = parts.scheme in ("http", "https") and bool(parts.hostname) and not parts.query and not parts.fragment
@@ -156,23 +160,23 @@ def _repository(url: str, source: str, username: str | None = None, password: st
     return found
 
 
-def _interpolate(text: str, environ: Mapping[str, str]) -> str:
+def _interpolate_variables(text: str, environ: Mapping[str, str]) -> str:
     """Replaces Maven's `${env.NAME}` and `${user.home}`; unknown names are not changed."""
 
-    def value(found: re.Match[str]) -> str:
+    def variable_value(found: re.Match[str]) -> str:
         name = found[1]
         if name == "user.home":
             return str(home_folder(environ))
         return environ.get(name.removeprefix("env."), found[0]) if name.startswith("env.") else found[0]
 
-    return re.sub(r"\$\{([^}]+)\}", value, text)
+    return re.sub(r"\$\{([^}]+)\}", variable_value, text)
 
 
-def _text(element: ElementTree.Element, name: str) -> str:
+def _element_text(element: ElementTree.Element, name: str) -> str:
     return (element.findtext(f"{{*}}{name}") or "").strip()
 
 
-def _read(file: Path) -> str | None:
+def _read_settings_file(file: Path) -> str | None:
     try:
         with file.open(encoding="utf-8") as opened:
             return opened.read(_SETTINGS_BYTES_MAX)
@@ -182,7 +186,7 @@ def _read(file: Path) -> str | None:
         raise JarsUnavailable(f"{file} cannot be read: {e}; fix it, or set {REPOSITORY_VARIABLE}") from None
 
 
-def _member(jar: Path, name: str) -> str | None:
+def _read_jar_member(jar: Path, name: str) -> str | None:
     """The text of one file in a jar; None if either is missing."""
     try:
         with zipfile.ZipFile(jar) as archive:

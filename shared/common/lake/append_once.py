@@ -25,20 +25,20 @@ NO_VERSION = -1
 
 def table_versions(uri: str, applications: list[str], options: Mapping[str, str]) -> dict[str, int]:
     """The version of each application that the table knows; empty if there is no table. Raises RetriableError."""
-    table = _table(uri, options)
+    table = _open_table(uri, options)
     found = {} if table is None else {name: table.transaction_version(name) for name in applications}
     return {name: version for name, version in found.items() if version is not None and version != NO_VERSION}
 
 
 def set_versions(uri: str, versions: Mapping[str, int | None], options: Mapping[str, str]) -> None:
     """Set versions by hand, None to remove one. Does nothing if there is no table. Raises RetriableError."""
-    table = _table(uri, options)
+    table = _open_table(uri, options)
     if table is not None:
         transactions = [Transaction(name, NO_VERSION if at is None else at) for name, at in versions.items()]
-        _write(uri, _schema(table).empty_table(), transactions, options, None)
+        _append_to_table(uri, _table_schema(table).empty_table(), transactions, options, None)
 
 
-def _table(uri: str, options: Mapping[str, str]) -> DeltaTable | None:
+def _open_table(uri: str, options: Mapping[str, str]) -> DeltaTable | None:
     try:
         return DeltaTable(uri, storage_options=dict(options))
     except TableNotFoundError:
@@ -47,7 +47,7 @@ def _table(uri: str, options: Mapping[str, str]) -> DeltaTable | None:
         raise RetriableError(f"{uri}: {one_line(e)}") from e
 
 
-def _schema(table: DeltaTable) -> Any:
+def _table_schema(table: DeltaTable) -> Any:
     return pa.schema(table.schema().to_arrow())
 
 
@@ -68,13 +68,15 @@ def append_once(
     for application, (before, _) in versions.items():
         if known.get(application) != before:
             raise WriterFenced(f"{uri}: {application} is at {known.get(application)}, and was left at {before}")
-    table = _table(uri, options)
+    table = _open_table(uri, options)
     if table is not None:
-        data = fitted(data, _schema(table))
-    _write(uri, data, [Transaction(name, after) for name, (_, after) in versions.items()], options, partition_by)
+        data = fitted(data, _table_schema(table))
+    _append_to_table(
+        uri, data, [Transaction(name, after) for name, (_, after) in versions.items()], options, partition_by
+    )
 
 
-def _write(
+def _append_to_table(
     uri: str, data: Any, transactions: list[Transaction], options: Mapping[str, str], partition_by: list[str] | None
 ) -> None:
     try:
@@ -101,43 +103,43 @@ def fitted(data: Any, schema: Any) -> Any:
     """
     for at, field in enumerate(data.schema):
         kept = schema.field(field.name).type if field.name in schema.names else field.type
-        if _is_number(field.type) and _is_number(kept) and field.type != kept:
+        if _is_number_type(field.type) and _is_number_type(kept) and field.type != kept:
             try:
                 data = data.set_column(at, field.name, data.column(at).cast(kept))
             except pa.ArrowInvalid as e:
                 raise DataError(f"column {field.name} is {kept}: {e}") from None
-        elif not _is_alike(field.type, kept):
+        elif not _are_types_alike(field.type, kept):
             raise DataError(f"column {field.name} is {kept}, and cannot have {field.type}")
     return data
 
 
-def _is_number(kind: Any) -> bool:
+def _is_number_type(kind: Any) -> bool:
     return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind))
 
 
-def _is_alike(kind: Any, kept: Any) -> bool:
+def _are_types_alike(kind: Any, kept: Any) -> bool:
     """Whether two types are the same in any encoding. A struct may have other fields besides."""
     types = pa.types
     if types.is_struct(kind) and types.is_struct(kept):
         both = {field.name for field in kind} & {field.name for field in kept}
-        return all(_is_alike(kind.field(name).type, kept.field(name).type) for name in both)
+        return all(_are_types_alike(kind.field(name).type, kept.field(name).type) for name in both)
     if types.is_map(kind) and types.is_map(kept):
-        return _is_alike(kind.key_type, kept.key_type) and _is_alike(kind.item_type, kept.item_type)
-    if _is_list(kind) and _is_list(kept):
-        return _is_alike(kind.value_type, kept.value_type)
-    for same in (_is_text, _is_bytes, types.is_timestamp):
+        return _are_types_alike(kind.key_type, kept.key_type) and _are_types_alike(kind.item_type, kept.item_type)
+    if _is_list_type(kind) and _is_list_type(kept):
+        return _are_types_alike(kind.value_type, kept.value_type)
+    for same in (_is_string_type, _is_binary_type, types.is_timestamp):
         if same(kind) and same(kept):
             return True
     return bool(kind == kept)
 
 
-def _is_list(kind: Any) -> bool:
+def _is_list_type(kind: Any) -> bool:
     return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
 
 
-def _is_text(kind: Any) -> bool:
+def _is_string_type(kind: Any) -> bool:
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
 
 
-def _is_bytes(kind: Any) -> bool:
+def _is_binary_type(kind: Any) -> bool:
     return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind))

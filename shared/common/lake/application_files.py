@@ -51,13 +51,13 @@ def find_files(
     root = table_uri(lake, application)
     folder = local_folder(root)
     if folder is None:
-        sizes = _objects(root, storage_options)
+        sizes = _list_objects(root, storage_options)
         return ApplicationFiles(root, by_table(sizes.items())) if sizes else None
     if folder.is_symlink():
         raise ConfigError(f"{folder} is a symbolic link: remove what it leads to, and the link")
     if not folder.is_dir():
         return None
-    return ApplicationFiles(str(folder), by_table(_files(folder)))
+    return ApplicationFiles(str(folder), by_table(_walk_files(folder)))
 
 
 def remove_files(lake: str, application: str, storage_options: Mapping[str, str] | None = None) -> None:
@@ -65,8 +65,8 @@ def remove_files(lake: str, application: str, storage_options: Mapping[str, str]
     root = table_uri(lake, application)
     folder = local_folder(root)
     if folder is None:
-        objects = list(_objects(root, storage_options))
-        delete_all(root, objects, _opened(root, storage_options).delete_file)
+        objects = list(_list_objects(root, storage_options))
+        delete_all(root, objects, _open_storage(root, storage_options).delete_file)
     else:
         remove_folder(folder)
 
@@ -126,16 +126,16 @@ def delete_all(root: str, paths: Iterable[str], delete: Callable[[str], None]) -
                 ) from e
 
 
-def _opened(root: str, storage_options: Mapping[str, str] | None) -> DeltaStorageHandler:
+def _open_storage(root: str, storage_options: Mapping[str, str] | None) -> DeltaStorageHandler:
     try:
         return DeltaStorageHandler(root, dict(storage_options) if storage_options else None)
     except DELTA_ERRORS as e:
         raise ConfigError(f"lake {root!r}: {one_line(e)}") from e
 
 
-def _objects(root: str, storage_options: Mapping[str, str] | None) -> dict[str, int]:
+def _list_objects(root: str, storage_options: Mapping[str, str] | None) -> dict[str, int]:
     """The objects below a URI by their relative path, with their sizes in bytes."""
-    store = _opened(root, storage_options)
+    store = _open_storage(root, storage_options)
     try:
         found = store.get_file_info_selector(FileSelector("", allow_not_found=True, recursive=True))
     except DELTA_ERRORS as e:
@@ -145,7 +145,7 @@ def _objects(root: str, storage_options: Mapping[str, str] | None) -> dict[str, 
     return {one.path: one.size or 0 for one in found if one.type == FileType.File and one.path not in folders}
 
 
-def _files(folder: Path) -> Iterator[tuple[str, int]]:
+def _walk_files(folder: Path) -> Iterator[tuple[str, int]]:
     for at, _, names in os.walk(folder):
         for name in names:
             path = Path(at, name)

@@ -130,10 +130,10 @@ def read_snapshot(
     if chosen := [int(p) for p in partitions]:
         where = f"row = 'progress' AND partition IN ({', '.join(map(str, chosen))})"
         order = "PARTITION BY partition ORDER BY changelog_offset DESC NULLS FIRST"
-        columns = ", ".join(map(_name, PROGRESS_COLUMNS))
+        columns = ", ".join(map(_quote_column_name, PROGRESS_COLUMNS))
         numbered = f"SELECT {columns}, row_number() OVER ({order}) AS nth FROM t WHERE {where}"
         newest = rows(table, f"SELECT {columns} FROM ({numbered}) WHERE nth = 1")
-        covered = {row["partition"]: _covered(table, row) for row in newest}
+        covered = {row["partition"]: _parse_partition_snapshot(table, row) for row in newest}
     return Snapshot(int(table.version()), dict(sorted(covered.items())))
 
 
@@ -164,7 +164,7 @@ def read_windows(
     table = open_table(table_uri(lake, application, "state"), storage_options, version)
     if table is None:
         raise LakeUnavailable(f"there is no table {table_uri(lake, application, 'state')} (any more)")
-    fields = _fields(table)
+    fields = _fields_of_table(table)
     if store not in fields:
         return
     if not isinstance(fields[store].type, StructType):
@@ -172,15 +172,15 @@ def read_windows(
     known = {f.name for f in fields[store].type.fields}
     if missing := [c for c in columns if c not in known]:
         raise NotASnapshot(f"{table.table_uri}: store {store!r} has no column {', '.join(missing)}")
-    state = [f"{_name(store)}[{_text(c)}] AS {_name(f'state {c}')}" for c in columns]
-    where = f"{WINDOWS} AND partition = {int(partition)} AND store = {_text(store)}"
-    for low, high in _slices(table, where):
+    state = [f"{_quote_column_name(store)}[{_text_literal(c)}] AS {_quote_column_name(f'state {c}')}" for c in columns]
+    where = f"{WINDOWS} AND partition = {int(partition)} AND store = {_text_literal(store)}"
+    for low, high in _offset_slices(table, where):
         within = f"{where} AND changelog_offset >= {low} AND changelog_offset <= {high}"
         sql = f"SELECT {', '.join((*WINDOW_COLUMNS, *state, 'changelog_offset'))} FROM t WHERE {within}"
-        yield from _ordered(query(table, sql), (*WINDOW_COLUMNS, *columns))
+        yield from _sort_by_offset(query(table, sql), (*WINDOW_COLUMNS, *columns))
 
 
-def _slices(table: DeltaTable, where: str) -> list[tuple[int, int]]:
+def _offset_slices(table: DeltaTable, where: str) -> list[tuple[int, int]]:
     """Ranges of offsets, both ends inclusive, that together cover all rows and have about SLICE_ROWS rows each."""
     column = query(table, f"SELECT changelog_offset FROM t WHERE {where}").column(0)
     if column.null_count:
@@ -192,7 +192,7 @@ def _slices(table: DeltaTable, where: str) -> list[tuple[int, int]]:
     return list(zip(lows.tolist(), [*(lows[1:] - 1).tolist(), int(offsets[-1])], strict=True))
 
 
-def _ordered(found: pa.Table, names: Sequence[str]) -> list[pa.RecordBatch]:
+def _sort_by_offset(found: pa.Table, names: Sequence[str]) -> list[pa.RecordBatch]:
     """The rows sorted by their last column, which is dropped."""
     found = found.combine_chunks()
     offsets = found.column(found.num_columns - 1).to_numpy()
@@ -219,19 +219,20 @@ def find_windows(
     start_ms, end_ms and `state`, a dict. Raises LakeUnavailable or NotASnapshot.
     """
     table = open_table(table_uri(lake, application, "state"), storage_options, version)
-    if table is None or store not in _fields(table):
+    if table is None or store not in _fields_of_table(table):
         return []
     # All rows of a window have the same start. Only the end may differ in the newest row.
     first = "" if after is None else f" AND start_ms >= {after.start_ms}"
-    where = f"{WINDOWS} AND store = {_text(store)} AND {_within('key', *keys)} AND start_ms <= {int(reach[1])}{first}"
-    wanted = f"live AND end_ms >= {int(reach[0])}{_after(after, _STATE_POSITION)}"
+    where = f"{WINDOWS} AND store = {_text_literal(store)} AND {_sql_key_range('key', *keys)}"
+    where += f" AND start_ms <= {int(reach[1])}{first}"
+    wanted = f"live AND end_ms >= {int(reach[0])}{_sql_after_position(after, _STATE_POSITION)}"
     position = ", ".join(_STATE_POSITION)
-    sql = f"SELECT {position}, {_name(store)} AS state FROM {_newest(where)} AND {wanted}"
+    sql = f"SELECT {position}, {_quote_column_name(store)} AS state FROM {_newest_rows_query(where)} AND {wanted}"
     sql += f" ORDER BY {position} LIMIT {int(rows_max)}"
     return rows(table, sql)
 
 
-def _newest(where: str) -> str:
+def _newest_rows_query(where: str) -> str:
     """The source of a query for the newest row of each matching window in `state`, tombstones included.
 
     An offset belongs to one row of a partition. A join by offset takes a quarter of the time of numbering the rows.
@@ -262,15 +263,15 @@ def find_closed(
     table = open_table(table_uri(lake, application, "closed", store), storage_options)
     if table is None:
         return []
-    fields = _fields(table)
+    fields = _fields_of_table(table)
     names = _CLOSED_POSITION if "key" in fields else _CLOSED_POSITION._replace(key="key_bytes")
     results = [name for name in fields if name not in CLOSED_COLUMNS]
-    wanted = f"{_within(names.key, *keys)}{_touches(reach)}{_after(after, names)}"
-    columns = [*names, "changelog_offset", "topic_id", *map(_name, results)]
+    wanted = f"{_sql_key_range(names.key, *keys)}{_sql_time_range(reach)}{_sql_after_position(after, names)}"
+    columns = [*names, "changelog_offset", "topic_id", *map(_quote_column_name, results)]
     limit = "" if rows_max is None else f" LIMIT {int(rows_max)}"
     sql = f"SELECT {', '.join(columns)} FROM t WHERE {wanted} ORDER BY {', '.join(names)}{limit}"
     answer = query(table, sql)
-    starts, ends = (_ms(answer.column(at)) for at in (0, 1))
+    starts, ends = (_timestamps_in_ms(answer.column(at)) for at in (0, 1))
     rest = (column.to_pylist() for column in answer.columns[2:])
     return [
         ClosedWindow(partition, start, end, key, offset, topic_id, dict(zip(results, values, strict=True)))
@@ -298,39 +299,41 @@ _STATE_POSITION = _PositionColumns("start_ms", "end_ms", "partition", "key")
 _CLOSED_POSITION = _PositionColumns("window_start", "window_end", "partition", "key")
 
 
-def _after(position: WindowPosition | None, names: _PositionColumns) -> str:
+def _sql_after_position(position: WindowPosition | None, names: _PositionColumns) -> str:
     if position is None:
         return ""
     start, end, partition, raw = position
-    first, last = (str(start), str(end)) if names is _STATE_POSITION else (_timestamp(start), _timestamp(end))
-    key = _key(raw.decode(errors="replace") if names is _CLOSED_POSITION else raw)
+    first, last = (
+        (str(start), str(end)) if names is _STATE_POSITION else (_timestamp_literal(start), _timestamp_literal(end))
+    )
+    key = _key_literal(raw.decode(errors="replace") if names is _CLOSED_POSITION else raw)
     behind = f"partition > {partition} OR (partition = {partition} AND {names.key} > {key})"
     behind = f"{names.end} > {last} OR ({names.end} = {last} AND ({behind}))"
     return f" AND {names.start} >= {first} AND ({names.start} > {first} OR {behind})"
 
 
-def _within(column: str, first: str | bytes | None, last: str | bytes | None) -> str:
+def _sql_key_range(column: str, first: str | bytes | None, last: str | bytes | None) -> str:
     bounds = [(">=", first), ("<=", last)] if first != last else [("=", first)]
-    conditions = [f"{column} {sign} {_key(bound)}" for sign, bound in bounds if bound is not None]
+    conditions = [f"{column} {sign} {_key_literal(bound)}" for sign, bound in bounds if bound is not None]
     return " AND ".join(conditions) or f"{column} IS NOT NULL"
 
 
-def _key(key: str | bytes) -> str:
-    return f"X'{key.hex()}'" if isinstance(key, bytes) else _text(key)
+def _key_literal(key: str | bytes) -> str:
+    return f"X'{key.hex()}'" if isinstance(key, bytes) else _text_literal(key)
 
 
-def _touches(reach: tuple[int, int]) -> str:
+def _sql_time_range(reach: tuple[int, int]) -> str:
     low, high = reach
-    ends = "" if low <= -TIMESTAMP_MS_MAX else f" AND window_end >= {_timestamp(low)}"
-    return ends if high >= TIMESTAMP_MS_MAX else f"{ends} AND window_start <= {_timestamp(high)}"
+    ends = "" if low <= -TIMESTAMP_MS_MAX else f" AND window_end >= {_timestamp_literal(low)}"
+    return ends if high >= TIMESTAMP_MS_MAX else f"{ends} AND window_start <= {_timestamp_literal(high)}"
 
 
-def _timestamp(ms: int) -> str:
+def _timestamp_literal(ms: int) -> str:
     at = min(max(int(ms), -TIMESTAMP_MS_MAX), TIMESTAMP_MS_MAX)
     return f"arrow_cast({at * 1_000}, 'Timestamp(Microsecond, Some(\"UTC\"))')"
 
 
-def _ms(column: pa.Array) -> list[int]:
+def _timestamps_in_ms(column: pa.Array) -> list[int]:
     return [int(ms) for ms in (column.cast(pa.int64()).to_numpy() // 1_000).tolist()]
 
 
@@ -348,11 +351,11 @@ def describe(lake: str, application: str, storage_options: Mapping[str, str] | N
     if state is None:
         return fields
     fields["state_version"] = int(state.version())
-    fields["live_rows"] = _count(state, f"{_newest(WINDOWS)} AND live")
-    fields["compacted_at_ms"] = next((one.ended_at_ms for one in _compactions(state, 1)), None)
-    for store in sorted(_fields(state).keys() - {*STATE_COLUMNS}):
+    fields["live_rows"] = _count_rows(state, f"{_newest_rows_query(WINDOWS)} AND live")
+    fields["compacted_at_ms"] = next((one.ended_at_ms for one in _read_compactions(state, 1)), None)
+    for store in sorted(_fields_of_table(state).keys() - {*STATE_COLUMNS}):
         closed = open_table(table_uri(lake, application, "closed", store), storage_options)
-        fields["closed_rows"][store] = 0 if closed is None else _count(closed, "t")
+        fields["closed_rows"][store] = 0 if closed is None else _count_rows(closed, "t")
         fields["closed_versions"][store] = -1 if closed is None else int(closed.version())
     return fields
 
@@ -365,23 +368,23 @@ def compactions(
     At most `limit` are returned. There may be fewer if many other versions lie between them.
     """
     state = open_table(table_uri(lake, application, "state"), storage_options)
-    return [] if state is None else _compactions(state, limit)
+    return [] if state is None else _read_compactions(state, limit)
 
 
-def _compactions(state: DeltaTable, limit: int) -> list[Compaction]:
+def _read_compactions(state: DeltaTable, limit: int) -> list[Compaction]:
     found: list[Compaction] = []
     for versions in HISTORY_VERSIONS:
         try:
             history = state.history(limit=max(versions, limit))
         except DELTA_ERRORS as e:
             raise LakeUnavailable(f"{state.table_uri} cannot be read: {one_line(e)}") from e
-        found = [one for entry in history if (one := _compaction(entry)) is not None]
+        found = [one for entry in history if (one := _parse_compaction(entry)) is not None]
         if found or len(history) < versions:
             break
     return found[:limit]
 
 
-def _compaction(entry: Mapping[str, Any]) -> Compaction | None:
+def _parse_compaction(entry: Mapping[str, Any]) -> Compaction | None:
     """A commit of `state` as a compaction; None if it is a rewrite, table maintenance or another program's commit."""
     if entry.get("operation") != APPEND:
         return None
@@ -398,7 +401,7 @@ def _compaction(entry: Mapping[str, Any]) -> Compaction | None:
 # --- inside ---
 
 
-def _covered(table: DeltaTable, row: Mapping[str, Any]) -> PartitionSnapshot:
+def _parse_partition_snapshot(table: DeltaTable, row: Mapping[str, Any]) -> PartitionSnapshot:
     partition, offset, epoch, progress, topic_id = (row[name] for name in PROGRESS_COLUMNS)
     numbers = isinstance(offset, int) and isinstance(epoch, int)
     if not numbers or not isinstance(progress, str) or not isinstance(topic_id, str | None):
@@ -424,7 +427,7 @@ def query(table: DeltaTable, sql: str) -> pa.Table:
     try:
         answer = pa.RecordBatchReader.from_stream(QueryBuilder().register("t", table).execute(sql)).read_all()
         # The engine returns views of strings and bytes, which the other code (and older pyarrow) cannot compute with.
-        return answer.cast(pa.schema([pa.field(f.name, _plain(f.type)) for f in answer.schema]))
+        return answer.cast(pa.schema([pa.field(f.name, _plain_arrow_type(f.type)) for f in answer.schema]))
     except DELTA_ERRORS as e:
         raise LakeUnavailable(f"{table.table_uri} at version {table.version()} cannot be read: {one_line(e)}") from e
 
@@ -434,7 +437,7 @@ def rows(table: DeltaTable, sql: str) -> list[dict[str, Any]]:
     return list(query(table, sql).to_pylist())
 
 
-def _plain(type_: pa.DataType) -> pa.DataType:
+def _plain_arrow_type(type_: pa.DataType) -> pa.DataType:
     if type_ == pa.binary_view() or pa.types.is_large_binary(type_):
         return pa.binary()
     if type_ == pa.string_view() or pa.types.is_large_string(type_):
@@ -442,22 +445,22 @@ def _plain(type_: pa.DataType) -> pa.DataType:
     return type_
 
 
-def _count(table: DeltaTable, of: str) -> int:
+def _count_rows(table: DeltaTable, of: str) -> int:
     return int(rows(table, f"SELECT count(*) AS n FROM {of}")[0]["n"])
 
 
-def _fields(table: DeltaTable) -> dict[str, Any]:
+def _fields_of_table(table: DeltaTable) -> dict[str, Any]:
     return {field.name: field for field in table.schema().fields}
 
 
 def _require_columns(table: DeltaTable, wanted: Sequence[str]) -> None:
-    if missing := [name for name in wanted if name not in _fields(table)]:
+    if missing := [name for name in wanted if name not in _fields_of_table(table)]:
         raise NotASnapshot(f"{table.table_uri} is no snapshot: it has no column {', '.join(missing)}")
 
 
-def _name(name: str) -> str:
+def _quote_column_name(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
-def _text(value: str) -> str:
+def _text_literal(value: str) -> str:
     return "'" + value.replace("'", "''") + "'"

@@ -155,19 +155,19 @@ class OfField(Aggregation[State]):
         if not typing.is_typeddict(value_type):
             bound._get = operator.attrgetter(self.field)
         bound._bind_field(hints[self.field])
-        bound.verbatim = _is_verbatim(value_type, self.field)
+        bound.verbatim = _reads_field_as_json(value_type, self.field)
         return bound
 
     def _bind_field(self, hint: Any) -> None:
         """Set the type from the field's annotation."""
 
-    def _value(self, value: Any) -> Any:
+    def _field_value(self, value: Any) -> Any:
         try:
             return self._get(value)
         except (KeyError, TypeError, AttributeError):
             raise DataError(f"{self.function}({self.field!r}): the value has no field {self.field!r}") from None
 
-    def _as_number(self, value: Any, type_: NumberType) -> float | int:
+    def _require_number(self, value: Any, type_: NumberType) -> float | int:
         """Return a field's value as a number of this type. Raises DataError if it is none."""
         if not isinstance(value, int | float):
             raise DataError(f"{self.function}({self.field!r}): {value!r} is not a number")
@@ -217,11 +217,11 @@ class _OfNumber(OfField[Number]):
 
     def number(self, value: Any) -> float | int | None:
         """Return the record's number, None if it has none. Raises DataError for another type."""
-        field_value = self._value(value)
+        field_value = self._field_value(value)
         if field_value is None:
             return None
         # -0.0 becomes 0.0, so that there is one zero, as in the kernels' columns.
-        return self._as_number(field_value, self.type) + 0
+        return self._require_number(field_value, self.type) + 0
 
     def add(self, state: Number, value: Any) -> Number:
         number = self.number(value)
@@ -232,13 +232,13 @@ class _OfNumber(OfField[Number]):
             return earlier
         if earlier[1] == 0:
             return later
-        combined = self._combine(earlier[0], later[0])
+        combined = self._combine_numbers(earlier[0], later[0])
         if self.type == "int64":
             self._in_64_bits(int(combined))
         return (combined, earlier[1] + later[1])
 
     @abstractmethod
-    def _combine(self, a: float | int, b: float | int) -> float | int: ...
+    def _combine_numbers(self, a: float | int, b: float | int) -> float | int: ...
 
     def to_columns(self, state: Number) -> tuple[ColumnValue, ...]:
         return (state[0] if self.type == "int64" else float(state[0]), state[1])
@@ -255,7 +255,7 @@ class Sum(_OfNumber):
 
     function = "sum"
 
-    def _combine(self, a: float | int, b: float | int) -> float | int:
+    def _combine_numbers(self, a: float | int, b: float | int) -> float | int:
         return a + b
 
 
@@ -264,7 +264,7 @@ class Min(_OfNumber):
 
     function = "min"
 
-    def _combine(self, a: float | int, b: float | int) -> float | int:
+    def _combine_numbers(self, a: float | int, b: float | int) -> float | int:
         return b if b < a or a != a else a
 
 
@@ -273,7 +273,7 @@ class Max(_OfNumber):
 
     function = "max"
 
-    def _combine(self, a: float | int, b: float | int) -> float | int:
+    def _combine_numbers(self, a: float | int, b: float | int) -> float | int:
         return b if b > a or b != b else a
 
 
@@ -307,13 +307,13 @@ class CountDistinct(OfField["datasketches.hll_sketch"]):
         return datasketches.hll_sketch(DISTINCT_LG_K)
 
     def add(self, state: datasketches.hll_sketch, value: Any) -> datasketches.hll_sketch:
-        item = self._item(value)
+        item = self._distinct_item(value)
         if item is not None:
             state.update(item)
         return state
 
-    def _item(self, value: Any) -> str | int | float | None:
-        field_value = self._value(value)
+    def _distinct_item(self, value: Any) -> str | int | float | None:
+        field_value = self._field_value(value)
         item = field_value if field_value is None or isinstance(field_value, str | int | float) else str(field_value)
         # DataSketches and Spark ignore the empty text, but it is a value.
         if item == "":
@@ -386,7 +386,7 @@ class Aggregate(Aggregation[Any]):
         return detached(state)
 
 
-def _is_verbatim(value_type: Any, field: str) -> bool:
+def _reads_field_as_json(value_type: Any, field: str) -> bool:
     """Return whether the field can be read from JSON as it is.
 
     The field must have the same name in JSON, absent or null must mean None, and its type must need no conversion.

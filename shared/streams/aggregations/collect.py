@@ -64,20 +64,20 @@ class _ByTime(OfField[TimedValue]):
         return self.add_at(state, value, 0)
 
     def add_at(self, state: TimedValue, value: Any, timestamp_ms: int) -> TimedValue:
-        return self.merge(state, (timestamp_ms, self._value(value) if self.type is None else self.number(value)))
+        return self.merge(state, (timestamp_ms, self._field_value(value) if self.type is None else self.number(value)))
 
     def number(self, value: Any) -> float | int | None:
         """Return the record's number, for a field of numbers. Raises DataError for another type."""
-        field_value = self._value(value)
-        return field_value if field_value is None or self.type is None else self._as_number(field_value, self.type)
+        field_value = self._field_value(value)
+        return field_value if field_value is None or self.type is None else self._require_number(field_value, self.type)
 
     def merge(self, earlier: TimedValue, later: TimedValue) -> TimedValue:
         if later[1] is None:
             return earlier
-        return later if earlier[1] is None or self._replaces(later[0], earlier[0]) else earlier
+        return later if earlier[1] is None or self._replaces_kept_value(later[0], earlier[0]) else earlier
 
     @abstractmethod
-    def _replaces(self, new_ms: int, old_ms: int) -> bool: ...
+    def _replaces_kept_value(self, new_ms: int, old_ms: int) -> bool: ...
 
     def to_columns(self, state: TimedValue) -> tuple[ColumnValue, ...]:
         if self.type is not None:
@@ -98,7 +98,7 @@ class First(_ByTime):
 
     function = "first"
 
-    def _replaces(self, new_ms: int, old_ms: int) -> bool:
+    def _replaces_kept_value(self, new_ms: int, old_ms: int) -> bool:
         return new_ms < old_ms
 
 
@@ -107,7 +107,7 @@ class Last(_ByTime):
 
     function = "last"
 
-    def _replaces(self, new_ms: int, old_ms: int) -> bool:
+    def _replaces_kept_value(self, new_ms: int, old_ms: int) -> bool:
         return new_ms >= old_ms
 
 
@@ -132,7 +132,7 @@ class _Collect(OfField[Collected]):
         return ((), 0)
 
     def add(self, state: Collected, value: Any) -> Collected:
-        field_value = self._value(value)
+        field_value = self._field_value(value)
         return state if field_value is None else self.merge(state, ((field_value,), 1))
 
     @abstractmethod
@@ -174,13 +174,13 @@ class CollectSet(_Collect):
         if len(values) < self.limit:
             # By JSON, because values may be lists or objects, which are not hashable. It also keeps 1, 1.0 and true
             # apart.
-            known = {self._identity(value): value for value in values}
+            known = {self._set_member_json(value): value for value in values}
             for value in later[0]:
-                known.setdefault(self._identity(value), value)
+                known.setdefault(self._set_member_json(value), value)
             values = tuple(known.values())[: self.limit]
         return (values, earlier[1] + later[1])
 
-    def _identity(self, value: Any) -> bytes:
+    def _set_member_json(self, value: Any) -> bytes:
         try:
             return msgspec.json.encode(value, order="deterministic")
         except (TypeError, ValueError) as e:

@@ -42,13 +42,13 @@ class Quantiles(OfField["Sketch"]):
         return kll_doubles_sketch(KLL_K)
 
     def add(self, state: Sketch, value: Any) -> Sketch:
-        number = self._number(value)
+        number = self._quantile_input(value)
         if number is not None:
             state.update(number)
         return state
 
-    def _number(self, value: Any) -> float | None:
-        field_value = self._value(value)
+    def _quantile_input(self, value: Any) -> float | None:
+        field_value = self._field_value(value)
         if field_value is None:
             return None
         if not isinstance(field_value, int | float):

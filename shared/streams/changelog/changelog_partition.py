@@ -87,7 +87,7 @@ class RecordRejected(DataError):
         )
 
 
-def _rejected_record(
+def _find_rejected_record(
     records: Bulk, results: list[RecordMetadata | Exception]
 ) -> tuple[ProducerRecord, Exception] | None:
     """Return the record for which the broker rejected its whole batch, with the error; None if no error names one.
@@ -166,7 +166,7 @@ class ChangelogPartition:
             standby = None
             restoring.progress = self.progress = RestoreProgress(self.topic_partition.partition, self._metrics)
             try:
-                await self._restore(restoring)
+                await self._restore_stores(restoring)
             except Overtaken as e:
                 # The owner of the state on disk had been overtaken before its last commits. Restore without it.
                 assert restoring.task.local is not None
@@ -191,36 +191,36 @@ class ChangelogPartition:
         """
         partition = self.topic_partition.partition
         offsets = {TopicPartition(topic, partition): own_offset(at) for topic, at in commit.sources.items()}
-        entries = self._entries(commit.changelog[:-1])
-        progress = self._entries(commit.changelog[-1:])
+        entries = self._changelog_records(commit.changelog[:-1])
+        progress = self._changelog_records(commit.changelog[-1:])
         topics = commit.produced.topics_by_source_key()
         commit.produced.assign_partitions({topic: await self._producer.partitions_for(topic) for topic in topics})
-        outputs = _in_bulk(commit.produced)
+        outputs = _group_records_in_bulks(commit.produced)
         if self.exactly_once:
             # Results, changelog and source offsets take effect together. With the group's metadata the coordinator
             # rejects a member of an old generation (KIP-447).
             async with self._producer.transaction():
-                last = await self._write(*outputs, entries, progress)
+                last = await self._write_records(*outputs, entries, progress)
                 # The broker has fenced former owners. This finds a log that was replaced, before the transaction
                 # commits.
-                await self._require_in_force(self._others(len(entries), last))
+                await self._require_in_force(self._foreign_write_offsets(len(entries), last))
                 if offsets:
                     await self._producer.send_offsets_to_transaction(offsets, group)
         else:
             if len(entries) or outputs:
-                before = await self._write(*outputs, entries)
+                before = await self._write_records(*outputs, entries)
                 if len(entries):
                     # In a replaced log nothing may be confirmed.
-                    self._others(len(entries) - 1, before)
+                    self._foreign_write_offsets(len(entries) - 1, before)
             # It confirms the entries, so all of them must be in the log before.
-            last = await self._write(progress)
+            last = await self._write_records(progress)
             # Another owner may have taken over since the previous commit.
-            await self._require_in_force(self._others(len(entries), last))
+            await self._require_in_force(self._foreign_write_offsets(len(entries), last))
         return self._log_position.written(len(entries), last.offset)
 
     # --- restore ---
 
-    async def _restore(self, restoring: Restoring) -> None:
+    async def _restore_stores(self, restoring: Restoring) -> None:
         reader = restoring.reader
         at = self.topic_partition
         async with restoring.consumer() as consumer:
@@ -246,7 +246,7 @@ class ChangelogPartition:
         marks = 1 if self.exactly_once else 0
         self._log_position = LogPosition(restoring.topic_id, metadata.offset + 1 + marks, marks)
 
-    def _others(self, entries: int, last: RecordMetadata) -> range:
+    def _foreign_write_offsets(self, entries: int, last: RecordMetadata) -> range:
         """Return the offsets at which others may have written before a commit. Raises LogReplaced for another log."""
         try:
             return self._log_position.between(entries, last.offset)
@@ -275,23 +275,23 @@ class ChangelogPartition:
 
     async def _write_takeover(self, epoch: int) -> RecordMetadata:
         takeover = Takeover(self._settings.application_id, self._instance, self._clock.now_ms())
-        record = self._entries(Entries.of([(None, encode_takeover(epoch, takeover))]))
+        record = self._changelog_records(Entries.of([(None, encode_takeover(epoch, takeover))]))
         if not self.exactly_once:
-            return await self._write(record)
+            return await self._write_records(record)
         async with self._producer.transaction():
-            return await self._write(record)
+            return await self._write_records(record)
 
-    def _entries(self, entries: Entries) -> RecordColumns:
+    def _changelog_records(self, entries: Entries) -> RecordColumns:
         topic, partition = self.topic_partition
         return RecordColumns(topic, entries.keys, entries.values, None, partition)
 
-    async def _write(self, *bulks: Bulk) -> RecordMetadata:
+    async def _write_records(self, *bulks: Bulk) -> RecordMetadata:
         """Write all records and return the last one's metadata; raises the error that explains a failure."""
         deliveries = [(bulk, await self._producer.send_many(bulk)) for bulk in bulks if len(bulk)]
         errors = [await delivery.first_error() for _, delivery in deliveries]
         # An error that names a record is the cause. Others may only say that the transaction cannot be committed.
         for (bulk, delivery), error in zip(deliveries, errors, strict=True):
-            if error is not None and (found := _rejected_record(bulk, await delivery)) is not None:
+            if error is not None and (found := _find_rejected_record(bulk, await delivery)) is not None:
                 record, reason = found
                 partition = record.partition
                 if partition is None and record.key is not None:
@@ -305,7 +305,7 @@ class ChangelogPartition:
         return last
 
 
-def _in_bulk(outputs: TaskOutputs) -> list[Bulk]:
+def _group_records_in_bulks(outputs: TaskOutputs) -> list[Bulk]:
     """Return the outputs in order, with consecutive records as one list."""
     bulks: list[Bulk] = []
     for item in outputs.items:

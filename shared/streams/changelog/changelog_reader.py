@@ -126,14 +126,14 @@ Apply = Callable[[Confirmed], None]
 def one_by_one(apply: Callable[[Change], None]) -> Apply:
     """Return a function that applies changes one by one; a CorruptRecord becomes the CorruptEntry of its record."""
 
-    def apply_all(confirmed: Confirmed) -> None:
+    def apply_changes(confirmed: Confirmed) -> None:
         for offset, change in confirmed.changes():
             try:
                 apply(change)
             except CorruptRecord as e:
                 raise CorruptEntry(offset, str(e)) from None
 
-    return apply_all
+    return apply_changes
 
 
 def ignore(confirmed: Confirmed) -> None:
@@ -162,7 +162,7 @@ class _Batch:
         self.progress: dict[int, Progress] = {}
         self.error: CorruptEntry | None = None
         if self.count < len(offsets):
-            self.error = CorruptEntry(int(offsets[self.count]), self._reason(self.count))
+            self.error = CorruptEntry(int(offsets[self.count]), self._corrupt_entry_reason(self.count))
         for index in np.flatnonzero(self.numbers[: self.count, k.OPERATION] == k.PROGRESS).tolist():
             # Decoded whether it counts or not, as every other record is.
             try:
@@ -199,7 +199,7 @@ class _Batch:
         rows = np.flatnonzero(is_entry & (own[:, k.EPOCH] == epoch))
         return rows + first, own[rows, k.COMMIT]
 
-    def _reason(self, index: int) -> str:
+    def _corrupt_entry_reason(self, index: int) -> str:
         try:
             entry = fmt.decode(self.values[index])
         except CorruptRecord as e:
@@ -300,7 +300,7 @@ class ChangelogReader:
                 self.entries_ignored += sum(len(entries) for entries, _ in unconfirmed)
                 unconfirmed = []
         # 3. and 4. Apply, and hold the rest.
-        self._count(batch, counters)
+        self._count_ignored_entries(batch, counters)
         if counters[k.COMMITS]:
             self._apply_batch(batch, confirmed, ends[: counters[k.COMMITS]], unconfirmed)
             unconfirmed = []
@@ -309,7 +309,7 @@ class ChangelogReader:
         if error is not None:
             raise error
 
-    def _count(self, batch: _Batch, counters: Int64Array) -> None:
+    def _count_ignored_entries(self, batch: _Batch, counters: Int64Array) -> None:
         self.entries_ignored += int(counters[k.IGNORED])
         if counters[k.FOREIGN_RECORDS]:
             self.foreign_records += int(counters[k.FOREIGN_RECORDS])
@@ -340,7 +340,7 @@ class ChangelogReader:
                     batch.numbers[confirmed[:end], k.STORE], batch.offsets[confirmed[:end]], progress.stores
                 )
                 for part in parts:
-                    self._apply_all(part)
+                    self._apply_confirmed(part)
             commits.append(Commit(int(batch.offsets[index]), epoch, progress, end - first))
         self._apply_commits(batch, confirmed[first : first + commits[-1].changes], commits)
 
@@ -363,13 +363,13 @@ class ChangelogReader:
         unknown = np.flatnonzero(batch.numbers[rows, k.STORE] >= len(stores))
         # An entry must not be applied to a store that its commit does not list.
         if not len(unknown):
-            self._apply_all(batch.confirmed(rows, stores, tuple(commits)))
+            self._apply_confirmed(batch.confirmed(rows, stores, tuple(commits)))
             return
         if sound := [commit for commit in commits if commit.changes <= unknown[0]]:
-            self._apply_all(batch.confirmed(rows[: sound[-1].changes], stores, tuple(sound)))
+            self._apply_confirmed(batch.confirmed(rows[: sound[-1].changes], stores, tuple(sound)))
         _require_stores(batch.numbers[rows, k.STORE], batch.offsets[rows], stores)
 
-    def _apply_all(self, confirmed: Confirmed) -> None:
+    def _apply_confirmed(self, confirmed: Confirmed) -> None:
         self._apply(confirmed)
         self.entries_applied += len(confirmed)
         if confirmed.commits:

@@ -92,6 +92,7 @@ class AggregationSchema(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @classmethod
     def of(cls, name: str, aggregation: Aggregation[Any]) -> AggregationSchema:
+        """Return the schema of an aggregation with this name."""
         columns = tuple(aggregation.state_columns)
         more = (columns, aggregation.result_type, aggregation.verbatim, aggregation.parameters)
         return cls(name, aggregation.function, aggregation.field, *more)

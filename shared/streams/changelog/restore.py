@@ -60,7 +60,7 @@ def restore_changes(task: StreamTask, confirmed: Confirmed) -> None:
         # those that were appended later.
         if isinstance(store, WindowStore) and all(column.name in known for column in schema.state_columns()):
             try:
-                _replay(store, schema, own, written)
+                _replay_changes(store, schema, own, written)
                 continue
             except (CorruptRecord, ValueError, msgspec.MsgspecError):
                 # Nothing has changed. Applied one by one, the invalid entry is found.
@@ -68,25 +68,25 @@ def restore_changes(task: StreamTask, confirmed: Confirmed) -> None:
         one_by_one(partial(restore_change, task))(own)
 
 
-def _replay(store: WindowStore, schema: StoreSchema, changes: Confirmed, written: StoreSchema) -> None:
+def _replay_changes(store: WindowStore, schema: StoreSchema, changes: Confirmed, written: StoreSchema) -> None:
     if schema.key == "string" and not are_ascii(changes.keys):
         for key in changes.keys.tolist():
             key.decode()
-    codec = _codec(written)
+    codec = _state_codec(written)
     names = [column.name for column in written.state_columns()]
     is_live = changes.operations == LIVE[0]
 
-    def read(indexes: Int64Array) -> list[Any]:
+    def read_states(indexes: Int64Array) -> list[Any]:
         # A state that a later one replaces must be valid too.
         all_live = unpack_many(codec, changes.states.at(is_live))
         own = np.flatnonzero(is_live).searchsorted(indexes)
         columns = dict(zip(names, all_live, strict=True))
-        return [_chosen(columns[column.name], own) for column in schema.state_columns()]
+        return [_select_states(columns[column.name], own) for column in schema.state_columns()]
 
-    store.replay(changes.keys, changes.starts, changes.ends, is_live, read)
+    store.replay(changes.keys, changes.starts, changes.ends, is_live, read_states)
 
 
-def _chosen(column: Any, indexes: Int64Array) -> Any:
+def _select_states(column: Any, indexes: Int64Array) -> Any:
     return column[indexes] if isinstance(column, np.ndarray) else [column[index] for index in indexes.tolist()]
 
 
@@ -100,11 +100,11 @@ def restore_change(task: StreamTask, change: Change) -> None:
             state = change.state if change.operation == LIVE else None
             task.local.restore_raw(change.store, change.key, change.start, change.end, state)
         elif change.operation == LIVE:
-            columns = widened(task, written, _codec(written).unpack(change.state))
+            columns = widened(task, written, _state_codec(written).unpack(change.state))
             restore_window(task, change.store, change.key, change.start, change.end, columns)
         else:
             assert change.operation in (DELETED, FINAL)
-            task.stores[change.store].unload(_key(task, change.store, change.key), change.start)
+            task.stores[change.store].unload(_decode_store_key(task, change.store, change.key), change.start)
     except (ValueError, msgspec.MsgspecError) as e:
         raise CorruptRecord(f"an entry of store {change.store!r} cannot be read: {e}") from e
 
@@ -117,7 +117,7 @@ def restore_window(task: StreamTask, store: str, key: bytes, start: int, end: in
         own = columns[at : at + len(aggregation.state_columns)]
         states.append(aggregation.initial() if None in own else aggregation.from_columns(own))
         at += len(own)
-    task.stores[store].load(_key(task, store, key), start, end, states)
+    task.stores[store].load(_decode_store_key(task, store, key), start, end, states)
 
 
 def restore_windows(task: StreamTask, written: StoreSchema, batch: pa.RecordBatch) -> None:
@@ -138,7 +138,7 @@ def restore_windows(task: StreamTask, written: StoreSchema, batch: pa.RecordBatc
             if live:
                 restore_window(task, written.name, key, start, end, widened(task, written, values))
             else:
-                store.unload(_key(task, written.name, key), start)
+                store.unload(_decode_store_key(task, written.name, key), start)
     except (ValueError, msgspec.MsgspecError) as e:
         raise CorruptRecord(f"a row of store {written.name!r} cannot be read: {e}") from e
 
@@ -150,22 +150,24 @@ def _replay_rows(task: StreamTask, store: WindowStore, schema: StoreSchema, batc
             key.decode()
     aggregations = task.topology.stores[schema.name].aggregations
 
-    def read(indexes: Int64Array) -> list[Any]:
+    def read_row_states(indexes: Int64Array) -> list[Any]:
         live = batch if len(indexes) == batch.num_rows else batch.take(pa.array(indexes))
-        return [_values(column) for column in _whole(live, schema, aggregations)]
+        return [_column_values(column) for column in _state_columns_of(live, schema, aggregations)]
 
     is_live = batch.column("live").to_numpy(zero_copy_only=False)
     starts = batch.column("start_ms").to_numpy()
     ends = batch.column("end_ms").fill_null(0).to_numpy()
-    store.replay(keys, starts, ends, is_live, read)
+    store.replay(keys, starts, ends, is_live, read_row_states)
 
 
-def _whole(batch: pa.RecordBatch, schema: StoreSchema, aggregations: Sequence[Aggregation[Any]]) -> Iterator[pa.Array]:
+def _state_columns_of(
+    batch: pa.RecordBatch, schema: StoreSchema, aggregations: Sequence[Aggregation[Any]]
+) -> Iterator[pa.Array]:
     """Yield the state columns of `schema`; for an aggregation without state in `batch`, its initial state."""
     all_columns = iter(schema.state_columns())
     for aggregation in aggregations:
         own = [next(all_columns) for _ in aggregation.state_columns]
-        columns = [_column(batch, *column) for column in own]
+        columns = [_column_or_nulls(batch, *column) for column in own]
         if any(column.null_count for column in columns):
             is_null = reduce(pc.or_, [column.is_null() for column in columns])
             initial = aggregation.to_columns(aggregation.initial())
@@ -174,7 +176,7 @@ def _whole(batch: pa.RecordBatch, schema: StoreSchema, aggregations: Sequence[Ag
         yield from columns
 
 
-def _column(batch: pa.RecordBatch, name: str, type_: ColumnType) -> pa.Array:
+def _column_or_nulls(batch: pa.RecordBatch, name: str, type_: ColumnType) -> pa.Array:
     return batch.column(name) if name in batch.schema.names else pa.nulls(batch.num_rows, ARROW_TYPES[type_])
 
 
@@ -187,14 +189,14 @@ def widened(task: StreamTask, written: StoreSchema, values: Sequence[Any]) -> Se
     return [known.get(column.name) for column in own.state_columns()]
 
 
-def _values(column: pa.Array) -> Any:
+def _column_values(column: pa.Array) -> Any:
     return column.to_pylist() if pa.types.is_binary(column.type) else column.to_numpy()
 
 
 @lru_cache
-def _codec(written: StoreSchema) -> StateCodec:
+def _state_codec(written: StoreSchema) -> StateCodec:
     return StateCodec(written.state_columns())
 
 
-def _key(task: StreamTask, store: str, key: bytes) -> str | bytes:
+def _decode_store_key(task: StreamTask, store: str, key: bytes) -> str | bytes:
     return key.decode() if task.topology.stores[store].schema.key == "string" else key

@@ -107,7 +107,7 @@ async def find_takeover(
         async with asyncio.timeout(timeout_ms / 1000):
             while await consumer.position(at) < span.stop:
                 for columns in (await consumer.poll(RESTORE_POLL_MS, RESTORE_RECORDS_MAX)).values():
-                    if (offset := _takeover_in(columns, span, epoch)) is not None:
+                    if (offset := _find_takeover(columns, span, epoch)) is not None:
                         return offset
     except TimeoutError:
         spanned = f"records {span.start} to {span.stop - 1}"
@@ -121,7 +121,7 @@ async def fetch_topic_id(kafka: KafkaSettings, topic: str) -> str | None:
         return (await admin.describe_topics([topic]))[topic].topic_id
 
 
-def _takeover_in(columns: Columns, span: range, epoch: int) -> int | None:
+def _find_takeover(columns: Columns, span: range, epoch: int) -> int | None:
     for offset, value in zip(columns.offsets.tolist(), columns.values, strict=True):
         with suppress(CorruptRecord):
             if offset in span and not is_foreign(value) and is_takeover_above(decode(value), epoch):
@@ -170,9 +170,11 @@ class Restoring:
         """
         consumer.assign([self.at])
         reader = self.reader
-        start = await self._find_start(consumer) if reader.next_offset is None else await self._resume(consumer)
-        # From a checkpoint, the records between its two offsets are only searched for a takeover (`_feed`). The reader
-        # begins after them, at the covered offset.
+        start = (
+            await self._find_start(consumer) if reader.next_offset is None else await self._resume_position(consumer)
+        )
+        # From a checkpoint, the records between its two offsets are only searched for a takeover
+        # (`_feed_changelog_records`). The reader begins after them, at the covered offset.
         if self._checkpoint is None or start == self._checkpoint.covered_offset:
             reader.next_offset = start
         consumer.seek(self.at, start)
@@ -222,7 +224,7 @@ class Restoring:
         # Heartbeats and running tasks get a turn between the fetched records.
         await asyncio.sleep(0)
         batches = await consumer.poll(RESTORE_POLL_MS, RESTORE_RECORDS_MAX)
-        return sum(self._feed(columns) for columns in batches.values())
+        return sum(self._feed_changelog_records(columns) for columns in batches.values())
 
     def write(self) -> None:
         """Write the restored state to disk, if the state is kept there."""
@@ -263,7 +265,7 @@ class Restoring:
     def _corrupt_record(self, e: CorruptEntry) -> CorruptRecord:
         return CorruptRecord(f"{self.at} at offset {e.offset}: {e.reason}. {WAYS_OUT}")
 
-    def _feed(self, columns: Columns) -> int:
+    def _feed_changelog_records(self, columns: Columns) -> int:
         reader = self.reader
         checkpoint = self._checkpoint
         # Records below the covered offset are in the rows on disk already. Applied again, older changes would replace
@@ -303,7 +305,7 @@ class Restoring:
             # Two compactions ended while the snapshot was loaded. The second deleted the changelog after the snapshot.
             raise OffsetOutOfRange(f"{e}; there is a newer snapshot now") from e
 
-    async def _resume(self, consumer: Consumer) -> int:
+    async def _resume_position(self, consumer: Consumer) -> int:
         first = (await consumer.beginning_offsets([self.at]))[self.at]
         end = (await consumer.end_offsets([self.at]))[self.at]
         start = self.reader.next_offset or 0

@@ -35,19 +35,21 @@ def encode_rows(builder: StoreBuilder, number: int, changes: Changes, epoch: int
     """Encode deletions, then live rows, of a table or a join. ProcessingFailed names a row that cannot be encoded."""
     codec = StateCodec(builder.schema.state_columns())
 
-    def state(row: LiveRow) -> bytes:
+    def encode_state(row: LiveRow) -> bytes:
         try:
             states = zip(builder.aggregations, row.states, strict=True)
             return codec.pack([value for a, s in states for value in a.to_columns(s)])
         except Exception as e:
             raise ProcessingFailed(_encoding_error(builder.schema.name, row.key, row.start, row.end, e)) from e
 
-    deleted = [(_key(key), encode_deleted(number, epoch, commit, start)) for key, start in changes.deleted]
-    live = [(_key(s.key), encode_live(number, epoch, commit, s.start, s.end, state(s))) for s in changes.live]
+    deleted = [(_encode_key(key), encode_deleted(number, epoch, commit, start)) for key, start in changes.deleted]
+    live = [
+        (_encode_key(s.key), encode_live(number, epoch, commit, s.start, s.end, encode_state(s))) for s in changes.live
+    ]
     return Entries.of([*deleted, *live])
 
 
-def _key(key: str | bytes) -> bytes:
+def _encode_key(key: str | bytes) -> bytes:
     return key if isinstance(key, bytes) else key.encode()
 
 
@@ -75,26 +77,26 @@ def encode_columns(store: WindowStore, number: int, epoch: int, commit: int) -> 
     live = store.live()
     keys, starts = store.deleted()
 
-    def entries(
+    def make_entries(
         operation: bytes, of: PackedBytes, bounds: Sequence[Int64Array], states: Sequence[ChangelogColumn]
     ) -> Entries:
         head = ENVELOPE.pack(FORMAT_VERSION, operation, number, epoch, commit)
-        return Entries(of, _packed(head, bounds, states))
+        return Entries(of, _pack_entry_values(head, bounds, states))
 
     # F and D come before L. A key's closed session and its next live one may have the same start, and an F or D after
     # the L would remove the live one.
     parts: list[Entries] = []
     if len(finals):
         bounds = [finals.starts, finals.ends, finals.closed_at]
-        parts.append(entries(FINAL, finals.keys, bounds, _states(store, finals)))
+        parts.append(make_entries(FINAL, finals.keys, bounds, _encode_window_states(store, finals)))
     if len(keys):
-        parts.append(entries(DELETED, keys, [starts], ()))
+        parts.append(make_entries(DELETED, keys, [starts], ()))
     if len(live):
-        parts.append(entries(LIVE, live.keys, [live.starts, live.ends], _states(store, live)))
+        parts.append(make_entries(LIVE, live.keys, [live.starts, live.ends], _encode_window_states(store, live)))
     return Entries.joined(parts), len(finals)
 
 
-def _states(store: WindowStore, windows: Windows) -> Sequence[ChangelogColumn]:
+def _encode_window_states(store: WindowStore, windows: Windows) -> Sequence[ChangelogColumn]:
     """Return the state columns of windows. ProcessingFailed names a window whose state cannot be encoded."""
     columns = store.columns
     try:
@@ -113,7 +115,7 @@ def _encoding_error(store: str, key: Any, start: int, end: int, error: Exception
     return f"{name_window(store, key, start, end)}: the state cannot be encoded: {type(error).__name__}: {error}"
 
 
-def _packed(head: bytes, bounds: Sequence[Int64Array], states: Sequence[ChangelogColumn]) -> PackedBytes:
+def _pack_entry_values(head: bytes, bounds: Sequence[Int64Array], states: Sequence[ChangelogColumn]) -> PackedBytes:
     """Return one value a window: fields of equal size are packed in one array, other states follow."""
     columns = [*bounds, *(column for column in states if isinstance(column, np.ndarray))]
     count = len(bounds[0])

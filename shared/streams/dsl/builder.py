@@ -151,7 +151,7 @@ class StreamsBuilder:
         `map_values` declares another type. Records that cannot be decoded go to `dead_letters` (default
         `<topic>-dlq`). Records that arrive after their window has closed go to `late` (default `<topic>-late`).
         """
-        source = self._source(topic, value, key, dead_letters, late)
+        source = self._make_source_node(topic, value, key, dead_letters, late)
         return Stream(self, source.name, Flow(source, value if is_type(value) else dict, key, origin=topic))
 
     @overload
@@ -212,11 +212,11 @@ class StreamsBuilder:
         A record without a value deletes its row. The topic should be compacted. `value` is as for `stream`.
         """
         require_name("table: name", name)
-        source = self._source(topic, value, key, dead_letters, None)
+        source = self._make_source_node(topic, value, key, dead_letters, None)
         store = name or topic
         row_type = value if is_type(value) else dict
         self._add_table_store(store, row_type, key, topic)
-        self._add(ProcessorNode(store, lambda: TableProcessor(store), (store,)), (source.name,))
+        self._add_node(ProcessorNode(store, lambda: TableProcessor(store), (store,)), (source.name,))
         return Table(Stream(self, store, Flow(source, row_type, key, origin=topic, has_deletions=True)), store)
 
     @overload
@@ -293,14 +293,16 @@ class StreamsBuilder:
         require_no_loops(self._topology)
         return self._topology
 
-    def _name(self, kind: str) -> str:
+    def _generate_node_name(self, kind: str) -> str:
         self._named += 1
         return f"{kind}-{self._named}"
 
-    def _add(self, node: Node, parents: tuple[str, ...]) -> None:
+    def _add_node(self, node: Node, parents: tuple[str, ...]) -> None:
         self._topology.add(node, *parents)
 
-    def _source(self, topic: str, value: Any, key: KeyType, dead_letters: str | None, late: str | None) -> SourceNode:
+    def _make_source_node(
+        self, topic: str, value: Any, key: KeyType, dead_letters: str | None, late: str | None
+    ) -> SourceNode:
         require_topic("stream: topic", topic)
         require_key_type("stream: key", key)
         for argument, name in (("stream: dead_letters", dead_letters), ("stream: late", late)):
@@ -308,7 +310,7 @@ class StreamsBuilder:
                 require_topic(argument, name)
         is_json = is_type(value) and value is not bytes
         source = SourceNode(
-            self._name("source"),
+            self._generate_node_name("source"),
             topic,
             key,
             deserializer_of(value),
@@ -363,21 +365,21 @@ class Stream(Generic[K, V]):
     def filter(self, predicate: Callable[[Record[K, V]], bool]) -> Stream[K, V]:
         """Keep only the records for which `predicate` is true."""
         predicate = plain("filter: predicate", predicate)
-        return self._each(
+        return self._add_each_node(
             "filter", lambda record, forward: forward(record) if predicate(record) else None, at_most_once=True
         )
 
     def filter_not(self, predicate: Callable[[Record[K, V]], bool]) -> Stream[K, V]:
         """Keep only the records for which `predicate` is false."""
         predicate = plain("filter_not: predicate", predicate)
-        return self._each(
+        return self._add_each_node(
             "filter_not", lambda record, forward: None if predicate(record) else forward(record), at_most_once=True
         )
 
     def map_values(self, mapper: Callable[[V], VR], value: Any = dict) -> Stream[K, VR]:
         """Replace each value by `mapper(value)`; `value` is the type of the results, for typed aggregations."""
         mapper = plain("map_values: mapper", mapper)
-        return self._each(
+        return self._add_each_node(
             "map_values", lambda r, forward: forward(r._replace(value=mapper(r.value))), value, at_most_once=True
         )
 
@@ -385,11 +387,11 @@ class Stream(Generic[K, V]):
         """Replace each value by the values of `mapper(value)`."""
         mapper = plain("flat_map_values: mapper", mapper, may_yield=True)
 
-        def each(record: Record, forward: Callable[[Record], None]) -> None:
+        def forward_mapped_values(record: Record, forward: Callable[[Record], None]) -> None:
             for one in mapper(record.value):
                 forward(record._replace(value=one))
 
-        return self._each("flat_map_values", each, value)
+        return self._add_each_node("flat_map_values", forward_mapped_values, value)
 
     def map(
         self,
@@ -401,7 +403,7 @@ class Stream(Generic[K, V]):
     ) -> Stream[KR, VR]:
         """Replace each record by `mapper(record)`: key, value, timestamp and headers. For `key`, `name`: `key_by`."""
         mapper = plain("map: mapper", mapper)
-        return self._rekeyed("map", lambda record, forward: forward(mapper(record)), value, key, name)
+        return self._rekey_stream("map", lambda record, forward: forward(mapper(record)), value, key, name)
 
     def flat_map(
         self,
@@ -414,11 +416,11 @@ class Stream(Generic[K, V]):
         """Replace each record by the records of `mapper(record)`. For `key`, `name`: `key_by`."""
         mapper = plain("flat_map: mapper", mapper, may_yield=True)
 
-        def each(record: Record, forward: Callable[[Record], None]) -> None:
+        def forward_mapped_records(record: Record, forward: Callable[[Record], None]) -> None:
             for one in mapper(record):
                 forward(one)
 
-        return self._rekeyed("flat_map", each, value, key, name)
+        return self._rekey_stream("flat_map", forward_mapped_records, value, key, name)
 
     def key_by(
         self, selector: Callable[[Record[K, V]], KR], *, key: KeyType = "string", name: str | None = None
@@ -431,10 +433,10 @@ class Stream(Generic[K, V]):
         """
         selector = plain("key_by: selector", selector)
 
-        def each(record: Record, forward: Callable[[Record], None]) -> None:
+        def forward_with_new_key(record: Record, forward: Callable[[Record], None]) -> None:
             forward(record._replace(key=selector(record)))
 
-        return self._rekeyed("key_by", each, self._flow.value, key, name)
+        return self._rekey_stream("key_by", forward_with_new_key, self._flow.value, key, name)
 
     select_key = key_by
 
@@ -442,31 +444,31 @@ class Stream(Generic[K, V]):
         """Call `action` for each record and pass it on."""
         action = plain("peek: action", action)
 
-        def each(record: Record, forward: Callable[[Record], None]) -> None:
+        def act_and_forward(record: Record, forward: Callable[[Record], None]) -> None:
             action(record)
             forward(record)
 
-        return self._each("peek", each, passes_all=True, at_most_once=True)
+        return self._add_each_node("peek", act_and_forward, passes_all=True, at_most_once=True)
 
     def foreach(self, action: Callable[[Record[K, V]], None]) -> None:
         """Call `action` for each record and forward nothing."""
         action = plain("foreach: action", action)
-        self._each("foreach", lambda record, forward: action(record))
+        self._add_each_node("foreach", lambda record, forward: action(record))
 
     def branch(self, *predicates: Callable[[Record[K, V]], bool]) -> list[Stream[K, V]]:
         """Return one stream a predicate. A record goes to the first stream whose predicate is true, or to none."""
         if not predicates:
             raise ConfigError("branch: at least one predicate is needed")
         checked = [plain("branch: predicate", predicate) for predicate in predicates]
-        names = [self._builder._name("branch") for _ in predicates]
+        names = [self._builder._generate_node_name("branch") for _ in predicates]
         # One node calls the predicates, so that a later one is not called after a match. The branches only pass records
         # on.
         split = ProcessorNode(
             names[0].replace("branch", "split"), lambda: Split(tuple(zip(checked, names, strict=True)))
         )
-        self._builder._add(split, (self._node,))
+        self._builder._add_node(split, (self._node,))
         for name in names:
-            self._builder._add(ProcessorNode(name, lambda: Each(pass_on), passes_all=True), (split.name,))
+            self._builder._add_node(ProcessorNode(name, lambda: Each(pass_on), passes_all=True), (split.name,))
         return [Stream(self._builder, name, self._flow) for name in names]
 
     def merge(self, other: Stream[KO, VO]) -> Stream[K | KO, V | VO]:
@@ -478,8 +480,8 @@ class Stream(Generic[K, V]):
         require_same_builder("merge", self._builder, other._builder)
         if self._flow.key != other._flow.key:
             raise ConfigError(f"merge: the keys of one are {self._flow.key}, those of the other {other._flow.key}")
-        node = ProcessorNode(self._builder._name("merge"), lambda: Each(pass_on))
-        self._builder._add(node, (self._node, other._node))
+        node = ProcessorNode(self._builder._generate_node_name("merge"), lambda: Each(pass_on))
+        self._builder._add_node(node, (self._node, other._node))
         own = self._flow
         its = other._flow
         mixed = own.mixed + its.mixed
@@ -509,7 +511,7 @@ class Stream(Generic[K, V]):
         """
         if key is not None:
             require_key_type("process: key", key)
-        node = self._processed("process", supplier, stores, name)
+        node = self._add_processor_node("process", supplier, stores, name)
         # As KStream.process: it may have changed keys, so the next grouping or join repartitions.
         flow = replace(self._flow, value=value, key=key or self._flow.key, is_rekeyed=True, encode=encode_json)
         return Stream(self._builder, node, replace(flow, is_windowed=False, mixed=()))
@@ -526,7 +528,7 @@ class Stream(Generic[K, V]):
         A ConfigError ends the worker if the processor forwards a key other than that of the record it processes. A
         record forwarded in a punctuation or a commit must have the key of an earlier record; that is not checked.
         """
-        node = self._processed("process_values", lambda: SameKey(supplier()), stores, name, supplier)
+        node = self._add_processor_node("process_values", lambda: SameKey(supplier()), stores, name, supplier)
         return Stream(self._builder, node, replace(self._flow, value=value, mixed=()))
 
     @overload
@@ -615,8 +617,8 @@ class Stream(Generic[K, V]):
         require_topic("to: topic", topic)
         if encode is not None:
             require_callable("to: encode", encode)
-        sink = SinkNode(self._builder._name("sink"), topic, encode or self._flow.encode)
-        self._builder._add(sink, (self._node,))
+        sink = SinkNode(self._builder._generate_node_name("sink"), topic, encode or self._flow.encode)
+        self._builder._add_node(sink, (self._node,))
         stores = self._builder._topology.stores
         # Results of a custom encoder cannot be compared with the store by the audit.
         if self._node in stores and encode is None:
@@ -643,12 +645,12 @@ class Stream(Generic[K, V]):
         and counted.
         """
         require_groupable("group_by_key", self._flow)
-        keyed = self._by_key()
+        keyed = self._partitioned_by_key()
         # A retraction or a deletion would count as one more record. KStreamAggregate skips null values as well.
         if not keyed._flow.has_deletions:
             return GroupedStream(keyed)
-        node = ProcessorNode(self._builder._name("present"), DropDeletions)
-        self._builder._add(node, (keyed._node,))
+        node = ProcessorNode(self._builder._generate_node_name("present"), DropDeletions)
+        self._builder._add_node(node, (keyed._node,))
         return GroupedStream(Stream(self._builder, node.name, replace(keyed._flow, has_deletions=False)))
 
     def group_by(
@@ -657,7 +659,7 @@ class Stream(Generic[K, V]):
         """Group the stream by the key that `key_by` with this selector sets."""
         return self.key_by(selector, key=key, name=name).group_by_key()
 
-    def _by_key(self, *, keeps_null: bool = False) -> Stream[K, V]:
+    def _partitioned_by_key(self, *, keeps_null: bool = False) -> Stream[K, V]:
         if not self._flow.is_rekeyed:
             return self
         # Only left joins need records without a key (KIP-962).
@@ -665,7 +667,7 @@ class Stream(Generic[K, V]):
             self._builder._null_key_topics.add(self._node + REPARTITION_SUFFIX)
         return self.repartition()
 
-    def _processed(
+    def _add_processor_node(
         self,
         kind: str,
         supplier: Callable[[], Processor],
@@ -681,24 +683,26 @@ class Stream(Generic[K, V]):
         own = self._builder._topology
         tables = tuple(store for store in stores if store in own.global_tables)
         own_stores = tuple(store for store in stores if store not in tables)
-        node = ProcessorNode(name or self._builder._name(kind), supplier, own_stores, global_tables=tables)
-        self._builder._add(node, (self._node,))
+        node = ProcessorNode(
+            name or self._builder._generate_node_name(kind), supplier, own_stores, global_tables=tables
+        )
+        self._builder._add_node(node, (self._node,))
         return node.name
 
-    def _derived(self, node: str, value: Any, encode: Encoder, **changed: Any) -> Stream:
+    def _derive_stream(self, node: str, value: Any, encode: Encoder, **changed: Any) -> Stream:
         return Stream(self._builder, node, replace(self._flow, value=value, encode=encode, mixed=(), **changed))
 
-    def _rekeyed(self, kind: str, each: EachFunction, value: Any, key: KeyType, name: str | None) -> Stream:
+    def _rekey_stream(self, kind: str, each: EachFunction, value: Any, key: KeyType, name: str | None) -> Stream:
         require_key_type(f"{kind}: key", key)
         require_name(f"{kind}: name", name)
-        node = ProcessorNode(name or self._builder._name(kind), lambda: Each(each))
-        self._builder._add(node, (self._node,))
+        node = ProcessorNode(name or self._builder._generate_node_name(kind), lambda: Each(each))
+        self._builder._add_node(node, (self._node,))
         mixed = self._flow.mixed if kind == "key_by" else ()
         flow = replace(self._flow, value=value, key=key, is_rekeyed=True, encode=encode_json)
         flow = replace(flow, is_windowed=False, mixed=mixed)
         return Stream(self._builder, node.name, flow)
 
-    def _each(
+    def _add_each_node(
         self,
         kind: str,
         each: EachFunction,
@@ -708,8 +712,8 @@ class Stream(Generic[K, V]):
         at_most_once: bool = False,
     ) -> Stream:
         supplier = functools.partial(Each, each, at_most_once=at_most_once)
-        node = ProcessorNode(self._builder._name(kind), supplier, passes_all=passes_all)
-        self._builder._add(node, (self._node,))
+        node = ProcessorNode(self._builder._generate_node_name(kind), supplier, passes_all=passes_all)
+        self._builder._add_node(node, (self._node,))
         flow = self._flow if value is None else replace(self._flow, value=value, mixed=())
         return Stream(self._builder, node.name, flow)
 
@@ -757,11 +761,11 @@ class GroupedStream(Generic[K, V]):
         topology, such as `clicks-aggregate`.
         """
         stream = self._stream
-        name, bound = _bound(stream, name, "aggregate", aggregations)
+        name, bound = _bind_aggregations(stream, name, "aggregate", aggregations)
         bound = {LATEST: Latest(), **bound}
-        _add_store(stream, _schema(stream, name, Rule("table"), "on_update", bound), bound)
-        stream._builder._add(ProcessorNode(name, lambda: KeyAggregate(name, bound), (name,)), (stream._node,))
-        return Table(stream._derived(name, dict, encode_json, is_windowed=False, has_deletions=False), name)
+        _add_store(stream, _make_store_schema(stream, name, Rule("table"), "on_update", bound), bound)
+        stream._builder._add_node(ProcessorNode(name, lambda: KeyAggregate(name, bound), (name,)), (stream._node,))
+        return Table(stream._derive_stream(name, dict, encode_json, is_windowed=False, has_deletions=False), name)
 
 
 def _grace_ms(grace: timedelta | int) -> int:
@@ -771,7 +775,7 @@ def _grace_ms(grace: timedelta | int) -> int:
 Bound = Mapping[str, Aggregation[Any]]
 
 
-def _bound(
+def _bind_aggregations(
     stream: Stream, name: str | None, kind: str, aggregations: Mapping[str, Aggregation[Any]]
 ) -> tuple[str, Bound]:
     """Return the store's name, and the aggregations bound to the type of the stream's values."""
@@ -792,7 +796,7 @@ def _bound(
     return name, {n: a.bind(flow.value) for n, a in aggregations.items()}
 
 
-def _schema(stream: Stream, name: str, rule: Rule, emit: Emit, bound: Bound) -> StoreSchema:
+def _make_store_schema(stream: Stream, name: str, rule: Rule, emit: Emit, bound: Bound) -> StoreSchema:
     source = stream._flow.source
     is_table = rule.kind == "table"
     return StoreSchema(
@@ -837,7 +841,7 @@ class WindowedGroup(Generic[K, V]):
         window, such as `clicks-session`. So the name stays when nodes between them change. Two stores of one name are
         an error.
         """
-        name, bound = _bound(self._stream, name, self._rule.kind, aggregations)
+        name, bound = _bind_aggregations(self._stream, name, self._rule.kind, aggregations)
         # A session's result has the session's end as its timestamp. Other results have the time of their latest record,
         # which must be kept.
         if self._rule.kind != "session":
@@ -851,33 +855,35 @@ class WindowedTable(Generic[K]):
 
     def __init__(self, stream: Stream[K | None, Any], name: str, rule: Rule, bound: Bound) -> None:
         self._stream = stream
-        self._name = name
+        self._generate_node_name = name
         self._rule = rule
         self._bound = bound
 
     def on_close(self) -> Stream[WindowKey[K], WindowResult[K]]:
         """Forward each window once, when it closes: a record's key is a `WindowKey`, its value a `WindowResult`."""
-        return self._emit("on_close")
+        return self._add_window_aggregate("on_close")
 
     def on_update(self) -> Stream[WindowKey[K], WindowResult[K] | None]:
         """Forward each window's last result of every commit, and None for a window that was merged into another."""
-        return self._emit("on_update")
+        return self._add_window_aggregate("on_update")
 
-    def _emit(self, emit: Emit) -> Stream:
+    def _add_window_aggregate(self, emit: Emit) -> Stream:
         stream = self._stream
-        name = self._name
+        name = self._generate_node_name
         rule = self._rule
         bound = self._bound
         builder = stream._builder
-        schema = _schema(stream, name, rule, emit, bound)
+        schema = _make_store_schema(stream, name, rule, emit, bound)
         _add_store(stream, schema, bound)
         builder._without_emission.pop(name, None)
         node = ProcessorNode(name, lambda: WindowAggregate(name, rule, bound, emit), (name,))
-        builder._add(node, (stream._node,))
+        builder._add_node(node, (stream._node,))
         encode = encode_json if emit == "on_close" else encode_updates
         key = stream._flow.key
         deletes = emit == "on_update"
-        return stream._derived(name, WindowResult, encode, is_windowed=True, window_key=key, has_deletions=deletes)
+        return stream._derive_stream(
+            name, WindowResult, encode, is_windowed=True, window_key=key, has_deletions=deletes
+        )
 
 
 # --- tables and joins ---
@@ -935,26 +941,28 @@ def join(stream: Stream, other: Stream | Table | GlobalTable, joiner: Joiner, op
     require_one_type("join", stream._flow)
     require_one_type("join", side._flow)
     if isinstance(other, Table):
-        return _join_table(stream._by_key(keeps_null=options.left), other, joiner, options)
-    return _join_streams(stream._by_key(keeps_null=options.left), other._by_key(), joiner, options)
+        return _join_table(stream._partitioned_by_key(keeps_null=options.left), other, joiner, options)
+    return _join_streams(
+        stream._partitioned_by_key(keeps_null=options.left), other._partitioned_by_key(), joiner, options
+    )
 
 
 def _join_global(stream: Stream, table: GlobalTable, joiner: Joiner, options: JoinOptions) -> Stream:
     node = ProcessorNode(
-        stream._builder._name("join"),
+        stream._builder._generate_node_name("join"),
         lambda: TableJoin(table.name, joiner, left=options.left, key_of=options.key),
         global_tables=(table.name,),
     )
-    stream._builder._add(node, (stream._node,))
-    return stream._derived(node.name, options.value, encode_json, has_deletions=False)
+    stream._builder._add_node(node, (stream._node,))
+    return stream._derive_stream(node.name, options.value, encode_json, has_deletions=False)
 
 
 def _join_table(stream: Stream, table: Table, joiner: Joiner, options: JoinOptions) -> Stream:
     _require_same_key(stream._flow.key, table.stream._flow.key)
     supplier = lambda: TableJoin(table.store, joiner, left=options.left)  # noqa: E731
-    node = ProcessorNode(stream._builder._name("join"), supplier, (table.store,))
-    stream._builder._add(node, (stream._node,))
-    return stream._derived(node.name, options.value, encode_json, has_deletions=False)
+    node = ProcessorNode(stream._builder._generate_node_name("join"), supplier, (table.store,))
+    stream._builder._add_node(node, (stream._node,))
+    return stream._derive_stream(node.name, options.value, encode_json, has_deletions=False)
 
 
 def _join_streams(stream: Stream, other: Stream, joiner: Joiner, options: JoinOptions) -> Stream:
@@ -962,21 +970,21 @@ def _join_streams(stream: Stream, other: Stream, joiner: Joiner, options: JoinOp
     builder = stream._builder
     assert windows is not None
     _require_same_key(stream._flow.key, other._flow.key)
-    name = options.name or builder._name("join")
+    name = options.name or builder._generate_node_name("join")
     stores = (f"{name}-left", f"{name}-right")
     sides = []
     for side, one in ((LEFT, stream), (RIGHT, other)):
         builder._topology.add_store(_join_store(stores[side], windows, one._flow))
-        node = ProcessorNode(f"{name}-from-{('left', 'right')[side]}", _side(side), passes_all=True)
-        builder._add(node, (one._node,))
+        node = ProcessorNode(f"{name}-from-{('left', 'right')[side]}", _join_side_supplier(side), passes_all=True)
+        builder._add_node(node, (one._node,))
         sides.append(node.name)
     supplier = lambda: StreamJoin(stores, windows, joiner, left=options.left)  # noqa: E731
     # Both sides feed one processor, which has one time, as KStreamKStreamJoin has a shared TimeTracker.
-    builder._add(ProcessorNode(name, supplier, stores), tuple(sides))
-    return stream._derived(name, options.value, encode_json, has_deletions=False)
+    builder._add_node(ProcessorNode(name, supplier, stores), tuple(sides))
+    return stream._derive_stream(name, options.value, encode_json, has_deletions=False)
 
 
-def _side(side: int) -> Callable[[], Processor]:
+def _join_side_supplier(side: int) -> Callable[[], Processor]:
     return lambda: JoinSide(side)
 
 
@@ -1021,15 +1029,17 @@ class _DropNullKeys(Processor):
 def repartitioned(builder: StreamsBuilder, parent: str, flow: Flow, topic: str) -> tuple[str, Flow]:
     """Add an internal topic that repartitions the records of `parent` by key; return its source and flow."""
     # `_null_key_topics` is read when a task is made: a left join may come after a grouping of the same stream.
-    keyed = ProcessorNode(builder._name("keyed"), lambda: _DropNullKeys(topic in builder._null_key_topics))
-    builder._add(keyed, (parent,))
+    keyed = ProcessorNode(
+        builder._generate_node_name("keyed"), lambda: _DropNullKeys(topic in builder._null_key_topics)
+    )
+    builder._add_node(keyed, (parent,))
     encode = _encode_bytes_keys if flow.key == "bytes" else _encode_text_keys
-    builder._add(SinkNode(builder._name("sink"), topic, encode, is_internal=True), (keyed.name,))
+    builder._add_node(SinkNode(builder._generate_node_name("sink"), topic, encode, is_internal=True), (keyed.name,))
     # Results are always written as flat objects, which no struct can read.
     is_result = flow.value is WindowResult
     is_json = flow.value is not bytes and not is_result
     source = SourceNode(
-        builder._name("source"),
+        builder._generate_node_name("source"),
         topic,
         flow.key,
         result_deserializer(flow.window_key) if is_result else deserializer_of(flow.value),

@@ -94,7 +94,7 @@ def require_no_loops(topology: Topology) -> None:
 
     That includes results, late records and dead letters, and loops through other topics that the topology reads.
     """
-    writes = {source.topic: _written_from(topology, source) for source in topology.sources()}
+    writes = {source.topic: _topics_written_from(topology, source) for source in topology.sources()}
     for topic in writes:
         path = _path_back(writes, topic)
         if path is None:
@@ -107,7 +107,7 @@ def require_no_loops(topology: Topology) -> None:
         )
 
 
-def _written_from(topology: Topology, source: SourceNode) -> dict[str, str]:
+def _topics_written_from(topology: Topology, source: SourceNode) -> dict[str, str]:
     """Return the topics that a source's records may be written to, each with the argument that names it."""
     below = [source.name]
     is_windowed = False

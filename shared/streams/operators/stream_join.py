@@ -176,18 +176,18 @@ class StreamJoin(TimedProcessor):
         close_time = self._close_time(stream_time)
         if at < self.windows.limit(side, close_time):
             self.context.emit_late(record._replace(value=value), close_time, stream_time)
-            self._settle()
+            self._forward_unjoined()
             return
         check_key(record.key, self._store_names[side], self.context.key_bytes_max)
         before, after = self.windows.reach(side)
-        # This record may advance the close time. Rows that are too old then are in the store until `_settle`.
+        # This record may advance the close time. Rows that are too old then are in the store until `_forward_unjoined`.
         earliest = max(at - before, self.windows.limit(1 - side, close_time))
         found = self._stores[1 - side].fetch_range(record.key, earliest, at + after)
         joined = [(row.start, other.value) for row in found for other in row.states[0]]
         # Copied before the joiner is called, because it may change its arguments.
         remembered = Remembered(detached(value), bool(joined))
         results = [
-            Record(record.key, self._join(side, detached(value), detached(other)), max(then, at), record.headers)
+            Record(record.key, self._join_values(side, detached(value), detached(other)), max(then, at), record.headers)
             for then, other in joined
         ]
         existing = self._stores[side].fetch(record.key, at)
@@ -196,11 +196,11 @@ class StreamJoin(TimedProcessor):
             check(record.key, [rows])
         # Up to here nothing has changed, so an error of the joiner or a row that is too large rejects the record.
         self.stream_time_ms = stream_time
-        self._settle()
-        # In `_settle` only unmatched left records are forwarded alone. KStreamKStreamJoin removes a matched one from
-        # its outer store.
+        self._forward_unjoined()
+        # In `_forward_unjoined` only unmatched left records are forwarded alone. KStreamKStreamJoin removes a matched
+        # one from its outer store.
         if self._left and side == RIGHT:
-            self._mark_joined(found)
+            self._mark_rows_joined(found)
         self._stores[side].put(record.key, at, at, [rows])
         # Last, so that an error of a node below finds the store complete, and costs one output.
         for result in results:
@@ -209,14 +209,14 @@ class StreamJoin(TimedProcessor):
     def advance_time(self, stream_time_ms: int) -> None:
         if stream_time_ms > self.stream_time_ms:
             self.stream_time_ms = stream_time_ms
-            self._settle()
+            self._forward_unjoined()
 
     def _close_time(self, stream_time_ms: int) -> int:
         due = stream_time_ms - self.windows.grace_ms
         known = self.close_time_ms
         return due if known is None or due > known else known
 
-    def _settle(self) -> None:
+    def _forward_unjoined(self) -> None:
         """Forward the left records that cannot be joined any more, and drop records that have no further use."""
         close_time = self._close_time(self.stream_time_ms)
         # KStreamKStreamJoin emits such records at most once a second. Here they are emitted with the record that closes
@@ -244,10 +244,10 @@ class StreamJoin(TimedProcessor):
             return NO_TIME
         return min(self.windows.limit(side, close_time) for side in (LEFT, RIGHT))
 
-    def _join(self, side: int, value: Any, other: Any) -> Any:
+    def _join_values(self, side: int, value: Any, other: Any) -> Any:
         return self._joiner(value, other) if side == LEFT else self._joiner(other, value)
 
-    def _mark_joined(self, rows: Sequence[JoinRow]) -> None:
+    def _mark_rows_joined(self, rows: Sequence[JoinRow]) -> None:
         for row in rows:
             if not all(remembered.joined for remembered in row.states[0]):
                 states = [tuple(remembered._replace(joined=True) for remembered in row.states[0])]

@@ -46,7 +46,7 @@ class GlobalTables:
         moved = self._clock.monotonic_ms()
         at: dict[TopicPartition, int] = {}
         while any(at.get(tp, 0) < end for tp, end in ends.items()):
-            self._apply(await consumer.poll(LOAD_POLL_MS))
+            self._apply_records(await consumer.poll(LOAD_POLL_MS))
             before = at
             at = {tp: await consumer.position(tp) for tp in partitions}
             now = self._clock.monotonic_ms()
@@ -60,7 +60,7 @@ class GlobalTables:
     async def poll(self) -> None:
         """Apply the records that have come since."""
         if self._consumer is not None:
-            self._apply(await self._consumer.poll(0))
+            self._apply_records(await self._consumer.poll(0))
 
     async def close(self) -> None:
         """Stop reading; the tables keep their rows."""
@@ -69,7 +69,7 @@ class GlobalTables:
         if consumer is not None:
             await consumer.close()
 
-    def _apply(self, batches: dict[TopicPartition, Columns]) -> None:
+    def _apply_records(self, batches: dict[TopicPartition, Columns]) -> None:
         for tp, columns in batches.items():
             table = self._by_topic[tp.topic]
             for offset, key, value in zip(columns.offsets.tolist(), columns.keys, columns.values, strict=True):

@@ -85,7 +85,7 @@ class InstanceRegistry:
             self.failed = ""
             try:
                 while True:
-                    await self._publish(producer)
+                    await self._publish_registration(producer)
                     for columns in (await consumer.poll(LOOK_MS)).values():
                         now_ms = self._clock.monotonic_ms()
                         for offset, key, value in zip(
@@ -96,7 +96,7 @@ class InstanceRegistry:
             except asyncio.CancelledError:
                 with contextlib.suppress(TimeoutError, PenstockError):
                     async with asyncio.timeout(GOODBYE_MS / 1000):
-                        await self._write(producer, self._url, None)
+                        await self._write_registration(producer, self._url, None)
                 raise
 
     def _log_address_conflict(self, offset: int) -> None:
@@ -110,15 +110,15 @@ class InstanceRegistry:
                 "another instance has the same address: set queries.application_server", url=self._url, instance=other
             )
 
-    async def _publish(self, producer: Producer) -> None:
+    async def _publish_registration(self, producer: Producer) -> None:
         own = self._own()
         now_ms = self._clock.monotonic_ms()
         if own != self._published or now_ms - self._published_at_ms >= REGISTER_MS:
-            self._published_offset = await self._write(producer, self._url, encode(own))
+            self._published_offset = await self._write_registration(producer, self._url, encode(own))
             self._published = own
             self._published_at_ms = now_ms
             for url in self.instances.expired(now_ms, [self._url]):
-                await self._write(producer, url, None)
+                await self._write_registration(producer, url, None)
 
-    async def _write(self, producer: Producer, url: str, value: bytes | None) -> int:
+    async def _write_registration(self, producer: Producer, url: str, value: bytes | None) -> int:
         return (await (await producer.send(self._new.name, value, key=url.encode()))).offset

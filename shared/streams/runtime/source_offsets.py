@@ -71,24 +71,24 @@ class GroupAhead(ChangelogHole):
         parts = [f"group {group}: committed offsets are ahead of the changelog"]
         if foreign := [one for one in known if not one.by_application]:
             parts.append(
-                f"{_listed(foreign)}: another client has committed these offsets, the application has not. This is "
-                "not lost state: the changelog has its own position for each partition"
+                f"{_format_ahead(foreign)}: another client has committed these offsets, the application has not. This "
+                "is not lost state: the changelog has its own position for each partition"
             )
         if lost := [one for one in known if one.by_application]:
             parts.append(
-                f"{_listed(lost)}: the application has committed these offsets, and the changelog has lost the "
+                f"{_format_ahead(lost)}: the application has committed these offsets, and the changelog has lost the "
                 "commits. From the changelog's position on, records are processed again with the state of then, and "
                 "their results may come twice"
             )
         if gone := [one for one in unknown if one.by_application]:
             parts.append(
-                f"{_listed(gone)}: the application has committed these offsets, and the changelog has no position: the "
-                "state was lost"
+                f"{_format_ahead(gone)}: the application has committed these offsets, and the changelog has no "
+                "position: the state was lost"
             )
         if unread := [one for one in unknown if not one.by_application]:
             parts.append(
-                f"{_listed(unread)}: another client has committed these offsets, and the changelog has no position. "
-                "Either the application has never read these partitions, or its state was lost"
+                f"{_format_ahead(unread)}: another client has committed these offsets, and the changelog has no "
+                "position. Either the application has never read these partitions, or its state was lost"
             )
         if unknown:
             parts.append(
@@ -103,7 +103,7 @@ class GroupAhead(ChangelogHole):
         super().__init__(". ".join(parts))
 
 
-def _listed(ahead: Iterable[Ahead]) -> str:
+def _format_ahead(ahead: Iterable[Ahead]) -> str:
     return ", ".join(map(str, ahead))
 
 

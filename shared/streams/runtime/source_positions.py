@@ -72,14 +72,14 @@ class SourcePositions:
         # One error for all partitions, because one command sets all of them back.
         if ahead:
             raise GroupAhead(application, ahead)
-        await self._put(task, consumer, found)
-        await self._leave(task)
+        await self._set_start_offsets(task, consumer, found)
+        await self._drop_unread_topics(task)
 
     async def check(self, task: StreamTask, consumer: Consumer, partitions: Iterable[TopicPartition]) -> None:
         """Compare a running task's positions with the partitions' extents; move positions where that is allowed."""
-        await self._put(task, consumer, {at: task.sources.get(at.topic) for at in partitions})
+        await self._set_start_offsets(task, consumer, {at: task.sources.get(at.topic) for at in partitions})
 
-    async def _leave(self, task: StreamTask) -> None:
+    async def _drop_unread_topics(self, task: StreamTask) -> None:
         """Drop the application's own topics that the topology no longer reads. SchemaMismatch if one has records."""
         application = self._settings.application_id
         read = task.topology.source_topics()
@@ -91,14 +91,14 @@ class SourcePositions:
         for topic in dropped:
             at = TopicPartition(topic, task.partition)
             position = task.sources[topic]
-            if topic in known and await self._holds_more(at, position):
+            if topic in known and await self._has_record_from(at, position):
                 raise_unread(at, position, read, application)
             log.info("a topic that the topology no longer reads was read to its end", topic_partition=str(at))
             del task.sources[topic]
             task.source_ids.pop(topic, None)
             task.needs_commit = True
 
-    async def _holds_more(self, at: TopicPartition, position: int) -> bool:
+    async def _has_record_from(self, at: TopicPartition, position: int) -> bool:
         """Return whether there is a record at or after the position; transaction markers and watermarks are none."""
         settings = ConsumerSettings(isolation_level="read_committed", auto_offset_reset="none", commit_strategy="none")
         async with Consumer(self._kafka, settings) as consumer:
@@ -112,8 +112,10 @@ class SourcePositions:
                         return True
         return False
 
-    async def _put(self, task: StreamTask, consumer: Consumer, positions: Mapping[TopicPartition, int | None]) -> None:
-        for at, held in (await self._held(consumer, positions)).items():
+    async def _set_start_offsets(
+        self, task: StreamTask, consumer: Consumer, positions: Mapping[TopicPartition, int | None]
+    ) -> None:
+        for at, held in (await self._fetch_held_offsets(consumer, positions)).items():
             position = positions[at]
             start = start_of(
                 at, position, task.source_ids.get(at.topic), held, self._settings.on_missing_source_offsets
@@ -133,7 +135,9 @@ class SourcePositions:
             task.sources[at.topic] = start.offset
             task.source_ids[at.topic] = held.topic_id
 
-    async def _held(self, consumer: Consumer, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Held]:
+    async def _fetch_held_offsets(
+        self, consumer: Consumer, partitions: Iterable[TopicPartition]
+    ) -> dict[TopicPartition, Held]:
         wanted = list(partitions)
         async with Admin(self._kafka, timeout_ms=LOOKUP_TIMEOUT_MS) as admin:
             described = await admin.describe_topics({at.topic for at in wanted})

@@ -100,7 +100,7 @@ class Standbys:
             await self.stop(partition)
         for partition in sorted(wanted - self._own.keys() - set(owned)):
             standby = self._own[partition] = Standby(partition)
-            standby.following = asyncio.create_task(self._follow(standby), name=f"standby-{partition}")
+            standby.following = asyncio.create_task(self._follow_changelog(standby), name=f"standby-{partition}")
 
     async def hand_over(self, partition: int) -> Restoring | None:
         """End a standby and return its state; None if it has none yet."""
@@ -113,7 +113,7 @@ class Standbys:
         except asyncio.CancelledError:
             # The follower still uses the database. It is closed when the follower has ended, so that the folder can be
             # opened again.
-            standby.following.add_done_callback(lambda _: _close(standby.restoring))
+            standby.following.add_done_callback(lambda _: _close_local_state(standby.restoring))
             raise
         if str(partition) in self._labelled:
             self._labelled.discard(str(partition))
@@ -121,7 +121,7 @@ class Standbys:
         restoring = standby.restoring
         # The reader has no position yet: a snapshot is loaded in part, or the state on disk is still being checked.
         if restoring is not None and restoring.reader.next_offset is None:
-            _close(restoring)
+            _close_local_state(restoring)
             return None
         return restoring
 
@@ -129,7 +129,7 @@ class Standbys:
         """End a standby; its state on disk stays."""
         if (restoring := await self.hand_over(partition)) is not None:
             restoring.write()
-            _close(restoring)
+            _close_local_state(restoring)
 
     async def close(self) -> None:
         """End all standbys."""
@@ -137,34 +137,34 @@ class Standbys:
 
     # --- inside ---
 
-    async def _follow(self, standby: Standby) -> None:
+    async def _follow_changelog(self, standby: Standby) -> None:
         while True:
             try:
-                await self._read(standby)
+                await self._read_changelog(standby)
             except Overtaken as e:
                 # The state on disk has commits that no reader counts. Begin again without it.
                 if standby.restoring is not None and standby.restoring.task.local is not None:
                     discard(standby.restoring.task.local, str(e))
-                self._drop(standby)
+                self._drop_restored_state(standby)
             except RetriableError as e:
                 if (times := standby.failing.failed(self._clock.monotonic_ms())) is not None:
                     log.warning("a standby is behind", partition=standby.partition, **times, reason=str(e))
                 if standby.restoring is not None and standby.restoring.reader.next_offset is None:
                     # Rows of a partial load may be deleted in what is loaded next.
-                    self._drop(standby)
+                    self._drop_restored_state(standby)
                 await asyncio.sleep(RETRY_MS / 1000)
             except Exception as e:
                 # No error of a standby may affect the tasks that run here.
                 log.error("a standby starts again", partition=standby.partition, reason=f"{type(e).__name__}: {e}")
                 standby.failed = str(e)
-                self._drop(standby)
+                self._drop_restored_state(standby)
                 await asyncio.sleep(RETRY_MS / 1000)
 
-    def _drop(self, standby: Standby) -> None:
-        _close(standby.restoring)
+    def _drop_restored_state(self, standby: Standby) -> None:
+        _close_local_state(standby.restoring)
         standby.restoring = None
 
-    async def _read(self, standby: Standby) -> None:
+    async def _read_changelog(self, standby: Standby) -> None:
         if standby.restoring is None:
             task = self._maker.standby_task(standby.partition)
             standby.restoring = Restoring(self._kafka, self._settings, task, self._clock)
@@ -177,7 +177,7 @@ class Standbys:
             standby.failed = ""
             # The next line logs that it is current.
             standby.failing.succeeded(self._clock.monotonic_ms())
-            log.info("a standby is current", partition=standby.partition, **_sizes(restoring))
+            log.info("a standby is current", partition=standby.partition, **_restore_counts(restoring))
             unwritten = 0
             written_ms = self._clock.monotonic_ms()
             while True:
@@ -191,7 +191,7 @@ class Standbys:
                     written_ms = self._clock.monotonic_ms()
 
 
-def _sizes(restoring: Restoring) -> dict[str, int]:
+def _restore_counts(restoring: Restoring) -> dict[str, int]:
     report = restoring.report
     return {
         "snapshot_windows": report.snapshot_windows,
@@ -200,6 +200,6 @@ def _sizes(restoring: Restoring) -> dict[str, int]:
     }
 
 
-def _close(restoring: Restoring | None) -> None:
+def _close_local_state(restoring: Restoring | None) -> None:
     if restoring is not None and restoring.task.local is not None:
         restoring.task.local.close()

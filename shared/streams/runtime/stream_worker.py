@@ -137,7 +137,7 @@ class StreamWorker(RebalanceListener):
         )
         self._waits_for = "the group's assignment"
         await self._tables.load()
-        await self._join()
+        await self._join_group()
 
     async def run_once(self, now_ms: int | None = None) -> None:
         """Do one turn: poll, collect restored tasks, process, punctuate, and commit if that is due.
@@ -146,7 +146,7 @@ class StreamWorker(RebalanceListener):
         moment, the tasks are in a state that `shutdown` can commit, and a commit in progress continues.
         """
         # 1. Fetch. The group's callbacks, such as `on_partitions_revoked`, are called in here.
-        batches = await self._poll()
+        batches = await self._poll_records()
         await self._tables.poll()
         async with self._lock:
             # Rebalances happen inside the poll, and the poll returns records only after its listener has returned.
@@ -155,8 +155,8 @@ class StreamWorker(RebalanceListener):
             ready = self._tasks.ready()
             # 2. Take the outcomes of the commit and of restores in the background.
             if self._commits.has_ended:
-                await self._after_commit(await self._commits.settle())
-            await self._collect_restored()
+                await self._handle_ended_commits(await self._commits.settle())
+            await self._collect_restored_tasks()
             # A failed commit may just have replaced a task. The records were fetched for the discarded one, and the new
             # one will seek to its own position.
             ready = {p: owned for p, owned in ready.items() if owned is self._owned.get(p) and owned.task is not None}
@@ -174,9 +174,9 @@ class StreamWorker(RebalanceListener):
             self._maker.clean()
         # 5. Another instance has taken a partition over.
         if self._fenced:
-            await self._rejoin()
+            await self._rejoin_group()
 
-    async def _poll(self) -> dict[TopicPartition, Columns]:
+    async def _poll_records(self) -> dict[TopicPartition, Columns]:
         try:
             wait_ms = poll_ms(self._settings, self._owned, self._commit_due_ms - self._clock.monotonic_ms())
             # A busy worker does not wait in `poll`, but its commit needs the event loop.
@@ -194,7 +194,7 @@ class StreamWorker(RebalanceListener):
             for partition, owned in self._owned.items():
                 if owned.task is not None and owned.restoring is None:
                     try:
-                        await self._positions.check(owned.task, self._consumer, self._partitions_of(partition))
+                        await self._positions.check(owned.task, self._consumer, self._assigned_partitions_of(partition))
                     except RetriableError as e:
                         # The next poll reports again that the position is out of range.
                         log.warning("the source's offsets cannot be looked up", partition=partition, reason=str(e))
@@ -209,24 +209,24 @@ class StreamWorker(RebalanceListener):
         """
         deadline_ms = self._clock.monotonic_ms() + timeout_ms
 
-        def left_ms(share: float = 1.0) -> float:
+        def timeout_left_ms(share: float = 1.0) -> float:
             return max(0.0, deadline_ms - self._clock.monotonic_ms()) * share
 
         # From here on the callbacks do nothing: the last commit covers them.
         self._leaving = True
         last = asyncio.create_task(self._commit_to_leave(), name="last-commit")
         try:
-            await self._commits.last(last, self._owned, left_ms(COMMIT_SHARE))
-            await self._consumer.close(left_ms(LEAVE_SHARE))
+            await self._commits.last(last, self._owned, timeout_left_ms(COMMIT_SHARE))
+            await self._consumer.close(timeout_left_ms(LEAVE_SHARE))
         finally:
             await self._tables.close()
             # Concurrently, because each may wait for the broker.
-            closing = (owned.close(left_ms() * 0.8) for owned in self._tasks.all())
+            closing = (owned.close(timeout_left_ms() * 0.8) for owned in self._tasks.all())
             self._tasks.closed(await asyncio.gather(*closing, return_exceptions=True))
             await self._standbys.close()
             self._maker.shutdown()
             last.cancel()
-            await asyncio.wait({last}, timeout=left_ms() / 1000)
+            await asyncio.wait({last}, timeout=timeout_left_ms() / 1000)
 
     async def _commit_to_leave(self) -> list[Failure]:
         async with self._lock:
@@ -286,18 +286,18 @@ class StreamWorker(RebalanceListener):
 
     # --- group membership ---
 
-    async def _join(self) -> None:
+    async def _join_group(self) -> None:
         await self._consumer.__aenter__()
         self._consumer.subscribe(self.topology.source_topics(), self)
 
-    async def _rejoin(self) -> None:
+    async def _rejoin_group(self) -> None:
         """Leave and join again without tasks, because another instance owns the partitions."""
         async with self._lock:
-            await self._close_all()
+            await self._close_all_tasks()
         await self._consumer.close()
         self._fenced = False
         self._consumer = make_consumer(self._kafka, self._settings, self._registry, self._assignor)
-        await self._join()
+        await self._join_group()
 
     async def on_partitions_assigned(self, partitions: frozenset[TopicPartition]) -> None:
         """Keep tasks that return at once, close those that do not, and restore the new ones.
@@ -307,7 +307,7 @@ class StreamWorker(RebalanceListener):
         if self._leaving:
             return
         async with self._lock:
-            await self._after_commit(await self._commits.settle())
+            await self._handle_ended_commits(await self._commits.settle())
             assigned = {at.partition for at in partitions}
             # 0: a cooperative member revokes and is assigned in one generation. 1: an eager one joins the next.
             # Otherwise another member may have owned the partition in between, and no broker fences a writer without
@@ -317,7 +317,11 @@ class StreamWorker(RebalanceListener):
                 if partition not in assigned:
                     await owned.close()
             for partition in assigned:
-                if is_next and partition in self._suspended and self._knows_all(self._suspended[partition], partition):
+                if (
+                    is_next
+                    and partition in self._suspended
+                    and self._knows_all_positions(self._suspended[partition], partition)
+                ):
                     self._owned[partition] = self._suspended[partition]
                     self._seek_to_task(partition)
                 else:
@@ -335,13 +339,15 @@ class StreamWorker(RebalanceListener):
             return
         async with self._lock:
             self._is_assigned = False
-            await self._after_commit(await self._commits.settle())
+            await self._handle_ended_commits(await self._commits.settle())
             # The generation in which this member still owned the partitions, for `on_partitions_assigned`.
             self._revoked_in = self._consumer.group_metadata().generation_id
             revoked = {at.partition for at in partitions} & self._owned.keys()
             # As TaskManager.handleRevocation. Each partition has a transaction of its own, so only revoked tasks must
             # be committed.
-            await self._after_commit(await self._commits.commit([self._owned[p] for p in revoked], self._consumer))
+            await self._handle_ended_commits(
+                await self._commits.commit([self._owned[p] for p in revoked], self._consumer)
+            )
             for partition in revoked & self._owned.keys():
                 owned = self._owned.pop(partition)
                 # It is being restored, perhaps because its commit has just failed.
@@ -361,12 +367,12 @@ class StreamWorker(RebalanceListener):
             log.warning("partitions lost", partitions=sorted(at.partition for at in partitions))
             # No reader counts commits that a new owner has overtaken. If they were sent, the group would seem ahead.
             self._consumer.forget_commits()
-            await self._close_all()
+            await self._close_all_tasks()
 
     # --- restoring ---
 
     def _start_restore(self, partition: int) -> None:
-        for at in self._partitions_of(partition):
+        for at in self._assigned_partitions_of(partition):
             self._consumer.pause(at)
             # A consumer without a position would look one up, and may not reset it.
             self._consumer.seek(at, 0)
@@ -381,9 +387,9 @@ class StreamWorker(RebalanceListener):
         )
         owned = OwnedTask(changelog)
         self._owned[partition] = owned
-        owned.restoring = asyncio.create_task(self._restore(partition, owned), name=f"restore-{partition}")
+        owned.restoring = asyncio.create_task(self._restore_task(partition, owned), name=f"restore-{partition}")
 
-    async def _restore(self, partition: int, owned: OwnedTask) -> None:
+    async def _restore_task(self, partition: int, owned: OwnedTask) -> None:
         # 1. Wait, if the partition has failed before.
         if failures := self._failures.get(partition, 0):
             await asyncio.sleep(RESTORE_BACKOFF.wait_ms(failures) / 1000)
@@ -398,7 +404,7 @@ class StreamWorker(RebalanceListener):
         task, owned.report = await owned.changelog.take_over(make_task, standby)
         require_whole_input(task)
         # 5. Find the positions in the source topics.
-        await self._positions.find(task, self._consumer, self._partitions_of(partition))
+        await self._positions.find(task, self._consumer, self._assigned_partitions_of(partition))
         # 6. Start it. `on_task` may schedule punctuation before the first record.
         self._maker.start(task, self._tables.rows)
         self._on_task(task)
@@ -406,7 +412,7 @@ class StreamWorker(RebalanceListener):
         self._tasks.begun(owned)
         owned.log_restored(self._restores)
 
-    async def _collect_restored(self) -> None:
+    async def _collect_restored_tasks(self) -> None:
         for partition, owned in list(self._owned.items()):
             if owned.restoring is None or not owned.restoring.done():
                 continue
@@ -417,7 +423,7 @@ class StreamWorker(RebalanceListener):
             elif isinstance(error, GroupAhead):
                 owned.ahead = error
             else:
-                await self._task_failed(partition, error)
+                await self._handle_failed_task(partition, error)
         ahead = [one.ahead for one in self._owned.values() if one.ahead is not None]
         # Reported once for all partitions of this instance, because one command sets all of them back.
         if ahead and not any(owned.restoring is not None for owned in self._owned.values()):
@@ -429,16 +435,18 @@ class StreamWorker(RebalanceListener):
         assert task is not None
         assert inputs is not None
         inputs.clear()
-        partitions = self._partitions_of(partition)
+        partitions = self._assigned_partitions_of(partition)
         for at in partitions:
             self._consumer.seek(at, task.sources[at.topic])
         self._consumer.resume(*partitions)
 
-    def _knows_all(self, owned: OwnedTask, partition: int) -> bool:
+    def _knows_all_positions(self, owned: OwnedTask, partition: int) -> bool:
         """Return whether the task has a position in each topic; a topic may have got its partition later."""
-        return owned.task is not None and all(at.topic in owned.task.sources for at in self._partitions_of(partition))
+        return owned.task is not None and all(
+            at.topic in owned.task.sources for at in self._assigned_partitions_of(partition)
+        )
 
-    def _partitions_of(self, partition: int) -> list[TopicPartition]:
+    def _assigned_partitions_of(self, partition: int) -> list[TopicPartition]:
         assigned = self._consumer.assignment()
         return [at for at in assigned if at.partition == partition]
 
@@ -447,19 +455,19 @@ class StreamWorker(RebalanceListener):
     async def _begin_commit(self) -> None:
         """Begin to commit in the background of the next turns; the previous commit must end first."""
         async with self._lock:
-            await self._after_commit(await self._commits.settle())
+            await self._handle_ended_commits(await self._commits.settle())
             self._commit_due_ms = self._clock.monotonic_ms() + self._settings.commit_interval_ms
             self._commits.begin(self._tasks.running(), self._consumer)
 
-    async def _after_commit(self, ended: Ended) -> None:
+    async def _handle_ended_commits(self, ended: Ended) -> None:
         for owned, commit in ended.held:
             self._purge.committed(owned.partition, commit.sources)
             # Only failures in a row count.
             self._failures.pop(owned.partition, None)
         for owned, error in ended.failed:
-            await self._task_failed(owned.partition, error)
+            await self._handle_failed_task(owned.partition, error)
 
-    async def _task_failed(self, partition: int, error: BaseException) -> None:
+    async def _handle_failed_task(self, partition: int, error: BaseException) -> None:
         """Handle a task whose commit or restore failed.
 
         There are three cases:
@@ -467,7 +475,7 @@ class StreamWorker(RebalanceListener):
         2. A repetition would fail as well, or this was the last attempt, or the worker is leaving: raise the error.
         3. Otherwise discard the task and restore it.
         """
-        # Case 1. The task is closed with all others in `_rejoin`.
+        # Case 1. The task is closed with all others in `_rejoin_group`.
         if isinstance(error, ProducerFenced):
             log.warning("fenced: the instance joins its group again", partition=partition, reason=str(error))
             self._fenced = True
@@ -485,7 +493,7 @@ class StreamWorker(RebalanceListener):
             await owned.close()
             self._start_restore(partition)
 
-    async def _close_all(self) -> None:
+    async def _close_all_tasks(self) -> None:
         await self._commits.settle()
         for owned in self._tasks.all():
             await owned.close()

@@ -62,7 +62,7 @@ class TaskCommits:
 
     async def commit(self, owned: Sequence[OwnedTask], consumer: Consumer) -> Ended:
         """Commit the tasks that have something to commit, and wait for the outcome."""
-        return await self._write_all(self.prepare(owned), consumer)
+        return await self._write_commits(self.prepare(owned), consumer)
 
     def begin(self, owned: Sequence[OwnedTask], consumer: Consumer) -> None:
         """Begin to commit the tasks that have something to commit, in the background; call `settle` afterwards.
@@ -71,7 +71,7 @@ class TaskCommits:
         """
         assert self._in_progress is None, "a commit is under way"
         if prepared := self.prepare(owned):
-            self._in_progress = asyncio.create_task(self._write_all(prepared, consumer), name="commit")
+            self._in_progress = asyncio.create_task(self._write_commits(prepared, consumer), name="commit")
 
     @property
     def has_ended(self) -> bool:
@@ -109,12 +109,12 @@ class TaskCommits:
                 prepared.append((one, task, e))
         return prepared
 
-    async def _write_all(self, prepared: Sequence[Prepared], consumer: Consumer) -> Ended:
+    async def _write_commits(self, prepared: Sequence[Prepared], consumer: Consumer) -> Ended:
         if not prepared:
             return Ended([], [])
         started = self._clock.monotonic_ms()
         # The tasks are independent: one that fails does not keep the others from committing.
-        errors = await asyncio.gather(*(self._write(*one, consumer) for one in prepared), return_exceptions=True)
+        errors = await asyncio.gather(*(self._write_commit(*one, consumer) for one in prepared), return_exceptions=True)
         self._seconds.observe((self._clock.monotonic_ms() - started) / 1000)
         ended = Ended([], [])
         for (owned, _, commit), error in zip(prepared, errors, strict=True):
@@ -158,7 +158,7 @@ class TaskCommits:
                 reason="; ".join(dict.fromkeys(f"{type(e).__name__}: {e}" for e in errors)) or "the task has failed",
             )
 
-    async def _write(
+    async def _write_commit(
         self, owned: OwnedTask, task: StreamTask, commit: TaskCommit | Exception, consumer: Consumer
     ) -> None:
         if isinstance(commit, Exception):

@@ -77,15 +77,15 @@ class JoinStore:
         """Set a row's states; add the row if it does not exist."""
         row = self.fetch(key, start)
         if row is None:
-            row = self._add(JoinRow(key, start, end, states))
+            row = self._add_row(JoinRow(key, start, end, states))
         else:
             row.states = states
-        self._mark(row)
+        self._mark_row_dirty(row)
 
     def remove(self, key: Any, start: int) -> None:
         """Remove a row without a final; a missing row is no error."""
         if (row := self.fetch(key, start)) is not None:
-            self._discard(row)
+            self._discard_row(row)
 
     def take_before(self, limit: int) -> list[JoinRow]:
         """Remove and return all rows that end before `limit`, in order of (start, key)."""
@@ -94,7 +94,7 @@ class JoinStore:
             row = heapq.heappop(self._open)[2]
             # Rows that were removed before stay in the heap.
             if row.live:
-                self._discard(row)
+                self._discard_row(row)
                 removed.append(row)
         return sorted(removed, key=lambda w: (w.start, w.key))
 
@@ -141,14 +141,14 @@ class JoinStore:
     def load(self, key: Any, start: int, end: int, states: list[Any]) -> None:
         """Restore one row; it replaces one with the same key and start."""
         self.unload(key, start)
-        self._add(JoinRow(key, start, end, states, persisted=True))
+        self._add_row(JoinRow(key, start, end, states, persisted=True))
 
     def unload(self, key: Any, start: int) -> None:
         """Restore a removal; a missing row is no error."""
         if (row := self.fetch(key, start)) is not None:
             self._take_out(row)
 
-    def _add(self, row: JoinRow) -> JoinRow:
+    def _add_row(self, row: JoinRow) -> JoinRow:
         own = self._rows.setdefault(row.key, [])
         # Out-of-order records are the exception.
         if own and own[-1].start > row.start:
@@ -160,7 +160,7 @@ class JoinStore:
         heapq.heappush(self._open, (row.end, self._pushed, row))
         return row
 
-    def _discard(self, row: JoinRow) -> None:
+    def _discard_row(self, row: JoinRow) -> None:
         self._take_out(row)
         if row.persisted:
             self._dirty[(row.key, row.start)] = None
@@ -178,7 +178,7 @@ class JoinStore:
         self._count -= 1
         self.touched = True
 
-    def _mark(self, row: JoinRow) -> None:
+    def _mark_row_dirty(self, row: JoinRow) -> None:
         at = (row.key, row.start)
         if not row.persisted and self._dirty.get(at, row) is None:
             # A row of this key and start was deleted since the commit. If this one goes too, a tombstone is still due.

@@ -28,7 +28,7 @@ class Overtaken(Exception):
 def take_up(reader: ChangelogReader, local: LocalState, stores: tuple[StoreSchema, ...]) -> int | None:
     """Continue the reader from the state on disk; return its covered offset, or None if it is unusable."""
     found = local.checkpoint
-    reason = "it is incomplete" if found is None else _why_not(found, stores)
+    reason = "it is incomplete" if found is None else _why_checkpoint_unusable(found, stores)
     if found is None or reason is not None:
         discard(local, str(reason))
         return None
@@ -37,7 +37,7 @@ def take_up(reader: ChangelogReader, local: LocalState, stores: tuple[StoreSchem
     return found.covered_offset
 
 
-def _why_not(found: Checkpoint, stores: tuple[StoreSchema, ...]) -> str | None:
+def _why_checkpoint_unusable(found: Checkpoint, stores: tuple[StoreSchema, ...]) -> str | None:
     if found.progress is not None and layout(found.progress.stores) != layout(stores):
         return "the stores have changed"
     return f"no owner can go above its epoch {found.epoch}" if found.epoch >= EPOCH_MAX else None

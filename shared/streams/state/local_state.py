@@ -111,7 +111,7 @@ class LocalState:
 
     def begin(self, schemas: Sequence[StoreSchema]) -> None:
         """Begin a task with these stores; drop what an earlier task had in memory."""
-        self._forget()
+        self._forget_stores()
         self._numbers = {schema.name: number for number, schema in enumerate(schemas)}
         self._indexed = frozenset(i for i, schema in enumerate(schemas) if not schema.is_table)
 
@@ -141,7 +141,7 @@ class LocalState:
         """Close the database. Changes that are not written can be restored from the log."""
         if not self._closed:
             self._closed = True
-            self._forget()
+            self._forget_stores()
             self.db.close()
             self._on_close()
 
@@ -211,7 +211,7 @@ class LocalState:
 
     # --- inside ---
 
-    def _forget(self) -> None:
+    def _forget_stores(self) -> None:
         for store in self._stores.values():
             store.forget()
         self._stores.clear()

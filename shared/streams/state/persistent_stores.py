@@ -148,11 +148,11 @@ class PersistentStore(ABC, Generic[CacheT]):
         With `after`, the latter are those after this key and start. They are ordered by hash of the key, key and start.
         """
         # Keys in memory may have newer rows there than on disk, so the disk is only read for the other keys.
-        return list(self._cache.rows()), self._others(self._rows.all(after), frozenset(self._loaded))
+        return list(self._cache.rows()), self._rows_not_in_memory(self._rows.all(after), frozenset(self._loaded))
 
     def rows_of(self, key: Any) -> Iterable[Any]:
         """Return the key's live rows in order of start."""
-        self._fetch(key)
+        self._fetch_key_rows(key)
         return self._cache.rows_of(key)
 
     def committed(self) -> None:
@@ -180,22 +180,22 @@ class PersistentStore(ABC, Generic[CacheT]):
             key = self._codec.key_of(raw)
             # The index has the row's end from now on, so a search up to it must read the disk again.
             if row is not None:
-                self._in_index(row.end)
+                self._note_end_in_due_index(row.end)
             if key in self._loaded:
                 width = ROW_BYTES + (len(row.state) if row is not None else 0)
-                self._account(key, ROW_BYTES + len(self._cache.rows_of(key)) * width)
-        self._evict()
+                self._account_memory(key, ROW_BYTES + len(self._cache.rows_of(key)) * width)
+        self._evict_keys()
 
     def forget(self) -> None:
         """Release the memory; the store is not used any more."""
         self._budget.bytes_used -= sum(self._loaded.values())
         self._loaded.clear()
 
-    def _account(self, key: Any, size: int) -> None:
+    def _account_memory(self, key: Any, size: int) -> None:
         self._budget.bytes_used += size - self._loaded.get(key, 0)
         self._loaded[key] = size
 
-    def _evict(self) -> None:
+    def _evict_keys(self) -> None:
         if self._budget.bytes_used <= self._budget.bytes_max:
             return
         # These rows are only in memory: no confirmed commit has written them.
@@ -211,12 +211,12 @@ class PersistentStore(ABC, Generic[CacheT]):
         """Return whether the index would find all due rows of a key."""
         return all(row.end >= self.due_ms for row in self._cache.rows_of(key)) or not self.is_indexed
 
-    def _fetch(self, key: Any) -> None:
+    def _fetch_key_rows(self, key: Any) -> None:
         """Fetch a key's rows into memory."""
         if key in self._loaded:
             self._loaded.move_to_end(key)
             return
-        self._have(key, self._rows.of(self._codec.key_bytes(key)))
+        self._load_key_rows(key, self._rows.of(self._codec.key_bytes(key)))
 
     def fetch_ahead(self, keys: Iterable[bytes | None]) -> None:
         """Fetch the rows of these keys before they are used one by one; invalid keys are skipped."""
@@ -229,33 +229,35 @@ class PersistentStore(ABC, Generic[CacheT]):
             if key not in self._loaded:
                 wanted[raw or b""] = key
         for raw, found in self._rows.of_many(wanted):
-            self._have(wanted[raw], found)
+            self._load_key_rows(wanted[raw], found)
 
-    def _have(self, key: Any, found: Sequence[tuple[int, Stored]]) -> None:
+    def _load_key_rows(self, key: Any, found: Sequence[tuple[int, Stored]]) -> None:
         """Load the rows of a key that was not in memory."""
         size = ROW_BYTES
         for start, row in found:
             self._cache.load(key, start, row.end, self._codec.unpack(row.state))
             size += ROW_BYTES + len(row.state)
         self._rows_in_both += len(found)
-        self._account(key, size)
+        self._account_memory(key, size)
 
     def _fetch_due(self, limit: int) -> None:
         """Fetch all rows that end before `limit`."""
         for key in self._due.take(self._rows, limit):
-            self._fetch(self._codec.key_of(key))
+            self._fetch_key_rows(self._codec.key_of(key))
 
-    def _in_index(self, end: int) -> None:
+    def _note_end_in_due_index(self, end: int) -> None:
         self._due.came(end)
 
-    def _others(self, stored_rows: Iterator[tuple[bytes, int, Stored]], loaded: frozenset[Any]) -> Iterator[LiveRow]:
+    def _rows_not_in_memory(
+        self, stored_rows: Iterator[tuple[bytes, int, Stored]], loaded: frozenset[Any]
+    ) -> Iterator[LiveRow]:
         for raw, start, row in stored_rows:
             key = self._codec.key_of(raw)
             if key not in loaded:
-                yield self._row(key, start, row.end, self._codec.unpack(row.state))
+                yield self._row_from_disk(key, start, row.end, self._codec.unpack(row.state))
 
     @abstractmethod
-    def _row(self, key: Any, start: int, end: int, states: list[Any]) -> LiveRow:
+    def _row_from_disk(self, key: Any, start: int, end: int, states: list[Any]) -> LiveRow:
         """Return a row of the disk."""
 
 
@@ -265,10 +267,10 @@ class PersistentWindowStore(PersistentStore[WindowStore]):
     def __init__(self, cache: WindowStore, rows: Rows, codec: RowCodec, budget: CacheBudget) -> None:
         super().__init__(cache, rows, codec, budget)
         self.windows = cache
-        cache.fetch = self._prepare
+        cache.fetch = self._fetch_batch_rows
         self._expired = DueIndex()
 
-    def _prepare(self, keys: Iterable[bytes], time_ms: int) -> None:
+    def _fetch_batch_rows(self, keys: Iterable[bytes], time_ms: int) -> None:
         rule = self.windows.rule
         now = self.windows.close_time_ms
         # Windows that end before this are closed already. The index need not be searched before it.
@@ -279,7 +281,7 @@ class PersistentWindowStore(PersistentStore[WindowStore]):
         self._fetch_due(limit)
         # Retained windows (of sliding rules) are removed later than they close, so they are searched for a second time.
         for key in self._expired.take(self._rows, limit - rule.retained_ms) if rule.retains else ():
-            self._fetch(self._codec.key_of(key))
+            self._fetch_key_rows(self._codec.key_of(key))
 
     def _may_leave(self, key: Any) -> bool:
         """Return whether the index would find all due windows of a key. Found windows stay until they are processed.
@@ -289,11 +291,11 @@ class PersistentWindowStore(PersistentStore[WindowStore]):
         rows = self._cache.rows_of(key)
         return all(row.end >= (self._expired.to_ms if row.closed else self.due_ms) for row in rows)
 
-    def _in_index(self, end: int) -> None:
-        super()._in_index(end)
+    def _note_end_in_due_index(self, end: int) -> None:
+        super()._note_end_in_due_index(end)
         self._expired.came(end)
 
-    def _row(self, key: Any, start: int, end: int, states: list[Any]) -> LiveRow:
+    def _row_from_disk(self, key: Any, start: int, end: int, states: list[Any]) -> LiveRow:
         closed = self.windows.close_time_ms
         rule = self.windows.rule
         return LiveWindow(key, start, end, states, rule.retains and closed is not None and end < closed)
@@ -309,10 +311,10 @@ class PersistentAggregateStore(PersistentWindowStore, AggregateRows):
         self.names = cache.names
         self.columns = cache.columns
 
-    def _prepare(self, keys: Iterable[bytes], time_ms: int) -> None:
+    def _fetch_batch_rows(self, keys: Iterable[bytes], time_ms: int) -> None:
         self.fetch_ahead(keys)
 
-    def _own(self, key: Any) -> Any:
+    def _key_in_store_type(self, key: Any) -> Any:
         return self._codec.own_key(key)
 
 
@@ -330,22 +332,22 @@ class PersistentJoinStore(PersistentStore[JoinStore]):
 
     def fetch(self, key: Any, start: int) -> JoinRow | None:
         """Return the key's row that starts there, or None."""
-        self._fetch(key)
+        self._fetch_key_rows(key)
         return self._cache.fetch(key, start)
 
     def fetch_range(self, key: Any, earliest: int, latest: int) -> Sequence[JoinRow]:
         """Return the key's rows that start from `earliest` to `latest`, both inclusive, in order of start."""
-        self._fetch(key)
+        self._fetch_key_rows(key)
         return self._cache.fetch_range(key, earliest, latest)
 
     def put(self, key: Any, start: int, end: int, states: list[Any]) -> None:
         """Set a row's states; add the row if it does not exist."""
-        self._fetch(key)
+        self._fetch_key_rows(key)
         self._cache.put(key, start, end, states)
 
     def remove(self, key: Any, start: int) -> None:
         """Remove a row without a final; a missing row is no error."""
-        self._fetch(key)
+        self._fetch_key_rows(key)
         self._cache.remove(key, start)
 
     def take_before(self, limit: int) -> list[JoinRow]:
@@ -357,7 +359,7 @@ class PersistentJoinStore(PersistentStore[JoinStore]):
         """Return all changes since the last `committed()`."""
         return self._cache.changes()
 
-    def _row(self, key: Any, start: int, end: int, states: list[Any]) -> LiveRow:
+    def _row_from_disk(self, key: Any, start: int, end: int, states: list[Any]) -> LiveRow:
         return JoinRow(key, start, end, states, persisted=True)
 
 
@@ -377,24 +379,24 @@ class PersistentKeyValueStore(PersistentStore[KeyValueStore]):
 
     def get(self, key: Any) -> Any:
         """Return the row's value, or None."""
-        key = self._own(key)
+        key = self._key_in_store_type(key)
         if not isinstance(key, str | bytes):
             return None
-        self._fetch(key)
+        self._fetch_key_rows(key)
         return self._cache.get(key)
 
     def put(self, key: Any, value: Any) -> None:
         """Set a row; None deletes it. Raises DataError for a key that is neither text nor bytes."""
-        key = self._own(key)
+        key = self._key_in_store_type(key)
         if isinstance(key, str | bytes):
-            self._fetch(key)
+            self._fetch_key_rows(key)
         self._cache.put(key, value)
 
     def delete(self, key: Any) -> None:
         """Remove a row; a missing row is no error."""
-        key = self._own(key)
+        key = self._key_in_store_type(key)
         if isinstance(key, str | bytes):
-            self._fetch(key)
+            self._fetch_key_rows(key)
         self._cache.delete(key)
 
     def items(self) -> Iterator[tuple[Any, Any]]:
@@ -405,9 +407,9 @@ class PersistentKeyValueStore(PersistentStore[KeyValueStore]):
         """Return all changes since the last `committed()`."""
         return self._cache.changes()
 
-    def _own(self, key: Any) -> Any:
+    def _key_in_store_type(self, key: Any) -> Any:
         """Return a key in the store's type; on disk, text and its bytes are the same key."""
         return self._codec.own_key(key)
 
-    def _row(self, key: Any, start: int, end: int, states: list[Any]) -> LiveRow:
+    def _row_from_disk(self, key: Any, start: int, end: int, states: list[Any]) -> LiveRow:
         return Row(key, states[0], persisted=True)

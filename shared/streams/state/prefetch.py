@@ -27,7 +27,7 @@ class FetchAhead:
         self._reached: dict[str, Sequence[PersistentStore[Any]]] = {}
         for source in topology.sources() if on_disk else ():
             self._reached[source.topic] = [
-                store for name, store in on_disk.items() if _is_reached(topology, source.name, name)
+                store for name, store in on_disk.items() if _store_is_fed_by_source(topology, source.name, name)
             ]
 
     def slices(self, columns: Columns) -> Iterator[Columns]:
@@ -47,6 +47,6 @@ class FetchAhead:
         return (record for some in self.slices(columns) for record in some.records())
 
 
-def _is_reached(topology: Topology, source: str, store: str) -> bool:
+def _store_is_fed_by_source(topology: Topology, source: str, store: str) -> bool:
     nodes = [n.name for n in topology.nodes.values() if isinstance(n, ProcessorNode) and store in n.stores]
     return bool(topology.stores[store].schema.source) and source in topology.above(nodes)

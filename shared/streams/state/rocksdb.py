@@ -130,7 +130,7 @@ class RocksDb:
         self._in_order = ReadOptions()
         self._in_prefix.set_prefix_same_as_start(True)
         self._in_order.set_total_order_seek(True)
-        self._db = self._open()
+        self._db = self._open_database()
         self.is_new = True
         """Whether nothing was ever written."""
         self._meta = self._read_meta()
@@ -157,7 +157,7 @@ class RocksDb:
         with self._errors:
             self._db.close()
             Rdict.destroy(str(self.folder), self._memory.options())
-        self._db = self._open()
+        self._db = self._open_database()
         self._meta = Meta()
         self.is_new = True
 
@@ -181,7 +181,7 @@ class RocksDb:
         """
         with self._errors:
             rows = self._db.iter(self._in_prefix)
-        for begin, key in sorted((_prefix(store, key) + key, key) for key in keys):
+        for begin, key in sorted((_row_key_prefix(store, key) + key, key) for key in keys):
             found = []
             whole = len(begin)
             with self._errors:
@@ -194,7 +194,7 @@ class RocksDb:
                     if len(at) == whole + _NUMBER.size:
                         value: bytes = rows.value()
                         row = StoredRow(_ENDS.unpack_from(value)[1], value[_ENDS.size :])
-                        found.append((_number(at, whole), row))
+                        found.append((_unpack_ordered_number(at, whole), row))
                     rows.next()
             yield key, found
 
@@ -204,14 +204,14 @@ class RocksDb:
         Rows are read in pages, as they are then. An iteration that is abandoned leaves nothing open.
         """
         own = ROW + bytes((store,))
-        page = self._page(own, own if after is None else _row_key(store, *after) + b"\0")
+        page = self._read_page(own, own if after is None else _row_key(store, *after) + b"\0")
         while page:
             for at, value in page:
                 row = StoredRow(_ENDS.unpack_from(value)[1], value[_ENDS.size :])
-                yield at[PREFIX_BYTES : -_NUMBER.size], _number(at, len(at) - _NUMBER.size), row
-            page = self._page(own, page[-1][0] + b"\0") if len(page) == PAGE_ROWS else []
+                yield at[PREFIX_BYTES : -_NUMBER.size], _unpack_ordered_number(at, len(at) - _NUMBER.size), row
+            page = self._read_page(own, page[-1][0] + b"\0") if len(page) == PAGE_ROWS else []
 
-    def _page(self, own: bytes, start: bytes) -> list[tuple[bytes, bytes]]:
+    def _read_page(self, own: bytes, start: bytes) -> list[tuple[bytes, bytes]]:
         with self._errors:
             rows = self._db.iter(self._in_order)
             found: list[tuple[bytes, bytes]] = []
@@ -234,8 +234,8 @@ class RocksDb:
             entries = self._db.iter(self._in_order)
             entries.seek(own + start_bytes(since))
             while entries.valid() and (at := entries.key()).startswith(own):
-                listed = _number(at, 2)
-                start = _number(at, 10)
+                listed = _unpack_ordered_number(at, 2)
+                start = _unpack_ordered_number(at, 10)
                 key = at[18:]
                 if listed >= limit:
                     upcoming = min(upcoming, listed)
@@ -243,7 +243,7 @@ class RocksDb:
                 # There are three cases:
                 # 1. The row is gone: delete the entry.
                 # 2. The row has grown and is not due yet: move the entry to its present end.
-                # 3. The row is due. The entry stays until the row is removed by a commit (`_put`).
+                # 3. The row is due. The entry stays until the row is removed by a commit (`_put_row`).
                 row = self.row(store, key, start)
                 if row is None or row.end >= limit:
                     batch.delete(at)
@@ -285,7 +285,7 @@ class RocksDb:
                 before = self._db.get([at for at, _ in some])
             for (at, id_), old in zip(some, before or (), strict=True):
                 store = id_[0]
-                more = _put(batch, at, id_, rows[id_], old, due.get(store, NEVER) if store in indexed else None)
+                more = _put_row(batch, at, id_, rows[id_], old, due.get(store, NEVER) if store in indexed else None)
                 changed[store] = changed.get(store, 0) + more
         for store, more in changed.items():
             counts[store] = counts.get(store, 0) + more
@@ -300,7 +300,7 @@ class RocksDb:
 
     # --- inside ---
 
-    def _open(self) -> Rdict:
+    def _open_database(self) -> Rdict:
         with self._errors:
             try:
                 return Rdict(str(self.folder), self._memory.options())
@@ -324,7 +324,9 @@ class RocksDb:
         return meta if meta.format == FORMAT_VERSION else Meta()
 
 
-def _put(batch: WriteBatch, at: bytes, id_: RowId, row: StoredRow | None, old: bytes | None, due: int | None) -> int:
+def _put_row(
+    batch: WriteBatch, at: bytes, id_: RowId, row: StoredRow | None, old: bytes | None, due: int | None
+) -> int:
     """Put one row and its index entry; return the growth in rows. `due` is None if there is no index."""
     store, key, start = id_
     listed = None if old is None or due is None else _ENDS.unpack_from(old)[0]
@@ -344,17 +346,17 @@ def _put(batch: WriteBatch, at: bytes, id_: RowId, row: StoredRow | None, old: b
     return 1 if old is None else 0
 
 
-def _number(data: bytes, at: int) -> int:
+def _unpack_ordered_number(data: bytes, at: int) -> int:
     found: int = _NUMBER.unpack_from(data, at)[0]
     return found - _SHIFT
 
 
-def _prefix(store: int, key: bytes) -> bytes:
+def _row_key_prefix(store: int, key: bytes) -> bytes:
     return _HEAD.pack(ROW, store, key_hash(key))
 
 
 def _row_key(store: int, key: bytes, start: int) -> bytes:
-    return _prefix(store, key) + key + start_bytes(start)
+    return _row_key_prefix(store, key) + key + start_bytes(start)
 
 
 def _due_key(store: int, end: int, start: int, key: bytes) -> bytes:

@@ -34,7 +34,7 @@ class StateDirectory:
     def __init__(self, state_dir: str, application_id: str, *, memory_bytes_max: int, cache_bytes_max: int) -> None:
         self.folder = Path(state_dir) / application_id
         self.budget = CacheBudget(cache_bytes_max)
-        self._rocksdb, self._local_state = _modules()
+        self._rocksdb, self._local_state = _import_rocksdb_modules()
         self._memory = self._rocksdb.RocksMemory(memory_bytes_max)
         self._lock = FileLock(self.folder / LOCK_FILE)
         self._open: set[int] = set()
@@ -59,8 +59,8 @@ class StateDirectory:
 
     def state_of(self, partition: int) -> LocalState:
         """Open one partition's state, which must not be open already."""
-        db = self._rocksdb.RocksDb(self._folder_of(partition), self._memory)
-        state: LocalState = self._local_state.LocalState(db, self.budget, on_close=lambda: self._closed(partition))
+        db = self._rocksdb.RocksDb(self._partition_folder(partition), self._memory)
+        state: LocalState = self._local_state.LocalState(db, self.budget, on_close=lambda: self._mark_closed(partition))
         self._open.add(partition)
         return state
 
@@ -69,25 +69,25 @@ class StateDirectory:
         # As StateDirectory.cleanRemovedTasks and `state.cleanup.delay.ms`: a partition that returns soon should find
         # its state.
         found = [p for p in self.partitions() if p not in self._open]
-        old = [p for p in found if now_ms - self._folder_of(p).stat().st_mtime * 1000 > delay_ms]
+        old = [p for p in found if now_ms - self._partition_folder(p).stat().st_mtime * 1000 > delay_ms]
         for partition in old:
-            shutil.rmtree(self._folder_of(partition), ignore_errors=True)
+            shutil.rmtree(self._partition_folder(partition), ignore_errors=True)
         return old
 
     def partitions(self) -> list[int]:
         """Return the partitions that have state here, up to date or not."""
         return sorted(int(found.name) for found in self.folder.iterdir() if found.name.isdecimal())
 
-    def _folder_of(self, partition: int) -> Path:
+    def _partition_folder(self, partition: int) -> Path:
         return self.folder / str(partition)
 
-    def _closed(self, partition: int) -> None:
+    def _mark_closed(self, partition: int) -> None:
         self._open.discard(partition)
         with contextlib.suppress(OSError):
-            os.utime(self._folder_of(partition))  # the time of last use
+            os.utime(self._partition_folder(partition))  # the time of last use
 
 
-def _modules() -> tuple[ModuleType, ModuleType]:
+def _import_rocksdb_modules() -> tuple[ModuleType, ModuleType]:
     with needs("streams.default_dsl_store: rocksDB"):
         from penstock.shared.streams.state import local_state, rocksdb
     return rocksdb, local_state

@@ -73,20 +73,20 @@ class BatchDecoder:
         self._store = store
         self._key_bytes_max = key_bytes_max
         self._chain = chain
-        self._decode = _decoder(source)
+        self._decode = _value_decoder(source)
         self._has_none = source.value is json_deserializer or source.value_type is not None  # None stays None there
-        self._fields = None if chain is not None or store.columns.objects else _fields(source, store)
+        self._fields = None if chain is not None or store.columns.objects else _json_fields_for_kernel(source, store)
 
     def of(self, columns: Columns) -> DecodedBatch | None:
         """Return the decoded batch, or None if it must be processed record by record."""
         exceptional: set[int] = set()
         if int(columns.timestamps.min()) < 0:
             exceptional.update(np.flatnonzero(columns.timestamps < 0).tolist())
-        codes = self._codes(columns, exceptional)
-        if self._fields is not None and (numbers := self._numbers(columns, exceptional)) is not None:
+        codes = self._key_codes(columns, exceptional)
+        if self._fields is not None and (numbers := self._decode_json_numbers(columns, exceptional)) is not None:
             return DecodedBatch(codes, numbers, [], sorted(exceptional), None)
         # No kernel reads these values, or it could not read enough of them.
-        decoded = None if self._source.value is bytes_deserializer else self._decoded(columns.values, exceptional)
+        decoded = None if self._source.value is bytes_deserializer else self._decode_values(columns.values, exceptional)
         values: Sequence[Any] = columns.values if decoded is None else decoded
         is_out = None
         out = set[int]()
@@ -95,13 +95,13 @@ class BatchDecoder:
             values, is_out, count = self._chain.values(columns, values, exceptional)
             decoded = values
             out = set(np.flatnonzero(is_out).tolist())
-        states = self._states(values, columns.timestamps, exceptional, out)
+        states = self._state_columns(values, columns.timestamps, exceptional, out)
         if states is None:
             return None
         own = sorted(o for o in exceptional if o < count)
         return DecodedBatch(codes[:count], *states, own, decoded, is_out)
 
-    def _numbers(self, columns: Columns, exceptional: set[int]) -> Values | None:
+    def _decode_json_numbers(self, columns: Columns, exceptional: set[int]) -> Values | None:
         """Return the numbers that a kernel, helped by msgspec, reads from JSON; None if the kernel leaves too many."""
         assert self._fields is not None
         values = PackedBytes.of(columns.values)
@@ -112,31 +112,33 @@ class BatchDecoder:
         if len(left) > len(values) * LEFT_SHARE_MAX:
             return None
         own: set[int] = set()
-        states = self._states(self._decoded(values.at(left).tolist(), own), columns.timestamps[left], own, set())
+        states = self._state_columns(
+            self._decode_values(values.at(left).tolist(), own), columns.timestamps[left], own, set()
+        )
         if states is None:
             return None
         exceptional.update(left[sorted(own)].tolist())
         cells[:, left], has[:, left] = states[0]
         return Values(cells, has)
 
-    def _codes(self, columns: Columns, exceptional: set[int]) -> Int32Array:
+    def _key_codes(self, columns: Columns, exceptional: set[int]) -> Int32Array:
         keys = PackedBytes.of(columns.keys)
         is_plain = self._source.key == "bytes" or are_ascii(keys)
         # ASCII is valid UTF-8, and if even the longest key fits with every byte escaped, no key must be checked alone.
         if not is_plain or int(keys.lengths.max()) * KEY_GROWTH_MAX + 4 > self._key_bytes_max:
             known = keys.tolist()
-            unsound = {key for key in dict.fromkeys(known) if key is not None and not self._is_sound(key)}
+            unsound = {key for key in dict.fromkeys(known) if key is not None and not self._is_valid_key(key)}
             exceptional.update(at for at, key in enumerate(known) if key in unsound)
         return self._store.index.codes_of(keys)
 
-    def _is_sound(self, key: bytes) -> bool:
+    def _is_valid_key(self, key: bytes) -> bool:
         try:
             check_key(key.decode() if self._source.key == "string" else key, self._store.name, self._key_bytes_max)
         except (UnicodeDecodeError, PenstockError):
             return False
         return True
 
-    def _decoded(self, raw: Sequence[bytes | None], exceptional: set[int]) -> list[Any]:
+    def _decode_values(self, raw: Sequence[bytes | None], exceptional: set[int]) -> list[Any]:
         decode = self._decode
         if not self._has_none or None not in raw:
             with contextlib.suppress(Exception):  # the loop below finds which record failed, and why
@@ -150,7 +152,7 @@ class BatchDecoder:
                 decoded.append(UNDECODABLE)
         return decoded
 
-    def _rejected(self, values: Sequence[Any], out: set[int]) -> list[int]:
+    def _find_rejected_values(self, values: Sequence[Any], out: set[int]) -> list[int]:
         rejected = []
         aggregations = self._store.columns.aggregations
         for index, value in enumerate(values):
@@ -165,7 +167,7 @@ class BatchDecoder:
                 rejected.append(index)
         return rejected
 
-    def _states(
+    def _state_columns(
         self, values: Sequence[Any], timestamps: Int64Array, exceptional: set[int], out: set[int]
     ) -> tuple[Values, list[list[Any]]] | None:
         """Return the columns; cells of exceptional and filtered records are undefined.
@@ -174,16 +176,16 @@ class BatchDecoder:
         `add` accepts.
         """
         try:
-            return self._fitting(values, timestamps, exceptional | out)
+            return self._state_columns_without(values, timestamps, exceptional | out)
         except ValueRejected:
             # The error does not say which value was rejected. Find out one by one, and take the others as columns.
-            exceptional.update(self._rejected(values, exceptional | out))
+            exceptional.update(self._find_rejected_values(values, exceptional | out))
         try:
-            return self._fitting(values, timestamps, exceptional | out)
+            return self._state_columns_without(values, timestamps, exceptional | out)
         except ValueRejected:
             return None
 
-    def _fitting(
+    def _state_columns_without(
         self, values: Sequence[Any], timestamps: Int64Array, without: set[int]
     ) -> tuple[Values, list[list[Any]]]:
         """Return the columns without the records in `without`, whose cells are undefined.
@@ -205,7 +207,7 @@ class BatchDecoder:
         return whole, all_inputs
 
 
-def _fields(source: SourceNode, store: WindowStore) -> JsonFields | None:
+def _json_fields_for_kernel(source: SourceNode, store: WindowStore) -> JsonFields | None:
     """Return the fields that a kernel can read from the source's values; None if msgspec is needed."""
     if source.value is json_deserializer:
         value_type: Any = dict
@@ -216,7 +218,7 @@ def _fields(source: SourceNode, store: WindowStore) -> JsonFields | None:
     return JsonFields.of(value_type, [number.field for number in store.columns.numbers])
 
 
-def _decoder(source: SourceNode) -> Callable[[Any], Any]:
+def _value_decoder(source: SourceNode) -> Callable[[Any], Any]:
     """Return a function from bytes to a value that equals the source's deserializer, with as few calls as possible."""
     if source.value is json_deserializer:
         return msgspec.json.Decoder().decode

@@ -45,17 +45,17 @@ def is_in_callback(task: object) -> bool:
 def in_callback(*methods: str) -> Callable[[Made], Made]:
     """Return a class decorator that marks these methods as callbacks."""
 
-    def mark(made: Made) -> Made:
+    def mark_methods(made: Made) -> Made:
         for name in methods:
-            setattr(made, name, _marked(getattr(made, name)))
+            setattr(made, name, _mark_as_callback(getattr(made, name)))
         return made
 
-    return mark
+    return mark_methods
 
 
-def _marked(method: Callable[..., Any]) -> Callable[..., Any]:
+def _mark_as_callback(method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
-    def marked(self: object, *args: Any, **named: Any) -> Any:
+    def call_as_callback(self: object, *args: Any, **named: Any) -> Any:
         call = _Call(self)
         token = _current_call.set(call)
         try:
@@ -64,4 +64,4 @@ def _marked(method: Callable[..., Any]) -> Callable[..., Any]:
             call.is_active = False
             _current_call.reset(token)
 
-    return marked
+    return call_as_callback

@@ -81,10 +81,10 @@ class TaskInputs:
         if self.is_paused:
             return
         for group, length in zip(self._groups, self._lengths, strict=True):
-            is_ready = partial(self._is_ready, group, now_ms, lags)
+            is_ready = partial(self._group_is_ready, group, now_ms, lags)
             if time is None:
                 while is_ready():
-                    self._process(group.next_run(), now_ms)
+                    self._process_records(group.next_run(), now_ms)
             elif len(group):
                 share = time.share()
                 while is_ready():
@@ -94,7 +94,7 @@ class TaskInputs:
                         self.is_cut |= is_ready()
                         break
 
-    def _is_ready(self, group: PartitionGroup, now_ms: int, lags: Lags) -> bool:
+    def _group_is_ready(self, group: PartitionGroup, now_ms: int, lags: Lags) -> bool:
         return len(group) > 0 and (len(group.queues) == 1 or group.is_ready(now_ms, lags))
 
     def _process_run(self, group: PartitionGroup, length: RunLength, share: Share, now_ms: int) -> None:
@@ -102,7 +102,7 @@ class TaskInputs:
         # A batch of columns cannot be left midway, so its length is chosen before.
         columns = group.next_run(length.records_max)
         before_ms = share.used_ms()
-        self._process(columns, now_ms, share.is_left)
+        self._process_records(columns, now_ms, share.is_left)
         next_offset = self._task.sources[columns.topic]
         ms = share.used_ms() - before_ms
         done = int(np.searchsorted(columns.offsets, next_offset))
@@ -113,7 +113,7 @@ class TaskInputs:
         if done < len(columns):
             group.queues[columns.topic].put_back(columns[done:])
 
-    def _process(self, columns: Columns, now_ms: int, has_time: HasTime = always) -> None:
+    def _process_records(self, columns: Columns, now_ms: int, has_time: HasTime = always) -> None:
         """Process a run with the watermarks in it."""
         start = 0
         # A watermark applies to the records before it, so they are processed first.

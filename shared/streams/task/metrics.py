@@ -61,6 +61,7 @@ class TaskMetrics:
         """The coordinates of the last late, dead-lettered and skipped record (topic-partition@offset)."""
 
     def processed(self, records: int, stream_time_ms: int, open_windows: int) -> None:
+        """Count processed records, and set the stream time and the number of open windows."""
         self.records_total += records
         self._records.inc(records)
         self._time.set(stream_time_ms / 1000)
@@ -72,6 +73,7 @@ class TaskMetrics:
             self._operator_time.labels(store=store, **self._own).set(time_ms / 1000)
 
     def late(self, topic: str, records: int) -> None:
+        """Count late records of a topic."""
         if records:
             self.late_total += records
             self._late.labels(topic=topic, **self._own).inc(records)

@@ -90,7 +90,7 @@ class OperatorChain:
                     count = index
                     is_out[index:] = True
                     break
-                outcome = known[offset] = self._outcome(columns, index, keys[index], results[index])
+                outcome = known[offset] = self._process_ahead(columns, index, keys[index], results[index])
                 if outcome is None:
                     is_out[index] = True
                 elif isinstance(outcome, Exception):
@@ -114,7 +114,7 @@ class OperatorChain:
         if outcome is not None:
             self._gate.forward(outcome)
 
-    def _outcome(self, columns: Columns, index: int, key: bytes | None, value: Any) -> Outcome:
+    def _process_ahead(self, columns: Columns, index: int, key: bytes | None, value: Any) -> Outcome:
         headers = columns.headers
         record = Record(
             None if key is None else self._key_of(key),

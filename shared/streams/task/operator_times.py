@@ -32,10 +32,12 @@ class OperatorTimes:
     def __init__(self, topology: Topology, processors: Mapping[str, Processor]) -> None:
         self.operators = [p for p in processors.values() if isinstance(p, TimedProcessor)]
         self._above = {
-            id(p): _above(topology, processors, name) for name, p in processors.items() if p in self.operators
+            id(p): _sources_and_operators_above(topology, processors, name)
+            for name, p in processors.items()
+            if p in self.operators
         }
         internal = [node for node in topology.nodes.values() if isinstance(node, SinkNode) and node.is_internal]
-        self._fed = {sink.topic: _above(topology, processors, sink.name) for sink in internal}
+        self._fed = {sink.topic: _sources_and_operators_above(topology, processors, sink.name) for sink in internal}
         self._marks: dict[str, dict[int, Watermark]] = {}
 
     def by_store(self) -> dict[str, int]:
@@ -65,7 +67,7 @@ class OperatorTimes:
                 continue
             above = self._above[id(operator)]
             if above.operators or above.topics:
-                limit = self._limit(above)
+                limit = self._earliest_time_above(above)
                 # NO_LIMIT: no task above has had a record yet, so there is no time to follow.
                 if limit is not None and limit != NO_LIMIT:
                     operator.advance_time(max(limit, operator.stream_time_ms))
@@ -79,7 +81,7 @@ class OperatorTimes:
         """
         found = {}
         for topic, above in self._fed.items():
-            limit = self._limit(above)
+            limit = self._earliest_time_above(above)
             # Records of a source can reach the topic without passing an operator. The next one may have the task's
             # time.
             if limit is not None and above.has_source and not above.operators and stream_time_ms != NO_TIME:
@@ -88,7 +90,7 @@ class OperatorTimes:
                 found[topic] = limit
         return found
 
-    def _limit(self, above: Above) -> int | None:
+    def _earliest_time_above(self, above: Above) -> int | None:
         """Return the earliest time that may still come from above; None if a topic's watermarks are incomplete."""
         known = [o.results_from_ms() for o in above.operators if o.stream_time_ms != NO_TIME]
         for topic in above.topics:
@@ -101,14 +103,14 @@ class OperatorTimes:
         return min(known, default=NO_LIMIT)
 
 
-def _above(topology: Topology, processors: Mapping[str, Processor], name: str) -> Above:
+def _sources_and_operators_above(topology: Topology, processors: Mapping[str, Processor], name: str) -> Above:
     names = topology.above([name])
     nodes = [topology.nodes[node] for node in topology.nodes if node in names]
     sources = [node for node in nodes if isinstance(node, SourceNode)]
-    operators = _timed(processors[node.name] for node in nodes if node.name in processors)
+    operators = _select_timed_processors(processors[node.name] for node in nodes if node.name in processors)
     topics = tuple(source.topic for source in sources if source.is_internal)
     return Above(operators, topics, any(not source.is_internal for source in sources))
 
 
-def _timed(processors: Iterable[Processor]) -> tuple[TimedProcessor, ...]:
+def _select_timed_processors(processors: Iterable[Processor]) -> tuple[TimedProcessor, ...]:
     return tuple(p for p in processors if isinstance(p, TimedProcessor))

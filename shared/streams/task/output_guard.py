@@ -67,7 +67,7 @@ def edges_of(topology: Topology, name: str, entrances: dict[str, Forward]) -> li
     edges: list[Edge] = []
     store = _nearest_store(topology, name)
     for child, entrance in entrances.items():
-        reached = _stores_from(topology, child)
+        reached = _stores_of_node_and_descendants(topology, child)
         # If a branch with a store rejects a record that a sibling has counted, the record is half counted, so that
         # branch is not guarded. A branch without a store only loses its output.
         guarded = store is not None or (not reached and any(edge.reached for edge in edges))
@@ -75,7 +75,7 @@ def edges_of(topology: Topology, name: str, entrances: dict[str, Forward]) -> li
     return edges
 
 
-def _stores_of(topology: Topology, name: str) -> tuple[str, ...]:
+def _stores_of_node(topology: Topology, name: str) -> tuple[str, ...]:
     node = topology.nodes[name]
     return node.stores if isinstance(node, ProcessorNode) else ()
 
@@ -83,17 +83,17 @@ def _stores_of(topology: Topology, name: str) -> tuple[str, ...]:
 def _nearest_store(topology: Topology, name: str) -> str | None:
     names = [name]
     for one in names:
-        if stores := _stores_of(topology, one):
+        if stores := _stores_of_node(topology, one):
             return stores[0]
         names += [parent for parent, below in topology.children.items() if one in below and parent not in names]
     return None
 
 
-def _stores_from(topology: Topology, name: str) -> tuple[str, ...]:
+def _stores_of_node_and_descendants(topology: Topology, name: str) -> tuple[str, ...]:
     names = [name]
     for one in names:
         names += [child for child in topology.children[one] if child not in names]
-    return tuple(dict.fromkeys(store for one in names for store in _stores_of(topology, one)))
+    return tuple(dict.fromkeys(store for one in names for store in _stores_of_node(topology, one)))
 
 
 class OutputGuard:
@@ -108,7 +108,7 @@ class OutputGuard:
         """Give a record to the child; handles an error behind a store."""
         task = self.task
         if not self._is_record_kept():
-            # No store has taken the record. An error rejects it as a whole (`StreamTask._process_one`).
+            # No store has taken the record. An error rejects it as a whole (`StreamTask._process_record`).
             edge.entrance(record)
             return
         # Below, only the stores from the child on count. A store above has taken the record in any case.
@@ -126,7 +126,7 @@ class OutputGuard:
             # The child, or a node below it, has changed a store before it raised. The task ends.
             if any(store.touched for store in stores) or isinstance(e, NEVER_HANDLED):
                 raise
-            self._reject(edge.child, edge.store, record, e, mark)
+            self._reject_record(edge.child, edge.store, record, e, mark)
         finally:
             for store, before in zip(stores, touched, strict=True):
                 # The nodes above still have to know which stores had taken something.
@@ -141,14 +141,14 @@ class OutputGuard:
         if isinstance(record.key, WindowKey):
             self._window = (store, record.key)
         try:
-            self._reject(node, store, record, error, self.task.mark())
+            self._reject_record(node, store, record, error, self.task.mark())
         finally:
             self._window = window
 
     def punctuator(self, node: str, store: str | None, callback: Punctuator) -> Punctuator:
         """Wrap a callback so that its errors are handled."""
 
-        def punctuate(now_ms: int) -> None:
+        def run_punctuator(now_ms: int) -> None:
             try:
                 callback(now_ms)
             except Exception as e:
@@ -156,16 +156,16 @@ class OutputGuard:
                     raise
                 # No mark to return to: as in Kafka Streams, the punctuation ends here, and what it stored and forwarded
                 # before stays.
-                self._reject(node, store, Record(None, None, max(now_ms, 0)), e, None)
+                self._reject_record(node, store, Record(None, None, max(now_ms, 0)), e, None)
 
-        return punctuate
+        return run_punctuator
 
     def _is_record_kept(self) -> bool:
         task = self.task
         # In a punctuation or a commit there is no source record that could be rejected.
         return task.record_metadata is None or any(store.touched for store in task.stores.values())
 
-    def _reject(self, node: str, store: str | None, record: Record, error: Exception, mark: Mark | None) -> None:
+    def _reject_record(self, node: str, store: str | None, record: Record, error: Exception, mark: Mark | None) -> None:
         task = self.task
         source = self.task.source_record()
         stage = STAGE_PRODUCE if self._is_sink_error(error) else STAGE_PROCESS

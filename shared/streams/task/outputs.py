@@ -128,7 +128,7 @@ class TaskCommit(NamedTuple):
     @property
     def outputs(self) -> list[ProducerRecord]:
         """Return all outputs as records."""
-        return list(self._records())
+        return list(self._iterate_records())
 
     @property
     def source_keys(self) -> list[bytes | None]:
@@ -141,7 +141,7 @@ class TaskCommit(NamedTuple):
                 keys.append(source_key)
         return keys
 
-    def _records(self) -> Iterator[ProducerRecord]:
+    def _iterate_records(self) -> Iterator[ProducerRecord]:
         for item in self.produced.items:
             if isinstance(item, OutputColumns):
                 yield from map(item.record, range(len(item)))

@@ -149,11 +149,11 @@ class ProcessorNodes:
         if len(entrances) == 1:
             return entrances[0]
 
-        def to_all(record: Record) -> None:
+        def forward_to_children(record: Record) -> None:
             for entrance in entrances:
                 entrance(record)
 
-        return to_all if entrances else lambda _: None
+        return forward_to_children if entrances else lambda _: None
 
     def node_of(self, error: BaseException) -> str | None:
         """Return the node that raised an error, or None."""

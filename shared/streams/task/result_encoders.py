@@ -29,7 +29,7 @@ def encode_updates(record: Record) -> tuple[bytes | None, bytes | None]:
 def result_deserializer(window_key: str) -> Deserializer:
     """Return a deserializer of windows' results from flat objects; `window_key` is "bytes" if their keys are bytes."""
 
-    def decode(topic: str, data: bytes | None) -> WindowResult | None:
+    def decode_window_result(topic: str, data: bytes | None) -> WindowResult | None:
         if (value := json_deserializer(topic, data)) is None:
             return None
         try:
@@ -41,7 +41,7 @@ def result_deserializer(window_key: str) -> Deserializer:
             raise SerializationError(f"{topic}: no window's result: {e!r}") from e
         return WindowResult(key, start, end, value)
 
-    return decode
+    return decode_window_result
 
 
 def bytes_keyed(result: WindowResult) -> WindowResult:

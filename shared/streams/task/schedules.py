@@ -78,7 +78,7 @@ class TaskSchedules:
             self.has_new_grid |= restored is None
         is_stream_time = type_ is PunctuationType.STREAM_TIME
         if restored is not None:
-            due = restored if is_stream_time else _within(restored, now_ms, ms, start_ms or 0)
+            due = restored if is_stream_time else _limit_due_time(restored, now_ms, ms, start_ms or 0)
         elif start_ms is not None:
             # As KIP-1146 (anchored punctuation), for both types.
             due = start_ms
@@ -98,12 +98,12 @@ class TaskSchedules:
         return self.restored | self.stream_time.grids_ms() | self.wall_clock.grids_ms()
 
 
-def _within(due_ms: int, now_ms: int, interval_ms: int, start_ms: int) -> int:
+def _limit_due_time(due_ms: int, now_ms: int, interval_ms: int, start_ms: int) -> int:
     """Return a wall-clock grid's next point: at most one interval ahead, or at most as far as the configured start.
 
     The clock of another instance, or this one's before a correction, may have been ahead.
 
-    >>> _within(due_ms=3_670, now_ms=0, interval_ms=300, start_ms=0)
+    >>> _limit_due_time(due_ms=3_670, now_ms=0, interval_ms=300, start_ms=0)
     70
     """
     ahead_ms = due_ms - max(now_ms + interval_ms, start_ms)

@@ -219,7 +219,7 @@ class StreamTask:
         """Process records one by one while there is time; `forward`, by default the nodes, takes decoded records."""
         source, to_nodes = self._routes[columns.topic]
         for record in self._ahead.records(columns):
-            self._process_one(source, forward or to_nodes, record)
+            self._process_record(source, forward or to_nodes, record)
             self.processed(record, 1)
             if not self.has_time():
                 return
@@ -235,7 +235,7 @@ class StreamTask:
             # after a run of up to `numIterations` records, so there the moment depends on how records were fetched.
             self.schedules.stream_time.may_punctuate(self.stream_time_ms)
         except Exception as e:
-            raise self._fail(f"a STREAM_TIME punctuation after {coordinates_of(last)}", e) from e
+            raise self._mark_failed(f"a STREAM_TIME punctuation after {coordinates_of(last)}", e) from e
 
     def set_current_record(self, record: ConsumerRecord) -> None:
         """Set the record that processors process now."""
@@ -255,9 +255,9 @@ class StreamTask:
     def half_processed(self, error: Exception) -> ProcessingFailed:
         """Return the error for a record that a store had taken. The task cannot be committed any more."""
         assert self._source_record is not None
-        return self._fail(f"{coordinates_of(self._source_record)}, which a store had taken,", error)
+        return self._mark_failed(f"{coordinates_of(self._source_record)}, which a store had taken,", error)
 
-    def _process_one(self, source: SourceNode, forward: Callable[[Record], None], record: ConsumerRecord) -> None:
+    def _process_record(self, source: SourceNode, forward: Callable[[Record], None], record: ConsumerRecord) -> None:
         self.set_current_record(record)
         # A store sets `touched` when it takes the record. From then on the record cannot be rejected any more.
         for store in self._all_stores:
@@ -282,9 +282,11 @@ class StreamTask:
             if any(store.touched for store in self.stores.values()):
                 raise self.half_processed(e) from e
             self.roll_back(mark)
-            self._reject(source, record, stage, e)
+            self._send_to_dead_letters_or_raise(source, record, stage, e)
 
-    def _reject(self, source: SourceNode, record: ConsumerRecord, stage: str, error: Exception) -> None:
+    def _send_to_dead_letters_or_raise(
+        self, source: SourceNode, record: ConsumerRecord, stage: str, error: Exception
+    ) -> None:
         """Make a dead letter of a record that no store has taken, or raise an error that must not become one."""
         # The program or the machine is at fault. Each later record would meet the same error, and the whole topic would
         # be sent to the DLQ.
@@ -315,7 +317,7 @@ class StreamTask:
         self.late_records = mark.late_records
         self.stream_time_ms = mark.stream_time_ms
 
-    def _fail(self, subject: str, error: Exception) -> ProcessingFailed:
+    def _mark_failed(self, subject: str, error: Exception) -> ProcessingFailed:
         """Mark the task as failed, because it holds half of a change: it is not committed and takes no more records."""
         self.failed = self._processor_nodes.failure(subject, error)
         self.needs_commit = False
@@ -326,7 +328,7 @@ class StreamTask:
         # A record before the position was rejected or processed before.
         if record.offset >= self.sources.get(record.topic, -1):
             self.set_current_record(record)
-            self._reject(self._routes[record.topic][0], record, stage, error)
+            self._send_to_dead_letters_or_raise(self._routes[record.topic][0], record, stage, error)
             self._source_record = self.record_metadata = None
             self.sources[record.topic] = record.offset + 1
             self.needs_commit = True
@@ -342,7 +344,7 @@ class StreamTask:
             self.idle_ms += ms
             self.schedules.stream_time.may_punctuate(self.stream_time_ms)
         except Exception as e:
-            raise self._fail(f"an advance of partition {self.partition}'s time by {ms} ms", e) from e
+            raise self._mark_failed(f"an advance of partition {self.partition}'s time by {ms} ms", e) from e
 
     def advance(self, topic: str, position: int) -> None:
         """Advance to `position` over offsets without a record, such as transaction markers."""
@@ -356,7 +358,7 @@ class StreamTask:
         try:
             fired = self.schedules.wall_clock.may_punctuate(now_ms)
         except Exception as e:
-            raise self._fail(f"a WALL_CLOCK_TIME punctuation of partition {self.partition}", e) from e
+            raise self._mark_failed(f"a WALL_CLOCK_TIME punctuation of partition {self.partition}", e) from e
         if fired and self.failed is None:
             self.needs_commit = True
         return fired
@@ -417,7 +419,7 @@ class StreamTask:
             late = Entries.joined(self._late_entries())
         except Exception as e:
             sources = ", ".join(f"{topic}-{self.partition}@{at}" for topic, at in sorted(self.sources.items()))
-            raise self._fail(f"the commit of what lies before {sources}", e) from e
+            raise self._mark_failed(f"the commit of what lies before {sources}", e) from e
         # 3. Drop the changes before they are written, so that the task can continue at once. If the write fails, the
         # task is discarded, and the changelog has the state of the previous commit.
         for store in self._all_stores:

@@ -32,7 +32,7 @@ def require_callable(argument: str, value: Any, *, may_yield: bool = False) -> N
     """Raise ConfigError unless the value is callable and no coroutine function; generators only with `may_yield`."""
     if not callable(value):
         raise ConfigError(f"{argument} must be callable, got {repr(value)[:SHOWN_MAX]}")
-    kind = _unfinished_kind(value)
+    kind = _describe_async_function(value)
     if kind is not None and not (may_yield and kind == GENERATOR):
         raise ConfigError(
             f"{argument} must be a plain function, got {kind} ({repr(value)[:SHOWN_MAX]}): a task awaits nothing, so "
@@ -54,25 +54,25 @@ def plain(argument: str, function: Callable[P, R], *, may_yield: bool = False) -
     Raises ConfigError as `require_callable`.
     """
     require_callable(argument, function, may_yield=may_yield)
-    is_wrong: Callable[[Any], bool] = _is_awaitable if may_yield else _is_unfinished
+    is_wrong: Callable[[Any], bool] = _is_awaitable_type if may_yield else _is_awaitable_or_generator_type
 
-    def called(*args: P.args, **named: P.kwargs) -> R:
+    def call_checked(*args: P.args, **named: P.kwargs) -> R:
         returned = function(*args, **named)
         if is_wrong(type(returned)):
-            raise _unfinished(argument, returned)
+            raise _unfinished_result_error(argument, returned)
         return returned
 
-    return called
+    return call_checked
 
 
 def require_done(call: str, returned: Any) -> None:
     """Raise TypeError if a call returned something that has yet to run."""
     kind: Any = type(returned)
-    if _is_unfinished(kind):
-        raise _unfinished(call, returned)
+    if _is_awaitable_or_generator_type(kind):
+        raise _unfinished_result_error(call, returned)
 
 
-def _unfinished_kind(function: Any) -> str | None:
+def _describe_async_function(function: Any) -> str | None:
     while isinstance(function, functools.partial):
         function = function.func
     for one in (function, None if isinstance(function, type) else type(function).__call__):
@@ -84,16 +84,16 @@ def _unfinished_kind(function: Any) -> str | None:
 
 
 @functools.lru_cache(maxsize=1024)
-def _is_awaitable(kind: Any) -> bool:
+def _is_awaitable_type(kind: Any) -> bool:
     return hasattr(kind, "__await__") or issubclass(kind, AsyncGenerator)
 
 
 @functools.lru_cache(maxsize=1024)
-def _is_unfinished(kind: Any) -> bool:
-    return _is_awaitable(kind) or issubclass(kind, Generator)
+def _is_awaitable_or_generator_type(kind: Any) -> bool:
+    return _is_awaitable_type(kind) or issubclass(kind, Generator)
 
 
-def _unfinished(argument: str, returned: Any) -> TypeError:
+def _unfinished_result_error(argument: str, returned: Any) -> TypeError:
     if inspect.iscoroutine(returned):
         returned.close()  # otherwise Python warns a second time when it is collected
     return TypeError(f"{argument} returned a {type(returned).__name__}, which has yet to run: a task awaits nothing")

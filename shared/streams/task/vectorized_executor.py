@@ -38,7 +38,7 @@ def vectorized_executors(task: TaskContext, processor_nodes: ProcessorNodes) -> 
     """
     found = {}
     for source in task.topology.sources():
-        nodes, name = _chain(task, processor_nodes, source)
+        nodes, name = _functions_before_operator(task, processor_nodes, source)
         operator = None if name is None else processor_nodes.processors.get(name)
         if name is None or not isinstance(operator, WindowAggregate):
             continue
@@ -53,7 +53,9 @@ def vectorized_executors(task: TaskContext, processor_nodes: ProcessorNodes) -> 
     return found
 
 
-def _chain(task: TaskContext, processor_nodes: ProcessorNodes, source: SourceNode) -> tuple[list[Each], str | None]:
+def _functions_before_operator(
+    task: TaskContext, processor_nodes: ProcessorNodes, source: SourceNode
+) -> tuple[list[Each], str | None]:
     """Return the functions below a source, and the only node below them, if there is one.
 
     For a topic of the application itself no function is called ahead, because its headers must not be visible.
@@ -95,11 +97,11 @@ class VectorizedExecutor:
         Records that passed the functions before the window are processed in any case, so the functions are not called
         again.
         """
-        self._take(columns)
+        self._take_batch(columns)
         if self._chain is not None:
             self._chain.forget()
 
-    def _take(self, columns: Columns) -> None:
+    def _take_batch(self, columns: Columns) -> None:
         # A window's bound would leave 64 bits. Processed alone, that record is rejected (`takes_time`).
         if not len(columns) or columns.timestamps.max() > INT64_MAX - self._operator.rule.reach_ms:
             self._take_records(columns)
@@ -138,7 +140,7 @@ class VectorizedExecutor:
                 start += 1
                 next_exceptional = next(exceptional, len(columns))
             else:
-                stop = self._until_due(columns.timestamps[start:next_exceptional]) + start
+                stop = self._records_until_schedule_due(columns.timestamps[start:next_exceptional]) + start
                 done = self._take_part(columns, values, start, stop)
                 # The kernel stopped before a record that it rejects. Processed alone, it gets its error.
                 if done < stop:
@@ -149,7 +151,7 @@ class VectorizedExecutor:
             if self._chain is None and not self._task.has_time():
                 return
 
-    def _until_due(self, timestamps: Int64Array) -> int:
+    def _records_until_schedule_due(self, timestamps: Int64Array) -> int:
         """Return the number of records until a STREAM_TIME schedule is due, with the record that makes it due."""
         due = self._task.schedules.stream_time.next_due_ms()
         if due is None:

@@ -56,19 +56,19 @@ class AggregateRows:
 
     def get(self, key: Any) -> dict[str, Any] | None:
         """Return the key's row, or None."""
-        key = self._own(key)
+        key = self._key_in_store_type(key)
         rows = self.rows_of(key) if isinstance(key, str | bytes) else ()
-        return next(map(self._row_of, rows), None)
+        return next(map(self._result_row, rows), None)
 
     def items(self) -> Iterator[tuple[Any, dict[str, Any]]]:
         """Yield all keys and rows."""
-        return ((row.key, self._row_of(row)) for row in self.rows())
+        return ((row.key, self._result_row(row)) for row in self.rows())
 
-    def _own(self, key: Any) -> Any:
+    def _key_in_store_type(self, key: Any) -> Any:
         """Return a key in the store's type of keys."""
         return key
 
-    def _row_of(self, row: LiveRow) -> dict[str, Any]:
+    def _result_row(self, row: LiveRow) -> dict[str, Any]:
         named = zip(self.names, self.columns.aggregations, row.states, strict=True)
         results = {name: detached(one.result(state)) for name, one, state in named if name != LATEST}
         return {"key": key_in_row(row.key), **results}
@@ -83,8 +83,8 @@ class AggregateStore(WindowStore, AggregateRows):
 
     def rows_of(self, key: Any) -> list[LiveWindow]:
         """As for windows, but without arrays for the only row, because joins call it for each record."""
-        code = self._known(key)
+        code = self._find_key_code(key)
         if code == NONE:
             return []
         own = key if isinstance(key, str) == self._text_keys else self.key_of(self.index.key(code))
-        return [LiveWindow(own, 0, 0, self._states(row)) for row in self.table.rows_of(code)]
+        return [LiveWindow(own, 0, 0, self._states_of_window(row)) for row in self.table.rows_of(code)]

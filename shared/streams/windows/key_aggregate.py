@@ -31,5 +31,5 @@ class KeyAggregate(WindowAggregate):
         latest = table.cells[table.changed_rows(), table.base + self._columns.program[0][1]]
         return int(latest.min(initial=self.stream_time_ms))
 
-    def _results(self, windows: Any, *, by_time: bool = False, **options: Any) -> WindowResults:
-        return super()._results(windows, by_time=by_time, has_bounds=False)
+    def _make_window_results(self, windows: Any, *, by_time: bool = False, **options: Any) -> WindowResults:
+        return super()._make_window_results(windows, by_time=by_time, has_bounds=False)

@@ -234,7 +234,7 @@ class KeyIndex:
             )  # fmt: skip
             if done == len(offsets):
                 return codes
-            self._grow(int(lengths[done]))
+            self._grow_arena(int(lengths[done]))
 
     def codes_of(self, keys: Sequence[bytes | None]) -> Int32Array:
         """As `codes`, for any sequence of keys."""
@@ -269,7 +269,7 @@ class KeyIndex:
         self._counts[_GARBAGE] = 0
         self.arena = packed
 
-    def _grow(self, length: int) -> None:
+    def _grow_arena(self, length: int) -> None:
         """Make room for one more key of this length, and for some others."""
         if self._counts[_BYTES] + length > len(self.arena):
             least = int(self._counts[_BYTES] - self._counts[_GARBAGE]) + length

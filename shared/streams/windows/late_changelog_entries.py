@@ -93,7 +93,7 @@ def encode_late_rows(rows: LateRows, codec: StateCodec, number: int, epoch: int,
         order = np.argsort(rows.missed, kind="stable")
         counts, firsts = np.unique(rows.missed[order], return_index=True)
         groups = zip(counts.tolist(), np.split(order, firsts[1:]), strict=True)
-        grouped = PackedBytes.joined([_packed(rows, indexes, count, head) for count, indexes in groups])
+        grouped = PackedBytes.joined([_pack_late_rows(rows, indexes, count, head) for count, indexes in groups])
         return Entries(rows.keys, grouped.at(np.argsort(order)))
     columns = [column.tolist() if isinstance(column, np.ndarray) else column for column in rows.states]
     states = list(zip(*columns, strict=True)) or [()] * len(rows)
@@ -107,7 +107,7 @@ def encode_late_rows(rows: LateRows, codec: StateCodec, number: int, epoch: int,
     return Entries(rows.keys, PackedBytes.of(values))
 
 
-def _packed(rows: LateRows, indexes: Int64Array, count: int, head: bytes) -> PackedBytes:
+def _pack_late_rows(rows: LateRows, indexes: Int64Array, count: int, head: bytes) -> PackedBytes:
     """Return the values of rows that missed the same number of windows, which have equal lengths."""
     states = [(f"f{i}", np.asarray(column)[indexes]) for i, column in enumerate(rows.states)]
     fields: list[Any] = [("head", f"V{len(head)}"), ("time", ">i8"), ("offset", ">i8"), ("count", ">u4")]

@@ -63,7 +63,7 @@ def late_record(
     the id distinguishes incarnations of the application; an earlier one may have taken the record.
     """
     coordinates = _coordinate_headers(record.topic.encode(), record.partition, record.offset)
-    lateness = _lateness(record.timestamp, close_time_ms, stream_time_ms, store, application, changelog_id)
+    lateness = _lateness_headers(record.timestamp, close_time_ms, stream_time_ms, store, application, changelog_id)
     headers = record.headers + coordinates + lateness
     return ProducerRecord(late_topic, record.value, record.key, headers, None, record.timestamp)
 
@@ -107,7 +107,7 @@ def forwarded_late_record(
     A value without JSON is replaced by its `repr`; one that makes the record too large is left out. So no late record
     can end the task.
     """
-    lateness = _lateness(record.timestamp, close_time_ms, stream_time_ms, store, application, changelog_id)
+    lateness = _lateness_headers(record.timestamp, close_time_ms, stream_time_ms, store, application, changelog_id)
     headers = record.headers + lateness
     key = as_bytes(record.key.key if isinstance(record.key, WindowKey) else record.key)
     value = record.value.to_json() if isinstance(record.value, WindowResult) else as_bytes(record.value)
@@ -125,7 +125,7 @@ def send_late(task: TaskContext, forwarded: Record, node: str, close_time_ms: in
         _send_current_record(task, node, close_time_ms, stream_time_ms)
         return
     source = task.source_node(node)
-    store = _store_of(task, node)
+    store = _store_of_node(task, node)
     late = forwarded_late_record(
         forwarded,
         source.late,
@@ -170,27 +170,27 @@ def send_late_columns(
         keys = PackedBytes.of([record.key for record in records])
         own = PackedHeaders.of([record.headers for record in records])
     else:
-        keys = _strings(columns.keys, indexes)
-        own = _headers(columns.headers, indexes)
-    lateness = _lateness(
-        timestamps, close_times_ms, stream_times_ms, _store_of(task, node), task.application, task.changelog_id
+        keys = _copy_strings(columns.keys, indexes)
+        own = _select_headers(columns.headers, indexes)
+    lateness = _lateness_headers(
+        timestamps, close_times_ms, stream_times_ms, _store_of_node(task, node), task.application, task.changelog_id
     )
     headers = own.followed_by(_coordinate_headers(topic, partition, offset) + lateness)
-    values = _strings(columns.values, indexes)
+    values = _copy_strings(columns.values, indexes)
     task.outputs.add(OutputColumns(source.late, keys, values, timestamps, headers=headers))
-    _count(task, _current_record(task), len(indexes))
+    _count_late_records(task, _current_record(task), len(indexes))
 
 
 def _send_current_record(task: TaskContext, node: str, close_time_ms: int, stream_time_ms: int) -> None:
     record = _current_record(task)
     source = task.source_node(node)
-    store = _store_of(task, node)
+    store = _store_of_node(task, node)
     late = late_record(record, source.late, close_time_ms, stream_time_ms, store, task.application, task.changelog_id)
     task.outputs.add(late)
-    _count(task, record, 1)
+    _count_late_records(task, record, 1)
 
 
-def _count(task: TaskContext, last: ConsumerRecord, records: int) -> None:
+def _count_late_records(task: TaskContext, last: ConsumerRecord, records: int) -> None:
     task.late_records += records
     task.metrics.rejected_at["late"] = coordinates_of(last)
 
@@ -201,14 +201,14 @@ def _current_record(task: TaskContext) -> ConsumerRecord:
     return record
 
 
-def _strings(column: Sequence[bytes | None], indexes: Int64Array) -> PackedBytes:
+def _copy_strings(column: Sequence[bytes | None], indexes: Int64Array) -> PackedBytes:
     # Without a copy, a few late records would keep the whole fetch in memory.
     if isinstance(column, PackedBytes):
         return copied(column.at(indexes))
     return PackedBytes.of([column[index] for index in indexes.tolist()])
 
 
-def _headers(column: Sequence[Headers] | None, indexes: Int64Array) -> PackedHeaders:
+def _select_headers(column: Sequence[Headers] | None, indexes: Int64Array) -> PackedHeaders:
     if column is None:
         return PackedHeaders.none(len(indexes))
     if isinstance(column, PackedHeaders):
@@ -216,30 +216,30 @@ def _headers(column: Sequence[Headers] | None, indexes: Int64Array) -> PackedHea
     return PackedHeaders.of([column[index] for index in indexes.tolist()])
 
 
-def _store_of(task: TaskContext, node: str) -> str:
+def _store_of_node(task: TaskContext, node: str) -> str:
     below = task.topology.nodes[node]
     return next(iter(below.stores), node) if isinstance(below, ProcessorNode) else node
 
 
 def _coordinate_headers(topic: Any, partition: Any, offset: Any) -> tuple[tuple[str, Any], ...]:
-    return ((TOPIC, topic), (PARTITION, _decimal(partition)), (OFFSET, _decimal(offset)))
+    return ((TOPIC, topic), (PARTITION, _format_decimal(partition)), (OFFSET, _format_decimal(offset)))
 
 
-def _lateness(
+def _lateness_headers(
     timestamp_ms: Any, close_time_ms: Any, stream_time_ms: Any, store: str, application: str, changelog_id: str | None
 ) -> tuple[tuple[str, Any], ...]:
     """Return the headers of one record. If times are arrays, of many: a value is one for all, or one for each."""
     headers = (
-        (LATENESS_MS, _decimal(close_time_ms - timestamp_ms)),
-        (CLOSE_TIME_MS, _decimal(close_time_ms)),
-        (STREAM_TIME_MS, _decimal(stream_time_ms)),
+        (LATENESS_MS, _format_decimal(close_time_ms - timestamp_ms)),
+        (CLOSE_TIME_MS, _format_decimal(close_time_ms)),
+        (STREAM_TIME_MS, _format_decimal(stream_time_ms)),
         (STORE, store.encode()),
         (APPLICATION, application.encode()),
     )
     return headers if changelog_id is None else (*headers, (CHANGELOG_ID, changelog_id.encode()))
 
 
-def _decimal(number: int | Int64Array) -> bytes | PackedBytes:
+def _format_decimal(number: int | Int64Array) -> bytes | PackedBytes:
     return b"%d" % number if isinstance(number, int) else texts(number)
 
 

@@ -73,7 +73,9 @@ class ObjectStates:
     def __init__(self, aggregation: Aggregation[Any]) -> None:
         self.aggregation = aggregation
         self.calls_users = type(aggregation) not in _KINDS
-        self._take, self._feed, self.bytes_max = _KINDS.get(type(aggregation), (_take_all, _feed_each, None))
+        self._take, self._feed, self.bytes_max = _KINDS.get(
+            type(aggregation), (_collect_values, _feed_value_by_value, None)
+        )
         self.rows: list[Any] = []
 
     def __repr__(self) -> str:
@@ -128,7 +130,7 @@ class ObjectStates:
         done = Done([], {})
         waiting: dict[int, list[int]] = {}
 
-        def settle(row: int) -> None:
+        def feed_waiting_inputs(row: int) -> None:
             if (indexes := waiting.pop(row, None)) is not None:
                 state = rows[row]
                 if undo is not None:
@@ -142,19 +144,19 @@ class ObjectStates:
                 # Consecutive records of a row are added in one call, until another step needs the row.
                 waiting.setdefault(row, []).append(other)
                 continue
-            settle(row)
+            feed_waiting_inputs(row)
             if undo is not None:
                 undo.append((row, rows[row]))
             if op == k.NEW:
                 rows[row] = aggregation.initial()
             elif op == k.MERGE:
-                settle(other)
+                feed_waiting_inputs(other)
                 rows[row] = aggregation.merge(rows[row], rows[other])
                 if undo is not None:
                     undo.append((other, rows[other]))
                 rows[other] = None
             elif op == k.COPY:
-                settle(other)
+                feed_waiting_inputs(other)
                 rows[row] = aggregation.copy(rows[other])
             elif op == k.UPDATE:
                 # Later records of the batch change the state. The result is as of now.
@@ -168,7 +170,7 @@ class ObjectStates:
             else:
                 rows[row] = None
         for row in list(waiting):
-            settle(row)
+            feed_waiting_inputs(row)
         return done
 
     def to_changelog(self, column: NDArray[Any]) -> list[ChangelogColumn]:
@@ -191,11 +193,11 @@ def objects(values: Iterable[Any], count: int) -> NDArray[Any]:
 # --- the part of a value that an aggregation takes, and how it gets into a state ---
 
 
-def _take_all(aggregation: Any, values: Sequence[Any]) -> list[Any]:
+def _collect_values(aggregation: Any, values: Sequence[Any]) -> list[Any]:
     return list(values)
 
 
-def _feed_each(aggregation: Any, state: Any, inputs: Sequence[Any], times: Sequence[int]) -> Any:
+def _feed_value_by_value(aggregation: Any, state: Any, inputs: Sequence[Any], times: Sequence[int]) -> Any:
     for value, at in zip(inputs, times, strict=True):
         state = aggregation.add_at(state, value, at)
     return state
@@ -205,7 +207,7 @@ def _take_field(aggregation: Any, values: Sequence[Any]) -> list[Any]:
     return list(map(aggregation._get, values))
 
 
-def _feed_moments(aggregation: Any, state: Any, inputs: Sequence[Any], times: Sequence[int]) -> Any:
+def _feed_timed_values(aggregation: Any, state: Any, inputs: Sequence[Any], times: Sequence[int]) -> Any:
     for value, at in zip(inputs, times, strict=True):
         state = aggregation.merge(state, (at, value))
     return state
@@ -218,7 +220,7 @@ def _take_distinct(aggregation: Any, values: Sequence[Any]) -> list[Any]:
         "".join(g for g in inputs if type(g) is str).encode()  # raises for text that is not valid UTF-8
     integers = [g for g in inputs if type(g) is int] if int in kinds else [0]
     if not kinds <= _NUMBERS | _TEXTS or not INT64_MIN <= min(integers) <= max(integers) <= INT64_MAX:
-        inputs = list(map(aggregation._item, values))
+        inputs = list(map(aggregation._distinct_item, values))
         scratch = aggregation.initial()
         for value in values:
             aggregation.add(scratch, value)  # it rejects some large integers
@@ -227,7 +229,7 @@ def _take_distinct(aggregation: Any, values: Sequence[Any]) -> list[Any]:
     return inputs
 
 
-def _feed_distinct(aggregation: Any, state: Any, inputs: Sequence[Any], times: Sequence[int]) -> Any:
+def _feed_distinct_sketch(aggregation: Any, state: Any, inputs: Sequence[Any], times: Sequence[int]) -> Any:
     if len(inputs) > 1 and set(map(type, inputs)) <= _TEXTS:
         inputs = list(dict.fromkeys(inputs))
     for value in inputs:
@@ -239,11 +241,11 @@ def _feed_distinct(aggregation: Any, state: Any, inputs: Sequence[Any], times: S
 def _take_quantiles(aggregation: Any, values: Sequence[Any]) -> list[Any]:
     inputs = list(map(aggregation._get, values))
     if not set(map(type, inputs)) <= _NUMBERS:
-        inputs = list(map(aggregation._number, values))
+        inputs = list(map(aggregation._quantile_input, values))
     return list(np.array([np.nan if g is None else g for g in inputs], np.float64).tolist())  # a sketch skips NaN
 
 
-def _feed_quantiles(aggregation: Any, state: Any, inputs: Sequence[Any], times: Sequence[int]) -> Any:
+def _feed_quantile_sketch(aggregation: Any, state: Any, inputs: Sequence[Any], times: Sequence[int]) -> Any:
     if len(inputs) > SINGLY_MAX:
         state.update(np.array(inputs, np.float64))
     else:
@@ -254,11 +256,11 @@ def _feed_quantiles(aggregation: Any, state: Any, inputs: Sequence[Any], times: 
 
 def _take_encodable(aggregation: Any, values: Sequence[Any]) -> list[Any]:
     inputs = _take_field(aggregation, values)
-    aggregation._identity(inputs)
+    aggregation._set_member_json(inputs)
     return inputs
 
 
-def _feed_collected(aggregation: Any, state: Any, inputs: Sequence[Any], times: Sequence[int]) -> Any:
+def _feed_collected_values(aggregation: Any, state: Any, inputs: Sequence[Any], times: Sequence[int]) -> Any:
     collected = tuple(value for value in inputs if value is not None)
     return aggregation.merge(state, (collected, len(collected)))
 
@@ -267,12 +269,12 @@ _Take = Callable[[Any, Sequence[Any]], list[Any]]
 _Feed = Callable[[Any, Any, Sequence[Any], Sequence[int]], Any]
 
 _KINDS: dict[type, tuple[_Take, _Feed, int | None]] = {
-    First: (_take_field, _feed_moments, None),
-    Last: (_take_field, _feed_moments, None),
-    CountDistinct: (_take_distinct, _feed_distinct, HLL_BYTES_MAX),
-    Quantiles: (_take_quantiles, _feed_quantiles, KLL_BYTES_MAX),
-    CollectList: (_take_field, _feed_collected, None),
-    CollectSet: (_take_encodable, _feed_collected, None),
+    First: (_take_field, _feed_timed_values, None),
+    Last: (_take_field, _feed_timed_values, None),
+    CountDistinct: (_take_distinct, _feed_distinct_sketch, HLL_BYTES_MAX),
+    Quantiles: (_take_quantiles, _feed_quantile_sketch, KLL_BYTES_MAX),
+    CollectList: (_take_field, _feed_collected_values, None),
+    CollectSet: (_take_encodable, _feed_collected_values, None),
 }
 """Aggregations that can be checked before a kernel sees their records; the last item is the maximum size of a state,
 None if it grows."""

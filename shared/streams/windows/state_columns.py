@@ -140,7 +140,7 @@ class StateColumns:
         A record has none if a user's aggregation, or encoding its state, raises.
         """
         try:
-            return self.to_changelog(self._of_each(values, inputs, times)), np.ones(len(times), np.bool_)
+            return self.to_changelog(self._columns_of_each_record(values, inputs, times)), np.ones(len(times), np.bool_)
         except Exception:
             # A single record has no state then. Of several, each is tried alone.
             if len(times) == 1:
@@ -158,7 +158,9 @@ class StateColumns:
             columns.append(np.concatenate(many) if is_number else [blob for own in many for blob in own])
         return columns, np.concatenate([has for _, has in parts])
 
-    def _of_each(self, values: Values, inputs: Sequence[Sequence[Any]], times: Int64Array) -> list[Column]:
+    def _columns_of_each_record(
+        self, values: Values, inputs: Sequence[Sequence[Any]], times: Int64Array
+    ) -> list[Column]:
         count = len(times)
         cells = np.zeros((count, self.cells), np.int64)
         for op, at, row in self.program:
@@ -244,7 +246,7 @@ class StateColumns:
                 continue
             numbers, has = (more[0], first >= 0) if type(aggregation) in _BY_TIME else (first, more[0] > 0)
             if type(aggregation) is Mean:
-                numbers = _means(numbers, more[0])
+                numbers = _divide_sums_by_counts(numbers, more[0])
             if has.all():
                 found.append(numbers)
             else:
@@ -274,7 +276,7 @@ class StateColumns:
         return found
 
 
-def _means(sums: Column, counts: Column) -> Column:
+def _divide_sums_by_counts(sums: Column, counts: Column) -> Column:
     """Return each sum over its count, divided as Python does; 0 if the count is 0."""
     counts = np.maximum(counts, 1)
     # numpy would round such a sum to a float before it divides.

@@ -54,7 +54,7 @@ class StateSizes:
         encoding errors.
         """
         # Only states of limited size: nothing has to be measured.
-        if not self._growing and self._fixed + self._longest(codes) <= bytes_max:
+        if not self._growing and self._fixed + self._longest_key_states(codes) <= bytes_max:
             return []
         growth = np.zeros(len(codes), np.int64)
         for states, own in zip(self._objects, inputs, strict=True):
@@ -69,12 +69,12 @@ class StateSizes:
         # The bound may be far above the real size, for example after windows were closed. Measure before a batch is
         # cut.
         for at in np.flatnonzero(bounds > free_bytes).tolist():
-            bounds[at] = self._measured(int(keys[at])) + grown[at]
+            bounds[at] = self._measure_key_states(int(keys[at])) + grown[at]
         self._bounds[keys] = bounds
         doubtful = keys[bounds > free_bytes]
         return np.flatnonzero(np.isin(codes, doubtful)).tolist() if len(doubtful) else []
 
-    def _measured(self, code: int) -> int:
+    def _measure_key_states(self, code: int) -> int:
         """Return the size of the key's windows now: the largest, or for sessions the sum."""
         used_bytes = 0
         for row in self._table.rows_of(code):
@@ -82,7 +82,7 @@ class StateSizes:
             used_bytes = used_bytes + size if self._rows_add_up else max(used_bytes, size)
         return used_bytes
 
-    def _longest(self, codes: Int32Array) -> int:
+    def _longest_key_states(self, codes: Int32Array) -> int:
         known = codes[codes >= 0]
         return int(self._table.keys.sizes[known].max()) if len(known) else 0
 

@@ -173,15 +173,15 @@ class WindowAggregate(TimedProcessor):
         # most once a second.
         if self.emit == "on_close" and len(outcome.closed):
             by = None if indexes is None else indexes[outcome.closed_by]
-            self.context.forward_results(self._results(outcome.closed), source, by)
+            self.context.forward_results(self._make_window_results(outcome.closed), source, by)
         if len(outcome.updates):
-            self.context.forward_results(self._results(outcome.updates, is_retracted=outcome.is_retracted))
+            self.context.forward_results(self._make_window_results(outcome.updates, is_retracted=outcome.is_retracted))
 
     def _keep_time(self) -> None:
         self.stream_time_ms = self.store.stream_time_ms
         self.close_time_ms = self.store.close_time_ms
 
-    def _results(self, windows: Any, **options: Any) -> WindowResults:
+    def _make_window_results(self, windows: Any, **options: Any) -> WindowResults:
         store = self.store
         return WindowResults(self.store_name, self.names, store.columns, store.keys_of, windows, **options)
 
@@ -201,4 +201,6 @@ class WindowAggregate(TimedProcessor):
         if self.emit == "on_update" and self.context.deduplicate_updates:
             windows, is_retracted = self.store.updated()
             if len(windows):
-                self.context.forward_results(self._results(windows, is_retracted=is_retracted, by_time=True))
+                self.context.forward_results(
+                    self._make_window_results(windows, is_retracted=is_retracted, by_time=True)
+                )

@@ -54,7 +54,7 @@ class WindowResults:
         if self.by_time:
             kind = np.ones(len(self)) if self.is_retracted is None else ~self.is_retracted
             # np.lexsort sorts by the last key first: time, then retractions before results, then start.
-            self._order = np.lexsort((self.windows.starts, kind, self._times()))
+            self._order = np.lexsort((self.windows.starts, kind, self._result_timestamps()))
 
     def __len__(self) -> int:
         return len(self.windows)
@@ -64,17 +64,17 @@ class WindowResults:
         windows = self.windows
         retracted = [False] * len(self) if self.is_retracted is None else self.is_retracted.tolist()
         keys = self.keys_of(windows.keys)
-        times = self._times().tolist()
+        times = self._result_timestamps().tolist()
         starts = windows.starts.tolist()
         ends = windows.ends.tolist()
-        results = self._results()
+        results = self._results_or_none()
         for at in self._order.tolist():
             error = None
             result = cast(Any, None)
             if not retracted[at]:
                 try:
-                    own = self._results_of(at) if results is None else [column[at] for column in results]
-                    named = dict(zip(self.names[self._has_latest :], own, strict=True))
+                    own = self._results_of_window(at) if results is None else [column[at] for column in results]
+                    named = dict(zip(self.names[self._has_latest_record :], own, strict=True))
                     if self.has_bounds:
                         result = WindowResult(keys[at], starts[at], ends[at], named)
                     else:
@@ -84,18 +84,18 @@ class WindowResults:
             key = WindowKey(keys[at], starts[at], ends[at]) if self.has_bounds else keys[at]
             yield Record(key, result, times[at]), error
 
-    def _results(self) -> list[list[Any]] | None:
+    def _results_or_none(self) -> list[list[Any]] | None:
         """Return each aggregation's results; None if one of them cannot be made."""
         if self.is_retracted is not None and self.is_retracted.any():
             return None
         try:
-            return self.columns.results(self.windows.columns)[self._has_latest :]
+            return self.columns.results(self.windows.columns)[self._has_latest_record :]
         except Exception:
             return None
 
-    def _results_of(self, at: int) -> list[Any]:
+    def _results_of_window(self, at: int) -> list[Any]:
         results = self.columns.results([column[at : at + 1] for column in self.windows.columns])
-        return [own[0] for own in results[self._has_latest :]]
+        return [own[0] for own in results[self._has_latest_record :]]
 
     def encoded(self, *, whole_window_keys: bool) -> tuple[PackedBytes, PackedBytes]:
         """Return encoded keys and values, as by `encode_updates` or else `encode_json`; raises encoding errors."""
@@ -103,9 +103,11 @@ class WindowResults:
         present = order if self.is_retracted is None else order[~self.is_retracted[order]]
         keys, is_bare = key_texts(self.windows.keys, self.keys_of)
         bounds = [texts(column) for column in (self.windows.starts, self.windows.ends)] if self.has_bounds else []
-        results = self.columns.result_columns([column[present] for column in self.windows.columns])[self._has_latest :]
+        results = self.columns.result_columns([column[present] for column in self.windows.columns])[
+            self._has_latest_record :
+        ]
         columns = [keys.at(present), *(column.at(present) for column in bounds), *map(texts, results)]
-        values = objects([*BOUNDS[: 1 + len(bounds)], *self.names[self._has_latest :]], columns, is_bare=is_bare)
+        values = objects([*BOUNDS[: 1 + len(bounds)], *self.names[self._has_latest_record :]], columns, is_bare=is_bare)
         if len(present) < len(order):
             offsets = np.zeros(len(order), np.int64)
             lengths = np.full(len(order), NULL, np.int64)
@@ -123,15 +125,15 @@ class WindowResults:
 
     def timestamps(self) -> Int64Array:
         """Return each result's event time in ms: that of the window's latest record if it is kept, else its end."""
-        return np.asarray(self._times()[self._order])
+        return np.asarray(self._result_timestamps()[self._order])
 
-    def _times(self) -> Int64Array:
-        if not self._has_latest:
+    def _result_timestamps(self) -> Int64Array:
+        if not self._has_latest_record:
             return self.windows.ends
         latest = self.windows.columns[0]
         # A retracted window has no states any more, so it has no latest record.
         return latest if self.is_retracted is None else np.where(self.is_retracted, self.windows.ends, latest)
 
     @property
-    def _has_latest(self) -> bool:
+    def _has_latest_record(self) -> bool:
         return self.names[0] == LATEST

@@ -138,7 +138,7 @@ class WindowStore:
         changes = int(table.meta[k.CHANGED])
         count, rejected_by = table.take(times, codes, values)
         done = self._execute_steps(inputs, times)
-        return self._outcome(count, rejected_by, done, changes)
+        return self._make_batch_outcome(count, rejected_by, done, changes)
 
     def take_one(
         self,
@@ -168,7 +168,7 @@ class WindowStore:
             # 3. Measure the states of the windows that took it.
             if not self._late_records():
                 for row in {row for step, row, _ in table.steps[: table.meta[k.STEPS]].tolist() if step == k.ADD}:
-                    check(self._states(row))
+                    check(self._states_of_window(row))
         except Exception:
             # 4. Undo. Numbers are copied back, and states are replaced by those of before.
             table.roll_back(mark)
@@ -183,13 +183,13 @@ class WindowStore:
             table.advance(int(times[0]), 0)
         for own, more in zip(done, self._execute_steps(inputs, times, first=steps), strict=True):
             own.closed.extend(more.closed)
-        return self._outcome(count, rejected_by, done, changes)
+        return self._make_batch_outcome(count, rejected_by, done, changes)
 
     def advance(self, stream_time_ms: int) -> BatchOutcome:
         """Advance time without a record, and close the due windows."""
         changes = int(self.table.meta[k.CHANGED])
         self.table.advance(stream_time_ms)
-        return self._outcome(0, None, self._execute_steps([()] * len(self.columns.objects), ()), changes)
+        return self._make_batch_outcome(0, None, self._execute_steps([()] * len(self.columns.objects), ()), changes)
 
     def _execute_steps(
         self,
@@ -209,28 +209,30 @@ class WindowStore:
             done.append(states.execute(steps, inputs[i], at, None if undo is None else undo[i]))
         return done
 
-    def _late(self) -> Int64Array:
+    def _late_record_rows(self) -> Int64Array:
         return self.table.late[: self.table.meta[k.LATE]]
 
     def _late_records(self) -> int:
         """Return how many of the records no window took."""
-        late = self._late()
+        late = self._late_record_rows()
         return int(len(late) - late[:, k.LATE_ACCEPTED].sum())
 
-    def _outcome(self, count: int, rejected_by: int | None, done: Sequence[Done], changes: int) -> BatchOutcome:
+    def _make_batch_outcome(
+        self, count: int, rejected_by: int | None, done: Sequence[Done], changes: int
+    ) -> BatchOutcome:
         table = self.table
         meta = self.table.meta
         # If all records were late, nothing has changed, and the current record can still be rejected.
         if meta[k.CHANGED] > changes or meta[k.CLOSED] or count > self._late_records():
             self.touched = True
-        late = self._late().copy()
-        closed, closed_by = self._closed([own.closed for own in done])
-        updates, updates_by, retracted = self._updates([own.updated for own in done])
+        late = self._late_record_rows().copy()
+        closed, closed_by = self._closed_windows([own.closed for own in done])
+        updates, updates_by, retracted = self._updated_windows([own.updated for own in done])
         missed = int(meta[k.MISSED])
         table.clear()
         return BatchOutcome(count, rejected_by, late, missed, closed, closed_by, updates, updates_by, retracted)
 
-    def _closed(self, states: Sequence[Sequence[Any]]) -> tuple[Windows, Int64Array]:
+    def _closed_windows(self, states: Sequence[Sequence[Any]]) -> tuple[Windows, Int64Array]:
         count = int(self.table.meta[k.CLOSED])
         if not count:
             return joined((), self.columns.types), EMPTY
@@ -247,7 +249,7 @@ class WindowStore:
             self._final_changed.append(windows if is_new.all() else windows.chosen(is_new))
         return windows, rows[:, k.INDEX]
 
-    def _updates(self, states: Sequence[dict[int, Any]]) -> tuple[Windows, Int64Array, NDArray[np.bool_]]:
+    def _updated_windows(self, states: Sequence[dict[int, Any]]) -> tuple[Windows, Int64Array, NDArray[np.bool_]]:
         count = int(self.table.meta[k.UPDATES])
         if not count:
             return joined((), self.columns.types), EMPTY, EMPTY != 0
@@ -283,22 +285,22 @@ class WindowStore:
         """Yield all live windows; the store must not change meanwhile."""
         rows = self.table.live_rows()
         for at in range(0, len(rows), ROWS_AT_ONCE):
-            yield from self._windows(rows[at : at + ROWS_AT_ONCE])
+            yield from self._live_windows(rows[at : at + ROWS_AT_ONCE])
 
     def rows_of(self, key: Any) -> list[LiveWindow]:
         """Return the key's live windows in order of start."""
-        code = self._known(key)
-        return [] if code == k.NONE else self._windows(np.array(self.table.rows_of(code), np.int64))
+        code = self._find_key_code(key)
+        return [] if code == k.NONE else self._live_windows(np.array(self.table.rows_of(code), np.int64))
 
-    def _windows(self, rows: Int64Array) -> list[LiveWindow]:
+    def _live_windows(self, rows: Int64Array) -> list[LiveWindow]:
         retained = self.table.flags[rows] & k.RETAINED != 0
-        columns = self._columns(rows)
+        columns = self._window_columns(rows)
         return [
             LiveWindow(self.key_of(key), start, end, self.columns.states(values), bool(is_retained))
             for (key, start, end, *values), is_retained in zip(columns.tuples(), retained.tolist(), strict=True)
         ]
 
-    def _columns(self, rows: Int64Array) -> Windows:
+    def _window_columns(self, rows: Int64Array) -> Windows:
         table = self.table
         cells = table.cells[rows]
         keys = self.index.keys(table.links[rows, k.KEY])
@@ -306,13 +308,13 @@ class WindowStore:
         columns = self.columns.of_rows(cells[:, table.base :], own)
         return Windows(keys, cells[:, k.START].copy(), cells[:, k.END] + self.rule.last_ms, columns)
 
-    def _states(self, row: int) -> list[Any]:
+    def _states_of_window(self, row: int) -> list[Any]:
         cells = self.table.cells[row : row + 1, self.table.base :]
         own = self.columns.objects
         columns = self.columns.of_rows(cells, [states.rows[row : row + 1] for states in own])
         return self.columns.states([column.tolist()[0] for column in columns])
 
-    def _known(self, key: Any) -> int:
+    def _find_key_code(self, key: Any) -> int:
         if isinstance(key, str):
             try:
                 key = key.encode()
@@ -328,14 +330,14 @@ class WindowStore:
 
     def live(self) -> Windows:
         """Return the live windows that changed."""
-        return self._columns(self.table.changed_rows())
+        return self._window_columns(self.table.changed_rows())
 
     def deleted(self) -> tuple[PackedBytes, Int64Array]:
         """Return keys and starts of the last commit's windows that no longer exist, except closed ones."""
-        keys, starts, _ = self._removed(k.REMOVED)
+        keys, starts, _ = self._removed_windows(k.REMOVED)
         return keys, starts
 
-    def _removed(self, kind: int) -> tuple[PackedBytes, Int64Array, Int64Array]:
+    def _removed_windows(self, kind: int) -> tuple[PackedBytes, Int64Array, Int64Array]:
         table = self.table
         removed = table.deleted[: table.meta[k.DELETED]]
         removed = removed[removed[:, 3] & kind != 0]
@@ -364,7 +366,7 @@ class WindowStore:
         if self.rule.retains:
             retained = self.table.flags[self.table.changed_rows()] & k.RETAINED != 0
             live = live.chosen(~retained) if retained.any() else live
-        keys, starts, ends = self._removed(k.RETRACTED)
+        keys, starts, ends = self._removed_windows(k.RETRACTED)
         none = self.columns.of_rows(
             np.zeros((len(keys), self.columns.cells), np.int64), [[None] * len(keys) for _ in self.columns.objects]
         )
@@ -393,7 +395,7 @@ class WindowStore:
         self.unload(key, start)
         columns = self.columns.as_columns([self.columns.values(states)])
         raw = key if isinstance(key, bytes) else key.encode()
-        self._load(Windows(PackedBytes.of([raw]), np.array([start]), np.array([end]), columns))
+        self._load_windows(Windows(PackedBytes.of([raw]), np.array([start]), np.array([end]), columns))
 
     def replay(
         self,
@@ -413,25 +415,25 @@ class WindowStore:
         live = newest[is_live[newest]]
         columns = self.columns.from_changelog(read(live))
         # All errors have been raised by now, so a batch of entries is applied as a whole or not at all.
-        self._drop(self.table.rows_at(codes[newest], starts[newest]))
+        self._drop_windows(self.table.rows_at(codes[newest], starts[newest]))
         if len(live):
-            self._load(Windows(keys.at(live), starts[live], ends[live], columns), codes[live])
+            self._load_windows(Windows(keys.at(live), starts[live], ends[live], columns), codes[live])
 
     def unload(self, key: Any, start: int) -> None:
         """Restore a removal; a missing window is no error, since a snapshot may be ahead of the log."""
-        code = self._known(key)
+        code = self._find_key_code(key)
         row = k.NONE if code == k.NONE else self.table.row_at(code, start)
         if row != k.NONE:
-            self._drop(np.array([row], np.int64))
+            self._drop_windows(np.array([row], np.int64))
 
     def evict(self, key: Any) -> int:
         """Drop a key's windows from memory, because they are kept elsewhere; return their number."""
-        code = self._known(key)
+        code = self._find_key_code(key)
         rows = [] if code == k.NONE else self.table.rows_of(code)
-        self._drop(np.array(rows, np.int64))
+        self._drop_windows(np.array(rows, np.int64))
         return len(rows)
 
-    def _load(self, windows: Windows, codes: Int32Array | None = None) -> None:
+    def _load_windows(self, windows: Windows, codes: Int32Array | None = None) -> None:
         cells, states = self.columns.to_rows(windows.columns)
         if codes is None:
             codes = self.index.codes_of(windows.keys)
@@ -445,7 +447,7 @@ class WindowStore:
             for row, state in zip(rows.tolist(), own, strict=True):
                 objects.rows[row] = state
 
-    def _drop(self, rows: Int64Array) -> None:
+    def _drop_windows(self, rows: Int64Array) -> None:
         self.table.drop(rows)
         for states in self.columns.objects:
             for row in rows.tolist():

@@ -120,14 +120,14 @@ class WindowTable:
         self._see_keys()
         first = 0
         while True:
-            result = self._kernel(times, codes, values, first, closes)
+            result = self._run_kernel(times, codes, values, first, closes)
             first = int(self.meta[k.PROCESSED])
             if result == k.DONE:
                 return len(times), None
             if result == k.REJECTED:
                 return first, int(self.meta[k.REJECTED_BY])
             # The record at `first` is not begun. After the arrays have grown, the kernel begins with it.
-            self._grow(result)
+            self._grow_arrays(result)
             # The kernel had taken the record and was closing when an output was full.
             if self.meta[k.CLOSING]:
                 self.close_due(first - 1)
@@ -150,9 +150,9 @@ class WindowTable:
             self._spare, self.keys.arena, self.keys.offsets, self.keys.sizes, self.closed, self.deleted, self.changed,
             self.steps, self.has_objects, self.meta,
         ):  # fmt: skip
-            self._grow(k.FULL)
+            self._grow_arrays(k.FULL)
 
-    def _kernel(self, times: Int64Array, codes: Int32Array, values: Values, first: int, closes: bool) -> int:
+    def _run_kernel(self, times: Int64Array, codes: Int32Array, values: Values, first: int, closes: bool) -> int:
         rule = self.rule
         keys = self.keys
         batch = (times, codes, first, len(times), values.cells, values.cells.view(np.float64), values.has)
@@ -326,7 +326,7 @@ class WindowTable:
         if len(self.heads) < self.keys.capacity:
             self.heads = grown(self.heads, self.keys.capacity, k.NONE)
 
-    def _grow(self, result: int) -> None:
+    def _grow_arrays(self, result: int) -> None:
         if result == k.ROWS:
             self._add_rows(max(int(len(self.flags) * GROWTH), len(self.flags) + ROWS_MIN))
             return

@@ -33,41 +33,41 @@ def die() -> None:
 class BeforeRead(Compaction):
     """Killed with the plan made and nothing read."""
 
-    def _fold(self, plan: Plan) -> CompactionReport:
+    def _fold_and_commit(self, plan: Plan) -> CompactionReport:
         die()
-        return super()._fold(plan)
+        return super()._fold_and_commit(plan)
 
 
 class BeforeCommit(Compaction):
     """Killed with all files written and none committed."""
 
-    def _commit(self, *given: Any) -> CompactionReport:
+    def _commit_tables(self, *given: Any) -> CompactionReport:
         die()
-        return super()._commit(*given)
+        return super()._commit_tables(*given)
 
 
 class AfterClosed(Compaction):
     """Killed with `closed` committed, and nothing else."""
 
-    def _table(self, plan: Plan, name: str, schema: Any) -> Any:
+    def _ensure_table(self, plan: Plan, name: str, schema: Any) -> Any:
         if not name.startswith("closed"):
             die()
-        return super()._table(plan, name, schema)
+        return super()._ensure_table(plan, name, schema)
 
 
 class BeforeState(Compaction):
     """Killed with all tables but `state` committed."""
 
-    def _table(self, plan: Plan, name: str, schema: Any) -> Any:
+    def _ensure_table(self, plan: Plan, name: str, schema: Any) -> Any:
         if name == "state":
             die()
-        return super()._table(plan, name, schema)
+        return super()._ensure_table(plan, name, schema)
 
 
 class BeforeRewrite(Compaction):
     """Killed with the run committed and `state` not rewritten."""
 
-    def _rewrite(self, plan: Plan) -> int:
+    def _rewrite_crowded_partitions(self, plan: Plan) -> int:
         die()
         return 0
 
@@ -85,14 +85,14 @@ class DuringRewrite(Compaction):
 class BeforeDelete(Compaction):
     """Killed with the run committed and no changelog record deleted."""
 
-    def _delete_covered(self, plan: Plan) -> None:
+    def _delete_covered_records(self, plan: Plan) -> None:
         die()
 
 
 class DuringDelete(Compaction):
     """Killed with one partition's records deleted and the other's not."""
 
-    def _delete_covered(self, plan: Plan) -> None:
+    def _delete_covered_records(self, plan: Plan) -> None:
         partition = min(plan.newest)
         before = {TopicPartition(plan.offsets.topic, partition): plan.newest[partition]["changelog_offset"]}
 
@@ -123,17 +123,17 @@ def dying_optimize(*, is_committed: bool) -> None:
 class BeforeOptimize(Compaction):
     """Killed with the merged file of an OPTIMIZE written and not committed."""
 
-    def _maintain(self, plan: Plan, report: CompactionReport) -> CompactionReport:
+    def _maintain_tables(self, plan: Plan, report: CompactionReport) -> CompactionReport:
         dying_optimize(is_committed=False)
-        return super()._maintain(plan, report)
+        return super()._maintain_tables(plan, report)
 
 
 class AfterOptimize(Compaction):
     """Killed with one table's OPTIMIZE committed, and the other table's not begun."""
 
-    def _maintain(self, plan: Plan, report: CompactionReport) -> CompactionReport:
+    def _maintain_tables(self, plan: Plan, report: CompactionReport) -> CompactionReport:
         dying_optimize(is_committed=True)
-        return super()._maintain(plan, report)
+        return super()._maintain_tables(plan, report)
 
 
 def wait() -> None:
@@ -155,10 +155,10 @@ class WithPlan(Compaction):
 class WithClosed(Compaction):
     """Waits after its closed windows are committed. To the other job this looks like a crash."""
 
-    def _table(self, plan: Plan, name: str, schema: Any) -> Any:
+    def _ensure_table(self, plan: Plan, name: str, schema: Any) -> Any:
         if name == "state":
             wait()
-        return super()._table(plan, name, schema)
+        return super()._ensure_table(plan, name, schema)
 
 
 OVERTAKEN = {kind.__name__: kind for kind in (WithPlan, WithClosed)}

@@ -174,10 +174,10 @@ def test_runs_that_end_between_two_commits(simulate: Any, topics: Any, job: Any,
     between."""
 
     class AfterClosed(Compaction):
-        def _table(self, plan: Any, name: str, schema: Any) -> Any:
+        def _ensure_table(self, plan: Any, name: str, schema: Any) -> Any:
             if name == "state":
                 raise Crash
-            return super()._table(plan, name, schema)
+            return super()._ensure_table(plan, name, schema)
 
     simulation = simulate()
     for seed in (1, 2, 3):
@@ -197,7 +197,7 @@ def test_of_two_jobs_with_the_same_plan_one_goes_through(simulate: Any, topics: 
     """The other job ends before it changes anything, also if the winner rewrites `state`."""
     simulation = simulate()
     rewritten = list[int]()
-    for seed, at in enumerate(("_fold", "_commit", "_table")):
+    for seed, at in enumerate(("_fold_and_commit", "_commit_tables", "_ensure_table")):
         simulation.feed(90, seed)
         topics.write(simulation)
 

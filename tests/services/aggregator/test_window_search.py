@@ -165,7 +165,7 @@ async def test_concurrent_queries_are_limited(tmp_path: Path) -> None:
     async def never(*_: Any) -> Any:
         await held.wait()
 
-    searching._whole = never
+    searching._windows_of_lake_and_changelog = never
     tasks = [asyncio.create_task(searching.find(STORE, "all", query_params())) for _ in range(FINDING_MAX)]
     await asyncio.sleep(0)
     with pytest.raises(Problem, match="such queries"):

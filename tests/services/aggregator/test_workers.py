@@ -146,7 +146,7 @@ class Short(Workers):
 
     command = FOREVER
 
-    def _command(self, worker: Worker) -> list[str]:
+    def _worker_command(self, worker: Worker) -> list[str]:
         return self.command
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from penstock.services.spark.audit.measures import OTHER, TEXT, Field, _parse
+from penstock.services.spark.audit.measures import OTHER, TEXT, Field, _value_parser
 
 WANTED = [Field("n", "int64"), Field("x", "float64"), Field("page", TEXT), Field("page", OTHER)]
 
@@ -13,7 +13,7 @@ WANTED = [Field("n", "int64"), Field("x", "float64"), Field("page", TEXT), Field
 def parsed(*values: bytes | None) -> list[tuple[object, ...]]:
     offsets = pa.array(range(len(values)), pa.int64())
     batch = pa.RecordBatch.from_arrays([offsets, pa.array(values, pa.binary())], ["offset", "value"])
-    (found,) = _parse(WANTED)(iter([batch]))
+    (found,) = _value_parser(WANTED)(iter([batch]))
     assert found.schema.names == ["offset", "fields"]
     return [tuple(row[field.column] for field in WANTED) for row in found.column("fields").to_pylist()]
 

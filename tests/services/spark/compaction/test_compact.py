@@ -39,7 +39,7 @@ def row(covered: int, **appended: int) -> dict[str, Any]:
 
 
 def first(rows: list[dict[str, Any]], there: dict[str, int], held: TopicOffsets) -> Any:
-    return job()._start_of(0, rows, {name: {0: at} for name, at in there.items()}, held)
+    return job()._start_of_partition(0, rows, {name: {0: at} for name, at in there.items()}, held)
 
 
 def test_a_partition_is_read_from_where_the_tables_end() -> None:
@@ -93,14 +93,14 @@ def test_positions_are_read_from_the_rows_if_no_commit_has_them(tmp_path: Path) 
     rows = [{"partition": p, "topic_id": "id-1", "changelog_offset": at} for p, at in ((0, 4), (1, 9), (0, 7), (1, 0))]
     write_deltalake(uri, pa.Table.from_pylist(rows, schema))
     table = DeltaTable(uri)
-    assert job()._positions(CLOSED, table, offsets(0, 9)) == {0: 7, 1: 9}
+    assert job()._table_positions(CLOSED, table, offsets(0, 9)) == {0: 7, 1: 9}
     delta_writer.commit(table, [], [], {"topic_id": "id-1", "positions": {"0": 12, "10": 3}})
-    assert job()._positions(CLOSED, DeltaTable(uri), offsets(0, 9)) == {0: 12, 10: 3}
+    assert job()._table_positions(CLOSED, DeltaTable(uri), offsets(0, 9)) == {0: 12, 10: 3}
     for rejected in ({"topic_id": "id-0", "positions": {}}, {}):
         delta_writer.commit(DeltaTable(uri), [], [], rejected)
         write_deltalake(uri, pa.Table.from_pylist([{**rows[0], "topic_id": "id-0"}], schema), mode="append")
         with pytest.raises(ChangelogHole, match="closed/s was made from log with id id-0"):
-            job()._positions(CLOSED, DeltaTable(uri), offsets(0, 9))
+            job()._table_positions(CLOSED, DeltaTable(uri), offsets(0, 9))
 
 
 def test_a_range_begins_as_its_progress_row_says() -> None:

@@ -50,16 +50,16 @@ class Job(Compaction):
     def plan(self) -> Plan:
         return Plan(TopicOffsets("t", "id", {0: 0}, {0: 9}), {}, {}, [])
 
-    def _fold(self, plan: Plan) -> CompactionReport:
+    def _fold_and_commit(self, plan: Plan) -> CompactionReport:
         return DONE
 
-    def _rewrite(self, plan: Plan) -> int:
+    def _rewrite_crowded_partitions(self, plan: Plan) -> int:
         return 1
 
-    def _others(self) -> dict[str, str]:
+    def _closed_and_late_paths(self) -> dict[str, str]:
         return {}
 
-    def _delete_covered(self, plan: Plan) -> None:
+    def _delete_covered_records(self, plan: Plan) -> None:
         if self.error is not None:
             raise self.error
 
@@ -175,7 +175,9 @@ def test_files_to_merge(sizes: Sequence[int], merged: list[list[int]], monkeypat
     """Files above half the limit stay as they are; a merged file is within the limit; a single file stays."""
     monkeypatch.setattr(table_maintenance, "FILE_BYTES", 128)
     files = [{"path": str(nth), "size_bytes": size, "min.at": nth} for nth, size in enumerate(sizes)]
-    groups = [[int(file["path"]) for file in group] for group in table_maintenance._groups(files[::-1], "min.at")]
+    groups = [
+        [int(file["path"]) for file in group] for group in table_maintenance._group_small_files(files[::-1], "min.at")
+    ]
     assert groups == merged
 
 

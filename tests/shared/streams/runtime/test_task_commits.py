@@ -93,7 +93,7 @@ async def test_what_is_on_disk_goes_with_its_log(tmp_path: Path) -> None:
     task.commit_succeeded(CommitPosition("id", 7, 7))
     commits = TaskCommits(StreamsSettings(), SYSTEM_CLOCK, CollectorRegistry())
     with pytest.raises(LogReplaced):
-        await commits._write(owned, task, task.prepare_commit(0), member)  # type: ignore[arg-type]
+        await commits._write_commit(owned, task, task.prepare_commit(0), member)  # type: ignore[arg-type]
     assert owned.local.checkpoint is not None
     await owned.close()
     again = state.state_of(0)
