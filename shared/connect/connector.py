@@ -100,9 +100,7 @@ class SourceConnector(Connector):
         """Returns whether `transaction.boundary=connector` may be set."""
         return False
 
-    def alter_offsets(
-        self, props: Props, offsets: list[tuple[Partition, Offset | None]]
-    ) -> Awaitable[bool] | bool:
+    def alter_offsets(self, props: Props, offsets: list[tuple[Partition, Offset | None]]) -> Awaitable[bool] | bool:
         """Checks or stores offsets that a user alters. Returns True if it handled them, False if it does not support
         this.
 
