@@ -135,7 +135,9 @@ def _report_to_parent(report_fd: int | None, line: str) -> None:
 
 
 def _parse_arguments(arguments: list[str]) -> tuple[int, str | None, int | None, list[str]]:
-    limit_ms, log, report_fd = DEFAULT_LIMIT_MS, None, None
+    limit_ms = DEFAULT_LIMIT_MS
+    log = None
+    report_fd = None
     rest = list(arguments)
     while rest and rest[0] != "--":
         option = rest.pop(0)

@@ -20,7 +20,8 @@ def console_for(*tables: Table) -> Console:
     >>> console_for(table).width
     167
     """
-    terminal, paper = Console(), Console(width=_UNLIMITED)
+    terminal = Console()
+    paper = Console(width=_UNLIMITED)
     needed = max([WIDTH_MIN, *(paper.measure(table).minimum for table in tables)])
     return terminal if terminal.width >= needed else Console(width=needed)
 

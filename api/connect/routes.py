@@ -251,7 +251,8 @@ def _state_routes(herder: Herder) -> APIRouter:
         responses={202: {"model": ConnectorStatus}, 204: {"description": "the connector alone was restarted"}},
     )
     async def restart_connector(name: Name, request: Request) -> Response:
-        only_failed, include_tasks = flag(request, "onlyFailed"), flag(request, "includeTasks")
+        only_failed = flag(request, "onlyFailed")
+        include_tasks = flag(request, "includeTasks")
         if not only_failed and not include_tasks:
             await herder.restart_connector(name)
             return Response(status_code=NO_CONTENT)

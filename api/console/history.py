@@ -64,7 +64,8 @@ class History:
 
 def point(overview: Mapping[str, Any]) -> Point:
     """Return the point of an overview; unknown values are None."""
-    ingest, streams = overview.get("ingest", {}), overview.get("streams", {})
+    ingest = overview.get("ingest", {})
+    streams = overview.get("streams", {})
     return {
         "at_ms": overview["now_ms"],
         "records_per_second": ingest.get("records_per_second"),

@@ -61,7 +61,8 @@ class GroupWatch:
 
     def _record_changes(self, name: str, group: Mapping[str, Any], now_ms: int) -> None:
         """Add an event if the group's state or its number of members changed since the last sample."""
-        before, self._last[name] = self._last.get(name), group
+        before = self._last.get(name)
+        self._last[name] = group
         if before is None:
             return
         changes = [

@@ -157,7 +157,8 @@ class EventParser:
         default_time = self._default_time(event, latest_ms, parsed, first)
         if parsed.errors:
             return parsed
-        add_record, add_position = parsed.records.append, parsed.positions.append
+        add_record = parsed.records.append
+        add_position = parsed.positions.append
         for position, value in enumerate(values, first):
             if value is None:
                 parsed.errors.append(self._too_long_event_error(position))

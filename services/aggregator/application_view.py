@@ -115,7 +115,8 @@ class Whole:
 
     async def describe(self) -> StreamsState:
         """Return the application's state, merged from all instances."""
-        own, parts = await self._own.describe(), self._partition_owners()
+        own = await self._own.describe()
+        parts = self._partition_owners()
         restoring = {p for p, reason in parts.missing.items() if reason == f"being restored by {self.url}"}
         answers, missing = await self._ask_other_instances(parts, "/v1/streams", {})
         found = [Part(parts.own | restoring, cast(Mapping[str, Any], own)), *answers]
@@ -139,7 +140,8 @@ class Whole:
 
     async def windows(self, store: str | None, key: str, limit: int, continuation: str | None) -> dict[str, Any]:
         """Return live windows of all instances."""
-        parts, pages = self._partition_owners(), live_pages(self._own.application, store, key)
+        parts = self._partition_owners()
+        pages = live_pages(self._own.application, store, key)
         own = cast(Mapping[str, Any], self._own.windows(store, key, limit, continuation))
         wanted = {"store": store, "key": key, "limit": limit, "continuation": continuation}
         answers, missing = await self._ask_other_instances(parts, "/v1/streams/windows", wanted)
@@ -199,7 +201,8 @@ class Whole:
         answers = await asyncio.gather(
             *(self._ask_instance(url, path, wanted) for url, _ in requested), return_exceptions=True
         )
-        found, missing = [], dict(parts.missing)
+        found = []
+        missing = dict(parts.missing)
         for (url, partitions), answer in zip(requested, answers, strict=True):
             if isinstance(answer, NotAnswered):
                 missing |= dict.fromkeys(partitions, f"{url}: {answer}")

@@ -102,7 +102,8 @@ class BacklogWatch:
         self.last = backlog
         self.compactions = self.compactions if backlog is None else backlog.compactions
         self._records.set(math.nan if backlog is None else backlog.records)
-        size, limit = (None if backlog is None else backlog.bytes), self._settings.compaction.changelog_bytes
+        size = None if backlog is None else backlog.bytes
+        limit = self._settings.compaction.changelog_bytes
         self._bytes.set(math.nan if size is None else size)
         if backlog is None or size is None or limit is None or size < limit:
             return

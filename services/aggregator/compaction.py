@@ -71,7 +71,8 @@ def command(settings: AggregatorSettings) -> list[str]:
     The job also reads the same settings file, which may hold settings of `penstock compact` for manual use. So every
     setting that the aggregator decides is a flag, even if it is off.
     """
-    streams, compaction = settings.streams, settings.compaction
+    streams = settings.streams
+    compaction = settings.compaction
     assert streams.lake is not None
     given = {
         "application": streams.application_id,
@@ -249,7 +250,8 @@ class CompactionSupervisor:
         return sorted(found, key=lambda run: -run["started_at_ms"])[:HISTORY_MAX]
 
     async def _run_job(self) -> None:
-        started_ms, started = self._clock.now_ms(), self._clock.monotonic_ms()
+        started_ms = self._clock.now_ms()
+        started = self._clock.monotonic_ms()
         state = CompactionState(started_at_ms=started_ms, seconds=None, status="running", rows=None, detail="")
         self._history.appendleft(state)
         log.info("compaction started")
@@ -268,7 +270,8 @@ class CompactionSupervisor:
             )
             async with asyncio.timeout(self._settings.compaction.timeout_ms / 1000):
                 status = await self._wait_while_owned(self._job)
-            out, err = self._job.output, self._job.error_output
+            out = self._job.output
+            err = self._job.error_output
             if status == OWNERSHIP_LOST:
                 await self._stop_job()
         except TimeoutError:
@@ -355,7 +358,8 @@ class CompactionSupervisor:
         await asyncio.sleep(backoff.wait_ms(self._consecutive_failures) / 1000)
 
     async def _stop_job(self) -> None:
-        job, self._job = self._job, None
+        job = self._job
+        self._job = None
         self._is_running = False
         self._running.set(0)
         if job is not None:
@@ -366,7 +370,8 @@ def _belongs_to_run(run: CompactionState, one: Compaction) -> bool:
     """Return whether a compaction of the lake belongs to a run of this instance: it started during the run."""
     if run["status"] == "lost":
         return False
-    started_ms, seconds = run["started_at_ms"], run["seconds"]
+    started_ms = run["started_at_ms"]
+    seconds = run["seconds"]
     ended_ms = math.inf if seconds is None else started_ms + 1_000 * seconds
     return started_ms <= _compaction_started_ms(one) <= ended_ms
 

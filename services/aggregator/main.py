@@ -64,10 +64,12 @@ class Aggregator:
             "kafka": self._kafka_liveness,
             "compaction": self.compaction.health,
         }
-        queries, streams = settings.queries, settings.streams
+        queries = settings.queries
+        streams = settings.streams
         replicas = streams.replication_factor
         self._instances = InstanceRegistry(settings.kafka, streams.instances_topic, replicas, self.registration)
-        known, tokens = self._instances.instances, tokens_of(settings)
+        known = self._instances.instances
+        tokens = tokens_of(settings)
         self._whole = Whole(self, known, queries, tokens, self._registry, lambda: self._instances.failed)
         whole = self._whole if queries.all_instances else None
         app = create_app(
@@ -132,7 +134,8 @@ class Aggregator:
         wanted: dict[str, Any] = {**params, "after": pages.position(params["continuation"])}
         del wanted["continuation"]
         running = {partition: owned.task for partition, owned in self.worker.tasks().items() if owned.task is not None}
-        topology, tables = self.worker.topology, self.worker.global_tables
+        topology = self.worker.topology
+        tables = self.worker.global_tables
         reading = read_in_slices(running, store, StoreQuery(**wanted), topology, tables)
         while True:
             until_ms = SYSTEM_CLOCK.monotonic_ms() + WALK_MS
@@ -209,7 +212,8 @@ class Aggregator:
         stood_ms = SYSTEM_CLOCK.monotonic_ms() - self._turned_ms
         if stood_ms > STUCK_MS:
             return CheckResult(False, f"one turn of the loop has taken {stood_ms} ms", facts)
-        tasks, known = self.worker.tasks(), self.worker.topics.partitions
+        tasks = self.worker.tasks()
+        known = self.worker.topics.partitions
         restoring = [p for p, owned in tasks.items() if owned.task is None]
         facts |= {"partitions_running": len(tasks) - len(restoring), "partitions": known}
         if waits_for := self.worker.waits_for:

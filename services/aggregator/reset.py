@@ -66,7 +66,8 @@ async def plan_reset(admin: Admin, settings: StreamsSettings) -> ResetPlan:
         members = (await admin.describe_group(application)).members
         offsets = await admin.group_offsets(application)
     except GroupNotFound:
-        members, offsets = (), {}
+        members = ()
+        offsets = {}
     if members:
         raise GroupNotEmpty(f"application {application} is running: stop {'; '.join(map(str, members))}")
     known = await admin.list_topics()
@@ -96,7 +97,8 @@ def repartition_topics(
     """
     topics = list(known)
     others = [name.removesuffix(CHANGELOG_SUFFIX) for name in topics if name.endswith(CHANGELOG_SUFFIX)]
-    own, unsure = [], {}
+    own = []
+    unsure = {}
     for topic in topics:
         if not is_repartition_topic(topic, application):
             continue

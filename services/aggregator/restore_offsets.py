@@ -166,7 +166,8 @@ async def read_progress(admin: Admin, kafka: KafkaSettings, settings: StreamsSet
         try:
             await _read_changelogs(kafka, settings, snapshot, readers, ends)
         except (ChangelogHole, OffsetOutOfRange):
-            before, snapshot = snapshot, await _read_lake_snapshot(settings, description.topic_id, partitions_of_topic)
+            before = snapshot
+            snapshot = await _read_lake_snapshot(settings, description.topic_id, partitions_of_topic)
             if snapshot == before:  # no compaction has moved the changelog's beginning meanwhile
                 raise
         else:
@@ -219,7 +220,8 @@ async def _read_changelogs_to_end(
             feed(readers[at], columns)
         now = {at: await consumer.position(at) for at in readers}
         if now != last:
-            last, moved_ms = now, SYSTEM_CLOCK.monotonic_ms()
+            last = now
+            moved_ms = SYSTEM_CLOCK.monotonic_ms()
         elif SYSTEM_CLOCK.monotonic_ms() - moved_ms > RESTORE_IDLE_MS_MAX:
             at = behind[0]
             raise KafkaTimeout(

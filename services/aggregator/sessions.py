@@ -129,7 +129,8 @@ class Query:
         settings = self._settings
         if snapshot is None:
             return [], [], None
-        where, most = (*self._where, store.name), settings.rows_max + 1
+        where = (*self._where, store.name)
+        most = settings.rows_max + 1
         live: list[dict[str, Any]] = []
         closed: list[delta_tables.ClosedWindow] = []
         ends: list[WindowPosition] = []
@@ -155,7 +156,8 @@ class Query:
             try:
                 return snapshot, await self._read_changelog_tails(partitions, covered)
             except (ChangelogHole, OffsetOutOfRange):
-                before, snapshot = covered, await self._read_lake_snapshot(topic, partitions)
+                before = covered
+                snapshot = await self._read_lake_snapshot(topic, partitions)
                 if snapshot is None or snapshot.partitions == before:
                     raise
 
@@ -179,7 +181,8 @@ class Query:
             isolation_level="read_committed", auto_offset_reset="none", commit_strategy="none", max_poll_records=None
         )
         reach = (time_ms(self._settings.from_), time_ms(self._settings.to))
-        tails, readers = dict[int, Tail](), dict[int, ChangelogReader]()
+        tails = dict[int, Tail]()
+        readers = dict[int, ChangelogReader]()
         for p in partitions:
             changes = TailChanges(self._settings.keys, reach, self._settings.store)
             readers[p] = ChangelogReader(one_by_one(changes.keep), epoch=covered[p].epoch if p in covered else 0)
@@ -205,7 +208,9 @@ class Query:
         return {p: tail._replace(progress=readers[p].progress) for p, tail in tails.items()}
 
     def _too_slow(self, records: int) -> str:
-        name, ms, lake_name = self._settings.timeout_name, self._settings.kafka_timeout_ms, self._settings.lake_name
+        name = self._settings.timeout_name
+        ms = self._settings.kafka_timeout_ms
+        lake_name = self._settings.lake_name
         cause = (
             "are past the newest compaction: run a compaction"
             if self._settings.lake is not None

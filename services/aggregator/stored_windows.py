@@ -95,7 +95,8 @@ class TailChanges:
 @lru_cache
 def _state_decoder(written: StoreSchema) -> Callable[[bytes], dict[str, Any]]:
     columns = written.state_columns()
-    codec, names = StateCodec(columns), [column.name for column in columns]
+    codec = StateCodec(columns)
+    names = [column.name for column in columns]
     return lambda state: dict(zip(names, codec.unpack(state), strict=True))
 
 
@@ -138,7 +139,8 @@ def merged(
     reach: tuple[int, int],
 ) -> list[FoundWindow]:
     """Like `merge`, for the store's windows of many keys, each with its key."""
-    lives, changes_of = defaultdict[bytes, list[dict[str, Any]]](list), defaultdict[bytes, list[TailChange]](list)
+    lives = defaultdict[bytes, list[dict[str, Any]]](list)
+    changes_of = defaultdict[bytes, list[TailChange]](list)
     for row in live:
         lives[row["key"]].append(row)
     for change in changes:

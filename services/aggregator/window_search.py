@@ -67,7 +67,8 @@ class WindowSearch:
         self, schema: StoreSchema, status: Status, params: StoreQueryParams
     ) -> FoundWindows:
         """Return windows from lake and changelog, in order of their start."""
-        streams, queries = self._settings.streams, self._settings.queries
+        streams = self._settings.streams
+        queries = self._settings.queries
         pages = window_pages(streams.application_id, schema.name, status, params)
         where = (self._settings.kafka, streams.application_id, streams.lake, streams.lake_options)
         from_ms, to_ms = map(str, _queried_time_range(params))
@@ -90,7 +91,8 @@ def _queried_keys(params: StoreQueryParams) -> KeyRange:
 
 
 def _queried_time_range(params: StoreQueryParams) -> tuple[int, int]:
-    from_ms, to_ms = params["from_ms"], params["to_ms"]
+    from_ms = params["from_ms"]
+    to_ms = params["to_ms"]
     return EVER_MS[0] if from_ms is None else from_ms, EVER_MS[1] if to_ms is None else to_ms
 
 

@@ -56,7 +56,9 @@ NO_WORKER = ErrorKind(503, "NO_WORKER", "No worker answers", 1)
 
 def worker_settings(settings: AggregatorSettings, number: int, url: str) -> AggregatorSettings:
     """Return the settings of one worker, which others reach at `url`."""
-    streams, kafka, queries = settings.streams, settings.kafka, settings.queries
+    streams = settings.streams
+    kafka = settings.kafka
+    queries = settings.queries
     streams = streams.model_copy(update={"state_dir": str(Path(streams.state_dir) / f"worker-{number}")})
     if streams.group_instance_id is not None:
         streams = streams.model_copy(update={"group_instance_id": f"{streams.group_instance_id}-{number}"})

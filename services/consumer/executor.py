@@ -316,7 +316,8 @@ class Executor:
             if isinstance(error, RecordTooLarge) and (cut := shortened(records[i])) is not None
         }:
             for i, error in zip(short, await self._write(list(short.values())), strict=True):
-                records[i], errors[i] = short[i], error
+                records[i] = short[i]
+                errors[i] = error
         return errors
 
 

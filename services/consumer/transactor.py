@@ -79,7 +79,8 @@ class Transactor:
 
     async def close(self) -> None:
         """Close the producer. It aborts an open transaction, and requests a commit without a response once more."""
-        producer, self._producer = self._producer, None
+        producer = self._producer
+        self._producer = None
         if producer is not None:
             await producer.close(CLOSE_TIMEOUT_MS)
 

@@ -261,7 +261,8 @@ class EmbeddedKafka:
         while child.returncode is None:
             # A broker that logs makes progress, for example with the recovery of its logs after a crash.
             if (now_logged := self._logged_bytes()) != logged:
-                logged, deadline = now_logged, time.monotonic() + limit_s
+                logged = now_logged
+                deadline = time.monotonic() + limit_s
             if await broker_probe.answers(self.settings.host, port, PROBE_TIMEOUT_MS):
                 # An answer on the port is this broker's only while its process lives.
                 return child.returncode is None

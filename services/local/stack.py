@@ -173,13 +173,15 @@ class Service:
     async def stop(self) -> None:
         """Send SIGTERM, then SIGKILL after the service's limit."""
         # Cleared first: `ended` must not take this end for an unexpected one.
-        child, self._child = self._child, None
+        child = self._child
+        self._child = None
         if child is not None:
             await child.terminate(self.spec.stop_timeout_ms)
 
     async def kill(self) -> None:
         """Send SIGKILL at once, as in a crash."""
-        child, self._child = self._child, None
+        child = self._child
+        self._child = None
         if child is not None:
             child.kill()
             await child.wait()

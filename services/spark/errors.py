@@ -96,7 +96,8 @@ def first_line(error: BaseException) -> str:
 
 def causes(error: BaseException) -> list[str]:
     """Returns one line for the message of a Java error and one for each of its causes, the error's own first."""
-    cause, texts = getattr(error, "java_exception", None) or getattr(error, "_origin", None), list[str]()
+    cause = getattr(error, "java_exception", None) or getattr(error, "_origin", None)
+    texts = list[str]()
     while cause is not None and len(texts) < CAUSES_MAX:
         texts.append(_first_line(str(cause.toString())))
         cause = cause.getCause()

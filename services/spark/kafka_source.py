@@ -89,7 +89,8 @@ def read_topic(
         .option("includeHeaders", str(headers).lower())
         .load()
     )
-    cores, records = spark.sparkContext.defaultParallelism, sum(last - first for first, last in ranges.values())
+    cores = spark.sparkContext.defaultParallelism
+    records = sum(last - first for first, last in ranges.values())
     frame = frame.coalesce(max(cores, records // TASK_RECORDS))
     columns = ["partition", "offset", F.unix_millis("timestamp").alias("timestamp_ms"), "key", "value"]
     return frame.select(*columns, "headers") if headers else frame.select(*columns)

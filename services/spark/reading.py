@@ -71,7 +71,8 @@ class Tables:
 
     def __init__(self, spark: SparkSession, folder: str) -> None:
         """`folder` is the application's folder as Spark names it. Raises ConfigError if it has no table `state`."""
-        self._spark, self._folder = spark, folder
+        self._spark = spark
+        self._folder = folder
         state = snapshot(spark, f"{folder}/state")
         if state is None:
             raise ConfigError(
@@ -134,7 +135,8 @@ class Tables:
         return rows.select(key, *bounds, *results(store).values(), "state", "partition")
 
     def _read_table(self, kind: str, store: StoreSchema) -> DataFrame:
-        rows, schema = snapshot(self._spark, f"{self._folder}/{kind}/{store.name}"), rows_schema(kind, store)
+        rows = snapshot(self._spark, f"{self._folder}/{kind}/{store.name}")
+        schema = rows_schema(kind, store)
         if rows is None:
             rows = empty(self._spark, sql_columns(schema))
         else:
@@ -269,7 +271,8 @@ def _read_coverage(state: DataFrame) -> dict[int, Coverage]:
 def _widen_state(rows: DataFrame, store: StoreSchema) -> SparkColumn:
     """Returns `state` with all fields that the store has now. A later aggregation's fields are null in older rows."""
     struct: Any = rows.schema["state"].dataType
-    known, own = set(struct.fieldNames()), F.col("state")
+    known = set(struct.fieldNames())
+    own = F.col("state")
     fields = [
         (own[c.name] if c.name in known else F.lit(None).cast(SQL_TYPES[c.type])).alias(c.name)
         for c in store.state_columns()

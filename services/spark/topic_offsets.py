@@ -43,7 +43,8 @@ def run_with_timeout(coroutine: Awaitable[T], kafka: KafkaSettings, timeout_ms: 
     try:
         return asyncio.run(await_within_timeout())
     except TimeoutError:
-        servers, subject = f"kafka.bootstrap_servers={kafka.bootstrap_servers}", f" about {about}" if about else ""
+        servers = f"kafka.bootstrap_servers={kafka.bootstrap_servers}"
+        subject = f" about {about}" if about else ""
         raise KafkaTimeout(f"{servers}: no answer{subject} within {timeout_ms} ms (kafka_timeout_ms)") from None
 
 

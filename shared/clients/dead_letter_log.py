@@ -125,9 +125,11 @@ class DeadLetterLog:
 
     def _parse_entry(self, record: ConsumerRecord, replayed: bool) -> Entry:
         try:
-            dead_letter, fault = self._parse(record), ""
+            dead_letter = self._parse(record)
+            fault = ""
         except DataError as e:
-            dead_letter, fault = None, str(e)
+            dead_letter = None
+            fault = str(e)
         return Entry(record.topic_partition, record.offset, record.timestamp, dead_letter, replayed, fault)
 
     def replayed(self, partition: TopicPartition, offset: int) -> bool:

@@ -33,7 +33,8 @@ def put_row(out, at, row, pieces, piece_ends, data, starts, lengths, is_sized):
         at += piece_ends[c] - piece
         piece = piece_ends[c]
         if c < columns:
-            start, length = starts[c, row], lengths[c, row]
+            start = starts[c, row]
+            length = lengths[c, row]
             if is_sized:
                 at = put_varint(out, at, zigzag(length))
             for j in range(start, start + length):
@@ -69,6 +70,7 @@ def interleaved(pieces: Sequence[bytes], columns: Sequence[PackedBytes]) -> Pack
     data, starts, lengths = kernel_texts(columns)
     count = starts.shape[1]
     out = np.empty(int(lengths.sum()) + count * sum(map(len, pieces)), np.uint8)
-    out_starts, out_lengths = np.empty(count, np.int64), np.empty(count, np.int64)
+    out_starts = np.empty(count, np.int64)
+    out_lengths = np.empty(count, np.int64)
     _put_rows(*kernel_pieces(pieces), data, starts, lengths, out, out_starts, out_lengths)
     return PackedBytes(out, out_starts, out_lengths)

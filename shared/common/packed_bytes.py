@@ -98,7 +98,8 @@ class PackedBytes(Sequence[bytes | None]):
     def __getitem__(self, index: int | slice) -> bytes | PackedBytes | None:
         if isinstance(index, slice):
             return PackedBytes(self.data, self.offsets[index], self.lengths[index])
-        at, length = int(self.offsets[index]), int(self.lengths[index])
+        at = int(self.offsets[index])
+        length = int(self.lengths[index])
         return None if length < 0 else self.data[at : at + length].tobytes()
 
     @property
@@ -115,8 +116,10 @@ class PackedBytes(Sequence[bytes | None]):
         if not len(self.lengths):
             return []
         ends = self.offsets + np.maximum(self.lengths, 0)
-        low, high = int(self.offsets.min()), int(ends.max())
-        starts, stops = (self.offsets - low).tolist(), (ends - low).tolist()
+        low = int(self.offsets.min())
+        high = int(ends.max())
+        starts = (self.offsets - low).tolist()
+        stops = (ends - low).tolist()
         if high - low > SPARSE * (self.sizes().sum() + len(self)):
             view = self.data.data[low:high]
             strings = [bytes(view[a:b]) for a, b in zip(starts, stops, strict=True)]

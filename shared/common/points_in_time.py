@@ -20,7 +20,8 @@ from typing import Literal
 from penstock.shared.common.errors import ConfigError
 
 EPOCH = datetime(1970, 1, 1)
-TIME_MS_MIN, TIME_MS_MAX = -(2**63), 2**63 - 1
+TIME_MS_MIN = -(2**63)
+TIME_MS_MAX = 2**63 - 1
 DIGITS_MAX = 40  # of a number; Python rejects very long ones
 SHOWN_MAX = 40  # characters of a number that an error shows
 

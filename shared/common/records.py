@@ -150,7 +150,8 @@ class RecordColumns(Sequence[ProducerRecord]):
     def __getitem__(self, index: slice) -> RecordColumns: ...
 
     def __getitem__(self, index: int | slice) -> ProducerRecord | RecordColumns:
-        times, headers = self.timestamps, self.headers
+        times = self.timestamps
+        headers = self.headers
         if isinstance(index, slice):
             some = None if times is None else times[index]
             own = None if headers is None else headers[index]

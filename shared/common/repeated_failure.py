@@ -46,5 +46,6 @@ class RepeatedFailure:
 
     def succeeded(self, now_ms: int) -> dict[str, int] | None:
         """Record a success. Returns the fields to log; None if the try before it did not fail."""
-        failures, self._failures = self._failures, 0
+        failures = self._failures
+        self._failures = 0
         return {"failures": failures, "for_ms": now_ms - self._since_ms} if failures else None

@@ -110,7 +110,8 @@ def hint(path: Sequence[str], known: Iterable[str], of_kafka: Collection[str] = 
     >>> hint(["group.id"], ["group_id"]), hint(["consumer", "grup_id"], ["group_id"])
     (' (use group_id)', ' (did you mean consumer.group_id?)')
     """
-    ours, known = path[-1].replace(".", "_").lower(), set(known)
+    ours = path[-1].replace(".", "_").lower()
+    known = set(known)
     if ours in known:
         return f" (use {ours})"
     if ours in of_kafka:
@@ -147,7 +148,8 @@ def unknown_variables(model: type[BaseModel], environ: Mapping[str, str]) -> lis
 
 def _names_of_others(wanted: Iterable[str]) -> set[str]:
     """Return top-level names of all commands: all of them, or those of the first commands that have all wanted ones."""
-    missing, found = set(wanted), set[str]()
+    missing = set(wanted)
+    found = set[str]()
     commands = iter(_commands())
     while missing and (command := next(commands, None)) is not None:
         found |= command.model_fields.keys()

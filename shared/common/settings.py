@@ -300,7 +300,8 @@ class _Environment(EnvSettingsSource):
 
 
 def _config_file(arguments: Sequence[str], environ: Mapping[str, str]) -> tuple[list[str], Path | None]:
-    rest, named = [], environ.get(f"{ENV_PREFIX}CONFIG")
+    rest = []
+    named = environ.get(f"{ENV_PREFIX}CONFIG")
     iterator = iter(arguments)
     for argument in iterator:
         if argument == "--config":
@@ -339,7 +340,8 @@ def _explain_setting_error(cls: type[BaseModel], error: Any) -> str:
 def _describe_setting_error(cls: type[BaseModel], error: Any) -> str:
     """The error of one setting, or of several together."""
     path = [str(part) for part in error["loc"]]
-    name, message = ".".join(path), error["msg"].removeprefix("Value error, ")
+    name = ".".join(path)
+    message = error["msg"].removeprefix("Value error, ")
     if error["type"] == "extra_forbidden":
         return f"{name}: no such setting{hint(path, siblings(cls, path), KafkaSettings.model_fields)}"
     if not name:

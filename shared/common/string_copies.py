@@ -28,7 +28,8 @@ def _copy(data, offsets, lengths, out, out_offsets):
 
 def copied(strings: PackedBytes) -> PackedBytes:
     """The same strings in a new buffer, so that the old buffer can be freed."""
-    out, offsets = np.empty(int(strings.sizes().sum()), np.uint8), np.empty(len(strings), np.int64)
+    out = np.empty(int(strings.sizes().sum()), np.uint8)
+    offsets = np.empty(len(strings), np.int64)
     _copy(*strings.arrays, out, offsets)
     return PackedBytes(out, offsets, strings.lengths)
 

@@ -49,7 +49,8 @@ def read_varint(data, at, stop):
     byte = data[at]
     if byte < 128:
         return np.int64(byte >> 1) ^ -np.int64(byte & 1), at + 1
-    value, shift = np.int64(byte & 127), 7
+    value = np.int64(byte & 127)
+    shift = 7
     while True:
         at += 1
         if at >= stop or shift > 56:

@@ -83,7 +83,8 @@ class AllowedFiles:
     def write_whole(self, setting: str, given: str, data: bytes) -> None:
         """Writes a file atomically and creates missing folders. Raises OSError as `open` does."""
         path = self._allowed_local_file(setting, given)
-        name, beside = path.below[-1], path.below[-1] + ".new"
+        name = path.below[-1]
+        beside = path.below[-1] + ".new"
         folder = _open_folder(path.folder, path.below[:-1], make=True)
         try:
             flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC

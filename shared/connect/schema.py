@@ -171,15 +171,24 @@ def _is_of_primitive_type(kind: SchemaType, value: Any) -> bool:
     return isinstance(value, str) if kind is SchemaType.STRING else isinstance(value, bytes | bytearray | memoryview)
 
 
-INT8, OPTIONAL_INT8 = Schema(SchemaType.INT8), Schema(SchemaType.INT8, optional=True)
-INT16, OPTIONAL_INT16 = Schema(SchemaType.INT16), Schema(SchemaType.INT16, optional=True)
-INT32, OPTIONAL_INT32 = Schema(SchemaType.INT32), Schema(SchemaType.INT32, optional=True)
-INT64, OPTIONAL_INT64 = Schema(SchemaType.INT64), Schema(SchemaType.INT64, optional=True)
-FLOAT32, OPTIONAL_FLOAT32 = Schema(SchemaType.FLOAT32), Schema(SchemaType.FLOAT32, optional=True)
-FLOAT64, OPTIONAL_FLOAT64 = Schema(SchemaType.FLOAT64), Schema(SchemaType.FLOAT64, optional=True)
-BOOLEAN, OPTIONAL_BOOLEAN = Schema(SchemaType.BOOLEAN), Schema(SchemaType.BOOLEAN, optional=True)
-STRING, OPTIONAL_STRING = Schema(SchemaType.STRING), Schema(SchemaType.STRING, optional=True)
-BYTES, OPTIONAL_BYTES = Schema(SchemaType.BYTES), Schema(SchemaType.BYTES, optional=True)
+INT8 = Schema(SchemaType.INT8)
+OPTIONAL_INT8 = Schema(SchemaType.INT8, optional=True)
+INT16 = Schema(SchemaType.INT16)
+OPTIONAL_INT16 = Schema(SchemaType.INT16, optional=True)
+INT32 = Schema(SchemaType.INT32)
+OPTIONAL_INT32 = Schema(SchemaType.INT32, optional=True)
+INT64 = Schema(SchemaType.INT64)
+OPTIONAL_INT64 = Schema(SchemaType.INT64, optional=True)
+FLOAT32 = Schema(SchemaType.FLOAT32)
+OPTIONAL_FLOAT32 = Schema(SchemaType.FLOAT32, optional=True)
+FLOAT64 = Schema(SchemaType.FLOAT64)
+OPTIONAL_FLOAT64 = Schema(SchemaType.FLOAT64, optional=True)
+BOOLEAN = Schema(SchemaType.BOOLEAN)
+OPTIONAL_BOOLEAN = Schema(SchemaType.BOOLEAN, optional=True)
+STRING = Schema(SchemaType.STRING)
+OPTIONAL_STRING = Schema(SchemaType.STRING, optional=True)
+BYTES = Schema(SchemaType.BYTES)
+OPTIONAL_BYTES = Schema(SchemaType.BYTES, optional=True)
 
 
 def decimal_schema(scale: int, **more: Any) -> Schema:

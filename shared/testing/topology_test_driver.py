@@ -160,7 +160,8 @@ class TopologyTestDriver:
         if not self.task.needs_commit:
             return
         commit = self.task.prepare_commit(self.clock.now_ms())
-        internal, own = set(self.topology.internal_topics()), []
+        internal = set(self.topology.internal_topics())
+        own = []
         for record in commit.outputs:
             if record.topic in internal:
                 own.append((record.topic, record.key, record.value, record.timestamp or 0, record.headers))
@@ -237,7 +238,8 @@ class TopologyTestDriver:
         task.global_tables = self.global_tables
         reader = ChangelogReader(partial(restore_changes, task), stores=self.topology.schemas())
         start = 0 if self._local is None else take_up(reader, self._local, self.topology.schemas()) or 0
-        keys, values = [key for key, _ in self.changelog[start:]], [value for _, value in self.changelog[start:]]
+        keys = [key for key, _ in self.changelog[start:]]
+        values = [value for _, value in self.changelog[start:]]
         reader.feed(np.arange(start, len(self.changelog)), keys, values)
         self.restored_entries = len(self.changelog) - start
         task.epoch = reader.next_epoch

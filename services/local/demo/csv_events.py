@@ -41,7 +41,8 @@ def topology(gap: str = DEFAULT_GAP, grace: str = DEFAULT_GRACE, suffix: str = "
     `suffix` is appended to the output topics.
     """
     builder = StreamsBuilder()
-    late, dead_letters = f"{TOPIC}-late{suffix}", f"{TOPIC}-dlq{suffix}"
+    late = f"{TOPIC}-late{suffix}"
+    dead_letters = f"{TOPIC}-dlq{suffix}"
     events = builder.stream(TOPIC, value=accepted, late=late, dead_letters=dead_letters)
     windows = events.group_by_key().session_window(parse_ms(gap), parse_ms(grace))
     windows.aggregate(RESULTS, events=Count()).on_close().to(RESULTS + suffix)
@@ -126,7 +127,8 @@ class CsvEvents:
 
     def _event_time(self, row: Row) -> int:
         """Return the row's event time. Raises BadRow, with the column, if the row cannot be an event."""
-        have, wanted = len(row.fields), len(self._columns)
+        have = len(row.fields)
+        wanted = len(self._columns)
         for at, column in ((self._key_at, self._key), (self._time_at, self._time)):
             if at >= have:
                 raise BadRow(f"column {column!r}: the row ends after {have} of {wanted} columns")

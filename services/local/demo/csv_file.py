@@ -91,7 +91,8 @@ def _no_text(path: Path, error: UnicodeDecodeError) -> str:
             except UnicodeDecodeError as e:
                 if b"\0" in line:
                     return f"{path} is not a text file (line {number} contains NUL bytes)"
-                byte, column = line[e.start], e.start + 1
+                byte = line[e.start]
+                column = e.start + 1
                 return (
                     f"{path}, line {number}: byte {column} (0x{byte:02x}) is not UTF-8; "
                     f"if the file is Latin-1, convert it: iconv -f LATIN1 -t UTF-8"

@@ -61,7 +61,8 @@ def topology(suffix: str = "") -> Topology:
     `suffix` is appended to the output topics.
     """
     builder = StreamsBuilder()
-    late, dead_letters = PLAN.late + suffix, PLAN.dead_letters + suffix
+    late = PLAN.late + suffix
+    dead_letters = PLAN.dead_letters + suffix
     departures = builder.stream(PLAN.topic, value=Departure, late=late, dead_letters=dead_letters)
     windows = departures.group_by_key().session_window(gap=timedelta(minutes=30), grace=timedelta(minutes=15))
     banks = windows.aggregate(

@@ -118,7 +118,8 @@ def _event_source(
         return FlightEvents(limit)
     if not key or not time:
         raise ConfigError("--input also needs --key COLUMN and --time COLUMN")
-    gap, grace = gap or DEFAULT_GAP, grace or DEFAULT_GRACE
+    gap = gap or DEFAULT_GAP
+    grace = grace or DEFAULT_GRACE
     return CsvEvents(file, key, time, time_format=time_format, gap=gap, grace=grace, limit=limit)
 
 
@@ -168,7 +169,8 @@ def _print_summary(console: Console, source: Events, outcome: Outcome, folder: P
 def _summary_lines(figures: dict[str, Any], source: Events, outcome: Outcome, folder: Path) -> dict[str, str]:
     """Return the summary, line by line, as rich's markup."""
     plan = source.plan
-    rejected, skipped = figures["events_refused"], figures["skipped_records"]
+    rejected = figures["events_refused"]
+    skipped = figures["skipped_records"]
     lines = {
         "events": f"{figures['events_sent']:,} sent, {figures['events_acked']:,} acknowledged by Kafka"
         + (f", [yellow]{rejected:,} rejected by the ingest[/yellow]" if rejected else "")

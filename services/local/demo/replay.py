@@ -84,7 +84,8 @@ class Replay:
         counts = self.counts
         try:
             body = answer.json()
-            stored, errors = int(body["stored"]), list(body.get("errors", ()))
+            stored = int(body["stored"])
+            errors = list(body.get("errors", ()))
         except (ValueError, KeyError, TypeError):
             raise IngestRejected(f"{self._url} answered {answer.status_code}: {answer.text[:500]}") from None
         if unknown := int(body.get("unknown", 0)):

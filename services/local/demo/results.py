@@ -35,7 +35,8 @@ async def published_sessions(kafka: KafkaSettings, topic: str, partitions: int, 
     """Read a results topic to its end. Keeps the `most` longest sessions."""
     at = [TopicPartition(topic, p) for p in range(partitions)]
     heap: list[tuple[int, int, dict[str, Any]]] = []
-    seen, last = 0, {}
+    seen = 0
+    last = {}
     async with Consumer(kafka, SETTINGS) as consumer:
         consumer.assign(at)
         ends = await consumer.end_offsets(at)

@@ -221,8 +221,10 @@ class Scenario:
         aggregator.spec = specs.aggregator(plan, self._kafka.bootstrap_servers, self._lake, compacts=not self._is_short)
         await aggregator.start()
         await self._wait_until("the restore", lambda: self._are_all_tasks_in_state("running"))
-        outcome, self._outcome.restores = self._outcome, self._tasks
-        windows, changes = counted(outcome.restored("windows"), "window"), outcome.restored("changelog_windows")
+        outcome = self._outcome
+        self._outcome.restores = self._tasks
+        windows = counted(outcome.restored("windows"), "window")
+        changes = outcome.restored("changelog_windows")
         step(
             f"restored in {outcome.restore_ms:,} ms: {windows} from Delta, "
             f"then {counted(changes, 'change')} from the changelog's end"
@@ -304,7 +306,9 @@ class Scenario:
         self._last_totals = totals
         figures = self._display.figures
         closed, late, dead = (self._totals_before[n] + totals[n] for n in COUNTED)
-        figures.closed, figures.late, figures.dead_letters = closed, late, dead
+        figures.closed = closed
+        figures.late = late
+        figures.dead_letters = dead
 
     def _processed_records(self) -> int:
         """Source records that the tasks processed. Offsets have no gaps, since ingest writes without transactions."""

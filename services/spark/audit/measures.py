@@ -209,7 +209,8 @@ def contradictions(all_measures: list[Measure]) -> SparkColumn:
     for measure in all_measures:
         if not measure.shown:
             continue
-        a, b = F.col(measure.name), F.col(f"found_{measure.name}")
+        a = F.col(measure.name)
+        b = F.col(f"found_{measure.name}")
         if measure.is_sketch:
             differences.append(_sketches_differ(measure.label, a, b))
             continue

@@ -35,9 +35,11 @@ def print_report(report: AuditReport, *, as_json: bool, console: Console | None 
         f"+ {report.late} late + {report.dead_letters} dead letters + {report.skipped} skipped (without a key) "
         f"+ {report.uncovered} not covered yet" + f" + {report.left_out} left out" * bool(report.left_out)
     )
-    windows, split = ("sessions", f", of which {report.split_sessions} were split")
+    windows = "sessions"
+    split = f", of which {report.split_sessions} were split"
     if report.kind != "session":
-        windows, split = f"{report.kind} windows", ""
+        windows = f"{report.kind} windows"
+        split = ""
     console.print(
         f"{report.windows_closed} closed and {report.windows_open} open {windows}; "
         f"Spark computes {report.spark_windows}{split}"

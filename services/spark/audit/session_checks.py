@@ -106,7 +106,8 @@ def sessions_after_deleted_records(
     Records up to `deleted_until` may have been deleted. A computed session that begins within the gap of that
     time may hold some of them. It is left out, with the records and sessions up to one gap after its end.
     """
-    gap, deleted_until = inputs.store.gap_ms, inputs.deleted_until()
+    gap = inputs.store.gap_ms
+    deleted_until = inputs.deleted_until()
     near = computed.filter(F.col("start_ms") <= deleted_until + gap)
     ends = near.groupBy(*KEY).agg(F.max("end_ms").alias("_end"))
 

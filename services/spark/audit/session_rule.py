@@ -44,9 +44,12 @@ class OpenSessions:
             yield from self.close(bisect_left(self._ends, close))
         first = bisect_left(self._ends, time - self._gap_ms)
         last = bisect_right(self._starts, time + self._gap_ms, first)
-        start, end, members = time, time, [offset]
+        start = time
+        end = time
+        members = [offset]
         if first < last:
-            start, end = min(time, self._starts[first]), max(time, self._ends[last - 1])
+            start = min(time, self._starts[first])
+            end = max(time, self._ends[last - 1])
             lists = sorted(self._members[first:last], key=len)
             members = lists.pop()
             members.append(offset)
@@ -55,7 +58,9 @@ class OpenSessions:
         if end < close:
             yield offset, None, None
             return
-        self._starts[first:last], self._ends[first:last], self._members[first:last] = [start], [end], [members]
+        self._starts[first:last] = [start]
+        self._ends[first:last] = [end]
+        self._members[first:last] = [members]
 
     def close(self, count: int | None = None) -> Iterator[Assigned]:
         """Yield the records of the first `count` sessions (default: all) and remove these sessions."""
@@ -70,7 +75,8 @@ def assign(records: Iterable[tuple[int, int, int]], gap_ms: int) -> list[Assigne
 
     `records` are (offset, time, close time on arrival) in the order of arrival.
     """
-    sessions, assigned = OpenSessions(gap_ms), list[Assigned]()
+    sessions = OpenSessions(gap_ms)
+    assigned = list[Assigned]()
     for record in records:
         assigned.extend(sessions.take(*record))
     return sorted([*assigned, *sessions.close()], key=lambda one: one[0])
@@ -84,13 +90,15 @@ def replay(gap_ms: int) -> Callable[[Iterator[Any]], Iterator[Any]]:
     """
 
     def replay_batches(batches: Iterator[Any]) -> Iterator[Any]:
-        key, sessions = None, OpenSessions(gap_ms)
+        key = None
+        sessions = OpenSessions(gap_ms)
         for batch in batches:
             assigned = list[tuple[Any, ...]]()
             for partition, name, *record in zip(*(column.to_pylist() for column in batch.columns), strict=True):
                 if (partition, name) != key:
                     assigned += _rows_of_key(key, sessions.close())
-                    key, sessions = (partition, name), OpenSessions(gap_ms)
+                    key = (partition, name)
+                    sessions = OpenSessions(gap_ms)
                 assigned += _rows_of_key(key, sessions.take(*record))
             yield _record_batch(assigned)
         yield _record_batch(_rows_of_key(key, sessions.close()))

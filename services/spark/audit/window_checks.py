@@ -55,7 +55,8 @@ class Members(NamedTuple):
 
 def compare_windows(inputs: Inputs) -> Compared:
     """Runs all checks of windows that do not merge. The result is lazy, except for materialized parts."""
-    store, deleted_until = inputs.store, inputs.deleted_until()
+    store = inputs.store
+    deleted_until = inputs.deleted_until()
     numbers = measures(store)
     labelled = materialized(label(inputs))
     keyed = labelled.filter(F.col("outcome").isin(ACCEPTED, LATE))
@@ -78,7 +79,8 @@ def compare_windows(inputs: Inputs) -> Compared:
         labelled = materialized(
             labelled.withColumn("outcome", F.when(is_left_out, LEFT_OUT).otherwise(F.col("outcome")))
         )
-    expected, stream = materialized(expected), materialized(stream)
+    expected = materialized(expected)
+    stream = materialized(stream)
     found = [unknown_coordinates(inputs), repeated_coordinates(labelled, inputs.exactly_once)]
     contents = windows(expected, stream, numbers)
     if store.kind != "sliding":
@@ -111,7 +113,8 @@ def fixed(keyed: DataFrame, store: StoreSchema) -> Members:
 
 def sliding(keyed: DataFrame, store: StoreSchema) -> Members:
     """Returns the members of sliding windows, for keys without a record below the close time. Bounds are inclusive."""
-    reach, time = store.size_ms, F.col("timestamp_ms")
+    reach = store.size_ms
+    time = F.col("timestamp_ms")
     below = keyed.filter(time < F.col("close_ms"))
     left_out = materialized(below.select(*KEY).distinct())
     records = keyed.filter(F.col("outcome") == ACCEPTED).join(left_out, list(KEY), "left_anti")

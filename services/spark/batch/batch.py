@@ -94,7 +94,9 @@ class Batch:
 
     def __init__(self, spark: SparkSession, settings: BatchSettings, log: Log) -> None:
         """Raises ConfigError if a partition needs other topics' records, or if a name is invalid in the lake."""
-        self.spark, self.settings, self.log = spark, settings, log
+        self.spark = spark
+        self.settings = settings
+        self.log = log
         self.streams = settings.streams()
         self.maintenance = TableMaintenance(settings, log)
         """The table maintenance of the last compaction."""
@@ -162,7 +164,8 @@ class Batch:
         settings = self.settings if with_hook else self.settings.model_copy(update={"after": None})
         while True:
             job = Compaction(self.spark, settings, self.log)
-            report, self.maintenance = job.run(), job.maintenance
+            report = job.run()
+            self.maintenance = job.maintenance
             if not report.remaining_records:
                 return report
 
@@ -188,7 +191,9 @@ class Batch:
 
     def _start_offsets(self, held: TopicOffsets, text: str) -> dict[int, int]:
         """Returns `live_from` as an offset of each partition of a topic. Raises ConfigError if the topic lacks one."""
-        topic, earliest, latest = held.topic, held.earliest, held.latest
+        topic = held.topic
+        earliest = held.earliest
+        latest = held.latest
         if text in ("earliest", "latest"):
             return dict(earliest if text == "earliest" else latest)
         if not EXPLICIT_OFFSETS.fullmatch(text):
@@ -225,7 +230,8 @@ class Batch:
     def _run_files(
         self, prepared: Prepared, held: Held, known: Mapping[int, Progress], live_from: Offsets
     ) -> list[TaskResult]:
-        settings, sources = self.settings, self.topology.source_topics()
+        settings = self.settings
+        sources = self.topology.source_topics()
         topic = settings.topic or (sources[0] if len(sources) == 1 else "")
         if topic not in sources:
             raise ConfigError(

@@ -189,7 +189,9 @@ class PartitionBatch:
     """One partition's task from its takeover to its last commit."""
 
     def __init__(self, options: TaskOptions, partition: int) -> None:
-        self._options, self._streams, self._partition = options, options.streams, partition
+        self._options = options
+        self._streams = options.streams
+        self._partition = partition
         topology = load_topology(options.topology, options.topology_options, options.folder)
         self._topology = topology.of_application(self._streams.application_id)
         self._registry = CollectorRegistry()
@@ -253,7 +255,8 @@ class PartitionBatch:
                     before_end = columns[: int(np.searchsorted(columns.offsets, ends[at.topic]))]
                     inputs.add(before_end)
                     self._count_records(before_end)
-                before, now_ms = left, SYSTEM_CLOCK.monotonic_ms()
+                before = left
+                now_ms = SYSTEM_CLOCK.monotonic_ms()
                 left = {topic: ends[topic] - _source_position(consumer, at, task) for topic, at in partitions.items()}
                 inputs.process(SYSTEM_CLOCK.now_ms(), {topic: max(0, lag) for topic, lag in left.items()})
                 if left != before:
@@ -271,7 +274,8 @@ class PartitionBatch:
 
     async def read_rows(self, source: FileInput, batches: Iterator[Any]) -> None:
         """Process rows, from the first that no commit has, and commit. The last commit has the offsets `live_from`."""
-        task, reached = self._task, rows_reached(self._task, source)
+        task = self._task
+        reached = rows_reached(self._task, source)
         if reached is None:
             return
         self._maker.start(task, {})
@@ -300,7 +304,8 @@ class PartitionBatch:
 
     async def _commit_rows(self, reached: BatchInput, live_from: Mapping[str, int] | None = None) -> None:
         """Commit without source offsets, as rows have none, or with those at which the live instance begins."""
-        task, rows = self._task, self._task.sources
+        task = self._task
+        rows = self._task.sources
         task.input, task.sources, task.needs_commit = reached, dict(live_from or {}), True
         await self._commit_task()
         if live_from is None:
@@ -332,7 +337,8 @@ class PartitionBatch:
 
     async def _wait_until_commit_stable(self) -> None:
         """Wait until readers of the changelog see the last commit: its markers are written after the response."""
-        at, deadline_ms = self._changelog.topic_partition, SYSTEM_CLOCK.monotonic_ms() + STABLE_MS_MAX
+        at = self._changelog.topic_partition
+        deadline_ms = SYSTEM_CLOCK.monotonic_ms() + STABLE_MS_MAX
         if self._committed < 0:
             return
         async with changelog_consumer(self._options.kafka) as consumer:
@@ -381,7 +387,8 @@ def rows_reached(task: StreamTask, source: FileInput) -> int | None:
 
     Raises ConfigError if the state was made from another input.
     """
-    found, where = task.input, f"{task.application}, partition {task.partition}"
+    found = task.input
+    where = f"{task.application}, partition {task.partition}"
     if not isinstance(found, BatchInput):
         if task.sources:
             raise ConfigError(f"files: {where} has state already: history from files is an application's first batch")

@@ -97,7 +97,8 @@ class FileRows(NamedTuple):
 
         A text column in which Spark finds times or numbers is converted to these.
         """
-        column, kind = self.column(name), self.columns[name].dataType
+        column = self.column(name)
+        kind = self.columns[name].dataType
         found = kind if self.found is None else self.found[name].dataType
         if found == kind:
             return kind, column
@@ -209,7 +210,8 @@ def _read_json_files(spark: SparkSession, settings: BatchSettings) -> FileRows:
 
     A column that comes from a folder's name is the unchanged text in that name, as no line has it.
     """
-    options, files = settings.reader_options, settings.files_read
+    options = settings.reader_options
+    files = settings.files_read
     named = {settings.key_column, settings.value_column}
     if options:
         schema = spark.read.options(**options).json(files).schema
@@ -283,12 +285,14 @@ def nanoseconds(spark: SparkSession, settings: BatchSettings, options: Mapping[s
     another column.
     """
     remedy = "write them in microseconds (pandas: coerce_timestamps='us')"
-    java, conf = jvm(spark), spark._jsparkSession.sessionState().newHadoopConf()
+    java = jvm(spark)
+    conf = spark._jsparkSession.sessionState().newHadoopConf()
     seen: dict[str, tuple[str | None, str]] = {}
     for path in sorted(row.path for row in _list_files(spark, settings, options).select("path").collect()):
         footer = java.org.apache.parquet.hadoop.ParquetFileReader.readFooter(conf, java.org.apache.hadoop.fs.Path(path))
         for field in footer.getFileMetaData().getSchema().getFields():
-            name, is_nanoseconds = str(field.getName()), NANOSECONDS in str(field.toString())
+            name = str(field.getName())
+            is_nanoseconds = NANOSECONDS in str(field.toString())
             if is_nanoseconds and not field.isPrimitive():
                 raise ConfigError(f"column {name} in {path} has times in nanoseconds within it: {remedy}")
             is_utc = is_nanoseconds and field.getLogicalTypeAnnotation().isAdjustedToUTC()
@@ -320,7 +324,8 @@ def require_one_header(spark: SparkSession, settings: BatchSettings, options: di
     for row in heads.groupBy("head").agg(F.min("path").alias("path")).orderBy("path").collect():
         columns = reader.csv(spark.sparkContext.parallelize([row.head], 1)).columns
         if first is None:
-            first, wanted = row, columns
+            first = row
+            wanted = columns
         elif columns != wanted:
             raise ConfigError(
                 f"{first.path} has the columns {', '.join(wanted)} and {row.path} has {', '.join(columns)}: CSV files "
@@ -397,7 +402,8 @@ def _type_alters_text(field: StructField, *, exactly: bool) -> SparkColumn:
 
     For fractions only the number has to be the same, unless `exactly` is set.
     """
-    written, kind = F.col(quoted(field.name)).cast("string"), field.dataType
+    written = F.col(quoted(field.name)).cast("string")
+    kind = field.dataType
     if exactly or not isinstance(kind, FractionalType) or isinstance(kind, DecimalType):
         return ~written.eqNullSafe(written.try_cast(kind).cast("string"))
     is_other = ~written.rlike(JSON_NUMBER) | written.rlike(LONG_WHOLE)

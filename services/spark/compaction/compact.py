@@ -114,7 +114,9 @@ class Compaction:
     """One compaction of one application on a Spark session. Call `run()` once."""
 
     def __init__(self, spark: SparkSession, settings: MaintenanceSettings, log: Log) -> None:
-        self.spark, self.settings, self.log = spark, settings, log
+        self.spark = spark
+        self.settings = settings
+        self.log = log
         self.options = settings.storage_options
         self.job = uuid.uuid4().hex
         self.maintenance = TableMaintenance(settings, log)
@@ -196,7 +198,8 @@ class Compaction:
 
         Raises ChangelogHole if the changelog no longer has, or does not have yet, that offset.
         """
-        newest, earliest = (rows[0] if rows else None), offsets.earliest[partition]
+        newest = rows[0] if rows else None
+        earliest = offsets.earliest[partition]
         table_positions = {table: of[partition] for table, of in positions.items() if partition in of}
         behind = lagging(newest, table_positions)
         if not behind:
@@ -229,7 +232,8 @@ class Compaction:
         if not wanted:
             return self._report_nothing_new(plan)
         self.log(f"reading {sum(one.end - one.first for one in wanted)} changelog records")
-        settings, offsets = self.settings, plan.offsets
+        settings = self.settings
+        offsets = plan.offsets
         options = FoldOptions(
             kafka=settings.kafka,
             topic=offsets.topic,
@@ -328,7 +332,8 @@ class Compaction:
     # --- after the commit ---
 
     def _maintain_tables(self, plan: Plan, report: CompactionReport) -> CompactionReport:
-        attempt, settings = self.maintenance.attempt, self.settings
+        attempt = self.maintenance.attempt
+        settings = self.settings
         if report.state_version != plan.state_version:
             rewritten = attempt("the rewrite of `state`", lambda: self._rewrite_crowded_partitions(plan), 0)
             report = report._replace(rewritten_partitions=rewritten)
@@ -391,7 +396,8 @@ class Compaction:
 
         Partitions of which a table lacked rows keep theirs until the next compaction.
         """
-        offsets, topic = plan.offsets, plan.offsets.topic
+        offsets = plan.offsets
+        topic = plan.offsets.topic
         lagging = {one.partition for one in plan.ranges if one.lagging}
         before = {
             TopicPartition(topic, p): int(row["changelog_offset"])
@@ -465,7 +471,8 @@ def bounded_ranges(
     1, 4 and 5 records.
     """
     left = {p: offsets.latest[p] - start for p, (start, _) in begins.items()}
-    share, remaining = dict.fromkeys(left, 0), records_max
+    share = dict.fromkeys(left, 0)
+    remaining = records_max
     for nth, p in enumerate(sorted(left, key=lambda p: left[p])):  # small partitions leave room for large ones
         share[p] = min(left[p], max(remaining // (len(left) - nth), 1))
         remaining -= share[p]

@@ -57,7 +57,8 @@ class Files:
         if "://" not in uri:
             Path(uri).mkdir(parents=True, exist_ok=True)
         self._files = pafs.PyFileSystem(DeltaStorageHandler(uri, dict(options)))
-        self._uri, self._indexed = uri, indexed
+        self._uri = uri
+        self._indexed = indexed
 
     def write(self, batches: Sequence[pa.RecordBatch], partition: int | None = None) -> DataFile:
         """Write one file. `partition` is the value of the column `partition` if the table is partitioned by it.
@@ -93,7 +94,9 @@ def stats_of(table: pa.Table, indexed: Iterable[str]) -> str:
     >>> stats_of(pa.table({"a": [2, 1], "b": ["x", "y"]}), ["a"])
     '{"numRecords": 2, "minValues": {"a": 1}, "maxValues": {"a": 2}, "nullCount": {"a": 0}}'
     """
-    least, most, nulls = dict[str, Any](), dict[str, Any](), dict[str, int]()
+    least = dict[str, Any]()
+    most = dict[str, Any]()
+    nulls = dict[str, int]()
     for name in indexed:
         if name not in table.column_names:
             continue

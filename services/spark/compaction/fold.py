@@ -161,7 +161,8 @@ def fold(options: FoldOptions) -> Callable[[bytes], Iterator[bytes]]:
 
 async def fold_ranges(options: FoldOptions, ranges: Sequence[ChangelogRange]) -> FoldResult:
     """Read ranges and write their files. Raises KafkaTimeout, OffsetOutOfRange, CorruptRecord or LakeUnavailable."""
-    results, appended = [], defaultdict[str, list[pa.RecordBatch]](list)
+    results = []
+    appended = defaultdict[str, list[pa.RecordBatch]](list)
     for of in ranges:
         # Each range has its own consumer: a consumer that changes its partition waits for its last fetch from the node.
         async with changelog_consumer(options.kafka) as consumer:
@@ -193,11 +194,13 @@ def write_files(
 
 def sortable_chunks(batches: Sequence[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
     """Yields lists of batches of about SORT_BYTES each, because Arrow cannot sort a column of more than 2 GiB."""
-    part, size = list[pa.RecordBatch](), 0
+    part = list[pa.RecordBatch]()
+    size = 0
     for batch in batches:
         if part and size + batch.nbytes > SORT_BYTES:
             yield part
-            part, size = [], 0
+            part = []
+            size = 0
         part.append(batch)
         size += batch.nbytes
     if part:
@@ -208,7 +211,8 @@ class PartitionFold:
     """The entries of one partition's range, collected as they are read."""
 
     def __init__(self, topic: str, of: ChangelogRange) -> None:
-        self.topic, self.range = topic, of
+        self.topic = topic
+        self.range = of
         progress = None if of.progress is None else decode_progress(of.progress.encode())
         self.reader = ChangelogReader(self._add_confirmed, epoch=of.epoch, progress=progress)
         self.parts: list[Confirmed] = []
@@ -273,7 +277,8 @@ class PartitionFold:
         A range that does not reach the changelog's end is always written, and so is one with which tables catch up:
         the next compaction begins after it.
         """
-        newest, of = self.range.newest, self.range
+        newest = self.range.newest
+        of = self.range
         if newest is None or self.reader.entries_applied or commit.epoch != newest["epoch"]:
             return True
         if of.end < of.latest or self.covered_offset < of.covered:
@@ -392,7 +397,8 @@ class PartitionFold:
         }
 
     def _late_rows(self, part: Confirmed, store: StoreSchema) -> dict[str, Any]:
-        states, missed = _state_column(part, store, part.states.lengths >= 0), part.missed
+        states = _state_column(part, store, part.states.lengths >= 0)
+        missed = part.missed
         starts = np.frombuffer(binary_array(missed).buffers()[2] or b"", ">i8").astype(np.int64)
         ends = np.zeros(len(part) + 1, np.int32)
         np.cumsum(missed.lengths // fmt.START.size, out=ends[1:])
@@ -413,16 +419,19 @@ async def read_range(consumer: Consumer, options: FoldOptions, of: ChangelogRang
     KafkaTimeout if the position does not change for `idle_ms_max`, OffsetOutOfRange if the range's first record was
     deleted.
     """
-    folded, at = PartitionFold(options.topic, of), TopicPartition(options.topic, of.partition)
+    folded = PartitionFold(options.topic, of)
+    at = TopicPartition(options.topic, of.partition)
     consumer.assign([at])
     consumer.seek(at, of.first)
     loop = asyncio.get_running_loop()
-    position, moved = of.first, loop.time()
+    position = of.first
+    moved = loop.time()
     while position < of.end or (position < of.latest and folded.commit is None):
         end = of.end if position < of.end else min(of.latest, position + of.end - of.first)
         for columns in (await consumer.poll(POLL_MS, min(POLL_RECORDS, end - position))).values():
             folded.feed(columns.offsets, columns.keys, columns.values)
-        before, position = position, await consumer.position(at)
+        before = position
+        position = await consumer.position(at)
         if position > before:
             moved = loop.time()
         elif (loop.time() - moved) * 1000 > options.idle_ms_max:

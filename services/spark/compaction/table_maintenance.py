@@ -55,7 +55,8 @@ class TableMaintenance:
     """The steps after one compaction; `failed` has each step that failed, with its error."""
 
     def __init__(self, settings: MaintenanceSettings, log: Callable[[str], object]) -> None:
-        self.settings, self.log = settings, log
+        self.settings = settings
+        self.log = log
         self.failed: list[tuple[str, PenstockError]] = []
 
     def __repr__(self) -> str:
@@ -89,7 +90,8 @@ class TableMaintenance:
         `others` are the paths of the `closed` and `late` tables. Returns the report's fields.
         """
         settings = self.settings
-        hours, appends_max = settings.retention_hours, settings.optimize_files_max
+        hours = settings.retention_hours
+        appends_max = settings.optimize_files_max
         self.attempt("the deletion of old closed windows", lambda: self._delete_expired_windows(state, others), None)
         optimized, vacuumed = 0, False
         if appends_max:
@@ -108,7 +110,8 @@ class TableMaintenance:
         return delta_tables.open_table(path, self.settings.storage_options)
 
     def _is_vacuum_due(self, state: str) -> bool:
-        table, every = self._open_table(state), self.settings.vacuum_every
+        table = self._open_table(state)
+        every = self.settings.vacuum_every
         return table is not None and is_vacuum_due(
             delta_writer.history(table, 2 * every + EXTRA_HISTORY_VERSIONS), every
         )
@@ -130,7 +133,8 @@ class TableMaintenance:
 
     def _delete_expired_windows(self, state: str, others: Mapping[str, str]) -> None:
         """Delete closed windows that end before the limit in `state`, and late records one retention period later."""
-        days, table = self.settings.closed_retention_days, self._open_table(state)
+        days = self.settings.closed_retention_days
+        table = self._open_table(state)
         if days is None or table is None:
             return
         limit_ms = max((of[0]["expired_ms"] for of in delta_writer.progress_rows(table).values()), default=-1)
@@ -188,7 +192,8 @@ def optimize(table: DeltaTable, kind: str, options: Mapping[str, str] | None = N
     The rows of each new file are ordered by time, and files that are neighbours in time are merged. So readers still
     skip files and row groups by time. Raises CompactionConflict or LakeUnavailable.
     """
-    time_column, schema = TIMES[kind], pa.schema(table.schema().to_arrow())
+    time_column = TIMES[kind]
+    schema = pa.schema(table.schema().to_arrow())
     files = Files(table.table_uri, options or {}, INDEXED[kind])
     now_ms = int(time.time() * 1000)
     added = list[DataFile]()
@@ -205,12 +210,14 @@ def optimize(table: DeltaTable, kind: str, options: Mapping[str, str] | None = N
 
 def _group_small_files(files: list[dict[str, Any]], least: str) -> Iterator[list[dict[str, Any]]]:
     """Yield the groups of files to merge: neighbours in time, two or more, together at most FILE_BYTES."""
-    group, size = list[dict[str, Any]](), 0
+    group = list[dict[str, Any]]()
+    size = 0
     small = [file for file in files if file["size_bytes"] <= FILE_BYTES / 2]
     for file in sorted(small, key=lambda file: (file.get(least) is not None, file.get(least), file["path"])):
         if size + file["size_bytes"] > FILE_BYTES:
             yield group
-            group, size = [], 0
+            group = []
+            size = 0
         group.append(file)
         size += file["size_bytes"]
     if len(group) > 1:

@@ -207,7 +207,8 @@ class Connection:
     async def close(self) -> None:
         """Close the sockets; requests in flight end in BrokerNotAvailable."""
         # First without a client: a call that runs meanwhile must not open a socket again.
-        client, self._client = self._client, None
+        client = self._client
+        self._client = None
         if client is not None:
             await client.close()
 

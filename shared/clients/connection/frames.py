@@ -37,7 +37,8 @@ class Frames(asyncio.BufferedProtocol):
         self._at += nbytes
         if self._at < len(self._view):
             return
-        frame, self._at = self._frame, 0
+        frame = self._frame
+        self._at = 0
         # The buffer that is full held the length: read the response into a buffer of that length.
         if frame is None:
             size = int.from_bytes(self._size, "big", signed=True)

@@ -18,7 +18,8 @@ from aiokafka.protocol.types import (
 from penstock.shared.common.errors import UnsupportedVersion
 from penstock.shared.common.records import TopicPartition
 
-TEXT, TEXT_FLEX = String("utf-8"), CompactString("utf-8")
+TEXT = String("utf-8")
+TEXT_FLEX = CompactString("utf-8")
 TAGS = ("tags", TaggedFields)
 
 
@@ -76,7 +77,8 @@ class Api:
         self.key = key
         self.version = version
         if flexible:
-            request, response = (*request, TAGS), (*response, TAGS)
+            request = (*request, TAGS)
+            response = (*response, TAGS)
         common = {"API_KEY": key, "API_VERSION": version}
         answer = type(f"{name}Response", (Response,), {**common, "SCHEMA": Schema(*response)})
         self.flexible = flexible

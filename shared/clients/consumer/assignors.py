@@ -92,7 +92,8 @@ class RoundRobinAssignor(Assignor):
 
     def assign(self, partitions: Mapping[str, int], members: Mapping[str, GroupMember]) -> Assigned:
         assigned: Assigned = {member_id: [] for member_id in members}
-        order, at = in_order(members), 0
+        order = in_order(members)
+        at = 0
         for topic in sorted(_subscribers_by_topic(partitions, members)):
             for partition in range(partitions[topic]):
                 while topic not in members[order[at % len(order)]].subscription.topics:
@@ -139,7 +140,8 @@ class CooperativeStickyAssignor(Assignor):
             member_id: (one.subscription.owned, _subscription_generation(one.subscription))
             for member_id, one in members.items()
         }
-        subscribers, order = _subscribers_by_topic(partitions, members), in_order(members)
+        subscribers = _subscribers_by_topic(partitions, members)
+        order = in_order(members)
         assigned = assign_sticky(partitions, subscribers, order, claims, self.preferred(members))
         holders: dict[TopicPartition, set[str]] = {}
         for member_id, (owned, _) in claims.items():

@@ -38,7 +38,8 @@ def encode_finished(offset: int, finished: Sequence[tuple[int, int]]) -> str:
     """Finished ranges (first, last), ascending from `offset`, as commit metadata: runs or a bitmap, the shorter one."""
     if not finished:
         return ""
-    runs, at = bytearray(_encode_varint(offset)), offset
+    runs = bytearray(_encode_varint(offset))
+    at = offset
     finished = _join_adjacent_ranges(finished)
     for first, last in finished:
         runs += _encode_varint(first - at) + _encode_varint(last - first)

@@ -192,7 +192,8 @@ class OffsetCommits:
             if task is not None:
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
-        waiting, self._waiting = self._waiting, []
+        waiting = self._waiting
+        self._waiting = []
         for entry in waiting:
             self._call_commit_callback(
                 entry, CommitFailed(f"{self._describe_member(self._member())}: closed before the commit succeeded")
@@ -318,7 +319,8 @@ class OffsetCommits:
     ) -> PenstockError | None:
         """Give up the offsets that are not retried. Returns the error for which the rest is retried."""
         self._metrics.commit_failed()
-        now_ms, again = self._clock.monotonic_ms(), None
+        now_ms = self._clock.monotonic_ms()
+        again = None
         for tp, error in rejected.items():
             log.warning("commit rejected", **self._log_fields(), error=type(error).__name__, reason=str(error))
             since_ms = self._rejected_since.setdefault(tp, now_ms)

@@ -270,7 +270,8 @@ class Consumer(Generic[K, V]):
         self._subscription.wake_poll()
 
     def _raise_wakeup(self) -> None:
-        woken, self._is_woken = self._is_woken, False
+        woken = self._is_woken
+        self._is_woken = False
         if woken:
             raise Wakeup(f"client {self._subscription.client_id}: wakeup was called")
 
@@ -293,7 +294,8 @@ class Consumer(Generic[K, V]):
             self._yielded_ms = now_ms
             await asyncio.sleep(0)
             self._check_reading("the next record")  # a close may have begun meanwhile
-        positions, unread = self._positions, self._positions.unread
+        positions = self._positions
+        unread = self._positions.unread
         positions.processed()
         self._subscription.polled(now_ms)
         while self._subscription.is_listener_due or (found := unread.next(self._subscription.paused())) is None:
@@ -581,7 +583,8 @@ class Consumer(Generic[K, V]):
             self._positions.sought(tp, await self.position(tp))
 
     async def _commit_as_configured(self) -> None:
-        strategy, positions = self._settings.commit_strategy, self._membership.positions
+        strategy = self._settings.commit_strategy
+        positions = self._membership.positions
         if strategy == "none":
             return
         owned = self._subscription.owned
@@ -639,7 +642,8 @@ class Consumer(Generic[K, V]):
         if not isinstance(error, NoOffsetForPartition | OffsetOutOfRange):
             return type(error)(f"{self._client_and_group()}: Fetch: {error}")
         unpositioned = sorted(self._subscription.assignment())
-        first, end = await self.beginning_offsets(unpositioned), await self.end_offsets(unpositioned)
+        first = await self.beginning_offsets(unpositioned)
+        end = await self.end_offsets(unpositioned)
         held = ", ".join(f"{tp} holds {first[tp]} to {end[tp]}" for tp in unpositioned)
         return type(error)(f"{self._client_and_group()}: {error} (auto_offset_reset=none; {held})")
 

@@ -291,7 +291,8 @@ class ConsumerCoordinator:
 
     def _watch_loop(self, due_ms: float) -> None:
         """Log code that does not await, since it delays heartbeats too, before the group removes the member."""
-        config, now_ms = self.state.config, self._clock.monotonic_ms()
+        config = self.state.config
+        now_ms = self._clock.monotonic_ms()
         if (late_ms := now_ms - due_ms) > config.session_timeout_ms / 2:
             self.gone_because = f"the event loop was held up for {late_ms:.0f} ms, in which no heartbeat was sent"
             log.error(self.gone_because, **self._requests.fields())

@@ -117,15 +117,18 @@ def shortened(record: ProducerRecord) -> ProducerRecord | None:
     Returns None if it cannot be cut further, or is no dead letter. Original headers are removed,
     and the key is cut, if they take over half of the room. The value is cut if it does not fit.
     """
-    cut, headers = {}, record.headers
+    cut = {}
+    headers = record.headers
     if headers and headers[-1][0] == CUT:
         cut = dict(part.split("=") for part in (headers[-1][1] or b"").decode().split(","))
         headers = headers[:-1]
     ours = len(HEADERS) + (1 if headers and headers[-1][0] == CHANGELOG_ID else 0)
-    own, original = headers[-ours:], headers[:-ours]
+    own = headers[-ours:]
+    original = headers[:-ours]
     if tuple(name for name, _ in own[: len(HEADERS)]) != HEADERS:
         return None
-    key, value = record.key or b"", record.value or b""
+    key = record.key or b""
+    value = record.value or b""
     size = len(key) + len(value) + _headers_bytes(headers)
     free_bytes = next((most for most in SHORTENED_BYTES if most < size), 0) - _headers_bytes(own)
     if free_bytes <= 0:
@@ -160,7 +163,8 @@ def parse_dead_letter(record: ConsumerRecord) -> DeadLetter:
     missing = [name for name in HEADERS if name not in indexes]
     node = next((value for name, value in record.headers if name == NODE), None)
     if missing and node is not None:
-        where, name = f"{record.topic_partition}@{record.offset}", node.decode(errors="replace")
+        where = f"{record.topic_partition}@{record.offset}"
+        name = node.decode(errors="replace")
         raise DataError(f"{where} is what node {name!r} could not take behind a store: no source record to send again")
     if missing:
         raise DataError(f"{record.topic_partition}@{record.offset} is no dead letter: without {', '.join(missing)}")

@@ -35,7 +35,8 @@ partition is buffered. It can be requested only after this request is answered."
 FETCHES_AHEAD = 2
 """A partition is not fetched while it has buffered this many times `max_partition_fetch_bytes`. One completed fetch is
 processed while the next one is ready."""
-EARLIEST, LATEST = ResetPolicy("earliest"), ResetPolicy("latest")
+EARLIEST = ResetPolicy("earliest")
+LATEST = ResetPolicy("latest")
 TAKEN_BYTES = 1024 * 1024
 """A poll adds no further partition's records after this many bytes: data that fits into a processor's cache is
 processed faster."""
@@ -140,7 +141,9 @@ class PartitionState:
 
         If `position` is None, `reset` is the policy that finds it, or None for the group's committed offset.
         """
-        self.position, self.reset, self.position_epoch = position, reset, epoch
+        self.position = position
+        self.reset = reset
+        self.position_epoch = epoch
         self.left: tuple[int | None, str] = None, ""  # the position that a reset replaces, and its reason
         self.error: PenstockError | None = None
         self.retry_ms, self.failures = 0.0, 0
@@ -188,7 +191,8 @@ class Fetcher:
     def assign(self, partitions: Iterable[TopicPartition], kept: Iterable[TopicPartition] = ()) -> None:
         """Read these partitions. Those among `kept` that are already read keep position, buffer and pause."""
         stay = set(kept)
-        old, self._partitions = self._partitions, {}
+        old = self._partitions
+        self._partitions = {}
         for tp in partitions:
             self._partitions[tp] = old[tp] if tp in stay and tp in old else PartitionState()
         self._ready = {tp: None for tp in self._ready if self._partitions.get(tp) is old[tp]}
@@ -250,7 +254,8 @@ class Fetcher:
                 for tp in tps:
                     self._partitions[tp].request_out = fetch
                 fetches.append(fetch)
-        stale, self._stale = self._stale, False
+        stale = self._stale
+        self._stale = False
         later = [s.retry_ms for s in self._partitions.values() if s.retry_ms > now_ms and not s.is_paused]
         return Work(fetches, lookups, stale, min(later, default=None))
 
@@ -405,7 +410,8 @@ class Fetcher:
 
     def _add_completed_fetch(self, tp: TopicPartition, state: PartitionState, answer: FetchedPartition) -> None:
         state.failures, state.retry_ms = 0, 0.0
-        state.high_watermark, state.last_stable_offset = answer.high_watermark, answer.last_stable_offset
+        state.high_watermark = answer.high_watermark
+        state.last_stable_offset = answer.last_stable_offset
         if not answer.records:
             return
         completed = CompletedFetch(
@@ -413,7 +419,8 @@ class Fetcher:
         )
         state.completed_fetches.append(completed)
         state.buffered_bytes += completed.size
-        state.fetch_offset, state.fetch_epoch = completed.end_offset, completed.end_epoch
+        state.fetch_offset = completed.end_offset
+        state.fetch_epoch = completed.end_epoch
         self._ready[tp] = None
         self._partitions[tp] = self._partitions.pop(tp)  # the other partitions come first next time
 
@@ -479,7 +486,8 @@ class Fetcher:
 
     def moves(self) -> dict[TopicPartition, Move]:
         """Return the positions that changed without a record handed out, each once."""
-        moves, self._moves = self._moves, {}
+        moves = self._moves
+        self._moves = {}
         return moves
 
     def _take_records_of(self, state: PartitionState, limit: int | None) -> Columns | None:
@@ -533,7 +541,8 @@ class Fetcher:
         if self._policy.is_none:
             self._fail_partition(tp, state, NoOffsetForPartition(f"{tp}: no committed offset"))
         else:
-            state.reset, state.left = self._policy, (None, "no committed offset")
+            state.reset = self._policy
+            state.left = (None, "no committed offset")
 
     def _fail_partition(self, tp: TopicPartition, state: PartitionState, error: PenstockError) -> None:
         state.error = error

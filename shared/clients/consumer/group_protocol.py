@@ -194,5 +194,6 @@ class _Reader:
         end = self._at + size
         if end > len(self._data):
             raise SerializationError(f"{self._description}: ends at byte {len(self._data)}, within a field")
-        read, self._at = self._data[self._at : end], end
+        read = self._data[self._at : end]
+        self._at = end
         return read

@@ -260,7 +260,9 @@ class GroupState(Member):
         # A static leader that came back is not made leader again, so that there is no rebalance (KIP-345). It must
         # watch the topics all the same. The coordinator ignores a rejoin of a member that does not lead.
         self._watches = self.is_leader or came_back
-        self._members, self._assignments, self._counts = answer.members, None, None
+        self._members = answer.members
+        self._assignments = None
+        self._counts = None
         self.group_topics = frozenset()
         if self.is_leader:
             self._read_members()

@@ -179,13 +179,15 @@ class KeyScheduler:
         Returns False if the partition was lost or rewound meanwhile; the results are then ignored and counted.
         """
         self._executions.remove(execution)
-        state, works = execution.owner, execution.works
+        state = execution.owner
+        works = execution.works
         state.running -= len(works)
         for work in works:
             work.lane.running -= 1
         owned = self.holds(execution)
         if owned:
-            done, again = list(finished), sorted(retry, key=lambda work: work.offset, reverse=True)
+            done = list(finished)
+            again = sorted(retry, key=lambda work: work.offset, reverse=True)
             assert len(done) + len(again) == len(works) == 1 or {*done, *again} == {*works}
             for work in done:
                 state.finish(work)

@@ -141,7 +141,8 @@ class Membership:
 
     async def _give_back(self, partitions: frozenset[TopicPartition], *, lost: bool, limit_ms: float) -> None:
         """Call the listener and commit, within one limit."""
-        listener, started_ms = self.listener, SYSTEM_CLOCK.monotonic_ms()
+        listener = self.listener
+        started_ms = SYSTEM_CLOCK.monotonic_ms()
         if lost:
             if listener is not None and partitions:
                 await self._call_listener(listener.on_partitions_lost(partitions), "on_partitions_lost", limit_ms)
@@ -156,7 +157,8 @@ class Membership:
             await self._commits.drain(min(left_ms, self._settings.commit_timeout_ms))
 
     async def _call_listener(self, call: Awaitable[None], name: str, limit_ms: float) -> None:
-        deadline, task = asyncio.timeout(limit_ms / 1000), asyncio.current_task()
+        deadline = asyncio.timeout(limit_ms / 1000)
+        task = asyncio.current_task()
         self._calling = task
         try:
             async with deadline:

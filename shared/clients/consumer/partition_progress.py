@@ -79,11 +79,15 @@ class PartitionProgress:
 
         Keep the locks of running records.
         """
-        lanes, running, epoch = {k: lane for k, lane in self.lanes.items() if lane.running}, self.running, self.epoch
+        lanes = {k: lane for k, lane in self.lanes.items() if lane.running}
+        running = self.running
+        epoch = self.epoch
         self.begin()
         for lane in lanes.values():
             lane.queue.clear()
-        self.lanes, self.running, self.epoch = lanes, running, epoch + 1
+        self.lanes = lanes
+        self.running = running
+        self.epoch = epoch + 1
         self.known.clear()
         self.highest = self.leader_epoch = -1
 
@@ -100,7 +104,8 @@ class PartitionProgress:
                 self.runs += self.tail.run is None
                 self.tail.run = (self.tail.run[0] if self.tail.run else offset, offset)
             return False
-        work.before, self.tail = self.tail, work
+        work.before = self.tail
+        self.tail = work
         if work.before is None:
             self.head = work
         else:
@@ -115,12 +120,14 @@ class PartitionProgress:
         """
         if self.head is None and not self.draining:
             self.position = max(position, self.position or 0)
-        was_new, self.is_new = self.is_new, False
+        was_new = self.is_new
+        self.is_new = False
         return was_new
 
     def finish(self, work: Work) -> None:
         """Remove a record from the list of unfinished records, and add its offset to the finished ones."""
-        before, after = work.before, work.after
+        before = work.before
+        after = work.after
         if before is None:
             self.head = after
             self.runs -= work.run is not None

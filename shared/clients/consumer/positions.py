@@ -151,7 +151,8 @@ class Positions:
 
     def take_forfeited(self) -> _Offsets:
         """Return all forfeited positions and forget them, since they are now reported."""
-        forfeited, self._forfeited = self._forfeited, {}
+        forfeited = self._forfeited
+        self._forfeited = {}
         return forfeited
 
     def sought(self, tp: TopicPartition, offset: int) -> None:

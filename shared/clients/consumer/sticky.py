@@ -121,7 +121,8 @@ class _Balance:
         came: dict[str, tuple[str, str]] = {}
         topics: set[str] = set()
         reached = [giver]
-        fewest, end = min(self._load.values()), giver
+        fewest = min(self._load.values())
+        end = giver
         for source in reached:
             for topic, held in self.held[source].items():
                 if topic in topics or not held or (unowned_alone and not held & self._unowned[topic]):

@@ -125,7 +125,8 @@ class SubscriptionState:
         After `timeout_ms`, at least LEAVE_TIME_MS, the sockets are closed without the group's response.
         """
         await self._reader.close()
-        coordinator, self._coordinator = self._coordinator, None
+        coordinator = self._coordinator
+        self._coordinator = None
         try:
             if coordinator is not None:
                 leaving = asyncio.ensure_future(coordinator.close())
@@ -380,7 +381,8 @@ class SubscriptionState:
                 waiter.set_result(None)
 
     def _check_partitions_assigned(self, partitions: Iterable[TopicPartition]) -> list[TopicPartition]:
-        wanted, assigned = list(partitions), self._fetcher.assignment()
+        wanted = list(partitions)
+        assigned = self._fetcher.assignment()
         for tp in wanted:
             if tp not in assigned:
                 raise IllegalState(f"{tp}: not assigned to client {self.client_id}")

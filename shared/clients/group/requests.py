@@ -138,7 +138,8 @@ class GroupRequests:
 
     async def _first_member_id(self) -> str:
         # Take it, so that a second `leave` does not wait again.
-        joining, self._first_join = self._first_join, None
+        joining = self._first_join
+        self._first_join = None
         if joining is None:
             return ""
         try:

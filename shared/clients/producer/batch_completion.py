@@ -348,7 +348,8 @@ class BatchCompletion:
         if not self._accumulator.is_out(batch):
             self._release_batch_memory(batch)
         # A callback may call the producer: take the list first, so that no callback runs twice.
-        callbacks, batch.callbacks = batch.callbacks, []
+        callbacks = batch.callbacks
+        batch.callbacks = []
         for callback in callbacks:
             if batch.error is None:
                 callback.call(batch.metadata(*callback[:-1]), None)

@@ -321,7 +321,8 @@ def _pack_slice(strings: Sequence[bytes | None]) -> PackedBytes:
     ends = np.cumsum(np.maximum(lengths, 0))
     if len(ends) > 1 and ends[-1] > SLICE_BYTES:
         count = max(1, int(np.searchsorted(ends, SLICE_BYTES, "right")))
-        strings, lengths = strings[:count], lengths[:count]
+        strings = strings[:count]
+        lengths = lengths[:count]
     return PackedBytes.of(strings, lengths)
 
 

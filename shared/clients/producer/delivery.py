@@ -27,7 +27,8 @@ def fresh(error: PenstockError) -> PenstockError:
     """Return a copy of the error, so that many waiters do not share one traceback."""
     again = type(error)(*error.args)
     again.__cause__ = error.__cause__
-    again.maybe_written, again.abortable = error.maybe_written, error.abortable
+    again.maybe_written = error.maybe_written
+    again.abortable = error.abortable
     return again
 
 

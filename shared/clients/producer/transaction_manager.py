@@ -121,7 +121,8 @@ class SequenceLedger:
 
     def adopt(self, producer_id: int, epoch: int) -> None:
         """Use a producer id and epoch that the broker returned."""
-        self.producer_id, self.epoch = producer_id, epoch
+        self.producer_id = producer_id
+        self.epoch = epoch
 
     def forget(self) -> None:
         """Drop the numbers of every partition; no batch may be in flight."""

@@ -266,7 +266,8 @@ class _PartFile:
     def begin(self) -> int:
         """Open the file and read it. Returns the number of bytes that need no download."""
         self._file = self._path.open("a+b")
-        self._digest, self.size = hashlib.sha256(), 0
+        self._digest = hashlib.sha256()
+        self.size = 0
         self._file.seek(0)
         while chunk := self._file.read(_CHUNK_BYTES):
             self._digest.update(chunk)
@@ -279,7 +280,8 @@ class _PartFile:
         """Drop the file's bytes."""
         assert self._file is not None
         self._file.truncate(0)
-        self._digest, self.size = hashlib.sha256(), 0
+        self._digest = hashlib.sha256()
+        self.size = 0
 
     def write(self, chunk: bytes) -> None:
         """Append bytes. Raises _WrongContent if there are more than the jar has."""

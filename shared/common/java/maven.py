@@ -122,7 +122,8 @@ def mirror_of_central(text: str, file: Path, environ: Mapping[str, str]) -> Repo
     mirrors = settings.findall("{*}mirrors/{*}mirror")
     exact = [mirror for mirror in mirrors if _element_text(mirror, "mirrorOf") == CENTRAL]
     for mirror in exact or (mirror for mirror in mirrors if covers_central(_element_text(mirror, "mirrorOf"))):
-        name, url = _element_text(mirror, "id"), _interpolate_variables(_element_text(mirror, "url"), environ)
+        name = _element_text(mirror, "id")
+        url = _interpolate_variables(_element_text(mirror, "url"), environ)
         servers = settings.findall("{*}servers/{*}server")
         server = next((server for server in servers if name and _element_text(server, "id") == name), None)
         if server is None:

@@ -26,7 +26,8 @@ from penstock.shared.connect.properties import with_prefix
 from penstock.shared.connect.record import SinkRecord
 from penstock.shared.connect.task import Offsets, SinkTask
 
-HIGH, MEDIUM = Importance.HIGH, Importance.MEDIUM
+HIGH = Importance.HIGH
+MEDIUM = Importance.MEDIUM
 
 
 class DeltaSinkTask(SinkTask):

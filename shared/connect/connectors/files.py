@@ -32,7 +32,9 @@ from penstock.shared.connect.record import SinkRecord
 from penstock.shared.connect.redaction import without_passwords
 from penstock.shared.connect.task import Offsets, SinkTask
 
-HIGH, MEDIUM, LOW = Importance.HIGH, Importance.MEDIUM, Importance.LOW
+HIGH = Importance.HIGH
+MEDIUM = Importance.MEDIUM
+LOW = Importance.LOW
 NEVER_MS = float("inf")
 SUFFIX = {"parquet": ".parquet", "json": ".jsonl"}
 
@@ -123,7 +125,8 @@ class FilesSinkTask(SinkTask):
 
     async def _write_partition_file(self, tp: TopicPartition, count: int) -> None:
         buffer = self._buffers[tp]
-        first, last = buffer[0].original[2], buffer[count - 1].original[2]
+        first = buffer[0].original[2]
+        last = buffer[count - 1].original[2]
         # The name has the first offset, so a file that is written again after a failure replaces itself.
         name = f"{tp.topic}+{tp.partition}+{first:020d}{SUFFIX[self._values['format']]}"
         path = f"{self._root.rstrip('/')}/{tp.topic}/partition={tp.partition}/{name}"
@@ -157,7 +160,8 @@ class FilesSinkTask(SinkTask):
 
     def _first_unfit(self, records: list[SinkRecord]) -> SinkRecord:
         """The first record that cannot be in a file: the records before it can be written together."""
-        fine, unfit = 0, len(records)
+        fine = 0
+        unfit = len(records)
         while unfit - fine > 1:
             middle = (fine + unfit) // 2
             try:

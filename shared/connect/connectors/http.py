@@ -26,7 +26,9 @@ from penstock.shared.connect.errors import ConnectError, DataError, RetriableErr
 from penstock.shared.connect.record import SinkRecord, SourceRecord
 from penstock.shared.connect.task import SinkTask, SourceTask
 
-HIGH, MEDIUM, LOW = Importance.HIGH, Importance.MEDIUM, Importance.LOW
+HIGH = Importance.HIGH
+MEDIUM = Importance.MEDIUM
+LOW = Importance.LOW
 RETRIED = (408, 425, 429)
 BODY_BYTES_MAX = 64 << 20
 """A larger response of a polled URL fails the task before it uses up memory."""

@@ -231,7 +231,8 @@ def _from_branch(union: Schema, value: Any) -> Any:
     if value is None:
         return None
     if isinstance(value, tuple):  # a record with its name
-        name, value = value[0].rpartition(".")[2], value[1]
+        name = value[0].rpartition(".")[2]
+        value = value[1]
         found = union.field(name)
     else:
         found = next((field for field in union.fields if _matches_schema(field.schema, value)), None)

@@ -43,7 +43,9 @@ from penstock.shared.connect.schema import (
 )
 
 NAMESPACE = "io.confluent.connect.avro"
-AVRO_UNION, AVRO_ENUM, MAP_ENTRY = f"{NAMESPACE}.Union", f"{NAMESPACE}.Enum", "MapEntry"
+AVRO_UNION = f"{NAMESPACE}.Union"
+AVRO_ENUM = f"{NAMESPACE}.Enum"
+MAP_ENTRY = "MapEntry"
 DEFAULT_NAME = "ConnectDefault"
 DECIMAL_PRECISION = 64
 PRIMITIVES = {
@@ -103,7 +105,8 @@ class _Writing:
         return made["type"] if set(made) == {"type"} else made
 
     def _avro_map(self, schema: Schema) -> dict[str, Any]:
-        keys, values = schema.key_schema, schema.value_schema
+        keys = schema.key_schema
+        values = schema.value_schema
         if keys is None or values is None:
             raise DataError("a map's schema needs those of its keys and values")
         if keys.type is SchemaType.STRING and not keys.optional:
@@ -286,7 +289,8 @@ class _Reading:
     def _connect_array(self, avro: dict[str, Any], namespace: str, depth: int) -> Schema:
         items = self.whole(avro["items"], namespace, depth + 1)
         if avro.get("connect.type") == "map" or (items.name or "").endswith(f"{NAMESPACE}.{MAP_ENTRY}"):
-            key, value = items.field("key"), items.field("value")
+            key = items.field("key")
+            value = items.field("value")
             if key is not None and value is not None:
                 return _restore_connect_properties(Schema.map(key.schema, value.schema), avro)
         return _restore_connect_properties(Schema.array(items), avro)

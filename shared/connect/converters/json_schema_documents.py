@@ -161,9 +161,11 @@ class _Reading:
     def _connect_map(self, json: dict[str, Any], depth: int) -> Schema:
         if json.get("type") == "array":
             entry = (json.get("items") or {}).get("properties") or {}
-            keys, values = self.whole(entry.get("key", {}), depth + 1), self.whole(entry.get("value", {}), depth + 1)
+            keys = self.whole(entry.get("key", {}), depth + 1)
+            values = self.whole(entry.get("value", {}), depth + 1)
         else:
-            keys, values = Schema(SchemaType.STRING), self.whole(json.get("additionalProperties", {}), depth + 1)
+            keys = Schema(SchemaType.STRING)
+            values = self.whole(json.get("additionalProperties", {}), depth + 1)
         if keys is None or values is None:
             raise DataError("a JSON Schema's map has no schema for its keys or values")
         return Schema.map(keys, values)
@@ -189,7 +191,8 @@ class _Reading:
         if found is None:
             raise DataError(f"a JSON Schema refers to {reference}, which is not there")
         self._following.append(reference)
-        before, self._root = self._root, self._references[document] if document else self._root
+        before = self._root
+        self._root = self._references[document] if document else self._root
         try:
             return self.whole(found, depth + 1)
         finally:
@@ -226,12 +229,14 @@ def from_json(schema: Schema | None, json: Any) -> Any:
 
 
 def _map_to_entries(schema: Schema, value: Any, walk: Callable[[Schema | None, Any], Any]) -> Any:
-    keys, values = schema.key_schema, schema.value_schema
+    keys = schema.key_schema
+    values = schema.value_schema
     return [{"key": walk(keys, key), "value": walk(values, item)} for key, item in value.items()]
 
 
 def _entries_to_map(schema: Schema, value: Any, walk: Callable[[Schema | None, Any], Any]) -> Any:
-    keys, values = schema.key_schema, schema.value_schema
+    keys = schema.key_schema
+    values = schema.value_schema
     if not isinstance(value, list) or not all(isinstance(entry, dict) for entry in value):
         raise DataError("a map whose keys are not strings should be an array of objects with key and value")
     return {walk(keys, entry.get("key")): walk(values, entry.get("value")) for entry in value}

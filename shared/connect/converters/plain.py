@@ -139,35 +139,45 @@ class ShortConverter(_NumberConverter):
     """INT16 in two bytes."""
 
     kafka_class = "org.apache.kafka.connect.converters.ShortConverter"
-    schema, form, python = OPTIONAL_INT16, struct.Struct(">h"), int
+    schema = OPTIONAL_INT16
+    form = struct.Struct(">h")
+    python = int
 
 
 class IntegerConverter(_NumberConverter):
     """INT32 in four bytes."""
 
     kafka_class = "org.apache.kafka.connect.converters.IntegerConverter"
-    schema, form, python = OPTIONAL_INT32, struct.Struct(">i"), int
+    schema = OPTIONAL_INT32
+    form = struct.Struct(">i")
+    python = int
 
 
 class LongConverter(_NumberConverter):
     """INT64 in eight bytes."""
 
     kafka_class = "org.apache.kafka.connect.converters.LongConverter"
-    schema, form, python = OPTIONAL_INT64, struct.Struct(">q"), int
+    schema = OPTIONAL_INT64
+    form = struct.Struct(">q")
+    python = int
 
 
 class FloatConverter(_NumberConverter):
     """FLOAT32 in four bytes."""
 
     kafka_class = "org.apache.kafka.connect.converters.FloatConverter"
-    schema, form, python = OPTIONAL_FLOAT32, struct.Struct(">f"), float
+    schema = OPTIONAL_FLOAT32
+    form = struct.Struct(">f")
+    python = float
 
 
 class DoubleConverter(_NumberConverter):
     """FLOAT64 in eight bytes."""
 
     kafka_class = "org.apache.kafka.connect.converters.DoubleConverter"
-    schema, form, python = OPTIONAL_FLOAT64, struct.Struct(">d"), float
+    schema = OPTIONAL_FLOAT64
+    form = struct.Struct(">d")
+    python = float
 
 
 class BooleanConverter(_Both):

@@ -113,7 +113,9 @@ def encode_state(state: WorkerState, version: int, last: Assignment | None = Non
 def decode_state(data: bytes) -> WorkerState:
     """Returns the state in these bytes. Raises SerializationError if they are invalid."""
     read = _Reader(data, "worker state")
-    version, url, offset = read.version(), read.text(), read.int64()
+    version = read.version()
+    url = read.text()
+    offset = read.int64()
     if version == EAGER:
         return WorkerState(url, offset, NOTHING, EAGER)
     allocation = None if read.at_end else read.blob()
@@ -140,8 +142,12 @@ def encode_assignment(assignment: Assignment, version: int) -> bytes:
 def decode_assignment(data: bytes) -> Assignment:
     """Returns the assignment in these bytes. Raises SerializationError if they are invalid."""
     read = _Reader(data, "assignment")
-    version, error = read.version(), read.int16()
-    leader, leader_url, offset, work = read.text(), read.text(), read.int64(), read.work()
+    version = read.version()
+    error = read.int16()
+    leader = read.text()
+    leader_url = read.text()
+    offset = read.int64()
+    work = read.work()
     if version == EAGER or read.at_end:
         return Assignment(leader, leader_url, offset, work, error=error, version=version)
     revoked = read.work()
@@ -234,5 +240,6 @@ class _Reader:
         end = self._at + size
         if end > len(self._data):
             raise SerializationError(f"{self._description}: ends at byte {len(self._data)}, within a field")
-        read, self._at = self._data[self._at : end], end
+        read = self._data[self._at : end]
+        self._at = end
         return read

@@ -112,7 +112,8 @@ class WorkerGroup(Member):
     def next_step(self, now_ms: int) -> Step:
         """Returns the next step. Raises an error that excludes the worker for good."""
         if self.error is not None:
-            error, self.error = self.error, None
+            error = self.error
+            self.error = None
             raise error
         match self.state:
             case MemberState.SYNCING:

@@ -105,7 +105,8 @@ class CommandQueue:
     def close(self) -> None:
         """Rejects waiting and later commands."""
         self._closed = True
-        waiting, self._heap = self._heap, []
+        waiting = self._heap
+        self._heap = []
         for command in waiting:
             if not command.done.done():
                 command.done.set_exception(IllegalState("the worker is shutting down"))

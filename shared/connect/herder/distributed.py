@@ -779,12 +779,14 @@ class PendingChanges:
 
     def take(self) -> Changes:
         """Takes all changes, once. `take_rejoin` takes the reason for a rebalance."""
-        changes, self._changes = self._changes, Changes()
+        changes = self._changes
+        self._changes = Changes()
         return changes
 
     def take_rejoin(self) -> str | None:
         """Takes the reason for a rebalance, once."""
-        reason, self.rejoin = self.rejoin, None
+        reason = self.rejoin
+        self.rejoin = None
         return reason
 
 

@@ -48,7 +48,8 @@ def sign(key: SessionKey, body: bytes) -> dict[str, str]:
 def verify(key: SessionKey, body: bytes, headers: Mapping[str, str], allowed: Sequence[str]) -> bool:
     """Returns whether the headers are from a worker with the key. Raises ValueError if they are malformed."""
     given = {name.lower(): value for name, value in headers.items()}
-    algorithm, signature = given.get(ALGORITHM_HEADER.lower()), given.get(SIGNATURE_HEADER.lower())
+    algorithm = given.get(ALGORITHM_HEADER.lower())
+    signature = given.get(SIGNATURE_HEADER.lower())
     if algorithm is None or signature is None:
         raise ValueError("the request is not signed")
     if algorithm not in allowed or algorithm not in HASHES:

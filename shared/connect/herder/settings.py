@@ -13,7 +13,9 @@ from penstock.shared.connect.properties import with_prefix
 from penstock.shared.connect.runtime.worker_config import ISOLATION, WorkerConfig, isolation_error, worker_config
 from penstock.shared.connect.storage.kafka_based_log import LogTopic
 
-HIGH, MEDIUM, LOW = Importance.HIGH, Importance.MEDIUM, Importance.LOW
+HIGH = Importance.HIGH
+MEDIUM = Importance.MEDIUM
+LOW = Importance.LOW
 
 MANAGED_TOPIC_CONFIGS = ("cleanup.policy", "partitions", "replication.factor")
 """Configs that `<store>.storage.<config>` must not set: the worker decides them, or they have their own setting."""

@@ -178,7 +178,8 @@ class Commands:
     def send_metrics(self) -> None:
         """Sends the metrics of all tasks, and the topics that they have used since the last time."""
         metrics = [(id.task, values) for id, _, values in self._worker.task_metrics()]
-        topics, self._events.topics = sorted(self._events.topics), set()
+        topics = sorted(self._events.topics)
+        self._events.topics = set()
         self._send({"metrics": metrics, "topics": topics})
 
     async def _run_command(self, command: Message) -> None:

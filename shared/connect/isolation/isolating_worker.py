@@ -101,7 +101,8 @@ class IsolatedConnector:
                 await self._stop_tasks(self._process, [None if isinstance(id, str) else id.task for id in ids])
             if not self.parts:
                 self._cancel_restart()
-                process, self._process = self._process, None
+                process = self._process
+                self._process = None
                 if process is not None:
                     await process.close()
 

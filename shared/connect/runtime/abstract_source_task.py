@@ -170,10 +170,8 @@ class AbstractWorkerSourceTask(WorkerTask):
 
     async def _execute_task(self) -> None:
         failed = True
-        loop, watch = (
-            asyncio.ensure_future(self._poll_and_send_until_stopped()),
-            asyncio.ensure_future(self._watch_topics()),
-        )
+        loop = asyncio.ensure_future(self._poll_and_send_until_stopped())
+        watch = asyncio.ensure_future(self._watch_topics())
         try:
             done, _ = await asyncio.wait((loop, watch), return_when=asyncio.FIRST_COMPLETED)
             for ended in done:

@@ -274,7 +274,8 @@ def _find_plugin_class(plugins: Plugins, name: str) -> object | None:
 def _check_exactly_once(
     connector: SourceConnector, props: Mapping[str, str], values: Mapping[str, ConfigValue], worker: Mapping[str, Any]
 ) -> None:
-    support, boundary = values["exactly.once.support"], values["transaction.boundary"]
+    support = values["exactly.once.support"]
+    boundary = values["transaction.boundary"]
     if str(support.value).lower() == "required" and not support.errors:
         if str(worker.get("exactly.once.source.support", "disabled")).lower() != "enabled":
             support.errors.append("This worker does not have exactly-once source support enabled.")

@@ -22,7 +22,9 @@ COMMON, TRANSFORMS, PREDICATES, ERRORS = "Common", "Transforms", "Predicates", "
 TOPIC_CREATION, EXACTLY_ONCE, OFFSETS_TOPIC = "Topic Creation", "Exactly Once Support", "offsets.topic"
 DEFAULT_GROUP = "default"
 
-HIGH, MEDIUM, LOW = Importance.HIGH, Importance.MEDIUM, Importance.LOW
+HIGH = Importance.HIGH
+MEDIUM = Importance.MEDIUM
+LOW = Importance.LOW
 
 CONVERTER_TEXT = (
     "Converter class for {what}, between Connect's data format and the bytes in Kafka. Any connector works with any "

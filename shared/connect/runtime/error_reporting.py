@@ -98,7 +98,8 @@ class ErrorReporters:
             raise self._failed
 
     async def _wait_for_pending(self) -> ConnectError | None:
-        pending, self._pending = self._pending, []
+        pending = self._pending
+        self._pending = []
         errors = [e for e in await asyncio.gather(*pending, return_exceptions=True) if isinstance(e, BaseException)]
         if not errors:
             return None

@@ -133,7 +133,8 @@ class ExactlyOnceSourceTask(AbstractWorkerSourceTask):
         self.metrics.timed("offset_commit", self._clock.monotonic_ms() - started_ms)
         self.metrics.add("offset_commit_success_total")
         self.metrics.sized("transaction_size", len(self._records))
-        acknowledged, self._records = self._records, []
+        acknowledged = self._records
+        self._records = []
         # Only after the commit: a task may release the records in its system here.
         for record, metadata in acknowledged:
             await self._call_task(self.task.commit_record, record, metadata)

@@ -96,7 +96,8 @@ class ConnectorBoundary:
         return defined[1] if defined is not None and defined[0] is record else Ending.NOT
 
     def after_batch(self, now_ms: int) -> Ending:
-        ending, self._after_batch = self._after_batch, Ending.NOT
+        ending = self._after_batch
+        self._after_batch = Ending.NOT
         return ending
 
     def at_end(self, *, is_whole: bool) -> Ending:

@@ -13,7 +13,9 @@ from penstock.shared.connect.properties import with_prefix
 from penstock.shared.connect.redaction import hidden
 from penstock.shared.connect.runtime.client_settings import kafka_settings
 
-HIGH, MEDIUM, LOW = Importance.HIGH, Importance.MEDIUM, Importance.LOW
+HIGH = Importance.HIGH
+MEDIUM = Importance.MEDIUM
+LOW = Importance.LOW
 
 ISOLATION = "penstock.task.isolation"
 ISOLATIONS = ("asyncio", "process")

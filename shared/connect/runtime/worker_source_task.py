@@ -94,7 +94,8 @@ class WorkerSourceTask(AbstractWorkerSourceTask):
 
     async def _report_acknowledged(self) -> None:
         """Calls the connector's task for records whose outcome is known."""
-        acknowledged, self._acknowledged = self._acknowledged, []
+        acknowledged = self._acknowledged
+        self._acknowledged = []
         for record, metadata in acknowledged:
             try:
                 await self.thread.call(self.task.commit_record, record, metadata)

@@ -186,7 +186,8 @@ class KafkaConfigStore(ConfigStore):
         await self._close_leader_producer()
 
     async def _close_leader_producer(self) -> None:
-        leader, self._leader = self._leader, None
+        leader = self._leader
+        self._leader = None
         if leader is not None:
             await leader.close(0)
 

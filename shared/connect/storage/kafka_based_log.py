@@ -95,11 +95,13 @@ class KafkaBasedLog:
 
     async def stop(self) -> None:
         """Stops following the topic."""
-        following, self._following = self._following, None
+        following = self._following
+        self._following = None
         if following is not None:
             following.cancel()
             await asyncio.wait([following])
-        consumer, self._consumer = self._consumer, None
+        consumer = self._consumer
+        self._consumer = None
         if consumer is not None:
             await consumer.close(0)
 

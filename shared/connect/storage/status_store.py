@@ -81,7 +81,8 @@ class KafkaStatusStore(StatusStore):
 
     async def stop(self) -> None:
         await self.flush()
-        writing, self._writing = self._writing, None
+        writing = self._writing
+        self._writing = None
         if writing is not None:
             writing.cancel()
             await asyncio.wait([writing])

@@ -162,7 +162,8 @@ class _SetSchemaMetadata(OnPart):
         return self.new(record, self.updated(schema, self._rename_schema), value)
 
     def _rename_schema(self, schema: Schema) -> Schema:
-        name, version = self.values["schema.name"], self.values["schema.version"]
+        name = self.values["schema.name"]
+        version = self.values["schema.version"]
         renamed = schema if name is None else replace(schema, name=name)
         return renamed if version is None else replace(renamed, version=version)
 

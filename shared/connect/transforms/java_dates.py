@@ -75,7 +75,8 @@ class DatePattern:
         if match is None:
             raise self._parse_error(text)
         found = {"y": 1970, "M": 1, "d": 1, "H": 0, "m": 0, "s": 0, "S": 0}
-        offset, afternoon = dt.timedelta(0), None
+        offset = dt.timedelta(0)
+        afternoon = None
         try:
             for index, (letter, count, _) in enumerate(self._tokens):
                 value = match[f"g{index}"] if letter else ""
@@ -94,7 +95,8 @@ class DatePattern:
             if afternoon is not None:
                 found["H"] = found["H"] % 12 + 12 * afternoon
             # Lenient, as in Java: the 31st of April is the 1st of May.
-            year, month = found["y"] + (found["M"] - 1) // 12, (found["M"] - 1) % 12 + 1
+            year = found["y"] + (found["M"] - 1) // 12
+            month = (found["M"] - 1) % 12 + 1
             return (
                 dt.datetime(year, month, 1, tzinfo=dt.UTC)
                 + dt.timedelta(days=found["d"] - 1, hours=found["H"], minutes=found["m"], seconds=found["s"])

@@ -17,7 +17,9 @@ PACKAGE = "org.apache.kafka.connect.transforms."
 SCHEMAS_CACHED_MAX = 16
 REPLACE_NULL = "replace.null.with.default"
 
-HIGH, MEDIUM, LOW = Importance.HIGH, Importance.MEDIUM, Importance.LOW
+HIGH = Importance.HIGH
+MEDIUM = Importance.MEDIUM
+LOW = Importance.LOW
 
 
 def with_replace_null(definition: ConfigDef) -> ConfigDef:

@@ -35,7 +35,8 @@ NumberType = Literal["int64", "float64"]
 ResultType = Literal["int64", "float64", "json"]
 ColumnValue = int | float | bytes
 
-INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
+INT64_MIN = -(2**63)
+INT64_MAX = 2**63 - 1
 EMPTY_TEXT = "\x00the empty text"  # stands for "" in a sketch, because DataSketches and Spark ignore ""
 DISTINCT_LG_K = 11  # at most 2 KiB a sketch, 2.3 % standard error, exact for a few dozen values
 

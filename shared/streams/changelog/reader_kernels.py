@@ -18,7 +18,9 @@ from penstock.shared.streams.changelog import format as fmt
 from penstock.shared.streams.changelog.format import EPOCH_MAX, FORMAT_VERSION, VERSIONS_MAX
 
 ENVELOPE_BYTES = fmt.ENVELOPE.size
-START_BYTES, LIVE_BYTES, FINAL_BYTES = fmt.START.size, fmt.START_END.size, fmt.START_END_CLOSED.size
+START_BYTES = fmt.START.size
+LIVE_BYTES = fmt.START_END.size
+FINAL_BYTES = fmt.START_END_CLOSED.size
 LATE_BYTES = fmt.TIME_OFFSET_COUNT.size + 1
 """The bytes before the state of an entry; of a late record without its missed windows, and with the flag of a state."""
 LIVE, DELETED, FINAL, LATE, PROGRESS, TAKEOVER = (
@@ -65,7 +67,8 @@ def parse(data, offsets, lengths, key_lengths, numbers):
     4. Read the fields of its operation. A missing key or a body of the wrong size is invalid.
     """
     for i in range(len(offsets)):
-        at, length = offsets[i], lengths[i]
+        at = offsets[i]
+        length = lengths[i]
         # 1. Foreign.
         if length < 2 or data[at] < 1 or data[at] > VERSIONS_MAX or data[at + 1] < 65 or data[at + 1] > 90:
             numbers[i, OPERATION] = FOREIGN
@@ -74,16 +77,19 @@ def parse(data, offsets, lengths, key_lengths, numbers):
         if length < ENVELOPE_BYTES or data[at] != FORMAT_VERSION:
             return i
         operation = np.int64(data[at + 1])
-        epoch, commit = _number(data, at + 3, 4), _number(data, at + 7, 8)
+        epoch = _number(data, at + 3, 4)
+        commit = _number(data, at + 7, 8)
         if epoch > EPOCH_MAX or commit < 0:
             return i
         numbers[i, OPERATION], numbers[i, STORE] = operation, data[at + 2]
-        numbers[i, EPOCH], numbers[i, COMMIT] = epoch, commit
+        numbers[i, EPOCH] = epoch
+        numbers[i, COMMIT] = commit
         # 3. JSON follows, which Python decodes.
         if operation in (PROGRESS, TAKEOVER):
             continue
         # 4. The fields.
-        body, size = at + ENVELOPE_BYTES, length - ENVELOPE_BYTES
+        body = at + ENVELOPE_BYTES
+        size = length - ENVELOPE_BYTES
         if operation == LATE:
             if size < LATE_BYTES or key_lengths[i] < 0:
                 return i
@@ -92,7 +98,8 @@ def parse(data, offsets, lengths, key_lengths, numbers):
             if size < head or data[body + head - 1] > 1 or (data[body + head - 1] == 0 and size > head):
                 return i
             numbers[i, START], numbers[i, END] = _number(data, body, 8), _number(data, body + 8, 8)
-            numbers[i, CLOSED_AT], numbers[i, STATE] = missed, body + head
+            numbers[i, CLOSED_AT] = missed
+            numbers[i, STATE] = body + head
             numbers[i, STATE_BYTES] = size - head if data[body + head - 1] == 1 else NO_STATE
             continue
         if operation == LIVE:
@@ -108,7 +115,8 @@ def parse(data, offsets, lengths, key_lengths, numbers):
         numbers[i, START] = _number(data, body, 8)
         numbers[i, END] = _number(data, body + 8, 8) if head >= LIVE_BYTES else 0
         numbers[i, CLOSED_AT] = _number(data, body + 16, 8) if head >= FINAL_BYTES else 0
-        numbers[i, STATE], numbers[i, STATE_BYTES] = body + head, size - head
+        numbers[i, STATE] = body + head
+        numbers[i, STATE_BYTES] = size - head
     return len(offsets)
 
 
@@ -128,7 +136,8 @@ def settle(numbers, count, confirmed, commits, counters):
     """
     for i in range(counters[AT], count):
         counters[AT] = i
-        operation, epoch = numbers[i, OPERATION], numbers[i, EPOCH]
+        operation = numbers[i, OPERATION]
+        epoch = numbers[i, EPOCH]
         if operation == FOREIGN:
             counters[FOREIGN_RECORDS] += 1
             continue
@@ -164,7 +173,8 @@ def settle(numbers, count, confirmed, commits, counters):
                     confirmed[found] = j
                     found += 1
             counters[IGNORED] += counters[PENDING] - (found - counters[CONFIRMED])
-            counters[CONFIRMED], counters[PENDING] = found, 0
+            counters[CONFIRMED] = found
+            counters[PENDING] = 0
         commits[counters[COMMITS], 0], commits[counters[COMMITS], 1] = i, counters[CONFIRMED]
         counters[COMMITS] += 1
     counters[AT] = count
@@ -178,7 +188,8 @@ def read_states(data, offsets, lengths, fixed, binary, cells, begins, sizes):
     Fixed columns go to the rows of `cells`; offsets and sizes of binary ones to those of `begins` and `sizes`.
     """
     for i in range(len(offsets)):
-        at, end = offsets[i], offsets[i] + lengths[i]
+        at = offsets[i]
+        end = offsets[i] + lengths[i]
         if at + 8 * fixed > end:
             return i
         for c in range(fixed):
@@ -188,7 +199,8 @@ def read_states(data, offsets, lengths, fixed, binary, cells, begins, sizes):
             if at + 4 > end:
                 return i
             size = _number(data, at, 4)
-            begins[b, i], sizes[b, i] = at + 4, size
+            begins[b, i] = at + 4
+            sizes[b, i] = size
             at += 4 + size
         if at != end:
             return i

@@ -40,7 +40,8 @@ def _cut_lines(data, starts, lengths):
         end = at
         while data[end] != 10:
             end += 1
-        starts[i], lengths[i] = at, end - at
+        starts[i] = at
+        lengths[i] = end - at
         at = end + 1
     return at
 
@@ -63,7 +64,8 @@ def _write_integers(numbers, out, starts, lengths):
         if numbers[i] < 0:
             at -= 1
             out[at] = 45
-        starts[i], lengths[i] = at, end - at
+        starts[i] = at
+        lengths[i] = end - at
 
 
 @compiled

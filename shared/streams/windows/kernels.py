@@ -98,7 +98,8 @@ UPDATE_COLUMNS = 5
 @compiled
 def _init(program, cells, row, base):
     for a in range(len(program)):
-        op, cell = program[a, 0], base + program[a, 1]
+        op = program[a, 0]
+        cell = base + program[a, 1]
         # Python has the state (`object_states`).
         if op == OBJECT:
             continue
@@ -134,12 +135,14 @@ def _rejected_by(program, cells, row, other, base, values, has, i):
         cell = base + program[a, 1]
         total, n = 0, 0
         if row != NONE:
-            total, n = cells[row, cell], cells[row, cell + 1]
+            total = cells[row, cell]
+            n = cells[row, cell + 1]
         # A merge adds the two sums first, so their sum must fit as well.
         if other != NONE and cells[other, cell + 1] > 0:
             if n > 0 and _sum_overflows(total, cells[other, cell]):
                 return a
-            total, n = total + cells[other, cell] if n > 0 else cells[other, cell], n + cells[other, cell + 1]
+            total = total + cells[other, cell] if n > 0 else cells[other, cell]
+            n = n + cells[other, cell + 1]
         if n > 0 and has[program[a, 2], i] and _sum_overflows(total, values[program[a, 2], i]):
             return a
     return NONE
@@ -182,7 +185,9 @@ def _put(op, cells, floats, row, cell, n_more, number, float_number):
 def _add(program, cells, floats, row, base, values, float_values, has, i, timestamp):
     """Add record i to a row. Only common operations are inline here, so that callers can inline this function."""
     for a in range(len(program)):
-        op, cell, v = program[a, 0], base + program[a, 1], program[a, 2]
+        op = program[a, 0]
+        cell = base + program[a, 1]
+        v = program[a, 2]
         if op == COUNT:
             cells[row, cell] += 1
         elif op == LATEST:
@@ -200,7 +205,8 @@ def _add(program, cells, floats, row, base, values, float_values, has, i, timest
 def _merge(program, cells, floats, row, other, base):
     """Merge the numbers of a later window into an earlier one's row."""
     for a in range(len(program)):
-        op, cell = program[a, 0], base + program[a, 1]
+        op = program[a, 0]
+        cell = base + program[a, 1]
         if op == COUNT:
             cells[row, cell] += cells[other, cell]
         elif op == LATEST:
@@ -222,7 +228,8 @@ def _new_row(code, start, end, links, flags, cells, free, meta):
     links[row, KEY] = code
     # The list of changed rows may still have the row from another window.
     flags[row] &= LISTED
-    cells[row, START], cells[row, END] = start, end
+    cells[row, START] = start
+    cells[row, END] = end
     meta[LIVE] += 1
     return row
 
@@ -239,7 +246,8 @@ def _mark(row, flags, changed, meta):
 @compiled
 def _put_between(row, previous, next_, links, heads):
     """Insert a row into its key's list between two others, either of which may be NONE."""
-    links[row, PREVIOUS], links[row, NEXT] = previous, next_
+    links[row, PREVIOUS] = previous
+    links[row, NEXT] = next_
     _link(links[row, KEY], previous, row, links, heads)
     if next_ != NONE:
         links[next_, PREVIOUS] = row
@@ -257,7 +265,8 @@ def _link(code, previous, next_, links, heads):
 @compiled
 def _take_out(row, links, flags, heads, meta):
     """Remove a row from its key's list. It is free once its bucket is visited, or at once if it is in none."""
-    previous, next_ = links[row, PREVIOUS], links[row, NEXT]
+    previous = links[row, PREVIOUS]
+    next_ = links[row, NEXT]
     _link(links[row, KEY], previous, next_, links, heads)
     if next_ != NONE:
         links[next_, PREVIOUS] = previous
@@ -269,21 +278,29 @@ def _take_out(row, links, flags, heads, meta):
 @compiled
 def _deleted(code, start, end, kind, deleted, meta):
     n = meta[DELETED]
-    deleted[n, 0], deleted[n, 1], deleted[n, 2], deleted[n, 3] = code, start, end, kind
+    deleted[n, 0] = code
+    deleted[n, 1] = start
+    deleted[n, 2] = end
+    deleted[n, 3] = kind
     meta[DELETED] = n + 1
 
 
 @compiled
 def _step(op, a, b, steps, meta):
     n = meta[STEPS]
-    steps[n, 0], steps[n, 1], steps[n, 2] = op, a, b
+    steps[n, 0] = op
+    steps[n, 1] = a
+    steps[n, 2] = b
     meta[STEPS] = n + 1
 
 
 @compiled
 def _note_late(index, close_time, stream_time, is_accepted, late, meta):
     n = meta[LATE]
-    late[n, 0], late[n, 1], late[n, 2], late[n, LATE_ACCEPTED] = index, close_time, stream_time, is_accepted
+    late[n, 0] = index
+    late[n, 1] = close_time
+    late[n, 2] = stream_time
+    late[n, LATE_ACCEPTED] = is_accepted
     meta[LATE] = n + 1
 
 
@@ -291,7 +308,11 @@ def _note_late(index, close_time, stream_time, is_accepted, late, meta):
 def _update(index, code, start, end, row, cells, base, updates, meta):
     """Write a result on update, or with row NONE a retraction."""
     n = meta[UPDATES]
-    updates[n, 0], updates[n, 1], updates[n, 2], updates[n, 3], updates[n, 4] = index, code, start, end, row != NONE
+    updates[n, 0] = index
+    updates[n, 1] = code
+    updates[n, 2] = start
+    updates[n, 3] = end
+    updates[n, 4] = row != NONE
     if row != NONE:
         for c in range(cells.shape[1] - base):
             updates[n, UPDATE_COLUMNS + c] = cells[row, base + c]
@@ -318,7 +339,8 @@ def _push(row, due, heap, dues, meta):
             break
         dues[at], heap[at] = dues[parent], heap[parent]
         at = parent
-    dues[at], heap[at] = due, row
+    dues[at] = due
+    heap[at] = row
 
 
 @compiled
@@ -327,7 +349,8 @@ def _pop(heap, dues, meta):
     top = heap[0]
     n = meta[HEAP] - 1
     meta[HEAP] = n
-    due, row = dues[n], heap[n]
+    due = dues[n]
+    row = heap[n]
     at = 0
     while True:
         child = 2 * at + 1
@@ -339,7 +362,8 @@ def _pop(heap, dues, meta):
             break
         dues[at], heap[at] = dues[child], heap[child]
         at = child
-    dues[at], heap[at] = due, row
+    dues[at] = due
+    heap[at] = row
     return top
 
 
@@ -463,9 +487,11 @@ def _set_words(pending, n, links, arena, key_offsets, sizes):
 
 @compiled
 def _is_key_before(a, b, links, arena, key_offsets, sizes):
-    x, y = links[a, KEY], links[b, KEY]
+    x = links[a, KEY]
+    y = links[b, KEY]
     for at in range(min(sizes[x], sizes[y])):
-        p, q = arena[key_offsets[x] + at], arena[key_offsets[y] + at]
+        p = arena[key_offsets[x] + at]
+        q = arena[key_offsets[y] + at]
         if p != q:
             return p < q
     return sizes[x] < sizes[y]
@@ -506,12 +532,15 @@ def _merge_sort(pending, spare, first, n, links, arena, key_offsets, sizes):
     width = RUN
     while width < n - first:
         for low in range(first, n, 2 * width):
-            middle, high = min(low + width, n), min(low + 2 * width, n)
+            middle = min(low + width, n)
+            high = min(low + 2 * width, n)
             if middle == high or not _is_before(pending, middle, pending, middle - 1, links, arena, key_offsets, sizes):
                 continue
             for i in range(low, middle):
                 _move(spare, i, pending, i)
-            a, b, at = low, middle, low
+            a = low
+            b = middle
+            at = low
             while a < middle and b < high:
                 if _is_before(pending, b, spare, a, links, arena, key_offsets, sizes):
                     _move(pending, at, pending, b)
@@ -613,7 +642,8 @@ def close_due(
                 return False
             if meta[PENDING] > 1:
                 _sort(pending, spare, meta[PENDING], links, arena, key_offsets, sizes)
-            meta[CLOSING], meta[PENDING_AT] = ORDERED, 0
+            meta[CLOSING] = ORDERED
+            meta[PENDING_AT] = 0
         # 3. Room is checked for a whole row, so that no row is closed by half.
         while meta[PENDING_AT] < meta[PENDING]:
             if (
@@ -625,7 +655,8 @@ def close_due(
                 return False
             row = pending[meta[PENDING_AT], ROW]
             meta[PENDING_AT] += 1
-            was_flags, code = flags[row], links[row, KEY]
+            was_flags = flags[row]
+            code = links[row, KEY]
             # A retained window was closed and forwarded before. Only the changelog must learn that it is gone.
             if was_flags & RETAINED:
                 if was_flags & PERSISTED:
@@ -638,9 +669,11 @@ def close_due(
                 continue
             n = meta[CLOSED]
             meta[CLOSED] = n + 1
-            closed[n, INDEX], closed[n, CODE] = index, code
+            closed[n, INDEX] = index
+            closed[n, CODE] = code
             closed[n, FROM], closed[n, TO] = cells[row, START], cells[row, END]
-            closed[n, CLOSED_AT], closed[n, WAS_DIRTY] = meta[STREAM_TIME], was_flags & DIRTY
+            closed[n, CLOSED_AT] = meta[STREAM_TIME]
+            closed[n, WAS_DIRTY] = was_flags & DIRTY
             if was_flags & PERSISTED and moves:
                 # The changelog has the session under its start as of the last commit, and results on update have both
                 # of its bounds of then. If a bound has changed, that result is retracted. If it is the start, that
@@ -661,7 +694,8 @@ def close_due(
                 _take_out(row, links, flags, heads, meta)
                 free[meta[FREE]] = row
                 meta[FREE] += 1
-        meta[CLOSING], meta[PENDING] = NOTHING, 0
+        meta[CLOSING] = NOTHING
+        meta[PENDING] = 0
         # 4. Time may have jumped so far that a window is closed and removed at once.
         if not (retains and meta[HEAP] and dues[0] < close_time):
             return True
@@ -693,19 +727,25 @@ def take_sessions(
     can_reject = _can_reject(program)
     for i in range(first, count):
         meta[PROCESSED] = i
-        t, code = times[i], codes[i]
+        t = times[i]
+        code = codes[i]
         stream_time = max(t, meta[STREAM_TIME])
         close_time = max(stream_time - grace_ms - gap_ms, meta[CLOSE_TIME])
         # 1. As `findSessions(key, t - gap, t + gap)`, but open sessions only: a closed one is never joined.
-        later, earlier = NONE, NONE
-        before, at = NONE, heads[code]
+        later = NONE
+        earlier = NONE
+        before = NONE
+        at = heads[code]
         while at != NONE and cells[at, START] > t + gap_ms:
-            before, at = at, links[at, NEXT]
+            before = at
+            at = links[at, NEXT]
         reach = max(t - gap_ms, close_time)
         if at != NONE and cells[at, END] >= reach:
-            earlier, at = at, links[at, NEXT]
+            earlier = at
+            at = links[at, NEXT]
             if at != NONE and cells[at, END] >= reach:
-                later, earlier = earlier, at
+                later = earlier
+                earlier = at
         end = t
         if later != NONE:
             end = max(t, cells[later, END])
@@ -754,10 +794,12 @@ def take_sessions(
                     # The changelog and the results have `later` with its bounds of the last commit. The commit removes
                     # it there.
                     if flags[later] & PERSISTED:
-                        was, was_end = cells[later, SHOWN_START], cells[later, SHOWN_END]
+                        was = cells[later, SHOWN_START]
+                        was_end = cells[later, SHOWN_END]
                         _deleted(code, was, was_end, REMOVED | RETRACTED, deleted, meta)
                     _take_out(later, links, flags, heads, meta)
-                cells[row, START], cells[row, END] = start, end
+                cells[row, START] = start
+                cells[row, END] = end
             # 4. After the merge, as the aggregator is applied to the merged aggregate.
             _add(program, cells, floats, row, base, values, float_values, has, i, t)
             if has_objects:
@@ -806,7 +848,8 @@ def take_time_windows(
     can_reject = _can_reject(program)
     for i in range(first, count):
         meta[PROCESSED] = i
-        t, code = times[i], codes[i]
+        t = times[i]
+        code = codes[i]
         stream_time = max(t, meta[STREAM_TIME])
         close_time = max(stream_time - grace_ms, meta[CLOSE_TIME])
         # 1. As TimeWindows.windowsFor: the first window begins at 0. Window n is open as long as its end is above the
@@ -831,15 +874,18 @@ def take_time_windows(
             if logs_updates and meta[UPDATES] + windows > len(updates):
                 return FULL
             # The list descends by start: find the position of the latest of these windows.
-            before, at = NONE, heads[code]
+            before = NONE
+            at = heads[code]
             while at != NONE and cells[at, START] > latest * advance_ms:
-                before, at = at, links[at, NEXT]
+                before = at
+                at = links[at, NEXT]
             probe = at
             # Without an aggregation that can reject a record, the range is empty.
             for number in range(latest if can_reject else accepted_from - 1, accepted_from - 1, -1):
                 found = NONE
                 if probe != NONE and cells[probe, START] == number * advance_ms:
-                    found, probe = probe, links[probe, NEXT]
+                    found = probe
+                    probe = links[probe, NEXT]
                 rejected_by = _rejected_by(program, cells, found, NONE, base, values, has, i)
                 if rejected_by != NONE:
                     meta[REJECTED_BY] = rejected_by
@@ -856,7 +902,8 @@ def take_time_windows(
                     _file(row, start + size_ms - 1, bucket_ms, links, ring, heap, dues, meta)
                     if has_objects:
                         _step(NEW, row, NONE, steps, meta)
-                before, at = row, links[row, NEXT]
+                before = row
+                at = links[row, NEXT]
                 _add(program, cells, floats, row, base, values, float_values, has, i, t)
                 if has_objects:
                     _step(ADD, row, i, steps, meta)
@@ -898,10 +945,13 @@ def take_time_windows(
 @compiled
 def _insert(row, links, cells, heads):
     """Insert a row into its key's list, which descends by start."""
-    code, start = links[row, KEY], cells[row, START]
-    before, at = NONE, heads[code]
+    code = links[row, KEY]
+    start = cells[row, START]
+    before = NONE
+    at = heads[code]
     while at != NONE and cells[at, START] > start:
-        before, at = at, links[at, NEXT]
+        before = at
+        at = links[at, NEXT]
     _put_between(row, before, at, links, heads)
 
 
@@ -950,13 +1000,17 @@ def take_sliding_windows(
     can_reject = _can_reject(program)
     for i in range(first, count):
         meta[PROCESSED] = i
-        t, code = times[i], codes[i]
+        t = times[i]
+        code = codes[i]
         stream_time = max(t, meta[STREAM_TIME])
         close_time = max(stream_time - grace_ms, meta[CLOSE_TIME])
         is_early = t < difference_ms
         missed, n_found, accepted = 0, 0, 0
-        left, right, combined = NONE, NONE, NONE
-        previous, right_latest = -1, -1
+        left = NONE
+        right = NONE
+        combined = NONE
+        previous = -1
+        right_latest = -1
         has_left, has_right, is_whole, has_next, is_both = False, False, False, False, False
         # As `timestamp + 1 + timeDifferenceMs <= closeTime`: even the window just after the record is closed.
         if t + difference_ms < close_time:
@@ -971,7 +1025,9 @@ def take_sliding_windows(
             while at != NONE and cells[at, START] >= earliest:
                 if n_found == len(spare):
                     return FULL
-                start, end, latest = cells[at, START], cells[at, END], cells[at, base]
+                start = cells[at, START]
+                end = cells[at, END]
+                latest = cells[at, base]
                 if start == t + 1:
                     has_right = True
                 elif is_early:
@@ -999,7 +1055,8 @@ def take_sliding_windows(
                         break
                     previous = latest
                 else:
-                    left, previous = at, latest
+                    left = at
+                    previous = latest
                     break
                 at = links[at, NEXT]
             if is_early and right == NONE:
@@ -1043,7 +1100,9 @@ def take_sliding_windows(
                 _update(i, code, t + 1, t + 1 + difference_ms, made_right, cells, base, updates, meta)
                 if has_objects:
                     _step(UPDATE, made_right, meta[UPDATES] - 1, steps, meta)
-            made_left, made_next, made_combined = NONE, NONE, NONE
+            made_left = NONE
+            made_next = NONE
+            made_combined = NONE
             # As `previousRecordRightWindowDoesNotExistAndIsNotEmpty`: the previous record's window may have been empty
             # until now.
             if previous >= 0 and not is_whole and previous + 1 + difference_ms >= t:
@@ -1183,7 +1242,8 @@ def drop_rows(rows, is_table, links, flags, heads, free, meta):
 def sweep(ring, heap, dues, links, free, meta):
     """Free the removed rows that are still in the wheel."""
     for slot in range(len(ring)):
-        row, remaining = ring[slot], NONE
+        row = ring[slot]
+        remaining = NONE
         while row != NONE:
             next_ = links[row, BUCKET]
             if links[row, KEY] == NONE:
@@ -1197,7 +1257,8 @@ def sweep(ring, heap, dues, links, free, meta):
     filed = meta[HEAP]
     meta[HEAP] = 0
     for at in range(filed):
-        row, due = heap[at], dues[at]
+        row = heap[at]
+        due = dues[at]
         if links[row, KEY] == NONE:
             free[meta[FREE]] = row
             meta[FREE] += 1
@@ -1217,7 +1278,8 @@ def take_rows(
     can_reject = _can_reject(program)
     for i in range(first, count):
         meta[PROCESSED] = i
-        t, code = times[i], codes[i]
+        t = times[i]
+        code = codes[i]
         row = heads[code]
         if (has_objects and meta[STEPS] + 3 > len(steps)) or (logs_updates and meta[UPDATES] == len(updates)):
             return FULL

@@ -116,7 +116,8 @@ def assign_offset(batch: Batch, offset: int, leader_epoch: int) -> Batch:
     """The batch with the offset and epoch of its position in the log."""
     head = PREFIX.pack(offset, len(batch.data) - LENGTH_AT, leader_epoch)
     batch.data = head + batch.data[PREFIX.size :]
-    batch.base_offset, batch.last_offset = offset, offset + batch.count - 1
+    batch.base_offset = offset
+    batch.last_offset = offset + batch.count - 1
     return batch
 
 

@@ -80,7 +80,9 @@ def parse(text: str) -> list[Field]:
             open_at.append((indent, open_at[-1][1][-1].children))
         found = _LINE.fullmatch(line.strip())
         assert found is not None, f"not a field: {line!r}"
-        kind, array, nullable = found["type"] or "{}", bool(found["array"]), bool(found["null"])
+        kind = found["type"] or "{}"
+        array = bool(found["array"])
+        nullable = bool(found["null"])
         since = int(found["since"] or 0)
         until = FLEXIBLE_NEVER if found["on"] or found["since"] is None else int(found["until"])
         tag = int(found["tag"]) if found["tag"] is not None else None

@@ -113,7 +113,8 @@ class Control:
 
 def failed(request: Request, code: int, partitions: Collection[TopicPartition] | None = None) -> Message:
     """The response with the error `code` for all of the request, or for those partitions only."""
-    body, answer = request.body, Message()
+    body = request.body
+    answer = Message()
     fields = {one.name: one for one in SPOKEN[request.api].response.fields}
     if "topics" in fields:
         named = {one.name for one in fields["topics"].children}

@@ -129,8 +129,10 @@ class Group:
             news = member.protocols != protocols
             if not body.member_id:  # the timer belongs to the instance that it replaced
                 self._watch_session_timeout(member, now_ms)
-            member.protocols, member.seen_ms = protocols, now_ms
-            member.session_timeout_ms, member.rebalance_timeout_ms = body.session_timeout_ms, rebalance_ms
+            member.protocols = protocols
+            member.seen_ms = now_ms
+            member.session_timeout_ms = body.session_timeout_ms
+            member.rebalance_timeout_ms = rebalance_ms
         unchanged = self.state is GroupState.COMPLETING or (
             self.state is GroupState.STABLE and member_id != self.leader
         )
@@ -163,8 +165,10 @@ class Group:
             given = {one.member_id: one.assignment for one in body.assignments}
             self.state = GroupState.STABLE
             for one in self.members.values():
-                one.assignment, one.seen_ms = given.get(one.member_id, b""), now_ms
-                syncing, one.syncing = one.syncing, None
+                one.assignment = given.get(one.member_id, b"")
+                one.seen_ms = now_ms
+                syncing = one.syncing
+                one.syncing = None
                 if syncing is not None:
                     syncing.resolve(self._sync_response(one))
         return answer
@@ -233,14 +237,16 @@ class Group:
 
     def _resume_static_member(self, version: int, member: Member, old_id: str, body: Message, now_ms: int) -> Message:
         """A static member that returns without changes stays in the present generation."""
-        member.seen_ms, member.session_timeout_ms = now_ms, body.session_timeout_ms
+        member.seen_ms = now_ms
+        member.session_timeout_ms = body.session_timeout_ms
         self._watch_session_timeout(member, now_ms)
         answer = self._join_response(member)
         if self.leader == member.member_id:
             if version >= SKIP_SAID_SINCE:
                 answer.skip_assignment = True
             else:
-                answer.leader, answer.members = old_id, []
+                answer.leader = old_id
+                answer.members = []
         return answer
 
     def _expect_rejoin(self, member_id: str, within_ms: int, now_ms: int) -> None:
@@ -282,7 +288,8 @@ class Group:
             self.state = GroupState.PREPARING
             for member in self.members.values():
                 member.assignment = b""
-                syncing, member.syncing = member.syncing, None
+                syncing = member.syncing
+                member.syncing = None
                 if syncing is not None:
                     syncing.resolve(Message(error_code=ErrorCode.REBALANCE_IN_PROGRESS))
             self._cancel_deadline()
@@ -305,7 +312,9 @@ class Group:
             del self.members[member_id]
         self.generation += 1
         if not self.members:
-            self.state, self.protocol, self.leader = GroupState.EMPTY, "", ""
+            self.state = GroupState.EMPTY
+            self.protocol = ""
+            self.leader = ""
             return
         self.state = GroupState.COMPLETING
         anyone = next(iter(self.members.values()))
@@ -316,7 +325,9 @@ class Group:
             now_ms + max(one.rebalance_timeout_ms for one in self.members.values()), self._remove_members_without_sync
         )
         for member in list(self.members.values()):
-            joining, member.joining, member.seen_ms = member.joining, None, now_ms
+            joining = member.joining
+            member.joining = None
+            member.seen_ms = now_ms
             assert joining is not None, "those that have not joined are gone"
             joining.resolve(self._join_response(member))
 

@@ -14,8 +14,11 @@ from penstock.shared.testing.fake_broker.protocol import ErrorCode
 from penstock.shared.testing.fake_broker.timers import Later
 from penstock.shared.testing.fake_broker.topics import Partition, Topic
 
-ACKS_NONE, ACKS_ALL = 0, -1
-EARLIEST, LATEST, MAX_TIMESTAMP = -2, -1, -3
+ACKS_NONE = 0
+ACKS_ALL = -1
+EARLIEST = -2
+LATEST = -1
+MAX_TIMESTAMP = -3
 READ_COMMITTED = 1
 DELETE_TO_END = -1
 ABORTABLE_SAID_SINCE = 11
@@ -68,7 +71,8 @@ def produce(state: ClusterState, request: Request) -> Answer:
 
 
 def _append_to_log(state: ClusterState, partition: Partition, data: bytes | None, request: Request) -> Message:
-    tp, now_ms = partition.topic_partition, request.now_ms
+    tp = partition.topic_partition
+    now_ms = request.now_ms
     topic = state.topics[tp.topic]
     try:
         batch = parse(data)
@@ -95,7 +99,8 @@ def _append_to_log(state: ClusterState, partition: Partition, data: bytes | None
 
 def _check_batch(partition: Partition, topic: Topic, batch: Batch, request: Request) -> None:
     """Raise InvalidBatch if this topic does not accept the batch."""
-    acks, now_ms = request.body.acks, request.now_ms
+    acks = request.body.acks
+    now_ms = request.now_ms
     # Since Kafka 4, min.insync.replicas never exceeds the number of replicas.
     if acks == ACKS_ALL and len(partition.isr) < min(int(topic.config("min.insync.replicas")), len(partition.replicas)):
         raise InvalidBatch(ErrorCode.NOT_ENOUGH_REPLICAS, f"in sync are {partition.isr} alone")
@@ -203,7 +208,8 @@ def _diverging_epoch_response(partition: Partition, row: Message) -> Message | N
     """The answer to a client that has read records which this log does not contain, or None."""
     if row.last_fetched_epoch < 0:
         return None
-    log, index = partition.log, partition.topic_partition.partition
+    log = partition.log
+    index = partition.topic_partition.partition
     end = log.end_of_epoch(row.last_fetched_epoch, partition.leader_epoch)
     if end is None:
         return Message(partition=index, error_code=ErrorCode.OFFSET_OUT_OF_RANGE, records=b"")

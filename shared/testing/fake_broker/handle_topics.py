@@ -186,7 +186,8 @@ def _describe_configs(state: ClusterState, row: Message, *, synonyms: bool) -> M
         return found
     topic = state.topics.get(row.resource_name)
     if topic is None:
-        found.error_code, found.error_message = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "there is no such topic"
+        found.error_code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        found.error_message = "there is no such topic"
         return found
     found.configs = [
         Message(

@@ -87,7 +87,8 @@ class NodeServer:
 
     async def stop(self) -> None:
         """Close the port and every connection, without another answer."""
-        server, self._server = self._server, None
+        server = self._server
+        self._server = None
         if server is not None:
             server.close()
             await self.close_connections()

@@ -119,7 +119,8 @@ class PartitionLog:
             return Fetched(ErrorCode.OFFSET_OUT_OF_RANGE)
         end = self.last_stable_offset if committed else self.end_offset
         taken: list[bytes] = []
-        size, upper = 0, offset
+        size = 0
+        upper = offset
         for at in range(bisect_left(self._lasts, offset), len(self.batches)):
             batch = self.batches[at]
             size += len(batch.data)
@@ -227,7 +228,8 @@ class PartitionLog:
 
     def retain(self, max_bytes: int) -> None:
         """Delete the oldest batches while the log is larger than `max_bytes`, but only below the last stable offset."""
-        surplus, before = self.size_bytes - max_bytes, self.start_offset
+        surplus = self.size_bytes - max_bytes
+        before = self.start_offset
         for batch in self.batches if surplus > 0 else ():
             if surplus <= 0 or batch.last_offset >= self.last_stable_offset:
                 break

@@ -26,8 +26,10 @@ class Later:
     def resolve(self, value: Any) -> None:
         """Set the answer."""
         if not self.is_done:
-            self.is_done, self.value = True, value
-            then, self._then = self._then, []
+            self.is_done = True
+            self.value = value
+            then = self._then
+            self._then = []
             for call in then:
                 call(value)
 
@@ -76,6 +78,7 @@ class Timers:
         """Make all calls that are due."""
         while (due_ms := self.next_ms) is not None and due_ms <= now_ms:
             timer = heapq.heappop(self._heap)[2]
-            call, timer.call = timer.call, None
+            call = timer.call
+            timer.call = None
             assert call is not None, "next_ms drops what was cancelled"
             call(now_ms)

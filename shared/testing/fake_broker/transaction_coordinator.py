@@ -140,7 +140,9 @@ class Transactions:
 
     def _bump_producer_epoch(self, known: Transaction, expected: tuple[int, int]) -> None:
         if known.producer_epoch >= EPOCH_MAX - 1:
-            known.producer_id, known.producer_epoch, known.last_epoch = self.new_producer_id(), 0, -1
+            known.producer_id = self.new_producer_id()
+            known.producer_epoch = 0
+            known.last_epoch = -1
             self._by_producer[known.producer_id] = known
             return
         known.last_epoch = known.producer_epoch if expected != NO_PRODUCER else -1
@@ -194,7 +196,8 @@ class Transactions:
 
     def _abort_fenced(self, known: Transaction, now_ms: int) -> None:
         """Abort under the next epoch, so that the producer that had it open can only request that epoch."""
-        known.last_epoch, known.producer_epoch = known.producer_epoch, known.producer_epoch + 1
+        known.last_epoch = known.producer_epoch
+        known.producer_epoch = known.producer_epoch + 1
         self.end(known, now_ms, committed=False)
 
     def _finish_transaction(self, known: Transaction, now_ms: int) -> None:

@@ -63,7 +63,8 @@ class BulkRead:
 
     async def abandon(self) -> None:
         """Stop reading. The connection must be closed afterwards."""
-        holding, self._holding = self._holding, None
+        holding = self._holding
+        self._holding = None
         if holding is not None:
             holding.cancel()
             await asyncio.gather(holding, return_exceptions=True)
@@ -81,7 +82,8 @@ class BulkRead:
 
     async def _keep_transaction_open(self) -> None:
         """Keep the transaction open. If it is already being committed, wait for that."""
-        holding, self._holding = self._holding, None
+        holding = self._holding
+        self._holding = None
         if holding is None:
             return
         if not self._is_committing:

@@ -147,7 +147,9 @@ def _decode_message(cursor: _Cursor) -> Message:
         return Commit(*cursor.take("!xQQQ"))
     if kind == "R":
         (oid,) = cursor.take("!I")
-        namespace, name, identity = cursor.text(), cursor.text(), cursor.letter()
+        namespace = cursor.text()
+        name = cursor.text()
+        identity = cursor.letter()
         (count,) = cursor.take("!H")
         return Relation(oid, namespace, name, identity, tuple(cursor.column() for _ in range(count)))
     if kind == "T":

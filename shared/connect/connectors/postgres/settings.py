@@ -18,7 +18,9 @@ from penstock.shared.connect.errors import ConfigError, ConnectError, RetriableE
 
 log = get_logger(__name__)
 
-HIGH, MEDIUM, LOW = Importance.HIGH, Importance.MEDIUM, Importance.LOW
+HIGH = Importance.HIGH
+MEDIUM = Importance.MEDIUM
+LOW = Importance.LOW
 URL = re.compile(r"(?:jdbc:)?(postgres(?:ql)?://.+)")
 
 

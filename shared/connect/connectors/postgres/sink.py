@@ -144,12 +144,14 @@ class PostgresSinkTask(SinkTask):
         then does not write them once more. After it, the next part is as long as the one in front of it, and the length
         doubles with each success. So a batch with many errors is not tried as a whole again and again.
         """
-        at, size = 0, len(records)
+        at = 0
+        size = len(records)
         while at < len(records):
             part = records[at : at + size]
             error = await self._try_to_write_rows(part)
             if error is None:
-                at, size = at + len(part), 2 * size
+                at = at + len(part)
+                size = 2 * size
                 continue
             errant, error = await self._first_errant(part, error)
             await self._report_errant_record(part[errant], error)
@@ -185,14 +187,16 @@ class PostgresSinkTask(SinkTask):
             if found is not None:
                 error = found
                 break
-            fine, failing = failing, min(2 * failing, len(records))
+            fine = failing
+            failing = min(2 * failing, len(records))
         while failing - fine > 1:
             middle = (fine + failing) // 2
             found = await self._try_to_write_rows(records[:middle], keep=False)
             if found is None:
                 fine = middle
             else:
-                failing, error = middle, found
+                failing = middle
+                error = found
         return failing - 1, error
 
     async def _report_errant_record(self, record: SinkRecord, error: Exception) -> None:
@@ -214,7 +218,8 @@ class PostgresSinkTask(SinkTask):
         ours = translated(error)
         self._tables.clear()  # the error may come from a changed table, which is described again
         if self._connection is not None and (isinstance(ours, RetriableError) or self._connection.is_closed()):
-            connection, self._connection = self._connection, None
+            connection = self._connection
+            self._connection = None
             if not connection.is_closed():
                 connection.terminate()
         if not isinstance(ours, RetriableError):

@@ -166,15 +166,18 @@ class PostgresSourceTask(SourceTask):
             if self._bulk is None:
                 idle_ms = self._values["bulk.idle.ms"]
                 self._bulk = await BulkRead.begun(self._connection, reader.statement()[0], most, idle_ms)
-            rows, attributes = await self._bulk.rows(), self._bulk.attributes
+            rows = await self._bulk.rows()
+            attributes = self._bulk.attributes
             if is_whole := len(rows) < most:
-                bulk, self._bulk = self._bulk, None
+                bulk = self._bulk
+                self._bulk = None
                 await bulk.end()
         else:
             statement, arguments = reader.statement()
             async with self._connection.transaction(readonly=True):
                 prepared = await self._connection.prepare(statement)
-                rows, attributes = await prepared.fetch(*arguments), prepared.get_attributes()
+                rows = await prepared.fetch(*arguments)
+                attributes = prepared.get_attributes()
             is_whole = True
         return self._source_records_of_rows(reader, rows, attributes), is_whole
 
@@ -205,7 +208,8 @@ class PostgresSourceTask(SourceTask):
         ours = translated(error)
         await self._abandon_bulk_read()
         if self._connection is not None:
-            connection, self._connection = self._connection, None
+            connection = self._connection
+            self._connection = None
             if not connection.is_closed():
                 connection.terminate()
         if isinstance(ours, RetriableError) and self._retries_left <= 0:
@@ -214,7 +218,8 @@ class PostgresSourceTask(SourceTask):
         return ours
 
     async def _abandon_bulk_read(self) -> None:
-        bulk, self._bulk = self._bulk, None
+        bulk = self._bulk
+        self._bulk = None
         if bulk is not None:
             await bulk.abandon()
 
