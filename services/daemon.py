@@ -83,7 +83,7 @@ def require_running(tasks: Iterable[asyncio.Task[Any]]) -> None:
         log.error("a background task has ended", task=task.get_name())
         if isinstance(error, Exception):
             raise error
-        raise IllegalState(f"the background task {task.get_name()!r} has ended, though nobody asked for it") from error
+        raise IllegalState(f"the background task {task.get_name()!r} has ended unexpectedly") from error
 
 
 async def run(daemon: Daemon, shutdown_timeout_ms: int) -> int:
@@ -115,7 +115,7 @@ async def run(daemon: Daemon, shutdown_timeout_ms: int) -> int:
         elif not work.cancelled():
             work.result()
         elif not stop.is_set():
-            raise IllegalState("the work was cancelled, though nobody asked for the end")
+            raise IllegalState("the main loop was cancelled unexpectedly")
     except Exception as e:
         status = _log_errors(e)
     try:

@@ -5,7 +5,7 @@
 >>> parse_ms("half an hour")
 Traceback (most recent call last):
     ...
-penstock.errors.ConfigError: 'half an hour' is no duration: write a number and ms, s, m, h or d, such as 30m
+penstock.errors.ConfigError: 'half an hour' is not a duration: write a number and ms, s, m, h or d, such as 30m
 """
 
 from __future__ import annotations
@@ -23,5 +23,5 @@ def parse_ms(text: str) -> int:
     match = _DURATION.fullmatch(text.strip())
     ms = float(match[1]) * _UNITS_MS[match[2]] if match else 0.5
     if ms != int(ms):
-        raise ConfigError(f"{text!r} is no duration: write a number and ms, s, m, h or d, such as 30m")
+        raise ConfigError(f"{text!r} is not a duration: write a number and ms, s, m, h or d, such as 30m")
     return int(ms)

@@ -80,7 +80,7 @@ def _register_once(
 ) -> M:
     if wrong := NOT_BASE_UNITS.intersection(name.split("_")):
         raise ValueError(
-            f"metric {name!r}: {sorted(wrong)} is no base unit of Prometheus: use seconds, bytes or a ratio"
+            f"metric {name!r}: {sorted(wrong)} is not a base unit of Prometheus: use seconds, bytes or a ratio"
         )
     full = f"penstock_{name}"
     known = registry._names_to_collectors.get(full) or registry._names_to_collectors.get(f"{full}_total")

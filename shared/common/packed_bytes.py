@@ -57,7 +57,7 @@ class PackedBytes(Sequence[bytes | None]):
         except TypeError:
             data = b"".join([string for string in strings if string is not None])
         if len(data) != (ends[-1] if len(ends) else 0):
-            raise TypeError("a memoryview whose items are not single bytes is no byte string")
+            raise TypeError("a memoryview whose items are not single bytes is not a byte string")
         return cls(np.frombuffer(data, np.uint8), ends - sizes, lengths)
 
     @classmethod

@@ -5,11 +5,11 @@
 >>> time_ms("yesterday")  # doctest: +ELLIPSIS
 Traceback (most recent call last):
     ...
-penstock.errors.ConfigError: 'yesterday' is no time: write ISO 8601, such as 2013-01-31T05:00 (UTC), or ms...
+penstock.errors.ConfigError: 'yesterday' is not a valid time: write ISO 8601, such as 2013-01-31T05:00 (UTC), or ms...
 >>> time_ms("99999999999999999999")  # doctest: +ELLIPSIS
 Traceback (most recent call last):
     ...
-penstock.errors.ConfigError: '99999999999999999999' is no time: more ms than Kafka has room for (from -922337203...
+penstock.errors.ConfigError: '99999999999999999999' is not a valid time: more ms than Kafka has room for (from -...
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ def time_ms(text: str) -> int:
         ms = int(text) if len(text) <= DIGITS_MAX else TIME_MS_MAX + 1
         if not TIME_MS_MIN <= ms <= TIME_MS_MAX:
             message = f"more ms than Kafka has room for (from {TIME_MS_MIN} to {TIME_MS_MAX})"
-            raise ConfigError(f"{text[:SHOWN_MAX]!r} is no time: {message}")
+            raise ConfigError(f"{text[:SHOWN_MAX]!r} is not a valid time: {message}")
         return ms
     try:
         time = datetime.fromisoformat(text)
     except ValueError:
         message = "write ISO 8601, such as 2013-01-31T05:00 (UTC), or ms since the epoch"
-        raise ConfigError(f"{text!r} is no time: {message}") from None
+        raise ConfigError(f"{text!r} is not a valid time: {message}") from None
     return round((time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp() * 1000)

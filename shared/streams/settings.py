@@ -63,11 +63,11 @@ class TaskSettings(BaseModel):
         default="dead_letter", description="if a node or a punctuation raises: dead letter, leave it out, or stop"
     )
     production_exception_handler: ExceptionHandler = Field(
-        default="dead_letter", description="if a result cannot be written: the same"
+        default="dead_letter", description="if a result cannot be written: dead letter, leave it out, or stop"
     )
     max_future_ms: PositiveMs | None = Field(
         default=MAX_FUTURE_MS,
-        description="a record further ahead of the clock cannot be decoded; unset: any may move time",
+        description="a record whose time is further ahead of the clock is rejected; unset: no limit",
     )
     max_request_size: Annotated[int, Field(gt=0)] = Field(
         default=1024 * 1024,
@@ -75,7 +75,7 @@ class TaskSettings(BaseModel):
     )
     key_bytes_max: Annotated[int, Field(gt=0)] | None = Field(
         default=None,
-        description="bytes of a windowed key, twice as JSON; more: dead letter; unset: max_request_size - 16 KiB",
+        description="maximum bytes of a windowed key, twice that as JSON; unset: max_request_size - 16 KiB",
     )
     start_from_group_offsets: bool = Field(
         default=False,
@@ -115,27 +115,29 @@ class StreamsSettings(Section, TaskSettings):
     )
     commit_interval_ms: PositiveMs = 100
     poll_ms: PositiveMs = Field(default=100, description="how long one turn waits for records")
-    max_poll_records: Annotated[int, Field(gt=0)] = Field(default=50_000, description="records one turn takes at most")
+    max_poll_records: Annotated[int, Field(gt=0)] = Field(
+        default=50_000, description="maximum number of records that one turn processes"
+    )
     max_task_idle_ms: Annotated[int, Field(ge=-1)] = Field(
         default=0, description="how long a task waits for a record of each of its topics; -1: takes what there is"
     )
     buffered_records_per_partition: Annotated[int, Field(gt=0)] = Field(
         default=BUFFERED_RECORDS_MAX,
-        description="a partition with more fetched records pauses; from 1000 on, only with more than one run takes",
+        description="a partition with more fetched records is paused (from 1000 on, with more than one run takes)",
     )
     input_buffer_max_bytes: Annotated[int, Field(gt=0)] = Field(
         default=INPUT_BUFFER_MAX_BYTES,
-        description="with more bytes of fetched records in all tasks, partitions that have some are not fetched from",
+        description="bytes of fetched records in all tasks; above it, only partitions without any are fetched",
     )
     repartition_purge_interval_ms: PositiveMs = Field(
         default=30_000, description="how often records that were read are deleted from repartition topics"
     )
     group_instance_id: str | None = Field(
-        default=None, description="this instance's own name: it gets its partitions back at once when it starts again"
+        default=None, description="static membership: an instance that restarts gets its partitions back at once"
     )
     partition_assignment_strategy: Literal["range", "cooperative-sticky"] = Field(
         default="range",
-        description="cooperative-sticky: tasks that stay run on through a rebalance; for one source topic",
+        description="cooperative-sticky: tasks that are kept continue during a rebalance; for one source topic",
     )
     session_timeout_ms: PositiveMs = Field(
         default=45_000, description="the group removes an instance without heartbeats after this"
@@ -150,7 +152,7 @@ class StreamsSettings(Section, TaskSettings):
     topic_wait_ms: PositiveMs = Field(default=60_000, description="how long start-up waits for the source topics")
     restore_attempts_max: Annotated[int, Field(gt=0)] = Field(
         default=5,
-        description="times in a row that a task's failed commit or restore is tried again before the worker fails",
+        description="consecutive retries of a task's failed commit or restore before the worker fails",
     )
     idle_timeout_ms: PositiveMs | None = Field(
         default=None,
@@ -170,10 +172,10 @@ class StreamsSettings(Section, TaskSettings):
         description="state on disk of a partition that is neither owned nor a standby is kept this long",
     )
     num_standby_replicas: Annotated[int, Field(ge=0)] = Field(
-        default=0, description="instances beside its owner that keep each partition's state, to take it over at once"
+        default=0, description="standby instances of each partition, which keep its state to take it over at once"
     )
     statestore_cache_max_bytes: Annotated[int, Field(ge=0)] = Field(
-        default=64 * 1024 * 1024, description="of rows that are on disk, all tasks keep about so many bytes in memory"
+        default=64 * 1024 * 1024, description="bytes of rows on disk that all tasks keep in memory, approximately"
     )
     rocksdb_memory_max_bytes: Annotated[int, Field(ge=4 * 1024 * 1024)] = Field(
         default=128 * 1024 * 1024, description="RocksDB's block cache and write buffers, of all tasks together"
@@ -212,8 +214,8 @@ class StreamsSettings(Section, TaskSettings):
         if not internal_topics or self.processing_guarantee == "exactly_once":
             return self
         log.info(
-            "commits are transactions although at_least_once was asked for: what is written twice to a topic of the "
-            "application's own would be counted twice",
+            "commits are transactions although at_least_once is configured: a record written twice to a topic of the "
+            "application's own would count twice",
             processing_guarantee="exactly_once",
             topics=list(internal_topics),
         )

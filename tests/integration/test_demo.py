@@ -124,7 +124,7 @@ def test_a_long_csv_is_compacted_while_it_runs(tmp_path: Path) -> None:
             ("--input", "ok.csv", "--key", "who", "--time", "when"),
             "--time: ok.csv has no column 'when'; it has who, at",
         ),
-        (("--input", "ok.csv", "--key", "who", "--time", "at", "--gap", "bogus"), "--gap: 'bogus' is no duration"),
+        (("--input", "ok.csv", "--key", "who", "--time", "at", "--gap", "bogus"), "--gap: 'bogus' is not a duration"),
         (("--input", "ok.csv", "--key", "who", "--time", "at"), "ok.csv, row 1 (line 2), column 'at': '17' is no"),
         (
             ("--input", "seconds.csv", "--key", "who", "--time", "at", "--time-format", "epoch_ms"),

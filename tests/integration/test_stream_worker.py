@@ -483,7 +483,7 @@ async def test_a_result_over_its_topics_limit_stops_the_worker(kafka: EmbeddedKa
             for size in (5, 20_000, 6):
                 await (await producer.send(topic_name, b'{"size":%d}' % size, key=b"k", partition=0))
         message = (
-            rf"the commit of what lies before {topic_name}-0@3: topic {out}, partition 0: the record of key b'k', "
+            rf"the commit of the records before {topic_name}-0@3: topic {out}, partition 0: the record of key b'k', "
             r"\d+ bytes, timestamp \d+, was rejected: .*max_request_size=1048576 must not be above"
         )
         for _ in range(2):

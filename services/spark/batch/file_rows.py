@@ -329,7 +329,7 @@ def require_one_header(spark: SparkSession, settings: BatchSettings, options: di
         elif columns != wanted:
             raise ConfigError(
                 f"{first.path} has the columns {', '.join(wanted)} and {row.path} has {', '.join(columns)}: CSV files "
-                "are read by the places of their columns; write them with one header, or as JSON or Parquet"
+                "are read by the positions of their columns; write them with one header, or as JSON or Parquet"
             )
 
 

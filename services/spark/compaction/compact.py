@@ -170,7 +170,7 @@ class Compaction:
         if topic_id != offsets.topic_id:
             raise ChangelogHole(
                 f"{self.path(table)} was made from {offsets.topic} with id {topic_id}, but its id is "
-                f"{offsets.topic_id}: it was deleted and created again. Move the tables to another place to begin new "
+                f"{offsets.topic_id}: it was deleted and created again. Move the tables to another folder to begin new "
                 "ones"
             )
 

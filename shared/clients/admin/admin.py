@@ -358,7 +358,7 @@ class Admin:
             # This version of the response has no error code of its own (later ones add it). Without the permission,
             # Describe on the cluster, the broker returns no log dirs.
             if sizes.keys() < set(wanted) and not sizes:
-                raise AuthorizationFailed("log dirs: the brokers tell nothing of them (Describe on the cluster)")
+                raise AuthorizationFailed("log dirs: the brokers return none (Describe on the cluster is needed)")
 
         await self._retry_request(describe_log_dirs, "log dirs", timeout_ms)
         return sizes

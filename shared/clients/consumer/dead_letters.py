@@ -167,7 +167,7 @@ def parse_dead_letter(record: ConsumerRecord) -> DeadLetter:
         name = node.decode(errors="replace")
         raise DataError(f"{where} is what node {name!r} could not take behind a store: no source record to send again")
     if missing:
-        raise DataError(f"{record.topic_partition}@{record.offset} is no dead letter: without {', '.join(missing)}")
+        raise DataError(f"{record.topic_partition}@{record.offset} is not a dead letter: without {', '.join(missing)}")
     text = {name: (record.headers[index][1] or b"").decode(errors="replace") for name, index in indexes.items()}
     numbers = {}
     for name in (PARTITION, OFFSET, TIMESTAMP, ATTEMPTS):
@@ -175,7 +175,7 @@ def parse_dead_letter(record: ConsumerRecord) -> DeadLetter:
             numbers[name] = int(text[name])
         except ValueError:
             where = f"{record.topic_partition}@{record.offset}"
-            raise DataError(f"{where} is no dead letter: {name} is {text[name]!r}, not a number") from None
+            raise DataError(f"{where} is not a dead letter: {name} is {text[name]!r}, not a number") from None
     is_cut = record.headers[-1][0] == CUT
     behind = range(max(indexes.values()) + 1, len(record.headers))
     own = {*indexes.values(), *(index for index in behind if record.headers[index][0] in (CHANGELOG_ID, CUT))}

@@ -178,7 +178,7 @@ class Membership:
                 raise
             # A task or future that the listener awaits was cancelled. Raised, this would end the membership silently.
             self._note_listener_error(
-                IllegalState(f"{self._describe_member()}: {name} let a cancellation through that was not asked for"),
+                IllegalState(f"{self._describe_member()}: {name} raised CancelledError without a cancellation"),
                 name,
             )
         except Exception as e:

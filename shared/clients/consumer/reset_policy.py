@@ -59,6 +59,6 @@ def _duration_ms(text: str) -> int:
     match = _ISO.fullmatch(text)
     if match is None or not any(match.groupdict().values()):
         if text[:1] in ("P", "p"):
-            raise ConfigError(f"{text!r} is no duration: write one such as P7D, PT1H30M or 90m")
+            raise ConfigError(f"{text!r} is not a duration: write one such as P7D, PT1H30M or 90m")
         return parse_ms(text)
     return sum(round(float(n) * _UNITS_MS[unit]) for unit, n in match.groupdict().items() if n)

@@ -220,8 +220,8 @@ async def _fetch_jar(
         finally:
             part.close()
     raise JarsUnavailable(
-        f"{wanted.title} must be downloaded once, and {jar.path} could not be had from {repository.name}: {why}. "
-        f"Name another repository by {REPOSITORY_VARIABLE}"
+        f"{wanted.title} must be downloaded once, and {jar.path} could not be downloaded from "
+        f"{repository.name}: {why}. Name another repository by {REPOSITORY_VARIABLE}"
     )
 
 

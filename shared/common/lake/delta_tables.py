@@ -184,7 +184,7 @@ def _offset_slices(table: DeltaTable, where: str) -> list[tuple[int, int]]:
     """Ranges of offsets, both ends inclusive, that together cover all rows and have about SLICE_ROWS rows each."""
     column = query(table, f"SELECT changelog_offset FROM t WHERE {where}").column(0)
     if column.null_count:
-        raise NotASnapshot(f"{table.table_uri} is no snapshot: there are windows without a changelog offset")
+        raise NotASnapshot(f"{table.table_uri} is not a snapshot: there are windows without a changelog offset")
     if not len(column):
         return []
     offsets = np.sort(column.to_numpy())
@@ -405,7 +405,9 @@ def _parse_partition_snapshot(table: DeltaTable, row: Mapping[str, Any]) -> Part
     partition, offset, epoch, progress, topic_id = (row[name] for name in PROGRESS_COLUMNS)
     numbers = isinstance(offset, int) and isinstance(epoch, int)
     if not numbers or not isinstance(progress, str) or not isinstance(topic_id, str | None):
-        raise NotASnapshot(f"{table.table_uri} is no snapshot: the progress of partition {partition} is not readable")
+        raise NotASnapshot(
+            f"{table.table_uri} is not a snapshot: the progress of partition {partition} is not readable"
+        )
     return PartitionSnapshot(partition, offset, epoch, progress.encode(), topic_id)
 
 
@@ -455,7 +457,7 @@ def _fields_of_table(table: DeltaTable) -> dict[str, Any]:
 
 def _require_columns(table: DeltaTable, wanted: Sequence[str]) -> None:
     if missing := [name for name in wanted if name not in _fields_of_table(table)]:
-        raise NotASnapshot(f"{table.table_uri} is no snapshot: it has no column {', '.join(missing)}")
+        raise NotASnapshot(f"{table.table_uri} is not a snapshot: it has no column {', '.join(missing)}")
 
 
 def _quote_column_name(name: str) -> str:

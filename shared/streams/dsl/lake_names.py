@@ -40,15 +40,15 @@ def require_column_names(owner: str, names: Iterable[str], own: Iterable[str], t
         if not name or _FORBIDDEN & set(name):
             raise ConfigError(
                 f"{owner} {name!r}: the name is a column's of the lake's table {table}, which cannot have blanks or "
-                "any of , ; { } ( ) = / \\ in it: call it otherwise"
+                "any of , ; { } ( ) = / \\ in it: rename it"
             )
         if (reserved_name := reserved.get(name.lower())) is not None:
             raise ConfigError(
                 f"{owner} {name!r}: the lake's table {table} has a column {reserved_name!r} of its own (case does not "
-                "count): call it otherwise"
+                "count): rename it"
             )
         if (other := seen.setdefault(name.lower(), name)) is not name:
             raise ConfigError(
                 f"{owner} {name!r}: the lake's table {table} has a column for {other!r} already (case does not count): "
-                "call it otherwise"
+                "rename it"
             )

@@ -149,14 +149,14 @@ def require_changelog(wanted: NewTopic, partitions: int, configs: Configs, boots
     if partitions < wanted.partitions:
         raise ConfigError(
             f"the changelog topic {name} has {partitions} partitions, the source topics have {wanted.partitions}. "
-            "Where the source got more partitions, keys have moved: a session that is open in the old partition will "
-            f"not go on in the new one. To go on: kafka-topics.sh --bootstrap-server {bootstrap_servers} --alter "
+            "If partitions were added to the source, keys have moved: a session that is open in the old partition will "
+            f"not continue in the new one. To continue: kafka-topics.sh --bootstrap-server {bootstrap_servers} --alter "
             f"--topic {name} --partitions {wanted.partitions}"
         )
     if partitions > wanted.partitions:
         raise ConfigError(
             f"the changelog topic {name} has {partitions} partitions, the source topics have {wanted.partitions}: its "
-            "state is that of other source topics. Give the application another application_id, or delete the "
+            "state belongs to other source topics. Give the application another application_id, or delete the "
             "changelog topic, the group's offsets and the tables in the lake to start afresh."
         )
 

@@ -150,7 +150,7 @@ def raise_unread(at: TopicPartition, position: int, read: Collection[str], appli
     name = at.topic.removeprefix(f"{application}-").removesuffix(REPARTITION_SUFFIX)
     raise SchemaMismatch(
         f"{at} holds records from offset {position} on that were not read, and the topology does not read it any more; "
-        f"its own topics are {', '.join(now) or 'none'}. A key_by without a name is named after its place: {RENAMED} "
+        f"its own topics are {', '.join(now) or 'none'}. A key_by without a name is named by its position: {RENAMED} "
         f"Here that is name={name!r}."
     )
 

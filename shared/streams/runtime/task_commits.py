@@ -168,7 +168,7 @@ class TaskCommits:
         except RecordRejected as e:
             # A restored task would make the same record again. So the error ends the worker.
             before = ", ".join(f"{topic}-{task.partition}@{to}" for topic, to in sorted(commit.sources.items()))
-            raise ProcessingFailed(f"the commit of what lies before {before}: {e}") from e
+            raise ProcessingFailed(f"the commit of the records before {before}: {e}") from e
         except LogReplaced as e:
             # The rows on disk are of the log that was replaced.
             owned.half_processed = str(e)

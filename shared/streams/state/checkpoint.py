@@ -45,8 +45,8 @@ class LogPosition:
         least = self._next + entries
         if 0 <= offset < least:
             raise LogReplaced(
-                f"a commit is at offset {offset}, and {least} was the first that was free for it: the topic (id "
-                f"{self.topic_id} before) was made again, or has lost its end"
+                f"a commit is at offset {offset}, but the log ended at {least} before it: the topic (id "
+                f"{self.topic_id} before) was recreated, or has lost its end"
             )
         return range(self._next, offset if offset > least else self._next)
 

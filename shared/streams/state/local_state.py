@@ -191,7 +191,7 @@ class LocalState:
         # A checkpoint needs an offset. Without one, the rows on disk could not be related to the log.
         if position.covered_offset < 1:
             raise CommitOffsetUnknown(
-                "the broker has not said at which offset the commit is: what is on disk is behind it"
+                "the broker returned no offset of the commit, so the state on disk stays behind it"
             )
         # The commit's result came late. The log has the commit, so the next restore reads it.
         if self._closed:

@@ -246,7 +246,7 @@ class NodeContext:
         elif to in self._edges:
             self._guard.forward(self._edges[to], record)
         else:
-            raise ConfigError(f"{self._node.name!r} forwards to {to!r}, which is none of its children")
+            raise ConfigError(f"{self._node.name!r} forwards to {to!r}, which is not one of its children")
 
     def schedule(
         self,
@@ -264,9 +264,9 @@ class NodeContext:
     def _require_work(self, call: str) -> None:
         if not is_in_callback(self._task):
             raise IllegalState(
-                f"{self._node.name!r}: {call}() was called from outside: a context serves its processor's init(), "
-                "process(), commit() and close() and its callbacks, in the thread that runs them and while they run: "
-                "an asyncio task or a callback that is made there comes too late"
+                f"{self._node.name!r}: {call}() was called outside of a callback: a context may only be used in its "
+                "processor's init(), process(), commit(), close() and punctuators, in the thread that runs them. "
+                "An asyncio task or a callback that is created there runs too late"
             )
 
     def store(self, name: str) -> StateStore | Lookup:

@@ -419,7 +419,7 @@ class StreamTask:
             late = Entries.joined(self._late_entries())
         except Exception as e:
             sources = ", ".join(f"{topic}-{self.partition}@{at}" for topic, at in sorted(self.sources.items()))
-            raise self._mark_failed(f"the commit of what lies before {sources}", e) from e
+            raise self._mark_failed(f"the commit of the records before {sources}", e) from e
         # 3. Drop the changes before they are written, so that the task can continue at once. If the write fails, the
         # task is discarded, and the changelog has the state of the previous commit.
         for store in self._all_stores:

@@ -76,7 +76,10 @@ def test_an_invalid_time_names_its_flag(capsys: pytest.CaptureFixture[str]) -> N
         output = capsys.readouterr().err
         assert output.count("\n") == 1
         assert flag in output
-        assert "'yesterday' is no time: write ISO 8601, such as 2013-01-31T05:00 (UTC), or ms since the epoch" in output
+        assert (
+            "'yesterday' is not a valid time: write ISO 8601, such as 2013-01-31T05:00 (UTC), or ms since the epoch"
+            in output
+        )
 
 
 @pytest.mark.parametrize(

@@ -284,9 +284,9 @@ def test_a_context_that_was_kept() -> None:
     kept: list[ProcessorContext] = []
     driver = TopologyTestDriver(topology(kept.append))
     pipe(driver, 1)
-    with pytest.raises(IllegalState, match=r"schedule\(\) was called from outside"):
+    with pytest.raises(IllegalState, match=r"schedule\(\) was called outside of a callback"):
         kept[0].schedule(5, STREAM, print)
-    with pytest.raises(IllegalState, match=r"forward\(\) was called from outside"):
+    with pytest.raises(IllegalState, match=r"forward\(\) was called outside of a callback"):
         kept[0].forward(Record("k", {}, 1))
 
 

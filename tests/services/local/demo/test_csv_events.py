@@ -103,8 +103,8 @@ def test_an_error_of_the_ingest_names_the_column(tmp_path: Path) -> None:
         ("user,at\nann,2024-05-01\n", {"time_format": "%Q"}, "--time-format: 'Q' is a bad directive"),
         ("user,at\n,2024-05-01\nbob\n", {}, "row 1 .*column 'user': the key is empty .*none of the first 2 rows"),
         ("user,at\n", {}, "has no rows below its header"),
-        (TEXT, {"gap": "bogus"}, "--gap: 'bogus' is no duration"),
-        (TEXT, {"grace": "bogus"}, "--grace: 'bogus' is no duration"),
+        (TEXT, {"gap": "bogus"}, "--gap: 'bogus' is not a duration"),
+        (TEXT, {"grace": "bogus"}, "--grace: 'bogus' is not a duration"),
         (TEXT, {"gap": "0s"}, "--gap 0s"),
     ],
 )

@@ -18,14 +18,14 @@ def load(*flags: str) -> BatchSettings:
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--until=2026-02-30"], "until: .*'2026-02-30' is no time"),
-        (["--every=often"], "every: .*'often' is no duration"),
+        (["--until=2026-02-30"], "until: .*'2026-02-30' is not a valid time"),
+        (["--every=often"], "every: .*'often' is not a duration"),
         (["--every=0s"], "every: .*'0s' is no time to wait"),
         (["--processing-guarantee=at_least_once"], "processing_guarantee: .*at_least_once is not for it"),
         (["--live-from=latest"], "live_from: only with files"),
         (["--key-column=a", "--topic=t"], "key_column, topic: only with files"),
         (["--files=f"], "files also need live_from"),
-        (["--files=f", "--live-from=2026-02-30"], "live_from: .*'2026-02-30' is no time"),
+        (["--files=f", "--live-from=2026-02-30"], "live_from: .*'2026-02-30' is not a valid time"),
         (["--files=f", "--live-from=latest", "--every=5m"], "every: not with files"),
         (["--files=f", "--live-from=latest", "--until=7"], "until: not with files"),
         (["--files=f", "--live-from=latest", "--format=delta"], "format"),

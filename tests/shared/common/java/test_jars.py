@@ -207,7 +207,7 @@ async def test_a_partial_file_of_something_else_is_started_over(
 async def test_a_jar_with_a_wrong_checksum_is_an_error(web: Web, environ: dict[str, str], content: bytes) -> None:
     """The error has jar, repository and the variable to change it, and no file remains."""
     web.files[JAR_A.path] = content
-    with pytest.raises(JarsUnavailable, match=f"{JAR_A.path} could not be had from {web.url}/") as raised:
+    with pytest.raises(JarsUnavailable, match=f"{JAR_A.path} could not be downloaded from {web.url}/") as raised:
         await fetch_jars(WANTED, environ)
     assert "Name another repository by PENSTOCK_MAVEN_REPOSITORY" in str(raised.value)
     assert not list(cache_root(environ).rglob("a-1.jar*"))
@@ -223,7 +223,7 @@ async def test_permanent_errors_are_not_retried(web: Web, environ: dict[str, str
     """A permanent error of the repository is in the message, and no folder remains."""
     web.answers = {jar.path: [status] for jar in WANTED.jars}
     web.files.clear()
-    with pytest.raises(JarsUnavailable, match=rf"could not be had from .*: it answers {words}") as raised:
+    with pytest.raises(JarsUnavailable, match=rf"could not be downloaded from .*: it answers {words}") as raised:
         await fetch_jars(WANTED, environ)
     assert "PENSTOCK_MAVEN_REPOSITORY" in str(raised.value)
     assert len(web.asked) <= len(WANTED.jars)
@@ -236,7 +236,7 @@ async def test_temporary_errors_are_retried(web: Web, environ: dict[str, str]) -
     await fetch_jars(WANTED, environ)
     web.answers[JAR_B.path] = [503] * jars.ATTEMPTS_MAX
     (cache_root(environ) / "thing-1" / JAR_B.name).unlink()
-    with pytest.raises(JarsUnavailable, match=r"b_2\.13-2\.jar could not be had .*: it answers 503"):
+    with pytest.raises(JarsUnavailable, match=r"b_2\.13-2\.jar could not be downloaded .*: it answers 503"):
         await fetch_jars(WANTED, environ)
 
 
@@ -244,7 +244,8 @@ async def test_a_refused_connection_is_named(web: Web, environ: dict[str, str]) 
     """A refused connection is an error with jar and repository."""
     environ["PENSTOCK_MAVEN_REPOSITORY"] = "http://127.0.0.1:1/maven/"
     with pytest.raises(
-        JarsUnavailable, match=r"Thing 1 .*\.jar could not be had from http://127\.0\.0\.1:1/maven/ .*cannot be reached"
+        JarsUnavailable,
+        match=r"Thing 1 .*\.jar could not be downloaded from http://127\.0\.0\.1:1/maven/ .*cannot be reached",
     ):
         await fetch_jars(WANTED, environ)
     assert web.asked == []

@@ -35,7 +35,7 @@ class Recorder(PersistentStore[Any]):
     def __repr__(self) -> str:
         return f"Recorder({self.asked})"
 
-    def _row(self, key: Any, start: int, end: int, states: list[Any]) -> Any:
+    def _row_from_disk(self, key: Any, start: int, end: int, states: list[Any]) -> Any:
         return key, start, end, states
 
     def fetch_ahead(self, keys: Any) -> None:

@@ -608,7 +608,7 @@ def test_forward_to_one_child() -> None:
     task.process(columns("in", (0, b"k", b'{"to":"%s"}' % second.encode(), 0)), 0)
     task.process(columns("in", (1, b"k", b'{"to":"%s"}' % first.encode(), 0)), 0)
     assert [r.topic for r in task.prepare_commit(0).outputs] == ["b", "a"]
-    with pytest.raises(ConfigError, match="'parent' forwards to 'elsewhere', which is none of its children"):
+    with pytest.raises(ConfigError, match="'parent' forwards to 'elsewhere', which is not one of its children"):
         task.process(columns("in", (2, b"k", b'{"to":"elsewhere"}', 0)), 0)
 
 
