@@ -36,7 +36,7 @@ from penstock.shared.streams.state.local_restore import take_up, write_restored
 from penstock.shared.streams.state.state_directory import StateDirectory
 from penstock.shared.streams.task.context import Guarantee
 from penstock.shared.streams.task.error_handlers import ErrorHandlers, ExceptionHandler
-from penstock.shared.streams.task.idleness import IdleAdvance, advance_idle
+from penstock.shared.streams.task.idleness import Idleness, advance_idle_time
 from penstock.shared.streams.task.inputs import TaskInputs
 from penstock.shared.streams.task.stream_task import RECORD_BYTES_MAX, StreamTask
 from penstock.shared.streams.task.vectorized_executor import COLUMNS_MIN
@@ -149,7 +149,7 @@ class TopologyTestDriver:
     def advance_wall_clock(self, ms: int) -> None:
         """Move the wall clock, evaluate WALL_CLOCK_TIME schedules, and advance the time of idle topics."""
         self.clock.advance(ms)
-        self._advance_idle()
+        self._advance_idle_time()
         if not self._inputs.is_paused:
             self.task.punctuate_wall_clock(self.clock.now_ms())
         if self.commit_each:
@@ -252,7 +252,7 @@ class TopologyTestDriver:
             write_restored(reader, self._local, None)
         task.initialize(self.clock.now_ms())
         self.task, self._inputs = task, TaskInputs(task, self.topology, max_future_ms=self.max_future_ms)
-        self._idle = None if self.idle_timeout_ms is None else IdleAdvance(self.idle_timeout_ms)
+        self._idle = None if self.idle_timeout_ms is None else Idleness(self.idle_timeout_ms)
         self._inputs.is_paused = self._is_paused
         if self.piped:
             self._process_records(self.piped)
@@ -273,10 +273,10 @@ class TopologyTestDriver:
         if topic not in known:
             raise ConfigError(f"no source reads the topic {topic!r}; the topology reads {', '.join(known)}")
 
-    def _advance_idle(self) -> None:
+    def _advance_idle_time(self) -> None:
         if self._idle is None or self._inputs.is_paused:
             return
-        advance_idle(self._idle, self.task, self.clock.now_ms(), at_end=True, tasks=1)
+        advance_idle_time(self._idle, self.task, self.clock.now_ms(), at_end=True, tasks=1)
 
     def _append_to_source_log(self, records: list[tuple[str, bytes | None, bytes | None, int, Headers]]) -> None:
         new = []
@@ -294,7 +294,7 @@ class TopologyTestDriver:
             self._inputs.add(Columns.of(list(run)))
             self._inputs.process(self.clock.now_ms(), lags)
         self._inputs.process(self.clock.now_ms(), lags)
-        self._advance_idle()
+        self._advance_idle_time()
         if not self._inputs.is_paused:
             self.task.punctuate_wall_clock(self.clock.now_ms())
         if self.commit_each:

@@ -15,7 +15,7 @@ from penstock.shared.streams.runtime.owned_task import OwnedTask
 from penstock.shared.streams.runtime.time_slices import TurnTime
 from penstock.shared.streams.runtime.worker_tasks import Ready
 from penstock.shared.streams.settings import StreamsSettings
-from penstock.shared.streams.task.idleness import advance_idle
+from penstock.shared.streams.task.idleness import advance_idle_time
 from penstock.shared.streams.task.inputs import log_blocking
 
 
@@ -110,7 +110,7 @@ def advance_all_idle(ready: Ready, consumer: Consumer, now_ms: int, tasks: int) 
         internal = owned.task.topology.internal_topics()
         read = [at for at in consumer.assignment() if at.partition == partition and at.topic not in internal]
         at_end = all(consumer.is_at_end(at) and not owned.inputs.holds(at.topic) for at in read)
-        advance_idle(owned.idle, owned.task, now_ms, at_end=at_end, tasks=tasks)
+        advance_idle_time(owned.idle, owned.task, now_ms, at_end=at_end, tasks=tasks)
 
 
 def advance(ready: Ready, consumer: Consumer) -> None:

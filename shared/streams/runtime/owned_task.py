@@ -12,7 +12,7 @@ from penstock.shared.streams.changelog.restore_io import RestoreReport
 from penstock.shared.streams.runtime.source_offsets import GroupAhead
 from penstock.shared.streams.settings import StreamsSettings
 from penstock.shared.streams.state.local_restore import discard
-from penstock.shared.streams.task.idleness import IdleAdvance
+from penstock.shared.streams.task.idleness import Idleness
 from penstock.shared.streams.task.inputs import TaskInputs
 from penstock.shared.streams.task.metrics import RestoreMetrics, TaskMetrics
 from penstock.shared.streams.task.stream_task import StreamTask
@@ -63,7 +63,7 @@ class OwnedTask:
         self.changelog = changelog
         self.task: StreamTask | None = None
         self.inputs: TaskInputs | None = None
-        self.idle: IdleAdvance | None = None
+        self.idle: Idleness | None = None
         self.report = RestoreReport()
         self.restoring: asyncio.Task[None] | None = None
         self.rejection_log = RejectionLog(changelog.topic_partition.partition)
@@ -75,7 +75,7 @@ class OwnedTask:
 
     def begin(self, task: StreamTask, settings: StreamsSettings) -> None:
         """Start a restored task."""
-        self.idle = None if settings.idle_timeout_ms is None else IdleAdvance(settings.idle_timeout_ms)
+        self.idle = None if settings.idle_timeout_ms is None else Idleness(settings.idle_timeout_ms)
         self.task = task
         self.inputs = TaskInputs(
             task,

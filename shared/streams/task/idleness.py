@@ -4,7 +4,7 @@ Windows close when stream time passes them, and stream time moves with records. 
 windows would stay open forever. So if a task has read everything and nothing has come for `idle_timeout_ms`, its times
 advance by that long, and again after each further `idle_timeout_ms`.
 
->>> idle = IdleAdvance(100)
+>>> idle = Idleness(100)
 >>> [idle.due_ms(now, {"in": 7}, at_end=True) for now in (1_000, 1_099, 1_100, 1_150, 1_205)]
 [0, 0, 100, 0, 105]
 """
@@ -20,20 +20,20 @@ if TYPE_CHECKING:
     from penstock.shared.streams.task.context import TaskContext
 
 
-class IdleAdvance:
+class Idleness:
     """The idle timer of one task, in ms of wall-clock time."""
 
     def __init__(self, idle_timeout_ms: int) -> None:
-        self._idle_advance_ms = idle_timeout_ms
+        self._timeout_ms = idle_timeout_ms
         self._positions: Mapping[str, int] = {}
         self._since_ms: int | None = None
-        self._marked_ms: int | None = None
+        self._watermark_sent_ms: int | None = None
 
     def is_watermark_due(self, now_ms: int, *, at_end: bool) -> bool:
         """Return whether to send watermarks: at most once in `idle_timeout_ms`, and only if everything was read."""
-        is_due = at_end and (self._marked_ms is None or now_ms - self._marked_ms >= self._idle_advance_ms)
+        is_due = at_end and (self._watermark_sent_ms is None or now_ms - self._watermark_sent_ms >= self._timeout_ms)
         if is_due:
-            self._marked_ms = now_ms
+            self._watermark_sent_ms = now_ms
         return is_due
 
     def due_ms(self, now_ms: int, positions: Mapping[str, int], *, at_end: bool) -> int:
@@ -47,13 +47,13 @@ class IdleAdvance:
         elif self._since_ms is None or self._positions != positions:
             self._positions = dict(positions)
             self._since_ms = now_ms
-        elif (quiet_ms := now_ms - self._since_ms) >= self._idle_advance_ms:
+        elif (quiet_ms := now_ms - self._since_ms) >= self._timeout_ms:
             self._since_ms = now_ms
             return quiet_ms
         return 0
 
 
-def advance_idle(idle: IdleAdvance, task: TaskContext, now_ms: int, *, at_end: bool, tasks: int) -> None:
+def advance_idle_time(idle: Idleness, task: TaskContext, now_ms: int, *, at_end: bool, tasks: int) -> None:
     """Advance a task's time if that is due, and send watermarks to the tasks behind its repartition topics.
 
     `at_end` covers the topics that other applications write; the application's own do not advance time when they are
@@ -64,17 +64,17 @@ def advance_idle(idle: IdleAdvance, task: TaskContext, now_ms: int, *, at_end: b
     if by_ms := idle.due_ms(now_ms, positions, at_end=at_end):
         task.advance_time(by_ms)
     if own and (idle.is_watermark_due(now_ms, at_end=at_end) or by_ms) and task.failed is None:
-        for topic, time_ms in task.times.marks(task.stream_time_ms).items():
+        for topic, time_ms in task.times.watermarks(task.stream_time_ms).items():
             for to_partition in range(tasks):
                 task.outputs.add(watermark_record(topic, to_partition, Watermark(task.partition, tasks, time_ms)))
             task.needs_commit = True
 
 
-def take_watermark(task: TaskContext, topic: str, offset: int, mark: Watermark) -> None:
+def take_watermark(task: TaskContext, topic: str, offset: int, watermark: Watermark) -> None:
     """Pass another task's watermark to a task; no node sees it."""
     # A watermark before the position may be older than the present one of its task.
     if offset >= task.sources.get(topic, -1):
-        task.times.take(topic, mark)
+        task.times.take(topic, watermark)
         task.sources[topic] = offset + 1
         task.needs_commit = True
         # 0 ms: only the operators behind the topic advance, as far as the new limit allows.

@@ -117,13 +117,13 @@ class TaskInputs:
         """Process a run with the watermarks in it."""
         start = 0
         # A watermark applies to the records before it, so they are processed first.
-        for at, mark in watermarks_in(columns) if columns.topic in self._internal else ():
+        for at, watermark in watermarks_in(columns) if columns.topic in self._internal else ():
             if at > start:
                 process_in_time(self._task, columns[start:at], now_ms, has_time)
                 # The watermark is put back with the records that follow.
                 if not has_time():
                     return
-            take_watermark(self._task, columns.topic, int(columns.offsets[at]), mark)
+            take_watermark(self._task, columns.topic, int(columns.offsets[at]), watermark)
             start = at + 1
         if start < len(columns):
             process_in_time(self._task, columns[start:] if start else columns, now_ms, has_time)

@@ -38,7 +38,7 @@ class OperatorTimes:
         }
         internal = [node for node in topology.nodes.values() if isinstance(node, SinkNode) and node.is_internal]
         self._fed = {sink.topic: _sources_and_operators_above(topology, processors, sink.name) for sink in internal}
-        self._marks: dict[str, dict[int, Watermark]] = {}
+        self._watermarks: dict[str, dict[int, Watermark]] = {}
 
     def by_store(self) -> dict[str, int]:
         """Return each operator's time by the name of its store."""
@@ -55,9 +55,9 @@ class OperatorTimes:
             operator.stream_time_ms = progress.operator_times_ms.get(operator.store_name, NO_TIME)
             operator.close_time_ms = progress.close_times_ms.get(operator.store_name)
 
-    def take(self, topic: str, mark: Watermark) -> None:
+    def take(self, topic: str, watermark: Watermark) -> None:
         """Take a watermark; everything that its task wrote before it to this partition has been read."""
-        self._marks.setdefault(topic, {})[mark.partition] = mark
+        self._watermarks.setdefault(topic, {})[watermark.partition] = watermark
 
     def advance(self, ms: int) -> None:
         """Advance operators that read only sources by `ms`, and the others as far as the limits allow."""
@@ -74,7 +74,7 @@ class OperatorTimes:
             elif ms:
                 operator.advance_time(operator.stream_time_ms + ms)
 
-    def marks(self, stream_time_ms: int) -> dict[str, int]:
+    def watermarks(self, stream_time_ms: int) -> dict[str, int]:
         """Return the watermark for each repartition topic that the task writes to; nothing if one is not known yet.
 
         `stream_time_ms` is the task's. It is the watermark of records that no operator holds back.
@@ -94,12 +94,12 @@ class OperatorTimes:
         """Return the earliest time that may still come from above; None if a topic's watermarks are incomplete."""
         known = [o.results_from_ms() for o in above.operators if o.stream_time_ms != NO_TIME]
         for topic in above.topics:
-            marks = self._marks.get(topic, {})
+            watermarks = self._watermarks.get(topic, {})
             # A task that has not sent its watermark may still send earlier results. Watermarks are in no changelog, so
             # after a restart time waits until every task has sent one again.
-            if not marks or len(marks) < next(iter(marks.values())).tasks:
+            if not watermarks or len(watermarks) < next(iter(watermarks.values())).tasks:
                 return None
-            known += [mark.time_ms for mark in marks.values()]
+            known += [watermark.time_ms for watermark in watermarks.values()]
         return min(known, default=NO_LIMIT)
 
 

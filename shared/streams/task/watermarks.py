@@ -19,7 +19,7 @@ import msgspec
 from penstock.shared.common.records import Columns, Headers, ProducerRecord
 from penstock.shared.streams.processor import INT64_MAX
 
-HEADER = "penstock.time-mark"
+HEADER = "penstock.watermark"
 NO_LIMIT = INT64_MAX
 """The watermark of a task that never had a record: it holds no other task back."""
 
@@ -32,10 +32,10 @@ class Watermark(msgspec.Struct, frozen=True):
     time_ms: int
 
 
-def watermark_record(topic: str, to_partition: int, mark: Watermark) -> ProducerRecord:
+def watermark_record(topic: str, to_partition: int, watermark: Watermark) -> ProducerRecord:
     """Return a watermark as a record of a repartition topic; its timestamp puts it among the records of its time."""
-    timestamp = 0 if mark.time_ms == NO_LIMIT else max(0, mark.time_ms)
-    return ProducerRecord(topic, None, None, ((HEADER, msgspec.json.encode(mark)),), to_partition, timestamp)
+    timestamp = 0 if watermark.time_ms == NO_LIMIT else max(0, watermark.time_ms)
+    return ProducerRecord(topic, None, None, ((HEADER, msgspec.json.encode(watermark)),), to_partition, timestamp)
 
 
 def watermark_of(headers: Headers) -> Watermark | None:
@@ -56,8 +56,8 @@ def watermarks_in(columns: Columns) -> Iterator[tuple[int, Watermark]]:
         return
     for _ in range(keys.count(None)):
         at = keys.index(None, at + 1)
-        if columns.values[at] is None and (mark := watermark_of(headers[at])) is not None:
-            yield at, mark
+        if columns.values[at] is None and (watermark := watermark_of(headers[at])) is not None:
+            yield at, watermark
 
 
 def holds_records(columns: Columns) -> bool:

@@ -10,7 +10,7 @@ from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.streams.processor import Processor, ProcessorContext
 from penstock.shared.streams.punctuation import PunctuationType
 from penstock.shared.streams.record import Record
-from penstock.shared.streams.task.idleness import IdleAdvance, take_watermark
+from penstock.shared.streams.task.idleness import Idleness, take_watermark
 from penstock.shared.streams.task.watermarks import Watermark
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 
@@ -30,7 +30,7 @@ def progress(driver: TopologyTestDriver) -> list[Progress]:
 
 def test_quiet_begins_with_the_last_record() -> None:
     """A record, or an unknown end of the log, restarts the wait. A completed wait starts the next."""
-    idle = IdleAdvance(100)
+    idle = Idleness(100)
     assert idle.due_ms(0, {"in": 1}, at_end=True) == 0
     assert idle.due_ms(90, {"in": 2}, at_end=True) == 0
     assert idle.due_ms(189, {"in": 2}, at_end=True) == 0
@@ -132,7 +132,7 @@ def test_stream_time_punctuation_sees_it() -> None:
 
 def test_marks_are_due_as_often_as_time_may_move() -> None:
     """Watermarks are sent at once, and then as often as time may advance, while everything is read."""
-    idle = IdleAdvance(100)
+    idle = Idleness(100)
     asked = [(0, False), (10, True), (109, True), (110, False), (150, True), (249, True), (250, True)]
     assert [now for now, at_end in asked if idle.is_watermark_due(now, at_end=at_end)] == [10, 150, 250]
 
@@ -151,7 +151,7 @@ def test_windows_behind_a_repartition_topic_wait_for_their_records() -> None:
     assert driver.read("in-late") == []
     results = [json.loads(record.value or b"") for record in driver.read("out")]
     assert [(one["start"], one["n"]) for one in results] == [(start, 5) for start in range(0, 80_000, 10_000)]
-    assert driver.metrics()["records"] == 80, "marks of time are no records"
+    assert driver.metrics()["records"] == 80, "watermarks are not records"
 
 
 def test_a_mark_that_was_taken_is_not_taken_again() -> None:

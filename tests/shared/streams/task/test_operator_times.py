@@ -15,7 +15,7 @@ from penstock.shared.streams.changelog.changelog_reader import ChangelogReader
 from penstock.shared.streams.changelog.restore import restore_changes, restore_progress
 from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.streams.operators.stream_join import JoinWindows
-from penstock.shared.streams.task.idleness import IdleAdvance, advance_idle
+from penstock.shared.streams.task.idleness import Idleness, advance_idle_time
 from penstock.shared.streams.task.inputs import TaskInputs
 from penstock.shared.streams.task.operator_times import OperatorTimes
 from penstock.shared.streams.task.stream_task import StreamTask, progress_of
@@ -50,7 +50,7 @@ class Application:
                 restore_progress(task, reader.progress)
             task.initialize(self.now_ms)
         self.inputs = [TaskInputs(task, self.topology) for task in self.tasks]
-        self.idle = [IdleAdvance(IDLE_MS) for _ in self.tasks]
+        self.idle = [Idleness(IDLE_MS) for _ in self.tasks]
 
     def append(self, topic: str, partition: int, record: ProducerRecord) -> None:
         at = self.logs.get((topic, partition), 0)
@@ -86,7 +86,7 @@ class Application:
         for _ in range(0, ms, IDLE_MS):
             self.now_ms += IDLE_MS
             for idle, task, is_quiet in zip(self.idle, self.tasks, at_end, strict=True):
-                advance_idle(idle, task, self.now_ms, at_end=is_quiet, tasks=TASKS)
+                advance_idle_time(idle, task, self.now_ms, at_end=is_quiet, tasks=TASKS)
             self.settle()
 
 
@@ -160,14 +160,14 @@ def test_a_restarted_task_waits_for_all_marks_again() -> None:
     operator.stream_time_ms = 100
     times = OperatorTimes(topology, {"second": operator, **task._processors})
     topic = "app-all-repartition"
-    for mark, expected in (
+    for watermark, expected in (
         (Watermark(1, 3, 5_000), 100),
         (Watermark(2, 3, NO_LIMIT), 100),
         (Watermark(0, 3, 700), 700),
         (Watermark(0, 3, 600), 700),
         (Watermark(0, 3, 9_000), 5_000),
     ):
-        times.take(topic, mark)
+        times.take(topic, watermark)
         times.advance(10)
         assert operator.stream_time_ms == expected
 
@@ -177,12 +177,12 @@ def test_only_marks_of_tasks_without_records() -> None:
     topology = rekeyed().of_application("app")
     task = StreamTask(topology, 0, application="app")
     topic = "app-all-repartition"
-    assert task.times.marks(-1) == {topic: NO_LIMIT}
+    assert task.times.watermarks(-1) == {topic: NO_LIMIT}
     task.operators()[0].stream_time_ms = 100
     task.times.take(topic, Watermark(0, 1, NO_LIMIT))
     task.times.advance(10)
     assert task.operators()[0].stream_time_ms == 100
-    assert task.times.marks(100) == {topic: 100}
+    assert task.times.watermarks(100) == {topic: 100}
 
 
 def test_a_topic_behind_a_topic_says_nothing_before_it_knows() -> None:
@@ -192,9 +192,9 @@ def test_a_topic_behind_a_topic_says_nothing_before_it_knows() -> None:
     second = first.key_by(lambda record: "b", name="two").repartition()
     second.group_by_key().session_window(10).aggregate("s", n=Count()).on_close().to("out")
     task = StreamTask(builder.build().of_application("app"), 0, application="app")
-    assert task.times.marks(50) == {"app-one-repartition": 50}
+    assert task.times.watermarks(50) == {"app-one-repartition": 50}
     task.times.take("app-one-repartition", Watermark(0, 1, 40))
-    assert task.times.marks(50) == {"app-one-repartition": 50, "app-two-repartition": 40}
+    assert task.times.watermarks(50) == {"app-one-repartition": 50, "app-two-repartition": 40}
 
 
 @pytest.mark.parametrize(
@@ -256,7 +256,7 @@ def test_marks_go_by_what_was_closed(kind: str) -> None:
     app.send(0, "ann", 30_000)
     task = app.tasks[0]
     topic = "app-all-repartition"
-    told = task.times.marks(30_000)[topic]
+    told = task.times.watermarks(30_000)[topic]
     assert told == 20_000 - 1_000 * (kind in ("tumbling", "hopping"))
     for patience_ms, moved_ms in ((3_000, 8_000), (40_000, 1_000)):
         progress = progress_of(task, 0)
@@ -264,14 +264,14 @@ def test_marks_go_by_what_was_closed(kind: str) -> None:
         task = StreamTask(topology, 0, application="app")
         restore_progress(task, progress)
         task.initialize(0)
-        assert task.times.marks(30_000)[topic] == told
+        assert task.times.watermarks(30_000)[topic] == told
         task.advance_time(1_000)
-        assert task.times.marks(30_000)[topic] == (told := told + moved_ms * (patience_ms == 3_000))
+        assert task.times.watermarks(30_000)[topic] == (told := told + moved_ms * (patience_ms == 3_000))
 
 
 @WAITING
 def test_results_that_a_shorter_patience_closes_are_in_time_behind_a_topic(kind: str) -> None:
-    """The marks that a restarted task sends before its first advance do not go past them."""
+    """The watermarks that a restarted task sends before its first advance do not go past them."""
     app = Application(lambda: waiting(kind, 100_000))
     for timestamp in (1_000, 105_000, 112_000, 131_000):  # the first is closed, so there is time behind the topic
         app.send(0, f"user {timestamp}", timestamp)
