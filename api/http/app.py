@@ -51,9 +51,9 @@ async def reject_unknown_query(request: Request) -> None:
 def _describe_unknown_parameter(name: str, known: list[str]) -> str:
     """Return the error message for an unknown parameter.
 
-    >>> _describe("atomc", ["ack", "atomic"])
+    >>> _describe_unknown_parameter("atomc", ["ack", "atomic"])
     "query: no parameter 'atomc' here (did you mean atomic?)"
-    >>> _describe("zzz", ["ack", "atomic"]), _describe("a", [])
+    >>> _describe_unknown_parameter("zzz", ["ack", "atomic"]), _describe_unknown_parameter("a", [])
     ("query: no parameter 'zzz' here; there are ack, atomic", "query: no parameter 'a' here; there are none")
     """
     return f"query: no parameter {name!r} here" + (nearest(name, known) or f"; there are {', '.join(known) or 'none'}")

@@ -166,8 +166,8 @@ print(*(file.locate().resolve() for file in distribution("penstock").files), sep
 def _link_kernels(python: Path) -> None:
     """Give the installed wheel the kernels that the checkout has compiled, with the modules that they belong to."""
     (site,) = (python.parent.parent / "lib").glob("python*/site-packages")
-    for index in {path for room in ("shared", "services") for path in (ROOT / room).rglob("*.nbi")}:
-        module = index.parent.parent / f"{index.name.partition('.')[0]}.py"
+    indexes = [path for room in ("shared", "services") for path in (ROOT / room).rglob("*.nbi")]
+    for module in {path.parent.parent / f"{path.name.partition('.')[0]}.py" for path in indexes}:
         for path in (module, *_compiled(module)):
             _link(path, ROOT, site / "penstock" / path.relative_to(ROOT), python)
 
