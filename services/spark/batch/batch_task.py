@@ -167,18 +167,22 @@ def _run_task(options: TaskOptions, partition: int, work: Work) -> TaskResult:
 async def _run_partition_batch(options: TaskOptions, partition: int, work: Work) -> TaskResult:
     group = options.streams.application_id
     try:
+        # Before the takeover, since it would fence a live instance that works correctly.
         await require_no_members(options.kafka, group)
         async with PartitionBatch(options, partition).owned() as batch:
             await work(batch)
             return batch.result()
+    # 1. A live instance started first.
     except GroupHasMembers as e:
         return TaskResult(partition, fenced=str(e))
+    # 2. Another owner took the partition over. A live instance has members in the group; another task attempt has none.
     except ProducerFenced as e:
         try:
             await require_no_members(options.kafka, group)
         except GroupHasMembers as members:
             return TaskResult(partition, fenced=f"{members} ({e})")
         raise  # another attempt has the partition, or the transaction timed out
+    # 3. Any other error: Spark attempts the task again only if that can help.
     except PenstockError as e:
         if isinstance(e, RetriableError):
             raise
@@ -216,6 +220,8 @@ class PartitionBatch:
             self._task, _ = await self._changelog.take_over(make)
             self._task.max_future_ms = self._streams.max_future_ms
             yield self
+            # The driver's next compaction reads the changelog only up to its last stable offset. Before that, it must
+            # include the last commit.
             self._task.close()
             await self._wait_until_commit_stable()
         finally:
@@ -236,6 +242,7 @@ class PartitionBatch:
     async def read_topics(self, ends: Mapping[str, int]) -> None:
         """Process the records from the state's source offsets up to `ends` (exclusive), and commit."""
         task = self._task
+        # If a batch over files did not finish, records of the topic would come before the rest of the history.
         require_whole_input(task)
         partitions = {topic: TopicPartition(topic, self._partition) for topic in self._topology.source_topics()}
         reads = min(POLL_RECORDS, self._options.commit_records)
@@ -252,6 +259,7 @@ class PartitionBatch:
             while any(lag > 0 for lag in left.values()):
                 _pause_topics_at_end(consumer, partitions, left, inputs)
                 for at, columns in (await consumer.poll(POLL_MS, reads)).items():
+                    # A poll may return records after the planned end. They belong to the next batch.
                     before_end = columns[: int(np.searchsorted(columns.offsets, ends[at.topic]))]
                     inputs.add(before_end)
                     self._count_records(before_end)
@@ -261,11 +269,15 @@ class PartitionBatch:
                 inputs.process(SYSTEM_CLOCK.now_ms(), {topic: max(0, lag) for topic, lag in left.items()})
                 if left != before:
                     moved_ms = now_ms
+                # The planned end is at most the last stable offset, so no open transaction precedes it and records
+                # must arrive.
                 elif now_ms - moved_ms > IDLE_MS_MAX:
                     raise KafkaTimeout(
                         f"partition {self._partition}: no record came for {IDLE_MS_MAX} ms; still to read: {left}"
                     )
                 await self._commit_if_due()
+            # The offsets before the end may be transaction markers or aborted records. Commit the end itself, or each
+            # later batch would find something to read.
             for topic in partitions:
                 task.advance(topic, ends[topic])
             await self._commit_task()
@@ -284,6 +296,8 @@ class PartitionBatch:
         for batch in batches:
             columns = columns_of(batch, source.topic, self._partition, row)
             row += len(columns)
+            # Another attempt gets the same rows in the same order, so a row's number identifies it. Leave out the
+            # committed ones.
             columns = columns[max(0, reached - (row - len(columns))) :]
             while len(columns):
                 part = columns[: max(1, self._options.commit_records - self._records)]
@@ -292,6 +306,8 @@ class PartitionBatch:
                 self._count_records(part)
                 if self._is_commit_due():
                     await self._commit_rows(source.reached(task.sources[source.topic]))
+        # Only the last commit has source offsets, and says that the input is done. A live instance that starts
+        # earlier is rejected and does not skip the rest of the history.
         own = {topic: offsets[self._partition] for topic, offsets in source.live_from.items()}
         task.source_ids = dict(source.source_ids)
         await self._commit_rows(source.reached(row, is_done=True), own)
@@ -304,6 +320,8 @@ class PartitionBatch:
 
     async def _commit_rows(self, reached: BatchInput, live_from: Mapping[str, int] | None = None) -> None:
         """Commit without source offsets, as rows have none, or with those at which the live instance begins."""
+        # While rows are read, `task.sources` has row numbers. They are not offsets of the topic, so the commit must
+        # not send them to the group.
         task = self._task
         rows = self._task.sources
         task.input, task.sources, task.needs_commit = reached, dict(live_from or {}), True
@@ -327,6 +345,7 @@ class PartitionBatch:
 
     async def _commit_task(self) -> None:
         self._records = self._bytes = 0
+        # An empty commit would add a transaction and a progress record without effect.
         if not self._task.needs_commit:
             return
         commit = self._task.prepare_commit(SYSTEM_CLOCK.now_ms())
@@ -343,6 +362,8 @@ class PartitionBatch:
             return
         async with changelog_consumer(self._options.kafka) as consumer:
             consumer.assign([at])
+            # Under `read_committed` the end offset is the last stable one: it stays before a transaction until its
+            # marker is written.
             while (await consumer.end_offsets([at]))[at] < self._committed:
                 if SYSTEM_CLOCK.monotonic_ms() > deadline_ms:
                     raise KafkaTimeout(f"{at}: the last commit is not readable after {STABLE_MS_MAX} ms")
@@ -365,6 +386,8 @@ def _consumer_settings(group: str) -> ConsumerSettings:
 
 
 def _source_position(consumer: Consumer, at: TopicPartition, task: StreamTask) -> int:
+    # The consumer's position passes transaction markers, which the task never sees. It is unknown until the first
+    # fetch.
     known = consumer.known_position(at)
     return task.sources[at.topic] if known is None else known
 
@@ -373,6 +396,8 @@ def _pause_topics_at_end(
     consumer: Consumer, partitions: Mapping[str, TopicPartition], left: Mapping[str, int], inputs: TaskInputs
 ) -> None:
     """Pause the topics that are read to their end or whose input is full, and resume the others."""
+    # A topic at its end would fetch records of the next batch. A full input waits for records of the other topics,
+    # because records are processed in the order of their time.
     paused = consumer.paused()
     for topic, at in partitions.items():
         stops = left[topic] <= 0 or inputs.is_full(topic)
@@ -389,10 +414,12 @@ def rows_reached(task: StreamTask, source: FileInput) -> int | None:
     """
     found = task.input
     where = f"{task.application}, partition {task.partition}"
+    # State from topics may have closed the windows of the history. Its rows would then be late.
     if not isinstance(found, BatchInput):
         if task.sources:
             raise ConfigError(f"files: {where} has state already: history from files is an application's first batch")
         return 0
+    # Row numbers of other files identify other rows: some would be skipped and others processed twice.
     if found.fingerprint != source.fingerprint:
         raise ConfigError(other_input(where, found, source.fingerprint))
     return None if found.is_done else found.rows

@@ -147,11 +147,15 @@ class Compaction:
     def plan(self) -> Plan:
         """Returns the ranges to read. Raises ChangelogHole if the changelog does not continue where the tables end."""
         settings = self.settings
+        # `state` is opened first, because a compaction commits it last. If another job commits meanwhile, the other
+        # tables are then as new or newer, and no rows seem to be missing in them.
         names = (STATE, *(f"{kind}/{store}" for kind in (CLOSED, LATE) for store in self._list_table_stores(kind)))
         opened = {name: delta_tables.open_table(self.path(name), self.options) for name in names}
         tables = {name: table for name, table in opened.items() if table is not None}
         rows = {} if STATE not in tables else delta_writer.progress_rows(tables[STATE])
         newest = {partition: of[0] for partition, of in rows.items()}
+        # Look up the offsets after the tables were opened. Otherwise another job could cover records beyond them, and
+        # the log would seem to end before the tables do.
         offsets = changelog_offsets(settings)
         for row in newest.values():
             self._require_same_changelog(STATE, row["topic_id"], offsets)
@@ -167,6 +171,8 @@ class Compaction:
         return delta_writer.folders(self.path(kind), self.options)
 
     def _require_same_changelog(self, table: str, topic_id: str, offsets: TopicOffsets) -> None:
+        # A topic that was created again begins at offset 0. Its records would count as covered, and rows of both
+        # topics would have the same offsets.
         if topic_id != offsets.topic_id:
             raise ChangelogHole(
                 f"{self.path(table)} was made from {offsets.topic} with id {topic_id}, but its id is "
@@ -179,6 +185,8 @@ class Compaction:
         if (found := delta_writer.positions(table)) is not None:
             self._require_same_changelog(name, found["topic_id"], offsets)
             return {int(p): int(at) for p, at in found["positions"].items()}
+        # Another writer has committed since, for example RESTORE. Its version may lack rows that the last recorded
+        # positions count.
         self.log(f"{name}: its positions are read from its rows")
         rows = delta_tables.rows(
             table, "SELECT partition, topic_id, max(changelog_offset) AS last FROM t GROUP BY 1, 2"
@@ -206,6 +214,8 @@ class Compaction:
             start, row = (0, None) if newest is None else (int(newest["changelog_offset"]), newest)
             lacks = ""
         else:
+            # Any progress row at or before the lowest position will do, since a reader can begin at the end of every
+            # commit. The newest such row means the fewest records to read again.
             lowest = min(table_positions.get(table, -1) for table in behind)
             row = next((row for row in rows if row["changelog_offset"] <= lowest + 1), None)
             start = 0 if row is None else int(row["changelog_offset"])
@@ -217,6 +227,8 @@ class Compaction:
                 f"{self.settings.folder} continue at offset {start}.{lacks} Check that `lake` is the aggregator's. "
                 f"{REMEDY}"
             )
+        # The topic lost records, or was restored from a copy. Its next records would get offsets that the tables
+        # count as covered, and would never be read.
         if offsets.latest[partition] < start:
             raise ChangelogHole(
                 f"{offsets.topic}-{partition}: the log ends at {offsets.latest[partition]}, but the tables cover it up "
@@ -245,12 +257,14 @@ class Compaction:
         )
         done = self._run_tasks(wanted, lambda one: one.end - one.first, fold.fold(options))
         found = [msgspec.msgpack.decode(one, type=fold.FoldResult) for one in done]
+        # Commit nothing if any task failed. Data files that no commit names belong to no table version.
         for task in found:
             if task.failure is not None:
                 raise task.failure.to_error()
         foreign = sum(one.foreign_records for task in found for one in task.partitions)
         reached = {one.partition: one.read_to for task in found for one in task.partitions}
         left = sum(one.latest - reached[one.partition] for one in wanted)
+        # Each partition with something to write has at least a progress row, so a file of `state`.
         written = {one.partition: one for task in found for one in task.partitions if one.files}
         if not written:
             return self._report_nothing_new(plan)._replace(remaining_records=left, foreign_records=foreign)
@@ -276,12 +290,18 @@ class Compaction:
     ) -> CompactionReport:
         stores = stores_of(plan.newest, written.values())
         require_lake_names(stores)
+        # Tables that catch up are committed even without new rows: their positions must advance, or the next
+        # compaction reads the range again.
         lagging_tables = {name for one in plan.ranges if one.partition in written for name in one.lagging}
+        # 1. `closed` and `late`. If the job ends here, the next one reads the same ranges and leaves out the rows
+        #    that these tables have.
         for kind in (CLOSED, LATE):
             for store in stores:
                 name = f"{kind}/{store.name}"
                 if name in appended or name in lagging_tables:
                     table = self._ensure_table(plan, name, rows_schema(kind, store))
+                    # `delta_writer.positions` reads only one commit. So this commit repeats the positions of the
+                    # partitions that it adds nothing to.
                     positions = {one.partition: one.positions[name] for one in plan.ranges if name in one.positions}
                     for p, one in written.items():
                         positions[p] = max(positions.get(p, -1), one.covered_offset - 1)
@@ -307,6 +327,8 @@ class Compaction:
             "rows": live + deleted + rows[CLOSED] + rows[LATE],
             "entries": entries,
         }
+        # 2. `state`. This commit makes the compaction valid: readers take from the other tables only rows that its
+        #    progress rows cover.
         state = self._ensure_table(plan, STATE, state_schema(stores))
         version = delta_writer.commit(state, files[STATE], (), run)
         after = before | {p: max(before[p], one.covered_offset) for p, one in written.items()}
@@ -334,6 +356,7 @@ class Compaction:
     def _maintain_tables(self, plan: Plan, report: CompactionReport) -> CompactionReport:
         attempt = self.maintenance.attempt
         settings = self.settings
+        # Without a commit of `state` there is nothing new to maintain.
         if report.state_version != plan.state_version:
             rewritten = attempt("the rewrite of `state`", lambda: self._rewrite_crowded_partitions(plan), 0)
             report = report._replace(rewritten_partitions=rewritten)
@@ -369,6 +392,8 @@ class Compaction:
         for p, rows in crowded.items():
             own = [file for file in files if int(file["partition.partition"]) == p]
             size, count = (sum(file[name] for file in own) for name in ("size_bytes", "num_records"))
+            # Older progress rows let a restored table catch up. A row is useless once its changelog offset was
+            # deleted.
             retained = [row for row in rows[1:] if row["changelog_offset"] >= plan.offsets.earliest[p]]
             paths = [file["path"] for file in own]
             wanted.append(RewriteInput(p, paths, count, size, rows[:1] + retained[: PROGRESS_ROWS_MAX - 1]))
@@ -388,6 +413,8 @@ class Compaction:
 
     def _is_partition_crowded(self, row: Row) -> bool:
         files_max = self.settings.optimize_files_max
+        # Relative to the partition's size, so that the cost of rewrites follows the changes and not the number of
+        # live windows.
         is_heavy = row["added_rows"] > max(row["rewritten_rows"] / 2, REWRITE_ROWS_MIN)
         return bool(is_heavy or (files_max > 0 and row["added_files"] > files_max))
 
@@ -398,7 +425,11 @@ class Compaction:
         """
         offsets = plan.offsets
         topic = plan.offsets.topic
+        # A table that lagged may not have caught up yet: this compaction's range is limited. The next one then needs
+        # the records from the table's position on.
         lagging = {one.partition for one in plan.ranges if one.lagging}
+        # Use the progress rows from before this compaction: a restore may still read the previous version of `state`,
+        # and needs the changelog from its covered offset on.
         before = {
             TopicPartition(topic, p): int(row["changelog_offset"])
             for p, row in plan.newest.items()
@@ -473,7 +504,9 @@ def bounded_ranges(
     left = {p: offsets.latest[p] - start for p, (start, _) in begins.items()}
     share = dict.fromkeys(left, 0)
     remaining = records_max
-    for nth, p in enumerate(sorted(left, key=lambda p: left[p])):  # small partitions leave room for large ones
+    for nth, p in enumerate(sorted(left, key=lambda p: left[p])):
+        # At least one record, even with more partitions than `records_max`: a partition with a share of 0 might never
+        # be read.
         share[p] = min(left[p], max(remaining // (len(left) - nth), 1))
         remaining -= share[p]
     ranges = []

@@ -68,6 +68,7 @@ class Files:
         """
         table = pa.Table.from_batches(batches)
         name = f"part-{uuid.uuid4().hex}.parquet"
+        # Delta keeps the values of partition columns in the table's log, not in the data files.
         if partition is not None:
             table = table.drop_columns(["partition"])
         path = name if partition is None else f"partition={partition}/{name}"
@@ -103,6 +104,7 @@ def stats_of(table: pa.Table, indexed: Iterable[str]) -> str:
         column = table.column(name)
         nulls[name] = column.null_count
         bounds = pc.min_max(column).as_py()
+        # A column without values has no bounds. Readers then do not skip the file.
         if bounds["min"] is not None:
             least[name], most[name] = _json_bound(bounds["min"]), _json_bound(bounds["max"])
     return json.dumps({"numRecords": len(table), "minValues": least, "maxValues": most, "nullCount": nulls})
@@ -136,6 +138,9 @@ def ensure_table(
                 configuration={"delta.dataSkippingStatsColumns": ",".join(indexed)},
                 storage_options=dict(options) or None,
             )
+        # An empty append adds the columns. It repeats the positions: otherwise it would hide those of the commits
+        # before, and the next compaction would have to compute them from the rows. For `max_commit_retries` see
+        # `commit`.
         if _lacks_fields(pa.schema(table.schema().to_arrow()), schema):
             once = CommitProperties(custom_metadata=metadata_of(positions(table)), max_commit_retries=0)
             wider = schema.empty_table()
@@ -143,6 +148,7 @@ def ensure_table(
     except CommitFailedError as e:
         raise CompactionConflict(f"another job changed {uri} at the same time: {one_line(e)}") from e
     except DELTA_ERRORS as e:
+        # Both jobs found no table. The first one to create it goes on.
         if table is None and "already exists" in str(e):
             raise CompactionConflict(f"another job created {uri} at the same time") from e
         raise LakeUnavailable(f"{uri} cannot be created or extended: {one_line(e)}") from e
@@ -166,6 +172,7 @@ def _lacks_fields(existing: pa.Schema, wanted: pa.Schema) -> bool:
         if field.name not in existing.names:
             return True
         known = existing.field(field.name).type
+        # Stores of `state` are struct columns: an appended aggregation is a new field in one of them.
         if pa.types.is_struct(field.type) and {f.name for f in field.type} - {f.name for f in known}:
             return True
     return False
@@ -185,6 +192,8 @@ def commit(
     for one in added:
         values = {} if one.partition is None else {"partition": str(one.partition)}
         actions.append(AddAction(one.path, one.size, values, now_ms, not removed, one.stats))
+    # deltalake repeats a commit whose version is taken, and appends do not conflict in Delta. So with retries both
+    # jobs would append the same rows. Without them, the second job fails here.
     version = table.version()
     by = table.metadata().partition_columns or None
     properties = CommitProperties(custom_metadata=metadata_of(metadata), max_commit_retries=0)
@@ -211,6 +220,7 @@ def history(table: DeltaTable, limit: int) -> list[dict[str, Any]]:
 def _decode_commit_metadata(text: str | None) -> dict[str, Any]:
     try:
         found = json.loads(text or "{}")
+    # `userMetadata` is free text: commits of other writers may contain anything.
     except ValueError:
         return {}
     return found if isinstance(found, dict) else {}
@@ -222,10 +232,12 @@ def positions(table: DeltaTable) -> dict[str, Any] | None:
     Returns None if another writer has committed since. The commits of table maintenance repeat the positions, so that
     any number of them hides nothing.
     """
+    # Usually one of the newest commits has the positions. Only if many others follow is more of the log read.
     for limit in (5, VERSIONS_MAX):
         for commit in history(table, limit):
             if "positions" in commit:
                 return {name: commit[name] for name in ("topic_id", "positions")}
+            # Any other operation may have added or removed rows, so older positions may be wrong.
             if commit["operation"] not in HARMLESS:
                 return None
     return None

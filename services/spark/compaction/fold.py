@@ -150,8 +150,11 @@ def fold(options: FoldOptions) -> Callable[[bytes], Iterator[bytes]]:
     def fold_changelog_ranges(ranges: bytes) -> Iterator[bytes]:
         try:
             found = asyncio.run(fold_ranges(options, msgspec.msgpack.decode(ranges, type=list[ChangelogRange])))
+        # Spark attempts a task again if it raises.
         except RetriableError:
             raise
+        # Each attempt would raise the same error. So the error is returned, and the driver raises it before any
+        # commit.
         except PenstockError as e:
             found = FoldResult([], {}, TaskFailure.of(e))
         yield msgspec.msgpack.encode(found)
@@ -167,11 +170,14 @@ async def fold_ranges(options: FoldOptions, ranges: Sequence[ChangelogRange]) ->
         # Each range has its own consumer: a consumer that changes its partition waits for its last fetch from the node.
         async with changelog_consumer(options.kafka) as consumer:
             folded = await read_range(consumer, options, of)
+        # Files of `state` belong to one partition each. Rows of `closed` and `late` wait for the task's other ranges:
+        # one file for all of them keeps the tables' files few.
         rows = folded.rows(options)
         results.append(folded.result(list(write_files(options, STATE, rows.pop(STATE, []), of.partition))))
         for table, batches in rows.items():
             appended[table] += batches
-    first = ranges[0].partition  # a unique part of the file names: no other task has this partition
+    # `write_files` uses the partition only for files of `state`.
+    first = ranges[0].partition
     return FoldResult(results, {table: list(write_files(options, table, of, first)) for table, of in appended.items()})
 
 
@@ -188,6 +194,7 @@ def write_files(
         rows = pa.concat_tables([pa.Table.from_batches([batch]) for batch in own], promote_options="permissive")
         if by_time is not None:
             rows = rows.sort_by(by_time)
+        # `closed` and `late` are not partitioned, so their files have no partition.
         for at in range(0, len(rows), FILE_ROWS):
             yield files.write(rows.slice(at, FILE_ROWS).to_batches(), partition if kind == STATE else None)
 
@@ -239,8 +246,12 @@ class PartitionFold:
             self.parts.append(confirmed)
         if confirmed.commits:
             self.commit = confirmed.commits[-1]
+            # The table covers whole commits only. Records after the last commit's end may belong to a commit whose
+            # progress record is not read yet; the next compaction reads them again.
             self.covered_offset = self.commit.offset + 1
             for one in confirmed.commits:
+                # An upgrade within the range may append aggregations. Any other change would mix rows of different
+                # stores in one table.
                 if self.stores is not None:
                     check_schema(self.stores, one.progress.stores)
                 self.stores = one.progress.stores
@@ -272,17 +283,18 @@ class PartitionFold:
         )
 
     def _has_rows_to_write(self, commit: Commit) -> bool:
-        """Returns True if there is something to write. Wall-clock punctuation alone writes nothing.
-
-        A range that does not reach the changelog's end is always written, and so is one with which tables catch up:
-        the next compaction begins after it.
-        """
+        """Returns True if there is something to write. Wall-clock punctuation alone writes nothing."""
         newest = self.range.newest
         of = self.range
+        # 1. There is something new: the first progress row, entries, or another epoch.
         if newest is None or self.reader.entries_applied or commit.epoch != newest["epoch"]:
             return True
+        # 2. The range ends before the changelog does, or tables catch up with it. Without a progress row or new
+        #    positions, the next compaction would read the same range again, and never get past it.
         if of.end < of.latest or self.covered_offset < of.covered:
             return True
+        # 3. Commits without entries. They are written if they change more than the times of punctuation, or if a
+        #    restore would otherwise read too many records without effect.
         before = decode_progress(newest["progress"].encode())
         return self.covered_offset - self.range.covered > IDLE_RECORDS_MAX or _lasting_progress(
             commit.progress
@@ -308,8 +320,11 @@ class PartitionFold:
     def _expiry_limit_ms(self, options: FoldOptions, time_ms: int) -> int:
         """Returns the time in ms before which closed windows are not kept, -1 for no limit. It never decreases."""
         expired = -1 if self.range.newest is None else int(self.range.newest["expired_ms"])
+        # A time beyond the year 9999 comes from a wrong timestamp. It would let windows expire that are still wanted.
         if options.retention_days is None or time_ms > TIME_MS_MAX:
             return expired
+        # Windows that were deleted do not come back if the retention is extended. Readers need the highest limit so
+        # far, to leave out late records of deleted windows.
         return max(expired, time_ms - options.retention_days * DAY_MS)
 
     def _table_rows(self, options: FoldOptions) -> Iterator[tuple[str, pa.RecordBatch]]:
@@ -322,7 +337,11 @@ class PartitionFold:
                     is_own = (part.operations == operation[0]) & (part.numbers == number)
                     if store.kind not in WINDOWED or not is_own.any():
                         continue
+                    # Include rows that the table already has. The progress row records the table's last row after
+                    # this compaction, so that a table restored from an older copy is recognized.
                     self.appended[table] = max(self.appended.get(table, -1), int(part.offsets[is_own].max()))
+                    # An earlier compaction may have appended rows and ended before its commit of `state`. Appending
+                    # them again would duplicate closed windows.
                     is_own &= part.offsets > self.range.positions.get(table, -1)
                     if is_own.any():
                         rows = self._make_record_batch(part.at(is_own), columns, number)
@@ -331,6 +350,10 @@ class PartitionFold:
 
     def _newest_live_entries(self) -> Iterator[Confirmed]:
         """Yields the newest entry of each window, by store, in parts that were written with the same stores."""
+        # For each store:
+        # 1. Find the last entry of each key and start over all parts: older entries need no row.
+        # 2. Go back to the parts, because each has the state columns of its own stores.
+        # 3. Leave out entries below the covered offset. `state` has them, and they are read only for lagging tables.
         parts = [part.of_windows() for part in self.parts]
         for number in range(len(self.stores or ())):
             own = [part.at(part.numbers == number) for part in parts]
@@ -354,6 +377,7 @@ class PartitionFold:
         store = part.stores[int(part.numbers[0]) if number is None else number]
         try:
             found = columns(part, store)
+        # An array conversion does not name the invalid row. So the rows are converted one by one to find it.
         except (CorruptRecord, pa.ArrowInvalid) as e:
             raise CorruptRecord(self._describe_first_invalid_entry(part, store, columns, e)) from None
         found["partition"] = pa.array(np.full(len(part), self.range.partition, np.int32))
@@ -383,6 +407,7 @@ class PartitionFold:
         }
 
     def _closed_rows(self, part: Confirmed, store: StoreSchema) -> dict[str, Any]:
+        # Timestamps end with the year 9999. Fail at the first window beyond it, before the table has a wrong time.
         beyond = np.flatnonzero((part.starts < 0) | (part.starts > TIME_MS_MAX) | (part.ends > TIME_MS_MAX))
         for index in beyond[:1].tolist():
             raise CorruptRecord(beyond_time(int(part.starts[index]), int(part.ends[index])))
@@ -397,6 +422,8 @@ class PartitionFold:
         }
 
     def _late_rows(self, part: Confirmed, store: StoreSchema) -> dict[str, Any]:
+        # A negative length means no state: an aggregation rejected the value. In late entries, `starts` has the
+        # record's time, and `ends` its source offset, -1 if it is not from the source topic.
         states = _state_column(part, store, part.states.lengths >= 0)
         missed = part.missed
         starts = np.frombuffer(binary_array(missed).buffers()[2] or b"", ">i8").astype(np.int64)
@@ -426,14 +453,20 @@ async def read_range(consumer: Consumer, options: FoldOptions, of: ChangelogRang
     loop = asyncio.get_running_loop()
     position = of.first
     moved = loop.time()
+    # A range without a complete commit covers nothing, so the next compaction would read it again. Then continue
+    # until a commit ends.
     while position < of.end or (position < of.latest and folded.commit is None):
         end = of.end if position < of.end else min(of.latest, position + of.end - of.first)
         for columns in (await consumer.poll(POLL_MS, min(POLL_RECORDS, end - position))).values():
             folded.feed(columns.offsets, columns.keys, columns.values)
         before = position
+        # Use the position, not the last record's offset: transaction markers and aborted records take offsets that no
+        # poll returns.
         position = await consumer.position(at)
         if position > before:
             moved = loop.time()
+        # The range ends at most at the last stable offset, so no open transaction precedes its end and records must
+        # arrive.
         elif (loop.time() - moved) * 1000 > options.idle_ms_max:
             raise KafkaTimeout(f"{at}: reading stands at {position} of {of.end} for {options.idle_ms_max} ms")
     folded.read_to = position
@@ -459,5 +492,7 @@ def _key_column(keys: PackedBytes, store: StoreSchema) -> dict[str, Any]:
 
 def _state_column(part: Confirmed, store: StoreSchema, has_one: NDArray[np.bool_]) -> pa.StructArray:
     """Returns the states of rows; null for the rows without a state."""
+    # `states` has no element for rows without a state. With `has_one` true, false, true, the rows take the elements
+    # 0, null, 1.
     states = state_array(StateCodec(store.state_columns()), part.states.at(has_one))
     return states if has_one.all() else states.take(pa.array(np.cumsum(has_one) - 1, mask=~has_one))
