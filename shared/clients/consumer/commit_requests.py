@@ -105,6 +105,7 @@ class OffsetCommits:
             if len(self._waiting) > WAITING_MAX:
                 where = self._describe_member(self._member())
                 error = CoordinatorNotAvailable(f"{where}: no answer yet, and {WAITING_MAX} later commits wait")
+                # The event loop calls it, because the user's code must not run inside `commit_async`.
                 asyncio.get_running_loop().call_soon(self._call_commit_callback, self._waiting.pop(0), error)
         self._start_sending_commits()
 
@@ -117,16 +118,19 @@ class OffsetCommits:
         """
         where = self._describe_member(self._member())
         numbers = self.sequence.register(offsets)
+        # Errors of earlier commits concern earlier offsets.
         self._last_error = self._rejection = None
         self._start_sending_commits()
         try:
             async with asyncio.timeout(timeout_ms / 1000):
                 while not self._are_commits_done(numbers):
+                    # A rebalance took a partition away during the wait, so its number will never be done.
                     if self.sequence.is_dropped(numbers):
                         raise self._partitions_lost()
                     if self._rejection is not None:
                         raise self._rejection
                     self._start_sending_commits()
+                    # Nothing awaits between the checks above and `clear`, so no change is missed.
                     self._changed.clear()
                     await self._changed.wait()
         except TimeoutError:
@@ -155,6 +159,8 @@ class OffsetCommits:
         self._start_sending_commits()
         try:
             async with asyncio.timeout(max(0.0, timeout_ms) / 1000):
+                # The task ends early if only a rebalance can help. Waiting for longer would only delay that
+                # rebalance.
                 while not self.sequence.is_drained and self._task is not None and not self._task.done():
                     self._changed.clear()
                     await self._changed.wait()
@@ -170,6 +176,7 @@ class OffsetCommits:
                 **self._log_fields(),
                 partitions=sorted(map(str, dropped)),
             )
+        # The next owner commits these partitions. A late commit of this member would set them back.
         for entry in [w for w in self._waiting if not set(w[1]) <= set(partitions)]:
             self._waiting.remove(entry)
             self._call_commit_callback(entry, self._partitions_lost())
@@ -207,6 +214,9 @@ class OffsetCommits:
         topics: dict[str, list[int]] = defaultdict(list)
         for tp in partitions:
             topics[tp.topic].append(tp.partition)
+        # With `require_stable` the coordinator rejects the request while a transaction that commits these offsets is
+        # open (KIP-447), and the request is repeated. Otherwise the consumer could start before records that the
+        # previous owner's transaction covers, and process them again.
         request = wire.OFFSET_FETCH(group_id, [(t, ps, {}) for t, ps in topics.items()], self._require_stable)
         where = f"offsets of {self._describe_member(self._member())}"
 
@@ -218,6 +228,7 @@ class OffsetCommits:
                 for partition, offset, epoch, metadata, code, _ in rows:
                     tp = TopicPartition(topic, partition)
                     codes.append((code, f"{where}, {tp}"))
+                    # -1 stands for no commit.
                     if offset >= 0:
                         found[tp] = OffsetAndMetadata(offset, metadata or "", epoch)
             self._check_error_codes(codes, group_id)
@@ -234,12 +245,14 @@ class OffsetCommits:
         """Send commits until none is wanted. Returns early if only a rebalance can help."""
         backoff = ExponentialBackoff(self._connection.settings.retry_backoff_ms, RETRY_BACKOFF_MAX_MS)
         failures = 0
+        # One commit at a time: two in flight may be applied in the other order, and the lower offset would win.
         while (commit := self.sequence.next_commit(self._member().generation_id)) is not None:
             error = await self._attempt_commit(commit)
             if error is None:
                 failures = 0
             elif self._is_of_before(commit):
-                continue  # owned partitions are committed under the new generation
+                # The partitions that are still owned are committed under the new generation, without backoff.
+                continue
             elif not self._is_passing_error(error):
                 return
             else:
@@ -253,14 +266,17 @@ class OffsetCommits:
         unsure: frozenset[TopicPartition] = frozenset()
         try:
             rejected, error = await self._send_offset_commit(commit)
+        # 1. It failed. Without an answer, the coordinator may still apply it later, after a newer one.
         except PenstockError as e:
             error = e
             now_ms = self._clock.monotonic_ms()
             self.sequence.on_failure(commit, unknown_at_ms=now_ms if isinstance(e, lost) else None)
             self._handle_failed_commit(commit, e)
+        # 2. It was cancelled, perhaps after the request was sent.
         except BaseException:
             self.sequence.on_failure(commit, unknown_at_ms=self._clock.monotonic_ms())
             raise
+        # 3. The coordinator answered for each partition: it is committed or rejected.
         else:
             unsure = self.sequence.on_success(commit, rejected)
             committed = commit.of(commit.numbers.keys() - rejected.keys()).offsets
@@ -280,6 +296,7 @@ class OffsetCommits:
         if unsure:
             await self._read_back(unsure)
         self._schedule_late_read_back()
+        # A newer committed offset covers an older one, so its callback succeeds too.
         for entry in [w for w in self._waiting if self.sequence.is_done(w[1])]:
             self._waiting.remove(entry)
             self._call_commit_callback(entry, None)
@@ -291,6 +308,7 @@ class OffsetCommits:
         try:
             found = await self.fetch(sorted(partitions), self._connection.settings.request_timeout_ms)
         except PenstockError as e:
+            # No retry here: the partitions stay unsure, and the timer reads them back again.
             log.warning("offsets could not be read back", **self._log_fields(), reason=str(e))
         else:
             self.sequence.on_read_back(found, partitions, requested_ms)
@@ -301,6 +319,7 @@ class OffsetCommits:
             self._timer.cancel()
             self._timer = None
         if (at_ms := self.sequence.read_back_at_ms()) is not None:
+            # At least one backoff, so that a failing coordinator does not get requests in a loop.
             wait_ms = max(float(self._connection.settings.retry_backoff_ms), at_ms - self._clock.monotonic_ms())
             self._timer = asyncio.get_running_loop().call_later(wait_ms / 1000, self._start_late_read_back)
 
@@ -323,6 +342,8 @@ class OffsetCommits:
         again = None
         for tp, error in rejected.items():
             log.warning("commit rejected", **self._log_fields(), error=type(error).__name__, reason=str(error))
+            # The coordinator may not know a new topic yet. The time counts from the first rejection, so that later
+            # commits do not extend it.
             since_ms = self._rejected_since.setdefault(tp, now_ms)
             if self._is_passing_error(error) and now_ms - since_ms < REJECTED_RETRY_MS:
                 again = error
@@ -339,6 +360,8 @@ class OffsetCommits:
         self._metrics.commit_failed()
         log.warning("commit failed", **self._log_fields(), error=type(error).__name__, reason=str(error))
         waits_for_rebalance = isinstance(error, RebalanceInProgress | CommitFailed)
+        # After a rebalance the offsets of kept partitions are committed under the new generation, so they stay
+        # wanted. Any other lasting error would be repeated.
         if not self._is_passing_error(error) and not waits_for_rebalance:
             self.sequence.give_up(commit)
         if not self._is_passing_error(error) and not self._is_of_before(commit):
@@ -372,6 +395,8 @@ class OffsetCommits:
                 if code:
                     tp = TopicPartition(topic, partition)
                     rejected[tp] = error = self._commit_error(code, f"{where}, {tp}", member.group_id)
+                    # The group has removed the member or has a newer generation. Report it now: the next heartbeat
+                    # would be later.
                     if isinstance(error, CommitFailed):
                         self._on_rejected((member.generation_id, member.member_id), code)
                     of_group = of_group or (None if code in OF_ONE_PARTITION else error)
@@ -386,6 +411,7 @@ class OffsetCommits:
         error = error_for_code(code, where)
         if isinstance(error, CommitFailed) and (reason := self._gone_because()):
             error = type(error)(f"{error}: {reason}")
+        # The coordinator may have moved: look it up before the next attempt.
         if isinstance(error, CoordinatorNotAvailable):
             self._connection.forget_coordinator("group", group_id)
         return error
@@ -395,6 +421,8 @@ class OffsetCommits:
         return commit.generation != self._member().generation_id
 
     def _is_passing_error(self, error: PenstockError) -> bool:
+        # A member that owns partitions gets a new generation when the rebalance ends, and can then commit. Without
+        # partitions there is nothing to wait for.
         if isinstance(error, RebalanceInProgress | IllegalGeneration):
             return self._is_owner()
         return isinstance(error, RetriableError)

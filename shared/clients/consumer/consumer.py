@@ -238,13 +238,20 @@ class Consumer(Generic[K, V]):
             raise IllegalState("poll needs a subscription or assigned partitions")
         limit = self._settings.max_poll_records if max_records is None else max_records
         deadline_ms = SYSTEM_CLOCK.monotonic_ms() + timeout_ms
+        # 1. The records of earlier polls are processed. The listener and the commits below may then include them.
         self._positions.processed()
         self._subscription.polled(SYSTEM_CLOCK.monotonic_ms())
         with self._subscription.polling(), self._mark_polling():
+            # 2. A due rebalance comes first: it commits the revoked partitions itself, and they must not be committed
+            #    after another member owns them.
             await self._subscription.call_listener()
             self._membership.raise_pending()
+            # 3. Commit as configured.
             await self._commit_as_configured()
-            await asyncio.sleep(0)  # lets heartbeats, joins and fetches run even if records are always buffered
+            # Let heartbeats, joins and fetches run even if records are always buffered.
+            await asyncio.sleep(0)
+            # 4. Take records, or wait for them. Each wait may end with a rebalance, a close, a wakeup or an error.
+            #    These are handled before records are taken, so no taken record is lost.
             while True:
                 await self._subscription.call_listener()
                 self._check_reading("poll")
@@ -298,6 +305,8 @@ class Consumer(Generic[K, V]):
         unread = self._positions.unread
         positions.processed()
         self._subscription.polled(now_ms)
+        # A due call of the listener precedes unread records: their partition may be revoked. A poll makes the call,
+        # and drops the records of partitions that are gone.
         while self._subscription.is_listener_due or (found := unread.next(self._subscription.paused())) is None:
             positions.polled_batches(await self._poll_records(ITERATION_TIMEOUT_MS, None))
         record, position, epoch = found
@@ -331,6 +340,8 @@ class Consumer(Generic[K, V]):
         except CommitFailed:
             positions.reported({tp: at.offset for tp, at in wanted.items()} | lost)
             raise
+        # An offset that was reported as not committed may be committed after all, by a later commit of a regained
+        # partition.
         positions.recovered({tp: at.offset for tp, at in wanted.items()})
         if lost:
             positions.reported(lost)
@@ -360,12 +371,15 @@ class Consumer(Generic[K, V]):
                 positions.reported(at)
             callback(offsets, error)
 
+        # A callback is called once. If a part of the offsets is lost it reports the loss; the rest is committed all
+        # the same.
         if lost:
             self._commits.commit_async(wanted)
             both = {**{tp: OffsetAndMetadata(offset) for tp, offset in lost.items()}, **wanted}
             asyncio.get_running_loop().call_soon(on_commit_answered, both, self._membership.not_committed(lost))
         elif wanted:
             self._commits.commit_async(wanted, on_commit_answered)
+        # Nothing to send. Call the callback from the event loop, as in the other cases.
         else:
             asyncio.get_running_loop().call_soon(callback, wanted, None)
 
@@ -438,6 +452,7 @@ class Consumer(Generic[K, V]):
         Raises the error that prevents a lookup at once: NoOffsetForPartition under `auto_offset_reset=none`.
         """
         self._check_open()
+        # In an iteration the fetcher's position is after the whole batch. The user's is before the unread records.
         if (unread := self._membership.positions.unread.position(tp)) is not None:
             return unread
         deadline_ms = SYSTEM_CLOCK.monotonic_ms() + self._subscription.settings.request_timeout_ms
@@ -561,6 +576,8 @@ class Consumer(Generic[K, V]):
             if decoded is not None:
                 given[tp] = decoded
             if wrong is not None:
+                # The position stays at the undecodable record, so that the user can seek past it. The records after
+                # it are fetched again.
                 self._subscription.seek(tp, wrong.offset)
                 self._undecodable[tp] = wrong
         if not given:
@@ -571,6 +588,7 @@ class Consumer(Generic[K, V]):
         """Raise the error of a record that is still the next of its partition."""
         while self._undecodable:
             tp, wrong = self._undecodable.popitem()
+            # After a seek or a rebalance the record is no longer the next one, and its error is outdated.
             if self.known_position(tp) == wrong.offset:
                 raise wrong.error
 
@@ -587,6 +605,7 @@ class Consumer(Generic[K, V]):
         positions = self._membership.positions
         if strategy == "none":
             return
+        # Another member may be ahead with a lost partition. A commit would set it back.
         owned = self._subscription.owned
         offsets = {tp: at for tp, at in positions.uncommitted().items() if tp in owned}
         if not offsets:
@@ -594,12 +613,14 @@ class Consumer(Generic[K, V]):
         if strategy == "sync":
             try:
                 await self._commits.commit(offsets, self._settings.commit_timeout_ms)
-            except UnknownTopicOrPartition:  # raised once; the other partitions are committed
+            except UnknownTopicOrPartition:
+                # The other partitions are committed. Register the offsets, so that the error is raised only once.
                 positions.registered(offsets)
                 raise
             except CommitFailed:
                 positions.reported({tp: at.offset for tp, at in offsets.items()})
                 raise
+        # A drifting position is committed without waiting for the interval (see `Positions.has_drifting`).
         elif strategy == "auto" and SYSTEM_CLOCK.monotonic_ms() < self._next_commit_ms and not positions.has_drifting:
             return
         else:
@@ -619,6 +640,8 @@ class Consumer(Generic[K, V]):
             raise IllegalState("commit needs a group_id")
         positions = self._membership.positions
         wanted = positions.polled() if given is None else checked_offsets(given)
+        # Blocking code may have kept the member from polling for too long, and the group's task from noticing it.
+        # Then the partitions count as lost before the commit, not after it.
         self._subscription.leave_if_overdue()
         if not self._subscription.is_managed:
             return wanted, {}
@@ -626,6 +649,7 @@ class Consumer(Generic[K, V]):
         mine = {tp: at for tp, at in wanted.items() if tp in owned}
         if given is not None:
             return mine, {tp: at.offset for tp, at in wanted.items() if tp not in owned}
+        # Records of partitions that are gone are lost only if this member did not commit them before.
         gone = wanted.keys() - owned
         lost = positions.handed_out(gone, self._commits.committed(gone))
         return mine, lost | positions.forfeited({tp: at.offset for tp, at in mine.items()})

@@ -129,6 +129,8 @@ class SubscriptionState:
         self._coordinator = None
         try:
             if coordinator is not None:
+                # A task of its own: at the limit the sockets are closed without the answer. A broker that does not
+                # answer must not hold up the close.
                 leaving = asyncio.ensure_future(coordinator.close())
                 await asyncio.wait(
                     {leaving}, timeout=None if timeout_ms is None else max(timeout_ms, LEAVE_TIME_MS) / 1000
@@ -159,6 +161,8 @@ class SubscriptionState:
     @property
     def owned(self) -> Partitions:
         """The partitions that are read and may be committed: the assigned ones, without those that were lost."""
+        # After the group has removed the member, its partitions stay assigned until the listener is called. Another
+        # member may own them already, so they must not be committed.
         return NONE if self.is_managed and self.generation == NO_GENERATION else self._assignment
 
     @property
@@ -215,6 +219,8 @@ class SubscriptionState:
 
     def polled(self, now_ms: int) -> None:
         """Note a poll: the consumer counts as alive for `max_poll_interval_ms` from now, unless that had passed."""
+        # Check before the time is replaced. Otherwise this poll would hide that the interval has passed, and a member
+        # that was blocked would go on as an owner.
         if now_ms - self._polled_ms >= self._consumer_settings.max_poll_interval_ms:
             self.leave_if_overdue()
         self._polled_ms = now_ms
@@ -233,6 +239,7 @@ class SubscriptionState:
             for topic in self._topics:
                 self.connection.watch(topic)
         self._rebalances = rebalances
+        # The interval between polls begins now, not when the consumer was made.
         self._polled_ms = SYSTEM_CLOCK.monotonic_ms()
         self._note_metadata()
         if self._coordinator is not None:
@@ -251,6 +258,7 @@ class SubscriptionState:
         """Request metadata if a subscribed topic does not exist."""
         if now_ms < self._next_refresh_ms:
             return
+        # Without this request a topic that is created later would be found only with the next regular refresh.
         if any(self.connection.partitions(topic) is None for topic in self._topics):
             self._next_refresh_ms = now_ms + UNKNOWN_TOPIC_REFRESH_MS
             self.connection.refresh_metadata()
@@ -286,8 +294,11 @@ class SubscriptionState:
     async def on_revoked(self, partitions: Partitions, *, lost: bool) -> None:
         """Handle a revocation. The partitions stay assigned until the listener returns, unless they are lost."""
         left = self._assignment - partitions
+        # 1. Lost: another member may own the partitions already. Stop reading before the listener is called.
         if lost:
             self._read_assigned_partitions(left, left)
+        # 2. Revoked: the member owns the partitions until the listener returns. It may still look up their positions
+        #    and commit.
         try:
             if self._rebalances is not None:
                 await self._rebalances.on_revoked(partitions, lost=lost)
@@ -296,6 +307,7 @@ class SubscriptionState:
 
     async def on_assigned(self, assigned: Partitions, added: Partitions) -> None:
         """Handle an assignment by the group."""
+        # Before the listener, so that it can seek and pause the new partitions.
         self._read_assigned_partitions(assigned, assigned - added)
         if self._rebalances is not None:
             await self._rebalances.on_assigned(assigned, added)
@@ -367,10 +379,12 @@ class SubscriptionState:
             return
         if self._group is not None and self._coordinator is not None:
             self._group.subscribe(self._topics)
+            # The leader assigns the topics of all members, also those that it has not subscribed to itself.
             self._group.metadata(self._coordinator.known_partitions(self._topics | self._group.group_topics))
         elif self._group is None:
             known = {topic: self.connection.partitions(topic) or () for topic in self._topics}
             every = frozenset(TopicPartition(topic, p) for topic, found in known.items() for p in found)
+            # Partitions that are read already keep their position and buffer.
             if every != self._assignment:
                 self._read_assigned_partitions(every, every & self._assignment)
 
