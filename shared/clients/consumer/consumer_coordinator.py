@@ -124,6 +124,8 @@ class ConsumerCoordinator:
     @property
     def is_listener_due(self) -> bool:
         """Whether a call of the listener is due or in progress. Then no records may be returned before it has ended."""
+        # If the group has removed the member, the step that reports the loss may not be decided yet. No record of the
+        # lost partitions may be returned in between.
         is_due = self._listener_due or self.state.is_forgotten
         return is_due and not self._stopping and self._broken is None
 
@@ -162,6 +164,8 @@ class ConsumerCoordinator:
         """
         self._stopping = True
         self.wake()
+        # Only the first task takes steps. The heartbeats go on, or the group could remove the member before the last
+        # commit.
         for task in self._tasks[:1]:
             if self._calling:
                 await asyncio.wait([task], timeout=timeout_ms / 1000)
@@ -190,6 +194,7 @@ class ConsumerCoordinator:
 
     async def run_once(self) -> None:
         """Take one step."""
+        # Clear before the step is decided: a change during the step then causes another turn.
         self._wake.clear()
         self._before_step()
         step = self.state.next_step(self._clock.monotonic_ms(), self._idle_ms())
@@ -215,9 +220,12 @@ class ConsumerCoordinator:
             case Wait(ms):
                 await self._wait_for_wake(ms)
             case Revoke(partitions) | Lose(partitions):
+                # The state keeps the partitions until the listener returns: no other member gets them before its
+                # commit.
                 await self._call_listener(self._rebalances.on_revoked(partitions, lost=isinstance(step, Lose)))
                 self.state.on_revoked(partitions)
             case Complete(assigned, added):
+                # Before the listener, so that it commits under the new generation.
                 self.state.adopt()
                 self._requests.follow_up()
                 await self._call_listener(self._rebalances.on_assigned(assigned, added))
@@ -250,6 +258,7 @@ class ConsumerCoordinator:
         limit_ms = self.state.config.max_poll_interval_ms
         self.gone_because = f"{event}: no poll within max_poll_interval_ms={limit_ms}"
         log.error(self.gone_because, **self._requests.fields())
+        # A static member sends none: the group keeps its membership until the session times out.
         if step.member_id:
             self._leaving = asyncio.create_task(self._requests.leave(step.member_id))
 
@@ -262,6 +271,7 @@ class ConsumerCoordinator:
 
     async def _fetch_partition_counts(self, topics: Iterable[str]) -> dict[str, int]:
         """Return the partition counts of the topics that exist, from fresh metadata."""
+        # The leader also assigns topics that it does not read itself, so their metadata may be unknown.
         for topic in topics:
             self._connection.watch(topic)
         await self._connection.refresh_metadata()
@@ -275,6 +285,8 @@ class ConsumerCoordinator:
         try:
             while not self._stopping or self._ends_join:
                 await self.run_once()
+        # Without a request to cancel this task, something that it awaited was cancelled. Raised, it would end the
+        # task without an error, and polls would wait for a rebalance that never ends.
         except asyncio.CancelledError as e:
             task = asyncio.current_task()
             if task is None or task.cancelling():
@@ -300,7 +312,8 @@ class ConsumerCoordinator:
         self._watch = asyncio.get_running_loop().call_later(wait_ms / 1000, self._watch_loop, now_ms + wait_ms)
 
     def _after_heartbeat(self, all_is_well: bool) -> None:
-        if all_is_well and self.state.generation != NO_GENERATION:  # ignore the answer for a member that has left
+        # The answer may be for a member that has left meanwhile. Then the reason is kept.
+        if all_is_well and self.state.generation != NO_GENERATION:
             self.gone_because = ""
             return
         if self.state.error is not None:

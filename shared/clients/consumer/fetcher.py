@@ -242,6 +242,8 @@ class Fetcher:
         lookups = self._offset_lookups(leader, now_ms)
         idle, left_out, nodes = self._partitions_to_fetch(leader, now_ms)
         fetches = []
+        # Each request reserves its share before it is sent. So the answers in flight and the buffer together stay
+        # within `fetch_buffer_bytes`.
         share = self._bytes_per_node(len(idle), nodes) if idle else 0
         if share:
             longest_ms = self.limits.fetch_max_wait_ms
@@ -273,6 +275,7 @@ class Fetcher:
         for tp, state in self._partitions.items():
             if state.position is None or state.is_paused or state.error is not None:
                 continue
+            # No leader is known, for example during an election: new metadata will name it.
             if (node := leader(tp)) is None:
                 self._stale = True
                 continue
@@ -293,6 +296,8 @@ class Fetcher:
         most = max(1, min(limits.fetch_max_bytes, limits.fetch_buffer_bytes // (nodes + 1)))
         worth = min(limits.max_partition_fetch_bytes, most)
         free = limits.fetch_buffer_bytes - self.buffered_bytes - sum(self._in_flight.values())
+        # Drop the buffers of paused partitions only if nothing can be returned. Otherwise the next poll frees memory,
+        # and no record needs to be fetched twice.
         if free // asking < worth and not self.has_data:
             for tp, state in self._partitions.items():
                 if state.completed_fetches and state.is_paused:
@@ -317,6 +322,7 @@ class Fetcher:
             elif leader(tp) is None:
                 self._stale = True
             else:
+                # One lookup for each topic: an error of one topic must not fail the others.
                 by_topic.setdefault(tp.topic, {})[tp] = state.reset
         lookups = [Lookup(by_commit, True)] if by_commit else []
         lookups += [Lookup(wanted, False) for wanted in by_topic.values()]
@@ -347,6 +353,7 @@ class Fetcher:
                 drifts = lookup.wanted[tp] != EARLIEST
                 self._moves[tp] = Move(offset, left=left, reason=reason, drifts=drifts)
             else:
+                # No record is as late as the time. The end of the log needs a lookup of its own.
                 state.go_to(None, LATEST)
                 state.left = left, reason
 
@@ -369,6 +376,7 @@ class Fetcher:
         moved = {}
         for tp, state in self._close_request(fetch):
             answer = response.answers.get(tp)
+            # A broker may leave a partition out of its answer. That is retried, like an unknown error.
             code = response.error_code or (UNKNOWN_SERVER_ERROR if answer is None else answer.error_code)
             if answer is None or code:
                 is_first = not state.failures
@@ -376,7 +384,10 @@ class Fetcher:
                 if answer is not None and answer.leader is not None:
                     moved[tp] = answer.leader
                     if is_first:
-                        state.retry_ms = now_ms  # at once; from the second time on with backoff
+                        # The new leader is known, so retry at once (KIP-951). From the second time on retry with
+                        # backoff: two brokers with stale
+                        # metadata may each name the other.
+                        state.retry_ms = now_ms
             elif answer.diverged_at is not None:
                 self._handle_diverging_epoch(tp, state, answer.diverged_at, answer.high_watermark)
             else:
@@ -393,13 +404,18 @@ class Fetcher:
         """
         position = state.position
         assert position is not None
-        if position <= end_offset:  # no record that was handed out is gone
+        # 1. No record that was handed out is gone. Drop the buffer and fetch again.
+        if position <= end_offset:
             state.go_to(position, None)
             self._ready.pop(tp, None)
+        # 2. Records that were handed out are gone, and the user wants an error. The epoch is kept, so that each fetch
+        #    detects the truncation again until a seek.
         elif self._policy.is_none:
-            state.forget_fetched()  # keep the epoch, so that this is detected again until a seek
+            state.forget_fetched()
             reason = f"records from offset {end_offset} on were read that are not in the log any more"
             self._fail_partition(tp, state, LogTruncation(f"{tp} at offset {position}: {reason}"))
+        # 3. Records that were handed out are gone. Continue where the logs diverge, or by the reset policy if the log
+        #    ends before the position.
         else:
             if high_watermark < position:
                 state.give_up(self._policy, "the log ends before it")
@@ -422,7 +438,9 @@ class Fetcher:
         state.fetch_offset = completed.end_offset
         state.fetch_epoch = completed.end_epoch
         self._ready[tp] = None
-        self._partitions[tp] = self._partitions.pop(tp)  # the other partitions come first next time
+        # Move the partition to the end. A broker fills an answer in the order of the request, so the others come
+        # first next time.
+        self._partitions[tp] = self._partitions.pop(tp)
 
     def _handle_fetch_error(self, tp: TopicPartition, state: PartitionState, code: int, now_ms: float) -> None:
         state.back_off(now_ms, self._backoff)
@@ -431,8 +449,9 @@ class Fetcher:
         if isinstance(error, RetriableError) or code == UNKNOWN_SERVER_ERROR:
             self._stale = True
         elif isinstance(error, OffsetOutOfRange):
+            # The buffered records are valid: hand them out first. Then the same request is rejected again.
             if state.completed_fetches:
-                return  # first hand out the buffer; then the same request is rejected again
+                return
             if self._policy.is_none:
                 self._fail_partition(tp, state, error)
             else:
@@ -471,6 +490,7 @@ class Fetcher:
             columns = self._take_records_of(state, left)
             del self._ready[tp]
             bytes_left += state.buffered_bytes
+            # Back to the end of the order, so that a partition with a large buffer does not keep the others waiting.
             if state.completed_fetches or state.error is not None:
                 self._ready[tp] = None
             if columns is not None:
@@ -478,7 +498,8 @@ class Fetcher:
                 left = None if left is None else left - len(columns)
                 if left == 0 or bytes_left <= 0:
                     break
-            elif state.position is not None and state.position != before:  # transaction markers, or aborted records
+            elif state.position is not None and state.position != before:
+                # The completed fetch held only transaction markers or aborted records.
                 self._moves[tp] = Move(state.position, state.position_epoch)
         if not fetched:
             self._raise_error()
@@ -514,7 +535,8 @@ class Fetcher:
             if state.error is None or state.is_paused:
                 continue
             error = state.error
-            if isinstance(error, CorruptRecord):  # it stays, so raise a copy
+            # The error stays until a seek. Raise a copy, because each raise extends the traceback of the object.
+            if isinstance(error, CorruptRecord):
                 raise CorruptRecord(str(error)) from error.__cause__
             state.error = None
             del self._ready[tp]
@@ -532,6 +554,7 @@ class Fetcher:
         if isinstance(request, Fetch):
             self._in_flight.pop(request.node, None)
         request_out = [(tp, self._partitions[tp]) for tp in request.wanted if tp in self._partitions]
+        # After a seek or a new assignment the answer is for an outdated position.
         request_out = [(tp, state) for tp, state in request_out if state.request_out is request]
         for _, state in request_out:
             state.request_out = None

@@ -101,6 +101,7 @@ class KeyScheduler:
         partition = columns.topic_partition
         if (state := self._partitions.get(partition)) is None:
             raise IllegalState(f"records of {partition}, which is not assigned")
+        # A revoked partition: its next owner reads them from the committed offset.
         if state.draining:
             return 0
         accepted = 0
@@ -125,6 +126,7 @@ class KeyScheduler:
         lane_key: object = work.offset if alone else key if self.ordering == "key" else None
         work.lane = lane = state.lanes.get(lane_key) or state.lanes.setdefault(lane_key, Lane(lane_key))
         lane.queue.append(work)
+        # A lane is ready only once: by its first record, while none of its records runs.
         if len(lane.queue) == 1 and not lane.running:
             heapq.heappush(state.ready, (work.offset, lane))
 
@@ -135,6 +137,8 @@ class KeyScheduler:
         """
         while self._waiting and self._waiting[0][0] <= now_ms:
             *_, partition, state, lane = heapq.heappop(self._waiting)
+            # The partition may have been lost or rewound while the record waited. Its lane is then another object, or
+            # gone.
             if self._partitions.get(partition) is state and state.lanes.get(lane.key) is lane and lane.queue:
                 heapq.heappush(state.ready, (lane.queue[0].offset, lane))
         if len(self._executions) >= self.max_concurrency:
@@ -157,8 +161,11 @@ class KeyScheduler:
             heap = state.ready if from_ready else next_in_lane
             lane = heap[0][1]
             work = lane.queue[0]
+            # A record that must run alone is not put into a batch.
             if works and (work.alone or works[0].alone):
                 break
+            # Starting this record could make the commit's metadata too long. If nothing else can start, pause the
+            # partition until its first record is finished.
             if not state.may_start(work):
                 state.full = not works
                 break
@@ -182,11 +189,14 @@ class KeyScheduler:
         state = execution.owner
         works = execution.works
         state.running -= len(works)
+        # Also after a rewind: a lane with a running record stays locked until here, so that no two records of a key run
+        # at once.
         for work in works:
             work.lane.running -= 1
         owned = self.holds(execution)
         if owned:
             done = list(finished)
+            # In descending order, because each is put before the others: the lane stays in offset order.
             again = sorted(retry, key=lambda work: work.offset, reverse=True)
             assert len(done) + len(again) == len(works) == 1 or {*done, *again} == {*works}
             for work in done:
@@ -225,6 +235,7 @@ class KeyScheduler:
         """Return the partitions of which no more records are wanted, with the reason."""
         reasons: dict[TopicPartition, PauseReason] = {}
         for partition, state in self._partitions.items():
+            # Fetching resumes at half, so that a partition does not stop and start with each record.
             limit = self.buffered_records_max // 2 if state.buffering else self.buffered_records_max
             state.buffering = state.unfinished >= max(limit, 1)
             if state.full or state.buffering:

@@ -79,11 +79,15 @@ class Membership:
     async def on_revoked(self, partitions: frozenset[TopicPartition], *, lost: bool) -> None:
         """Handle partitions that are revoked or were lost. An eager member revokes all before it joins again."""
         self._why_gone = (lost and self._subscription.gone_because) or NOT_OWNED
+        # 1. Lost: another member may own the partitions already. Drop their state first, so that no commit in
+        #    `on_partitions_lost` includes them.
         if lost:
             self._let_go(partitions, lost=True)
         try:
             await self._give_back(partitions, lost=lost, limit_ms=self._listener_limit_ms)
-        finally:  # also if a close cancels the call, since it does not repeat it
+        # 2. Revoked: drop their state after the last commit, also if a close cancels the call, since it does not
+        #    repeat it.
+        finally:
             if not lost:
                 self._let_go(partitions, lost=False)
 
@@ -111,7 +115,9 @@ class Membership:
             return
         limit_ms = self._listener_limit_ms if timeout_ms is None else timeout_ms
         started_ms = SYSTEM_CLOCK.monotonic_ms()
+        # A close counts as a poll, but a member that is overdue has lost its partitions.
         self._subscription.polled(SYSTEM_CLOCK.monotonic_ms())
+        # The group may reject commits during a rebalance, so take part in no further one before the last commit.
         await self._subscription.stop_joining(limit_ms)
         partitions = self._subscription.assignment()
         lost = self._subscription.is_managed and self._subscription.generation == NO_GENERATION
@@ -134,6 +140,7 @@ class Membership:
         ordinary revocation under a `commit_strategy`: the next owner continues from the committed offset.
         """
         kept = self._subscription.assignment() - partitions
+        # Under a `commit_strategy` a revocation has just committed what was processed. Nothing is left to report.
         if lost or self._settings.commit_strategy == "none":
             self.positions.forfeit(partitions, self._commits.committed(partitions))
         self.positions.forget_except(kept)
@@ -143,15 +150,19 @@ class Membership:
         """Call the listener and commit, within one limit."""
         listener = self.listener
         started_ms = SYSTEM_CLOCK.monotonic_ms()
+        # A member that was removed cannot commit: the group rejects its generation.
         if lost:
             if listener is not None and partitions:
                 await self._call_listener(listener.on_partitions_lost(partitions), "on_partitions_lost", limit_ms)
             return
+        # 1. Start the commit of the processed records. A commit of the listener is registered later, so it wins.
         if self._settings.commit_strategy != "none" and (offsets := self.positions.uncommitted()):
             self._commits.commit_async(offsets)
             self.positions.registered(offsets)
+        # 2. Call the listener, which may commit.
         if listener is not None and partitions and self._subscription.is_managed:
             await self._call_listener(listener.on_partitions_revoked(partitions), "on_partitions_revoked", limit_ms)
+        # 3. Wait for both. The next owner starts from the committed offsets as soon as this returns.
         if self._settings.group_id is not None:
             left_ms = max(0.0, limit_ms - (SYSTEM_CLOCK.monotonic_ms() - started_ms))
             await self._commits.drain(min(left_ms, self._settings.commit_timeout_ms))
@@ -168,6 +179,7 @@ class Membership:
                 self._note_listener_error(
                     KafkaTimeout(f"{self._describe_member()}: {name}: not done within {limit_ms:.0f} ms"), name
                 )
+            # The listener's own timeout, not this one.
             else:
                 self._note_listener_error(e, name)
         except asyncio.CancelledError:

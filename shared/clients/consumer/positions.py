@@ -87,8 +87,12 @@ class Positions:
             return
         self._note_return(tp, move.position)
         self.has_drifting |= move.drifts
+        # A reset may find a lower offset than the registered one. Commits must follow it, or a restart would skip the
+        # records in between.
         if move.left is not None:
             self._registered.pop(tp, None)
+        # The move comes after records of the current poll, if it returned some. It is not committed before these are
+        # processed.
         hand = self._returned if tp in self._returned else self._processed
         hand[tp] = move.position, move.epoch
 
@@ -129,6 +133,8 @@ class Positions:
 
         A partition that is no longer owned is not marked: if it is assigned again, its records are handed out again.
         """
+        # `_handed` has only owned partitions. Marking another one would hide the loss of records that are handed out
+        # again.
         for tp in offsets.keys() & self._handed.keys():
             self._reported[tp] = max(offsets[tp], self._reported.get(tp, NO_OFFSET))
         self.recovered(offsets)
@@ -136,12 +142,14 @@ class Positions:
     def recovered(self, offsets: Mapping[TopicPartition, int]) -> None:
         """Note that these offsets are committed after all: positions up to them are no longer forfeited."""
         for tp, offset in offsets.items():
+            # A lower commit leaves records uncommitted, so the position stays forfeited.
             if self._forfeited.get(tp, NO_OFFSET) <= offset:
                 self._forfeited.pop(tp, None)
 
     def forfeit(self, partitions: Collection[TopicPartition], committed: Mapping[TopicPartition, int]) -> None:
         """Remember these partitions' positions that were handed out and not committed, until they are reported."""
         for tp, offset in self.handed_out(partitions, committed).items():
+            # Positions up to the reported one have raised an error already.
             if offset > self._reported.get(tp, NO_OFFSET):
                 self._forfeited[tp] = max(offset, self._forfeited.get(tp, NO_OFFSET))
 
@@ -162,6 +170,8 @@ class Positions:
         self._reported.pop(tp, None)
         self._returned.pop(tp, None)
         self._registered.pop(tp, None)
+        # The new position counts as processed: nothing before it is left to process, and a commit without further
+        # records stores it.
         self._processed[tp] = offset, NO_EPOCH
 
     def forget_except(self, partitions: Iterable[TopicPartition]) -> None:
