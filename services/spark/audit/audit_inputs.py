@@ -91,6 +91,7 @@ def read_inputs(spark: SparkSession, settings: AuditSettings, log: Callable[[str
     source = topic_offsets(settings.kafka, [store.source], settings.kafka_timeout_ms)[store.source]
     require_readable(settings, source)
     covered = covered_offsets(found, store, source)
+    # Compare only what the tables cover. Later records have no windows in them yet.
     end = {p: min(latest, covered[p]) for p, latest in source.latest.items()}
     records = read_topic(spark, settings.kafka, store.source, source.earliest, end)
     records = parsed(records, store, in_sample(settings.sample)).persist()
@@ -102,8 +103,10 @@ def read_inputs(spark: SparkSession, settings: AuditSettings, log: Callable[[str
     late = late_records(found, store, source.earliest).persist()
     changelog_id = next(iter(found.covered.values())).topic_id
     dead = dead_letters(spark, settings, store, changelog_id, not_compared)
+    # A dead letter without readable coordinates is kept, so that a check reports it.
     dead = dead.filter(F.coalesce(F.col("offset") < by_partition(covered, "bigint"), F.lit(True)))
     dead = dead.filter(F.coalesce(F.col("offset") >= by_partition(source.earliest, "bigint"), F.lit(True))).persist()
+    # The inputs are used by several checks: `persist` keeps Spark from reading them again.
     stream = stream_windows(found, store).persist()
     store = without_added(stream, store, not_compared)
     store = texts_alone(records, store)
@@ -123,6 +126,8 @@ def read_inputs(spark: SparkSession, settings: AuditSettings, log: Callable[[str
     idled = tuple(sorted(p for p, one in found.covered.items() if one.progress.idle_ms))
     if not recomputes:
         not_compared.append("when windows were closed and which records were late (--conservation-only)")
+    # The time of an idle partition advances by the clock, and windows close without a record. Spark cannot recompute
+    # that from the records.
     elif idled:
         recomputes = len(idled) < len(found.covered)
         not_compared.append(
@@ -134,6 +139,7 @@ def read_inputs(spark: SparkSession, settings: AuditSettings, log: Callable[[str
             f"store {store.name!r}: which sliding windows exist depends on when records came, which is not "
             f"compared: {not_compared[-1]}. Nothing was compared"
         )
+    # Under at_least_once a task that restarts may send a dead letter again.
     exactly_once = all(one.guarantee == "exactly_once" for one in progress)
     inputs = Inputs(records, late, dead, stream, store, recomputes, idled, exactly_once, settings.sample, known)
     return Read(inputs, records.count() + beyond, beyond, not_compared, assumed if recomputes else [])
@@ -178,6 +184,7 @@ def covered_offsets(found: Tables, store: StoreSchema, source: TopicOffsets) -> 
     for partition, one in found.covered.items():
         covered[partition] = one.progress.sources.get(store.source, 0)
         known = one.progress.source_ids.get(store.source)
+        # Offsets of another topic do not identify the same records: each comparison would be wrong.
         if known is not None and known != source.topic_id:
             raise NotAuditable(
                 f"the topic {store.source} was deleted and created again: its id is {source.topic_id}, and the tables "
@@ -241,11 +248,13 @@ def deleted_until_ms_of(
     if not partitions:
         return {}
     accepted = records.filter(F.col("partition").isin(partitions) & F.col("key").isNotNull())
+    # Leave out late records and dead letters: only a record that a window accepted bounds the stream time before it.
     for rejected in (late, dead):
         accepted = accepted.join(rejected.select(*COORDINATES).dropna(), COORDINATES, "left_anti")
     first = accepted.groupBy("partition").agg(F.min_by("timestamp_ms", "offset").alias("ms")).collect()
     waits = store.grace_ms + (2 * store.gap_ms if store.kind == "session" else store.size_ms)
     found = {row.partition: row.ms + waits for row in first}
+    # Without an accepted record nothing bounds the time, so any window may have held deleted records.
     return {partition: found.get(partition, 2**62) for partition in sorted(partitions)}
 
 
@@ -264,6 +273,8 @@ def dead_letters(
 
     if store.dead_letters is None:
         return empty(spark, "partition INT, offset BIGINT")
+    # An open transaction of another task keeps the last stable offset before it. So without the wait, a dead letter
+    # of a covered record could be hidden, and the record would count as lost.
     held = offsets_after_open_transactions(settings.kafka, store.dead_letters, settings.kafka_timeout_ms)
     require_readable(settings, held)
     if deleted := [f"{store.dead_letters}-{p} before offset {first}" for p, first in held.earliest.items() if first]:

@@ -122,6 +122,8 @@ class Batch:
                 results = self._run_files(prepared, held, known, ends)
         except (Py4JError, PySparkException, ConnectionError) as e:
             raise translated(e) from e
+        # A failed task ends the batch before the compaction. The commits of the other tasks are kept, and the next
+        # batch continues from them.
         self._require_done(results)
         compaction = self._compact_changelog(with_hook=True) if results or self.settings.after is not None else None
         seconds = round(time.monotonic() - started, 3)
@@ -135,6 +137,8 @@ class Batch:
         settings = self.settings
         self._wait_for_kafka(self._require_alone())
         if settings.changelog_topic in self._wait_for_kafka(self._list_topics()):
+            # Tasks then restore most of their state from the lake, not from the changelog. The compaction may take
+            # long, so check again that no live instance has started.
             self._compact_changelog(with_hook=False)
             self._wait_for_kafka(self._require_alone())
         prepared = asyncio.run(prepare_topics(settings.kafka, self.streams, self.topology, SYSTEM_CLOCK))
@@ -184,6 +188,8 @@ class Batch:
 
         They come from an earlier attempt at these files if there was one, else from the settings.
         """
+        # The topics may have got records since the first attempt. `latest` or a time would now be another offset, and
+        # partitions that are done have the first one.
         for progress in known.values():
             if isinstance(progress.input, BatchInput) and progress.input.live_from:
                 return progress.input.live_from
@@ -222,6 +228,7 @@ class Batch:
             return []
         self.log(f"reading {len(ranges)} of {prepared.partitions} partitions")
         encoded = [msgspec.msgpack.encode(one) for one in ranges]
+        # One Spark task for each partition, so that a retry repeats one partition only.
         rdd = self.spark.sparkContext.parallelize(encoded, len(encoded)).flatMap(
             run_range(self._task_options(prepared))
         )
@@ -258,6 +265,7 @@ class Batch:
         """Raise the error of a task that failed, or BatchFenced if a task was fenced."""
         failed = [one for one in results if one.failure is not None]
         fenced = [one for one in results if one.fenced is not None]
+        # A failure is reported first: it needs a change, while a live instance continues by itself.
         if failed and failed[0].failure is not None:
             raise failed[0].failure.to_error(f"partition {failed[0].partition}: ")
         if fenced:
@@ -318,6 +326,7 @@ def ranges_to_read(ends: Offsets, held: Held, known: Mapping[int, Progress]) -> 
             available = held[topic]
             start = available.earliest[partition] if at is None else at
             is_other = progress is not None and progress.source_ids.get(topic, available.topic_id) != available.topic_id
+            # Count a record for a partition that cannot continue, so that a task runs and reports the error.
             records = 1 if is_other or start > available.latest[partition] else max(0, end - start)
             left[partition] = left.get(partition, 0) + records
     wanted = sorted((p for p, records in left.items() if records), key=lambda p: (-left[p], p))

@@ -132,6 +132,8 @@ def fingerprint_of(spark: SparkSession, settings: BatchSettings, topic: str, par
 
     It changes if a file is added, removed, extended or rewritten.
     """
+    # A task skips committed rows by their number. That is correct only if the same files yield the same rows in the
+    # same order.
     found = _list_files(spark, settings, settings.reader_options).selectExpr("path", "length", CHANGED_AT).collect()
     files = sorted((row.path, row.length, row.at) for row in found)
     names = ("format", "reader_options", "key_column", "timestamp_column", "time_unit", "value_column", "live_from")
@@ -156,6 +158,7 @@ def partitioned_rows(spark: SparkSession, settings: BatchSettings, partitions: i
         at_ms.alias("timestamp_ms"),
         found.as_bytes(settings.key_column).alias("key"),
         (found.whole if settings.value_column is None else found.as_bytes(settings.value_column)).alias("value"),
+        # Rows of the same time need an order, too: another attempt must number the rows alike.
         metadata["file_path"].alias("_path"),
         metadata["file_block_start"].alias("_block"),
         F.monotonically_increasing_id().alias("_row"),
@@ -171,6 +174,8 @@ def destinations(spark: SparkSession, partitions: int) -> list[int]:
     found: dict[int, int] = {}
     tried = max(DESTINATIONS_TRIED * partitions, 1000)
     at = F.pmod(F.hash(F.col("id").cast("int")), F.lit(partitions)).alias("at")
+    # `repartition` chooses a partition by Spark's hash of a column. So find, for each partition, a number whose hash
+    # leads there.
     for row in spark.range(tried).select("id", at).groupBy("at").agg(F.min("id").alias("id")).collect():
         found[row["at"]] = row["id"]
     if missing := set(range(partitions)) - found.keys():
@@ -186,6 +191,7 @@ def with_destination(numbers: Sequence[int]) -> Callable[[Iterator[Any]], Iterat
 
     def add_destination_column(batches: Iterator[Any]) -> Iterator[Any]:
         for batch in batches:
+            # Compute the partition once for each distinct key.
             keys = batch.column("key").dictionary_encode()
             of = np.array([for_key(key, len(numbers)) for key in keys.dictionary.to_pylist()] or [0], np.int32)
             chosen = np.where(np.asarray(keys.is_valid()), of[np.asarray(keys.indices.fill_null(0))], 0)
@@ -213,11 +219,13 @@ def _read_json_files(spark: SparkSession, settings: BatchSettings) -> FileRows:
     options = settings.reader_options
     files = settings.files_read
     named = {settings.key_column, settings.value_column}
+    # With options for the reader, a line is not always one object. Then a row's value is JSON made from its fields.
     if options:
         schema = spark.read.options(**options).json(files).schema
         is_exact = {f.name for f in schema.fields if f.name in named and isinstance(f.dataType, PLAIN)}
         read = StructType([StructField(f.name, StringType()) if f.name in is_exact else f for f in schema.fields])
         return _rows_as_json(spark.read.schema(read).options(**options).json(files), read, schema, keep_nulls=False)
+    # Spark would otherwise read `month=01` as the number 1.
     with _spark_setting(spark, FOLDERS_ARE_TYPED, "false"):
         lines = spark.read.format("text").schema(f"{LINE} string").load(files).filter(F.trim(LINE) != "")
         schema = spark.read.json(files).schema
@@ -233,6 +241,8 @@ def _read_json_files(spark: SparkSession, settings: BatchSettings) -> FileRows:
 
 def _read_table_files(spark: SparkSession, settings: BatchSettings) -> FileRows:
     options = DEFAULTS.get(settings.format, {}) | settings.reader_options
+    # Spark reads CSV by position, under the names of one header. Files with another header would have their values in
+    # the wrong columns.
     if settings.format == "csv" and options["header"].lower() == "true":
         require_one_header(spark, settings, options)
     reader = spark.read.format(settings.format).options(**options)
@@ -254,12 +264,14 @@ def _load_rows(
 ) -> DataFrame:
     """Returns the rows. Parquet's nanosecond columns, which Spark does not read as times, become microseconds."""
     try:
+        # 1. Usually no column has nanoseconds, and no file's footer needs to be read.
         with _spark_setting(spark, NANOSECONDS_ARE_NUMBERS, "false"):
             return reader.load(settings.files_read)
     except (PySparkException, Py4JError) as e:
         if UNMERGED not in str(e) and NANOSECONDS not in str(e):
             raise
-    spark.conf.set(NANOSECONDS_ARE_NUMBERS, "true")  # not reset: Spark evaluates it when the rows are read
+    # 2. Read such columns as numbers. The setting is not reset, since Spark evaluates it when the rows are read.
+    spark.conf.set(NANOSECONDS_ARE_NUMBERS, "true")
     try:
         rows = reader.load(settings.files_read)
     except (PySparkException, Py4JError) as e:
@@ -275,6 +287,7 @@ def _nanoseconds_as_timestamp(name: str, kind: str | None) -> SparkColumn:
     column = quoted(name)
     if kind is None:
         return F.col(column)
+    # `pmod` is never negative, so times before 1970 are rounded down like all others.
     return F.timestamp_micros(F.expr(f"({column} - pmod({column}, 1000L)) div 1000")).cast(kind)
 
 
@@ -297,6 +310,7 @@ def nanoseconds(spark: SparkSession, settings: BatchSettings, options: Mapping[s
                 raise ConfigError(f"column {name} in {path} has times in nanoseconds within it: {remedy}")
             is_utc = is_nanoseconds and field.getLogicalTypeAnnotation().isAdjustedToUTC()
             kind = ("timestamp" if is_utc else "timestamp_ntz") if is_nanoseconds else None
+            # A column of numbers is converted as a whole, so all files must have the same kind of time in it.
             before, where = seen.setdefault(name, (kind, path))
             if before != kind:
                 raise ConfigError(f"column {name} has other times in {path} than in {where}, in nanoseconds: {remedy}")
@@ -377,6 +391,7 @@ def _rows_as_json(
         F.col(quoted(a.name)) if a.dataType == b.dataType else F.col(quoted(a.name)).try_cast(b.dataType).alias(a.name)
         for a, b in zip(columns, found or columns, strict=True)
     ]
+    # In JSON files a missing field is not a null. Tables have each field in each row.
     options = {"ignoreNullFields": str(not keep_nulls).lower(), **MICROSECONDS}
     return FileRows(rows, columns, "", F.to_json(F.struct(*fields), options).cast("binary"), found)
 

@@ -41,6 +41,7 @@ def rewrite(folder: str, options: Mapping[str, str]) -> Callable[[bytes], Iterat
 
 
 def _write_rewritten_files(files: Files, one: RewriteInput) -> Iterator[DataFile]:
+    # A pass holds its rows in memory. More passes read the same files more often, but bound the memory.
     passes = max(one.rows // PASS_ROWS, one.size // PASS_BYTES) + 1
     total = 0
     for nth in range(passes):
@@ -50,6 +51,7 @@ def _write_rewritten_files(files: Files, one: RewriteInput) -> Iterator[DataFile
         live = live.append_column("partition", pa.repeat(one.partition, len(live)).cast(pa.int32()))
         for at in range(0, len(live), FILE_ROWS):
             yield files.write(live.slice(at, FILE_ROWS).to_batches(), one.partition)
+    # The counters start again: the next rewrite is due relative to the rows that are left now.
     newest = one.progress[0] | {"rewritten_rows": total, "added_rows": 0, "added_files": 0}
     progress = pa.RecordBatch.from_pylist([newest, *one.progress[1:]], PROGRESS)
     yield files.write([progress], one.partition)
@@ -59,6 +61,8 @@ def _select_window_rows_of_pass(rows: pa.Table, nth: int, passes: int) -> pa.Tab
     """Returns the window rows of a pass. All rows of one window belong to the same pass."""
     is_own = pc.equal(rows.column("row"), "window")
     if passes > 1:
+        # Split by the window's start. Starts are often multiples of the window's size, so their lower bits do not
+        # spread: multiply first and use the higher bits.
         starts = rows.column("start_ms").fill_null(0).to_numpy().astype(np.int64)
         of = (starts * np.int64(SPREAD) >> 33) % passes
         is_own = pc.and_(is_own, pa.array(of == nth))
@@ -69,6 +73,7 @@ def live_rows(rows: pa.Table) -> pa.Table:
     """Returns the newest row of each window if that row is live."""
     if not len(rows):
         return rows
+    # `last_of_each` takes the last row of a window, so the newest must come last.
     rows = rows.sort_by("changelog_offset").combine_chunks()
     keys, stores = (
         rows.column(name).combine_chunks().dictionary_encode().indices.to_numpy(zero_copy_only=False).astype(np.int64)
@@ -76,4 +81,5 @@ def live_rows(rows: pa.Table) -> pa.Table:
     )
     newest = last_of_each(keys * (int(stores.max()) + 1) + stores, rows.column("start_ms").to_numpy())
     found = rows.take(pa.array(newest))
+    # A tombstone is needed only as long as older rows of its window exist. All of them are in this rewrite.
     return found.filter(found.column("live"))

@@ -77,6 +77,7 @@ class TableMaintenance:
             return step()
         except (PenstockError, Py4JError, PySparkException, ConnectionError) as e:
             error = e if isinstance(e, PenstockError) else translated(e)
+        # Not a failure: no step is urgent, and the other job's compaction may do it.
         if isinstance(error, CompactionConflict):
             self.log(f"{name}: another job committed first; the next compaction does it")
         else:
@@ -92,6 +93,7 @@ class TableMaintenance:
         settings = self.settings
         hours = settings.retention_hours
         appends_max = settings.optimize_files_max
+        # Retention comes first: OPTIMIZE then merges only rows that stay.
         self.attempt("the deletion of old closed windows", lambda: self._delete_expired_windows(state, others), None)
         optimized, vacuumed = 0, False
         if appends_max:
@@ -137,6 +139,8 @@ class TableMaintenance:
         table = self._open_table(state)
         if days is None or table is None:
             return
+        # The limit is the one in `state`, not one from the clock. `corrected` leaves out windows by the same limit, so
+        # it never returns the late records of a deleted window alone.
         limit_ms = max((of[0]["expired_ms"] for of in delta_writer.progress_rows(table).values()), default=-1)
         limits = {"closed": ("window_end", limit_ms), "late": ("event_time", limit_ms - days * DAY_MS)}
         for name, path in others.items():
@@ -160,6 +164,7 @@ def is_optimize_due(history: Iterable[dict[str, Any]], appends_max: int) -> bool
     """
     appends = 0
     for commit in history:
+        # Another engine's OPTIMIZE is an operation. Our own is a commit with a kind.
         if OPTIMIZE in (commit["operation"], commit.get("kind")):
             break
         appends += commit["operation"] == delta_tables.APPEND
@@ -203,6 +208,7 @@ def optimize(table: DeltaTable, kind: str, options: Mapping[str, str] | None = N
         rows = rows.sort_by([(time_column, "ascending"), ("changelog_offset", "ascending")])
         added.append(files.write(rows.to_batches()))
         removed += [RemoveAction(file["path"], False, now_ms, file["size_bytes"], {}) for file in group]
+    # The commit repeats the positions, so that it does not hide those of the compaction before.
     if added:
         delta_writer.commit(table, added, removed, {"kind": OPTIMIZE, **(delta_writer.positions(table) or {})})
     return len(removed)
@@ -212,6 +218,8 @@ def _group_small_files(files: list[dict[str, Any]], least: str) -> Iterator[list
     """Yield the groups of files to merge: neighbours in time, two or more, together at most FILE_BYTES."""
     group = list[dict[str, Any]]()
     size = 0
+    # A file above half of the limit stays as it is: merging it would rewrite many rows to save one file. Two files of
+    # at most half always fit, so a group that is full has two or more.
     small = [file for file in files if file["size_bytes"] <= FILE_BYTES / 2]
     for file in sorted(small, key=lambda file: (file.get(least) is not None, file.get(least), file["path"])):
         if size + file["size_bytes"] > FILE_BYTES:
@@ -248,6 +256,8 @@ def vacuum(table: DeltaTable, retention_hours: int) -> None:
 
     Raises CompactionConflict or LakeUnavailable.
     """
+    # Without `enforce_retention_duration`, deltalake accepts less than the table's own retention, by default a week.
+    # The settings have a minimum of their own.
     options: dict[str, Any] = {
         "dry_run": False,
         "enforce_retention_duration": False,
@@ -284,6 +294,7 @@ def call_after_hook(spark: SparkSession, name: str, folder: str) -> None:
     function: Any = import_function(name, "after")
     try:
         function(spark, Tables(spark, folder).frames())
+    # It ends the job with the exit status of invalid settings.
     except ConfigError:
         raise
     except Exception as e:

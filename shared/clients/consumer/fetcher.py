@@ -385,8 +385,7 @@ class Fetcher:
                     moved[tp] = answer.leader
                     if is_first:
                         # The new leader is known, so retry at once (KIP-951). From the second time on retry with
-                        # backoff: two brokers with stale
-                        # metadata may each name the other.
+                        # backoff: two brokers with stale metadata may each name the other.
                         state.retry_ms = now_ms
             elif answer.diverged_at is not None:
                 self._handle_diverging_epoch(tp, state, answer.diverged_at, answer.high_watermark)
