@@ -175,13 +175,14 @@ async def _run_partition_batch(options: TaskOptions, partition: int, work: Work)
     # 1. A live instance started first.
     except GroupHasMembers as e:
         return TaskResult(partition, fenced=str(e))
-    # 2. Another owner took the partition over. A live instance has members in the group; another task attempt has none.
+    # 2. A live instance fenced this task, if the group has members now. Otherwise another attempt of the task has the
+    #    partition, or the transaction timed out: then Spark may attempt the task again.
     except ProducerFenced as e:
         try:
             await require_no_members(options.kafka, group)
         except GroupHasMembers as members:
             return TaskResult(partition, fenced=f"{members} ({e})")
-        raise  # another attempt has the partition, or the transaction timed out
+        raise
     # 3. Any other error: Spark attempts the task again only if that can help.
     except PenstockError as e:
         if isinstance(e, RetriableError):

@@ -160,7 +160,8 @@ def folders(uri: str, options: Options) -> list[str]:
     try:
         files = pafs.PyFileSystem(DeltaStorageHandler(uri, dict(options)))
         found = files.get_file_info(pafs.FileSelector("", allow_not_found=True))
-    except TableNotFoundError:  # deltalake raises it for a local folder that does not exist
+    # deltalake raises it for a local folder that does not exist.
+    except TableNotFoundError:
         return []
     except DELTA_ERRORS as e:
         raise LakeUnavailable(f"{uri} cannot be read: {one_line(e)}") from e

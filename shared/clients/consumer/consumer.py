@@ -300,7 +300,8 @@ class Consumer(Generic[K, V]):
         if now_ms - self._yielded_ms >= ITERATION_YIELD_MS:
             self._yielded_ms = now_ms
             await asyncio.sleep(0)
-            self._check_reading("the next record")  # a close may have begun meanwhile
+            # A close may have begun meanwhile.
+            self._check_reading("the next record")
         positions = self._positions
         unread = self._positions.unread
         positions.processed()
@@ -555,7 +556,8 @@ class Consumer(Generic[K, V]):
         try:
             fetched = self._subscription.take(limit)
         except PenstockError as e:
-            await asyncio.sleep(0)  # lets fetches of the other partitions run if the caller polls again at once
+            # Let fetches of the other partitions run if the caller polls again at once.
+            await asyncio.sleep(0)
             raise await self._describe_offset_error(e) from e
         fetched_rows: dict[TopicPartition, Columns[Any, Any]] = fetched
         if fetched_rows and not self._decoding.is_plain:
@@ -686,7 +688,8 @@ class Consumer(Generic[K, V]):
         self._state = "closing"
         if processed and not self._positions.is_one_by_one:
             self._positions.processed()
-        else:  # a commit by the listener leaves them out too
+        # The last records may not have been processed. A commit by the listener leaves them out too.
+        else:
             self._positions.unprocessed()
         started_ms = SYSTEM_CLOCK.monotonic_ms()
         # LeaveGroup comes last and has its own time limit.

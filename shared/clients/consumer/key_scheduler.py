@@ -155,7 +155,8 @@ class KeyScheduler:
 
     def _take_works_of_partition(self, state: PartitionProgress) -> tuple[Work, ...]:
         works: list[Work] = []
-        next_in_lane: list[tuple[int, Lane]] = []  # a batch may continue in its lanes, in order
+        # A batch may continue in the lanes that it has begun, in their order: no other call runs their records.
+        next_in_lane: list[tuple[int, Lane]] = []
         while len(works) < self.batch_records_max and (state.ready or next_in_lane):
             from_ready = not next_in_lane or (bool(state.ready) and state.ready[0] < next_in_lane[0])
             heap = state.ready if from_ready else next_in_lane
