@@ -251,8 +251,8 @@ def _check_attributes(attributes: dict[str, str]) -> dict[str, str]:
 def _is_json_media_type(content_type: str) -> bool:
     """Return whether a media type declares JSON.
 
-    >>> _is_json_media_type("application/json; charset=utf-8"), _is_json_media_type("application/vnd.a+JSON"), _is_json_media_type("")
-    (True, True, False)
+    >>> [_is_json_media_type(one) for one in ("application/json; charset=utf-8", "application/vnd.a+JSON", "")]
+    [True, True, False]
     """
     media_type = content_type.partition(";")[0].strip().lower()
     return media_type.endswith(("/json", "+json"))
