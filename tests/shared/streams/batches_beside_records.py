@@ -58,7 +58,7 @@ class Timed(Processor):
 
 
 def by_function(windows: Stream) -> Stream:
-    """What no time can be told by: functions of single records."""
+    """Functions of single records, which do not depend on time."""
     of_two = windows.filter(lambda r: r.value is None or r.value.results["count"] != 3).branch(
         lambda r: r.key.start % 2
     )
@@ -87,7 +87,7 @@ def sliding(difference: int, grace: int) -> Windowed:
 
 
 def topology(windowed: Windowed, emit: Emit, value: Any = Value, below: str = "sink") -> Topology:
-    """Windows with every aggregation that has columns, and what is between them and their topic."""
+    """Windows with every vectorized aggregation, and the given nodes between them and the results topic."""
     builder = StreamsBuilder()
     windows = windowed(builder.stream("in", value=value).group_by_key())
     sums = {"total": Sum("n"), "mean": Mean("ms"), "low": Min("ms"), "high": Max("n")}
@@ -103,7 +103,7 @@ def driver_of(made: Topology, columns_min: int) -> TopologyTestDriver:
 
 
 def pair_of(made: Topology, columns_min: int = 1) -> tuple[TopologyTestDriver, TopologyTestDriver]:
-    """The topology in batches, and record by record."""
+    """Returns two drivers of the topology: one with batches, one record by record."""
     return driver_of(made, columns_min), driver_of(made, RECORDS_ONLY)
 
 
@@ -112,7 +112,7 @@ def path_of(driver: TopologyTestDriver) -> VectorizedExecutor | None:
 
 
 def results(driver: TopologyTestDriver) -> list[tuple[bytes | None, bytes | None, int | None]]:
-    """Results since the last look, in an order of their own: that of two windows in one commit says nothing."""
+    """Returns the new results, sorted, because the order of windows within a commit is undefined."""
     read = [(r.key, r.value, r.timestamp) for r in driver.read(RESULTS)]
     assert len({(key, value) for key, value, _ in read}) == len(read)
     return sorted(read, key=repr)
@@ -143,7 +143,7 @@ def live(driver: TopologyTestDriver) -> list[Any]:
 
 
 def restored(driver: TopologyTestDriver, made: Topology) -> list[Any]:
-    """What a new owner that runs `made` restores from the changelog."""
+    """Returns the windows that a new owner running `made` restores from the changelog."""
     again = TopologyTestDriver(made, commit_each=False, deduplicate_updates=True, errors=ErrorHandlers())
     again.changelog = list(driver.changelog)
     again.restore()
@@ -199,14 +199,15 @@ def states_of(values: list[Value]) -> list[Any]:
 
 
 def pipe_all(drivers: Iterable[TopologyTestDriver], batch: list[Piped]) -> None:
-    """Have each take the batch and commit."""
+    """Pipes the batch into each driver and commits."""
     for driver in drivers:
         driver.pipe_columns("in", batch)
         driver.commit()
 
 
 def require_equal(one: TopologyTestDriver, other: TopologyTestDriver) -> None:
-    """All that came of the same records since the last look is the same, and each reads what the other has written."""
+    """Requires that new results, rejected records and state are equal, and that each topology restores the other's
+    changelog."""
     assert results(one) == results(other)
     assert refused(one) == refused(other)
     assert state(one) == state(other)
@@ -214,7 +215,7 @@ def require_equal(one: TopologyTestDriver, other: TopologyTestDriver) -> None:
 
 
 def schedule(driver: TopologyTestDriver, interval: int | None, seen: list[Any]) -> None:
-    """Have a punctuator look at the store's windows on a grid of stream time."""
+    """Schedules a stream-time callback that records the store's windows."""
     if interval is not None:
         store = driver.task.stores["s"]
         look = lambda now: seen.append((now, sorted((s.key, s.start, s.end, s.states) for s in store.rows())))  # noqa: E731

@@ -124,7 +124,7 @@ def test_cancel_of_another_from_within_a_callback() -> None:
 
 
 def test_schedule_from_within_a_callback() -> None:
-    """What a callback schedules is called in the same turn if it is due, later otherwise."""
+    """A schedule that a callback creates fires in the same turn if it is due, otherwise later."""
     queue, called = PunctuationQueue(), []
 
     def more(now_ms: int) -> None:
@@ -141,7 +141,7 @@ def test_schedule_from_within_a_callback() -> None:
 
 @pytest.mark.parametrize("interval_ms", [0, -1])
 def test_queue_refuses_an_interval_below_1_ms(interval_ms: int) -> None:
-    """An interval below one millisecond would be due for ever."""
+    """An interval below one millisecond is rejected, because it would always be due."""
     with pytest.raises(ConfigError, match=f"at least 1 ms, got {interval_ms}"):
         PunctuationQueue().schedule(interval_ms, 0, print)
 
@@ -233,7 +233,7 @@ def test_timedelta_and_ms_are_the_same() -> None:
 
 @pytest.mark.parametrize("interval", [0, -5, timedelta(0), timedelta(microseconds=500), timedelta(microseconds=1_500)])
 def test_task_refuses_an_interval_that_is_no_whole_ms(interval: timedelta | int) -> None:
-    """An interval below 1 ms, or not whole, is refused where it is scheduled."""
+    """An interval below 1 ms, or not a whole number of milliseconds, is rejected."""
     with pytest.raises(ConfigError, match="whole number of ms and at least 1"):
         TopologyTestDriver(topology(lambda context: context.schedule(interval, WALL, print) and None))
 
@@ -251,21 +251,22 @@ WRONG: list[tuple[str, Callable[[ProcessorContext], object]]] = [
 
 @pytest.mark.parametrize(("said", "call"), WRONG, ids=range(len(WRONG)))
 def test_what_cannot_be_scheduled(said: str, call: Callable[[ProcessorContext], object]) -> None:
-    """A wrong argument of schedule() is a ConfigError that names it; nothing is taken for something else."""
+    """An invalid argument of schedule() raises a ConfigError that names it."""
     with pytest.raises(ConfigError, match=said):
         TopologyTestDriver(topology(lambda context: call(context) and None))
 
 
 @pytest.mark.parametrize("start", [1_000, timedelta(seconds=1), datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC)])
 def test_start_as_number_timedelta_and_datetime(start: Start) -> None:
-    """A start is the same moment however it is given."""
+    """A start may be a number, a timedelta or a datetime, and means the same time."""
     due: list[int] = []
     TopologyTestDriver(topology(lambda c: due.append(c.schedule(10, STREAM, print, start=start).due_ms)))
     assert due == [1_000]
 
 
 def test_a_processor_has_no_context_while_it_is_made() -> None:
-    """`self.context` in `__init__` is refused in words; any other name that is not there is an AttributeError."""
+    """`self.context` in `__init__` raises IllegalState with an explanation. Other missing attributes raise
+    AttributeError."""
 
     class Early(Processor):
         def __init__(self) -> None:
@@ -280,7 +281,7 @@ def test_a_processor_has_no_context_while_it_is_made() -> None:
 
 
 def test_a_context_that_was_kept() -> None:
-    """From outside, between two moments of the task, a kept context neither schedules nor forwards."""
+    """A context that is used outside the task's callbacks neither schedules nor forwards."""
     kept: list[ProcessorContext] = []
     driver = TopologyTestDriver(topology(kept.append))
     pipe(driver, 1)
@@ -291,14 +292,15 @@ def test_a_context_that_was_kept() -> None:
 
 
 def test_scheduling_before_init_is_refused() -> None:
-    """A task that is not initialized has no clock to schedule by, and says so."""
+    """A task that is not initialized rejects schedules."""
     task = StreamTask(topology(lambda context: None), 0, application="a")
     with pytest.raises(IllegalState, match="init"):
         task.schedule(10, WALL, print)
 
 
 def test_a_callback_may_forward_and_asks_for_a_commit() -> None:
-    """What a wall-clock callback forwards is an output of the next commit, which is due even without a record."""
+    """Records that a wall-clock callback forwards are written by the next commit, which is needed even without an input
+    record."""
 
     def on_init(context: ProcessorContext) -> None:
         context.schedule(10, WALL, lambda now: context.forward(Record("tick", {"now": now}, now)))
@@ -326,7 +328,7 @@ def test_stream_time_is_evaluated_after_each_record() -> None:
 
 @pytest.mark.parametrize("type_", [STREAM, WALL])
 def test_named_grids_survive_a_restore(type_: PunctuationType) -> None:
-    """A named schedule goes on where the last commit left it; one without a name starts afresh."""
+    """A named schedule continues its grid after a restore. An unnamed one starts a new grid."""
     named: list[int] = []
     unnamed: list[int] = []
 
@@ -382,7 +384,7 @@ def test_a_cancelled_name_leaves_no_grid() -> None:
 
 
 def test_a_name_not_yet_scheduled_again_keeps_its_grid() -> None:
-    """A grid whose schedule is made only while a record is processed survives commits that come before."""
+    """A restored grid whose schedule does not exist yet survives further commits."""
     driver = TopologyTestDriver(topology(lambda context: None))
     driver.task.schedule(100, WALL, print, name="mine")
     pipe(driver, 1)
@@ -395,7 +397,7 @@ def test_a_name_not_yet_scheduled_again_keeps_its_grid() -> None:
 
 
 def test_wall_clock_keeps_its_grid_over_gaps() -> None:
-    """Each grid point fires once, late ones together as one call, and the next ones stay where they were."""
+    """Several missed grid points cause one call, and later calls stay on the grid."""
     called: list[int] = []
     queue = PunctuationQueue()
     queue.schedule(10, 1_010, called.append)
@@ -406,7 +408,7 @@ def test_wall_clock_keeps_its_grid_over_gaps() -> None:
 
 @pytest.mark.parametrize(("interval", "type_"), [(20, WALL), (10, STREAM)])
 def test_a_schedule_that_is_another_than_before_begins_a_grid_of_its_own(interval: int, type_: PunctuationType) -> None:
-    """A restored grid is of one type and one interval: where either is another now, it is given up."""
+    """A restored grid is discarded if the schedule's type or interval has changed."""
     driver = TopologyTestDriver(topology(lambda context: None), now_ms=1_000)
     driver.task.schedule(10, WALL, print, name="mine")
     pipe(driver, 1)
@@ -417,7 +419,7 @@ def test_a_schedule_that_is_another_than_before_begins_a_grid_of_its_own(interva
 
 
 def test_a_name_is_refused_while_its_node_has_a_schedule_of_it() -> None:
-    """Two schedules of one name in one node would have one grid; after a cancel the name is free."""
+    """A node rejects a second schedule of the same name, unless the first one is cancelled."""
 
     def on_init(context: ProcessorContext) -> None:
         context.schedule(5, WALL, print, name="mine").cancel()
@@ -429,7 +431,7 @@ def test_a_name_is_refused_while_its_node_has_a_schedule_of_it() -> None:
 
 
 def test_one_processor_in_two_nodes_has_two_grids() -> None:
-    """A name is the node's own: each node's schedule goes on along its own grid after a restart."""
+    """Schedule names belong to a node: two nodes restore their own grids under the same name."""
     due: list[int] = []
 
     class Named(Processor):
@@ -451,7 +453,7 @@ def test_one_processor_in_two_nodes_has_two_grids() -> None:
 
 
 def test_the_first_grid_is_committed_before_anything_happens() -> None:
-    """An application that is restarted more often than its schedule is due gets to its grid points all the same."""
+    """An application that restarts more often than its interval still fires its schedule."""
     called: list[int] = []
     driver = TopologyTestDriver(topology(lambda c: c.schedule(10, WALL, called.append, name="mine") and None))
     for _ in range(5):

@@ -1,4 +1,4 @@
-"""What docs/streams.md shows runs, and what it says of punctuation is so."""
+"""The examples of docs/streams.md run, and its statements on punctuation hold."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STREAM, WALL = PunctuationType.STREAM_TIME, PunctuationType.WALL_CLOCK_TIME
 
 
 class Scheduling(Processor):
-    """Schedules what its maker says, and forwards each call's time."""
+    """Creates the given schedules, and forwards the time of each call."""
 
     def __init__(self, *schedules: tuple[Any, ...], **named: Any) -> None:
         self._schedules, self._named = schedules, named
@@ -32,7 +32,7 @@ class Scheduling(Processor):
             context.schedule(interval, kind, self.call, **self._named)
 
     def process(self, record: Record) -> None:
-        """Nothing: what it forwards is of its schedules."""
+        """Ignores records: only the schedules forward."""
 
     def call(self, now_ms: int) -> None:
         self.context.forward(Record("now", {"at": now_ms}, now_ms))
@@ -53,14 +53,14 @@ def calls(driver: TopologyTestDriver, *stream_times: int, wall_ms: int = 0) -> l
 
 
 def test_its_blocks_run() -> None:
-    """Each topology that it shows can be built, and the carts' notes are what it says."""
+    """Each topology of the document can be built, and the cart example writes the notes that the document shows."""
     shown = names_of(DOCUMENT)
     assert len(blocks(DOCUMENT)) == 5
     assert [note[0] for note in shown["notes"]] == [b"ann", b"all"]
 
 
 def test_a_cart_that_closes_cancels_its_schedule() -> None:
-    """The handle that `schedule` returned ends the calls."""
+    """Cancelling the handle that `schedule` returned ends the calls."""
     shown = names_of(DOCUMENT)
     driver = TopologyTestDriver(shown["builder"].build())
     driver.pipe("cart-events", key=b"ann", value=b'{"closes": true}', timestamp=0)
@@ -69,7 +69,7 @@ def test_a_cart_that_closes_cancels_its_schedule() -> None:
 
 
 def test_grids_without_a_start() -> None:
-    """Stream time's begins at 0 and fires with the first record; the wall clock's an interval from now."""
+    """Without a start, a stream-time grid begins at 0 and a wall-clock grid one interval from now."""
     assert calls(driver_of((5, STREAM))) == []
     assert calls(driver_of((5, STREAM)), 0, 4, 5) == [0, 5]
     driver = driver_of((5, WALL))
@@ -77,14 +77,14 @@ def test_grids_without_a_start() -> None:
 
 
 def test_missed_points_are_one_call() -> None:
-    """Interval 5 from 5 on: at 21 one call, the next at 25."""
+    """Several missed grid points cause one call, and the grid stays the same."""
     driver = driver_of((5, STREAM), start=5)
     assert calls(driver, 4, 21, 24, 25) == [21, 25]
 
 
 @pytest.mark.parametrize(("name", "after"), [("n", [1_000]), (None, [])])
 def test_a_named_grid_survives(name: str | None, after: list[int]) -> None:
-    """With a name the next point stays where it was; without one the grid begins anew, an interval from the restart."""
+    """A named grid survives a restart. An unnamed grid begins one interval after the restart."""
     driver = driver_of((1_000, WALL), name=name)
     driver.pipe("in", key=b"a", value=b"{}", timestamp=0)
     driver.advance_wall_clock(500)
@@ -94,7 +94,7 @@ def test_a_named_grid_survives(name: str | None, after: list[int]) -> None:
 
 
 def test_what_it_says_is_refused_is_refused() -> None:
-    """By the argument's name; and where no task is at work."""
+    """An invalid argument of `schedule` is rejected by its name, and so is a call outside the task's callbacks."""
     for schedule, named, argument in (
         ((0, STREAM), {}, "interval"),
         ((timedelta(microseconds=1_500), STREAM), {}, "interval"),
@@ -117,7 +117,7 @@ def test_what_it_says_is_refused_is_refused() -> None:
 
 
 def test_what_it_names_is_there() -> None:
-    """Each setting of streams that it names is one."""
+    """Each `streams.` setting that the document names exists."""
     named = set(re.findall(r"`streams\.([a-z_]+)", TEXT))
     assert len(named) > 10
     assert named - StreamsSettings.model_fields.keys() == set()

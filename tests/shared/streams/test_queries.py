@@ -1,4 +1,4 @@
-"""Reading stores: which rows an answer has, and what it reflects."""
+"""Reading stores: the rows of an answer, and the position that it reflects."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def driver_of(kind: str, key: Any = "string") -> TopologyTestDriver:
 
 
 def rest_of(reading: Generator[None, None, StoreAnswer]) -> tuple[StoreAnswer, int]:
-    """The answer, and after how many more slices it came."""
+    """Returns the answer, and the number of further slices before it."""
     slices = 0
     while True:
         try:
@@ -70,7 +70,7 @@ def test_all_live_windows(kind: str) -> None:
 
 
 def test_rows_of_an_aggregation_without_windows() -> None:
-    """They have their results by name and no bounds; a time narrows nothing, since the row is of all times."""
+    """The rows have their results by name and no bounds. A time range does not filter them."""
     builder = StreamsBuilder()
     builder.stream("in").group_by_key().aggregate("s", n=Count(), sum=Sum("x"))
     driver = TopologyTestDriver(builder.build())
@@ -83,7 +83,7 @@ def test_rows_of_an_aggregation_without_windows() -> None:
 
 
 def test_by_key_and_range_of_keys() -> None:
-    """One key's windows, or those of a range of keys, both ends inclusive; a key that is not there has none."""
+    """A query selects the windows of one key or of an inclusive range of keys. An unknown key has no rows."""
     driver = driver_of("session")
     assert rows(driver, key="bob") == [("bob", 5, 5, 5), ("bob", 40, 40, 40)]
     assert rows(driver, key="dan") == []
@@ -95,7 +95,7 @@ def test_by_key_and_range_of_keys() -> None:
 
 @pytest.mark.parametrize(("kind", "last"), [("session", 3), ("tumbling", 9)])
 def test_by_time(kind: str, last: int) -> None:
-    """A window counts that overlaps the time: up to the last moment that it holds, from its first."""
+    """A time range selects the windows that overlap it, from their first to their last millisecond."""
     driver = driver_of(kind)
     assert {row[0] for row in rows(driver, from_ms=last, to_ms=last)} >= {"ann"}
     assert {row[0] for row in rows(driver, from_ms=last + 1, to_ms=19)} == ({"bob"} if kind == "session" else set())
@@ -104,7 +104,7 @@ def test_by_time(kind: str, last: int) -> None:
 
 
 def test_a_sliding_window_that_was_closed_is_not_there() -> None:
-    """What is kept for its operator's use is no live window."""
+    """Rows that a sliding window keeps after their window has closed are not in an answer."""
     builder = StreamsBuilder()
     windows = builder.stream("in").group_by_key().sliding_window(10)
     windows.aggregate("s", n=Count(), sum=Sum("x")).on_close().to("out")
@@ -116,7 +116,7 @@ def test_a_sliding_window_that_was_closed_is_not_there() -> None:
 
 
 def test_an_answer_is_bounded() -> None:
-    """No more rows than asked for, and the answer says after which one there are more."""
+    """An answer has at most `rows_max` rows. If there are more, it has the position to continue from."""
     driver = driver_of("session")
     tasks = {0: driver.task, 1: driver.task}
     answer = read_store(tasks, "s", StoreQuery(rows_max=5))
@@ -137,7 +137,8 @@ def test_an_answer_is_bounded() -> None:
 def test_pages_have_each_row_once(
     kind: str, key_type: Any, store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Page by page an answer is what it is as a whole, in the same order, wherever rows are kept; a part of it too."""
+    """The pages of a query have the rows of the whole answer in its order, in memory, on disk or in both. The same
+    holds for a query with bounds."""
     monkeypatch.setattr("penstock.shared.streams.queries.SLICE_ROWS", 50)
     monkeypatch.setattr("penstock.shared.streams.state.rocksdb.PAGE_ROWS", 30)
     builder = StreamsBuilder()
@@ -178,7 +179,7 @@ def test_pages_have_each_row_once(
 
 
 def test_a_row_that_stays_is_given_once_whatever_comes_and_goes() -> None:
-    """What is new, closed or merged between two pages neither moves nor repeats another row."""
+    """Windows that open or close between two pages neither skip nor repeat another row."""
     builder = StreamsBuilder()
     windowed("session", builder).aggregate("s", n=Count(), sum=Sum("x")).on_close().to("out")
     driver = TopologyTestDriver(builder.build())
@@ -197,7 +198,7 @@ def test_a_row_that_stays_is_given_once_whatever_comes_and_goes() -> None:
 
 
 def test_a_partition_that_goes_takes_no_other_ones_rows_along() -> None:
-    """Where the page was full of it, the next one begins behind it all the same."""
+    """If a partition is lost after it has filled the page, the next page starts with the next partition."""
     tasks = {0: driver_of("session").task, 1: driver_of("session").task}
     reading = read_in_slices(tasks, "s", StoreQuery(rows_max=4))
     for _ in range(2):
@@ -209,7 +210,7 @@ def test_a_partition_that_goes_takes_no_other_ones_rows_along() -> None:
 
 
 def test_bytes_as_keys() -> None:
-    """A key may be asked for as text, taken as UTF-8, or as bytes, whatever the store has; bounds alike."""
+    """A query accepts a key or a bound as bytes or as text (encoded in UTF-8), for both key types of a store."""
     for key_type, kept in (("bytes", b"ann"), ("string", "ann")):
         tasks = {0: driver_of("tumbling", key_type).task}
         for query in (StoreQuery(key="ann"), StoreQuery(key=b"ann"), StoreQuery(key_to=b"b"), StoreQuery(key_to="b")):
@@ -221,7 +222,7 @@ def test_bytes_as_keys() -> None:
 @pytest.mark.parametrize("on_disk", [False, True])
 @pytest.mark.parametrize("kind", ["session", "tumbling", "table"])
 def test_a_store_is_walked_in_slices(kind: str, on_disk: bool, tmp_path: Path) -> None:
-    """Between two slices the task goes on: rows come and go, nothing is told twice, and no slice is a long one."""
+    """A store is read in slices. Rows that are added or removed between two slices cause no duplicate row."""
     builder = StreamsBuilder()
     if kind == "table":
         builder.table("in", name="s")
@@ -247,7 +248,7 @@ def test_a_store_is_walked_in_slices(kind: str, on_disk: bool, tmp_path: Path) -
 
 
 def test_a_task_that_goes_meanwhile_is_left_out() -> None:
-    """Of what was given up between two slices an answer has neither rows nor position."""
+    """If a task is closed between two slices, the answer has neither its rows nor its position."""
     tasks = {0: driver_of("session").task, 1: driver_of("session").task}
     reading = read_in_slices(tasks, "s", StoreQuery())
     assert next(reading) is None
@@ -257,7 +258,8 @@ def test_a_task_that_goes_meanwhile_is_left_out() -> None:
 
 
 def test_a_global_table_can_be_read() -> None:
-    """Its rows by key and range, with the offsets of its topic; they are of no partition of the sources."""
+    """A global table is read by key, by range and in pages. The position has the offsets of its topic, and no row has a
+    partition."""
     builder = StreamsBuilder()
     builder.stream("in").join(builder.global_table("users"), lambda a, b: b, key=lambda r: r.key).to("out")
     driver = TopologyTestDriver(builder.build())
@@ -279,7 +281,7 @@ def test_a_global_table_can_be_read() -> None:
 
 
 def test_tables_and_what_cannot_be_read() -> None:
-    """A table's rows have values; records of a join and what is not there are refused by name."""
+    """The rows of a table have values. The store of a join and an unknown store raise a ConfigError."""
     builder = StreamsBuilder()
     stream, table = builder.stream("in"), builder.table("users")
     stream.join(table, lambda a, b: b).to("out")

@@ -10,7 +10,7 @@ from penstock.shared.streams.settings import StreamsSettings
 
 
 def test_a_key_must_leave_room_for_the_rest() -> None:
-    """A key as large as a whole result is refused as a setting; by default there is no setting of its own."""
+    """`key_bytes_max` must be below `max_request_size`, and is None by default."""
     assert StreamsSettings().key_bytes_max is None
     assert StreamsSettings(key_bytes_max=1_000, max_request_size=1_001).key_bytes_max == 1_000
     with pytest.raises(ConfigError, match="key_bytes_max=1000 must be below max_request_size=1000"):
@@ -18,12 +18,13 @@ def test_a_key_must_leave_room_for_the_rest() -> None:
 
 
 def test_missing_source_offsets_stop_unless_told_otherwise() -> None:
-    """Nothing is left out of what was counted on without being asked for."""
+    """By default, a worker fails if source offsets are missing."""
     assert StreamsSettings().on_missing_source_offsets == "fail"
 
 
 def test_a_guarantee_that_is_raised_is_said_once() -> None:
-    """The log names the topics that it is for; where nothing is changed there is nothing to say."""
+    """Repartition topics raise at_least_once to exactly_once, with one log line that names them. Otherwise nothing
+    changes and nothing is logged."""
     asked = StreamsSettings(processing_guarantee="at_least_once")
     with capture_logs() as lines:
         raised = asked.carried_out(["app-by-user-repartition"])

@@ -58,7 +58,8 @@ def test_mermaid() -> None:
 
 
 def test_topics() -> None:
-    """Sources are what is read; outputs are sinks, dead letters and, with windows, late topics, each once."""
+    """Each source topic is listed once. Outputs are sinks, dead-letter topics and, with windows, late topics, each
+    once."""
     topology = small()
     topology.add(SinkNode("out-2", "out", encode_json), "work")
     topology.add(source("more", "in2"))
@@ -70,14 +71,14 @@ def test_topics() -> None:
 
 
 def test_schemas_are_in_the_order_of_the_stores() -> None:
-    """A store's number in the changelog is its place in the topology."""
+    """Schemas are in the order in which the stores were added, which is their number in the changelog."""
     topology = small()
     topology.add_store(store("a"))
     assert [schema.name for schema in topology.schemas()] == ["s", "a"]
 
 
 def test_a_name_is_taken_once() -> None:
-    """Nodes and stores are known by name."""
+    """A second node or store of the same name is rejected."""
     topology = small()
     with pytest.raises(ConfigError, match="the name 'work' is taken"):
         topology.add(ProcessorNode("work", Processor), "from")
@@ -86,7 +87,7 @@ def test_a_name_is_taken_once() -> None:
 
 
 def test_a_parent_must_be_there_and_feed() -> None:
-    """A node hangs below a source or a processor that was added before."""
+    """A node's parent must exist and must not be a sink."""
     topology = small()
     with pytest.raises(ConfigError, match="'x' names a parent 'nobody' that is not there"):
         topology.add(ProcessorNode("x", Processor), "nobody")
@@ -95,7 +96,7 @@ def test_a_parent_must_be_there_and_feed() -> None:
 
 
 def test_sources_alone_have_no_parent() -> None:
-    """A source below a node, and a processor below none, are refused."""
+    """A source with a parent and a processor without one are rejected."""
     topology = small()
     with pytest.raises(ConfigError, match="'x' must have no parent"):
         topology.add(source("x", "t"), "from")
@@ -104,13 +105,13 @@ def test_sources_alone_have_no_parent() -> None:
 
 
 def test_a_topic_has_one_source() -> None:
-    """Two sources of one topic would take each record twice."""
+    """A second source of a topic is rejected, because each record would be processed twice."""
     with pytest.raises(ConfigError, match="the topic 'in' has a source already"):
         small().add(source("again", "in"))
 
 
 def test_stores_are_bounded() -> None:
-    """A store's number is one byte in the changelog: the 257th is refused."""
+    """The 257th store is rejected, because a store's number is one byte in the changelog."""
     topology = Topology()
     for number in range(STORES_MAX):
         topology.add_store(store(f"s{number}"))
@@ -119,7 +120,7 @@ def test_stores_are_bounded() -> None:
 
 
 def test_describe_as_mermaid() -> None:
-    """`describe` prints text or Mermaid, and refuses any other format."""
+    """`describe` returns text or Mermaid, and rejects other formats."""
     builder = StreamsBuilder()
     builder.stream("in").to("out")
     topology = builder.build()
@@ -129,7 +130,7 @@ def test_describe_as_mermaid() -> None:
 
 
 def test_mermaid_of_odd_names() -> None:
-    """A name is a label as it is written, whatever Mermaid takes its characters for."""
+    """Characters with a meaning in Mermaid are escaped in labels."""
     builder = StreamsBuilder()
     windows = builder.stream("in").group_by_key().session_window(5)
     windows.aggregate('my "s" ] --> <b>#1`\n', n=Count()).on_close().to("out")

@@ -57,7 +57,8 @@ def test_a_function_of_the_current_folder() -> None:
     ],
 )
 def test_what_is_wrong_with_a_topology(name: str, options: dict[str, str], said: str) -> None:
-    """A module, function or option that is not there, and what is no topology, is a ConfigError that says so."""
+    """A module, function or option that does not exist, or a result that is not a topology, raises a ConfigError with
+    the reason."""
     with pytest.raises(ConfigError, match="topology: ") as raised:
         load_topology(name, options)
     assert said in str(raised.value)

@@ -276,7 +276,7 @@ async def test_close_waits_for_what_is_buffered() -> None:
 
 
 async def test_close_with_a_timeout() -> None:
-    """What is not acknowledged by then ends in IllegalState, queued or in flight, and all memory is back."""
+    """At the timeout, `close` fails queued and in-flight records with IllegalState and releases all memory."""
     async with producing(partitions=2) as (cluster, producer):
         await (await producer.send("t", b"0", partition=0))
         cluster.pause_node(1)
@@ -334,7 +334,7 @@ async def test_cancelled_before_and_after_it_was_sent() -> None:
 
 
 async def test_an_open_transaction_is_aborted_on_close() -> None:
-    """Nothing of it is seen by readers of what is committed; without records there is nothing to end."""
+    """`close` aborts an open transaction, so read_committed consumers see none of its records."""
     for records in (0, 1):
         async with producing(transactional_id="tx") as (cluster, producer):
             await producer.init_transactions()
@@ -347,7 +347,7 @@ async def test_an_open_transaction_is_aborted_on_close() -> None:
 
 
 async def test_close_with_a_timeout_in_a_transaction() -> None:
-    """The transaction is left to its timeout at the coordinator; nothing waits for it, and nothing of it is seen."""
+    """If an abort does not finish by the timeout, `close` leaves the transaction to time out at the coordinator."""
     async with producing(transactional_id="tx") as (cluster, producer):
         await producer.init_transactions()
         await producer.begin_transaction()
@@ -443,7 +443,8 @@ async def test_an_error_nobody_expected_while_connecting() -> None:
 
 
 async def test_the_backoff_of_a_node_grows_and_is_spread() -> None:
-    """It doubles from reconnect_backoff_ms to reconnect_backoff_max_ms, spread by a fifth; once reached, anew."""
+    """The backoff doubles from reconnect_backoff_ms to reconnect_backoff_max_ms, with 20 % jitter. A successful
+    connection resets it."""
     alone, reached = Alone(), False
     know(alone.connection, {"t": {0: 1}})
 
@@ -489,7 +490,8 @@ async def test_a_full_buffer_sends_what_lingers() -> None:
 
 
 async def test_an_error_nobody_expected_while_a_partition_is_added() -> None:
-    """It costs the transaction, whose records say why, and nothing waits for ever."""
+    """An unexpected error while adding a partition fails the transaction and its records with that error. After an
+    abort the producer works."""
     async with producing(transactional_id="x") as (_, producer):
         await producer.init_transactions()
         await producer.begin_transaction()

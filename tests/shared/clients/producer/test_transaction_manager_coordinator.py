@@ -187,7 +187,8 @@ async def test_an_expired_id_is_fetched_anew(api: Api) -> None:
 
 
 async def test_a_transaction_that_took_too_long() -> None:
-    """The coordinator has aborted it: the record's error says so, the abort gets the next epoch, and all goes on."""
+    """A transaction that the coordinator timed out fails its records with an abortable error. After the abort the next
+    transaction commits."""
     async with producing(transactional_id="x", transaction_timeout_ms=100) as (cluster, producer):
         await producer.init_transactions()
         await time_out(cluster, producer)
@@ -203,7 +204,7 @@ async def test_a_transaction_that_took_too_long() -> None:
 
 
 async def test_an_abort_of_what_timed_out() -> None:
-    """It is over at the coordinator already; the producer gets its next epoch and goes on."""
+    """Aborting a transaction that has timed out succeeds, and the next transaction commits."""
     async with producing(transactional_id="x", transaction_timeout_ms=100) as (cluster, producer):
         await producer.init_transactions()
         await time_out(cluster, producer)

@@ -1,4 +1,4 @@
-"""Sequence numbers of an idempotent producer: in order, without gaps, whatever fails."""
+"""Sequence numbers of an idempotent producer are in order and without gaps, after any failure."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_acknowledgements_may_come_in_any_order() -> None:
 
 
 def test_one_batch_at_a_time_until_the_first_is_acknowledged() -> None:
-    """Under a new producer id and under a new epoch alike."""
+    """A new producer id or epoch allows one unacknowledged batch per partition until the first acknowledgement."""
     sequences = ledger()
     assert sequences.may_assign(A)
     state = sequences.assign(A, 1)
@@ -67,7 +67,7 @@ def test_one_batch_at_a_time_until_the_first_is_acknowledged() -> None:
 
 
 def test_what_was_surely_refused_is_used_again() -> None:
-    """No epoch is spent where no doubt is left."""
+    """The sequence number of a batch that the broker certainly did not write is used again, in the same epoch."""
     sequences = ledger()
     sequences.assign(A, 4)
     sequences.given_up(A, lost=False)
@@ -79,7 +79,7 @@ def test_what_was_surely_refused_is_used_again() -> None:
 
 
 def test_what_was_lost_costs_an_epoch() -> None:
-    """It may still arrive: the broker is to refuse it."""
+    """A lost batch may still arrive, so the next batch uses a new epoch and the broker rejects the old one."""
     sequences = ledger()
     sequences.assign(A, 4)
     sequences.given_up(A, lost=True)
@@ -88,7 +88,8 @@ def test_what_was_lost_costs_an_epoch() -> None:
 
 
 def test_trouble_is_of_a_partition() -> None:
-    """Others hand out numbers meanwhile, and follow into the new epoch when all of theirs is acknowledged."""
+    """A gap in one partition does not stop the others. They move to the new epoch once all their batches are
+    acknowledged."""
     sequences = ledger()
     state = sequences.assign(B, 1)
     sequences.acknowledged(B, state, 1)
@@ -106,7 +107,7 @@ def test_trouble_is_of_a_partition() -> None:
 
 
 def test_one_bump_for_all_in_trouble() -> None:
-    """An epoch above the partition's own is enough."""
+    """Several troubled partitions share one epoch bump."""
     sequences = ledger()
     for tp in (A, B):
         sequences.assign(tp, 1)
@@ -129,7 +130,7 @@ def test_an_answer_of_the_old_epoch_does_not_disturb_the_new() -> None:
 
 
 def test_epochs_run_out() -> None:
-    """After the last epoch a new producer id is needed, and no number is handed out until it is there."""
+    """After the last epoch, no sequence number is assigned until there is a new producer id."""
     sequences = ledger(EPOCH_MAX)
     for tp in (A, B):
         sequences.assign(tp, 1)
@@ -145,7 +146,7 @@ def test_epochs_run_out() -> None:
 
 
 def test_forgetting() -> None:
-    """Between transactions every partition starts anew, without trouble."""
+    """After `forget`, no partition is troubled and sequence numbers start at 0 again."""
     sequences = ledger()
     sequences.assign(A, 1)
     sequences.given_up(A, lost=False)
@@ -155,7 +156,7 @@ def test_forgetting() -> None:
 
 
 def test_trouble_of_a_partition_that_has_no_numbers() -> None:
-    """Word of a partition that was forgotten is nobody's."""
+    """A response for a partition without sequence numbers is ignored."""
     sequences = ledger()
     sequences.given_up(A, lost=True)
     sequences.gap_shown(A)

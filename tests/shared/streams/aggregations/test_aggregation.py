@@ -129,7 +129,7 @@ def test_columns_round_trip(aggregation: Aggregation[Any], numbers: list[int]) -
 
 @pytest.mark.parametrize("aggregation", [Sum("x"), Max("x")])
 def test_a_result_does_not_change_by_being_kept(aggregation: Aggregation[Any]) -> None:
-    """A result is encoded alike before and after its state is written and read: an int becomes a float in both."""
+    """A result is encoded alike before and after its state is written and read."""
     state = fold(aggregation, of(3, 4))
     kept = aggregation.from_columns(aggregation.to_columns(state))
     assert msgspec.json.encode(aggregation.result(state)) == msgspec.json.encode(aggregation.result(kept))
@@ -204,7 +204,8 @@ def test_an_integer_beyond_a_float_is_refused() -> None:
     [("delay", "int64"), ("maybe", "int64"), ("flag", "int64"), ("limited", "int64"), ("speed", "float64")],
 )
 def test_bound_columns_follow_the_annotation(field: str, type_: str) -> None:
-    """An int field (optional, constrained or boolean, too) is summed as int64, a float field as float64."""
+    """An int field is summed as int64, also if it is optional, constrained or boolean. A float field is summed as
+    float64."""
     bound = Sum(field).bind(Flight)
     assert [tuple(c) for c in bound.state_columns] == [("sum", type_), ("n", "int64")]
     assert bound.result_type == type_
@@ -317,7 +318,8 @@ def test_distinct_merges(values: list[str], cut: int) -> None:
 
 
 def test_distinct_of_any_kind_of_value() -> None:
-    """Numbers, text, booleans and nested values count by value; the empty string too, and None is no value."""
+    """Numbers, text, booleans and nested values are counted by value, the empty string included. None is not
+    counted."""
     values = of(1, 1, 2.5, "a", "a", "ä", [1, 2], [1, 2], {"k": 1}, None, "", "")
     assert CountDistinct("x").result(fold(CountDistinct("x"), values)) == 7
 

@@ -19,7 +19,7 @@ Moment = tuple[int, Any]
 
 
 def fold(aggregation: Aggregation[Any], *moments: Moment) -> Any:
-    """The state after the field `x` had these values at these times."""
+    """Returns the state after the field `x` had these values at these times."""
     state = aggregation.initial()
     for at, value in moments:
         state = aggregation.add_at(state, {"x": value}, at)
@@ -31,7 +31,8 @@ def result(aggregation: Aggregation[Any], *moments: Moment) -> Any:
 
 
 def test_first_and_last_go_by_event_time() -> None:
-    """The order of arrival decides only between records of the same time. None is not a value."""
+    """First and Last compare timestamps. The order of arrival decides only between equal timestamps. None is not a
+    value."""
     moments = [(5, None), (20, "b"), (10, "a"), (10, "c"), (20, "d"), (30, None)]
     assert (result(First("x"), *moments), result(Last("x"), *moments)) == ("a", "d")
     assert (result(First("x")), result(Last("x"), (1, None))) == (None, None)
@@ -80,7 +81,7 @@ EACH = [First("x"), Last("x"), CollectList("x", 4), CollectSet("x", 3)]
 @pytest.mark.parametrize("aggregation", EACH)
 @given(values, st.integers(0, 15))
 def test_merged_equals_sequential(aggregation: Aggregation[Any], moments: list[Moment], cut: int) -> None:
-    """Two parts merged are the whole, also after each went through its columns, and the empty state changes nothing."""
+    """Two merged parts equal the whole, also after each was converted to columns. The empty state is neutral."""
     a, b, whole = fold(aggregation, *moments[:cut]), fold(aggregation, *moments[cut:]), fold(aggregation, *moments)
     kept = aggregation.merge(*(aggregation.from_columns(aggregation.to_columns(s)) for s in (a, b)))
     assert aggregation.merge(a, b) == whole == kept

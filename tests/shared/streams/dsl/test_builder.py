@@ -55,7 +55,7 @@ def test_map_values() -> None:
 
 
 def test_map_values_says_what_comes_out() -> None:
-    """Later aggregations are bound to the type of a typed `map_values`."""
+    """Aggregations after a typed `map_values` are bound to its type."""
     builder = StreamsBuilder()
     mapped = builder.stream("in").map_values(lambda value: Click(value["x"]), value=Click)
     mapped.group_by_key().session_window(10).aggregate("s", sum=Sum("ms")).on_update().to("out")
@@ -71,7 +71,7 @@ def test_flat_map_values() -> None:
 
 
 def test_peek() -> None:
-    """The action sees each record on its way, unchanged."""
+    """The action sees each record, and the record passes unchanged."""
     seen: list[Record] = []
     assert run(lambda s: s.peek(seen.append).to("out"), b"{}") == [(b"k", b"{}")]
     assert seen == [Record("k", {}, 1, ())]
@@ -236,7 +236,8 @@ WINDOW, RESULT = WindowKey("k", 1, 2), WindowResult("k", 1, 2, {"n": 3, "mean": 
     ],
 )
 def test_encode_json(record: Record, expected: tuple[bytes | None, bytes | None]) -> None:
-    """Text keys as UTF-8, bytes as they are, windows under their record key and as one flat object."""
+    """Text keys are written in UTF-8, bytes keys unchanged, and windows under their record key as one flat JSON
+    object."""
     assert encode_json(record) == expected
 
 
@@ -403,7 +404,7 @@ def test_a_store_has_a_name_of_its_own() -> None:
 
 
 def test_a_changed_aggregation_under_a_derived_name_is_refused() -> None:
-    """State that was written under a name that nobody gave is no more taken for another's than under a given one."""
+    """A changed aggregation rejects the state under its derived store name, as under a given name."""
 
     def windows(aggregation: Count | Sum, *, filtered: bool) -> Topology:
         builder = StreamsBuilder()

@@ -49,7 +49,7 @@ def test_a_changed_key_goes_through_a_topic_before_it_is_grouped() -> None:
 
 
 def test_the_topic_is_the_applications_own() -> None:
-    """It is named after the application once that is known. It is read as a source and is not an output."""
+    """The repartition topic has the application's name as prefix. It is read as a source and is not an output."""
     topology = by_user().build()
     assert topology.internal_topics() == ["by-user-repartition"]
     named = topology.of_application("shop")
@@ -62,7 +62,7 @@ def test_the_topic_is_the_applications_own() -> None:
 
 
 def test_it_is_described_in_parts() -> None:
-    """The text has a paragraph a part, the flowchart a dotted arrow between them."""
+    """The text description has a paragraph for each sub-topology. The flowchart has a dotted arrow between them."""
     topology = by_user().build()
     assert topology.describe().splitlines() == [
         "Sub-topology 0:",
@@ -186,7 +186,7 @@ def test_streams_of_different_keys_do_not_merge() -> None:
 
 @pytest.mark.parametrize("emit", ["on_close", "on_update"])
 def test_windows_of_windows(emit: str) -> None:
-    """A windowed result under a key of its own goes through a topic and is a WindowResult again on the other side."""
+    """A windowed result with a new key passes a repartition topic and is decoded as a WindowResult again."""
     builder = StreamsBuilder()
     windows = builder.stream("c", key="bytes").group_by_key().session_window(10).aggregate("s", n=Count())
     seen: list[Any] = []
@@ -220,7 +220,8 @@ def test_windows_join_a_table() -> None:
 
 @pytest.mark.parametrize("grouped_first", [False, True])
 def test_a_left_join_keeps_what_key_by_gave_no_key(grouped_first: bool) -> None:
-    """It goes through the repartition topic and on without a match; a grouping of the same stream skips it."""
+    """A left join forwards a record without a key unmatched, after the repartition topic. A grouping of the same stream
+    skips it."""
     builder = StreamsBuilder()
     orders = builder.stream("orders").key_by(lambda record: record.value["user"], name="by-user")
     if grouped_first:

@@ -13,7 +13,7 @@ from penstock.shared.streams.dsl.lake_names import require_lake_names
 
 
 def stores(*names: str, result: str = "n") -> tuple[StoreSchema, ...]:
-    """Sessions of these names, each with one aggregation, as the DSL describes them."""
+    """Returns the schemas of session stores with these names, each with one aggregation."""
     builder = StreamsBuilder()
     stream = builder.stream("in")
     for name in names:
@@ -23,7 +23,7 @@ def stores(*names: str, result: str = "n") -> tuple[StoreSchema, ...]:
 
 @pytest.mark.parametrize("name", STATE_COLUMNS)
 def test_a_store_that_hides_a_column_of_state_is_refused(name: str) -> None:
-    """Every column of `state`, in whatever case; the message has the store and the column."""
+    """A store named like a column of `state`, in any case, is rejected. The error names the store and the column."""
     said = f"store '{name.title()}': the lake's table state has a column '{name}' of its own"
     with pytest.raises(ConfigError, match=said):
         require_lake_names(stores(name.title()))
@@ -37,7 +37,7 @@ def test_a_store_that_hides_a_column_of_state_is_refused(name: str) -> None:
     ],
 )
 def test_an_aggregation_that_hides_a_column_of_closed_or_late_is_refused(table: str, name: str) -> None:
-    """Every column of both tables is rejected that the DSL itself accepts."""
+    """An aggregation named like a column of `closed` or `late` is rejected, even if the DSL accepts the name."""
     said = f"store 'visits': aggregation '{name}': the lake's table {table}/visits has a column '{name}' of its own"
     with pytest.raises(ConfigError, match=said):
         require_lake_names(stores("visits", result=name))
@@ -51,7 +51,7 @@ def test_a_store_that_is_no_columns_name_is_refused(name: str) -> None:
 
 
 def test_names_that_differ_in_case_alone_are_refused() -> None:
-    """Delta has only one column for both names."""
+    """Store names that differ only in case are rejected, because Delta has one column for both."""
     with pytest.raises(ConfigError, match=r"store 'Banks': .* has a column for 'banks' already"):
         require_lake_names(stores("banks", "Banks"))
 

@@ -190,7 +190,7 @@ def test_an_aggregate_that_says_nothing() -> None:
 
 @pytest.mark.parametrize("is_rekeyed", [False, True])
 def test_loops(is_rekeyed: bool) -> None:
-    """A sink on a topic from which its records come is rejected, also through an intermediate topic."""
+    """A sink is rejected if its records come from its own topic, also through an intermediate topic."""
     builder = StreamsBuilder()
     stream = clicks(builder)
     (stream.key_by(lambda r: "k").repartition() if is_rekeyed else stream).to("clicks")
@@ -207,7 +207,7 @@ def test_a_topic_of_another_branch_is_no_loop() -> None:
 
 
 def looped(late: str | None = None, dead_letters: str | None = None, to: str = "out", *, rekeyed: bool = False) -> Any:
-    """A topology of sessions of "a", and of another stream that goes from "b" to a topic."""
+    """Returns a topology with sessions of "a" and a stream from "b" to a topic."""
     builder = StreamsBuilder()
     stream = builder.stream("a", late=late, dead_letters=dead_letters)
     (stream.key_by(lambda r: "k") if rekeyed else stream).group_by_key().session_window(10).aggregate(
@@ -220,7 +220,8 @@ def looped(late: str | None = None, dead_letters: str | None = None, to: str = "
 @pytest.mark.parametrize("rekeyed", [False, True])
 @pytest.mark.parametrize("argument", ["late", "dead_letters"])
 def test_loops_of_what_was_refused(argument: str, rekeyed: bool) -> None:
-    """Late records and dead letters must not return either, also not through another stream of the topology."""
+    """Late records and dead letters may not return to their own stream, also not through another stream of the
+    topology."""
     with pytest.raises(ConfigError, match=rf"{argument}='a'\): records of the topic '.*' would come back to it"):
         looped(**{argument: "a"}, rekeyed=rekeyed)
     with pytest.raises(ConfigError, match=r"to\('a'\): records of the topic 'a' would come back to it by way of"):
@@ -228,7 +229,8 @@ def test_loops_of_what_was_refused(argument: str, rekeyed: bool) -> None:
 
 
 def test_what_another_stream_takes_up_is_no_loop() -> None:
-    """Dead letters that another stream of the topology reads, and late ones where no window is, are not refused."""
+    """Another stream may read a stream's dead letters. A stream without windows has no late records, so its late topic
+    may be its source."""
     assert "b" in looped(dead_letters="b").output_topics()
     builder = StreamsBuilder()
     builder.stream("a", late="a").to("out")
@@ -236,7 +238,7 @@ def test_what_another_stream_takes_up_is_no_loop() -> None:
 
 
 def test_loops_of_two_streams() -> None:
-    """Two streams that feed each other are a loop, as one stream is that feeds itself."""
+    """Two streams that write to each other's source are a loop."""
     builder = StreamsBuilder()
     builder.stream("a").to("b")
     builder.stream("b").to("a")

@@ -13,7 +13,7 @@ from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 
 
 class Keeping(Processor):
-    """Does what a values processor may: schedules, keeps stores, holds records back for a commit."""
+    """A values processor that uses a store and a schedule, and holds records back until a commit."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []
@@ -41,7 +41,7 @@ class Keeping(Processor):
 
 
 def test_a_values_processor_is_a_whole_processor() -> None:
-    """Stores, schedules, commits and close reach it; keys of what no record is in hand for are its own matter."""
+    """A values processor has stores, schedules, commit and close. It may change keys only outside of `process`."""
     made: list[Keeping] = []
 
     def supplier() -> Keeping:
@@ -61,7 +61,7 @@ def test_a_values_processor_is_a_whole_processor() -> None:
 
 
 def test_a_processor_that_rekeys_is_counted_in_one_place() -> None:
-    """What `process` forwards goes through a topic before it is grouped, and may have other keys than came in."""
+    """Records that `process` forwards pass a repartition topic before a grouping, and may have another key type."""
 
     class Rekeyed(Processor):
         def process(self, record: Record) -> None:

@@ -1,4 +1,4 @@
-"""Joining two streams: what meets, what is late, what goes on alone; then against a brute-force model."""
+"""Stream-stream joins: pairs, late records and unmatched left records, also against a brute-force model."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Step = tuple[str, str | None, int]
 
 
 def driver_of(windows: JoinWindows, *, left: bool = False) -> TopologyTestDriver:
-    """Joins the topics `left` and `right` into pairs of values."""
+    """Returns a driver that joins the topics `left` and `right` into pairs of values."""
     builder = StreamsBuilder()
     one, other = builder.stream("left"), builder.stream("right")
     method = one.left_join if left else one.join
@@ -32,14 +32,14 @@ def driver_of(windows: JoinWindows, *, left: bool = False) -> TopologyTestDriver
 
 
 def pipe(driver: TopologyTestDriver, *steps: Step) -> None:
-    """Pipe records whose values are their topic's first letter and offset."""
+    """Pipes records whose values are their topic's first letter and offset."""
     for topic, key, timestamp in steps:
         value = msgspec.json.encode(f"{topic[0]}{len(driver.source_log[topic])}")
         driver.pipe(topic, key=None if key is None else key.encode(), value=value, timestamp=timestamp)
 
 
 def out(driver: TopologyTestDriver) -> list[tuple[Pair, int]]:
-    """The pairs since the last look, with their timestamps."""
+    """Returns the new pairs with their timestamps."""
     return [(tuple(msgspec.json.decode(record.value or b"")), record.timestamp or 0) for record in driver.read("out")]
 
 
@@ -48,7 +48,7 @@ def late(driver: TopologyTestDriver) -> tuple[int, int]:
 
 
 def test_records_within_the_window_meet() -> None:
-    """Both bounds are inclusive, whichever side comes first; the result has the higher timestamp and the key."""
+    """Both bounds are inclusive, in either order of arrival. A result has the key and the higher timestamp."""
     driver = driver_of(JoinWindows(10, 5, grace_ms=100))
     pipe(driver, ("left", "k", 50), ("right", "k", 39), ("right", "k", 40), ("right", "k", 55), ("right", "k", 56))
     assert out(driver) == [(("l0", "r1"), 50), (("l0", "r2"), 55)]
@@ -57,7 +57,7 @@ def test_records_within_the_window_meet() -> None:
 
 
 def test_results_with_keys_of_bytes_are_the_same_after_a_restore() -> None:
-    """What a join remembers of windows' results is read back with the keys as they were."""
+    """Window results that a join stores are restored with their keys as bytes."""
     joined: list[tuple[Any, Any]] = []
     builder = StreamsBuilder()
     sessions = builder.stream("in", key="bytes").group_by_key().session_window(10).aggregate("s", n=Count()).on_close()
@@ -75,7 +75,7 @@ def test_results_with_keys_of_bytes_are_the_same_after_a_restore() -> None:
 
 
 def gone_on_with(driver: TopologyTestDriver, windows: JoinWindows, *, left: bool = False) -> TopologyTestDriver:
-    """A driver that goes on with the state of another by these windows, and commits once without a record."""
+    """Returns a driver with these windows that restores the state of another, and commits once without a record."""
     driver.commit()
     other = driver_of(windows, left=left)
     other.changelog = list(driver.changelog)
@@ -88,8 +88,8 @@ def gone_on_with(driver: TopologyTestDriver, windows: JoinWindows, *, left: bool
 
 @pytest.mark.parametrize("left", [False, True])
 def test_a_longer_grace_opens_nothing_that_was_settled(left: bool) -> None:
-    """A record that would need what was forgotten is late, by the times that it is late by, until time has caught up;
-    what was not settled stays open by the new grace."""
+    """A longer grace does not reopen closed times: records of those times stay late, and their headers have the old
+    close time. Times that were not closed stay open by the new grace."""
     driver = driver_of(JoinWindows.of(5), left=left)
     pipe(driver, ("right", "k", 100), ("left", "k", 101), ("right", "z", 1_000))
     assert out(driver) == [(("l0", "r0"), 101)]
@@ -107,7 +107,8 @@ def test_a_longer_grace_opens_nothing_that_was_settled(left: bool) -> None:
 
 @pytest.mark.parametrize("left", [False, True])
 def test_a_shorter_grace_settles_what_is_due_with_the_next_record(left: bool) -> None:
-    """Nothing before one comes, also if it is taken back meanwhile; then all of it, though the record is late."""
+    """A shorter grace takes effect with the next record, even if that record is late. If it is reverted before that,
+    nothing is closed."""
     driver = driver_of(JoinWindows.of(5, 1_000), left=left)
     pipe(driver, ("left", "k", 100), ("right", "m", 100), ("right", "z", 500))
     driver = gone_on_with(driver, JoinWindows.of(5, 10), left=left)
@@ -136,7 +137,8 @@ def test_records_of_one_moment_are_all_kept() -> None:
 
 
 def test_a_left_join_waits_for_the_window_and_the_grace() -> None:
-    """A left record without a match goes on alone once nothing can come for it, by the stream time of both sides."""
+    """An unmatched left record is forwarded once stream time has passed its window and the grace. Both sides advance
+    stream time."""
     driver = driver_of(JoinWindows.of(10, grace=5), left=True)
     pipe(driver, ("left", "a", 0), ("left", "b", 1), ("right", "b", 3), ("right", "x", 15))
     assert out(driver) == [(("l1", "r0"), 3)]
@@ -147,14 +149,15 @@ def test_a_left_join_waits_for_the_window_and_the_grace() -> None:
 
 
 def test_what_went_on_alone_is_joined_with_nothing() -> None:
-    """After a left record went on alone, a right one that comes late does not contradict it, though it is not late."""
+    """A left record that was forwarded unmatched is not joined with a later right record that is in time."""
     driver = driver_of(JoinWindows(10, 0), left=True)
     pipe(driver, ("left", "k", 15), ("left", "x", 20), ("right", "k", 15))
     assert (out(driver), late(driver)) == ([(("l0", None), 15)], (0, 0))
 
 
 def test_late_records_go_to_their_own_late_topic() -> None:
-    """A left record is late once its window has passed, a right one when only such records could meet it."""
+    """A left record is late once its window and the grace have passed. A right record is late once all left records it
+    could match are late."""
     driver = driver_of(JoinWindows(10, 5, grace_ms=2))
     pipe(driver, ("right", "x", 100), ("left", "k", 93), ("right", "k", 83))
     assert late(driver) == (0, 0)
@@ -167,7 +170,7 @@ def test_late_records_go_to_their_own_late_topic() -> None:
 
 
 def test_null_keys_and_values_are_skipped() -> None:
-    """A record without a key or value meets nothing, moves no time, and is counted."""
+    """A record without a key or value is skipped and counted: it joins with nothing and advances no time."""
     driver = driver_of(JoinWindows.of(5), left=True)
     pipe(driver, ("left", "k", 0), ("right", None, 99))
     driver.pipe("right", key=b"k", value=None, timestamp=99)
@@ -175,7 +178,7 @@ def test_null_keys_and_values_are_skipped() -> None:
 
 
 def test_time_moved_by_hand_lets_them_go() -> None:
-    """Without a record, time that is moved on forwards what is left over and forgets both sides."""
+    """Advancing time without a record forwards unmatched left records and deletes the stored records of both sides."""
     driver = driver_of(JoinWindows.of(5), left=True)
     pipe(driver, ("left", "k", 0), ("right", "x", 0))
     driver.task.advance_time(5)
@@ -189,7 +192,7 @@ def test_time_moved_by_hand_lets_them_go() -> None:
 
 
 def test_what_a_joiner_raises_is_a_dead_letter() -> None:
-    """A record for which the joiner raises was not joined at all: it is not remembered either."""
+    """A record for which the joiner raises becomes a dead letter and is not stored."""
     builder = StreamsBuilder()
     builder.stream("left").join(builder.stream("right"), lambda a, b: a["x"] / b["x"], JoinWindows.of(5)).to("out")
     driver = TopologyTestDriver(builder.build(), errors=ErrorHandlers())
@@ -202,14 +205,15 @@ def test_what_a_joiner_raises_is_a_dead_letter() -> None:
 
 @pytest.mark.parametrize(("before", "after", "grace"), [(-5, 4, 0), (1, 1, -1)])
 def test_windows_refuse_what_is_none(before: int, after: int, grace: int) -> None:
-    """A window that ends before it starts and a negative grace are refused; one that lies to one side is not."""
+    """JoinWindows rejects a window that ends before it starts, and a negative grace. A window of one instant is
+    valid."""
     with pytest.raises(ConfigError, match="join"):
         JoinWindows(before, after, grace)
     assert JoinWindows(-5, 5).reach(0) == (-5, 5)
 
 
 def test_what_does_not_fit_is_refused() -> None:
-    """Two streams need windows, a table takes none, and both sides need keys of one type."""
+    """A stream-stream join requires windows, a table join rejects them, and both sides need the same key type."""
     builder = StreamsBuilder()
     stream, other, bytes_ = builder.stream("a"), builder.stream("b"), builder.stream("c", key="bytes")
     table = builder.table("t")
@@ -224,7 +228,7 @@ def test_what_does_not_fit_is_refused() -> None:
 
 
 def test_rows_are_kept_as_they_are() -> None:
-    """What is remembered of a moment goes through the changelog with its values' type."""
+    """The stored records of one timestamp keep their type and their joined flag in the changelog."""
     rows = JoinRows(int)
     state = rows.add(rows.initial(), Remembered(7, joined=True))
     assert rows.from_columns(rows.to_columns(state)) == (Remembered(7, True),)
@@ -232,7 +236,7 @@ def test_rows_are_kept_as_they_are() -> None:
 
 
 def test_its_stores_are_in_the_changelog_beside_others() -> None:
-    """A join and a window in one application each have their own rows, and both come back."""
+    """A join and a window in one application restore their own rows from one changelog."""
     builder = StreamsBuilder()
     left, right = builder.stream("left"), builder.stream("right")
     left.join(right, lambda a, b: [a, b], JoinWindows.of(10), name="j").to("out")
@@ -283,7 +287,7 @@ shapes = st.sampled_from([JoinWindows(10, 10, 5), JoinWindows(5, 0), JoinWindows
 def test_equals_brute_force_over_crashes(
     windows: JoinWindows, given_: list[Step], crashes: list[int], left: bool
 ) -> None:
-    """Pairs, lone records and late ones are the model's, in its order, also where the task is lost in between."""
+    """Pairs, unmatched records and late records equal the model's, in its order, also after crashes."""
     driver = driver_of(windows, left=left)
     for i, step in enumerate(given_):
         if i in crashes:
@@ -295,7 +299,8 @@ def test_equals_brute_force_over_crashes(
 
 
 def test_a_left_record_without_a_key_goes_on_alone() -> None:
-    """In a left join it is forwarded at once with None; on the right, or in an inner join, it is skipped."""
+    """A left join forwards a left record without a key at once, with None. A right record without a key is skipped, and
+    so are both in an inner join."""
     driver = driver_of(JoinWindows.of(5), left=True)
     pipe(driver, ("left", None, 7), ("right", None, 8))
     assert (out(driver), driver.task.metrics.skipped_total) == ([(("l0", None), 7)], 1)
@@ -306,7 +311,7 @@ def test_a_left_record_without_a_key_goes_on_alone() -> None:
 
 @pytest.mark.parametrize("mutates", ["joiner", "branch"])
 def test_what_is_remembered_is_not_changed_by_user_code(mutates: str) -> None:
-    """A record is remembered as it came, whatever a joiner or another branch does to it: so it is after a restore."""
+    """A joiner or branch that mutates a value does not change the stored record, in memory or after a restore."""
 
     def change(value: dict[str, Any]) -> dict[str, Any]:
         value["n"].append("changed")

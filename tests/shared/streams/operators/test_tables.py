@@ -1,4 +1,4 @@
-"""Tables and what looks rows up in them."""
+"""Tables, joins with tables, and stores of processors."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def out(driver: TopologyTestDriver) -> list[Any]:
 
 @pytest.mark.parametrize("left", [False, True])
 def test_a_stream_looks_up_the_row_of_its_key(left: bool) -> None:
-    """The row is as the table is when the record comes; without one a left join gives None, an inner one nothing."""
+    """A join uses the row as of its record. Without a row, a left join passes None and an inner join has no result."""
     driver = driver_of(left=left)
     driver.pipe("clicks", key=b"ann", value=b"1", timestamp=5)
     driver.pipe("users", key=b"ann", value=b'{"city":"Oslo"}', timestamp=6)
@@ -56,7 +56,7 @@ def test_a_stream_looks_up_the_row_of_its_key(left: bool) -> None:
 
 
 def test_what_is_neither_key_nor_value_is_skipped() -> None:
-    """A record without a key or value is looked up nowhere; a row without a key is none. All are counted."""
+    """A stream record without a key or value, and a table record without a key, are skipped and counted."""
     driver = driver_of(left=False)
     driver.pipe("clicks", key=None, value=b"1")
     driver.pipe("clicks", key=b"k", value=None)
@@ -65,7 +65,7 @@ def test_what_is_neither_key_nor_value_is_skipped() -> None:
 
 
 def test_a_left_join_keeps_what_has_no_key() -> None:
-    """It has no row, so it is joined with None; without a value there is nothing to join."""
+    """A left join passes None for a record without a key. A record without a value is skipped."""
     driver = driver_of(left=True)
     driver.pipe("clicks", key=None, value=b"1")
     driver.pipe("clicks", key=None, value=None)
@@ -73,7 +73,7 @@ def test_a_left_join_keeps_what_has_no_key() -> None:
 
 
 def test_a_row_that_cannot_be_read_is_a_dead_letter() -> None:
-    """The row stays as it was."""
+    """A table record that cannot be decoded becomes a dead letter, and the old row stays."""
     driver = driver_of(left=False)
     driver.pipe("users", key=b"k", value=b'{"city":"Oslo"}')
     driver.pipe("users", key=b"k", value=b'{"city":7}')
@@ -82,7 +82,7 @@ def test_a_row_that_cannot_be_read_is_a_dead_letter() -> None:
 
 
 def test_changes_of_a_table_are_a_stream() -> None:
-    """Each new row and each deletion is a record."""
+    """A table's stream has a record for each new row and each deletion."""
     builder = StreamsBuilder()
     builder.table("users", bytes, name="people").to_stream().to("out")
     driver = TopologyTestDriver(builder.build(), errors=ErrorHandlers())
@@ -93,7 +93,7 @@ def test_changes_of_a_table_are_a_stream() -> None:
 
 
 def test_a_table_is_no_other() -> None:
-    """State that was written for another topic's table, or for a window, is refused."""
+    """A table rejects state that was written for another source topic."""
 
     def schemas(topic: str) -> Any:
         builder = StreamsBuilder()
@@ -106,7 +106,8 @@ def test_a_table_is_no_other() -> None:
 
 
 def test_a_processors_own_store() -> None:
-    """A store of one's own is read and written by key, comes back after a crash, and is no one else's."""
+    """A processor reads and writes its own store by key, also after a crash. A second store of the same name is
+    rejected."""
 
     class Numbered(Processor):
         """Numbers each key's records."""
@@ -133,7 +134,7 @@ def test_a_processors_own_store() -> None:
 
 
 def test_a_rows_value_is_read_back_as_its_type() -> None:
-    """JSON comes back as the type that was named, bytes as they are; the last value counts."""
+    """A value is restored as its declared type, and bytes stay unchanged. The last value replaces earlier ones."""
     typed, raw = RowValue(User), RowValue(bytes)
     assert typed.from_columns(typed.to_columns(User("Oslo"))) == User("Oslo")
     assert raw.from_columns(raw.to_columns(b"\xff")) == b"\xff"

@@ -1,4 +1,4 @@
-"""Users' functions that have yet to run when they return: refused beforehand, or an error of their record."""
+"""User functions that return a coroutine or generator: rejected in the topology, or an error of their record."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def piece_by_piece(*_: Any) -> Iterator[int]:
 
 
 class Callback:
-    """A callable object that is async, and a method that is."""
+    """A callable object that is async, with an async method."""
 
     async def __call__(self, *_: Any) -> Any:
         """Called."""
@@ -44,21 +44,21 @@ class Callback:
 
 
 class AsyncProcess(Processor):
-    """A processor that would never run."""
+    """A processor with an async `process`."""
 
     async def process(self, record: Record) -> None:  # type: ignore[override]
         self.context.forward(record)
 
 
 class GeneratorProcess(Processor):
-    """Another one."""
+    """A processor whose `process` is a generator function."""
 
     def process(self, record: Record) -> Iterator[Record]:  # type: ignore[override]
         yield record
 
 
 class AsyncInit(Processor):
-    """One that would never begin."""
+    """A processor with an async `init`."""
 
     async def init(self, context: ProcessorContext) -> None:  # type: ignore[override]
         super().init(context)
@@ -100,14 +100,15 @@ USES: dict[str, Callable[[Stream, Any], Any]] = {
 @pytest.mark.parametrize("function", UNFINISHED, ids=range(len(UNFINISHED)))
 @pytest.mark.parametrize("use", USES)
 def test_refused_when_the_topology_is_written(use: str, function: Any) -> None:
-    """What gives a coroutine or a generator is refused, however it is wrapped; the error names the argument."""
+    """A coroutine or generator function is rejected, even if it is wrapped. The error names the argument."""
     with pytest.raises(ConfigError, match=f"^{use}.* must be a plain function, got "):
         USES[use](StreamsBuilder().stream("in"), function)
 
 
 @pytest.mark.parametrize("function", [later, stream_of])
 def test_what_is_iterated_may_be_a_generator(function: Any) -> None:
-    """A flat_map runs the generator that it is given; a coroutine it cannot."""
+    """flat_map_values accepts a function that returns a generator. flat_map and flat_map_values reject coroutine and
+    async generator functions."""
     for name in ("flat_map", "flat_map_values"):
         with pytest.raises(ConfigError, match=f"{name}: mapper must be a plain function"):
             getattr(StreamsBuilder().stream("in"), name)(function)
@@ -119,7 +120,8 @@ def test_what_is_iterated_may_be_a_generator(function: Any) -> None:
 @pytest.mark.parametrize("made", [AsyncProcess, GeneratorProcess, AsyncInit])
 @pytest.mark.parametrize("way", ["process", "process_values"])
 def test_processors(made: type[Processor], way: str) -> None:
-    """Of a processor no method may be async: its class is refused at once, another supplier's when it is made."""
+    """A Processor with an async method is rejected: a class at once, and the result of another supplier when the task
+    is created."""
     with pytest.raises(ConfigError, match=rf"{way}: {made.__name__}: (process|init)\(\) must be a plain function"):
         getattr(StreamsBuilder().stream("in"), way)(made)
     builder = StreamsBuilder()
@@ -129,7 +131,7 @@ def test_processors(made: type[Processor], way: str) -> None:
 
 
 def test_aggregations() -> None:
-    """An aggregation of one's own is asked for each of its methods."""
+    """An aggregation class of the user with an async method is rejected."""
 
     class Own(Count):
         async def add(self, state: int, value: Any) -> int:  # type: ignore[override]
@@ -140,7 +142,7 @@ def test_aggregations() -> None:
 
 
 def outcome(builder: StreamsBuilder) -> tuple[list[bytes | None], list[str]]:
-    """The results, and the errors of the dead letters, of one record."""
+    """Returns the results and the dead letters' errors of one record."""
     driver = TopologyTestDriver(builder.build(), errors=ErrorHandlers())
     driver.pipe("in", key=b"a", value=b'{"n":1}', timestamp=5)
     out = driver.read("out") if "out" in driver.topology.output_topics() else []
@@ -162,7 +164,7 @@ RETURNED: dict[str, Callable[[Stream], Any]] = {
 
 @pytest.mark.parametrize("use", RETURNED)
 def test_a_coroutine_that_a_plain_function_returns(use: str) -> None:
-    """What can be told only from what came back is an error of the record: a dead letter says so, and no result."""
+    """If a plain function returns a coroutine, its record becomes a dead letter and has no result."""
     builder = StreamsBuilder()
     RETURNED[use](builder.stream("in"))
     results, letters = outcome(builder)
@@ -172,7 +174,7 @@ def test_a_coroutine_that_a_plain_function_returns(use: str) -> None:
 
 @pytest.mark.parametrize("way", ["process", "process_values"])
 def test_a_coroutine_that_process_returns(way: str) -> None:
-    """So it is with a processor that hands its record to a coroutine."""
+    """If `process` returns a coroutine, its record becomes a dead letter that names the processor class."""
 
     class Delegates(Processor):
         def process(self, record: Record) -> None:
@@ -187,7 +189,8 @@ def test_a_coroutine_that_process_returns(way: str) -> None:
 
 
 def test_schedules() -> None:
-    """An async callback is refused when it is scheduled; a coroutine that one returns is its error."""
+    """`schedule` rejects an async callback. If a plain callback returns a coroutine, that is an error of the
+    callback."""
 
     class Scheduling(Processor):
         def __init__(self, callback: Any) -> None:
@@ -213,7 +216,7 @@ def test_schedules() -> None:
 
 
 def test_what_is_there_goes_on() -> None:
-    """Whatever is no promise of a result is one, classes and built-in functions are plain functions."""
+    """A finished value is returned unchanged. Classes and built-in functions count as plain functions."""
     for value in (None, True, 0, [1], {"a": 1}, range(3)):
         assert plain("a function", lambda value=value: value)() is value
     for function in (dict, len, functools.partial(max, 1), print, Callback):

@@ -1,4 +1,4 @@
-"""What no column holds, grids of stream time and crashes, in the midst of columns of any kind of window."""
+"""The vectorized executor equals record-by-record processing, with invalid records, schedules and crashes."""
 
 from __future__ import annotations
 
@@ -42,7 +42,8 @@ windows = st.one_of(
 def test_odd_records_grids_and_crashes(
     windowed: Windowed, records: list[Piped], parts: list[int], emit: Emit, below: str, data: st.DataObject
 ) -> None:
-    """What cannot be taken as a column, a grid of stream time in the midst and a crash change nothing of that."""
+    """Results equal those of single records, with invalid records, stream-time schedules and crashes among the
+    batches."""
     interval = data.draw(st.sampled_from([None, 7, 50]))
     columns_min = data.draw(st.sampled_from([1, 4]))
     drivers: list[tuple[Any, list[Any]]] = []
@@ -71,7 +72,7 @@ large = st.sampled_from([0, 1, -1, 2**59, -(2**60), 3 * 2**59, 2**61, 2**62, 2**
 def test_sums_that_leave_64_bits(
     windowed: Windowed, records: list[Piped], numbers: list[int], parts: list[int]
 ) -> None:
-    """Whatever sums a batch joins, a record with which one leaves 64 bits is refused, as it is by itself."""
+    """A record whose sum would exceed 64 bits is rejected in a batch as it is in record-by-record processing."""
     drivers = pair_of(topology(windowed, "on_update"))
     values = [b'{"n":%d}' % numbers[place % len(numbers)] for place in range(len(records))]
     piped = [Piped(key, value, at) for (key, _, at), value in zip(records, values, strict=True)]
@@ -81,7 +82,7 @@ def test_sums_that_leave_64_bits(
 
 
 def test_sessions_that_a_batch_joins_are_added_up_before_it_is_taken() -> None:
-    """Seven sessions, each small enough: the record that would join all of one too many is refused."""
+    """If a batch merges seven sessions, the record whose merged sum would exceed 64 bits is rejected."""
     drivers = pair_of(topology(sessions(10, 1_000), "on_update"))
     for n in range(7):
         pipe_all(drivers, [Piped(b"a", b'{"n":%d}' % 1_500_000_000_000_000_000, n * 20)])
@@ -92,7 +93,8 @@ def test_sessions_that_a_batch_joins_are_added_up_before_it_is_taken() -> None:
 
 @pytest.mark.parametrize("windowed", [sessions(10, 0), hopping(10, 10, 0)])
 def test_large_numbers_of_many_keys_are_taken_as_columns(windowed: Windowed, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only the records that leave 64 bits are taken one by one, and what was closed counts no more."""
+    """Large numbers of many keys stay in the vectorized executor, and closed windows do not count. Single records are
+    processed only if a sum may exceed 64 bits."""
     by_columns, by_records = pair_of(topology(windowed, "on_close"))
     singly: list[int] = []
     take_records = by_columns.task.take_records
@@ -108,7 +110,7 @@ def test_large_numbers_of_many_keys_are_taken_as_columns(windowed: Windowed, mon
 
 
 def test_large_sums_that_were_restored_are_known() -> None:
-    """What a new owner restores row by row or from a snapshot counts as what was taken here."""
+    """Restored sums count towards the 64-bit limit."""
     made = topology(sessions(10, 1_000), "on_update")
     drivers = pair_of(made)
     pipe_all(drivers, [Piped(b"a", b'{"n":%d}' % (2**61 + 2**60), at) for at in (0, 20, 40)])
@@ -122,7 +124,8 @@ def test_large_sums_that_were_restored_are_known() -> None:
 
 @pytest.mark.parametrize("windowed", [sessions(10, 1_000), hopping(20, 5, 1_000), sliding(10, 1_000)])
 def test_a_batch_is_left_where_it_is_cut_once_there_is_no_time(windowed: Windowed) -> None:
-    """Before a record that is taken singly, after it, and where a schedule is due; the next turn goes on from there."""
+    """Without time left, a batch stops before and after a single record and where a schedule is due. The next turn
+    continues from there."""
     cut, whole = pair_of(topology(windowed, "on_update"))
     for driver in (cut, whole):
         schedule(driver, 100, [])

@@ -1,4 +1,4 @@
-"""Which sources are taken as columns, and that nobody can tell."""
+"""Sources that use the vectorized executor have the same results as without it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ KINDS: dict[str, Windowed] = {
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_stands_between_or_beside_is_taken_record_by_record(kind: str) -> None:
-    """So is a source whose records pass another node first, feed a second one, or are aggregated by a user's own."""
+    """A source is processed record by record if a flat_map is between it and its windows, if it has a second child, or
+    if its aggregation runs user functions."""
     own = Aggregate(int, lambda state, value: state + 1, lambda a, b: a + b)
     for how in ("between", "beside", "own functions"):
         builder = StreamsBuilder()
@@ -57,7 +58,8 @@ BETWEEN: dict[str, Callable[[Stream], Stream]] = {
 
 @pytest.mark.parametrize("between", BETWEEN)
 def test_functions_of_single_records_may_stand_between(between: str) -> None:
-    """They leave their source taken as columns, unless it feeds something else, too."""
+    """Functions of single records, like filter and map_values, keep the vectorized executor, unless the stream also has
+    a second child."""
     for is_beside in (False, True):
         builder = StreamsBuilder()
         stream = BETWEEN[between](builder.stream("in"))
@@ -71,7 +73,8 @@ def test_functions_of_single_records_may_stand_between(between: str) -> None:
 @pytest.mark.parametrize("emit", ["on_close", "on_update"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_who_sees_the_time_is_given_each_window_at_its_moment(kind: str, emit: Emit, below: str) -> None:
-    """Columns are taken unless a processor is below on_close(): the updates of a batch come with its commit anyway."""
+    """With on_close() and a processor below, records are processed singly, so that the processor sees each window at
+    its close time."""
     drivers = pair_of(topology(KINDS[kind], emit, below=below))
     assert (path_of(drivers[0]) is None) == (emit == "on_close" and below.startswith("processor"))
     pipe_all(drivers, [Piped(b"a", b'{"n":1}', at) for at in range(1, 400, 25)])

@@ -1,4 +1,4 @@
-"""Columns taken by windows on disk: what time closes comes to memory, whichever record of a batch brings it about."""
+"""The vectorized executor with windows on disk: any record of a batch loads the windows that its time closes."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ parts = st.lists(st.sampled_from([1, 3, 8, 8, 13, 25]), min_size=1, max_size=5)
 
 @st.composite
 def spread(draw: st.DrawFn) -> list[Piped]:
-    """Records of so many keys that most are on disk alone while time goes on, some of which no column holds."""
+    """Records of so many keys that most rows are only on disk, some of them unfit for columns."""
     now, out = draw(st.integers(0, 30)), []
     for key, step in draw(st.lists(st.tuples(many_keys, steps), min_size=20, max_size=60)):
         value: bytes | None = b'{"n":%d,"ms":%d.5}' % (len(out), len(out) % 7)
@@ -65,7 +65,7 @@ def spread(draw: st.DrawFn) -> list[Piped]:
 
 @contextmanager
 def both(windowed: Windowed, emit: Emit) -> Iterator[tuple[TopologyTestDriver, TopologyTestDriver]]:
-    """The topology in memory and on disk, each with batches as columns."""
+    """Yields drivers of the topology in memory and on disk, both with the vectorized executor."""
     with tempfile.TemporaryDirectory() as folder:
         on_disk = StateDirectory(folder, "app", memory_bytes_max=MEMORY_BYTES_MAX, cache_bytes_max=NONE)
         drivers = tuple(
@@ -92,7 +92,8 @@ def both(windowed: Windowed, emit: Emit) -> Iterator[tuple[TopologyTestDriver, T
 def test_batches_give_the_same_on_disk(
     kind: str, records: list[Piped], sizes: list[int], plan: list[str], emit: Emit
 ) -> None:
-    """Results, late records, dead letters, live windows and times, after each batch of whatever size, or a crash."""
+    """After each batch, commit or crash, windows on disk equal those in memory: results, late records, dead letters and
+    state."""
     with both(KINDS[kind], emit) as drivers:
         for number, batch in enumerate(batches(records, sizes)):
             for driver in drivers:
@@ -112,7 +113,7 @@ def test_batches_give_the_same_on_disk(
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("late", [False, True])
 def test_the_latest_record_of_a_batch_says_what_is_closed(kind: str, late: bool) -> None:
-    """A key that is only on disk has its windows closed by any record of a batch: it need not be the first or last."""
+    """Any record of a batch, not only its first or last, closes the windows of a key that is only on disk."""
     with both(KINDS[kind], "on_close") as drivers:
         for driver in drivers:
             driver.pipe_columns("in", [(b"gone", b'{"n":1}', 20)])
