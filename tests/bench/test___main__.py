@@ -1,4 +1,4 @@
-"""The benchmark command: it lists what there is, and its exit status is the benchmark's own."""
+"""The benchmark command: its list of benchmarks, its arguments and its exit status."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ def bench(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("arguments", [(), ("--list",), ("--help",)])
 def test_lists_benchmarks_with_their_first_line(folder: Path, arguments: tuple[str, ...]) -> None:
-    """Without a name, or when asked to, every benchmark is listed, and nothing that is none."""
+    """Without a name, or with --list or --help, the command lists each benchmark with its first line, and no helper
+    module."""
     done = bench(folder, *arguments)
     assert (done.returncode, done.stderr) == (0, "")
     assert [line.split(maxsplit=1) for line in done.stdout.splitlines()[1:]] == [
@@ -43,19 +44,19 @@ def test_lists_benchmarks_with_their_first_line(folder: Path, arguments: tuple[s
 
 
 def test_passes_arguments_on(folder: Path) -> None:
-    """What follows the name is the benchmark's."""
+    """Arguments after the name are passed to the benchmark."""
     done = bench(folder, "met", "--json")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.strip().endswith("'--json']")
 
 
 def test_missed_ratio_is_status_one(folder: Path) -> None:
-    """The exit status of a benchmark is the command's."""
+    """The command has the exit status of the benchmark."""
     assert bench(folder, "missed").returncode == 1
 
 
 def test_unknown_name_is_refused(folder: Path) -> None:
-    """A name that is no benchmark ends with a usage error that says which there are."""
+    """An unknown name is a usage error that lists the benchmarks."""
     done = bench(folder, "nothing")
     assert done.returncode == USAGE_ERROR
     assert "met, missed" in done.stderr

@@ -1,4 +1,4 @@
-"""The changelogs of the bench: what is live after them, by the entries alone."""
+"""The changelogs of the bench: the windows that are live according to their entries."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ class Written(ChangelogWriter):
         return len(self.entries)
 
     def live_after(self, live: set[tuple[bytes, int]]) -> set[tuple[bytes, int]]:
-        """What is live once these entries are taken; each that is closed must have been, but for the first ones."""
+        """Returns the windows that are live after these entries. Unless `live` is empty, each closed window must have
+        been live."""
         left = set(live)
         for key, value in self.entries:
             entry = log.decode(value)
@@ -33,7 +34,7 @@ class Written(ChangelogWriter):
 
 
 async def test_a_change_closes_changes_and_opens_as_many() -> None:
-    """The oldest close, as many of the others are written again, and there are as many as before."""
+    """A change closes the oldest windows, writes as many others again, and opens as many new ones."""
     writer = Written()
     assert await writer.fill(100, 30) == 130
     before = writer.live_after(set())
@@ -46,7 +47,7 @@ async def test_a_change_closes_changes_and_opens_as_many() -> None:
 
 
 async def test_a_window_stays_in_its_partition() -> None:
-    """Its key says which, whatever is written of it; each partition has a share of all, in the order of writing."""
+    """All entries of a key go to one partition. Each partition has a share of the entries, in the order of writing."""
     writer = Written(8)
     await writer.fill(1_000, 0)
     filled = writer.spread(writer.entries)

@@ -1,4 +1,4 @@
-"""Kafka Streams beside the benchmark of sessions: what is needed to run it, and that it says so."""
+"""Kafka Streams in the benchmark of sessions: its requirements and the message if one is missing."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ VERSION = "4.1.1"
 
 
 def test_the_jars_are_of_one_version() -> None:
-    """Kafka Streams and its client are of the version that the issue names, and RocksDB is among the jars."""
+    """Kafka Streams and its client have the expected version, and RocksDB is among the jars."""
     names = {jar.name for jar in _kafka_streams.JARS.jars}
     assert {f"kafka-streams-{VERSION}.jar", f"kafka-clients-{VERSION}.jar"} <= names
     assert any(name.startswith("rocksdbjni-") for name in names)
 
 
 async def test_what_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a JDK, or without jars and a repository, there is a reason instead of a command."""
+    """Without a JDK, or without jars and a repository, the launcher returns the reason and no command."""
     java = tmp_path / "bin" / "java"
     java.parent.mkdir()
     java.write_text("#!/bin/sh\necho 'openjdk version \"17.0.15\"' >&2\n", encoding="utf-8")
@@ -48,7 +48,8 @@ async def test_what_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 async def test_the_command_has_the_benchmark_settings(tmp_path: Path) -> None:
-    """The program is told of gap, grace, commit interval and records, and Kafka's name of the guarantee."""
+    """The program gets the gap, the grace, the commit interval, the number of records, and Kafka's name of the
+    guarantee."""
     seen = tmp_path / "seen"
     program = tmp_path / "program"
     program.write_text(f'#!/bin/sh\necho "$@" > {seen}\necho \'{{"records_per_second": 7}}\'\n', encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The peers of the benchmark of sessions: run where they are, and said to be absent where they are not."""
+"""The peers of the benchmark of sessions: available ones are run, and missing ones are reported."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ NAME = "bytewax session count"
 
 
 def test_who_is_there(capsys: pytest.CaptureFixture[str]) -> None:
-    """A Python lists what it can import; what is no Python has nothing, and is named."""
+    """A Python lists the peers that it can import. A missing interpreter has no peers and is reported."""
     assert set(available(sys.executable)) <= set(PEERS)
     assert available("/no/python") == []
     assert "/no/python cannot be run" in capsys.readouterr().err
 
 
 def test_who_is_absent() -> None:
-    """Each peer that is not there has a line that says how to get it."""
+    """Each missing peer has a line with the command that installs it."""
     (line,) = absent("/some/python", ["quix tumbling count"])
     assert "/some/python has no bytewax (pip install bytewax" in line
     assert absent("/some/python", list(PEERS)) == []
@@ -31,7 +31,7 @@ def test_who_is_absent() -> None:
 async def test_a_peer_that_fails_has_no_figures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Figures are the last line of each; one that ends in an error is said with its last words."""
+    """A peer's figures are its last line. A peer that fails is reported with its last line of errors."""
     script = tmp_path / "peer.py"
     script.write_text(
         "import sys\nif sys.argv[2] != 'good': sys.exit('no broker there')\nprint('noise')\nprint('{\"x\": 1}')\n",
@@ -43,7 +43,7 @@ async def test_a_peer_that_fails_has_no_figures(
 
 
 def test_a_stopwatch_runs_from_the_first_record_to_the_last() -> None:
-    """Rates are of all records; where some did not come there are none."""
+    """A rate requires that all records have arrived, and is an error otherwise."""
     watch = Stopwatch(2)
     watch.seen()
     with pytest.raises(SystemExit, match="1 of 2 records did not come"):

@@ -1,4 +1,4 @@
-"""Worker processes in the benchmark of sessions: what is measured of them without a broker."""
+"""Worker processes in the benchmark of sessions: the measurements that need no broker."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from bench import _sessions_workers
 
 
 def test_cpu_of_processes_is_what_they_used() -> None:
-    """As much as Python says of this process, in the kernel's ticks; of two processes the sum."""
+    """The CPU time of a process agrees with Python's. Several processes are added up."""
     before, used = _sessions_workers.cpu_seconds([os.getpid()]), time.process_time()
     while time.process_time() < used + 0.2:
         pass
@@ -19,7 +19,7 @@ def test_cpu_of_processes_is_what_they_used() -> None:
 
 
 def test_the_topology_is_loaded_by_its_name() -> None:
-    """The aggregator is given `module:function` and texts; it counts sessions of one topic into another."""
+    """The topology function counts the sessions of one topic."""
     topology = _sessions_workers.topology(topic="clicks", results="sessions")
     assert [source.topic for source in topology.sources()] == ["clicks"]
     assert set(topology.stores) == {"sessions"}

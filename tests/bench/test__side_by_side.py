@@ -1,4 +1,4 @@
-"""What the benches that put contestants side by side have in common: taking the best round, and the ratios."""
+"""Benches that compare contestants: the choice of the best round, and the ratios."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ print(json.dumps({"records_per_second": [5, 6, 9, 4][turn], "cpu_us_per_record":
 
 
 async def test_the_best_round_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Contestants take turns, each in a process of its own, and the round with the highest rate is kept whole."""
+    """Contestants alternate, and the round with the highest rate is kept with all its figures."""
     (tmp_path / "contestant.py").write_text(CONTESTANT, encoding="utf-8")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     seen = tmp_path / "seen"
@@ -35,7 +35,7 @@ async def test_the_best_round_counts(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize(("least", "status"), [(2.0, 0), (2.5, 1)])
 def test_a_ratio_that_is_missed_is_status_one(least: float, status: int, capsys: pytest.CaptureFixture[str]) -> None:
-    """Ratios are of the rates; figures and ratios are the last line where JSON is asked for."""
+    """A ratio of rates below its limit gives status 1. With JSON, figures and ratios are the last line."""
     figures = {
         "ours": {"records_per_second": 200.0, "cpu_us_per_record": 1.5},
         "theirs": {"records_per_second": 100.0, "cpu_us_per_record": 3.0, "p99_ms": 7.0},
@@ -50,14 +50,14 @@ def test_a_ratio_that_is_missed_is_status_one(least: float, status: int, capsys:
 
 @pytest.mark.parametrize(("least", "status"), [(200.0, 0), (200.1, 1)])
 def test_a_rate_that_is_missed_is_status_one(least: float, status: int, capsys: pytest.CaptureFixture[str]) -> None:
-    """A contestant may be held to a rate of its own."""
+    """A rate below its own limit gives status 1."""
     figures = {"ours": {"records_per_second": 200.0, "cpu_us_per_record": 1.5}}
     assert report("title", figures, (), rates={"ours": least}, as_json=False) == status
     assert capsys.readouterr().out.splitlines()[-1].startswith("  ours: 200 records/s (asked for:")
 
 
 def test_what_was_not_measured_is_reported_and_not_missed(capsys: pytest.CaptureFixture[str]) -> None:
-    """A peer may be absent: what is asked for beside it is named, and says nothing about ours."""
+    """A ratio or rate of a missing peer is reported as not measured, and the status is 0."""
     figures = {"ours": {"records_per_second": 200.0, "cpu_us_per_record": 1.5}}
     assert report("title", figures, [("ours", "theirs", 9.0)], rates={"others": 1.0}, as_json=True) == 0
     *_, ratio, rate, as_json = capsys.readouterr().out.splitlines()

@@ -1,4 +1,4 @@
-"""The benchmark of compaction: what it measures, and what it calls missed."""
+"""The benchmark of compaction: its figures and their limits."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bench.compaction import ASKED
 
 
 def test_what_is_missed() -> None:
-    """A rate that is too low, a time that is too long; figures that nothing is asked of are never missed."""
+    """A rate below its limit or a time above it is missed. A figure without a limit is never missed."""
     for name, (limit, which) in ASKED.items():
         low, high = missed({name: limit * 0.9}, ASKED), missed({name: limit * 1.1}, ASKED)
         assert (bool(low), bool(high)) == (which == "least", which == "most")
@@ -20,7 +20,7 @@ def test_what_is_missed() -> None:
 
 
 def test_the_table_names_what_is_missed(capsys: pytest.CaptureFixture[str]) -> None:
-    """Each figure on a line, with what is asked for."""
+    """The table has a line for each figure, with its limit and a mark if it is missed."""
     show({"rewrite, rows/s": 5.0, "Spark's start, s": 4.0}, ASKED)
     first, second = capsys.readouterr().out.splitlines()
     assert first.split() == ["rewrite,", "rows/s", "5.00", "250,000", "at", "least", "MISSED"]
@@ -29,6 +29,6 @@ def test_the_table_names_what_is_missed(capsys: pytest.CaptureFixture[str]) -> N
 
 @pytest.mark.soak
 def test_all_parts_in_small() -> None:
-    """On a real broker and Spark; the bench asserts by itself what each compaction and restore did."""
+    """The benchmark runs at a small scale and measures every figure that has a limit."""
     found = asyncio.run(compaction.run(12_000, 1_000))
     assert ASKED.keys() <= found.keys()

@@ -1,4 +1,4 @@
-"""The Connect bench on a small scale: what it counts by."""
+"""The Connect bench on a small scale: how it counts records."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from penstock.shared.testing.fake_broker import FakeCluster
 
 
 def test_records_are_all_of_one_size(tmp_path: Path) -> None:
-    """So that a file's size says how many it holds; and JSON, for Postgres."""
+    """All records have one size, so that a file's size gives their number. They are JSON for Postgres."""
     assert json.loads(value_of(7))["id"] == 1_000_007
     size = len(value_of(0)) + 1
     assert {len(value_of(i)) + 1 for i in (1, 999, 1_999_999)} == {size}
@@ -36,7 +36,7 @@ def test_records_are_all_of_one_size(tmp_path: Path) -> None:
 
 
 def test_a_rate_begins_with_the_first_record_seen() -> None:
-    """And there is none before the last."""
+    """There is no rate until all records have been seen."""
     progress = Progress(10)
     assert progress.seen(0) is None
     assert progress.seen(4) is None
@@ -46,7 +46,7 @@ def test_a_rate_begins_with_the_first_record_seen() -> None:
 
 
 def test_too_few_rows_are_a_failure(capsys: pytest.CaptureFixture[str]) -> None:
-    """Where there is no Postgres that is said; where there is one, its rows a second are compared."""
+    """Postgres fails below its minimum rate. Without Postgres, the bench reports that it was left out."""
     assert not too_slow({OURS: {"records_per_second": 1.0}})
     assert "left out" in capsys.readouterr().out
     assert too_slow({POSTGRES: {"records_per_second": POSTGRES_ROWS_MIN - 1.0}})
@@ -56,7 +56,7 @@ def test_too_few_rows_are_a_failure(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 async def test_our_file_sink_is_measured(tmp_path: Path) -> None:
-    """Every record is in the file once, or the contestant fails."""
+    """The file sink of Penstock has a rate."""
     async with FakeCluster() as cluster:
         await fill(KafkaSettings(bootstrap_servers=cluster.bootstrap_servers), 3_000)
         assert len(cluster.records(TOPIC)) == 3_000

@@ -1,4 +1,4 @@
-"""The producers' bench on a small scale: every contestant runs, and writes what it says it has written."""
+"""The producers' bench on a small scale: every contestant writes all its records."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ RECORDS = 2_000
 
 
 def test_the_payload_is_as_described() -> None:
-    """About 100 bytes a value, all different, and keys that come again."""
+    """Values have about 100 bytes and are all different. Keys repeat."""
     keys, values = producer.payloads(producer.KEYS + 10)
     assert keys[producer.KEYS :] == keys[:10]
     assert len(set(values)) == len(values)
@@ -21,7 +21,8 @@ def test_the_payload_is_as_described() -> None:
 
 @pytest.mark.parametrize("contestant", producer.CONTESTANTS)
 def test_a_round(contestant: str) -> None:
-    """Each record is in the topic, the warm-up's too, in the partition of its key, and the figures are there."""
+    """A round writes each record twice (for the warm-up and the measurement), in the partition of its key, and has all
+    figures."""
     with start_blocking_portal() as portal, portal.wrap_async_context_manager(FakeCluster()) as cluster:
         portal.call(lambda: cluster.create_topic(producer.TOPIC, partitions=producer.PARTITIONS))
         figures = producer.run_one(contestant, cluster.bootstrap_servers, RECORDS)
@@ -36,7 +37,7 @@ def test_a_round(contestant: str) -> None:
 
 
 def test_a_profile() -> None:
-    """It says which functions a contestant's time goes to, the most expensive first."""
+    """A profile lists the functions of a contestant by their own time."""
     with start_blocking_portal() as portal, portal.wrap_async_context_manager(FakeCluster()) as cluster:
         portal.call(lambda: cluster.create_topic(producer.TOPIC, partitions=producer.PARTITIONS))
         said = producer.profiled("penstock send", cluster.bootstrap_servers, RECORDS)
@@ -45,7 +46,7 @@ def test_a_profile() -> None:
 
 
 def test_the_wanted_ratios_are_of_contestants() -> None:
-    """A ratio names who is compared."""
+    """Each wanted ratio is of two contestants and above 1."""
     for ours, theirs, least in producer.WANTED:
         assert {ours, theirs} <= set(producer.CONTESTANTS)
         assert least > 1

@@ -1,4 +1,4 @@
-"""The benchmark of sessions: what it asks for, and what it measures without a broker."""
+"""The benchmark of sessions: its limits, and the measurements that need no broker."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ LIVE_SESSION_BYTES = (50, 300)
 
 
 def test_what_is_asked_for_is_measured() -> None:
-    """Every ratio is one of session windows' contestants or of Kafka Streams, and every rate one of its windows'."""
+    """Every ratio with a limit is of measured contestants, and every rate with a limit is measured for its kind of
+    windows."""
     streams = {
         sessions.row(f"{sessions.KAFKA_STREAMS} {guarantee} count", law)
         for law in sessions.LAWS_OF[sessions.SESSION]
@@ -25,7 +26,8 @@ def test_what_is_asked_for_is_measured() -> None:
 
 
 def test_every_kind_of_windows_has_laws_of_keys() -> None:
-    """Each is measured with laws that there are, and a row's name tells what it does and with which keys."""
+    """Each kind of windows has known key distributions, and a row's name can be split into its contestant and
+    distribution."""
     assert set(sessions.LAWS_OF) == set(sessions.WINDOWS)
     for laws in sessions.LAWS_OF.values():
         assert set(laws) <= set(LAWS)
@@ -35,7 +37,7 @@ def test_every_kind_of_windows_has_laws_of_keys() -> None:
 
 @pytest.mark.parametrize("kind", list(sessions.WINDOWS))
 def test_what_only_reads_does_so_once(kind: str) -> None:
-    """Both ways to read run on one topic alone; ours run on each law's."""
+    """The two contestants that only read run on one topic. The others run on the topic of each key distribution."""
     names = sessions.contestants(sessions.LAWS_OF[kind])
     first, *_ = laws = sessions.LAWS_OF[kind]
     assert names[:2] == [sessions.row(sessions.CONSUME, first), sessions.row(sessions.FETCH, first)]
@@ -43,13 +45,13 @@ def test_what_only_reads_does_so_once(kind: str) -> None:
 
 
 def test_live_sessions_take_little_memory() -> None:
-    """What a task keeps of a live session with a count and a mean; the benchmark says how much is asked for."""
+    """A live session with a count and a mean takes between 50 and 300 bytes."""
     least, most = LIVE_SESSION_BYTES
     assert least < sessions.bytes_per_session(100_000) <= most
 
 
 def test_a_latency_counts_at_the_rate_that_was_asked_for() -> None:
-    """Soon enough is not enough where fewer records were sent, nor the rate where results come late."""
+    """A latency passes only if it is below its limit and enough records were sent."""
     held = {"p99_ms": 121.0, "offered_per_second": 9_800.0}
     assert sessions.latency_holds("at_least_once", held)
     assert not sessions.latency_holds("at_least_once", held | {"offered_per_second": 9_799.0})
@@ -59,7 +61,7 @@ def test_a_latency_counts_at_the_rate_that_was_asked_for() -> None:
 
 @pytest.mark.parametrize(("several", "missed"), [(1.15, False), (1.16, True)])
 def test_worker_processes_are_compared_by_cpu(several: float, missed: bool, capsys: pytest.CaptureFixture[str]) -> None:
-    """Two workers may be twice as fast; what counts is the CPU that a record takes them, over one worker's."""
+    """Two workers are compared with one by CPU per record, not by rate."""
     figures = {
         sessions.workers_row(1): {"records_per_second": 1.0, "cpu_us_per_record": 1.0},
         sessions.workers_row(2): {"records_per_second": 2.0, "cpu_us_per_record": several},

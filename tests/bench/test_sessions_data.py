@@ -1,4 +1,4 @@
-"""What the benchmark of sessions reads."""
+"""The input of the benchmark of sessions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ from bench._sessions_data import (
 
 
 def test_clicks_are_as_described() -> None:
-    """A recent day, a twentieth of it out of order, few keys with most records, 100 bytes of JSON each."""
+    """The records cover a recent day, with a twentieth out of order, few keys that have most records, and 100 bytes of
+    JSON each."""
     count = 60_000
     bulks = list(clicks(count, "zipf", "clicks-zipf"))
     keys = [key for bulk in bulks for key in bulk.keys]
@@ -48,7 +49,7 @@ def test_clicks_are_as_described() -> None:
     [("zipf", KEYS, 0.08, 0.11), ("power", KEYS, 0.009, 0.013), ("even", EVEN_KEYS, 0.0005, 0.001)],
 )
 def test_laws_of_keys(law: str, keys: int, least: float, most: float) -> None:
-    """Each law numbers its keys from 0; they differ in what share of all records the most frequent one has."""
+    """Each distribution numbers its keys from 0 and has its own share of the most frequent key."""
     numbers = LAWS[law](np.random.default_rng(1), 200_000)
     assert numbers.dtype == np.int64
     assert 0 <= numbers.min() <= numbers.max() < keys

@@ -1,4 +1,4 @@
-"""The benchmark of state larger than memory: what it measures, and what it calls a failure."""
+"""The benchmark of state larger than memory: its figures and failures."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ KEPT = {"held_mib": 17.0, "on_disk_mib": 8.0, "sessions_per_second": 9_000.0, "c
 
 
 def run(store: str, sessions: int, data_mib: int) -> dict[str, Any]:
-    """One contestant in a process of its own."""
+    """Runs one contestant in its own process."""
     given = ["--one", store, "--sessions", str(sessions), "--data-mib", str(data_mib)]
     ended = subprocess.run(
         [sys.executable, "-m", "bench.state", *given], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True
@@ -28,12 +28,12 @@ def run(store: str, sessions: int, data_mib: int) -> dict[str, Any]:
 
 
 def test_memory_that_is_limited_ends_the_one_in_memory() -> None:
-    """With 8 MiB besides a store in memory cannot hold 100,000 sessions, and says so."""
+    """With 8 MiB of data memory, the store in memory reports that 100,000 sessions do not fit."""
     assert run("in_memory", 100_000, 8) == {"failed": state.OUT_OF_MEMORY}
 
 
 def test_what_is_on_disk_comes_back_as_it_was(tmp_path: Path) -> None:
-    """Sessions that were put away are found again with what they had, and take more when more comes."""
+    """Sessions on disk are read back with their counts, and further records are added to them."""
     figures = state.contest("rocksDB", 3_000, None)
     assert float(figures["cpu_us_per_record"]) > 0
     assert float(figures["restore_seconds"]) > 0
@@ -45,7 +45,7 @@ def test_what_is_on_disk_comes_back_as_it_was(tmp_path: Path) -> None:
 
 @pytest.mark.soak
 def test_rocksdb_holds_what_memory_does_not() -> None:
-    """Within 40 MiB besides, a limit of the kernel's, 200,000 sessions are held on disk, and cannot be in memory."""
+    """With 40 MiB of data memory, RocksDB holds 200,000 sessions and the store in memory does not."""
     assert run("in_memory", 200_000, 40) == {"failed": state.OUT_OF_MEMORY}
     kept = run("rocksDB", 200_000, 40)
     assert kept["held_mib"] < 40
@@ -64,7 +64,7 @@ def test_rocksdb_holds_what_memory_does_not() -> None:
 def test_what_fails(
     in_memory: dict[str, Any], on_disk: dict[str, Any], status: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """RocksDB has to hold its sessions, and in less memory than the other, where that one holds them at all."""
+    """The benchmark fails if RocksDB cannot hold its sessions, or needs more memory than a store in memory that can."""
     figures = {"in_memory": in_memory, "rocksDB": on_disk}
     assert state.report(300_000, figures, as_json=False) == status
     assert state.report(300_000, figures, as_json=True) == status

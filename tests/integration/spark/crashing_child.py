@@ -137,7 +137,7 @@ class AfterOptimize(Compaction):
 
 
 def wait() -> None:
-    """Say by a file that the job is there, and wait until another file is."""
+    """Creates a file once the job has started, and waits until another file exists."""
     Path(os.environ["THERE"]).touch()
     while not Path(os.environ["OVERTAKEN"]).exists():
         time.sleep(POLL_SECONDS)

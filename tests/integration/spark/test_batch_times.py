@@ -51,7 +51,8 @@ def test_text_is_a_number_or_a_time_or_none(spark: Any) -> None:
 
 
 def test_times_of_their_own_types(spark: Any) -> None:
-    """Timestamps with and without a zone, and dates, are times in UTC; a double that is none is none."""
+    """Timestamps with and without a zone, and dates, are times in UTC. A double that is not a time has no time, and a
+    boolean column has none."""
     for type_ in ("timestamp", "timestamp_ntz"):
         assert in_ms(spark, type_, ["2013-01-01 01:00:00.5", None], "s") == [MS + 500, -1]
     assert in_ms(spark, "date", ["2013-01-01"]) == [MS - 3_600_000]

@@ -48,7 +48,7 @@ def test_windows_in_nanoseconds_are_rejected(
 
 
 def test_batches_are_bounded_by_bytes(spark: Any) -> None:
-    """Rows of 100 kB come in batches of no more than the limit and one row, not 50,000 at once."""
+    """Batches of 100 kB rows exceed the byte limit by less than two rows."""
 
     def sizes(batches: Iterator[Any]) -> Iterator[Any]:
         import pyarrow as pa

@@ -1,4 +1,4 @@
-"""The class archive of a real Java: made once, and mapped by the next job's JVM, Delta's classes too."""
+"""The class archive of a real Java: created once, and mapped by the next job's JVM, with Delta's classes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ARCHIVE = ("-m", "penstock", "jars", "spark", "--class-archive")
 
 @pytest.mark.soak
 def test_a_job_maps_the_archive(tmp_path: Path) -> None:
-    """A second making finds the first one's file; a job's JVM takes Spark's and Delta's classes from it."""
+    """A second run reuses the archive, and a job's JVM loads Spark's and Delta's classes from it."""
     (tmp_path / "penstock").mkdir()
     (tmp_path / "penstock" / spark.SPARK_JARS.folder).symlink_to(cache_root() / spark.SPARK_JARS.folder)
     environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path)}

@@ -128,7 +128,8 @@ def test_without_state_the_whole_changelog_is_read(tables_of: Callable[[], Lake]
 
 
 def test_a_closed_that_the_changelog_has_left_behind_is_refused(tables_of: Callable[[], Lake]) -> None:
-    """Nothing is changed, and the message names the table and the offsets that it lacks."""
+    """A restored `closed` table whose missing rows were deleted from the changelog is rejected. The error names the
+    table and the offsets, and no table changes."""
     of = tables_of()
     of.copy(CLOSED, "backup")
     for _ in range(3):
@@ -217,7 +218,8 @@ def test_windows_that_retention_deleted_are_not_missing(tables_of: Callable[[], 
 
 
 def test_a_changelog_that_was_made_again_is_refused(tables_of: Callable[[], Lake], topics: Any) -> None:
-    """Also where `state` is gone: the rows of both topics in one table would count twice."""
+    """A recreated changelog topic is rejected, also without a `state` table, because the rows of both topics would
+    count twice."""
     of = tables_of()
     topic = f"{of.simulation.name}-changelog"
     topics.delete(topic)

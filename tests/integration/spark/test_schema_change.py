@@ -55,7 +55,8 @@ def rows(path: Path, columns: str, where: str = "true") -> list[dict[str, Any]]:
 
 
 async def work(chain: Chain, build: Topology, number: int, lake: Path) -> int:
-    """Send so many events and have a new worker take them; the windows it had from the lake."""
+    """Sends so many events, lets a new worker process them, and returns the number of windows that it read from the
+    lake."""
     await chain.send(number)
     worker = chain.worker(build, lake=str(lake))
     async with running(worker):

@@ -1,4 +1,4 @@
-"""Jobs of Spark's on a broker that takes tokens alone, as commands of their own."""
+"""Spark jobs, run as commands, on a broker that accepts only OAUTHBEARER tokens."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def give():
 
 @pytest.fixture
 def secured(tmp_path: Path) -> Iterator[EmbeddedKafka]:
-    """A broker with a listener that takes tokens, beside the one of tests."""
+    """A broker with a listener for tokens, besides the broker of the other tests."""
     properties = {
         "listener.name.tokens.sasl.enabled.mechanisms": "OAUTHBEARER",
         "listener.name.tokens.oauthbearer.sasl.jaas.config": (

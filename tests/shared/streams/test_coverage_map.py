@@ -16,6 +16,6 @@ def test_every_test_named_exists() -> None:
 
 
 def test_every_line_has_a_test_or_a_reason() -> None:
-    """And each of theirs is listed once."""
+    """Every line of the map has a test or a reason, and no line is listed twice."""
     assert MAP.without_test_or_reason() == []
     assert MAP.duplicates() == []

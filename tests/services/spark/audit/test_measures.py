@@ -32,5 +32,5 @@ def test_fields_are_read_as_the_engine_adds_them() -> None:
     "value", [None, b"", b"{", b"[1]", b"5", b'{"page":"\xff"}', b'{"n":' * 100_000, b"[" * 100_000]
 )
 def test_a_value_that_is_no_object_has_no_fields(value: bytes | None) -> None:
-    """Whatever a dead letter's source record holds, the audit reads on."""
+    """A dead letter whose value is not a JSON object has no fields, and the audit continues."""
     assert parsed(value, b'{"n":1}') == [(None, None, None, False), (1, None, None, False)]

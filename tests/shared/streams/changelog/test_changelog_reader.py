@@ -238,7 +238,7 @@ def test_commits_without_a_takeover_are_invalid() -> None:
 
 
 def test_what_says_to_be_of_no_epoch_never_counts() -> None:
-    """Epoch 0 is in force before the first takeover, and for nobody; no takeover declares it."""
+    """Entries and progress records of epoch 0 are ignored, with or without a takeover."""
     for log in ([], [takeover(0)], [takeover(1)]):
         got = read(*log, live(0, 1, b"a"), progress(0, 1, at=1))
         assert (got.state, got.at, got.reader.entries_ignored) == ({}, None, 2)

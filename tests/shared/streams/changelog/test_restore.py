@@ -60,7 +60,7 @@ def pack(task: StreamTask, n: int, last: bytes) -> bytes:
 
 
 def test_a_live_window_comes_and_goes() -> None:
-    """A live entry puts the window back, a deletion takes it out again."""
+    """A live entry restores a window, and a deletion removes it."""
     task = new_task()
     restore_change(task, Change(LIVE, "s", b"k", 1, 2, pack(task, 3, b'"x"'), task.topology.schemas()[0]))
     assert [(s.key, s.start, s.end, s.states) for s in task.stores["s"].rows()] == [("k", 1, 2, [3, "x"])]
@@ -491,8 +491,7 @@ LIVES = st.lists(
 @given(lives=LIVES)
 @settings(max_examples=25, deadline=None)
 def test_a_restart_changes_nothing_whatever_the_grace_was(kind: str, lives: list[Life]) -> None:
-    """A record is late just where its windows were closed, by all patience that there was; no window is closed twice;
-    and with restarts in between, in columns or one by one, the same comes out."""
+    """For any changes of the grace, restarts and batches do not change the results, and no window closes twice."""
     require_same(kind, lives, None)
 
 

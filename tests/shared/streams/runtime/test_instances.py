@@ -45,7 +45,8 @@ def test_a_partition_that_is_being_restored_is_missing_until_it_runs() -> None:
 
 
 def test_what_left_has_nothing() -> None:
-    """After its last word an instance is not there; its partitions are missing until somebody has them."""
+    """An instance that has sent its tombstone is not listed, and its partitions are missing until another instance has
+    them."""
     made = table((A, Registration("a", {0: 3}, 1)), (A, None))
     assert (made.urls(), partition_owners(made, B, Registration("b", {}, 1)).missing) == ([], {0: "no instance has it"})
 

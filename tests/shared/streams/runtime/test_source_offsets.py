@@ -95,7 +95,7 @@ def test_the_error_names_partitions_cause_and_command(ahead: list[Ahead], said: 
 def test_a_position_within_is_kept(
     known_id: str | None, on_missing: OnMissing, first: int, length: int, into: int
 ) -> None:
-    """From the first offset up to the end every position is good, whatever is to be done about others."""
+    """A position between the first offset and the end is kept, whatever the policy for missing offsets."""
     position = first + min(into, length)
     held = Held(ID, first, first + length)
     assert start_of(AT, position, known_id, held, on_missing) == Start(position)

@@ -74,7 +74,7 @@ def test_the_leader_tells_each_member() -> None:
 
 
 def test_an_assignment_that_no_instance_made_is_refused() -> None:
-    """A group of KIP-848 takes an instance in and assigns by itself: without a word of ours beside the partitions."""
+    """An assignment without user data, as a KIP-848 group makes it, is rejected."""
     for told in (None, b""):
         with pytest.raises(InconsistentGroupProtocol, match="penstock-streams-range"):
             assignor("range", 1).on_assignment(told)

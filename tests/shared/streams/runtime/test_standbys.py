@@ -125,7 +125,7 @@ async def test_one_that_fails_keeps_nobody_from_anything() -> None:
 
 
 async def test_it_is_given_up_while_it_begins() -> None:
-    """One that has read nothing yet has nothing to hand over."""
+    """A standby that has not read anything hands over nothing."""
     async with instance() as one:
         await one.standbys.stand_by([2])
         assert one.shown() == [(2, "catching up", 0)]

@@ -24,7 +24,7 @@ def test_equal_shares() -> None:
 
 
 def test_who_comes_after_a_slow_one_has_its_part() -> None:
-    """A task that exceeds its share takes nothing from the others: each gets at least an equal share."""
+    """A task that exceeds its share does not reduce the share of the next task."""
     clock = ManualClock()
     turn = TurnTime(clock)
     turn.begin(2)
@@ -35,7 +35,7 @@ def test_who_comes_after_a_slow_one_has_its_part() -> None:
 
 
 def test_many_sharers_have_some_time() -> None:
-    """However many there are, none has no time at all; a turn without any can be begun too."""
+    """With very many tasks each share is at least 1 ms. A turn without tasks can begin."""
     turn = TurnTime(ManualClock())
     turn.begin(10 * PROCESSING_MS_MAX)
     assert turn.share().ms == 1

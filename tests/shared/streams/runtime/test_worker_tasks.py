@@ -63,7 +63,7 @@ def test_a_paused_partition_stays_so_whichever_task_runs_it() -> None:
 
 
 def test_a_partition_is_held_while_the_group_meets() -> None:
-    """A task that is set aside is nobody else's yet."""
+    """The partition of a suspended task is still held."""
     tasks = WorkerTasks()
     assert not tasks.holds(5)
     tasks.owned[5] = owned_of(5)

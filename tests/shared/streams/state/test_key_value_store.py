@@ -27,7 +27,7 @@ def test_rows_by_key() -> None:
 
 @pytest.mark.parametrize("key", [None, 7, ("a",)])
 def test_a_key_is_text_or_bytes(key: Any) -> None:
-    """Nothing else can be written to the changelog."""
+    """A key that is neither text nor bytes raises DataError."""
     with pytest.raises(DataError, match="store 's': a key must be text or bytes"):
         KeyValueStore("s").put(key, 1)
 
@@ -72,7 +72,7 @@ def test_the_changelog_holds_what_the_store_holds(steps: list[tuple[str, str, in
 
 
 def test_an_evicted_row_is_no_change() -> None:
-    """A row that somebody else keeps goes without a trace; dirty keys are named, deleted ones among them."""
+    """Evicting a row is not a change. Changed and deleted keys are dirty."""
     store = KeyValueStore("s")
     store.load("a", 0, 0, [1])
     store.put("b", 2)

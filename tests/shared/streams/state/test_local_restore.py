@@ -56,7 +56,7 @@ def test_a_record_before_the_covered_offset_that_cannot_be_read_is_named() -> No
 
 
 def test_state_that_has_met_the_highest_epoch_is_not_gone_on_from(tmp_path: Path) -> None:
-    """No owner can take the partition over, and only the log has the record with that epoch."""
+    """A local state with the highest epoch is not used."""
     state = StateDirectory(str(tmp_path), "app", memory_bytes_max=4 * 1024 * 1024, cache_bytes_max=0)
     local, schemas = state.state_of(0), topology().schemas()
     local.begin(schemas)

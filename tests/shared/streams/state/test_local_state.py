@@ -65,7 +65,7 @@ def test_a_commit_without_a_place_costs_the_task_its_memory(state: LocalState) -
 
 
 def test_an_answer_after_the_end_changes_nothing(state: LocalState) -> None:
-    """A commit whose answer comes when the folder was given back is the log's to bring back."""
+    """A commit that succeeds after the local state is closed leaves no checkpoint."""
     task = task_on(state)
     take(task, b"a", 5)
     task.prepare_commit(0)

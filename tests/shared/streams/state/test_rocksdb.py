@@ -18,7 +18,7 @@ AT = Checkpoint("id", 3, 17, 15, None)
 
 
 def test_rows_are_found_by_key_in_order_of_start(tmp_path: Path) -> None:
-    """A key's rows come in order of start, without those of keys that begin like it or of other stores."""
+    """The rows of a key are sorted by start. Rows of other stores, and of keys with the same prefix, are left out."""
     db = RocksDb(tmp_path / "0", MEMORY)
     rows = {(0, b"a", 9): 10, (0, b"a", -1): 2, (0, b"ab", 1): 2, (1, b"a", 5): 6, (0, b"", 0): 1}
     assert db.write({id_: StoredRow(end, b"%d" % end) for id_, end in rows.items()}, AT, indexed={0}) == {0: 4, 1: 1}
@@ -85,7 +85,7 @@ def test_what_the_disk_refuses_is_said_with_the_folder(tmp_path: Path) -> None:
 
 
 def test_the_index_moves_on_what_has_grown(tmp_path: Path) -> None:
-    """An entry stays where a row's end was, is moved when its time comes, and the row is due at its own end."""
+    """If a row's end grows, its index entry is moved when it is due, and the row is due at its new end."""
     db = RocksDb(tmp_path / "0", MEMORY)
     for end in (10, 20, 30):
         db.write({(0, b"a", 5): StoredRow(end, b"")}, AT, indexed={0})
@@ -107,7 +107,7 @@ writes = st.lists(st.dictionaries(ids, st.one_of(st.none(), st.integers(0, 30)),
 def test_due_is_what_ends_before_the_limit(
     tmp_path_factory: pytest.TempPathFactory, plan: list[tuple[list[dict[RowId, int | None]], int]]
 ) -> None:
-    """Whatever was written and looked for before, all that ends between two limits is found, and nothing else."""
+    """`take_due` finds exactly the rows that end between two limits, after any writes and earlier calls."""
     db = RocksDb(tmp_path_factory.mktemp("db"), MEMORY)
     rows: dict[RowId, int] = {}
     since = -1

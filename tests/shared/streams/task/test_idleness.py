@@ -68,7 +68,7 @@ def test_what_comes_after_an_advance_is_late_for_it() -> None:
 
 
 def test_the_changelog_says_how_much_time_was_moved_on() -> None:
-    """Nothing before the first advance; the sum of all from then on, also after a restore."""
+    """Progress records have the sum of all idle time by which the task was advanced, also after a restore."""
     driver = driver_of()
     driver.pipe("in", key=b"k", value=b"{}", timestamp=20)
     driver.advance_wall_clock(100)
@@ -90,7 +90,7 @@ def test_an_operator_has_a_time_of_its_own() -> None:
 
 
 def test_there_is_no_time_to_move_before_the_first_record() -> None:
-    """An empty topic stays at no time at all; so does one whose records have no keys, as far as windows go."""
+    """Idleness does not advance a task without records, nor an operator without keyed records."""
     driver = driver_of()
     driver.advance_wall_clock(1_000)
     assert (driver.task.stream_time_ms, driver.task.needs_commit) == (-1, False)
@@ -138,7 +138,7 @@ def test_marks_are_due_as_often_as_time_may_move() -> None:
 
 
 def test_windows_behind_a_repartition_topic_wait_for_their_records() -> None:
-    """Idle time closes sessions whose results are counted in further windows, and none of them is late there."""
+    """If idleness closes sessions, their results are not late in the windows behind a repartition topic."""
     builder = StreamsBuilder()
     sessions = builder.stream("in").group_by_key().session_window(1_000).aggregate("first", n=Count()).on_close()
     windows = sessions.key_by(lambda record: "all", name="all").group_by_key().tumbling_window(10_000)

@@ -132,7 +132,8 @@ def left(times: int) -> Callable[[], bool]:
 
 @pytest.mark.parametrize("turns", [[0, 0, 0], [1, 0, 2], [2, 30, 0], [5, 1, 1]])
 def test_where_time_is_out_each_is_still_called_once(turns: list[int]) -> None:
-    """A batch is left where there is no more time, in the functions as behind them, and gone on with from there."""
+    """If a batch is interrupted for time, functions are called once for each record, and the results equal record-by-
+    record processing."""
     called: list[Calls] = [Counter(), Counter()]
     by_columns, by_records = (driver_of(c, n, "on_update") for c, n in zip(called, (4, RECORDS_ONLY), strict=True))
     for driver in (by_columns, by_records):
@@ -154,7 +155,7 @@ def test_where_time_is_out_each_is_still_called_once(turns: list[int]) -> None:
 
 
 def test_what_there_was_no_time_for_is_not_taken() -> None:
-    """Records that no function saw yet are not counted, though they would do as they are."""
+    """If time runs out, only the records that a function was called for count as processed."""
     calls: list[int] = []
 
     def is_odd(record: Record) -> bool:

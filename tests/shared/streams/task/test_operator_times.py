@@ -109,7 +109,7 @@ def rekeyed() -> Topology:
 
 
 def test_results_of_windows_that_time_closes_are_in_time_for_further_windows() -> None:
-    """No session that closes without a record is late behind the repartition topic, and none is missing."""
+    """Sessions that close by time alone are neither late nor missing in the windows behind a repartition topic."""
     app = Application(chained)
     for i in range(40):
         app.send(0, "ann", i * 5_000)

@@ -185,7 +185,7 @@ def test_a_result_that_cannot_be_made_is_left_out() -> None:
 
 
 def test_a_record_that_no_match_came_for_is_left_out() -> None:
-    """A joiner that cannot do without the other side costs the left record that none came for, not those after it."""
+    """A joiner that raises for an unmatched left record makes that record a dead letter, and later records continue."""
     builder = StreamsBuilder()
     left, right = builder.stream("left"), builder.stream("right")
     left.left_join(right, lambda own, other: other["x"], JoinWindows.of(10), name="j").to("out")

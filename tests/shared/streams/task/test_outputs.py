@@ -19,7 +19,7 @@ def columns() -> OutputColumns:
 
 
 def test_outputs_as_records_in_order() -> None:
-    """Single records and results in columns come out in the order in which they were added."""
+    """Single records and columns are written in the order in which they were added."""
     outputs = TaskOutputs()
     first, last = ProducerRecord("late", b"x"), ProducerRecord("out", b"9")
     for output in (first, columns(), last):
@@ -33,7 +33,7 @@ def test_outputs_as_records_in_order() -> None:
 
 
 def test_headers_stay_with_their_records() -> None:
-    """Also where the outputs are sent by partition."""
+    """Records of a column keep their own headers, also if they go to different partitions."""
     own: list[Headers] = [(("trace", b"a"),), ()]
     late = replace(columns(), headers=PackedHeaders.of(own))
     assert [late.record(i).headers for i in range(2)] == own

@@ -35,14 +35,14 @@ def taken(group: PartitionGroup) -> list[tuple[str, int]]:
 
 
 def test_the_lowest_timestamp_is_next() -> None:
-    """Records of two partitions come by time, each partition's own in the order of offsets."""
+    """The record with the lowest timestamp is next. Records of one partition stay in the order of offsets."""
     group = group_of(a=(1, 5, 3), b=(2, 4, 6))
     assert taken(group) == [("a", 1), ("b", 2), ("b", 4), ("a", 5), ("a", 3), ("b", 6)]
     assert len(group) == 0
 
 
 def test_of_equal_times_the_first_topic_is_next() -> None:
-    """A tie is settled by the order of the topics, so that a replay takes the same order."""
+    """Of equal timestamps the first topic is next, so that a replay has the same order."""
     assert taken(group_of(a=(1, 2), b=(1, 1, 2))) == [("a", 1), ("b", 1), ("b", 1), ("a", 2), ("b", 2)]
 
 
@@ -58,7 +58,7 @@ def test_a_record_out_of_order_does_not_wait() -> None:
 
 
 def test_nothing_at_hand_is_not_ready() -> None:
-    """Without a buffered record nothing is ready, whatever is known of the partitions."""
+    """Without a buffered record a group is never ready."""
     assert not group_of().is_ready(0, NOTHING_MORE)
     assert not group_of(NEVER_WAIT).is_ready(0, NOTHING_MORE)
 

@@ -84,7 +84,7 @@ def test_a_restored_wall_clock_grid_is_due_within_an_interval(restored: int, sta
 
 
 def test_a_new_grid_is_to_be_committed() -> None:
-    """Only that of a name, and only if it was not restored."""
+    """Only a named schedule without a restored grid is a new grid to commit."""
     schedules = TaskSchedules()
     schedules.restored = {MINE: 1_100}
     wall(schedules, name=None)
@@ -100,7 +100,7 @@ def test_a_new_grid_is_to_be_committed() -> None:
 
 
 def test_a_stream_time_grid_is_restored_as_it_was() -> None:
-    """Stream time is not that of a clock: it is restored too."""
+    """A stream-time grid is restored unchanged, however far ahead it is."""
     schedules = TaskSchedules()
     schedules.restored = {"n/mine (stream_time, every 1 ms)": 10**12}
     assert add(schedules, "mine").due_ms == 10**12
@@ -130,7 +130,7 @@ def test_a_name_is_text() -> None:
 
 
 def test_many_that_live_are_all_called() -> None:
-    """The removal of cancelled schedules loses none of the others, and keeps their order."""
+    """Removing cancelled schedules keeps all others, in their order."""
     schedules, called = TaskSchedules(), []
     for i in range(10 * SWEEP_MIN):
         made = schedules.stream_time.schedule(10**9, 1_000 - i, lambda _, i=i: called.append(i))  # type: ignore[misc]

@@ -131,7 +131,8 @@ def test_what_cannot_be_decoded_becomes_a_dead_letter(key: bytes, value: bytes, 
 
 
 def test_a_refused_value_becomes_a_dead_letter() -> None:
-    """A DataError while processing sends the source record there, stage `process`, whatever the record became since."""
+    """A DataError during processing sends the unchanged source record to the dead-letter topic, with stage
+    `process`."""
     builder, stream = plain()
 
     def refuse(value: Any) -> Any:
@@ -465,7 +466,7 @@ def test_a_punctuation_that_raises_fails_the_task(type_: PunctuationType) -> Non
 
 @pytest.mark.parametrize("does", ["nothing", "forwards", "moves time"])
 def test_a_firing_asks_for_a_commit(does: str) -> None:
-    """Whatever a wall-clock firing did, a commit is needed: its grid has moved on."""
+    """Any wall-clock call needs a commit, because its grid has advanced."""
 
     class Ticking(Processor):
         """Has an effect of one kind at each firing."""
@@ -553,7 +554,7 @@ def test_a_dead_letter_moves_no_time() -> None:
             context.schedule(1_000, PunctuationType.STREAM_TIME, fired.append)
 
         def process(self, record: Record) -> None:
-            """Takes each record."""
+            """Processes each record."""
 
     builder = StreamsBuilder()
     stream = builder.stream("in", value=dict)
@@ -730,7 +731,7 @@ def test_restore_checks_the_schema_first() -> None:
 
 
 def test_restore_without_progress_is_a_fresh_start() -> None:
-    """Nothing confirmed means position unknown, time unknown, no windows."""
+    """A task without a progress record starts without positions, time or windows."""
     task = StreamTask(sessions(), 0, application="app")
     task.initialize(0)
     assert (task.sources, task.stream_time_ms, len(task.stores["s"])) == ({}, -1, 0)

@@ -93,7 +93,7 @@ OF: dict[str, Any] = {"min": min, "max": max, "sum": sum, "first": lambda of: of
 
 @pytest.mark.parametrize("seed", range(12))
 def test_merged_sessions_have_the_numbers_of_all_their_records(seed: int) -> None:
-    """In whatever order the records came, and whichever of them had a value."""
+    """Merged sessions have the aggregates of all their records, in any order of arrival and with missing values."""
     chance = random.Random(seed)
     names = {
         "count": Count(),

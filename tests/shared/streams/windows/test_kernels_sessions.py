@@ -160,7 +160,7 @@ def test_a_session_at_the_close_time_is_open() -> None:
 
 
 def test_an_old_record_is_rescued_by_the_session_it_merges_into() -> None:
-    """A record below the close time is not late where a live session within the gap takes it in."""
+    """A record before the close time is not late if it merges into a live session."""
     driver = driver_of(gap=10)
     pipe(driver, ("a", 25), ("a", 16), ("a", 12), ("b", 12))
     assert late(driver) == [3]
@@ -190,7 +190,7 @@ def test_late_record_says_how_late() -> None:
 
 
 def test_grace_0_closes_after_the_gap() -> None:
-    """Without grace a session is closed by the first record more than a gap after its end, also one of its own key."""
+    """Without grace a session closes by the first record more than a gap after its end, also one of its own key."""
     driver = driver_of(gap=10)
     pipe(driver, ("a", 0), ("a", 11))
     assert closed(driver) == [(("a", 0, 0), [0])]
@@ -198,7 +198,7 @@ def test_grace_0_closes_after_the_gap() -> None:
 
 
 def test_the_same_start_closes_twice() -> None:
-    """A key can have two closed sessions with the same start: the second came to it by merging to the left."""
+    """A key can have two closed sessions with the same start: the second one reached it by merging to the left."""
     driver = driver_of(gap=10)
     pipe(driver, ("a", 0), ("b", 8), ("a", 8), ("b", 11))
     assert closed(driver) == []

@@ -75,14 +75,14 @@ def test_an_earlier_record_makes_the_window_after_it_from_what_is_there() -> Non
 
 
 def test_records_near_zero_share_their_left_window() -> None:
-    """No window starts before 0: [0, difference] takes every record that is nearer to it."""
+    """No window starts before 0: records below the difference share the window [0, difference]."""
     driver = driver_of(10, 100)
     pipe(driver, ("a", 6), ("a", 3), ("a", 9))
     assert rows(driver) == {("a", 0, 10): [0, 1, 2], ("a", 4, 14): [0, 2], ("a", 7, 17): [2]}
 
 
 def test_two_records_of_one_moment_make_no_new_window() -> None:
-    """The second record of a moment goes into the windows that the first has made."""
+    """A second record of one timestamp adds no window."""
     driver = driver_of(10, 100)
     pipe(driver, ("a", 20), ("a", 20))
     assert rows(driver) == {("a", 10, 20): [0, 1]}
@@ -138,7 +138,7 @@ def test_null_keys_and_time_moved_by_hand() -> None:
 
 @pytest.mark.parametrize(("difference", "grace", "named"), [(-1, 0, "difference"), (1, -1, "grace")])
 def test_windows_refuse_what_is_no_duration(difference: int, grace: int, named: str) -> None:
-    """Neither may be negative."""
+    """A negative difference and a negative grace are rejected."""
     with pytest.raises(ConfigError, match=named):
         Rule("sliding", difference, grace)
 

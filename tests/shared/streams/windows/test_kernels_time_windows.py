@@ -76,7 +76,7 @@ def test_the_end_is_not_in_the_window() -> None:
 
 
 def test_hopping_windows_overlap() -> None:
-    """A record is in each window that began at most the size before it; none begins below 0."""
+    """A record belongs to each window that contains its timestamp. No window starts below 0."""
     driver = driver_of(10, 4, grace=100)
     pipe(driver, ("a", 9), ("a", 1))
     assert live(driver) == {("a", 0, 10): [0, 1], ("a", 4, 14): [0], ("a", 8, 18): [0]}
@@ -93,7 +93,7 @@ def test_an_advance_that_does_not_divide_the_size() -> None:
 
 
 def test_a_window_closes_at_its_end_and_the_grace() -> None:
-    """A window takes records until stream time reaches its end and the grace, and is forwarded once then."""
+    """A window accepts records until stream time reaches its end plus the grace, and is then forwarded once."""
     driver = driver_of(10, 10, grace=5)
     pipe(driver, ("a", 1), ("b", 14), ("a", 2))
     assert (out(driver), late(driver)) == ([], 0)

@@ -185,7 +185,7 @@ def test_rows_are_those_of_a_dict(
 
 
 def test_a_table_skips_null_keys_and_takes_what_is_out_of_order() -> None:
-    """No record is late; a row goes out at the time of its key's latest record, also after a restart."""
+    """No record is late. A row is written with the highest timestamp of its key, also after a restart."""
     driver = TopologyTestDriver(topology(NUMBERS))
     for key, at in ((b"a", 50), (None, 99), (b"b", 7), (b"a", 3)):
         driver.pipe("in", key=key, value=b'{"n":1}', timestamp=at)
@@ -385,7 +385,7 @@ def test_the_record_that_makes_a_state_too_large_is_refused(columns_min: int) ->
 
 
 def test_a_key_that_no_result_could_hold_is_refused() -> None:
-    """It is measured before the store has it, as windows measure theirs; in a batch, too."""
+    """A record whose key is too large for a result becomes a dead letter and is not stored, in a batch too."""
     driver = TopologyTestDriver(topology(NUMBERS), errors=ErrorHandlers(), deduplicate_updates=True, columns_min=1)
     large = b"k" * 600_000
     driver.pipe_columns("in", [(large, b'{"n":1}', 1), *[(b"a", b'{"n":1}', 2)] * 40])
@@ -422,5 +422,5 @@ def test_what_the_dsl_refuses() -> None:
 
 
 def test_a_table_alone_has_no_late_topic() -> None:
-    """Nothing that comes can be late, so no topic is made for it."""
+    """An aggregation without windows has no late topic."""
     assert topology(NUMBERS).output_topics() == ["out", "in-dlq"]

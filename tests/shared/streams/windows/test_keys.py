@@ -30,7 +30,7 @@ def test_numbers_are_kept_until_their_keys_go(rounds: list[tuple[list[bytes | No
 
 
 def test_room_is_used_again() -> None:
-    """However many keys come and go, the index grows with those that are there at once."""
+    """The size of the index depends on the keys in use, not on all keys seen."""
     index = KeyIndex()
     for number in range(200):
         keys: list[bytes | None] = [b"key-%d-%d" % (number, i) for i in range(SLOTS_MIN)]

@@ -107,7 +107,7 @@ class Changelog:
 
 
 def late_of(of: Topology, sent: list[Sent], size: int, **more: Any) -> list[Late]:
-    """The late records of a task that takes so many records at once, and commits now and then."""
+    """Returns the late records of a task that gets batches of this size, with a commit after every third one."""
     task, changelog = task_of(of, **more), Changelog()
     for nth, at in enumerate(range(0, len(sent), size)):
         task.process(columns(sent[at : at + size], at), 0)
@@ -144,7 +144,7 @@ def expected(kind: str, sent: list[Sent]) -> list[tuple[bytes, int, int, list[in
 @settings(max_examples=60, deadline=None)
 @given(sent=SENT)
 def test_a_late_record_says_which_windows_it_missed(kind: str, sent: list[Sent]) -> None:
-    """All of them, or some: also of a record that other windows took."""
+    """A late entry lists the windows that the record missed, even if other windows accepted it."""
     found = late_of(topology(kind, NUMBERS), sent, 1_000, columns_min=1)
     assert [(one.key, one.timestamp, one.offset, one.missed) for one in found] == expected(kind, sent)
 
@@ -182,7 +182,7 @@ def test_without_a_lake_nothing_is_kept() -> None:
 
 
 def test_keys_of_bytes() -> None:
-    """The key is the record's, whatever bytes it has."""
+    """A late entry has the record's key, even if it is not UTF-8."""
     sent: list[Sent] = [(b"\xff", 1_000, {}), (b"\xff", 0, {})]
     (one,) = late_of(topology("session", {"n": Count()}, key="bytes"), sent, 10)
     assert (one.key, one.offset) == (b"\xff", 1)

@@ -20,7 +20,7 @@ ENVELOPE = len(b'{"key":,"start":0,"end":0}')
 
 @given(key=KEYS, limit=st.integers(0, 200))
 def test_a_key_is_refused_by_what_it_takes(key: Any, limit: int) -> None:
-    """The limit applies to the measured bytes, whatever shortcut shows that a key is small."""
+    """The limit applies to the measured bytes, and the fast check agrees with it."""
     if key_bytes(key) <= limit:
         check_key(key, "s", limit)
     else:

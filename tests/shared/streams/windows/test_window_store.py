@@ -175,7 +175,7 @@ def test_a_record_that_no_aggregation_takes_was_late_in_the_same_way() -> None:
 
 
 def test_a_sum_that_leaves_64_bits_is_refused_with_all_its_windows() -> None:
-    """The kernel stops before the record, whichever of its windows it is that has no room."""
+    """If a sum would overflow in any window of a record, the record changes none of its windows."""
     store = WindowStore("s", Rule("hopping", 10, 100, 5), StateColumns([Sum("n").bind(_Value)]), text_keys=False)
     big = 2**62
     for at, n, done in ((12, big, 1), (7, big - 1, 1), (3, 5, 1), (8, 5, 0)):
@@ -204,7 +204,8 @@ def test_came_and_went_leaves_nothing() -> None:
 
 
 def test_a_start_that_moved_is_deleted_under_the_one_that_was_committed() -> None:
-    """Also where the session is closed by the same commit."""
+    """If a session's start moves, its changelog entry under the committed start is deleted, also if the session closes
+    in the same commit."""
     store = store_of("session")
     take(store, [("a", 20)])
     written(store)
@@ -230,7 +231,7 @@ def test_rows_outputs_and_keys_grow_as_needed() -> None:
 
 @pytest.mark.parametrize("error", [DataError("x"), KeyError("y")])
 def test_what_a_check_raises_takes_the_record_back(error: Exception) -> None:
-    """A state that grew too large is found once it is made."""
+    """If the check of the new state raises, the record is undone."""
     store = store_of("tumbling", CollectList("n").bind(dict))
 
     def check(states: list[Any]) -> None:
