@@ -11,6 +11,6 @@ from bench import batch
 
 @pytest.mark.soak
 def test_all_parts_in_small() -> None:
-    """On a real broker and Spark; the bench asserts by itself that each batch read every record."""
+    """The benchmark runs at a small scale and asserts that each batch reads every record."""
     found = asyncio.run(batch.run(20_000, 1))
     assert batch.ASKED.keys() <= found.keys()

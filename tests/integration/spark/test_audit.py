@@ -258,7 +258,7 @@ def test_deleted_source_records_are_left_out(lake: Lake, kind: str) -> None:
 
 
 def test_partitions_whose_time_advanced_without_records(lake: Lake) -> None:
-    """For them only conservation is compared; for other partitions everything is."""
+    """For partitions whose time advanced without records, the audit checks only conservation."""
     played = [play(lake.topic, "session", 0, idle_timeout_ms=500, now_ms=10**6), play(lake.topic, "session", 1)]
     for at in (20_000, 20_001):
         played[0].advance_wall_clock(1_000)

@@ -73,7 +73,7 @@ def test_a_partition_folder_is_a_column_of_json_lines(spark: Any, tmp_path: Path
 
 
 def test_text_of_digits_stays_what_it_is(spark: Any, tmp_path: Path) -> None:
-    """A key of `007` is no 7, a zip code no number; numbers that are written as such are numbers."""
+    """A CSV column with leading zeros stays text. A column of plain numbers is numeric."""
     text = "who,ms,zip,n,x\n007,1,01234,5,0.50\n8,2,56789,6,1.25\n"
     found = records(spark, tmp_path / "f.csv", text, format="csv", key_column="who")
     assert found == [
@@ -132,7 +132,7 @@ def test_times_are_parsed_from_text_as_spark_parses_them(spark: Any, tmp_path: P
 
 
 def test_parquet_files_may_have_columns_of_their_own(spark: Any, tmp_path: Path) -> None:
-    """A column that a later file has is not dropped; two types that cannot be one are named with their files."""
+    """A column of only a later file is kept. Two incompatible types of a column raise an error that names the files."""
     pyarrow.parquet.write_table(pa.table({"who": ["ann"], "ms": [1]}), tmp_path / "a.parquet")
     pyarrow.parquet.write_table(pa.table({"who": ["bob"], "ms": [2], "x": [7]}), tmp_path / "b.parquet")
     names = NAMES | {"timestamp_column": "ms"}
@@ -200,7 +200,7 @@ def test_csv_lines_of_another_width_are_refused(spark: Any, tmp_path: Path, head
 
 
 def test_files_that_changed_are_told_apart(spark: Any, tmp_path: Path) -> None:
-    """By name, size and time, of a folder, a file or a pattern; and by how their rows become records."""
+    """The fingerprint depends on the names, sizes and times of the files, and on how rows become records."""
     for name in ("a", "b"):
         (tmp_path / f"{name}.csv").write_text("who,ms\nann,1\n")
 

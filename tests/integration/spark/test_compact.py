@@ -343,7 +343,7 @@ def test_closed_windows_go_by_retention(simulate: Any, topics: Any, job: Any, tm
 
 
 def test_twenty_years_of_event_time_are_few_files(simulate: Any, topics: Any, job: Any, tmp_path: Path) -> None:
-    """Ordered by time, so that readers skip most of a file; and few bytes a row."""
+    """`closed` ends up in one file, ordered by start, with less than 60 bytes a row."""
     simulation = simulate(1)
     (task,) = simulation.tasks
     closed = optimized = 0

@@ -111,7 +111,8 @@ def ms(moment: Any) -> int:
 
 
 def test_corrected_is_what_a_long_grace_has(spark: Any, streams: tuple[str, Path, list[Stream]]) -> None:
-    """Windows, bounds and results; sums of floats to the last bit where windows do not merge."""
+    """`corrected` equals the windows of a run with a long grace, in bounds and results. Float sums of sessions may
+    differ by rounding."""
     kind, root, found = streams
     rows = lake.corrected(spark, str(root), "app", "s").collect()
     for partition, one in enumerate(found):

@@ -114,7 +114,7 @@ def test_cancel_from_within_the_callback() -> None:
 
 
 def test_cancel_of_another_from_within_a_callback() -> None:
-    """A callback may cancel a schedule that is due in the same turn: it is not called any more."""
+    """A callback may cancel a schedule that is due in the same turn, which is then not called."""
     queue, called = PunctuationQueue(), []
     others: list[Schedule] = []
     queue.schedule(10, 10, lambda _: others[0].cancel())
@@ -157,7 +157,7 @@ def test_repr_shows_what_waits() -> None:
 
 @given(st.integers(1, 50), st.integers(0, 100), st.lists(st.integers(0, 60), max_size=40))
 def test_always_on_the_grid(interval_ms: int, first_ms: int, steps: list[int]) -> None:
-    """At any sequence of moments a call is made just where a grid point was passed since the last one."""
+    """For any sequence of times, a callback is called exactly if a grid point has passed since the last call."""
     queue, called, expected = PunctuationQueue(), [], []
     schedule = queue.schedule(interval_ms, first_ms, called.append)
     now, due = 0, first_ms
@@ -211,7 +211,7 @@ def test_start_fixes_the_grid(type_: PunctuationType, expected: list[int]) -> No
 
 
 def test_start_in_the_past_keeps_its_grid() -> None:
-    """A start that has passed counts as missed: one call at once, then the grid that it fixed."""
+    """A start in the past causes one call at once, and later calls are on its grid."""
     called: list[int] = []
     driver = TopologyTestDriver(
         topology(lambda context: context.schedule(10, WALL, called.append, start=3) and None), now_ms=1_000

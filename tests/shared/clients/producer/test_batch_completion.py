@@ -216,7 +216,7 @@ def test_a_callback_may_fail_unsent_batches() -> None:
 
 
 def test_a_callback_that_ends_everything_while_batches_expire() -> None:
-    """Every batch still ends once."""
+    """If a delivery callback fails all batches during an expiry, each batch still completes once."""
     core = Harness(delivery_timeout_ms=1_000)
     core.down = {1}
     records = [core.send(tp) for tp in (A, B)]

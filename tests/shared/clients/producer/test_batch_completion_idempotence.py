@@ -46,7 +46,7 @@ def test_numbers_count_records() -> None:
 
 
 def test_several_in_flight() -> None:
-    """Two batches are out at once, in order, and each is acknowledged by itself."""
+    """Two batches may be in flight, and each is acknowledged by its own response."""
     core = warm()
     one, two = flying(core, 2)
     core.answer(one, offset=1)
@@ -160,7 +160,7 @@ def test_partitions_in_trouble_at_once_share_a_bump() -> None:
 
 
 def test_answers_out_of_order() -> None:
-    """The second batch's answer comes first: it waits in the queue behind the first."""
+    """If the second of two batches fails first, its retry waits until the first batch has completed."""
     core = warm()
     one, two = flying(core, 2)
     core.answer(two, OUT_OF_ORDER)
@@ -214,7 +214,7 @@ def test_the_broker_has_forgotten_the_producer(code: int) -> None:
 
 
 def test_the_last_epoch_is_used_up() -> None:
-    """Then nothing is sent until there is a new producer id, under which everything queued goes, in order."""
+    """After the last epoch nothing is sent until there is a new producer id. Batches that need it then use it."""
     core = warm()
     core.ledger.adopt(7, EPOCH_MAX)
     core.send(A)

@@ -60,7 +60,7 @@ def test_transactions_without_idempotence() -> None:
 
 
 def test_defaults_are_javas() -> None:
-    """Kafka 4's producer defaults."""
+    """The defaults are those of Kafka 4's producer."""
     settings = ProducerSettings()
     assert (settings.acks, settings.linger_ms, settings.batch_size) == ("all", 5, 16_384)
     assert (settings.buffer_memory, settings.max_request_size) == (32 * 1024**2, 1024**2)
@@ -70,7 +70,7 @@ def test_defaults_are_javas() -> None:
 
 
 def test_compression_levels() -> None:
-    """Java's names and defaults; the level that counts is that of the compression in use."""
+    """The levels have Java's names and defaults. The effective level is that of the compression type."""
     settings = ProducerSettings()
     levels = settings.compression_gzip_level, settings.compression_lz4_level, settings.compression_zstd_level
     assert levels == (-1, 9, 3)

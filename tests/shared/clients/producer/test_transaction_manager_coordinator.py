@@ -57,7 +57,8 @@ class Granting:
 async def test_a_new_identity_begins_new_numbers_between_transactions(
     transactional_id: str | None, timeout_ms: int, state: tuple[int, int, int]
 ) -> None:
-    """Without transactions batches may be in flight: their partitions go on under the identity of before."""
+    """Without transactions, partitions with batches in flight keep the old producer id. All others start with the new
+    one."""
     connection, ledger = Granting(), SequenceLedger()
     settings = ProducerSettings(transactional_id=transactional_id, transaction_timeout_ms=5_000)
     coordinator = TransactionCoordinator(connection, settings, ledger)  # type: ignore[arg-type]
@@ -171,7 +172,7 @@ async def test_the_error_names_the_rejected_partition() -> None:
 
 @pytest.mark.parametrize("api", [Api.ADD_PARTITIONS_TO_TXN, Api.ADD_OFFSETS_TO_TXN, Api.END_TXN])
 async def test_an_expired_id_is_fetched_anew(api: Api) -> None:
-    """A coordinator that has forgotten the producer costs the transaction; the next one has a new epoch."""
+    """If the coordinator has forgotten the producer id, the transaction fails and the next one commits."""
     async with producing(transactional_id="x") as (cluster, producer):
         await producer.init_transactions()
         ledger = producer._sender.completion.ledger

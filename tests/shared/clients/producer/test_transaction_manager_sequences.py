@@ -18,7 +18,7 @@ def ledger(epoch: int = 0) -> SequenceLedger:
 
 
 def test_numbers_are_handed_out_in_order() -> None:
-    """Each batch starts behind the one before; partitions do not share numbers."""
+    """Each batch starts where the previous one of its partition ended. Partitions have separate sequence numbers."""
     sequences = ledger()
     assert sequences.assign(A, 5) == ProducerState(7, 0, 0)
     assert sequences.assign(A, 2) == ProducerState(7, 0, 5)

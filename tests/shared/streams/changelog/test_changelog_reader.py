@@ -150,7 +150,7 @@ def test_commits_under_different_stores_in_one_batch() -> None:
 
 
 def test_late_records_are_no_changes_of_windows() -> None:
-    """They have the starts of the windows that they missed; the changes around them are found without them."""
+    """Late entries have the starts of the windows that they missed, and are not among the changes of windows."""
     late = [((), b""), ((5,), None), ((1, 2, 3), b"xyz"), ((7,), b"")]
     entries = [(b"k", fmt.encode_late(0, 1, 1, 10 + i, i, missed, state)) for i, (missed, state) in enumerate(late)]
     found: list[Confirmed] = []

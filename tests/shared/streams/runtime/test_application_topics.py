@@ -124,7 +124,7 @@ def test_a_retention_is_found(configs: dict[str, str | None], found: list[str]) 
 
 
 def test_a_retention_is_warned_of(capsys: pytest.CaptureFixture[str]) -> None:
-    """A topic of event times with a retention is named with it; one without is not spoken of."""
+    """A topic with a retention is logged as a warning, and a topic without one is not."""
     log.configure(LogSettings(format="json"), "test")
     warn_of_retention("kept", {"retention.ms": "-1"})
     warn_of_retention("flights-late", {"cleanup.policy": "delete", "retention.ms": "1000"})

@@ -20,7 +20,7 @@ def rows() -> GlobalTableRows:
 
 
 def test_the_last_value_counts_and_none_deletes() -> None:
-    """A row is its key's last value; a record without one deletes it."""
+    """A row is the last value of its key, and a record without a value deletes it."""
     table = rows()
     for key, value in ((b"a", b"1"), (b"b", b"2"), (b"a", b"3"), (b"b", None), (b"c", None)):
         assert table.apply(key, value) is None

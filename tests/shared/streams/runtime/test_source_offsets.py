@@ -108,7 +108,7 @@ def test_a_partition_that_was_never_read_starts_at_its_first_offset(first: int) 
 
 
 def test_deleted_records_stop_or_are_counted() -> None:
-    """A first offset above the position names the gap; with `skip` it is counted to the offset."""
+    """If records after the position were deleted, `fail` raises an error with their offsets, and `skip` counts them."""
     held = Held(ID, 40, 90)
     with pytest.raises(
         SourceOffsetsMissing, match=r"flights-3: offsets 25 to 39 were deleted .*streams.on_missing_source_off"

@@ -23,10 +23,8 @@ DEATHS = [(point, calls) for point in POINTS for calls in ((1, 2, 3) if point ==
 
 @pytest.mark.parametrize("guarantee", GUARANTEES)
 async def test_killed_at_each_point(guarantee: str) -> None:
-    """One process after the other is killed, each at another point; results and state are those of an unbroken run.
-
-    At least once some results come more than once.
-    """
+    """A task that is killed at each point in turn has the results and state of an uninterrupted run. With
+    at_least_once, results may repeat."""
     async with FakeCluster(configs=BROKER) as cluster, chain_of(cluster, TOPIC, 1) as chain:
         for death in DEATHS:
             await chain.send(EVENTS_BETWEEN)

@@ -29,7 +29,7 @@ def maker(clock: Clock = SYSTEM_CLOCK, result: str = "n", **given: str) -> TaskM
 
 
 def test_state_is_in_memory_unless_it_is_asked_for() -> None:
-    """By default there is no folder, and nothing to let go of."""
+    """By default state is in memory, without a local folder."""
     made = maker()
     made.startup()
     assert made.open_state(0) is None
@@ -80,7 +80,8 @@ def test_state_of_partitions_elsewhere_is_deleted_now_and_then(tmp_path: Path) -
 
 
 def test_names_that_a_lake_cannot_have_are_refused_where_there_is_one() -> None:
-    """At the start, before any state is there that no compaction could fold; without a lake any name does."""
+    """With a lake, a name that collides with a column of its tables is rejected at the start. Without a lake the name
+    is valid."""
     assert maker(result="state").task(0, None).stores
     with pytest.raises(
         ConfigError, match="store 's': aggregation 'state': the lake's table closed/s has a column 'state'"

@@ -75,7 +75,8 @@ def test_a_partition_is_held_while_the_group_meets() -> None:
 
 
 def test_a_task_may_be_paused_while_it_is_restored() -> None:
-    """It begins paused; it is not among those that run before."""
+    """A task that is paused while it is restored begins paused. A task that is being restored is not among the running
+    tasks."""
     tasks = WorkerTasks()
     tasks.owned[0] = owned = owned_of(0)
     tasks.pause(0, paused=True)

@@ -17,7 +17,7 @@ def schemas(gap: int = 10, name: str = "s", **more: Sum) -> tuple[StoreSchema, .
 
 
 def test_the_layout_is_what_the_bytes_depend_on() -> None:
-    """Another gap reads the same rows; another aggregation or name does not."""
+    """The layout changes with a store's name or aggregations, but not with its gap."""
     assert layout(schemas()) == layout(schemas(gap=99))
     assert len({layout(schemas()), layout(schemas(name="t")), layout(schemas(sum=Sum("id")))}) == 3
 

@@ -95,7 +95,7 @@ def test_the_changelog_holds_what_the_store_holds(steps: list[tuple[str, str, in
 
 
 def test_an_evicted_key_leaves_nothing_behind() -> None:
-    """An evicted key is removed, also from the rows to expire; changed keys are named."""
+    """An evicted key is removed, also from the rows to expire. Changed keys are dirty."""
     store = filled()
     assert store.dirty_keys() == {"a", "b"}
     store.committed()

@@ -49,7 +49,7 @@ def test_a_takeover_before_the_covered_offset_ends_the_trust() -> None:
 
 
 def test_a_record_before_the_covered_offset_that_cannot_be_read_is_named() -> None:
-    """It may have been a takeover."""
+    """A corrupt record before the covered offset is an error with its offset, because it may have been a takeover."""
     damaged = b"\x03" + encode_takeover(4, Takeover("app", "i", 0))[1:]
     with pytest.raises(CorruptEntry, match="offset 44: changelog format version 3"):
         check_overtaken(FOUND, 44, damaged)
@@ -89,7 +89,7 @@ def test_a_restart_reads_the_tail_alone(tmp_path: Path) -> None:
 
 
 def test_rows_of_other_aggregations_come_from_the_changelog(tmp_path: Path) -> None:
-    """A store that got another aggregation has its rows from the log, where it is known how they were written."""
+    """A store whose aggregations have changed is restored from the changelog and not from disk."""
     state = StateDirectory(str(tmp_path), "app", memory_bytes_max=4 * 1024 * 1024, cache_bytes_max=0)
     driver = TopologyTestDriver(topology(), state=state)
     driver.pipe("in", key=b"a", value=b'{"id":1}', timestamp=5)

@@ -36,7 +36,7 @@ def test_bytes_that_are_no_states_end_the_task() -> None:
 
 
 def test_keys_by_the_stores_type() -> None:
-    """Text keys are UTF-8; a key of the other type is made the store's own, anything else is left alone."""
+    """Text keys are stored in UTF-8. A key of the other type is converted to the store's type."""
     text, raw = codec(), codec("bytes")
     assert (text.key_bytes("é"), text.key_of(b"\xc3\xa9"), raw.key_of(b"\xff")) == (b"\xc3\xa9", "é", b"\xff")
     assert (text.own_key(b"a"), raw.own_key("a"), text.own_key("a"), text.own_key(None)) == ("a", b"a", "a", None)

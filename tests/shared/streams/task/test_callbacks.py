@@ -54,7 +54,7 @@ def test_an_error_ends_the_work() -> None:
 
 
 def test_another_thread() -> None:
-    """Another thread is never at a task's work."""
+    """A call from another thread is not inside a callback of the task."""
     made = in_callback("elsewhere")(type("Threaded", (Task,), {"elsewhere": Task.elsewhere}))
     assert made().elsewhere() == [False]
 

@@ -66,7 +66,8 @@ def test_continue(stage: str) -> None:
 
 @pytest.mark.parametrize("stage", BAD)
 def test_fail(stage: str) -> None:
-    """`fail` stops before the record, naming it and the setting; the other stages go by their own."""
+    """With `fail` the task stops before the record, and the error names the record and the setting. Other stages keep
+    their own handler."""
     driver = driver_of(**{stage: "fail"})
     others = [value for name, value in BAD.items() if name != stage]
     pipe(driver, b'{"n":2}', *others)

@@ -152,7 +152,7 @@ def test_records_that_only_got_another_key_are_closed_too() -> None:
 
 
 def test_a_restarted_task_waits_for_all_marks_again() -> None:
-    """Watermarks are not stored: until all tasks have sent theirs again, they close no window."""
+    """Watermarks are not stored, so after a restart no window closes until every task has sent its watermark again."""
     topology = rekeyed().of_application("app")
     task = StreamTask(topology, 0, application="app")
     task.initialize(0)

@@ -109,7 +109,7 @@ def test_a_stream_time_grid_is_restored_as_it_was() -> None:
 
 @pytest.mark.parametrize("start", [0, 0.0, timedelta(0), datetime(1970, 1, 1, tzinfo=UTC)])
 def test_a_start_may_be_the_epoch(start: Any) -> None:
-    """It is in the past, and so missed."""
+    """A start at the epoch is in the past, so the schedule is due at once."""
     assert wall(TaskSchedules(), start=start) == 0
 
 

@@ -677,7 +677,7 @@ def test_a_commit_holds_everything_since_the_last() -> None:
 
 
 def test_needs_commit_from_a_record_until_it_succeeded() -> None:
-    """A commit is due from the first record on, and still after it was prepared: only success ends it."""
+    """A task needs a commit from the first record until a commit has succeeded."""
     task = task_of(sessions())
     task.process(columns("in", (0, b"a", b"{}", 0)), 0)
     assert task.needs_commit

@@ -126,7 +126,7 @@ def test_merged_sessions_have_the_numbers_of_all_their_records(seed: int) -> Non
 @pytest.mark.parametrize("last", [900_000, 985_000, 999_500, 999_999])
 @pytest.mark.parametrize("kind", ["tumbling", "session", "sliding"])
 def test_a_window_closes_at_its_end_however_late_it_began(kind: str, last: int) -> None:
-    """Its end may be so near that no timer is set for it any more."""
+    """A window closes at its end, even if its first record arrives just before that."""
     builder = StreamsBuilder()
     grouped = builder.stream("in", value=Value).group_by_key()
     made = {"tumbling": grouped.tumbling_window, "session": grouped.session_window, "sliding": grouped.sliding_window}

@@ -100,7 +100,7 @@ def late(driver: TopologyTestDriver) -> list[int]:
 
 
 def test_gap_is_inclusive() -> None:
-    """Records exactly the gap apart are one session; one millisecond more and they are two."""
+    """Two records exactly the gap apart are in one session. One millisecond more makes two sessions."""
     driver = driver_of(gap=10, grace=100)
     pipe(driver, ("a", 0), ("a", 10), ("b", 0), ("b", 11))
     assert live(driver) == {("a", 0, 10, (0, 1)), ("b", 0, 0, (2,)), ("b", 11, 11, (3,))}
@@ -114,7 +114,7 @@ def test_record_bridges_two_sessions() -> None:
 
 
 def test_bridge_reaches_no_further_than_the_gap() -> None:
-    """A bridging record merges the sessions within its own gap alone, also where a third is near the merged one."""
+    """A record merges only the sessions within its own gap, even if another session is closer to the merged one."""
     driver = driver_of(gap=10, grace=100)
     pipe(driver, ("a", 0), ("a", 16), ("a", 40), ("a", 8))
     assert live(driver) == {("a", 0, 16, (0, 1, 3)), ("a", 40, 40, (2,))}
@@ -143,7 +143,7 @@ def test_keys_do_not_meet() -> None:
 
 
 def test_end_at_the_close_time_is_not_late() -> None:
-    """A record at the close time itself still counts; one millisecond earlier is late."""
+    """A record at the close time is in time, and a record one millisecond earlier is late."""
     driver = driver_of(gap=10, grace=5)
     pipe(driver, ("a", 100), ("b", 85), ("c", 84))
     assert late(driver) == [2]

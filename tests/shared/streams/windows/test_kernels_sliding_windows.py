@@ -113,7 +113,8 @@ def test_a_closed_window_still_lends_what_it_holds() -> None:
 
 
 def test_late_only_where_no_window_takes_it() -> None:
-    """A record behind the close time still counts in windows that end after it; beyond their reach it is late."""
+    """A record behind the close time still counts in windows that end after it. It is late only if there is no such
+    window."""
     driver = driver_of(10)
     pipe(driver, ("a", 30), ("a", 25))
     assert driver.read("in-late") == []
@@ -124,7 +125,7 @@ def test_late_only_where_no_window_takes_it() -> None:
 
 
 def test_null_keys_and_time_moved_by_hand() -> None:
-    """A record without a key moves nothing; time that is moved on closes windows."""
+    """A record without a key does not advance time. Advancing time without a record closes windows."""
     driver = driver_of(10)
     pipe(driver, ("a", 20), (None, 500))
     (operator,) = driver.task.operators()

@@ -109,7 +109,7 @@ def test_the_result_has_the_highest_timestamp() -> None:
 
 
 def test_a_record_too_late_for_some_counts_in_the_others() -> None:
-    """A record that missed one of its windows is not late; each window missed is counted."""
+    """A record that misses only some of its windows is not late. Each missed window is counted."""
     driver = driver_of(10, 5, grace=0)
     pipe(driver, ("a", 12), ("a", 8))
     assert live(driver) == {("a", 5, 15): [0, 1], ("a", 10, 20): [0]}

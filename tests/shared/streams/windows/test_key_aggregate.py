@@ -282,7 +282,7 @@ class Reads(Processor):
 
 @pytest.mark.parametrize("is_on_disk", [False, True], ids=["in memory", "on disk"])
 def test_keys_of_bytes(is_on_disk: bool) -> None:
-    """A processor reads rows by the record's key; in the row it is the text that JSON has for it."""
+    """A processor reads rows by the record's bytes key. The row contains the key in base64, as in JSON."""
     builder = StreamsBuilder()
     table = builder.stream("in", key="bytes").group_by_key().aggregate("s", n=Count())
     table.to_stream().to("out")

@@ -154,7 +154,7 @@ def test_a_late_record_says_which_windows_it_missed(kind: str, sent: list[Sent])
 @settings(max_examples=25, deadline=None)
 @given(sent=SENT)
 def test_batches_of_any_size_write_the_same(kind: str, aggregations: dict[str, Any], sent: list[Sent]) -> None:
-    """One by one, by seven and all at once; and the state is that of a window of this record alone."""
+    """Batches of any size write the same late entries. An entry's state is that of a window with only this record."""
     of = topology(kind, aggregations)
     found = [late_of(of, sent, size, columns_min=least) for size, least in ((1, 1_000), (7, 1), (1_000, 1))]
     assert found[0] == found[1] == found[2]
@@ -189,7 +189,7 @@ def test_keys_of_bytes() -> None:
 
 
 def test_a_function_of_the_users_that_refuses_the_value() -> None:
-    """The record is late all the same, without a state; the next one has its own."""
+    """If a user's aggregator raises for a late record, its entry has no state, and the next record has its own."""
 
     def add(state: int, value: Any) -> int:
         return state + int(value["x"])

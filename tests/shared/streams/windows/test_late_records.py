@@ -192,7 +192,8 @@ def batches(draw: st.DrawFn) -> Columns:
 def test_late_records_in_columns_are_those_one_by_one(
     columns: Columns, kind: str, has_changelog: bool, data: st.DataObject
 ) -> None:
-    """Keys, values, times, all headers and the order of outputs; and in columns they keep nothing of the batch."""
+    """Late records of columns equal those of single records in key, value, time, headers and order, and do not keep the
+    batch in memory."""
     builder = StreamsBuilder()
     grouped = builder.stream("clicks", key="bytes", value=bytes).group_by_key()
     store = data.draw(st.sampled_from(["visits", "s\u00e9ances", "\u8a2a\u554f"]))
