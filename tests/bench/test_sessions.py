@@ -8,7 +8,7 @@ from bench import _kafka_streams, sessions
 from bench._sessions_data import LAWS
 
 LIVE_SESSION_BYTES = (50, 300)
-"""More than a count and a sum take, and less than a Python object for each session would."""
+"""The allowed range: more than a count and a sum need, and less than one Python object per session."""
 
 
 def test_what_is_asked_for_is_measured() -> None:

@@ -26,7 +26,7 @@ from penstock.shared.streams.changelog import format as log
 
 GAP_MS, GRACE_MS = 100, 50
 POLL_S = 0.05
-SECRET_NAME, SECRET = "penstock.test.secret.key", "a=b:c#d\\ü"  # which Spark is given, and shows to nobody
+SECRET_NAME, SECRET = "penstock.test.secret.key", "a=b:c#d\\ü"  # passed to Spark, which must not show it
 AGGREGATIONS = {
     "count": Count(),
     "total": Sum("delay"),
@@ -170,7 +170,7 @@ class Simulation:
     records: int = 0
 
     def feed(self, records: int, seed: int, commit_every: float = 25) -> None:
-        """Take random records; with `commit_every=math.inf` the caller commits."""
+        """Processes random records. With `commit_every=math.inf` the caller commits."""
         random_ = random.Random(seed)
         for _ in range(records):
             self.records += 1
@@ -188,7 +188,7 @@ class Simulation:
 
 @pytest.fixture(scope="session")
 def new_simulation() -> Callable[[str, int], Simulation]:
-    """Makes simulations that nobody writes to a broker."""
+    """Creates simulations that are not written to a broker."""
     return lambda name, partitions: Simulation(name, [Task(name, p, schema(name)) for p in range(partitions)])
 
 
@@ -275,7 +275,7 @@ class Topics:
         name = simulation.name
         if (name, 0) not in self.sent:
             await self.create(name, len(simulation.tasks))
-        # The source is written outside of transactions: their markers would take offsets that the tasks count on.
+        # The source is written without transactions, because markers would shift the offsets that the tasks expect.
         async with AIOKafkaProducer(bootstrap_servers=self.bootstrap_servers) as producer:
             for task in simulation.tasks:
                 await self._send(producer, name, task.partition, task.source)

@@ -127,7 +127,7 @@ def test_a_life_of_compactions(simulate: Any, topics: Any, job: Any, aggregation
     assert first.closed_rows == sum(len(t.closed) for t in simulation.tasks)
     assert is_right(tmp_path, simulation)
 
-    # A new owner of partition 0; the old one goes on for a whole commit, which must not count. Then a torn commit.
+    # Partition 0 gets a new owner. The old owner's next commit must not count, nor a torn commit of the new owner.
     owner = simulation.tasks[0]
     state = owner.pack([a.initial() for a in aggregations.values()])
     owner.epoch = 2
@@ -202,7 +202,7 @@ def test_of_two_jobs_with_the_same_plan_one_goes_through(simulate: Any, topics: 
         topics.write(simulation)
 
         class Overtaken(Compaction):
-            """Another job comes and ends before this one's step."""
+            """Another job runs to its end before this one's step."""
 
         def step(self: Any, *given: Any, name: str = at, kind: Any = Overtaken) -> Any:
             setattr(kind, name, getattr(Compaction, name))
@@ -219,7 +219,7 @@ def test_of_two_jobs_with_the_same_plan_one_goes_through(simulate: Any, topics: 
 def test_a_rewrite_that_another_job_overtakes(
     simulate: Any, topics: Any, job: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is left to the next run, and both runs count."""
+    """A rewrite that another job overtakes is left to the next run, and the tables are right."""
     monkeypatch.setattr("penstock.services.spark.compaction.compact.REWRITE_ROWS_MIN", 0)
     simulation = simulate()
     simulation.feed(60, 1)

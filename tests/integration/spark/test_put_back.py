@@ -32,7 +32,7 @@ class Lake:
         self.said: list[str] = []
 
     def compact(self, records: int = 60, **more: Any) -> Any:
-        """Take more records, then compact."""
+        """Processes more records, then compacts."""
         self.seed += 1
         self.simulation.feed(records, self.seed)
         self.topics.write(self.simulation)

@@ -102,7 +102,7 @@ async def test_an_added_aggregation_is_migrated_and_a_removed_one_rejected(
         assert {row["most"] is None for row in closed} == {True, False}
         assert all(row["state"]["sum_sum"] == row["sum"] for row in closed)
         assert all(s["most_max"] is not None for s in states)
-        # `penstock sessions` on lake and changelog together: what was compacted, what came since, and what is open.
+        # `penstock sessions` reads lake and changelog together: compacted, newer and open sessions.
         await work(chain, topology(topic_name, NEW), 100, tmp_path)
         await sessions_are_published(chain, tmp_path)
 

@@ -24,7 +24,7 @@ OnInit = Callable[[ProcessorContext], None]
 
 
 class _Scheduling(Processor):
-    """Does in `init` what a test wants done there."""
+    """Runs a test's function in `init`."""
 
     def __init__(self, on_init: OnInit) -> None:
         self._on_init = on_init

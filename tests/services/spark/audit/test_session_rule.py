@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from penstock.services.spark.audit.session_rule import Assigned, assign, replay
 
 GAP_MS = 10
-LONG_SECONDS_MAX = 20  # of CPU; a second is usual, and what grows with the square takes half an hour
+LONG_SECONDS_MAX = 20  # CPU; usually a second, while a quadratic algorithm takes half an hour
 
 
 def by_the_rule(records: list[tuple[int, int, int]]) -> list[Assigned]:

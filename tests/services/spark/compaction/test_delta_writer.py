@@ -195,7 +195,7 @@ def test_folders_and_files_that_are_not_there(tmp_path: Path) -> None:
 
 
 def test_a_lake_that_cannot_be_used_is_named(tmp_path: Path) -> None:
-    """No other job has to do with it, so that it is no conflict."""
+    """An unusable lake raises LakeUnavailable and not a conflict."""
     (tmp_path / "file").touch()
     with pytest.raises(LakeUnavailable, match="file/t cannot be created"):
         made(str(tmp_path / "file" / "t"))

@@ -36,7 +36,7 @@ from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.testing.fake_broker import FakeCluster
 
 TOPIC_ID = "id"
-TIMEOUT_S = 20  # for what is read from a broker in this process
+TIMEOUT_S = 20  # for reads from a broker in this process
 Entry = tuple[bytes | None, bytes]
 
 
@@ -302,7 +302,7 @@ def test_commits_in_which_nothing_happened_write_nothing() -> None:
     moved = folded([progress(1, 2, wall_ms=9)], range_of(4, 3, row))
     assert list(moved.rows(options())) == ["state"]
     taken = folded([takeover(2), progress(1, 1, epoch=2)], range_of(5, 3, row))
-    assert progress_of(taken)["epoch"] == 2  # or the next run would take an old owner's entries
+    assert progress_of(taken)["epoch"] == 2  # otherwise the next run would accept an old owner's entries
 
 
 def test_an_idle_tail_is_covered_once_it_is_long(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,7 +61,7 @@ def test_a_long_run_is_short() -> None:
 
 @pytest.mark.parametrize("text", ["", "my own note", "p2r:AAAA"])
 def test_other_metadata_means_nothing_finished(text: str) -> None:
-    """What another program or a later version wrote is not an error: nothing is known to be finished."""
+    """Metadata of another program or a later version is no error, and contains no finished offsets."""
     assert decode_finished(OffsetAndMetadata(7, text)) == ()
 
 

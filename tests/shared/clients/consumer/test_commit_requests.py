@@ -1,7 +1,7 @@
-"""Commits against a coordinator that fails, delays, forgets and applies late what it is asked.
+"""Commits against a coordinator that fails, delays, loses commits and applies them late.
 
-Time stands still here: a coordinator that does not answer says so at once (KafkaTimeout), and what it applies late it
-applies whenever the test has it do so.
+The clock stands still: a missing response is a KafkaTimeout at once, and the test decides when a late commit is
+applied.
 """
 
 from __future__ import annotations
@@ -195,7 +195,7 @@ async def test_retriable_failures_are_retried(fate: str) -> None:
     coordinator.fates = scripted(fate, fate)
     await member.commits.commit({A: at(5), B: at(6)}, 5_000)
     assert coordinator.committed == {A: at(5), B: at(6)}
-    # What half an answer has stored is not sent again, so that the next answer is a whole one.
+    # Offsets that a partial response has confirmed are not sent again, so the next response is complete.
     failed = 1 if fate == "half" else 2
     assert len(coordinator.sent) == failed + 1
     assert (coordinator.forgotten > 0) == (fate not in ("closed", "timeout"))
@@ -609,7 +609,7 @@ async def test_committed_offsets_never_go_backwards_or_ahead(steps: list[str], s
         elif step in ("rebalance", "drain and revoke"):
             if step == "drain and revoke":
                 await member.commits.drain(5_000)
-            coordinator.generation += 1  # from here on nothing of before is taken
+            coordinator.generation += 1  # earlier commits are rejected from here on
             for tp, offset in coordinator.committed.items():
                 assert offset.offset <= processed[tp]
                 assert found[tp] <= offset.offset or tp in coordinator.overlaid

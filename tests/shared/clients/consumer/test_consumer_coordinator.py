@@ -165,7 +165,7 @@ async def test_faults_while_joining(cluster: FakeCluster, api: Api, fault: Actio
     """After transient failures of JoinGroup or SyncGroup the member gets its partitions, exactly once."""
     control = cluster.control(api, fault, times=2)
     heard = Heard()
-    # A join whose answer was lost leaves a member behind that nobody plays: the group waits until its session is over.
+    # A join whose response was lost leaves a member without a client: the group waits until its session expires.
     async with member(cluster, ["t"], heard, session_timeout_ms=300, max_poll_interval_ms=300) as consumer:
         await poll_until(lambda: consumer.assignment() == ALL, consumer)
         assert control.acted == 2
@@ -313,14 +313,14 @@ async def test_cooperative_rebalance_revokes_only_moved_partitions(cluster: Fake
             )
             kept, moved = first.assignment(), second.assignment()
             assert kept | moved == ALL
-            for tp in sorted(ALL):  # all of it has been read by whoever has it
+            for tp in sorted(ALL):  # every owner has read all of its partition
                 owner = first if tp in kept else second
                 while await owner.position(tp) < 50:
                     found += await poll_until(lambda: True, first, second)
                     found += [(tp.partition, o) for tp, c in (await owner.poll(20)).items() for o in c.offsets.tolist()]
         found += await poll_until(lambda: first.assignment() == ALL, first)
     what_moved = sorted(tp.partition for tp in moved)
-    told = [call for call in one.calls if call[1]]  # a rebalance without a change is told of as well
+    told = [call for call in one.calls if call[1]]  # a rebalance without a change is reported too, and left out here
     assert told[:3] == [("assigned", [0, 1, 2, 3]), ("revoked", what_moved), ("assigned", what_moved)]
     assert [call for call in two.calls if call[1]] == [("assigned", what_moved), ("revoked", what_moved)]
     read = [at for at in found if TopicPartition("t", at[0]) in kept]

@@ -295,7 +295,7 @@ async def test_a_listener_waits_for_the_poll(cluster: FakeCluster, strategy: str
         async with opened(cluster, partition_assignment_strategy=strategy) as second:
             second.subscribe(["t"])
             joining = asyncio.create_task(until(second, second.assignment))
-            await heartbeats(cluster, "one", 5)  # it has long been told of the rebalance
+            await heartbeats(cluster, "one", 5)  # it knows of the rebalance by now
             assert listener.calls == []
             assert offsets_of(cluster) == {}
             assert not joining.done()
@@ -522,7 +522,7 @@ async def test_an_uncommitted_revocation_is_reported_once(cluster: FakeCluster, 
             with pytest.raises(CommitFailed, match=f"not committed: .*{gone} offset {at[gone]}"):
                 await first.commit()
             assert offsets_of(cluster).get(gone, 0) == 0
-            await first.commit()  # it was said once
+            await first.commit()  # the loss is reported once
             with pytest.raises(CommitFailed, match=f"{gone} offset 7"):
                 await first.commit({gone: 7})  # another's now
             assert offsets_of(cluster).get(gone, 0) == 0

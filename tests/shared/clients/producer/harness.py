@@ -1,6 +1,7 @@
-"""The sans-IO core of the producer on a table: records in, what a turn of the sender would send out, answers back in.
+"""The sans-IO core of the producer: records in, the batches of a sender's turn out, responses back in.
 
-No socket, no clock, no event loop. `turn` does what `Sender.run_once` does; the test is the broker and the time.
+There is no socket, no clock and no event loop. `turn` does what `Sender.run_once` does. The test plays the broker and
+sets the time.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from penstock.shared.common.records import RecordMetadata, TopicPartition
 
 A, B, C = (TopicPartition("t", number) for number in range(3))
 
-# What brokers answer, by Kafka's numbers.
+# Error codes of brokers.
 CORRUPT = 2
 NOT_LEADER = 6
 TIMED_OUT = 7

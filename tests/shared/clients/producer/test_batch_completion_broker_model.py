@@ -1,8 +1,8 @@
-"""The producer's core against a small model of a broker, with every fault the model knows, in any order.
+"""The producer's core against a small model of a broker, with every fault of the model in any order.
 
-Two nodes share the partitions' logs. A node works its connection off in order. It may refuse a batch with or without
-having written it (also by saying that it does not lead the partition), answer a batch that it has already as a success
-or as a duplicate, or lose the connection at any point: what it had worked off by then is written, and nobody is told.
+Two nodes share the partitions' logs. A node processes its requests in order. It may reject a batch with or without
+having written it, also with NOT_LEADER. It may answer a repeated batch as a success or as a duplicate. It may lose the
+connection at any point: requests processed so far are written, but have no response.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Log:
                             return 0, offset
                     if first != (last[-1][0] + last[-1][1]) % 2**31:
                         return OUT_OF_ORDER, -1
-            if known is None:  # of a producer it does not know a broker takes any number
+            if known is None:  # a broker accepts any sequence number of an unknown producer
                 known = self.producers[batch.producer_id] = batch.producer_epoch, deque(maxlen=REMEMBERED)
             known[1].append((first, count, len(self.values)))
         self.values += values

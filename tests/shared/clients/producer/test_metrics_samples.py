@@ -24,7 +24,7 @@ def test_a_rate_needs_some_time() -> None:
 
 
 def test_old_windows_are_forgotten_whole() -> None:
-    """A figure is about the windows that are kept: the first value goes with its window."""
+    """Average and maximum leave out values of expired windows."""
     samples = Samples(100, 2)
     samples.record(9, 0)
     samples.record(1, 150)
@@ -35,7 +35,7 @@ def test_old_windows_are_forgotten_whole() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 1_000)), max_size=200), st.integers(1, 4))
 def test_figures_are_those_of_recent_values(steps: list[tuple[int, int]], windows: int) -> None:
-    """Whatever is recorded when: values of the last `windows - 1` whole windows are in, none older than `windows`."""
+    """Figures include all values of the last `windows - 1` windows, and no value older than `windows` windows."""
     samples, now_ms, seen = Samples(100, windows), 0, list[tuple[int, int]]()
     for after_ms, value in steps:
         now_ms += after_ms

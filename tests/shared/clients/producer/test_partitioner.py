@@ -1,4 +1,4 @@
-"""The partition and queue that a record goes to."""
+"""The partitioner: the partition and the queue of a record."""
 
 from __future__ import annotations
 

@@ -208,7 +208,7 @@ WRONG_HEADERS: list[Any] = [5, "text", [("n", "text")], [("n",)], [(b"n", b"")],
 
 @pytest.mark.parametrize("wrong", [*WRONG_HEADERS, [("n", b"x" * 3_000)]])
 async def test_wrong_headers_have_the_errors_of_single_records(wrong: Any) -> None:
-    """The record's own result, with the words that `send` has; all others are sent, in order."""
+    """A record with invalid headers gets the error that `send` raises. All other records are sent in order."""
     async with producing(1, max_request_size=2_000) as (cluster, producer):
         columns = RecordColumns("t", [b"k"] * 12, [b"%d" % i for i in range(12)], headers=[()] * 9 + [wrong] + [()] * 2)
         results = await (await producer.send_many(columns))
@@ -220,7 +220,7 @@ async def test_wrong_headers_have_the_errors_of_single_records(wrong: Any) -> No
 
 
 async def test_wrong_times_in_an_array() -> None:
-    """Each has its own result, as those in a list; an array of fractions has no valid one."""
+    """Each invalid timestamp of an array fails its own record. In an array of floats, all are invalid."""
     async with producing(1) as (cluster, producer):
         for times in (np.array([5, -5, 5]), np.array([5.0, 5.5, 6.0])):
             results = await (await producer.send_many(RecordColumns("t", [None] * 3, [b"a", b"b", b"c"], times)))

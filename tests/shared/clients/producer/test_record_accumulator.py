@@ -29,7 +29,7 @@ def test_linger() -> None:
 
 
 def test_a_full_batch_is_due_at_once() -> None:
-    """Records fill a batch in order; the one that does not fit opens the next, and the first is due."""
+    """A record that does not fit opens a new batch, and the full one is due at once."""
     core = Harness(linger_ms=10, batch_size=150)
     records = [core.send(value=b"%d" % i + b"x" * 30) for i in range(3)]
     assert records[0].batch is records[1].batch is not records[2].batch

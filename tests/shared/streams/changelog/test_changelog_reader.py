@@ -474,7 +474,7 @@ def test_a_zombie_leaves_no_trace(
         log.append(zombie.pop(0) if take_zombie else rest.pop(0))
     got, expected = read(*log), read(*legitimate)
     assert (got.state, got.at, got.changes) == (expected.state, expected.at, expected.changes)
-    # And `expected` is what applying whole commits in order gives, without the rule:
+    # `expected` equals the result of applying whole commits in order, without the rule:
     state: dict[tuple[bytes, int], bytes] = {}
     confirmed_old = sum(1 for _, value in old[:before] if value is not None and value[1:2] == fmt.PROGRESS)
     for epoch, plan in ((1, old_plan[:confirmed_old]), (2, new_plan)):

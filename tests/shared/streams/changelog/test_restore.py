@@ -353,7 +353,7 @@ def test_a_longer_patience_opens_nothing_that_was_closed(kind: str, by_column: b
     stream time has advanced by it. After a change back, nothing is late that was not."""
 
     def late(driver: TopologyTestDriver, key: bytes, *times: int) -> list[int]:
-        """Pipe records at these times; those that came too late."""
+        """Pipes records at these times and returns the late ones."""
         before = len(driver.outputs.get("late", ()))
         if by_column:
             driver.pipe_columns("in", [(key, b"{}", time) for time in times])
@@ -524,7 +524,7 @@ def require_same(kind: str, lives: list[Life], state: StateDirectory | None) -> 
             drivers[1] = gone_on_with(drivers[1], topology, state)
             for driver, how, own_late, own_out in zip(drivers, (by_column, not by_column), late, out, strict=True):
                 (pipe_columns if how or not sent else pipe_singly)(driver, *sent)
-                driver.task.needs_commit = True  # also where nothing came
+                driver.task.needs_commit = True  # also without records
                 driver.advance_wall_clock(quiet_ms)
                 own_late += [(record.key, record.timestamp) for record in driver.read("late")]
                 own_out += closed(driver)

@@ -44,7 +44,7 @@ def test_a_hole_is_named(covered: int | None, first: int, end: int, says: str) -
 
 
 class Steps:
-    """A log whose reader comes on by a hundred offsets of transaction marks and a second with each poll."""
+    """A log whose reader advances by a hundred transaction markers and a second with each poll."""
 
     def __init__(self, clock: ManualClock, owned: OwnedTask) -> None:
         self.at, self.seen, self._clock, self._owned = 0, [], clock, owned  # type: ignore[var-annotated]

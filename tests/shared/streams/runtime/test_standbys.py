@@ -45,7 +45,7 @@ class Instance:
         self.standbys = Standbys(self._kafka, settings, maker, SYSTEM_CLOCK, self.registry)
 
     async def own(self, partition: int, *keys: str) -> None:
-        """The owner takes a record of each key and commits it."""
+        """Lets the owner process a record of each key and commit."""
         for key in keys:
             self._driver.pipe("in", key=key.encode(), value=b"{}", timestamp=0)
         entries, self._written = self._driver.changelog[self._written :], len(self._driver.changelog)

@@ -128,7 +128,8 @@ def test_a_task_that_cannot_be_closed_is_in_the_log() -> None:
 
 
 async def test_what_a_processor_raises_when_it_is_closed_is_in_the_log() -> None:
-    """The line names task and node; the processors after it, and all else of the task, are closed all the same."""
+    """An error while closing a processor is logged with task and node. The other processors and the task are still
+    closed."""
     calls: list[str] = []
 
     class Closing(Processor):

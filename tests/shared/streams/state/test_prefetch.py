@@ -72,7 +72,7 @@ def test_a_source_reaches_the_stores_below_it(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_in_memory_there_is_nothing_to_fetch() -> None:
-    """All records come at once."""
+    """With state in memory, a batch is not sliced."""
     builder = StreamsBuilder()
     builder.stream("in").group_by_key().session_window(10).aggregate("s", n=Count()).on_close().to("out")
     driver = TopologyTestDriver(builder.build())
@@ -81,7 +81,7 @@ def test_in_memory_there_is_nothing_to_fetch() -> None:
 
 
 def test_keys_are_in_memory_before_they_are_asked_for(tmp_path: Path) -> None:
-    """They are loaded with their windows on disk. A value that is no key of the store is left out."""
+    """Fetching ahead loads keys with their windows from disk. A value that is not a valid key is ignored."""
     builder = StreamsBuilder()
     builder.stream("in").group_by_key().sliding_window(10, 5).aggregate("s", n=Count()).on_close().to("out")
     state = StateDirectory(str(tmp_path), "app", memory_bytes_max=8 * 1024 * 1024, cache_bytes_max=0)

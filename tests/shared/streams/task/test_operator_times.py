@@ -91,7 +91,7 @@ class Application:
 
 
 def chained() -> Topology:
-    """Sessions of a user, counted in windows by nobody in particular: through a repartition topic."""
+    """A user's sessions, counted in windows under one key behind a repartition topic."""
     builder = StreamsBuilder()
     windows = builder.stream("in").group_by_key().session_window(3_000)
     counted = windows.aggregate("first", n=Count()).on_close().map_values(lambda session: {"n": session.results["n"]})

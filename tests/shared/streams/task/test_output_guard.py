@@ -92,7 +92,8 @@ def test_what_was_left_out_stays_so_after_a_restart() -> None:
 
 
 def test_fail_names_the_window() -> None:
-    """With `fail` the task ends with node, record, store, key and window, and commits none of it."""
+    """With `fail` the task ends, and the error names node, record, store, key and window. Nothing of the record is
+    committed."""
     with pytest.raises(
         ProcessingFailed, match=r"node 'map_values-2': in-0@3, .*store 's', key 'bad', window 1 to 5: KeyError: 'page'"
     ):
@@ -100,7 +101,8 @@ def test_fail_names_the_window() -> None:
 
 
 def test_a_dead_letter_of_an_output_cannot_be_replayed() -> None:
-    """A store has already counted the source record, and the error says so."""
+    """A dead letter of a store's output cannot be parsed for replay, because the store has already counted its
+    record."""
     (letter,) = closed_by_one_record("dead_letter").read("in-dlq")
     with pytest.raises(DataError, match="what node 'map_values-2' could not take behind a store"):
         parse_dead_letter(ConsumerRecord("in-dlq", 0, 7, 0, letter.key, letter.value, letter.headers))

@@ -1,4 +1,4 @@
-"""In which partition results are: that of their source key, whatever their own key is and however many there are."""
+"""The partition of a result depends on its source key only, not on its own key or the number of results."""
 
 from __future__ import annotations
 
@@ -85,7 +85,8 @@ async def read(chain: Chain, partitions: int) -> list[ConsumerRecord]:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("key", ["string", "bytes"])
 async def test_updates_are_in_their_source_keys_partition(kind: str, partitions: int, guarantee: str, key: str) -> None:
-    """Results and retractions alike, by murmur2 of the source key: a key's changes are in one partition, in order."""
+    """Results and retractions are in the partition of their source key, by murmur2, so that a key's changes stay in
+    order."""
     async with FakeCluster(configs=QUICK) as cluster, chain_of(cluster, TOPIC, SOURCE_PARTITIONS) as chain:
         async with Admin(chain.kafka) as admin:
             await admin.create_topics([NewTopic(OUT, partitions, 1)])
@@ -111,7 +112,7 @@ async def test_updates_are_in_their_source_keys_partition(kind: str, partitions:
 @pytest.mark.parametrize("partitions", [SOURCE_PARTITIONS, 5], ids=["as the source", "other than the source"])
 @pytest.mark.parametrize("kind", KINDS)
 async def test_closed_windows_are_in_their_source_keys_partition(kind: str, partitions: int) -> None:
-    """Their key is the source key itself."""
+    """A closed window has its source key, and is in that key's partition."""
     builder = StreamsBuilder()
     windows = KINDS[kind](builder.stream(TOPIC).group_by_key())
     windows.aggregate("s", n=Count()).on_close().to(OUT)

@@ -1,6 +1,6 @@
-"""The memory of a stream task through which very many keys go, each for a short time: a soak.
+"""A soak test of a stream task's memory with very many short-lived keys.
 
-`PENSTOCK_TEST_RECORDS` is how many records it takes; by default 100 million, which takes minutes.
+`PENSTOCK_TEST_RECORDS` sets the number of records (default 100 million, which takes minutes).
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ RECORDS_A_MS = 10
 GAP_MS, GRACE_MS = 10_000, 1_000
 START_MS = 1_700_000_000_000
 GROWTH_MAX = 0.05
-"""What the allocator may need more at the end than after the first tenth: a byte a record would be more than half."""
+"""The share by which memory may grow after the first tenth. One leaked byte per record would exceed half."""
 
 
 def keys_of(first: int, count: int) -> list[bytes | None]:
-    """Keys that come three times within 3,000 records, and never again."""
+    """Returns keys that occur three times within 3,000 records, and never again."""
     places = np.arange(first, first + count)
     numbers = places // (RECORDS_A_KEY * KEYS_AT_ONCE) * KEYS_AT_ONCE + places % KEYS_AT_ONCE
     return [b"visitor-%012d" % number for number in numbers.tolist()]

@@ -43,7 +43,7 @@ NONE = 0
 
 turns = st.lists(st.sampled_from(["commit", "commit", "commit", "nothing", "crash"]), min_size=1, max_size=8)
 RARELY = 39
-"""One record of so many, and one more, is none that a column holds: where most are, single records are taken anyway."""
+"""One of 40 records does not fit a column. If most did not, single records would be processed anyway."""
 
 many_keys = st.sampled_from([b"a", b"b", b"c", b"d", b"e", b"", None])
 steps = st.one_of(st.integers(0, 6), st.integers(-25, 30), st.sampled_from([-40, 0, 60]))

@@ -1,4 +1,4 @@
-"""Marks of time: how they are written, and found among records."""
+"""Watermarks: how they are written, and found among records."""
 
 from __future__ import annotations
 

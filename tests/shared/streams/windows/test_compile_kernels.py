@@ -28,7 +28,7 @@ NOW_MS = 1_000_000
 
 
 def main() -> None:
-    """Print each kernel that had to be compiled once more after all were."""
+    """Prints each kernel that is compiled again after all have been compiled."""
     compile_kernels()
     before = kinds_of_arguments()
     for windowed in (sessions(10, 5), hopping(20, 5, 5), sliding(10, 5)):
@@ -49,7 +49,7 @@ def kinds_of_arguments() -> dict[str, set[str]]:
 
 
 def use(built: Topology) -> None:
-    """Let a task process a fetched batch twice and commit, and another task restore what it wrote."""
+    """Lets a task process a fetched batch twice and commit, and another task restore it."""
     driver = TopologyTestDriver(built, now_ms=NOW_MS)
     columns = fetched()
     assert columns is not None

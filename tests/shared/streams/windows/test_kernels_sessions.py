@@ -77,7 +77,7 @@ def closed(driver: TopologyTestDriver) -> list[tuple[Window, list[int]]]:
 
 
 def updates(driver: TopologyTestDriver) -> list[Update]:
-    """The updates that were emitted since the last call; None is a retraction."""
+    """Returns the new updates. None is a retraction."""
     out: list[Update] = []
     for record in driver.read("out"):
         key = msgspec.json.decode(record.key or b"")
@@ -332,7 +332,7 @@ def test_windows_refuse_what_is_no_duration(gap: int, grace: int, named: str) ->
 
 @dataclass
 class BruteForce:
-    """The recorded rule of Kafka Streams, word for word, over plain lists."""
+    """The session rule of Kafka Streams over plain lists."""
 
     gap: int
     grace: int

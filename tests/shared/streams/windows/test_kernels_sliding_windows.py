@@ -161,7 +161,7 @@ def test_a_longer_grace_opens_nothing_that_was_closed() -> None:
 
 @st.composite
 def within_grace(draw: st.DrawFn) -> tuple[int, list[tuple[str, int]]]:
-    """A grace, and records of which none is more than that behind an earlier one."""
+    """A grace, and records that are never later than the grace allows."""
     grace = draw(st.sampled_from([0, 5, 30]))
     time, found = 0, []
     for key, step, back in draw(

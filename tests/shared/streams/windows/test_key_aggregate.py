@@ -317,7 +317,7 @@ def test_rows_behind_a_repartition_topic() -> None:
 
 
 def test_windows_behind_a_table_move_on_while_nothing_comes() -> None:
-    """A table forwards time as a source does, but not beyond a row that no commit has forwarded yet."""
+    """A table forwards idle time as a source does, but not beyond a row that no commit has forwarded."""
     builder = StreamsBuilder()
     table = builder.stream("in").group_by_key().aggregate("s", n=Count())
     windows = table.to_stream().group_by_key().tumbling_window(100)

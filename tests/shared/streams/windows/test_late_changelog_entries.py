@@ -83,7 +83,7 @@ def columns(sent: list[Sent], first: int = 0) -> Columns:
 
 
 class Changelog:
-    """Takes a task's commits, and reads them back."""
+    """Receives a task's commits and reads them back."""
 
     def __init__(self) -> None:
         self.late: list[Late] = []

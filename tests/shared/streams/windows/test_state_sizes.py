@@ -118,7 +118,8 @@ def test_a_state_that_would_get_too_large_refuses_its_record() -> None:
 
 
 def test_far_from_the_limit_nothing_is_taken_by_itself() -> None:
-    """A batch stays a batch, of a key that was closed before and of sketches too: a bound is no more than that."""
+    """Far from the size limit, no record of a batch is processed singly, also for sketches and for a key with a closed
+    window."""
     builder = StreamsBuilder()
     windows = builder.stream("in").group_by_key().session_window(10)
     windows.aggregate("s", pages=CollectList("page"), users=CountDistinct("page")).on_close().to("out")

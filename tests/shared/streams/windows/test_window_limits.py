@@ -1,4 +1,4 @@
-"""The limit of a key's size: what is measured, and that the fast check agrees with it."""
+"""The limit of a key's size, and the fast check that agrees with it."""
 
 from __future__ import annotations
 

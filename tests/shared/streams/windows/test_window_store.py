@@ -272,7 +272,7 @@ def test_rows_that_were_evicted_are_used_again() -> None:
 
 
 ENDINGS = ["", "a", "same-beginning-", "same-beginning-and-more-", "\x00", "é"]
-"""What tells keys apart after more than a word of bytes, after none, and where one key is the beginning of another."""
+"""Endings of keys that differ after more than 8 bytes, are empty, or are prefixes of another."""
 
 
 @pytest.mark.parametrize("count", [2, 9, 257, 3_000])

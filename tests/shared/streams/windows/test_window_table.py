@@ -191,7 +191,7 @@ BEHIND, GUARD = 32, 0x5B
 
 
 class Guard:
-    """Gives a table's arrays room behind them that is not theirs, and sees whether it was written to."""
+    """Adds guard bytes behind a table's arrays and detects writes to them."""
 
     def __init__(self) -> None:
         self._given: list[tuple[NDArray[Any], int]] = []
@@ -254,12 +254,12 @@ STEPS = [
 ONE_BY_ONE = [[(key, step, number)] for number, (key, step) in enumerate(STEPS)]
 """Joined sessions that a commit had, closed windows, and in sliding windows a record that makes three of them."""
 ROOM_MAX = {"steps": 30}
-"""What one record needs of an output at most; of most it is not more than 12 rows."""
+"""The most rows of an output that one record needs, if more than 12."""
 
 
 @pytest.mark.parametrize("kind", RULES)
 def test_each_output_may_be_the_one_that_is_full(kind: Kind) -> None:
-    """Whatever room the one has while all others have enough, from one row on, it is seen before a record is begun."""
+    """A record is not begun if any single output array lacks room for it."""
     for at, name in enumerate(OUTPUTS):
         for room in range(ROOM_MAX.get(name, 12)):
             more = [60] * len(OUTPUTS)
