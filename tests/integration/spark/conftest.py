@@ -317,8 +317,8 @@ def topics(kafka: EmbeddedKafka) -> Topics:
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[Any]:
-    """The one Spark session of the run. Compiling code costs more than it saves on a few hundred rows; jobs that tests
-    start as processes of their own do compile it."""
+    """The one Spark session of the run, without code generation, which costs more than it saves on a few hundred rows.
+    Jobs in their own processes do generate code."""
     interpreted = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
     conf = {**interpreted, f"spark.hadoop.{SECRET_NAME}": SECRET}
     with spark_session(SparkSettings(master="local[2]", shuffle_partitions=1, conf=conf), "tests") as session:

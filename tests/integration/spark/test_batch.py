@@ -278,7 +278,7 @@ async def test_live_then_batch_then_live(spark: Any, kafka: EmbeddedKafka, topic
 
 
 async def test_until_a_time(spark: Any, kafka: EmbeddedKafka, topic_name: str, folder: Path) -> None:
-    """Each partition is read up to its first record of that time; the next batch reads the others."""
+    """Each partition is read up to its first record of that time. The next batch reads the rest."""
     async with chain_of(kafka, topic_name) as chain:
         await chain.send(200)
         done = await batch(spark, settings_of(chain, folder, until="1970-01-01T00:00:01.300Z"))
@@ -356,7 +356,7 @@ async def test_a_live_start_fences_a_batch(
 async def test_a_batch_is_stopped_within_a_record(
     spark: Any, kafka: EmbeddedKafka, topic_name: str, folder: Path
 ) -> None:
-    """SIGTERM cancels Spark's tasks at once, with status 0; the next batch continues from the last commits."""
+    """SIGTERM cancels Spark's tasks at once, with status 0. The next batch continues from the last commits."""
     async with chain_of(kafka, topic_name) as chain:
         await chain.send(200)
         mark = folder / "mark"
@@ -375,7 +375,7 @@ async def test_a_batch_is_stopped_within_a_record(
 async def test_a_batch_that_is_killed_is_continued_by_the_next(
     spark: Any, kafka: EmbeddedKafka, topic_name: str, folder: Path
 ) -> None:
-    """The driver is killed while a task works; the next batch continues from the last commits."""
+    """If the driver is killed while a task works, the next batch continues from the last commits."""
     async with chain_of(kafka, topic_name) as chain:
         await chain.send(300)
         mark = folder / "mark"
@@ -472,7 +472,7 @@ def write_files(folder: Path, format: str, rows: list[dict[str, Any]]) -> Path:
 async def test_history_from_files_then_live(
     spark: Any, kafka: EmbeddedKafka, topic_name: str, folder: Path, format: str, live_from: str
 ) -> None:
-    """Windows are those of history and topic in one stream; the live instance begins at `live_from`."""
+    """History and topic form one stream of windows, and the live instance begins at `live_from`."""
     history = [(for_key(key, 2), key, i * 13, i) for i in range(300) for key in [KEYS[i % 7]]]
     files = write_files(folder, format, rows_of_events(history))
     async with chain_of(kafka, topic_name) as chain:
@@ -514,7 +514,8 @@ async def test_history_from_files_then_live(
 async def test_a_partition_without_a_commit_of_its_files_is_not_begun_without_them(
     spark: Any, kafka: EmbeddedKafka, topic_name: str, folder: Path
 ) -> None:
-    """Neither a batch over topics nor a live instance begins a partition that failed before its first commit."""
+    """If a batch over files fails before a partition's first commit, a batch over topics and a live instance reject the
+    partition."""
     history = [(for_key(key, 2), key, i * 13, i) for i in range(100) for key in [KEYS[i % 7]]]
     failing = next(number for partition, _, _, number in history if partition == 1 and number > 50)
     files = write_files(folder, "parquet", rows_of_events(history))
@@ -540,7 +541,8 @@ async def test_a_partition_without_a_commit_of_its_files_is_not_begun_without_th
 async def test_files_that_were_not_read_to_their_end(
     spark: Any, kafka: EmbeddedKafka, topic_name: str, folder: Path
 ) -> None:
-    """Nothing else starts. The same batch continues from the rows that it had reached; another input is rejected."""
+    """If a batch over files fails, only the same batch may continue, from the rows that it reached. Other inputs are
+    rejected."""
     files = write_files(folder, "parquet", rows_of_events([(0, KEYS[i % 7], i * 13, i) for i in range(100)]))
     async with chain_of(kafka, topic_name, partitions=1) as chain:
         options = {"mark": str(folder / "mark"), "number": "55", "error": "not this one"}

@@ -46,7 +46,7 @@ def test_lines_that_the_readers_options_change_are_rows(spark: Any, tmp_path: Pa
 
 
 def test_a_key_of_json_is_its_text(spark: Any, tmp_path: Path) -> None:
-    """A whole number beside a fraction does not become a fraction, neither as key nor in the value. An object is its
+    """A whole number stays one, in key and value, even if other rows have fractions. The key of an object is its
     JSON."""
     keys = ["5", "5.5", "12345678901", "true"]
     lines = [f'{{"who":{key},"ms":{i}}}' for i, key in enumerate(keys[:3])]
@@ -61,7 +61,7 @@ def test_a_key_of_json_is_its_text(spark: Any, tmp_path: Path) -> None:
 
 
 def test_a_partition_folder_is_a_column_of_json_lines(spark: Any, tmp_path: Path) -> None:
-    """As a key it is the folder's text, as a time it is parsed. The line stays the value."""
+    """A partition folder's value is a column: text as a key, parsed as a time. The line stays the value."""
     for name in ("value=007", "value=8"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "a.json").write_text('{"x":1}\n{"x":2}\n')

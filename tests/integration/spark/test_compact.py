@@ -322,10 +322,8 @@ def test_an_idle_application_writes_nothing(
 
 
 def test_closed_windows_go_by_retention(simulate: Any, topics: Any, job: Any, tmp_path: Path) -> None:
-    """Windows further back than the retention go, by event time; newer ones and live windows stay as they are.
-
-    What went is not brought back by later runs.
-    """
+    """Closed windows older than the retention, by event time, are deleted and stay deleted. Newer and live windows stay
+    unchanged."""
     simulation = simulate(1)
     (task,) = simulation.tasks
     for day in range(4):
@@ -428,7 +426,7 @@ def test_the_after_hook(simulate: Any, topics: Any, job: Any, tmp_path: Path, mo
 
 
 def test_the_backlog_is_what_no_snapshot_covers(simulate: Any, topics: Any, job: Any, tmp_path: Path) -> None:
-    """Before the first compaction the whole changelog is uncovered; afterwards only transaction markers are."""
+    """Before the first compaction the whole changelog is uncovered. Afterwards only transaction markers are."""
     simulation = simulate()
     simulation.feed(60, seed=9)
     topics.write(simulation)

@@ -55,7 +55,7 @@ def compact(spark: Any, kafka: EmbeddedKafka, tmp_path: Path) -> Callable[[Any],
 def test_the_next_job_completes_a_killed_one(
     simulate: Any, topics: Any, flags: Callable[..., list[str]], compact: Any, tmp_path: Path, point: str
 ) -> None:
-    """Wherever the job was killed, the next one leaves every window once, and later ones continue from there."""
+    """After a job is killed at any point, the next one leaves every window once, and later ones continue from there."""
     simulation = simulate()
     for seed in (1, 2):
         simulation.feed(120, seed)

@@ -176,7 +176,7 @@ def test_what_cannot_be_merged_is_refused_by_name(spark: Any, tmp_path: Path) ->
 
 
 def test_keys_that_are_bytes_stay_bytes(spark: Any, tmp_path: Path) -> None:
-    """They have their own column in each DataFrame, and each merged window is there once."""
+    """Bytes keys have their own column in each DataFrame, and each merged window occurs once."""
     small_lake(tmp_path)
     frames = [read(spark, str(tmp_path), "app", "s") for read in (lake.closed, lake.late, lake.live, lake.corrected)]
     assert [frame.columns[0] for frame in frames] == ["key_bytes"] * 4

@@ -114,7 +114,7 @@ async def test_files_on_s3(
     penstock: Callable[..., subprocess.CompletedProcess[str]],
     tmp_path: Path,
 ) -> None:
-    """A batch reads `s3://` by either name, into a lake on a disk or on S3; the next batch continues from that lake."""
+    """A batch reads `s3://` by either name, into a lake on a disk or on S3. The next batch continues from that lake."""
     (tmp_path / "from_s3.py").write_text(TOPOLOGY)
     rows = "".join(f'{{"who": "ann", "ms": {ms}}}\n' for ms in (1_000, 1_050, 2_000))
     for carrier in ("UA", "AA"):

@@ -1,4 +1,4 @@
-"""A topology that gets another aggregation, from worker to lake and back; and corrupt records that are left out."""
+"""A topology that gets another aggregation, from worker to lake and back, and corrupt records that are left out."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ async def test_corrupt_records_stop_a_compaction(
 
 
 async def put(chain: Chain, topic: str, records: list[tuple[bytes | None, bytes]]) -> list[int]:
-    """Write records to partition 0; their offsets."""
+    """Writes records to partition 0 and returns their offsets."""
     from penstock.shared.clients.producer import Producer, ProducerSettings
     from penstock.shared.common.records import ProducerRecord, RecordMetadata
 

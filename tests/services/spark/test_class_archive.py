@@ -63,7 +63,7 @@ def test_a_pyspark_that_is_installed_again_has_another_archive(java: Java, insta
 
 
 def test_a_new_archive_takes_the_place_of_the_former(tmp_path: Path, java: Java, installed: Path) -> None:
-    """Older archives of the same paths are removed; archives of other paths stay."""
+    """Older archives of the same paths are removed, and archives of other paths stay."""
     others = class_archive.archive_of(java, spark.connector_jars())
     former = class_archive.archive_of(java, [])
     os.utime(installed, (1, 1))

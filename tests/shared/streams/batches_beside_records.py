@@ -1,4 +1,4 @@
-"""One topology twice: in batches and record by record; and records to pipe into both."""
+"""Runs one topology in batches and record by record, and generates records for both."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def results(driver: TopologyTestDriver) -> list[tuple[bytes | None, bytes | None
 
 
 def refused(driver: TopologyTestDriver) -> list[Any]:
-    """Late records and dead letters, in order; dead letters without the time of their writing."""
+    """Returns late records and dead letters in order, without the time at which dead letters were written."""
     late = [(r.key, r.value, r.timestamp, r.headers) for r in driver.read(LATE)]
     return [late, [(r.key, r.value, r.headers) for r in driver.read(DEAD)]]
 

@@ -44,7 +44,7 @@ def test_describe() -> None:
 
 
 def test_mermaid() -> None:
-    """The flowchart has every node, the stores beside theirs, and every edge."""
+    """The flowchart has every node with its stores, and every edge."""
     assert small().mermaid().splitlines() == [
         "flowchart LR",
         '  n0["from: in"]',

@@ -172,7 +172,7 @@ def test_optimize_merges_small_files_ordered_by_time(tmp_path: Path) -> None:
     [([60, 60], [[0, 1]]), ([60, 60, 60], [[0, 1]]), ([65, 60], []), ([200, 10, 10], [[1, 2]]), ([5], []), ([], [])],
 )
 def test_files_to_merge(sizes: Sequence[int], merged: list[list[int]], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files above half the limit stay as they are; a merged file is within the limit; a single file stays."""
+    """Only files below half the limit are merged, into files within the limit. A single file stays."""
     monkeypatch.setattr(table_maintenance, "FILE_BYTES", 128)
     files = [{"path": str(nth), "size_bytes": size, "min.at": nth} for nth, size in enumerate(sizes)]
     groups = [

@@ -402,7 +402,7 @@ async def test_a_new_topic_triggers_a_rebalance(cluster: FakeCluster, assignor: 
 
 
 async def test_a_restarted_static_leader_triggers_rebalances(cluster: FakeCluster) -> None:
-    """A restarted static leader is not told that it leads, but still triggers a rebalance when a topic appears."""
+    """A restarted static leader does not learn that it leads, but still triggers a rebalance when a topic appears."""
     for _ in range(2):
         async with member(cluster, ["t", "later"], group_instance_id="i") as consumer:
             await poll_until(lambda: consumer.assignment() == ALL, consumer)

@@ -485,8 +485,8 @@ def test_a_follower_ignores_changed_partitions() -> None:
 
 
 def test_a_restarted_static_member_watches_its_topics() -> None:
-    """A restarted static member may lead without being told. It watches its topics from their partitions at the
-    restart."""
+    """A restarted static member may lead without notice from the coordinator. It watches its topics from their
+    partitions at the restart."""
     member = Member(instance_id="i").stable(A0)
     member.state.metadata({"a": 1})
     assert isinstance(member.step(), Wait)

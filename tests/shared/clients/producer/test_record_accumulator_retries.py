@@ -117,7 +117,7 @@ def test_empty_queues_of_deleted_partitions_are_dropped() -> None:
 
 
 def test_one_batch_expires() -> None:
-    """It expires at delivery_timeout_ms and not before, in a muted partition too."""
+    """A batch expires exactly at delivery_timeout_ms, in a muted partition too."""
     for muted in (False, True):
         core = Harness(delivery_timeout_ms=3_200, linger_ms=300)
         record = core.send()
@@ -145,7 +145,7 @@ def test_a_very_long_delivery_timeout() -> None:
 
 
 def test_several_batches_expire() -> None:
-    """Batches of many partitions, queued, in flight and in backoff, expire by their own age; younger ones stay."""
+    """Batches that are queued, in flight or in backoff expire by their own age, and younger ones stay."""
     core = Harness(batch_size=100, delivery_timeout_ms=1_000)
     flying = core.send(A, b"x" * 80)
     core.turn()

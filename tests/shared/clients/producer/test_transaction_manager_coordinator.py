@@ -152,7 +152,7 @@ async def test_refusals_that_end_the_producer(api: Api, code: ErrorCode, error: 
 
 
 async def test_the_error_names_the_rejected_partition() -> None:
-    """Of several partitions the rejected one is named, also if it is the last in the response."""
+    """The error names the rejected partition, also if it is the last in the response."""
     async with producing(partitions=2, transactional_id="x") as (cluster, producer):
         await producer.init_transactions()
         rows = [

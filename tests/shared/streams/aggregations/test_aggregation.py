@@ -376,7 +376,7 @@ def test_a_merger_and_a_reader_may_change_what_they_are_given() -> None:
 
 
 def test_nan_is_the_greatest_number_and_there_is_one_zero() -> None:
-    """As in Spark, whose jobs merge the same states, the result does not depend on the order of values."""
+    """The result does not depend on the order of values, and equals that of Spark, whose jobs merge the same states."""
     nan = float("nan")
     for kind, numbers, expected in (
         (Min, [1.0, nan, 2.0], "1.0"),

@@ -23,7 +23,7 @@ def fold(numbers: Any, aggregation: Quantiles | None = None) -> Any:
 
 @given(st.lists(st.integers(-100, 100), min_size=1, max_size=KLL_K // 2), st.integers(0, 60))
 def test_few_values_are_exact(numbers: list[int], cut: int) -> None:
-    """Up to the sketch's size a quantile is a value with its rank, merged from two parts or not."""
+    """Up to the sketch's size a quantile is exact, also after a merge."""
     bound = Quantiles("x", [0, 0.5, 1])
     merged = bound.result(bound.merge(fold(numbers[:cut]), fold(numbers[cut:])))
     assert merged == bound.result(fold(numbers))
@@ -34,7 +34,7 @@ def test_few_values_are_exact(numbers: list[int], cut: int) -> None:
 
 
 def test_many_values_are_estimated() -> None:
-    """Of a hundred thousand values the estimates lie within a few percent of rank, in a few KiB."""
+    """The quantiles of a hundred thousand values are within a few percent of rank, with a state of a few KiB."""
     state = fold(range(100_000))
     result = Quantiles("x").result(state)
     assert result is not None

@@ -119,7 +119,7 @@ def test_two_commits() -> None:
 
 
 def test_commits_under_different_stores_in_one_batch() -> None:
-    """Commits in a row under the same stores are applied together; each has the number of changes up to it."""
+    """Consecutive commits with the same stores are applied together. Each has the number of changes up to it."""
     other = msgspec.structs.replace(STORE, name="t")
     log = [
         takeover(1),
@@ -463,7 +463,7 @@ def test_a_zombie_leaves_no_trace(
     before: int,
     data: st.DataObject,
 ) -> None:
-    """Whatever an old owner writes among a new owner's commits, only the valid commits define the state."""
+    """Only valid commits define the state, whatever an old owner writes among them."""
     old, new = Owner(1).script(old_plan), Owner(2).script(new_plan)
     before = max(1, min(before, len(old)))
     log, zombie, rest = old[:before], old[before:], list(new)

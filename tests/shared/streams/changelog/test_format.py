@@ -81,7 +81,7 @@ def test_golden_final() -> None:
 
 
 def test_golden_deleted() -> None:
-    """A deleted entry is the envelope and start; a start before 1970 is a negative number."""
+    """A deleted entry has the envelope and the start. A start before 1970 is negative."""
     assert fmt.encode_deleted(3, 5, 7, -1).hex() == "014403000000050000000000000007ffffffffffffffff"
 
 

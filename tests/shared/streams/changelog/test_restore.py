@@ -409,8 +409,8 @@ def quiet_until_closed(driver: TopologyTestDriver, key: str, step_ms: int) -> in
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_quiet_topic_closes_by_the_new_patience_from_its_own_time(kind: str) -> None:
-    """An idle topic's time continues from its last value under any grace. New windows use the new grace; windows that
-    were open under a longer one close with the next advance."""
+    """An idle topic's time continues from its last value under any grace. New windows use the new grace. Windows that
+    were open under a longer grace close with the next advance."""
     first = kinds_driver(kind, SHORT_MS)
     first.pipe("in", key=b"first", value=b"{}", timestamp=1_000)
     driver = gone_on_with(first, cut(kind, LONG_MS))
@@ -509,7 +509,7 @@ def test_state_on_disk_knows_what_was_closed(kind: str) -> None:
 
 
 def require_same(kind: str, lives: list[Life], state: StateDirectory | None) -> None:
-    """Two drivers go through these runs; the second is restarted before each batch, with its state on disk."""
+    """Runs the same records through two drivers. The second is restarted before each batch, with its state on disk."""
     drivers = [kinds_driver(kind, lives[0].patience_ms) for _ in range(2)]
     late: list[list[tuple[Any, Any]]] = [[], []]
     out: list[list[tuple[Any, Any, Any]]] = [[], []]

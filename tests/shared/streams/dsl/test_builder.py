@@ -349,7 +349,7 @@ def test_a_store_name_is_taken_once() -> None:
 
 
 def test_a_topic_has_one_source() -> None:
-    """Reading one topic twice is rejected; the stream must be branched instead."""
+    """Reading one topic twice is rejected. The stream must be branched instead."""
     builder = StreamsBuilder()
     builder.stream("in")
     with pytest.raises(ConfigError, match="the topic 'in' has a source already"):

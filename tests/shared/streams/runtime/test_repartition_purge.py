@@ -22,7 +22,7 @@ def topology() -> Topology:
 
 
 async def test_what_was_committed_is_deleted() -> None:
-    """Up to the position of the last commit, once an interval, and again only where that has moved."""
+    """At most once an interval, records of a repartition topic are deleted up to the last committed position."""
     async with FakeCluster() as cluster:
         kafka, clock = KafkaSettings(bootstrap_servers=cluster.bootstrap_servers), ManualClock(0)
         cluster.create_topic(OWN.topic, 1)

@@ -44,7 +44,7 @@ def test_many_sharers_have_some_time() -> None:
 
 
 def test_runs_grow_while_they_are_cheap_and_shrink_when_they_are_not() -> None:
-    """A full slice that was fast makes the next one larger; one that was too slow makes it smaller, down to a limit."""
+    """A full slice that was fast makes the next one larger. A slow one makes it smaller, down to a limit."""
     length = RunLength()
     length.adapt(RUN_RECORDS_FIRST - 1, 0, 100)
     assert length.records_max == RUN_RECORDS_FIRST, "it was no full run"

@@ -11,7 +11,7 @@ from penstock.shared.streams.state.join_store import JoinStore
 
 
 def written(store: JoinStore) -> tuple[list[Any], list[Any]]:
-    """Deleted and live rows of one commit, each by key and start; then the commit."""
+    """Commits and returns the deleted and live rows of the commit, by key and start."""
     changes = store.changes()
     found = changes.deleted, [(row.key, row.start) for row in changes.live]
     store.committed()

@@ -56,7 +56,7 @@ def test_idle_windows_close() -> None:
 
 
 def test_what_comes_after_an_advance_is_late_for_it() -> None:
-    """Records are judged by the time that was moved on, and a crash changes nothing about that."""
+    """A record behind a time that idleness advanced is late, also after a crash."""
     driver = driver_of()
     driver.pipe("in", key=b"k", value=b"{}", timestamp=20)
     driver.advance_wall_clock(100)
@@ -109,7 +109,7 @@ def test_off_unless_asked_for_and_while_paused() -> None:
 
 
 def test_stream_time_punctuation_sees_it() -> None:
-    """A STREAM_TIME schedule fires when time is moved on past it."""
+    """A STREAM_TIME schedule fires if idleness advances stream time past it."""
     fired: list[int] = []
 
     class Scheduled(Processor):

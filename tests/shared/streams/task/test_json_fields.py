@@ -52,7 +52,7 @@ ANYTHING = st.dictionaries(st.sampled_from(["ms", "score", "path", "ok", "rate",
 
 @st.composite
 def documents(draw: st.DrawFn) -> bytes:
-    """JSON of clicks and of others, with and without space; some of it damaged or with a member twice."""
+    """JSON of clicks and of other values, with and without white space, partly damaged or with duplicate members."""
     value = draw(WHOLE | ANYTHING)
     places = draw(st.sampled_from([None, None, 1, 3, 20]))  # of floats with a fixed number of them, however large
     pairs = [
@@ -74,7 +74,7 @@ def documents(draw: st.DrawFn) -> bytes:
 
 
 def by_msgspec(kind: str, value: bytes) -> Any:
-    """The cells, and whether there are any, by way of Python objects; None if a value is rejected."""
+    """Returns the cells and their presence as msgspec decodes them, or None if the value is rejected."""
     value_type, wanted = TYPES[kind]
     columns = StateColumns([Sum(name).bind(value_type) for name in wanted])
     try:

@@ -28,7 +28,7 @@ TASKS = 2
 
 
 class Application:
-    """All tasks of a topology, whose repartition topics are lists here; `out` are the values of other topics."""
+    """All tasks of a topology. Repartition topics are lists here, and `out` has the values of other topics."""
 
     def __init__(self, build: Callable[[], Topology]) -> None:
         self.now_ms = 0
@@ -218,7 +218,7 @@ def test_what_a_join_may_still_give() -> None:
 
 
 def at(time_ms: int, topology: Topology) -> TimedProcessor:
-    """The operator of a topology, moved on to a time."""
+    """Returns the operator of a topology, advanced to a time."""
     task = StreamTask(topology, 0, application="app")
     task.initialize(0)
     (operator,) = task.operators()

@@ -51,7 +51,8 @@ def closed_by_one_record(handler: ExceptionHandler, columns_min: int = 1) -> Top
 @pytest.mark.parametrize("columns_min", [1, 1_000])
 @pytest.mark.parametrize("handler", ["continue", "dead_letter"])
 def test_a_result_that_a_node_refuses_is_left_out(handler: ExceptionHandler, columns_min: int) -> None:
-    """It is counted. Its dead letter names store, window and source record, and its window is closed."""
+    """A result for which a node raises is counted and left out, and its window is closed. Its dead letter names store,
+    window and source record."""
     driver = closed_by_one_record(handler, columns_min)
     assert [record.value for record in driver.read("out")] == [b"1"]
     assert [session.key for session in driver.store("s").rows()] == ["bob"]

@@ -22,7 +22,7 @@ def as_read(record: ProducerRecord, offset: int) -> ConsumerRecord:
 
 @pytest.mark.parametrize(("time_ms", "timestamp"), [(70, 70), (-5, 0), (NO_LIMIT, 0)])
 def test_a_mark_comes_back_as_it_was_written(time_ms: int, timestamp: int) -> None:
-    """It is a record of that partition without key and value, at a timestamp that a record may have."""
+    """A watermark record has no key or value, goes to its partition at a valid timestamp, and is decoded unchanged."""
     mark = Watermark(1, 4, time_ms)
     record = watermark_record("app-x-repartition", 3, mark)
     assert (record.key, record.value, record.partition, record.timestamp) == (None, None, 3, timestamp)

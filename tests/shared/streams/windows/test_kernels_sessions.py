@@ -107,7 +107,7 @@ def test_gap_is_inclusive() -> None:
 
 
 def test_record_bridges_two_sessions() -> None:
-    """A record within the gap of two sessions merges them; the records of the earlier session come first."""
+    """A record within the gap of two sessions merges them. The records of the earlier session come first."""
     driver = driver_of(gap=10, grace=100)
     pipe(driver, ("a", 16), ("a", 0), ("a", 8))
     assert live(driver) == {("a", 0, 16, (1, 0, 2))}

@@ -153,7 +153,7 @@ def test_on_update_reduced_to_the_last_of_a_commit() -> None:
 
 
 def test_advance_time_closes_without_a_record() -> None:
-    """Time that is moved on by hand closes windows like a record would, and never goes back."""
+    """Advancing time without a record closes windows, and time never goes back."""
     driver = driver_of(10, 10)
     pipe(driver, ("a", 0))
     (operator,) = driver.task.operators()

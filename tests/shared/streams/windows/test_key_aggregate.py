@@ -377,7 +377,8 @@ def of_lists() -> Topology:
 
 @pytest.mark.parametrize("columns_min", [1, 1 << 30])
 def test_the_record_that_makes_a_state_too_large_is_refused(columns_min: int) -> None:
-    """It is a dead letter at once: an existing row stays unchanged, and no new row is created."""
+    """A record that would make a state too large is a dead letter. An existing row stays unchanged, and no new row is
+    created."""
     task = task_of(of_lists(), record_bytes_max=30_000, columns_min=columns_min)
     assert [(r.topic, r.key) for r in task.prepare_commit(0).outputs] == [("in-dlq", b"bob"), ("out", b"ann")]
     store: Any = task.stores["s"]
@@ -409,7 +410,7 @@ def test_what_may_change_of_a_store() -> None:
 
 
 def test_what_the_dsl_refuses() -> None:
-    """Names that a row has itself, stores that are there already, and a table that is joined within windows."""
+    """The DSL rejects reserved result names, an aggregate without aggregations, and an existing store name."""
     grouped = StreamsBuilder().stream("in").group_by_key()
     for name in ("key", "start", "latest_ms"):
         with pytest.raises(ConfigError, match=name):

@@ -119,7 +119,8 @@ def late_of(of: Topology, sent: list[Sent], size: int, **more: Any) -> list[Late
 
 
 def expected(kind: str, sent: list[Sent]) -> list[tuple[bytes, int, int, list[int]]]:
-    """Which records missed which windows, by the definition of the close time alone; not of sliding windows."""
+    """Returns the records that missed windows, with the windows, by the definition of the close time. Sliding windows
+    are not supported."""
     found, now, live = [], -1, dict[bytes, list[list[int]]]()
     for offset, (key, at, _) in enumerate(sent):
         now = max(now, at)

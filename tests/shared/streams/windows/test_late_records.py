@@ -68,7 +68,8 @@ KINDS = ["tumbling_window", "session_window", "sliding_window", "join"]
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_a_wall_clock_punctuation_forwards_may_be_late(kind: str) -> None:
-    """It is counted and sent to the late topic as it was forwarded, names no source record, and ends nothing."""
+    """A late record that a wall-clock callback forwards goes to the late topic without a source record, and the task
+    continues."""
     driver = windowed(kind, ticking(WALL, lambda now: now))
     driver.pipe("in", key=b"a", value=b"{}", timestamp=1_000_000)
     driver.advance_wall_clock(10)

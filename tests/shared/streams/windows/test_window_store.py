@@ -51,7 +51,7 @@ def store_of(kind: Kind, *more: Aggregation[Any]) -> WindowStore:
 
 
 def take(store: WindowStore, records: Sequence[tuple[str, int]], **how: Any) -> Any:
-    """Take (key, timestamp) records; a record's number is its time."""
+    """Adds (key, timestamp) records whose value is their timestamp."""
     times = np.array([at for _, at in records], np.int64)
     values, got = store.columns.take([{"n": at} for _, at in records], times)
     codes = store.index.codes_of([key.encode() for key, _ in records])
@@ -67,7 +67,7 @@ def live(store: WindowStore) -> list[Any]:
 
 
 def written(store: WindowStore) -> tuple[list[Any], list[Any], list[Any]]:
-    """Finals, deletions and live windows of a commit, by key and start; then the commit."""
+    """Commits and returns the closed, deleted and live windows of the commit, by key and start."""
     finals, gone, changed = store.finals(), store.deleted(), store.live()
     found = [
         sorted(zip(keys, starts, strict=True))
