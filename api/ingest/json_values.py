@@ -55,13 +55,17 @@ class ObjectSplitter:
             end = self._scan_object()
             if end is None:
                 break
+            self._check_size(end - start)
             objects.append(bytes(self._rest[start:end]))
             start = end
         del self._rest[:start]
         self._scanned -= start
-        if len(self._rest) > self._max_bytes:
-            raise NotAnObject(f"an object longer than {self._max_bytes} bytes")
+        self._check_size(len(self._rest))
         return objects
+
+    def _check_size(self, size: int) -> None:
+        if size > self._max_bytes:
+            raise NotAnObject(f"an object longer than {self._max_bytes} bytes")
 
     def close(self) -> None:
         """End the input. Raises NotAnObject if it ends within an object."""

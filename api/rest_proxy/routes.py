@@ -12,7 +12,7 @@ from penstock.api.rest_proxy.v3_groups import v3_groups_router
 
 
 def metadata_routers(admin: AdminClient) -> list[APIRouter]:
-    """Return the routers of topics, partitions, clusters and consumer groups."""
+    """Return the routers of REST Proxy v2 and v3 that read topics, partitions, clusters and consumer groups."""
     return [v2_metadata_router(admin), v2_consumers_router(), v3_metadata_router(admin), v3_groups_router(admin)]
 
 

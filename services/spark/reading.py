@@ -5,8 +5,9 @@ compaction appended to `closed` and `late` before it wrote `state` are left out.
 store's windows were made: its kind, gap, size and aggregations.
 
 `corrected` merges on read. A window consists of rows: its closed or live row, and one row for each late record that
-missed it. Spark's own functions merge the rows' states; a window of one row stays unchanged. With a gap of 10, the
-closed session [0, 8], a late record at 15 and the live session [24, 30] are one session, [0, 30].
+missed it. Spark's own functions merge the rows' states, and Python workers the sets of `CollectSet`. A window of one
+row stays unchanged. With a gap of 10, the closed session [0, 8], a late record at 15 and the live session [24, 30]
+are one session, [0, 30].
 """
 
 from __future__ import annotations

@@ -125,7 +125,8 @@ class _TimestampConverter(OnPart):
             if not isinstance(value, wanted):
                 raise DataError(f"Schema {schema.type.name} does not correspond to a known timestamp type format")
         if isinstance(value, dt.datetime):
-            return value if value.tzinfo is not None else value.replace(tzinfo=dt.UTC)
+            utc = value.astimezone(dt.UTC) if value.tzinfo is not None else value.replace(tzinfo=dt.UTC)
+            return utc.replace(microsecond=utc.microsecond // 1000 * 1000)
         if isinstance(value, dt.date):
             return dt.datetime.combine(value, dt.time(), dt.UTC)
         if isinstance(value, dt.time):

@@ -29,7 +29,10 @@ def test_the_objects_do_not_depend_on_the_chunks(values: list[Any], between: str
     assert [json.loads(object_) for object_ in split] == values
 
 
-@pytest.mark.parametrize("body", [b"[1]", b'{"a":1} 7', b"x", b'{"a":' + b"1" * 200])
+TOO_LONG = b'{"a":' + b"1" * 100
+
+
+@pytest.mark.parametrize("body", [b"[1]", b'{"a":1} 7', b"x", TOO_LONG, TOO_LONG + b"}", b"{}" + TOO_LONG + b"}{}"])
 def test_other_data_ends_the_stream(body: bytes) -> None:
     """Data between objects that is not whitespace or a comma, and an object that is too long."""
     with pytest.raises(NotAnObject):

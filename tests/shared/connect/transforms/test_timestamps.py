@@ -16,7 +16,11 @@ AT = dt.datetime(2024, 1, 2, 3, 4, 5, 678_000, tzinfo=dt.UTC)
 FORMAT = {"format": "yyyy-MM-dd HH:mm:ss.SSS"}
 
 
-@pytest.mark.parametrize("value", [AT, 1704164645678, "2024-01-02 03:04:05.678"])
+LOCAL = AT.astimezone(dt.timezone(dt.timedelta(hours=-5))) + dt.timedelta(microseconds=999)
+"""The same time with another zone, in which it is still the day before, and with a part of a ms."""
+
+
+@pytest.mark.parametrize("value", [AT, LOCAL, 1704164645678, "2024-01-02 03:04:05.678"])
 @pytest.mark.parametrize(
     ("target", "expected"),
     [
