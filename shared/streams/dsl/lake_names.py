@@ -8,7 +8,7 @@ Spark jobs before they write.
 Traceback (most recent call last):
     ...
 penstock.errors.ConfigError: store 'visits': aggregation 'State': the lake's table closed/visits has a column 'state' \
-of its own (case does not count): call it otherwise
+of its own (case does not count): rename it
 """
 
 from __future__ import annotations

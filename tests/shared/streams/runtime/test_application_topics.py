@@ -102,7 +102,7 @@ def test_a_changelog_with_too_few_partitions_is_refused() -> None:
 
 def test_a_changelog_with_too_many_partitions_is_refused() -> None:
     """Kafka cannot remove partitions, so the changelog belongs to other source topics."""
-    with pytest.raises(ConfigError, match="has 5 partitions, the source topics have 4: its state is that of other"):
+    with pytest.raises(ConfigError, match="has 5 partitions, the source topics have 4: its state belongs to other"):
         require_changelog(WANTED, 5, changed(), "host:1")
 
 

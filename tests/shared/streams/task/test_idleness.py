@@ -130,7 +130,7 @@ def test_stream_time_punctuation_sees_it() -> None:
     assert fired == [20, 120]
 
 
-def test_marks_are_due_as_often_as_time_may_move() -> None:
+def test_watermarks_are_due_as_often_as_time_may_move() -> None:
     """Watermarks are sent at once, and then as often as time may advance, while everything is read."""
     idle = Idleness(100)
     asked = [(0, False), (10, True), (109, True), (110, False), (150, True), (249, True), (250, True)]

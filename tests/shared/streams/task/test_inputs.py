@@ -206,7 +206,7 @@ def test_punctuation_goes_by_the_time_of_all_topics() -> None:
     assert called == [20, 142, 155, 160]
 
 
-def test_marks_of_time_are_taken_among_records() -> None:
+def test_watermarks_are_taken_among_records() -> None:
     """A watermark of another task is passed to no node. A turn that ends before it keeps it."""
     seen: list[tuple[str, int]] = []
     clock = ManualClock()
@@ -231,7 +231,7 @@ def test_marks_of_time_are_taken_among_records() -> None:
         positions.append(task.sources[own])
     assert positions == [1, 3, 4]
     assert seen == [("a", 9), (None, 9)]
-    assert task.times._marks == {own: {0: Watermark(0, 2, 50), 1: Watermark(1, 2, 50)}}
+    assert task.times._watermarks == {own: {0: Watermark(0, 2, 50), 1: Watermark(1, 2, 50)}}
 
 
 def test_a_record_that_blocks_the_heartbeats_is_logged() -> None:

@@ -151,7 +151,7 @@ def test_records_that_only_got_another_key_are_closed_too() -> None:
     assert [(one["start"], one["end"], one["n"]) for one in app.out["out"]] == [(1_000, 2_500, 2)]
 
 
-def test_a_restarted_task_waits_for_all_marks_again() -> None:
+def test_a_restarted_task_waits_for_all_watermarks_again() -> None:
     """Watermarks are not stored, so after a restart no window closes until every task has sent its watermark again."""
     topology = rekeyed().of_application("app")
     task = StreamTask(topology, 0, application="app")
@@ -172,7 +172,7 @@ def test_a_restarted_task_waits_for_all_marks_again() -> None:
         assert operator.stream_time_ms == expected
 
 
-def test_only_marks_of_tasks_without_records() -> None:
+def test_only_watermarks_of_tasks_without_records() -> None:
     """If no task has had a record, no time is known, and none is forwarded."""
     topology = rekeyed().of_application("app")
     task = StreamTask(topology, 0, application="app")
@@ -248,7 +248,7 @@ WAITING = pytest.mark.parametrize("kind", ["session", "tumbling", "hopping", "jo
 
 
 @WAITING
-def test_marks_go_by_what_was_closed(kind: str) -> None:
+def test_watermarks_follow_what_was_closed(kind: str) -> None:
     """After a change of the grace no watermark is ahead of a result that may still come, nor behind a closed window. It
     stays until an advance closes the windows that are due, or time has caught up."""
     app = Application(lambda: waiting(kind, 10_000))

@@ -29,7 +29,7 @@ def test_a_mark_comes_back_as_it_was_written(time_ms: int, timestamp: int) -> No
     assert watermark_of(record.headers) == mark
 
 
-def test_marks_among_records() -> None:
+def test_watermarks_among_records() -> None:
     """Watermarks are found at their positions among records. A record without a key and value is not a watermark."""
     mark = Watermark(0, 2, 5)
     plain = ProducerRecord("t", b"{}", b"k", (("a", b"b"),), 0, 1)
