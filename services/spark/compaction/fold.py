@@ -176,27 +176,26 @@ async def fold_ranges(options: FoldOptions, ranges: Sequence[ChangelogRange]) ->
         results.append(folded.result(list(write_files(options, STATE, rows.pop(STATE, []), of.partition))))
         for table, batches in rows.items():
             appended[table] += batches
-    # `write_files` uses the partition only for files of `state`.
-    first = ranges[0].partition
-    return FoldResult(results, {table: list(write_files(options, table, of, first)) for table, of in appended.items()})
+    return FoldResult(results, {table: list(write_files(options, table, of)) for table, of in appended.items()})
 
 
 def write_files(
-    options: FoldOptions, table: str, batches: Sequence[pa.RecordBatch], partition: int
+    options: FoldOptions, table: str, batches: Sequence[pa.RecordBatch], partition: int | None = None
 ) -> Iterator[DataFile]:
-    """Write one table's rows and yield the files. Rows may have several schemas; the last one is the widest."""
+    """Write one table's rows and yield the files. Rows may have several schemas; the last one is the widest.
+
+    `partition` is that of all rows if the table is partitioned, as `state` is.
+    """
     if not batches:
         return
-    kind = table.partition("/")[0]
     files = options.files(table)
-    by_time = {CLOSED: "window_start", LATE: "event_time"}.get(kind)
+    by_time = {CLOSED: "window_start", LATE: "event_time"}.get(table.partition("/")[0])
     for own in sortable_chunks(batches):
         rows = pa.concat_tables([pa.Table.from_batches([batch]) for batch in own], promote_options="permissive")
         if by_time is not None:
             rows = rows.sort_by(by_time)
-        # `closed` and `late` are not partitioned, so their files have no partition.
         for at in range(0, len(rows), FILE_ROWS):
-            yield files.write(rows.slice(at, FILE_ROWS).to_batches(), partition if kind == STATE else None)
+            yield files.write(rows.slice(at, FILE_ROWS).to_batches(), partition)
 
 
 def sortable_chunks(batches: Sequence[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:

@@ -59,11 +59,20 @@ class TaskThread:
         if runs_in_thread(like or method):
             result = await asyncio.wrap_future(self._submit_call(method, *args))
         else:
-            if self.is_busy and not _is_default_task_method(method):
+            if self.is_busy and not _is_default_method(method):
                 await asyncio.wrap_future(self._submit_call(lambda: None))
             result = method(*args)
         value: T = (await result) if inspect.isawaitable(result) else result
         return value
+
+    @classmethod
+    async def call_once(cls, name: str, method: Callable[..., Awaitable[T] | T], *args: Any) -> T:
+        """Call one method as `call` does, with a thread for this call alone."""
+        thread = cls(name)
+        try:
+            return await thread.call(method, *args)
+        finally:
+            thread.close()
 
     def on_loop(self, function: Callable[..., T], *args: Any) -> T:
         """Calls a function of the worker on its event loop, from either thread, and returns its result."""
@@ -127,7 +136,7 @@ class TaskThread:
 
 def runs_in_thread(method: Callable[..., Any]) -> bool:
     """Returns whether a method runs in the task's thread. The default `pre_commit` runs where `flush` does."""
-    if _is_default_task_method(method):
+    if _is_default_method(method):
         return False
     task = getattr(method, "__self__", None)
     if isinstance(task, SinkTask) and _is_default_pre_commit(method):
@@ -135,7 +144,7 @@ def runs_in_thread(method: Callable[..., Any]) -> bool:
     return not inspect.iscoroutinefunction(method)
 
 
-def _is_default_task_method(method: Callable[..., Any]) -> bool:
+def _is_default_method(method: Callable[..., Any]) -> bool:
     """Returns whether a method is a default method of a base class of tasks or connectors, which does nothing."""
     module = getattr(method, "__module__", None)
     return module in (Task.__module__, Connector.__module__) and not _is_default_pre_commit(method)

@@ -169,22 +169,16 @@ class Worker:
     async def alter_offsets(self, props: Props, offsets: Any) -> bool:
         """Returns what the connector's `alter_offsets` returns. The connector is made for it and never started."""
         connector: Any = self.plugins.connector_class(props["connector.class"])()
-        thread = TaskThread("alter-offsets")
-        try:
-            return bool(await thread.call(connector.alter_offsets, props, offsets))
-        finally:
-            thread.close()
+        return bool(await TaskThread.call_once("alter-offsets", connector.alter_offsets, props, offsets))
 
     async def validate(self, config: Props) -> ConfigInfos:
         """Returns the errors of a configuration, which may have `${…}`. Raises what the connector raises.
 
         It is validated on a thread, since the connector may read from the system that it connects to.
         """
-        thread = TaskThread("validate")
-        try:
-            return await thread.call(lambda: validate_connector(self.plugins, self.resolve(config), self.config.values))
-        finally:
-            thread.close()
+        return await TaskThread.call_once(
+            "validate", lambda: validate_connector(self.plugins, self.resolve(config), self.config.values)
+        )
 
     async def stop_connector(self, name: str) -> None:
         """Stops a connector within the graceful timeout. Does nothing if it is not on this worker."""

@@ -89,8 +89,8 @@ class WorkerConnector:
 
     async def _run_requested_transitions(self) -> None:
         """Runs the requested transitions of the connector's target state one after another."""
-        # One transition after another, in the order of the requests: `start` and `stop` never
-        # overlap. `task_configs` may run beside them.
+        # One transition after another, in the order of the requests: `start` and `stop` never overlap. An `async def`
+        # `task_configs` may run beside them.
         while True:
             target, done = await self._wanted.get()
             try:
