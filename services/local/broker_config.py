@@ -14,6 +14,7 @@ from typing import Annotated
 from pydantic import Field, field_validator
 
 from penstock.shared.common.errors import ConfigError
+from penstock.shared.common.java.class_archive import archive_options, archive_path
 from penstock.shared.common.java.installed_java import Java
 from penstock.shared.common.settings import Port, PositiveMs, Section
 
@@ -181,7 +182,7 @@ def server_command(java: Java, jars: Path, settings: EmbeddedKafkaSettings) -> l
         "-XX:+ExitOnOutOfMemoryError",
         "-Djava.awt.headless=true",
         *settings.jvm_options,
-        *_common_java_arguments(jars),
+        *_common_java_arguments(java, jars),
         "kafka.Kafka",
         PROPERTIES_FILE,
     ]
@@ -192,10 +193,16 @@ def format_command(java: Java, jars: Path, cluster_id: str) -> list[str]:
     # A short-lived JVM starts sooner with the first compiler alone.
     quick = ["-Xmx128m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"]
     arguments = ["kafka.tools.StorageTool", "format", "-t", cluster_id, "-c", PROPERTIES_FILE]
-    return [str(java.executable), *quick, *_common_java_arguments(jars), *arguments]
+    return [str(java.executable), *quick, *_common_java_arguments(java, jars), *arguments]
 
 
-def _common_java_arguments(jars: Path) -> list[str]:
+def kafka_archive(java: Java, jars: Path) -> Path:
+    """Return the path of the class archive for this Java and the jars in this folder, whether or not it exists."""
+    return archive_path(jars.parent, jars.name, java, sorted(jars.glob("*.jar")))
+
+
+def _common_java_arguments(java: Java, jars: Path) -> list[str]:
     if ":" in str(jars):
         raise ConfigError(f"{jars}: a path with a colon cannot be on Java's class path; set XDG_CACHE_HOME to another")
-    return ["-cp", f"{jars}/*", f"-Dlog4j2.configurationFile={LOG4J_FILE}"]
+    archive = archive_options(kafka_archive(java, jars))
+    return [*archive, "-cp", f"{jars}/*", f"-Dlog4j2.configurationFile={LOG4J_FILE}"]

@@ -24,12 +24,14 @@ SETS = {
     "s3": "Spark's connector for a lake or files on S3, half a gigabyte",
 }
 """The sets of jars that the command downloads."""
+ARCHIVED = frozenset({"kafka", "spark"})
+"""The sets whose JVMs start with a class archive."""
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run `penstock jars`: print the folder of each requested set. A download is reported on standard error.
 
-    Returns the exit status: 1 if the class archive could not be made. Raises JarsUnavailable, JavaNotFound,
+    Returns the exit status: 1 if a class archive could not be made. Raises JarsUnavailable, JavaNotFound,
     MissingExtra.
     """
     sets = "\n".join(f"  {name:<6} {what}" for name, what in SETS.items())
@@ -43,24 +45,35 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--class-archive",
         action="store_true",
-        help="with spark: also make the class archive, which shortens the start of jobs on one machine, and print it",
+        help="with kafka or spark: also make a class archive, which shortens their start on one machine, and print it",
     )
     given = parser.parse_args(arguments)
-    if given.class_archive and "spark" not in given.sets:
-        parser.error("--class-archive is Spark's: penstock jars spark --class-archive")
+    if given.class_archive and not ARCHIVED.intersection(given.sets):
+        parser.error("--class-archive is for kafka or spark: penstock jars kafka --class-archive")
     configure(LogSettings(level="warning"), "jars")
     for name in given.sets:
         wanted = _jar_set(name)
         if (message := announcement(wanted)) is not None:
             print(f"penstock: {message}", file=sys.stderr, flush=True)
         print(asyncio.run(fetch_jars(wanted)), flush=True)
-    if not given.class_archive:
-        return 0
-    from penstock.services.spark.spark_session import make_archive
+    status = 0
+    for name in given.sets:
+        if given.class_archive and name in ARCHIVED:
+            archive = _make_archive(name)
+            print(archive or f"no class archive for {name}", flush=True)
+            status = status if archive is not None else 1
+    return status
 
-    archive = make_archive()
-    print(archive or "no class archive")
-    return 0 if archive is not None else 1
+
+def _make_archive(name: str) -> Path | None:
+    """Return the class archive of the embedded Kafka or of Spark's jobs. Return None if it could not be made."""
+    if name == "kafka":
+        from penstock.services.local import kafka_archive
+
+        return asyncio.run(kafka_archive.make_archive())
+    from penstock.services.spark import spark_session
+
+    return spark_session.make_archive()
 
 
 def _jar_set(name: str) -> JarSet:

@@ -2,11 +2,11 @@
 
 The Kafka and Delta connectors are not part of pyspark. `penstock jars spark` downloads them once to a folder, so that a
 start needs no network and no resolution of two seconds. Locally they are on the JVM's class path, where the class
-archive can include them (class_archive). A cluster's driver receives the same files by `spark.jars` and passes them to
+archive can include them. A cluster's driver receives the same files by `spark.jars` and passes them to
 its executors.
 
-The sections below: the session, Spark's configuration, a standalone master's addresses, Spark's properties file, the
-job's scratch folder, and S3.
+The sections below: the session, Spark's configuration, the class archive, a standalone master's addresses, Spark's
+properties file, the job's scratch folder, and S3.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import re
 import shlex
 import shutil
 import socket
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
@@ -26,15 +27,24 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import pyspark
 from py4j.protocol import Py4JError
 from pyspark import SparkContext, cloudpickle
 from pyspark.errors.exceptions.base import PySparkException
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
 
-from penstock.services.spark import class_archive
 from penstock.services.spark.errors import SparkFailed, last_cause
 from penstock.services.spark.settings import SparkSettings
 from penstock.shared.common.file_lock import FileLock
+from penstock.shared.common.java.class_archive import (
+    DUMP_TIMEOUT_MS,
+    archive_options,
+    archive_path,
+    keep_archive,
+    recorded_file,
+    recording_options,
+)
 from penstock.shared.common.java.installed_java import Java, find_java
 from penstock.shared.common.java.jars import JarSet, cache_root, fetch_jars, missing_jars, read_jar_set
 
@@ -169,8 +179,9 @@ def configuration(
         if not on_s3 and CLASS_PATH not in user_conf and class_path.count(":") == len(jars) - 1:
             conf[CLASS_PATH] = class_path
             del conf["spark.jars"]
-            if java is not None and (options := class_archive.options(class_archive.archive_of(java, jars))):
-                conf[JAVA_OPTIONS] += f" {options}"
+            if java is not None:
+                archive = spark_archive(java, jars)
+                conf[JAVA_OPTIONS] = " ".join((conf[JAVA_OPTIONS], *archive_options(archive)))
     if on_s3:
         conf |= s3_configuration(os.environ)
     if JAVA_OPTIONS in user_conf:
@@ -193,18 +204,53 @@ def jvm(spark: SparkSession) -> Any:
     return spark.sparkContext._jvm
 
 
+# --- the class archive (shared/common/java/class_archive.py) ---
+
+
 def make_archive() -> Path | None:
     """Returns the class archive of this user's Java and makes it if it is missing. Returns None if that fails."""
-    archive = class_archive.archive_of(find_java(), connector_jars())
+    archive = spark_archive(find_java(), connector_jars())
     if archive.is_file():
         return archive
-    file = archive.with_name(f"{archive.name}.{os.getpid()}")
-    options = {JAVA_OPTIONS: class_archive.recording_options(file)}
+    options = {JAVA_OPTIONS: " ".join(recording_options(recorded_file(archive)))}
     settings = SparkSettings(master="local[1]", shuffle_partitions=1, conf=options)
+    with spark_session(settings, "class archive") as spark:
+        _use_classes(spark)
+    return archive if keep_archive(archive, complete=_end_jvm(SparkContext._gateway)) else None
+
+
+def spark_archive(java: Java, jars: list[Path]) -> Path:
+    """Returns the path of the archive for this Java, pyspark and these connector jars, whether or not it exists."""
+    own_jars = sorted((Path(pyspark.__file__).parent / "jars").glob("*.jar"))
+    return archive_path(cache_root(), f"spark-{pyspark.__version__}", java, (*own_jars, *jars))
+
+
+def _end_jvm(gateway: Any) -> bool:
+    """End the JVM of a stopped session, which then writes its archive. Returns whether it has ended in time."""
+    gateway.shutdown()
+    gateway.proc.stdin.close()  # the JVM ends with its standard input
+    with suppress(subprocess.TimeoutExpired):
+        gateway.proc.wait(DUMP_TIMEOUT_MS / 1000)
+    return gateway.proc.poll() is not None
+
+
+def _use_classes(spark: SparkSession) -> None:
+    """Do a little of the work of compactions and audits on a table, so that the archive has their classes.
+
+    One task at a time and two folders are enough: more of them would load no further classes.
+    """
     with tempfile.TemporaryDirectory(prefix="penstock-archive-") as folder:
-        with spark_session(settings, "class archive") as spark:
-            class_archive.use(spark, folder)
-        return archive if class_archive.keep(SparkContext._gateway, file, archive) else None
+        table = f"{folder}/table"
+        numbers = spark.range(0, 100, 1, 1)
+        rows = numbers.select("id", (F.col("id") % 2).alias("k"), F.timestamp_seconds("id").alias("at"))
+        rows.write.format("delta").partitionBy("k").save(table)
+        read = spark.read.format("delta").load(table)
+        length = F.session_window("at", "5 seconds")
+        sessions = read.groupBy("k", length).agg(F.count("*").alias("n"), F.max("id").alias("most"))
+        alone = sessions.drop("session_window").localCheckpoint().join(read, "k", "left_anti")
+        alone.select("k").mapInArrow(lambda batches: batches, "k bigint").collect()
+    jvm: Any = spark.sparkContext._jvm
+    jvm.java.lang.Class.forName("org.apache.spark.sql.kafka010.KafkaSourceProvider")
 
 
 # --- a standalone master ---

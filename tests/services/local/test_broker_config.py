@@ -14,6 +14,7 @@ from penstock.services.local.broker_config import (
     EmbeddedKafkaSettings,
     broker_properties,
     format_command,
+    kafka_archive,
     log4j_config,
     render_properties,
     server_command,
@@ -113,6 +114,18 @@ def test_heap_is_bounded_and_options_are_passed() -> None:
     assert command[:2] == ["/usr/bin/java", "-Xmx300m"]
     assert command.index("-Dx=y") < command.index("kafka.Kafka")
     assert "/jars/*" in command
+
+
+def test_a_broker_uses_the_class_archive_that_is_there(tmp_path: Path) -> None:
+    """No option names a missing file. Both the broker and the formatting use an existing one."""
+    jars = tmp_path / "kafka-4.1.1"
+    archive = kafka_archive(JAVA, jars)
+    commands = (server_command(JAVA, jars, EmbeddedKafkaSettings()), format_command(JAVA, jars, "id"))
+    assert not any("SharedArchiveFile" in word for command in commands for word in command)
+    archive.touch()
+    option = f"-XX:SharedArchiveFile={archive}"
+    assert option in server_command(JAVA, jars, EmbeddedKafkaSettings())
+    assert option in format_command(JAVA, jars, "id")
 
 
 def test_class_path_cannot_hold_a_colon() -> None:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
-from penstock.services.spark import class_archive
 from penstock.services.spark import spark_session as spark
 from penstock.services.spark.settings import SparkSettings
+from penstock.shared.common.java.class_archive import keep_archive, recorded_file
 from penstock.shared.common.java.installed_java import Java
 
 
@@ -34,7 +32,7 @@ def java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Java:
 @pytest.fixture
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A jar of a fake pyspark."""
-    monkeypatch.setattr(class_archive.pyspark, "__file__", str(tmp_path / "pyspark" / "__init__.py"))
+    monkeypatch.setattr(spark.pyspark, "__file__", str(tmp_path / "pyspark" / "__init__.py"))
     jar = tmp_path / "pyspark" / "jars" / "spark-core.jar"
     jar.parent.mkdir(parents=True)
     jar.write_bytes(b"classes")
@@ -44,38 +42,44 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_each_java_and_class_path_has_an_archive_of_its_own(java: Java) -> None:
     """An updated Java and another jar lead to another file. A repeated call returns the same file."""
     one, other = spark.connector_jars()[:2]
-    first = class_archive.archive_of(java, [one])
-    assert first == class_archive.archive_of(java, [one])
-    assert first != class_archive.archive_of(java, [other])
+    first = spark.spark_archive(java, [one])
+    assert first == spark.spark_archive(java, [one])
+    assert first != spark.spark_archive(java, [other])
     (java.home / "release").write_text('JAVA_VERSION="17.0.16"\n')
-    assert first != class_archive.archive_of(java, [one])
+    assert first != spark.spark_archive(java, [one])
 
 
 def test_a_pyspark_that_is_installed_again_has_another_archive(java: Java, installed: Path) -> None:
     """Java compares modification times and sizes of jars, so the archive's name depends on both."""
     os.utime(installed, (1, 1))
-    first = class_archive.archive_of(java, [])
+    first = spark.spark_archive(java, [])
     os.utime(installed, (2, 2))
-    second = class_archive.archive_of(java, [])
+    second = spark.spark_archive(java, [])
     installed.write_bytes(b"other classes")
     os.utime(installed, (2, 2))
-    assert len({first, second, class_archive.archive_of(java, [])}) == 3
+    assert len({first, second, spark.spark_archive(java, [])}) == 3
 
 
-def test_a_new_archive_takes_the_place_of_the_former(tmp_path: Path, java: Java, installed: Path) -> None:
+def test_a_new_archive_replaces_the_former(java: Java, installed: Path) -> None:
     """Older archives of the same paths are removed, and archives of other paths stay."""
-    others = class_archive.archive_of(java, spark.connector_jars())
-    former = class_archive.archive_of(java, [])
+    others = spark.spark_archive(java, spark.connector_jars())
+    former = spark.spark_archive(java, [])
     os.utime(installed, (1, 1))
-    archive = class_archive.archive_of(java, [])
+    archive = spark.spark_archive(java, [])
     others.touch()
     former.touch()
-    written = tmp_path / "written"
-    written.touch()
-    process = SimpleNamespace(stdin=SimpleNamespace(close=lambda: None), wait=lambda _: 0, poll=lambda: 0)
-    gateway: Any = SimpleNamespace(shutdown=lambda: None, proc=process)
-    assert class_archive.keep(gateway, written, archive)
+    recorded_file(archive).touch()
+    assert keep_archive(archive, complete=True)
     assert set(archive.parent.glob("*.jsa")) == {archive, others}
+
+
+def test_half_a_file_is_no_archive(tmp_path: Path) -> None:
+    """What a killed JVM has written is removed, and a JVM that wrote nothing leaves no archive."""
+    archive = tmp_path / "kafka-1-2.jsa"
+    recorded_file(archive).touch()
+    assert not keep_archive(archive, complete=False)
+    assert not keep_archive(archive, complete=True)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_local_job_uses_the_archive_that_is_there(java: Java) -> None:
@@ -84,7 +88,7 @@ def test_a_local_job_uses_the_archive_that_is_there(java: Java) -> None:
     An existing file is an option of a local job's JVM, before the user's own options.
     """
     jars = spark.connector_jars()
-    archive = class_archive.archive_of(java, jars)
+    archive = spark.spark_archive(java, jars)
 
     def options(master: str) -> str:
         given = {spark.JAVA_OPTIONS: "-Xss4m"}

@@ -1,0 +1,54 @@
+"""Makes the class archive of the embedded Kafka (an edge; see shared/common/java/class_archive.py)."""
+
+from __future__ import annotations
+
+import signal
+import tempfile
+from pathlib import Path
+
+from penstock.services.local.broker_config import EmbeddedKafkaSettings, kafka_archive
+from penstock.services.local.embedded_kafka import EmbeddedKafka
+from penstock.services.local.kafka_jars import KAFKA_JARS
+from penstock.shared.clients.admin import Admin, NewTopic
+from penstock.shared.clients.consumer import Consumer, ConsumerSettings
+from penstock.shared.clients.producer import Producer
+from penstock.shared.common.java.class_archive import DUMP_TIMEOUT_MS, keep_archive, recorded_file, recording_options
+from penstock.shared.common.java.installed_java import find_java
+from penstock.shared.common.java.jars import fetch_jars
+
+TOPIC = "archive"
+
+
+async def make_archive() -> Path | None:
+    """Return the class archive of this user's Java and make it if it is missing. Returns None if that fails.
+
+    The archive has the classes of a broker that creates a topic, and serves a producer and a consumer group.
+    """
+    java = find_java()
+    jars = await fetch_jars(KAFKA_JARS)
+    archive = kafka_archive(java, jars)
+    if archive.is_file():
+        return archive
+    settings = EmbeddedKafkaSettings(
+        jvm_options=recording_options(recorded_file(archive)), stop_timeout_ms=DUMP_TIMEOUT_MS
+    )
+    with tempfile.TemporaryDirectory(prefix="penstock-archive-") as folder:
+        kafka = EmbeddedKafka(Path(folder) / "kafka", settings, java=java, jars=jars)
+        async with kafka:
+            child = kafka.child
+            await _use_classes(kafka.bootstrap_servers)
+    return archive if keep_archive(archive, complete=child.returncode != -signal.SIGKILL) else None
+
+
+async def _use_classes(address: str) -> None:
+    """Do a little of what clients ask for: create a topic, produce a record, and read and commit it in a group."""
+    async with Admin(address) as admin:
+        await admin.create_topics([NewTopic(TOPIC, 1)])
+    async with Producer(address) as producer:
+        await producer.send_and_wait(TOPIC, b"value")
+    consumer_settings = ConsumerSettings(group_id="archive", auto_offset_reset="earliest")
+    async with Consumer(address, consumer_settings) as consumer:
+        consumer.subscribe([TOPIC])
+        while not await consumer.poll(timeout_ms=1_000):
+            pass
+        await consumer.commit()
