@@ -114,38 +114,13 @@ def test_a_long_csv_is_compacted_while_it_runs(tmp_path: Path) -> None:
     print(json.dumps(result))
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--key", "who"), "--key: only with --input FILE"),
-        (("--time-format", "epoch", "--gap", "5m"), "--time-format and --gap: only with --input FILE"),
-        (("--input", "latin.csv", "--key", "who", "--time", "at"), "latin.csv, line 1: byte 2 (0xe9) is not UTF-8"),
-        (
-            ("--input", "ok.csv", "--key", "who", "--time", "when"),
-            "--time: ok.csv has no column 'when'; it has who, at",
-        ),
-        (("--input", "ok.csv", "--key", "who", "--time", "at", "--gap", "bogus"), "--gap: 'bogus' is not a duration"),
-        (("--input", "ok.csv", "--key", "who", "--time", "at"), "ok.csv, row 1 (line 2), column 'at': '17' is no"),
-        (
-            ("--input", "seconds.csv", "--key", "who", "--time", "at", "--time-format", "epoch_ms"),
-            "seconds.csv, row 1 (line 2), column 'at': '1714557600' is a time in 1970 by --time-format epoch_ms; "
-            "--time-format epoch reads it",
-        ),
-        (("--input", "nowhere.csv"), "--input also needs --key COLUMN and --time COLUMN"),
-        (("--input", "nowhere.csv", "--key", "a", "--time", "b"), "nowhere.csv: No such file"),
-        (("--data-dir", "."), "is not empty and was not created by a demo"),
-    ],
-)
-def test_invalid_arguments_are_named(tmp_path: Path, arguments: tuple[str, ...], message: str) -> None:
-    """An invalid argument exits with status 2 and one line that names it, before a service starts."""
-    (tmp_path / "latin.csv").write_bytes(b"n\xe9,at\n")
-    (tmp_path / "ok.csv").write_bytes(b"who,at\nann,17\n")
-    (tmp_path / "seconds.csv").write_bytes(b"who,at\nann,1714557600\n")
-    run = demo(*arguments, cwd=tmp_path)
-    assert run.returncode == 2
-    assert message in run.stderr
-    assert run.stderr.count("\n") == 1
-    assert not (tmp_path / ".penstock").exists()
+def test_a_folder_with_other_files_is_rejected(tmp_path: Path) -> None:
+    """A folder that no demo has made is left alone: status 2, and one line that names it."""
+    (tmp_path / "notes.txt").touch()
+    run = demo("--data-dir", ".", cwd=tmp_path)
+    assert (run.returncode, run.stderr.count("\n")) == (2, 1)
+    assert "is not empty and was not created by a demo" in run.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
 def test_an_interrupt_and_a_second_demo(tmp_path: Path) -> None:
@@ -160,10 +135,3 @@ def test_an_interrupt_and_a_second_demo(tmp_path: Path) -> None:
         run.send_signal(signal.SIGINT)
         assert any("stopping Kafka and all services" in line for line in run.stderr)
         assert run.wait(TIMEOUT_S) == 130
-
-
-def test_help_names_the_command(tmp_path: Path) -> None:
-    """The usage line names the command as the user types it."""
-    run = demo("--help", cwd=tmp_path)
-    assert run.returncode == 0
-    assert "Usage: penstock demo [OPTIONS]" in run.stdout
