@@ -142,7 +142,7 @@ class Environments:
                 _make_venv(self._folder, required("penstock", ["streams"]))
                 options = ("--quiet", "--no-index", "--no-cache", "--compile-bytecode")
                 install_tool("uv", "pip", "install", *options, "--python", python, wheel)
-                _link_kernels(python)
+                link_kernels(python)
                 compiling = [python, "-I", "-m", "penstock.shared.streams.windows.compile_kernels"]
                 subprocess.run(compiling, check=True, cwd=self._folder)
         return python
@@ -163,7 +163,7 @@ print(*(file.locate().resolve() for file in distribution("penstock").files), sep
 """
 
 
-def _link_kernels(python: Path) -> None:
+def link_kernels(python: Path) -> None:
     """Give the installed wheel the kernels that the checkout has compiled, with the modules that they belong to."""
     (site,) = (python.parent.parent / "lib").glob("python*/site-packages")
     indexes = [path for room in ("shared", "services") for path in (ROOT / room).rglob("*.nbi")]

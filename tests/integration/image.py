@@ -26,6 +26,7 @@ from tests.integration.environments import (
     SYSTEM_PATH,
     inherited,
     link,
+    link_kernels,
     pinned,
 )
 
@@ -45,6 +46,10 @@ SKIPPED = {
 LEFT_OUT = " --class-archive"
 """An option that is removed from a step unless packages are downloaded: scripts/install runs the same, and it takes 40
 s of CPU.
+"""
+COMPILES_KERNELS = "penstock.shared.streams.windows.compile_kernels"
+"""The step that compiles the kernels. It finds those that scripts/install has compiled, unless packages are downloaded:
+compiling takes 20 s of CPU.
 """
 IMAGE_PATHS = re.compile(r"(?<![\w./])/(?=(?:opt/penstock|build|var/lib/penstock|home/penstock)\b)")
 BUILDS_WHEELS = {"setuptools", "hatchling", "packaging", "pathspec", "pluggy", "trove-classifiers"}
@@ -147,6 +152,8 @@ class Build:
         command = self.here(command).replace(" -o penstock -g penstock ", " ")
         if not self.from_index:
             command = command.removesuffix(LEFT_OUT)
+            if command.endswith(COMPILES_KERNELS):
+                link_kernels(self.python)
         done = subprocess.run(
             ["sh", "-c", command],
             env=self.variables,
