@@ -113,7 +113,7 @@ async def test_offsets_and_records(kafka: EmbeddedKafka, topic_name: str) -> Non
         with pytest.raises(OffsetOutOfRange, match=f"{topic_name}-0 at offset 11"):
             await admin.delete_records({tp: 11})
         assert await admin.delete_records({tp: -1}) == {tp: 10}
-        with pytest.raises(UnknownTopicOrPartition, match=f"{topic_name}-3: the topic has 1 partitions"):
+        with pytest.raises(UnknownTopicOrPartition, match=f"{topic_name}-3.*1 partitions"):
             await admin.list_offsets({TopicPartition(topic_name, 3): "latest"})
 
 

@@ -230,7 +230,7 @@ async def test_a_listener_seeks_and_its_errors_surface(kafka: EmbeddedKafka, top
 
     async with Consumer(settings_of(kafka), member(f"{topic_name}-2", listener_timeout_ms=500)) as consumer:
         consumer.subscribe([topic_name], Hangs())
-        with pytest.raises(KafkaTimeout, match="on_partitions_assigned: not done within 500 ms"):
+        with pytest.raises(KafkaTimeout, match=r"on_partitions_assigned.*500 ms"):
             await poll_until(consumer, until=lambda: False)
 
 

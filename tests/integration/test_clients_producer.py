@@ -123,7 +123,7 @@ async def test_errors_before_anything_is_enqueued(kafka: EmbeddedKafka, topic_na
     async with Producer(settings_of(kafka), ProducerSettings(max_block_ms=500, max_request_size=10_000)) as producer:
         with pytest.raises(UnknownTopicOrPartition, match=unknown):
             await producer.send(unknown, b"")
-        with pytest.raises(UnknownTopicOrPartition, match="partition 7: the topic has 1 partitions"):
+        with pytest.raises(UnknownTopicOrPartition, match=r"partition 7.*1 partitions"):
             await producer.send(topic_name, b"", partition=7)
         with pytest.raises(RecordTooLarge, match="max_request_size=10000"):
             await producer.send(topic_name, b"x" * 10_000)

@@ -429,7 +429,7 @@ def test_judge_finds_commits_that_are_too_rare(interval_ms: int) -> None:
     if interval_ms == 200:
         judge(owned, commits, sent)
     else:
-        with pytest.raises(AssertionError, match="commits are too rare: one in 3000 ms"):
+        with pytest.raises(AssertionError, match=r"commits.*3000 ms"):
             judge(owned, commits, sent)
 
 

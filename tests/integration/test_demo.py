@@ -51,7 +51,7 @@ def test_flights_pass_all_services_and_a_crash(tmp_path: Path) -> None:
     cancelled = sum(json.loads(line)["dep_delay"] is None for line in FlightEvents(20_000).lines())
     assert result["dead_letters"] == result["dead_letters_expected"] == cancelled > 0
     assert result["dead_letters_ok"] is True
-    assert "such as: flights: cancelled: no departure (dep_delay is null)\n" in run.stderr
+    assert "flights: cancelled: no departure" in run.stderr
     assert result["restored_windows"] > 0
     assert result["restored_changelog_windows"] > 0
     kept, wanted = notable_sessions(tmp_path / ".penstock" / "demo")

@@ -147,7 +147,7 @@ async def test_killing_the_parent_ends_the_broker(tmp_path: Path) -> None:
 
 async def test_second_broker_on_a_folder_is_rejected(own_kafka: EmbeddedKafka) -> None:
     """A second broker on a folder raises FolderInUse, and the first one keeps running."""
-    with pytest.raises(FolderInUse, match=f"in use by another running broker, started by process {os.getpid()}"):
+    with pytest.raises(FolderInUse, match=f"process {os.getpid()}"):
         await EmbeddedKafka(own_kafka.data_dir, QUICK).start()
     assert await answers(own_kafka)
 
@@ -156,7 +156,7 @@ async def test_second_broker_on_a_folder_is_rejected(own_kafka: EmbeddedKafka) -
 async def test_folder_locked_by_kafka_itself(own_kafka: EmbeddedKafka) -> None:
     """Kafka's own lock on a folder raises FolderInUse, if our lock file is missing."""
     (own_kafka.data_dir / LOCK_FILE).unlink()
-    with pytest.raises(FolderInUse, match="is in use by another running broker"):
+    with pytest.raises(FolderInUse, match=str(own_kafka.data_dir)):
         await EmbeddedKafka(own_kafka.data_dir, QUICK).start()
     assert await answers(own_kafka)
 
@@ -165,7 +165,7 @@ async def test_a_configured_port_in_use_is_named(tmp_path: Path) -> None:
     """A configured port that is in use raises PortTaken with its number."""
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        with pytest.raises(PortTaken, match=f"port {port} on 127.0.0.1 is in use"):
+        with pytest.raises(PortTaken, match=f"port {port}"):
             await EmbeddedKafka(tmp_path, EmbeddedKafkaSettings(port=port, jvm_options=QUICK_START)).start()
 
 
@@ -239,7 +239,7 @@ async def test_an_invalid_property_is_shown(tmp_path: Path) -> None:
 async def test_failed_start_leaves_nothing_behind(tmp_path: Path) -> None:
     """After a failed start no process lives, and the folder can be used again."""
     kafka = EmbeddedKafka(tmp_path, EmbeddedKafkaSettings(start_timeout_ms=1))
-    with pytest.raises(KafkaDied, match=r"could not be formatted|has logged nothing for start_timeout_ms=1"):
+    with pytest.raises(KafkaDied, match=r"formatted|start_timeout_ms=1"):
         await kafka.start()
     async with EmbeddedKafka(tmp_path, QUICK) as again:
         assert await answers(again)
@@ -295,7 +295,7 @@ async def test_a_disk_that_fills_up_is_reported(tmp_path: Path) -> None:
             with contextlib.suppress(PenstockError):
                 await create_topic(kafka, "one-too-many", 9)
             async with asyncio.timeout(END_LIMIT_SECONDS):
-                with pytest.raises(KafkaDied, match="no space left on the disk of"):
+                with pytest.raises(KafkaDied, match="no space left"):
                     await kafka.wait()
 
 

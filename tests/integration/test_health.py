@@ -123,7 +123,7 @@ async def test_a_port_in_use(name: str, tmp_path: Path) -> None:
         port = taken.getsockname()[1]
         status, lines = await ended(name, f"--http.port={port}", folder=tmp_path)
     assert (status, len(lines)) == (2, 1), lines
-    assert f"http.port: port {port} on 127.0.0.1 is in use" in lines[0]
+    assert f"http.port: port {port}" in lines[0]
 
 
 @pytest.mark.parametrize("name", SERVICES)
@@ -216,4 +216,4 @@ async def test_a_kafka_that_cannot_be_reached_ends_the_aggregator(tmp_path: Path
         folder=tmp_path,
     )
     assert (status, len(lines)) == (1, 1), lines
-    assert "127.0.0.1:1: no broker reached within 500 ms" in lines[0]
+    assert "127.0.0.1:1: no broker" in lines[0]

@@ -142,7 +142,7 @@ def test_a_missing_dependency_is_found(installed: Path, environments: Environmen
         if not re.match(r"(httpx|penstock)\b", path.name):
             (less / path.name).symlink_to(path)
     python = tmp_path / "venv" / "bin" / "python"
-    with pytest.raises(AssertionError, match="No matching distribution found for httpx"):
+    with pytest.raises(AssertionError, match=r"distribution.*httpx"):
         install_tool("pip", "--python", python, "install", "--quiet", "--no-index", environments.wheel)
     install_tool("pip", "--python", python, "install", "--quiet", "--no-index", "--no-deps", environments.wheel)
     assert missing(python, {"httpx", "aiokafka", "penstock"}) == {"httpx"}

@@ -26,9 +26,7 @@ async def test_no_network_for_the_first_download(tmp_path: Path) -> None:
     (closed,) = pick("127.0.0.1", 1)
     repository = f"http://127.0.0.1:{closed}/maven/"
     environ = {"XDG_CACHE_HOME": str(tmp_path), "PENSTOCK_MAVEN_REPOSITORY": repository}
-    with pytest.raises(
-        JarsUnavailable, match=rf"Kafka 4\.1\.1 .*\.jar could not be downloaded from {repository}.*reached"
-    ):
+    with pytest.raises(JarsUnavailable, match=rf"Kafka 4\.1\.1.*{repository}.*reached"):
         await fetch_jars(KAFKA_JARS, environ)
     assert not any(entry.name.startswith("kafka") for entry in (tmp_path / "penstock").iterdir())
 

@@ -102,7 +102,7 @@ async def test_a_service_without_progress_is_stuck(tmp_path: Path) -> None:
     """
     stack, service = await health_of(tmp_path, 1, 0.1, "stuck")
     try:
-        with pytest.raises(ServiceStuck, match=r"service is not healthy.* tasks: starting: a, .*service\.log"):
+        with pytest.raises(ServiceStuck, match=r"starting: a.*service\.log"):
             await service.healthy(still_ms=STILL_MS)
     finally:
         await stack.stop()

@@ -114,7 +114,7 @@ async def test_a_foreign_consumer_that_joined_first_is_named(
                 return stray.read == 100
 
             await until(has_read)
-            with pytest.raises(InconsistentGroupProtocol, match=r"has members that are not .*: client 'stray' \(host"):
+            with pytest.raises(InconsistentGroupProtocol, match="client 'stray'"):
                 await run_until_error(chain.worker())
         with pytest.raises(GroupAhead, match="This is not lost state") as raised:
             await run_until_error(chain.worker())

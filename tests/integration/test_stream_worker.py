@@ -657,11 +657,11 @@ async def test_an_old_owner_is_ignored_under_at_least_once(kafka: EmbeddedKafka,
         async with owner(chain, "at_least_once") as (new, new_task):
             process_records(old_task, chain, 11, 12, 13)
             written = old_task.prepare_commit(0)
-            with pytest.raises(ProducerFenced, match="another owner has taken it over at offset 3"):
+            with pytest.raises(ProducerFenced, match="offset 3"):
                 await old.commit(written, GroupMetadata(topic_name))
             process_records(new_task, chain, 20)
             await commit(new, new_task, chain)
-            with pytest.raises(ProducerFenced, match="another owner has taken it over at offset 3"):
+            with pytest.raises(ProducerFenced, match="offset 3"):
                 await old.commit(written, GroupMetadata(topic_name))
         reader = await chain.confirmed(0)
         assert (reader.epoch, reader.entries_ignored) == (2, 4)
@@ -721,7 +721,7 @@ async def test_a_hole_in_the_changelog_is_an_error(kafka: EmbeddedKafka, topic_n
             await chain.wait_processed(worker)
         async with Admin(chain.kafka) as admin:
             await admin.delete_records({TopicPartition(f"{topic_name}-changelog", 0): 3})
-        with pytest.raises(ChangelogHole, match=r"offsets 0 to 2 were deleted, and there is no snapshot"):
+        with pytest.raises(ChangelogHole, match="offsets 0 to 2"):
             async with running(chain.worker()) as loop:
                 await asyncio.wait_for(loop, WAIT_SECONDS)
 
@@ -817,7 +817,7 @@ async def test_a_topology_with_other_aggregations_is_an_error(kafka: EmbeddedKaf
         async with running(worker):
             await chain.wait_processed(worker)
         before = (await chain.confirmed(0)).epoch
-        with pytest.raises(SchemaMismatch, match="store 's': the aggregations changed: sum"):
+        with pytest.raises(SchemaMismatch, match=r"'s'.*sum"):
             async with running(chain.worker(topology(topic_name, sum=Count()))) as loop:
                 await asyncio.wait_for(loop, WAIT_SECONDS)
         assert (await chain.confirmed(0)).epoch == before

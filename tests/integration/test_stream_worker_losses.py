@@ -142,7 +142,7 @@ async def test_the_highest_epoch_ends_the_worker(kafka: EmbeddedKafka, topic_nam
         highest = encode_takeover(EPOCH_MAX, Takeover(topic_name, "other", 0))
         at = await put(chain, f"{topic_name}-changelog", (None, highest))
         for _ in range(2):
-            with pytest.raises(CorruptRecord, match=rf"at offset {at}: .* no owner can take over.*streams reset"):
+            with pytest.raises(CorruptRecord, match=rf"offset {at}:.*streams reset"):
                 await run_until_error(chain.worker())
         assert (await chain.read(f"{topic_name}-changelog"))[-1].offset == at
 
@@ -168,7 +168,7 @@ async def test_an_owner_that_was_overtaken_restores(
                 pass
             await chain.send(100)
             await chain.wait_processed(worker)
-        assert "another owner has taken it over at offset" in capsys.readouterr().err
+        assert "another owner" in capsys.readouterr().err
         await work(chain, 100, processing_guarantee="at_least_once")
         closed, late = offline(topic_name, chain.sent)
         assert set(await chain.values("out")) == set(closed)
@@ -188,9 +188,7 @@ async def test_an_owner_finds_a_recreated_changelog_by_offsets(
             await commit(changelog, task, chain)
         await recreate(chain, NewTopic(f"{topic_name}-changelog", 1, -1, CHANGELOG_CONFIGS))
         process_records(task, chain, 30)
-        with pytest.raises(
-            LogReplaced, match=rf"{topic_name}-changelog-0: a commit is at offset \d, but the log ended at 1?\d"
-        ):
+        with pytest.raises(LogReplaced, match=rf"{topic_name}-changelog-0.*offset \d"):
             await commit(changelog, task, chain)
         there = await chain.read(f"{topic_name}-changelog")
         assert PROGRESS not in [decode(record.value).operation for record in there]
@@ -202,7 +200,7 @@ async def test_an_owner_finds_a_recreated_changelog_by_its_id(kafka: EmbeddedKaf
         await recreate(chain, NewTopic(f"{topic_name}-changelog", 1, -1, CHANGELOG_CONFIGS))
         await put(chain, f"{topic_name}-changelog", *FOREIGN)
         process_records(task, chain, 30)
-        with pytest.raises(LogReplaced, match=r"the topic was deleted and created again: its id was .* and is now "):
+        with pytest.raises(LogReplaced, match=r"id was .* is now "):
             await commit(changelog, task, chain)
 
 
@@ -224,7 +222,7 @@ async def test_a_foreign_open_transaction_blocks_no_owner(kafka: EmbeddedKafka, 
             takeover = encode_takeover(2, Takeover("app", "other", 0))
             at = await (await producer.send(changelog_topic, takeover, partition=0))
             process_records(task, chain, 1)
-            with pytest.raises(ProducerFenced, match=f"another owner has taken it over at offset {at.offset}"):
+            with pytest.raises(ProducerFenced, match=f"offset {at.offset}"):
                 await commit(changelog, task, chain)
 
 
@@ -239,7 +237,7 @@ async def test_waiting_for_foreign_records_has_a_timeout(kafka: EmbeddedKafka, t
         end = (await consumer.end_offsets([at]))[at]
         assert await find_takeover(consumer, at, range(end), 0) == 0
         assert await find_takeover(consumer, at, range(end), 1) is None
-        with pytest.raises(KafkaTimeout, match=rf"{at}: records 0 to {end} did not come in 600 ms"):
+        with pytest.raises(KafkaTimeout, match=rf"{at}.*0 to {end}.*600 ms"):
             await find_takeover(consumer, at, range(end + 1), 1, timeout_ms=600)
 
 
@@ -278,7 +276,7 @@ async def test_a_changelog_that_would_lose_state_ends_startup(kafka: EmbeddedKaf
         await worker.shutdown()
         await recreate(chain, NewTopic(changelog, 1, -1, CHANGELOG_CONFIGS))
         worker = chain.worker()
-        with pytest.raises(ConfigError, match=rf"{changelog} has 1 partitions, the source topics have 2"):
+        with pytest.raises(ConfigError, match=rf"{changelog}.*1 partitions.*2"):
             await worker.startup()
         await worker.shutdown()
         await recreate(chain, NewTopic(changelog, 2, -1, CHANGELOG_CONFIGS))
@@ -351,12 +349,12 @@ async def test_source_records_deleted_before_they_were_read(kafka: EmbeddedKafka
         await chain.send(100)
 
         if live:
-            with pytest.raises(SourceOffsetsMissing, match=f"{topic_name}-0: offsets 200 to 239 were deleted"):
+            with pytest.raises(SourceOffsetsMissing, match=f"{topic_name}-0.*200 to 239"):
                 await lose_while_running(chain, 240)
             first, lost = 200, 40
         else:
             await lose(chain, 130)
-            with pytest.raises(SourceOffsetsMissing, match=f"{topic_name}-0: offsets 100 to 129 were deleted"):
+            with pytest.raises(SourceOffsetsMissing, match=f"{topic_name}-0.*100 to 129"):
                 await run_until_error(chain.worker())
             first, lost = 100, 30
         registry = CollectorRegistry()
@@ -427,9 +425,7 @@ async def test_unread_records_of_a_renamed_topic_are_an_error(
                 return [o.task.sources.get(topic_name) for o in worker.tasks().values() if o.task] == [100]
 
             await until(all_processed)
-        with pytest.raises(
-            SchemaMismatch, match=f"{old}-0 holds records from offset 0 on that were not read.*key_by-2"
-        ):
+        with pytest.raises(SchemaMismatch, match=f"{old}-0.*offset 0.*key_by-2"):
             await run_until_error(chain.worker(build(filtered=True)))
         for filtered, number in ((False, 100), (True, 200)):
 

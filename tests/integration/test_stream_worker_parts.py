@@ -164,7 +164,7 @@ async def test_a_paused_task_waits(kafka: EmbeddedKafka, topic_name: str) -> Non
     async with chain_of(kafka, topic_name) as chain:
         worker = chain.worker()
         async with running(worker):
-            with pytest.raises(IllegalState, match="partition 7 does not run here"):
+            with pytest.raises(IllegalState, match="partition 7"):
                 worker.pause_task(7)
 
             async def both() -> bool:

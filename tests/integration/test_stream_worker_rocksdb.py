@@ -95,7 +95,7 @@ async def test_a_fenced_commit_is_not_written_to_disk(kafka: EmbeddedKafka, topi
             await commit(old, old_task, chain)
             async with owner(chain, "at_least_once") as (new, new_task):
                 process_records(old_task, chain, 11, 12, 13)
-                with pytest.raises(ProducerFenced, match="changelog-0: another owner has taken it over at offset 3"):
+                with pytest.raises(ProducerFenced, match=r"changelog-0.*offset 3"):
                     await commit(old, old_task, chain)
                 process_records(new_task, chain, 20)
                 await commit(new, new_task, chain)

@@ -205,6 +205,6 @@ async def test_wal_level_must_be_logical() -> None:
     """A Postgres without `wal_level=logical` is an error that names the setting."""
     with server() as plain:
         task = await started(plain, Context())
-        with pytest.raises(ConnectError, match="wal_level=replica: run ALTER SYSTEM SET wal_level = 'logical'"):
+        with pytest.raises(ConnectError, match="wal_level=replica"):
             await task.poll()
         await task.stop()

@@ -254,7 +254,7 @@ def test_deleted_source_records_are_left_out(lake: Lake, kind: str) -> None:
     assert (differences(report), status_of(report)) == ({}, AUDIT_OK)
     assert (report.records, report.unaccounted) == (560, 0)
     assert report.left_out > 0
-    assert sum("records before offset 40 were deleted" in text for text in report.not_compared) == 1
+    assert sum("before offset 40" in text for text in report.not_compared) == 1
 
 
 def test_partitions_whose_time_advanced_without_records(lake: Lake) -> None:
@@ -276,7 +276,7 @@ def test_partitions_whose_time_advanced_without_records(lake: Lake) -> None:
     assert differences(report) == {"closing": 1}
     (found,) = (row for check in report.checks for row in check.shown)
     assert found["partition"] == 1
-    assert any("windows of partitions 0 were closed" in text for text in report.not_compared)
+    assert any("windows of partitions 0" in text for text in report.not_compared)
 
     report = lake.audit(conservation_only=True)
     assert (differences(report), status_of(report)) == ({}, AUDIT_OK)

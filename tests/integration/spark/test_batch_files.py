@@ -141,7 +141,7 @@ def test_parquet_files_may_have_columns_of_their_own(spark: Any, tmp_path: Path)
     values = sorted(row.value.decode() for row in found.rows.select(found.whole.alias("value")).collect())
     assert values == ['{"who":"ann","ms":1,"x":null}', '{"who":"bob","ms":2,"x":7}']
     pyarrow.parquet.write_table(pa.table({"who": ["eve"], "ms": [3.5]}), tmp_path / "c.parquet")
-    with pytest.raises(ConfigError, match=r"column ms is bigint in \S*a.parquet and double in \S*c.parquet: write"):
+    with pytest.raises(ConfigError, match=r"(?s)column ms.*bigint.*a\.parquet.*double.*c\.parquet"):
         file_rows(spark, settings)
 
 
@@ -160,7 +160,7 @@ def test_times_of_parquet_keep_their_microseconds(spark: Any, tmp_path: Path) ->
     assert row.timestamp_ms == -877
     deep = pa.array([{"at": at}], pa.struct([("at", pa.timestamp("ns"))]))
     pyarrow.parquet.write_table(pa.table({"deep": deep}), tmp_path / "b.parquet")
-    with pytest.raises(ConfigError, match=r"column deep in \S*b.parquet has times in nanoseconds within it: write"):
+    with pytest.raises(ConfigError, match=r"column deep.*b\.parquet.*nanoseconds"):
         file_rows(spark, settings)
 
 
@@ -173,7 +173,7 @@ def test_csv_files_with_different_headers_are_rejected(spark: Any, tmp_path: Pat
     settings = BatchSettings.model_validate(names | {"files": str(tmp_path)})
     assert file_rows(spark, settings).rows.count() == 2
     (tmp_path / "d.csv").write_text("who,x,ms\nann,5,1\n")
-    with pytest.raises(ConfigError, match=r"a.csv has the columns who, ms, x and \S*d.csv has who, x, ms: CSV files"):
+    with pytest.raises(ConfigError, match=r"a\.csv.*who, ms, x.*d\.csv.*who, x, ms"):
         file_rows(spark, settings)
 
 
@@ -193,7 +193,7 @@ def test_csv_lines_of_another_width_are_refused(spark: Any, tmp_path: Path, head
     assert [[row[key], str(row[at]), *list(row.values())[2:]] for row in read()][-1] == ["ann", "1", "x, y", 1]
     for wrong in ("bob,2,x, y", "bob,2"):
         (tmp_path / "day=1" / "b.csv").write_text(f"who,ms,x\n{wrong}\n")
-        with pytest.raises(ConfigError, match=rf"b\.csv has a line with .*: '{wrong}'; quote a text"):
+        with pytest.raises(ConfigError, match=rf"b\.csv.*'{wrong}'"):
             read()
         assert ["bob", "2"] in [[row[key], str(row[at])] for row in read(mode="PERMISSIVE")]
         assert "bob" not in str(read(Mode="DROPMALFORMED"))

@@ -40,9 +40,9 @@ def test_a_compaction_over_foreign_and_corrupt_records(
             first = await asyncio.to_thread(compact)
             assert (first.foreign_records, first.closed_rows > 0, first.live_rows > 0) == (len(FOREIGN), True, True)
             at = await put(chain, changelog, (b"k", b"\x02L of a layout to come"))
-            with pytest.raises(CorruptRecord, match=rf"{changelog}-0 at offset {at}: .*streams reset"):
+            with pytest.raises(CorruptRecord, match=rf"{changelog}-0.*offset {at}:"):
                 await asyncio.to_thread(compact)
-            with pytest.raises(CorruptRecord, match=rf"{changelog}-0 at offset {at}: .*streams reset"):
+            with pytest.raises(CorruptRecord, match=rf"{changelog}-0.*offset {at}:"):
                 await run_until_error(chain.worker(lake=str(tmp_path)))
             assert (await chain.values("out"), await chain.values("late")) == offline(topic_name, chain.sent)
 

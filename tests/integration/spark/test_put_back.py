@@ -123,7 +123,7 @@ def test_without_state_the_whole_changelog_is_read(tables_of: Callable[[], Lake]
     assert of.is_right()
     of.compact(delete_covered=True)
     shutil.rmtree(of.folder / "state")
-    with pytest.raises(ChangelogHole, match=r"offsets 0 to \d+ were deleted, but the tables .* continue at offset 0"):
+    with pytest.raises(ChangelogHole, match=r"offsets 0 to \d+.*offset 0"):
         of.compact()
 
 
@@ -136,7 +136,7 @@ def test_a_closed_that_the_changelog_has_left_behind_is_refused(tables_of: Calla
         of.compact(delete_covered=True)
     before = of.table("state").version()
     of.put_back("backup", CLOSED)
-    with pytest.raises(ChangelogHole, match=rf"were deleted, but the tables .*{CLOSED} lacks rows from offset \d+ on"):
+    with pytest.raises(ChangelogHole, match=rf"{CLOSED}.*offset \d+"):
         of.compact()
     assert of.table("state").version() == before
 
@@ -228,5 +228,5 @@ def test_a_changelog_that_was_made_again_is_refused(tables_of: Callable[[], Lake
         for table in without:
             shutil.rmtree(of.folder / table)
         job = Compaction(of.spark, of.settings, of.said.append)
-        with pytest.raises(ChangelogHole, match="it was deleted and created again"):
+        with pytest.raises(ChangelogHole, match="created again"):
             job.run()

@@ -106,7 +106,7 @@ async def test_an_added_aggregation_is_migrated_and_a_removed_one_rejected(
         await work(chain, topology(topic_name, NEW), 100, tmp_path)
         await sessions_are_published(chain, tmp_path)
 
-        with pytest.raises(SchemaMismatch, match="store 's': the aggregations changed: sum"):
+        with pytest.raises(SchemaMismatch, match=r"'s'.*sum"):
             await work(chain, topology(topic_name, {"n": Count(), "most": Max("id")}), 1, tmp_path)
 
 
