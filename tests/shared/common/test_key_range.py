@@ -24,5 +24,5 @@ def test_a_record_without_a_key_is_in_no_range() -> None:
 def test_bounds_that_are_no_text() -> None:
     """A bound that is no UTF-8 is a ConfigError for text keys."""
     assert KeyRange.of(low="ä").texts() == ("ä", None)
-    with pytest.raises(ConfigError, match=r"the keys are text, and b'\\xff' is not UTF-8"):
+    with pytest.raises(ConfigError, match=r"b'\\xff'"):
         KeyRange.of(b"\xff").texts()

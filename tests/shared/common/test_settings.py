@@ -311,7 +311,7 @@ def test_an_invalid_section_in_a_program_is_an_error() -> None:
         "KafkaSettings: request_timeout_ms: Input should be greater than 0, got 0; "
         "clientid: no such setting (did you mean client_id?)"
     )
-    with pytest.raises(ConfigError, match=r"HttpSettings: port: .* less than or equal to 65535, got 70000"):
+    with pytest.raises(ConfigError, match=r"port.*70000"):
         HttpSettings.model_validate({"port": 70000})
 
 

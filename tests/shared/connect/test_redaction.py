@@ -36,7 +36,7 @@ def test_a_config_that_was_read_can_be_written_back() -> None:
         "connection.user": "bob",
         "other.password": "new",
     }
-    with pytest.raises(BadRequest, match=r"connection\.password: \[hidden\] keeps the stored value"):
+    with pytest.raises(BadRequest, match=r"connection\.password.*\[hidden\]"):
         restored(sent, {}, PostgresSinkConnector)
     assert restored({"file": "[hidden]"}, {}, None) == {"file": "[hidden]"}
 
@@ -52,9 +52,7 @@ def test_passwords_of_urls_are_hidden() -> None:
         "http.url": "http://api/items?page=1",
     }
     assert restored(redacted(config, PostgresSinkConnector), config, PostgresSinkConnector) == config
-    with pytest.raises(
-        BadRequest, match=r"connection\.url: \[hidden\] keeps the stored password only for the same URL"
-    ):
+    with pytest.raises(BadRequest, match=r"connection\.url.*\[hidden\]"):
         restored({"connection.url": URL.replace("pl41n@db", "[hidden]@other")}, config, PostgresSinkConnector)
 
 

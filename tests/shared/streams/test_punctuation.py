@@ -234,7 +234,7 @@ def test_timedelta_and_ms_are_the_same() -> None:
 @pytest.mark.parametrize("interval", [0, -5, timedelta(0), timedelta(microseconds=500), timedelta(microseconds=1_500)])
 def test_task_refuses_an_interval_that_is_no_whole_ms(interval: timedelta | int) -> None:
     """An interval below 1 ms, or not a whole number of milliseconds, is rejected."""
-    with pytest.raises(ConfigError, match="whole number of ms and at least 1"):
+    with pytest.raises(ConfigError, match="at least 1"):
         TopologyTestDriver(topology(lambda context: context.schedule(interval, WALL, print) and None))
 
 
@@ -274,9 +274,9 @@ def test_a_processor_has_no_context_while_it_is_made() -> None:
 
     builder = StreamsBuilder()
     builder.stream("in").process(Early)
-    with pytest.raises(IllegalState, match=r"scheduling are for init\(\) and after"):
+    with pytest.raises(IllegalState, match=r"init\(\)"):
         TopologyTestDriver(builder.build())
-    with pytest.raises(AttributeError, match="'Processor' object has no attribute 'other'"):
+    with pytest.raises(AttributeError, match="'other'"):
         Processor().other  # noqa: B018
 
 
@@ -285,9 +285,9 @@ def test_a_context_that_was_kept() -> None:
     kept: list[ProcessorContext] = []
     driver = TopologyTestDriver(topology(kept.append))
     pipe(driver, 1)
-    with pytest.raises(IllegalState, match=r"schedule\(\) was called outside of a callback"):
+    with pytest.raises(IllegalState, match=r"schedule\(\)"):
         kept[0].schedule(5, STREAM, print)
-    with pytest.raises(IllegalState, match=r"forward\(\) was called outside of a callback"):
+    with pytest.raises(IllegalState, match=r"forward\(\)"):
         kept[0].forward(Record("k", {}, 1))
 
 
@@ -426,7 +426,7 @@ def test_a_name_is_refused_while_its_node_has_a_schedule_of_it() -> None:
         context.schedule(6, WALL, print, name="mine")
         context.schedule(7, STREAM, print, name="mine")
 
-    with pytest.raises(ConfigError, match=r"node 'process-\d+' has a schedule named 'mine' already: cancel it first"):
+    with pytest.raises(ConfigError, match=r"'process-\d+'.*'mine'"):
         TopologyTestDriver(topology(on_init))
 
 

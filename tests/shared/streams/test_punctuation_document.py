@@ -104,7 +104,7 @@ def test_what_it_says_is_refused_is_refused() -> None:
     ):
         with pytest.raises(ConfigError, match=f"schedule: {argument}"):
             driver_of(schedule, **named)
-    with pytest.raises(ConfigError, match="has a schedule named 'n' already"):
+    with pytest.raises(ConfigError, match="'n'"):
         driver_of((5, STREAM), (5, WALL), name="n")
     kept = Scheduling((5, STREAM))
     builder = StreamsBuilder()

@@ -215,7 +215,7 @@ def test_bytes_as_keys() -> None:
         tasks = {0: driver_of("tumbling", key_type).task}
         for query in (StoreQuery(key="ann"), StoreQuery(key=b"ann"), StoreQuery(key_to=b"b"), StoreQuery(key_to="b")):
             assert [row["key"] for row in read_store(tasks, "s", query).rows] == [kept]
-    with pytest.raises(ConfigError, match=r"keys are text, and b'.xff' is not UTF-8"):
+    with pytest.raises(ConfigError, match=r"b'.xff'"):
         read_store(tasks, "s", StoreQuery(key=b"\xff"))
 
 
@@ -292,7 +292,7 @@ def test_tables_and_what_cannot_be_read() -> None:
     assert answer.rows == [{"partition": 0, "key": "ann", "value": {"city": "Oslo"}}]
     with pytest.raises(ConfigError, match="records of a join"):
         read_store({0: driver.task}, "j-left", StoreQuery())
-    with pytest.raises(ConfigError, match="no task that runs here has a store 'x'"):
+    with pytest.raises(ConfigError, match="store 'x'"):
         read_store({0: driver.task}, "x", StoreQuery())
     with pytest.raises(ConfigError, match="no task that runs here"):
         read_store({}, "users", StoreQuery())

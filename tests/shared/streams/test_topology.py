@@ -82,16 +82,16 @@ def test_a_name_is_taken_once() -> None:
     topology = small()
     with pytest.raises(ConfigError, match="the name 'work' is taken"):
         topology.add(ProcessorNode("work", Processor), "from")
-    with pytest.raises(ConfigError, match="the store 's' is there already"):
+    with pytest.raises(ConfigError, match="'s'"):
         topology.add_store(store("s"))
 
 
 def test_a_parent_must_be_there_and_feed() -> None:
     """A node's parent must exist and must not be a sink."""
     topology = small()
-    with pytest.raises(ConfigError, match="'x' names a parent 'nobody' that is not there"):
+    with pytest.raises(ConfigError, match=r"'x'.*'nobody'"):
         topology.add(ProcessorNode("x", Processor), "nobody")
-    with pytest.raises(ConfigError, match="the sink 'out-1' cannot feed 'x'"):
+    with pytest.raises(ConfigError, match=r"'out-1'.*'x'"):
         topology.add(ProcessorNode("x", Processor), "out-1")
 
 
@@ -106,7 +106,7 @@ def test_sources_alone_have_no_parent() -> None:
 
 def test_a_topic_has_one_source() -> None:
     """A second source of a topic is rejected, because each record would be processed twice."""
-    with pytest.raises(ConfigError, match="the topic 'in' has a source already"):
+    with pytest.raises(ConfigError, match="'in'"):
         small().add(source("again", "in"))
 
 

@@ -38,7 +38,7 @@ def test_commits_after_each_pipe() -> None:
 
 def test_a_topic_that_nothing_is_written_to() -> None:
     """Reading a topic that the topology does not write to is a ConfigError with the existing topics."""
-    with pytest.raises(ConfigError, match=r"to the topic 'outt'; the topology writes to out, in-dlq, in-late"):
+    with pytest.raises(ConfigError, match=r"'outt'.*out, in-dlq, in-late"):
         TopologyTestDriver(sessions()).read("outt")
 
 
@@ -125,14 +125,14 @@ def test_stores_and_metrics() -> None:
     assert [row.start for row in driver.store("s").rows()] == [100]
     metrics = driver.metrics()
     assert (metrics["records"], metrics["closed_windows"], metrics["late_records"]) == (4, 1, 1)
-    with pytest.raises(ConfigError, match="no store 'nope'; the topology has users, s, rates"):
+    with pytest.raises(ConfigError, match=r"'nope'.*users, s, rates"):
         driver.store("nope")
 
 
 def test_a_topic_that_no_source_reads() -> None:
     """A record for an unknown topic is a ConfigError with the existing ones."""
     driver = TopologyTestDriver(sessions())
-    with pytest.raises(ConfigError, match="no source reads the topic 'inn'; the topology reads in"):
+    with pytest.raises(ConfigError, match=r"'inn'.*reads in\b"):
         driver.pipe("inn", value=b"{}")
     with pytest.raises(ConfigError, match="inn"):
         driver.pipe_columns("inn", [])
@@ -203,7 +203,7 @@ def test_errors_are_handled_with_error_handlers() -> None:
     driver.pipe("in", key=b"a", value=b'{"n":0}')
     driver.pipe("rates", value=b"1")
     assert len(driver.read("in-dlq")) == 1
-    with pytest.raises(ConfigError, match=r"errors must be .*, got 'ignore'"):
+    with pytest.raises(ConfigError, match=r"errors.*'ignore'"):
         TopologyTestDriver(divided(), errors="ignore")  # type: ignore[arg-type]
 
 

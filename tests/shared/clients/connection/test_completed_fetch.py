@@ -195,7 +195,7 @@ def test_a_corrupt_batch() -> None:
     fetched = completed_fetch(batch(b"a", b"b"), bytes(broken), batch(b"c", offset=3))
     assert rows(fetched.read(None)) == [(0, b"a"), (1, b"b")]
     for _ in range(2):
-        with pytest.raises(CorruptRecord, match=r"^t-0 at offset 2: a batch fails its checksum$"):
+        with pytest.raises(CorruptRecord, match=r"^t-0.*offset 2.*checksum$"):
             fetched.read(None)
         assert (fetched.position, fetched.is_done) == (2, False)
 

@@ -121,9 +121,9 @@ async def test_a_token_provider_that_fails() -> None:
     with pytest.raises(BrokerNotAvailable, match=f"{HERE}:failing: no token: RuntimeError") as caught:
         await TokenProvider(f"{HERE}:failing").token()
     assert SECRET not in str(caught.value)
-    with pytest.raises(AuthenticationFailed, match="expected a token as str, got ''"):
+    with pytest.raises(AuthenticationFailed, match="got ''"):
         await TokenProvider(f"{HERE}:empty").token()
-    with pytest.raises(AuthenticationFailed, match="expected a token as str, got int"):
+    with pytest.raises(AuthenticationFailed, match="got int"):
         await TokenProvider(f"{HERE}:no_token").token()
 
 
@@ -176,5 +176,5 @@ def test_ssl(tmp_path: Path) -> None:
         ssl_context(KafkaSettings(security_protocol="SSL", ssl_certfile=missing))
     with pytest.raises(ConfigError, match=r"kafka\.ssl_cafile: .*missing\.pem"):
         Producer(KafkaSettings(security_protocol="SSL", ssl_cafile=missing))
-    with pytest.raises(ConfigError, match="ssl_keyfile and ssl_key_password also need ssl_certfile"):
+    with pytest.raises(ConfigError, match="ssl_certfile"):
         KafkaSettings(security_protocol="SSL", ssl_keyfile=missing)

@@ -106,7 +106,7 @@ async def test_bootstrap_names_each_server_and_its_reason() -> None:
             await Connection(settings(first, second, request_timeout_ms=400)).open()
         assert 0.3 < time.monotonic() - started < 3
         assert f"127.0.0.1:{first}: not connected after" in str(caught.value)
-        assert f"127.0.0.1:{second}: the broker closed the connection" in str(caught.value)
+        assert f"127.0.0.1:{second}: the broker closed" in str(caught.value)
 
 
 async def test_unreachable_brokers_are_logged_before_the_deadline(capsys: pytest.CaptureFixture[str]) -> None:
@@ -290,7 +290,7 @@ async def test_errors_of_failed_connections() -> None:
     for gone in (ssl.SSLEOFError(8, "eof"), ConnectionResetError(), kafka.KafkaConnectionError("closed")):
         said = client._connection_error(gone, "h:1", 5)
         assert isinstance(said, BrokerNotAvailable)
-        assert "is this a listener for kafka.security_protocol=PLAINTEXT?" in str(said)
+        assert "kafka.security_protocol=PLAINTEXT" in str(said)
     assert "refused" in str(client._connection_error(ConnectionRefusedError(111, "refused"), "h:1", 5))
     await client.close()
 

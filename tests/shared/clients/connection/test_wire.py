@@ -56,7 +56,7 @@ def test_round_trip(name: str) -> None:
 def test_a_broker_that_is_too_old() -> None:
     """A version that the broker does not support is rejected with the versions that it supports."""
     request = wire.END_TXN("tx", 7, 0, True)
-    with pytest.raises(UnsupportedVersion, match="EndTxn v2: the broker speaks v0 to v1"):
+    with pytest.raises(UnsupportedVersion, match=r"EndTxn v2.*v0.*v1"):
         request.prepare({26: (0, 1)})
     with pytest.raises(UnsupportedVersion):
         request.prepare({})

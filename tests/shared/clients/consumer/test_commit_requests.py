@@ -222,7 +222,7 @@ async def test_an_unknown_partition_does_not_block_others() -> None:
     await turns()
     assert not both.done()
     member.clock.advance(1)
-    with pytest.raises(UnknownTopicOrPartition, match=r"OffsetCommit of client c, group g, generation 1.*t-1"):
+    with pytest.raises(UnknownTopicOrPartition, match=r"OffsetCommit.*group g.*t-1"):
         await asyncio.wait_for(both, 5)
     assert member.told == [(3, "NoneType"), (3, "UnknownTopicOrPartition")]
     sent = len(coordinator.sent)
@@ -543,7 +543,7 @@ async def test_a_sync_commit_has_a_deadline() -> None:
     """At its deadline a sync commit raises KafkaTimeout with the last failure."""
     member = Member(coordinator := Coordinator())
     coordinator.fates = lambda: str(LOADING)
-    with pytest.raises(KafkaTimeout, match=r"not committed within 20 ms: .*COORDINATOR_LOAD_IN_PROGRESS"):
+    with pytest.raises(KafkaTimeout, match=r"20 ms.*COORDINATOR_LOAD_IN_PROGRESS"):
         await member.commits.commit({A: at(5)}, 20)
     await member.commits.close()
 

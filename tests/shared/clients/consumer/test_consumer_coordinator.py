@@ -279,7 +279,7 @@ async def test_group_errors_are_raised_by_poll(cluster: FakeCluster, code: Error
     """If the group rejects the member, `poll` raises an error with client, group and member."""
     cluster.control(Api.JOIN_GROUP, Fail(code), times=1)
     async with member(cluster, ["t"]) as consumer:
-        with pytest.raises(kind, match=r"JoinGroup of client .*, group g, generation -1, member .*: " + code.name):
+        with pytest.raises(kind, match="JoinGroup.*group g.*member.*" + code.name):
             await poll_until(lambda: False, consumer)
         if kind is InconsistentGroupProtocol:  # the others may have been changed: the next poll tries again
             await poll_until(lambda: consumer.assignment() == ALL, consumer)
@@ -293,7 +293,7 @@ async def test_a_fenced_member(cluster: FakeCluster) -> None:
         async with member(cluster, ["t"], group_instance_id="i") as second:
             await poll_until(lambda: second.assignment() == ALL, second)
             for _ in range(2):
-                with pytest.raises(FencedInstanceId, match=r"group g, .*, instance i: FENCED_INSTANCE_ID"):
+                with pytest.raises(FencedInstanceId, match=r"group g.*instance i.*FENCED_INSTANCE_ID"):
                     await poll_until(lambda: False, first)
             await poll_until(lambda: "lost" in names(heard), second)
             assert first.assignment() == frozenset()

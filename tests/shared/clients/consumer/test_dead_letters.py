@@ -105,7 +105,7 @@ def without(name: str, instead: Headers = ()) -> ConsumerRecord:
 @pytest.mark.parametrize("name", HEADERS)
 def test_a_missing_header_is_named(name: str) -> None:
     """A record that is not a dead letter is rejected, and the error names the missing header."""
-    with pytest.raises(DataError, match=f"t-dlq-0@5 is not a dead letter: without {name}"):
+    with pytest.raises(DataError, match=f"t-dlq-0@5.*{name}"):
         parse_dead_letter(without(name))
 
 

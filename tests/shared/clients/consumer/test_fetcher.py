@@ -327,7 +327,7 @@ def test_a_corrupt_batch() -> None:
     scene.give(a1=batch(0, 1))
     assert scene.take() == {A1: [0]}
     for _ in range(2):
-        with pytest.raises(CorruptRecord, match="a-0 at offset 2: a batch fails its checksum"):
+        with pytest.raises(CorruptRecord, match=r"a-0.*offset 2.*checksum"):
             scene.take()
     assert scene.fetcher.position(A0) == 2
     assert scene.fetches()[1].wanted == {A1: 1}
@@ -341,7 +341,7 @@ def test_the_broker_cannot_read_a_batch() -> None:
     """The broker's CORRUPT_MESSAGE error names topic, partition and offset too."""
     scene = Scene().at(a0=3)
     scene.give(a0=CORRUPT)
-    with pytest.raises(CorruptRecord, match="a-0 at offset 3: the broker cannot read a batch"):
+    with pytest.raises(CorruptRecord, match=r"a-0.*offset 3.*broker"):
         scene.take()
 
 
@@ -564,7 +564,7 @@ def test_a_truncation_below_the_position() -> None:
     scene.take()
     for _ in range(2):
         scene.give(a0=diverged(7))
-        with pytest.raises(LogTruncation, match="a-0 at offset 10: records from offset 7 on were read that are not"):
+        with pytest.raises(LogTruncation, match=r"a-0.*offset 10.*offset 7"):
             scene.take()
     scene.fetcher.seek(A0, 7)
     assert scene.fetches()[1].epochs == {A0: -1}
@@ -579,7 +579,7 @@ def test_a_commit_with_its_leader_epoch() -> None:
     (fetch,) = scene.work().fetches
     assert (fetch.wanted, fetch.epochs) == ({A0: 5}, {A0: 3})
     scene.fetcher.received(fetch, FetchResponse({A0: diverged(4)}), 0)
-    with pytest.raises(LogTruncation, match="a-0 at offset 5: records from offset 4 on"):
+    with pytest.raises(LogTruncation, match=r"a-0.*offset 5.*offset 4"):
         scene.take()
     assert scene.work().fetches[0].epochs == {A0: 3}
 

@@ -122,9 +122,7 @@ async def test_a_listener_that_raises_cancelled_error(cluster: FakeCluster) -> N
         while not has_records():
             records[0] += sum(map(len, (await consumer.poll(10)).values()))
         consumer.enforce_rebalance()
-        with pytest.raises(
-            IllegalState, match=r"client .*, group g, generation .*on_partitions_revoked raised CancelledError"
-        ):
+        with pytest.raises(IllegalState, match=r"group g.*on_partitions_revoked.*CancelledError"):
             await until(consumer, lambda: False)
         before = consumer.group_metadata().generation_id
         records[0] = 0
@@ -164,7 +162,7 @@ async def test_a_late_poll_is_detected_whatever_blocked(cluster: FakeCluster, th
         if then == "poll without commits":
             await consumer.poll(10)
         else:
-            with pytest.raises(CommitFailed, match="left the group: no poll within max_poll_interval_ms=150"):
+            with pytest.raises(CommitFailed, match=r"left.*max_poll_interval_ms=150"):
                 await (consumer.poll(10) if then == "poll" else consumer.commit())
         await until(consumer, lambda: lost and consumer.group_metadata().generation_id > before)
         assert lost == [frozenset({A, B})]
@@ -181,7 +179,7 @@ async def test_a_late_static_member_gets_the_reason(cluster: FakeCluster) -> Non
         while not await consumer.poll(50):
             pass
         hold_up(0.3)
-        with pytest.raises(CommitFailed, match="kept for a session: no poll within max_poll_interval_ms=150"):
+        with pytest.raises(CommitFailed, match=r"session.*max_poll_interval_ms=150"):
             await consumer.commit()
 
 
@@ -202,7 +200,7 @@ async def test_a_close_has_one_deadline_and_sends_leave_group(cluster: FakeClust
             while not await consumer.poll(20):
                 pass
         async with asyncio.timeout(20):  # the listener's own limit is longer
-            with pytest.raises(KafkaTimeout, match=r"client .*, group g, generation .*on_partitions_revoked: ") as hung:
+            with pytest.raises(KafkaTimeout, match=r"group g.*on_partitions_revoked") as hung:
                 await consumer.close(timeout_ms)
         (listener_ms,) = re.findall(r"not done within (\d+) ms", str(hung.value))
         assert int(listener_ms) <= max(0, timeout_ms - LEAVE_TIME_MS)
@@ -230,7 +228,7 @@ async def test_a_revocation_stays_within_the_listener_timeout(
             consumer.commit_async()  # gets no answer, so that the revocation waits for it as well
             started = time.monotonic()
             consumer.enforce_rebalance()
-            with pytest.raises(KafkaTimeout, match="on_partitions_revoked: not done within 600 ms"):
+            with pytest.raises(KafkaTimeout, match=r"on_partitions_revoked.*600 ms"):
                 await until(consumer, lambda: False)
             while not joins:
                 await consumer.poll(10)

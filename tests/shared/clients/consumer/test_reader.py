@@ -164,7 +164,7 @@ async def test_a_corrupt_batch() -> None:
         async with Consumer(settings_of(cluster), EARLIEST) as consumer:
             consumer.assign([T0, T1])
             found: dict[TopicPartition, list[int]] = {}
-            with pytest.raises(CorruptRecord, match="t-0 at offset 10: a batch fails its checksum"):
+            with pytest.raises(CorruptRecord, match=r"t-0.*offset 10.*checksum"):
                 await read_on(consumer, found)
             assert found[T0] == list(range(10))
             assert await consumer.position(T0) == 10

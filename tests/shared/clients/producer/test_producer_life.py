@@ -80,7 +80,7 @@ async def test_an_abort_waits_at_most_max_block_ms() -> None:
         await producer.send("t", b"v")
         async with asyncio.timeout(PATIENCE_SECONDS):
             await out.wait()
-            with pytest.raises(KafkaTimeout, match="1 produce requests not answered after 100 ms"):
+            with pytest.raises(KafkaTimeout, match=r"1 produce.*100 ms"):
                 await producer.abort_transaction()
             gate.set()
             await producer.abort_transaction()
@@ -265,7 +265,7 @@ async def test_begin_finishes_a_failed_abort() -> None:
         with capture_logs() as logged, pytest.raises(RecordTooLarge, match="the block's own") as raised:
             await fail()
         assert [one["transactional_id"] for one in logged if one["event"] == "abort failed"] == ["x"]
-        assert "the abort failed as well: transactional id x: not done after 300 ms" in raised.value.__notes__[0]
+        assert "transactional id x: not done" in raised.value.__notes__[0]
         with pytest.raises(KafkaTimeout, match="transactional id x"):
             await producer.begin_transaction()
         control.remove()

@@ -263,7 +263,7 @@ async def test_a_bulk_item_that_is_no_record() -> None:
     async with producing(linger_ms=60_000) as (cluster, producer):
         await producer.send("t", b"opens")
         for odd in (("t", b"v"), None, "t"):
-            with pytest.raises(TypeError, match=f"record 2 is a {type(odd).__name__}, not a ProducerRecord"):
+            with pytest.raises(TypeError, match=f"record 2.*{type(odd).__name__}"):
                 await producer.send_many([ProducerRecord("t", b"a"), ProducerRecord("t", b"b"), odd])  # type: ignore[list-item]
         await producer.flush()
         assert values(cluster) == [b"opens"]

@@ -41,7 +41,7 @@ def test_partitions(partition: int | None) -> None:
 @pytest.mark.parametrize("partition", [-1, 2**31, 1.0, "0"])
 def test_invalid_partitions(partition: object) -> None:
     """The error has the value, and there is no wait for the partition."""
-    with pytest.raises(DataError, match=f"topic t: partition {partition!r} is not a number"):
+    with pytest.raises(DataError, match=f"topic t.*{partition!r}"):
         checked_partition("t", partition)
 
 
@@ -73,7 +73,7 @@ def test_serializer_results() -> None:
     """A serializer returns bytes or None."""
     assert serialized("t", "key", lambda _, data: data, None) is None
     assert serialized("t", "key", lambda _, data: data, b"k") == b"k"
-    with pytest.raises(SerializationError, match="topic t: the key's serializer gave str, not bytes"):
+    with pytest.raises(SerializationError, match=r"topic t.*key.*str"):
         serialized("t", "key", lambda _, data: data, "k")
 
 
@@ -82,7 +82,7 @@ def test_the_limit_is_named(limit: str) -> None:
     """A record's size includes its headers and the batch header. The smaller setting is the limit."""
     settings = ProducerSettings.model_validate({limit: 200})
     assert 100 < checked_size("t", b"k", b"v" * 50, [("h", b"x")], settings) <= 200
-    with pytest.raises(RecordTooLarge, match=rf"topic t: a record of \d+ bytes; {limit}=200"):
+    with pytest.raises(RecordTooLarge, match=rf"topic t.*{limit}=200"):
         checked_size("t", b"k", b"v" * 50, [("h", b"x" * 100)], settings)
 
 
@@ -113,5 +113,5 @@ def test_callable_callbacks(callback: Any) -> None:
 )
 def test_invalid_callbacks(callback: Any, what: str) -> None:
     """A coroutine function is rejected, because its coroutine would never be awaited."""
-    with pytest.raises(TypeError, match=f"on_delivery must be a function that is not async, got {what}"):
+    with pytest.raises(TypeError, match=f"on_delivery.*{what}"):
         checked_callback(callback)

@@ -47,9 +47,7 @@ def test_a_delivery_timeout_that_is_too_short() -> None:
     assert (raised.delivery_timeout_ms, raised.linger_ms) == (121_000, 6_000)
     assert [(one["log_level"], one["delivery_timeout_ms"]) for one in logged] == [("warning", 121_000)]
     wrong = ProducerSettings(linger_ms=6_000, delivery_timeout_ms=120_999)
-    with pytest.raises(
-        ConfigError, match="delivery_timeout_ms=120999 is below linger_ms \\+ request_timeout_ms = 121000"
-    ):
+    with pytest.raises(ConfigError, match=r"delivery_timeout_ms=120999.*linger_ms.*121000"):
         with_timeouts_that_fit(kafka, wrong)
 
 

@@ -207,7 +207,7 @@ async def test_a_partial_file_of_something_else_is_started_over(
 async def test_a_jar_with_a_wrong_checksum_is_an_error(web: Web, environ: dict[str, str], content: bytes) -> None:
     """The error has jar, repository and the variable to change it, and no file remains."""
     web.files[JAR_A.path] = content
-    with pytest.raises(JarsUnavailable, match=f"{JAR_A.path} could not be downloaded from {web.url}/") as raised:
+    with pytest.raises(JarsUnavailable, match=f"{JAR_A.path}.*{web.url}/") as raised:
         await fetch_jars(WANTED, environ)
     assert "Name another repository by PENSTOCK_MAVEN_REPOSITORY" in str(raised.value)
     assert not list(cache_root(environ).rglob("a-1.jar*"))
@@ -216,14 +216,12 @@ async def test_a_jar_with_a_wrong_checksum_is_an_error(web: Web, environ: dict[s
     assert (await fetch_jars(WANTED, environ) / JAR_A.name).read_bytes() == A
 
 
-@pytest.mark.parametrize(
-    ("status", "words"), [(404, "404 Not Found"), (401, "401 Unauthorized, so it wants other credentials")]
-)
+@pytest.mark.parametrize(("status", "words"), [(404, "404 Not Found"), (401, "401 Unauthorized")])
 async def test_permanent_errors_are_not_retried(web: Web, environ: dict[str, str], status: int, words: str) -> None:
     """A permanent error of the repository is in the message, and no folder remains."""
     web.answers = {jar.path: [status] for jar in WANTED.jars}
     web.files.clear()
-    with pytest.raises(JarsUnavailable, match=rf"could not be downloaded from .*: it answers {words}") as raised:
+    with pytest.raises(JarsUnavailable, match=rf"answers {words}") as raised:
         await fetch_jars(WANTED, environ)
     assert "PENSTOCK_MAVEN_REPOSITORY" in str(raised.value)
     assert len(web.asked) <= len(WANTED.jars)
@@ -236,7 +234,7 @@ async def test_temporary_errors_are_retried(web: Web, environ: dict[str, str]) -
     await fetch_jars(WANTED, environ)
     web.answers[JAR_B.path] = [503] * jars.ATTEMPTS_MAX
     (cache_root(environ) / "thing-1" / JAR_B.name).unlink()
-    with pytest.raises(JarsUnavailable, match=r"b_2\.13-2\.jar could not be downloaded .*: it answers 503"):
+    with pytest.raises(JarsUnavailable, match=r"b_2\.13-2\.jar.*503"):
         await fetch_jars(WANTED, environ)
 
 
@@ -245,7 +243,7 @@ async def test_a_refused_connection_is_named(web: Web, environ: dict[str, str]) 
     environ["PENSTOCK_MAVEN_REPOSITORY"] = "http://127.0.0.1:1/maven/"
     with pytest.raises(
         JarsUnavailable,
-        match=r"Thing 1 .*\.jar could not be downloaded from http://127\.0\.0\.1:1/maven/ .*cannot be reached",
+        match=r"Thing 1.*\.jar.*http://127\.0\.0\.1:1/maven/",
     ):
         await fetch_jars(WANTED, environ)
     assert web.asked == []
@@ -275,12 +273,12 @@ async def test_credentials_of_the_settings_are_sent(web: Web, environ: dict[str,
 async def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     """A cache that cannot be written is an error with the folder and the variable that moves it."""
     (tmp_path / "file").write_text("")
-    with pytest.raises(JarsUnavailable, match=r"file/penstock cannot be written .*set XDG_CACHE_HOME"):
+    with pytest.raises(JarsUnavailable, match=r"file/penstock.*XDG_CACHE_HOME"):
         await fetch_jars(WANTED, {"XDG_CACHE_HOME": str(tmp_path / "file")})
 
 
 async def test_a_full_disk_is_an_error_before_the_download(tmp_path: Path) -> None:
     """Without enough free space the error has the free and the required space, and nothing is downloaded."""
     huge = msgspec.structs.replace(WANTED, jars=(msgspec.structs.replace(JAR_A, size=1 << 60),))
-    with pytest.raises(JarsUnavailable, match=r"no space for the jars of Thing 1: .* free, 1099511627792 MiB needed"):
+    with pytest.raises(JarsUnavailable, match=r"Thing 1.*1099511627792 MiB"):
         await fetch_jars(huge, {"XDG_CACHE_HOME": str(tmp_path)})

@@ -70,7 +70,7 @@ def test_the_variable_has_precedence(tmp_path: Path) -> None:
 @pytest.mark.parametrize("url", ["host.example/maven", "file:///maven", "https://", "https://a/?b=c", "http://["])
 def test_an_invalid_url_is_an_error(url: str) -> None:
     """An invalid URL is an error with the value and the variable."""
-    with pytest.raises(JarsUnavailable, match=rf"{REPOSITORY_VARIABLE}: not the http or https base URL") as raised:
+    with pytest.raises(JarsUnavailable, match=REPOSITORY_VARIABLE) as raised:
         find_repository({REPOSITORY_VARIABLE: url})
     assert repr(url) in str(raised.value)
 

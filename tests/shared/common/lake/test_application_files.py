@@ -60,7 +60,7 @@ def test_a_file_instead_of_the_folder(tmp_path: Path) -> None:
     """A file instead of the folder is not found, and its removal is an error."""
     (tmp_path / "app").write_text("")
     assert find_files(str(tmp_path), "app") is None
-    with pytest.raises(LakeNotRemoved, match=r"/app is not removed, or not all of it: .*; run it again"):
+    with pytest.raises(LakeNotRemoved, match=r"/app.*run it again"):
         remove_folder(tmp_path / "app")
 
 

@@ -227,7 +227,7 @@ def test_an_invalid_progress_is_an_error(tmp_path: Path, odd: dict[str, Any]) ->
     table = pa.Table.from_pylist([row | {"topic_id": "id"} | odd])
     null = pa.schema([pa.field(f.name, pa.string() if pa.types.is_null(f.type) else f.type) for f in table.schema])
     write_deltalake(str(tmp_path / "app" / "state"), table.cast(null))
-    with pytest.raises(NotASnapshot, match="the progress of partition 3 is not readable"):
+    with pytest.raises(NotASnapshot, match="partition 3"):
         delta_tables.read_snapshot(str(tmp_path), "app", [3])
 
 
@@ -242,7 +242,7 @@ def test_a_row_without_an_offset_is_an_error(tmp_path: Path) -> None:
 def test_a_column_that_is_no_store_is_an_error(tmp_path: Path) -> None:
     """A column of a store's name that contains no states is an error."""
     write_deltalake(str(tmp_path / "app" / "state"), pa.table({"n": [1]}))
-    with pytest.raises(NotASnapshot, match="the column 'n' holds no states"):
+    with pytest.raises(NotASnapshot, match="column 'n'"):
         list(delta_tables.read_windows(str(tmp_path), "app", 0, "n", 0, ["x"]))
 
 

@@ -109,7 +109,7 @@ async def test_invalid_rows_are_reported_or_fail_the_task(tmp_path: Path) -> Non
     await task.put(batch[:6])
     with pytest.raises(ConnectError):
         await task.pre_commit(at(a=6))
-    with pytest.raises(ConnectError, match="a record cannot be a row"):
+    with pytest.raises(ConnectError, match="cannot be a row"):
         await task.put([])
 
 
@@ -142,7 +142,7 @@ async def test_records_may_be_read_again_after_a_failed_commit(tmp_path: Path) -
     await task.put(records(A, 0, 6))
     await task.pre_commit(at(a=6))
     assert rows(tmp_path) == list(range(6))
-    with pytest.raises(ConnectError, match="t-0 is read from offset 0, and was read up to 6"):
+    with pytest.raises(ConnectError, match=r"t-0.*offset 0.*6"):
         await task.put(records(A, 0, 1))
 
 
@@ -152,7 +152,7 @@ async def test_a_recreated_topic_is_an_error_until_offsets_are_reset(tmp_path: P
     await task.put(records(A, 0, 3))
     await task.pre_commit(at(a=3))
     task = await started(tmp_path, Context(), A)
-    with pytest.raises(ConnectError, match="t-0 is read from offset 0, and was read up to 3"):
+    with pytest.raises(ConnectError, match=r"t-0.*offset 0.*3"):
         await task.put(records(A, 0, 2))
     await DeltaSinkConnector().alter_offsets({"table.uri": str(tmp_path), "name": "c"}, {A: None, B: 7})
     task = await started(tmp_path, context := Context(), A, B)

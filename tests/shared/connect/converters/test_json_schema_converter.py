@@ -61,7 +61,7 @@ async def test_invalid_json_and_values_are_data_errors() -> None:
     async with schema_registry() as registry:
         made = converter(registry)
         id = registry.add("t-value", json.loads('{"type": "integer"}'), "JSON")
-        with pytest.raises(DataError, match="topic t to JSON, schema 1"):
+        with pytest.raises(DataError, match=r"topic t.*schema 1"):
             await fetching(lambda: made.to_connect_data("t", framed(id, b"{")))
         with pytest.raises(DataError):
             await fetching(lambda: made.to_connect_data("t", framed(id, b'"x"')))

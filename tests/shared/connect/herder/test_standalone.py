@@ -274,9 +274,7 @@ async def test_a_validation_contains_no_secret(monkeypatch: pytest.MonkeyPatch) 
         (row,) = [one["value"] for one in found["configs"] if one["value"]["name"] == "tasks.max"]
         assert row["value"] == secret
         assert row["errors"][0] == f"Invalid value {secret} for configuration tasks.max: Not a number of type INT"
-        with pytest.raises(
-            ConnectError, match=r"Divided cannot validate its configuration: KeyError: '\${env:PENSTOCK"
-        ):
+        with pytest.raises(ConnectError, match=r"Divided.*KeyError.*env:PENSTOCK"):
             await herder.put_connector("c", config(confused=secret), replace=False)
         await herder.put_connector("c", config(password="pl41n"), replace=False)
         assert herder.connector_info("c")["config"]["password"] == "[hidden]"

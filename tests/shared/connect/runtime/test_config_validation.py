@@ -71,7 +71,7 @@ def test_settings_of_transforms_are_validated(plugins: Plugins) -> None:
     props = {"connector.class": "FileStreamSink", "name": "x", "topics": "t", "transforms": "one"}
     infos = validate_connector(plugins, {**props, "transforms.one.type": "no.Such"}, {})
     assert "Transforms: one" in infos.groups
-    assert "Invalid value no.Such for configuration transforms.one.type" in infos.errors[0]
+    assert "no.Such for configuration transforms.one.type" in infos.errors[0]
 
 
 def test_a_sink_reads_topics_or_a_pattern(plugins: Plugins) -> None:
@@ -166,9 +166,9 @@ def test_no_answer_contains_a_secret(plugins: Plugins) -> None:
 
 def test_without_a_class_nothing_can_be_checked(plugins: Plugins) -> None:
     """A config without a connector class or with an unknown one is a ConfigError."""
-    with pytest.raises(ConfigError, match=r"config {a.password=\[hidden\], name=x} contains no connector type"):
+    with pytest.raises(ConfigError, match=r"a\.password=\[hidden\].*name=x.*connector type"):
         validate_connector(plugins, {"name": "x", "a.password": "p"}, {})
-    with pytest.raises(ConfigError, match="Failed to find any class that implements Connector"):
+    with pytest.raises(ConfigError, match=r"no\.such\.Class"):
         validate_connector(plugins, {"connector.class": "no.such.Class"}, {})
 
 
@@ -193,4 +193,4 @@ def test_settings_of_the_connectors_converters_are_checked(plugins: Plugins) -> 
     assert validate_connector(plugins, props, {}).errors == []
     own = {"value.converter": "org.apache.kafka.connect.json.JsonConverter"}
     (error,) = validate_connector(plugins, props | own, {}).errors
-    assert "Invalid value maybe for configuration schemas.enable" in error
+    assert "maybe for configuration schemas.enable" in error

@@ -133,7 +133,7 @@ async def test_exactly_once_requires_an_offset_topic() -> None:
         id = ConnectorTaskId("c", 0)
         props = {"connector.class": "FileStreamSource", "file": "f", "topic": "t", "name": "c"}
         assert not await run.worker.start_task(TaskSpec(id, props, props), TargetState.STARTED, run.listener)
-        assert "exactly-once sources need offsets in a Kafka topic" in run.listener.traces[0]
+        assert "exactly-once sources" in run.listener.traces[0]
 
 
 async def test_a_topic_that_stays_missing_fails_the_task_and_its_transaction() -> None:
@@ -142,7 +142,7 @@ async def test_a_topic_that_stays_missing_fails_the_task_and_its_transaction() -
         id = await started(run)
         task().batches.put_nowait([source_record("a", 1), source_record("b", 2, topic="missing")])
         await run.until(lambda: "failure" in run.listener.of(id))
-        assert "topic missing, which a record is for, does not exist" in run.listener.traces[0]
+        assert "topic missing" in run.listener.traces[0]
         assert values(run) == values(run, "offsets") == []
 
 
@@ -157,5 +157,5 @@ async def test_a_topic_that_is_deleted_during_a_commit_fails_the_task(monkeypatc
             await run.until(lambda: failing.acted)
             run.cluster.delete_topic("short")
         await run.until(lambda: "failure" in run.listener.of(id), 20)
-        assert "topic short, which a record is for, does not exist" in run.listener.traces[0]
+        assert "topic short" in run.listener.traces[0]
         assert values(run, "offsets") == []

@@ -218,7 +218,7 @@ async def test_a_failed_topic_creation_fails_the_task() -> None:
         with run.cluster.control(Api.CREATE_TOPICS, Fail(44)):  # POLICY_VIOLATION
             task().batches.put_nowait([source_record("a", 1), source_record("b", 2, topic="new")])
             await run.until(lambda: "failure" in run.listener.of(id))
-        assert "topic new, which a record is for, cannot be created" in run.listener.traces[0]
+        assert "cannot be created" in run.listener.traces[0]
         assert run.store.data == {KEY: b'{"position":1}'}
         assert task().committed == [("a", True)]
 
@@ -252,7 +252,7 @@ async def test_a_topic_that_is_deleted_fails_the_task(monkeypatch: pytest.Monkey
             position += 1
             task().batches.put_nowait([source_record("b", position, topic="short")])
             await run.until(lambda: task().batches.empty() or "failure" in run.listener.of(id))
-        assert "topic short, which a record is for, does not exist" in run.listener.traces[0]
+        assert "topic short" in run.listener.traces[0]
         assert run.store.data == {KEY: b'{"position":1}'}
 
 
@@ -269,7 +269,7 @@ async def test_a_deleted_topic_fails_a_task_that_polls_nothing_more(monkeypatch:
             await run.until(lambda: run.worker.task_metrics()[0][2]["source_record_active_count"] == 2)
             run.cluster.delete_topic("short")
         await run.until(lambda: "failure" in run.listener.of(id), 20)
-        assert "topic short, which a record is for, does not exist" in run.listener.traces[0]
+        assert "topic short" in run.listener.traces[0]
         assert "topic.wait.timeout.ms=300" in run.listener.traces[0]
         assert run.store.data == {KEY: b'{"position":1}'}
 
@@ -302,7 +302,7 @@ async def test_topic_creation_is_retried_until_its_timeout() -> None:
         with run.cluster.control(Api.CREATE_TOPICS, Fail(7)):  # REQUEST_TIMED_OUT
             task().batches.put_nowait([source_record("a", 1, topic="new")])
             await run.until(lambda: "failure" in run.listener.of(id))
-        assert "topic new, which a record is for, does not exist" in run.listener.traces[0]
+        assert "topic new" in run.listener.traces[0]
 
 
 async def test_the_producers_own_limit_fails_the_task_too() -> None:
@@ -321,7 +321,7 @@ async def test_a_missing_partition_fails_the_task() -> None:
         id = await started(run)
         task().batches.put_nowait([replace(source_record("a", 1), kafka_partition=7)])
         await run.until(lambda: "failure" in run.listener.of(id))
-        assert "partition 7 of topic t, which has 1 partitions" in run.listener.traces[0]
+        assert "partition 7 of topic t" in run.listener.traces[0]
 
 
 async def test_brokers_that_do_not_answer_fail_no_task() -> None:

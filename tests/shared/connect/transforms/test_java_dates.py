@@ -49,7 +49,7 @@ def test_times_are_read_as_java_reads_them(pattern: str, text: str, iso: str) ->
 
 def test_text_that_does_not_match_is_an_error() -> None:
     """Text that does not match is a DataError with the pattern, and an invalid pattern is a ConfigError."""
-    with pytest.raises(DataError, match=r"value \(x\) does not match pattern \(yyyy\)"):
+    with pytest.raises(DataError, match=r"\(x\).*\(yyyy\)"):
         DatePattern("yyyy").parse("x")
     for pattern in ("b", "'open"):
         with pytest.raises(ConfigError):

@@ -142,7 +142,7 @@ def test_a_result_does_not_change_by_being_kept(aggregation: Aggregation[Any]) -
 @pytest.mark.parametrize("wrong", ["3", [1], {"a": 1}])
 def test_what_is_no_number_is_refused(aggregation: Aggregation[Any], wrong: Any) -> None:
     """A value that is not a number raises DataError, which names the field and the function."""
-    with pytest.raises(DataError, match=rf"{aggregation.function}\('x'\): .* is not a number"):
+    with pytest.raises(DataError, match=rf"{aggregation.function}\('x'\).*number"):
         aggregation.add(aggregation.initial(), {"x": wrong})
 
 
@@ -174,7 +174,7 @@ def test_a_fraction_in_an_integer_field_is_refused() -> None:
 def test_a_value_beyond_64_bits_is_refused(name: str, number: int) -> None:
     """JSON's integers are unlimited, but the state's columns are not. Even the first value must fit."""
     bound = {"sum": Sum, "min": Min, "max": Max, "mean": Mean}[name]("delay").bind(Flight)
-    with pytest.raises(DataError, match=rf"{name}\('delay'\): -?\d+ does not fit into 64 bits"):
+    with pytest.raises(DataError, match=rf"{name}\('delay'\).*64 bits"):
         bound.add(bound.initial(), Flight(number, 0.0, ""))
 
 
@@ -243,14 +243,14 @@ def test_bind_to_other_types(value_type: Any) -> None:
 @pytest.mark.parametrize("aggregation", [Sum("dealy"), CountDistinct("dealy")])
 def test_bind_refuses_an_unknown_field(aggregation: Aggregation[Any]) -> None:
     """A field that the type lacks raises ConfigError, which lists the type's fields."""
-    with pytest.raises(ConfigError, match=r"'dealy'\): Flight has no such field \(it has delay, speed, dest, "):
+    with pytest.raises(ConfigError, match=r"'dealy'.*Flight.*delay, speed, dest, "):
         aggregation.bind(Flight)
 
 
 @pytest.mark.parametrize("aggregation", [Sum("dest"), Min("dest"), Max("dest"), Mean("dest")])
 def test_bind_refuses_what_is_no_number(aggregation: Aggregation[Any]) -> None:
     """A field of another type raises ConfigError, which names it."""
-    with pytest.raises(ConfigError, match=rf"{aggregation.function}\('dest'\): the field is .*str.*, not a number"):
+    with pytest.raises(ConfigError, match=rf"{aggregation.function}\('dest'\).*str"):
         aggregation.bind(Flight)
 
 

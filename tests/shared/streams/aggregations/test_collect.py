@@ -62,7 +62,7 @@ def test_a_set_keeps_each_value_once() -> None:
 @pytest.mark.parametrize("make", [CollectList, CollectSet])
 def test_a_limit_below_one_is_refused(make: Any) -> None:
     """A collection without room for a value is invalid."""
-    with pytest.raises(ConfigError, match="limit must be at least 1"):
+    with pytest.raises(ConfigError, match="limit must"):
         make("x", 0)
 
 

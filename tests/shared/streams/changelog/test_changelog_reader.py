@@ -233,7 +233,7 @@ def test_commits_without_a_takeover_are_invalid() -> None:
     said = r"offset 3: a commit of epoch 2 without its takeover record \(epoch in force: 1\)"
     with pytest.raises(CorruptEntry, match=said):
         read(*log)
-    with pytest.raises(CorruptEntry, match=r"offset 0: .* \(epoch in force: none\)"):
+    with pytest.raises(CorruptEntry, match=r"offset 0.*epoch.*none"):
         read(progress(1, 1))
 
 
@@ -324,7 +324,7 @@ def test_a_state_that_cannot_be_read_is_named_by_its_own_offset() -> None:
     reader = ChangelogReader(one_by_one(refuse))
     reader.feed_record(7, *takeover(1))
     reader.feed_record(8, *live(1, 1, b"a"))
-    with pytest.raises(CorruptEntry, match="offset 8: no such key as b'a'"):
+    with pytest.raises(CorruptEntry, match=r"offset 8.*b'a'"):
         reader.feed_record(9, *progress(1, 1))
 
 
@@ -368,7 +368,7 @@ def test_windows_may_get_aggregations() -> None:
 def test_a_renamed_repartition_topic_is_reported_with_the_remedy() -> None:
     """If the source was a repartition topic, the message says that a name keeps it, and how to delete the state."""
     stored = changed(source="app-key_by-2-repartition")
-    with pytest.raises(SchemaMismatch, match=r"give it the name that it had, .* or .* with `penstock streams reset`"):
+    with pytest.raises(SchemaMismatch, match=r"name.*penstock streams reset"):
         check_schema((stored,), (changed(source="app-key_by-3-repartition"),))
 
 

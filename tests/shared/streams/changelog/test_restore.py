@@ -76,7 +76,7 @@ def test_a_live_window_comes_and_goes() -> None:
 def test_undecodable_keys_and_states_are_corrupt(operation: bytes, key: bytes, last: bytes) -> None:
     """A key that is no text, or a state that its aggregation cannot decode, is a corrupt record of a named store."""
     task = new_task()
-    with pytest.raises(CorruptRecord, match="an entry of store 's' cannot be read"):
+    with pytest.raises(CorruptRecord, match="entry of store 's'"):
         restore_change(task, Change(operation, "s", key, 1, 2, pack(task, 3, last), task.topology.schemas()[0]))
 
 
@@ -279,7 +279,7 @@ def test_a_snapshot_of_objects_is_taken_as_columns() -> None:
     own[2].add(one[2], {"x": "b"})
     assert [own[2].result(row[2]) for row in (one, two)] == [2, 0]
     broken = batch.set_column(batch.schema.get_field_index("last_json"), "last_json", pa.array([b"{", b""]))
-    with pytest.raises(CorruptRecord, match="a row of store 's' cannot be read"):
+    with pytest.raises(CorruptRecord, match="row of store 's'"):
         restore_windows(kept_task(), written, broken)
 
 
@@ -303,7 +303,7 @@ def test_a_row_that_cannot_be_read_names_its_store() -> None:
     task = new_task()
     (written,) = task.topology.schemas()
     batch = of_lake({"key": [b"a"], "start_ms": [0], "end_ms": [5], "n_n": [1], "last_json": [b"{"]})
-    with pytest.raises(CorruptRecord, match="a row of store 's' cannot be read"):
+    with pytest.raises(CorruptRecord, match="row of store 's'"):
         restore_windows(task, written, batch)
 
 
@@ -555,6 +555,6 @@ def test_files_that_were_not_read_to_their_end_are_said() -> None:
         if is_done:
             require_whole_input(after)
         else:
-            with pytest.raises(ConfigError, match="partition 0: a batch over files ended after 7 rows"):
+            with pytest.raises(ConfigError, match=r"partition 0.*7 rows"):
                 require_whole_input(after)
     require_whole_input(new_task())

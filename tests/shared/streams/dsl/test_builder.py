@@ -132,7 +132,7 @@ def test_process_values_keeps_the_key() -> None:
     assert driver.read("out")[0].value == b'{"key":"k","start":0,"end":0,"n":1}'
     other = StreamsBuilder()
     other.stream("in").process_values(Rekeying).to("out")
-    with pytest.raises(ConfigError, match=r"forwards the key 'other' for a record with the key 'k'; process\(\)"):
+    with pytest.raises(ConfigError, match=r"'other'.*'k'.*process\(\)"):
         TopologyTestDriver(other.build(), errors=ErrorHandlers()).pipe("in", key=b"k", value=b"7")
 
 
@@ -323,7 +323,7 @@ def windows_of(builder: StreamsBuilder) -> Any:
 @pytest.mark.parametrize("name", ["key", "start", "end"])
 def test_reserved_result_names(name: str) -> None:
     """A result may not have the name of a part of its window."""
-    with pytest.raises(ConfigError, match=f"aggregate\\('s'\\): {name}: these names are a result's own"):
+    with pytest.raises(ConfigError, match=rf"aggregate\('s'\).*{name}"):
         windows_of(StreamsBuilder()).aggregate("s", **{name: Count()})
 
 
@@ -335,7 +335,7 @@ def test_no_aggregation() -> None:
 
 def test_no_such_field() -> None:
     """A field that the stream's type lacks is rejected when the topology is built."""
-    with pytest.raises(ConfigError, match=r"mean\('msec'\): Click has no such field \(it has ms, user\)"):
+    with pytest.raises(ConfigError, match=r"mean\('msec'\).*Click.*ms, user"):
         windows_of(StreamsBuilder()).aggregate("s", ms=Mean("msec"))
 
 
@@ -344,7 +344,7 @@ def test_a_store_name_is_taken_once() -> None:
     builder = StreamsBuilder()
     table = windows_of(builder).aggregate("s", n=Count())
     table.on_close().to("out")
-    with pytest.raises(ConfigError, match="the store 's' is there already"):
+    with pytest.raises(ConfigError, match="store 's'"):
         table.on_update()
 
 
@@ -352,7 +352,7 @@ def test_a_topic_has_one_source() -> None:
     """Reading one topic twice is rejected. The stream must be branched instead."""
     builder = StreamsBuilder()
     builder.stream("in")
-    with pytest.raises(ConfigError, match="the topic 'in' has a source already"):
+    with pytest.raises(ConfigError, match="topic 'in'"):
         builder.stream("in")
 
 
@@ -378,7 +378,7 @@ def test_nothing_defined() -> None:
 @pytest.mark.parametrize("value", [None, 3, "json"])
 def test_no_type(value: Any) -> None:
     """A value type that is neither a type nor a deserializer is rejected."""
-    with pytest.raises(ConfigError, match="value must be a type or a deserializer"):
+    with pytest.raises(ConfigError, match="value must"):
         StreamsBuilder().stream("in", value=value)
 
 
@@ -399,7 +399,7 @@ def test_a_store_has_a_name_of_its_own() -> None:
     stream.group_by_key().session_window(10).aggregate(n=Count()).on_close().to("out")
     stream.group_by_key().tumbling_window(10).aggregate(n=Count()).on_close().to("out2")
     assert list(builder.build().stores) == ["clicks-session", "clicks-tumbling"]
-    with pytest.raises(ConfigError, match="needs a name of its own"):
+    with pytest.raises(ConfigError, match="of its own"):
         stream.group_by_key().tumbling_window(20).aggregate(n=Count()).on_close()
 
 

@@ -178,7 +178,7 @@ def test_bytes_stay_bytes() -> None:
 def test_streams_of_different_keys_do_not_merge() -> None:
     """A merged stream has one key type. A changed key on either side requires the topic."""
     builder = StreamsBuilder()
-    with pytest.raises(ConfigError, match="keys of one are string, those of the other bytes"):
+    with pytest.raises(ConfigError, match=r"string.*bytes"):
         builder.stream("a").merge(builder.stream("b", key="bytes"))
     builder.stream("c").merge(builder.stream("d").key_by(lambda r: "k")).group_by_key()
     assert builder.build().internal_topics() == ["merge-6-repartition"]

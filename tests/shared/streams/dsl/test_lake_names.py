@@ -46,13 +46,13 @@ def test_an_aggregation_that_hides_a_column_of_closed_or_late_is_refused(table: 
 @pytest.mark.parametrize("name", ["a b", "a=b", "a/b", "a,b", "a;b"])
 def test_a_store_that_is_no_columns_name_is_refused(name: str) -> None:
     """An invalid name of a column or folder is rejected. The error lists the invalid characters."""
-    with pytest.raises(ConfigError, match=r"store '.*': the name is a column's of the lake's table state"):
+    with pytest.raises(ConfigError, match=r"store '.*'.*table state"):
         require_lake_names(stores(name))
 
 
 def test_names_that_differ_in_case_alone_are_refused() -> None:
     """Store names that differ only in case are rejected, because Delta has one column for both."""
-    with pytest.raises(ConfigError, match=r"store 'Banks': .* has a column for 'banks' already"):
+    with pytest.raises(ConfigError, match=r"'Banks'.*'banks'"):
         require_lake_names(stores("banks", "Banks"))
 
 

@@ -108,7 +108,7 @@ def test_names_that_topics_are_made_of(name: str) -> None:
         lambda: clicks().group_by(str, name=name),
         lambda: clicks().process(Processor, name=name).repartition(),
     ):
-        with pytest.raises(ConfigError, match=r"name='.*: its records go through a topic .* 1 to 235 of a-z"):
+        with pytest.raises(ConfigError, match=r"name='.*235"):
             call()
     builder = StreamsBuilder()
     clicks(builder).key_by(str, name=name).to("out")
@@ -121,7 +121,7 @@ def test_a_name_that_is_too_long_with_the_application_before_it() -> None:
     clicks(builder).key_by(str, name="x" * 200).repartition().to("out")
     topology = builder.build()
     assert topology.of_application("a" * 36).internal_topics() == ["a" * 36 + "-" + "x" * 200 + "-repartition"]
-    with pytest.raises(ConfigError, match=r"cannot have the topic 'aaa.*: it has 250 characters, and 249 at most"):
+    with pytest.raises(ConfigError, match=r"'aaa.*250.*249"):
         topology.of_application("a" * 37)
 
 
@@ -150,7 +150,7 @@ def test_two_builders() -> None:
         (other.global_table("g"), {"key": lambda r: r.key}),
     ]
     for side, how in sides:
-        with pytest.raises(ConfigError, match="join: the two sides are of two StreamsBuilders"):
+        with pytest.raises(ConfigError, match=r"join.*StreamsBuilders"):
             clicks().join(side, pair, **how)
     with pytest.raises(ConfigError, match="merge: the two sides"):
         clicks().merge(other.stream("c"))
@@ -194,7 +194,7 @@ def test_loops(is_rekeyed: bool) -> None:
     builder = StreamsBuilder()
     stream = clicks(builder)
     (stream.key_by(lambda r: "k").repartition() if is_rekeyed else stream).to("clicks")
-    with pytest.raises(ConfigError, match=r"to\('clicks'\): records of the topic 'clicks' would come back"):
+    with pytest.raises(ConfigError, match=r"to\('clicks'\).*'clicks'"):
         builder.build()
 
 
@@ -222,9 +222,9 @@ def looped(late: str | None = None, dead_letters: str | None = None, to: str = "
 def test_loops_of_what_was_refused(argument: str, rekeyed: bool) -> None:
     """Late records and dead letters may not return to their own stream, also not through another stream of the
     topology."""
-    with pytest.raises(ConfigError, match=rf"{argument}='a'\): records of the topic '.*' would come back to it"):
+    with pytest.raises(ConfigError, match=rf"{argument}='a'"):
         looped(**{argument: "a"}, rekeyed=rekeyed)
-    with pytest.raises(ConfigError, match=r"to\('a'\): records of the topic 'a' would come back to it by way of"):
+    with pytest.raises(ConfigError, match=r"to\('a'\).*'a'.*by way of"):
         looped(**{argument: "b"}, to="a", rekeyed=rekeyed)
 
 
@@ -242,5 +242,5 @@ def test_loops_of_two_streams() -> None:
     builder = StreamsBuilder()
     builder.stream("a").to("b")
     builder.stream("b").to("a")
-    with pytest.raises(ConfigError, match=r"to\('a'\): records .* 'a' would come back to it by way of b, for"):
+    with pytest.raises(ConfigError, match=r"to\('a'\).*'a'.*by way of b"):
         builder.build()

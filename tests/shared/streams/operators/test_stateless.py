@@ -56,7 +56,7 @@ def test_a_values_processor_is_a_whole_processor() -> None:
     assert driver.store("rows").get("k") == "a"
     driver.task.close()
     assert made[-1].calls == ["closed"]
-    with pytest.raises(ProcessingFailed, match="forwards the key 'else' for a record with the key 'k'"):
+    with pytest.raises(ProcessingFailed, match=r"'else'.*'k'"):
         driver.pipe("in", key=b"k", value=b'"rekey"', timestamp=13)
 
 

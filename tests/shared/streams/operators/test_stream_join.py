@@ -221,9 +221,9 @@ def test_what_does_not_fit_is_refused() -> None:
         stream.join(other, max)
     with pytest.raises(ConfigError, match="a table takes none"):
         stream.join(table, max, JoinWindows.of(1))
-    with pytest.raises(ConfigError, match="a global table needs a key function"):
+    with pytest.raises(ConfigError, match="key function"):
         stream.join(table, max, key=lambda record: record.key)
-    with pytest.raises(ConfigError, match="keys of one side are string, those of the other bytes"):
+    with pytest.raises(ConfigError, match=r"string.*bytes"):
         stream.join(bytes_, max, JoinWindows.of(1))
 
 

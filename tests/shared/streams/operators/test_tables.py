@@ -101,7 +101,7 @@ def test_a_table_is_no_other() -> None:
         return builder.build().schemas()
 
     check_schema(schemas("a"), schemas("a"))
-    with pytest.raises(SchemaMismatch, match="source was 'a', is now 'b'"):
+    with pytest.raises(SchemaMismatch, match=r"'a'.*'b'"):
         check_schema(schemas("a"), schemas("b"))
 
 

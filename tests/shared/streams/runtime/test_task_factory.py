@@ -54,7 +54,7 @@ def test_a_standby_is_counted_only_once_it_runs() -> None:
     active."""
     made = maker()
     task = made.standby_task(3)
-    with pytest.raises(IllegalState, match="this instance stands by for partition 3: schedule"):
+    with pytest.raises(IllegalState, match=r"partition 3.*schedule"):
         task.schedule(5, PunctuationType.WALL_CLOCK_TIME, print)
     labels = {"partition": "3"}
     assert made._registry.get_sample_value("penstock_streams_records_total", labels) is None
@@ -83,8 +83,6 @@ def test_names_that_a_lake_cannot_have_are_refused_where_there_is_one() -> None:
     """With a lake, a name that collides with a column of its tables is rejected at the start. Without a lake the name
     is valid."""
     assert maker(result="state").task(0, None).stores
-    with pytest.raises(
-        ConfigError, match="store 's': aggregation 'state': the lake's table closed/s has a column 'state'"
-    ):
+    with pytest.raises(ConfigError, match=r"'s'.*'state'.*closed/s"):
         maker(result="state", lake="lake")
     assert maker(lake="lake").task(0, None).stores

@@ -38,5 +38,5 @@ def test_a_commit_before_the_end_of_the_one_before_is_in_another_log() -> None:
     assert place.between(2, -1) == range(9, 9)
     assert place.written(2, -1) == CommitPosition("id", 0, 8)
     assert place.between(2, 14) == range(9, 14)
-    with pytest.raises(LogReplaced, match=r"is at offset 10, but the log ended at 11 .*id id before"):
+    with pytest.raises(LogReplaced, match=r"offset 10.*11.*before"):
         place.between(2, 10)

@@ -28,7 +28,7 @@ def test_rows_by_key() -> None:
 @pytest.mark.parametrize("key", [None, 7, ("a",)])
 def test_a_key_is_text_or_bytes(key: Any) -> None:
     """A key that is neither text nor bytes raises DataError."""
-    with pytest.raises(DataError, match="store 's': a key must be text or bytes"):
+    with pytest.raises(DataError, match=r"store 's'.*key"):
         KeyValueStore("s").put(key, 1)
 
 

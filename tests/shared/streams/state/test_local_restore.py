@@ -44,14 +44,14 @@ def test_a_takeover_before_the_covered_offset_ends_the_trust() -> None:
     own, other = (encode_takeover(epoch, Takeover("app", "i", 0)) for epoch in (3, 4))
     for value in (own, encode_deleted(0, 4, 1, 1), b"foreign", None):
         check_overtaken(FOUND, 44, value)
-    with pytest.raises(Overtaken, match="epoch 4 began at offset 44"):
+    with pytest.raises(Overtaken, match=r"epoch 4.*offset 44"):
         check_overtaken(FOUND, 44, other)
 
 
 def test_a_record_before_the_covered_offset_that_cannot_be_read_is_named() -> None:
     """A corrupt record before the covered offset is an error with its offset, because it may have been a takeover."""
     damaged = b"\x03" + encode_takeover(4, Takeover("app", "i", 0))[1:]
-    with pytest.raises(CorruptEntry, match="offset 44: changelog format version 3"):
+    with pytest.raises(CorruptEntry, match=r"offset 44.*version 3"):
         check_overtaken(FOUND, 44, damaged)
 
 

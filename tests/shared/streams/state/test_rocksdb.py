@@ -76,7 +76,7 @@ def test_damaged_files_are_thrown_away(tmp_path: Path) -> None:
 def test_what_the_disk_refuses_is_said_with_the_folder(tmp_path: Path) -> None:
     """A folder that is already open and one that is closed raise errors that name it."""
     db = RocksDb(tmp_path / "0", MEMORY)
-    with pytest.raises(StateStoreFailed, match=rf"the state in {tmp_path}/0 cannot be used: .*lock"):
+    with pytest.raises(StateStoreFailed, match=rf"{tmp_path}/0.*lock"):
         RocksDb(tmp_path / "0", MEMORY)
     db.close()
     db.close()

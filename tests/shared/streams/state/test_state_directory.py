@@ -20,7 +20,7 @@ def test_one_owner_at_a_time(tmp_path: Path) -> None:
     """A second instance is rejected with the setting's name, and can use the folder after the first has closed it."""
     first, second = directory(tmp_path), directory(tmp_path)
     first.acquire()
-    with pytest.raises(ConfigError, match=rf"streams.state_dir: {tmp_path}/app is locked by another instance"):
+    with pytest.raises(ConfigError, match=rf"streams.state_dir.*{tmp_path}/app.*locked"):
         second.acquire()
     first.release()
     first.release()
@@ -32,7 +32,7 @@ def test_one_owner_at_a_time(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     """A path that is no folder, or cannot be created, is rejected with the path and the system's reason."""
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match=r"streams.state_dir: .*file/app cannot be written: Not a directory"):
+    with pytest.raises(ConfigError, match=r"streams.state_dir.*file/app.*Not a directory"):
         directory(tmp_path / "file").acquire()
 
 

@@ -88,5 +88,5 @@ def test_a_store_half_changed_is_never_left_so() -> None:
     builder = StreamsBuilder()
     builder.stream("in").process_values(Half, builder.add_store("rows")).to("out")
     driver = TopologyTestDriver(builder.build(), errors=ErrorHandlers("continue", "continue", "continue"))
-    with pytest.raises(ProcessingFailed, match="in-0@0, which a store had taken"):
+    with pytest.raises(ProcessingFailed, match=r"in-0@0.*store"):
         driver.pipe("in", key=b"k", value=b"{}")

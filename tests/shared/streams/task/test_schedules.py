@@ -95,7 +95,7 @@ def test_a_new_grid_is_to_be_committed() -> None:
     schedules.restored = {"third (wall_clock_time, every 300 ms)": 1_100}
     wall(schedules, name="third")
     assert schedules.has_new_grid
-    with pytest.raises(ConfigError, match="the task has a schedule named 'mine' already"):
+    with pytest.raises(ConfigError, match="'mine'"):
         wall(schedules)
 
 
@@ -118,7 +118,7 @@ def test_a_start_may_be_the_epoch(start: Any) -> None:
 )
 def test_a_start_that_is_no_whole_ms(start: Any) -> None:
     """The error has the value and the valid ones."""
-    with pytest.raises(ConfigError, match="start must be a whole number of ms since the epoch, at least 0"):
+    with pytest.raises(ConfigError, match="start must"):
         wall(TaskSchedules(), start=start)
 
 

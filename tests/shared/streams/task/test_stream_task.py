@@ -217,7 +217,7 @@ def test_fail_stops_before_the_record() -> None:
     records = columns(
         "in", (0, b"k", b'{"x":1}', 0), (1, b"k", b"{", 0), (2, b"k", b"null", 0), (3, b"k", b'{"x":1}', 0)
     )
-    with pytest.raises(ProcessingFailed, match=r"node 'map_values-2': in-0@2 \(.*is fail\) cannot be .*: TypeError: "):
+    with pytest.raises(ProcessingFailed, match=r"'map_values-2'.*in-0@2.*TypeError"):
         task.process(records, 0)
     assert task.needs_commit
     commit = task.prepare_commit(0)
@@ -237,7 +237,7 @@ def test_an_error_behind_a_store_that_nothing_handles_is_fatal() -> None:
     builder, stream = plain()
     stream.group_by_key().session_window(10).aggregate("s", n=Count()).on_update().peek(_fail).to("out")
     task = task_of(builder.build(), deduplicate_updates=False, handlers=ErrorHandlers(process="fail"))
-    with pytest.raises(ProcessingFailed, match=r"node 'peek-2': in-0@0, which a store had taken, .* ValueError: no"):
+    with pytest.raises(ProcessingFailed, match=r"'peek-2'.*in-0@0.*ValueError: no"):
         task.process(columns("in", (0, b"k", b"{}", 0)), 0)
     assert not task.needs_commit
     with pytest.raises(ProcessingFailed, match="in-0@0"):
@@ -247,7 +247,7 @@ def test_an_error_behind_a_store_that_nothing_handles_is_fatal() -> None:
 def test_a_task_that_does_not_run_has_no_commit() -> None:
     """Before `initialize`, and as a standby, a task has nothing to commit."""
     task = StreamTask(sessions(), 0, application="app")
-    with pytest.raises(IllegalState, match="asked of a task that does not run"):
+    with pytest.raises(IllegalState, match="does not run"):
         task.prepare_commit(0)
 
 
@@ -270,7 +270,7 @@ def test_one_record_of_many_that_a_store_took_is_fatal() -> None:
     parts = stream.flat_map_values(lambda value: value).map_values(lambda value: {"x": value["x"]})
     parts.group_by_key().session_window(10).aggregate("s", n=Count()).on_close().to("out")
     task = task_of(builder.build())
-    with pytest.raises(ProcessingFailed, match="node 'map_values-3': in-0@0, which a store had taken"):
+    with pytest.raises(ProcessingFailed, match=r"'map_values-3'.*in-0@0"):
         task.process(columns("in", (0, b"k", b'[{"x":1},{}]', 0)), 0)
 
 
@@ -315,7 +315,7 @@ def test_a_result_that_is_too_large_is_refused_at_its_sink() -> None:
     stream.group_by_key().session_window(10).aggregate("s", all=every).on_close().to("out")
     task = task_of(builder.build(), record_bytes_max=1_000, handlers=ErrorHandlers(produce="fail"))
     key, large = b"k" * 200, b'"%s"' % (b"x" * 260)
-    with pytest.raises(ProcessingFailed, match=r"node 'sink-2': in-0@2, .* RecordTooLarge: topic out"):
+    with pytest.raises(ProcessingFailed, match=r"'sink-2'.*in-0@2.*RecordTooLarge.*out"):
         task.process(columns("in", (0, key, large, 0), (1, key, large, 1), (2, b"k", b"0", 100)), 0)
 
 
@@ -609,7 +609,7 @@ def test_forward_to_one_child() -> None:
     task.process(columns("in", (0, b"k", b'{"to":"%s"}' % second.encode(), 0)), 0)
     task.process(columns("in", (1, b"k", b'{"to":"%s"}' % first.encode(), 0)), 0)
     assert [r.topic for r in task.prepare_commit(0).outputs] == ["b", "a"]
-    with pytest.raises(ConfigError, match="'parent' forwards to 'elsewhere', which is not one of its children"):
+    with pytest.raises(ConfigError, match=r"'parent'.*'elsewhere'"):
         task.process(columns("in", (2, b"k", b'{"to":"elsewhere"}', 0)), 0)
 
 
@@ -623,7 +623,7 @@ def test_a_store_must_be_connected() -> None:
     task.process(columns("in", (0, b"k", b"{}", 0)), 0)
     assert sizes == [1]
     stream.process(lambda: _Asking(lambda c, r: c.store("s")), name="stranger")
-    with pytest.raises(ProcessingFailed, match="'stranger' asks for the store 's', to which it is not connected"):
+    with pytest.raises(ProcessingFailed, match=r"'stranger'.*'s'"):
         task_of(builder.build()).process(columns("in", (0, b"k", b"{}", 0)), 0)
 
 

@@ -101,7 +101,7 @@ USES: dict[str, Callable[[Stream, Any], Any]] = {
 @pytest.mark.parametrize("use", USES)
 def test_refused_when_the_topology_is_written(use: str, function: Any) -> None:
     """A coroutine or generator function is rejected, even if it is wrapped. The error names the argument."""
-    with pytest.raises(ConfigError, match=f"^{use}.* must be a plain function, got "):
+    with pytest.raises(ConfigError, match=f"^{use}.*plain function"):
         USES[use](StreamsBuilder().stream("in"), function)
 
 
@@ -110,7 +110,7 @@ def test_what_is_iterated_may_be_a_generator(function: Any) -> None:
     """flat_map_values accepts a function that returns a generator. flat_map and flat_map_values reject coroutine and
     async generator functions."""
     for name in ("flat_map", "flat_map_values"):
-        with pytest.raises(ConfigError, match=f"{name}: mapper must be a plain function"):
+        with pytest.raises(ConfigError, match=f"{name}: mapper"):
             getattr(StreamsBuilder().stream("in"), name)(function)
     builder = StreamsBuilder()
     builder.stream("in").flat_map_values(lambda v: (v["n"] + i for i in range(2))).to("out")
@@ -122,11 +122,11 @@ def test_what_is_iterated_may_be_a_generator(function: Any) -> None:
 def test_processors(made: type[Processor], way: str) -> None:
     """A Processor with an async method is rejected: a class at once, and the result of another supplier when the task
     is created."""
-    with pytest.raises(ConfigError, match=rf"{way}: {made.__name__}: (process|init)\(\) must be a plain function"):
+    with pytest.raises(ConfigError, match=rf"{way}: {made.__name__}: (process|init)\(\)"):
         getattr(StreamsBuilder().stream("in"), way)(made)
     builder = StreamsBuilder()
     getattr(builder.stream("in"), way)(lambda: made()).to("out")
-    with pytest.raises(ConfigError, match=rf"{made.__name__}: (process|init)\(\) must be a plain function"):
+    with pytest.raises(ConfigError, match=rf"{made.__name__}: (process|init)\(\)"):
         TopologyTestDriver(builder.build(), errors=ErrorHandlers())
 
 
@@ -137,7 +137,7 @@ def test_aggregations() -> None:
         async def add(self, state: int, value: Any) -> int:  # type: ignore[override]
             return state
 
-    with pytest.raises(ConfigError, match=r"n: add\(\) must be a plain function"):
+    with pytest.raises(ConfigError, match=r"n: add\(\)"):
         StreamsBuilder().stream("in").group_by_key().session_window(5).aggregate("s", n=Own())
 
 
@@ -208,7 +208,7 @@ def test_schedules() -> None:
         builder.stream("in").process(lambda: Scheduling(callback)).to("out")
         return builder
 
-    with pytest.raises(ConfigError, match="schedule: callback must be a plain function"):
+    with pytest.raises(ConfigError, match="schedule: callback"):
         TopologyTestDriver(scheduling(Callback().method).build(), errors=ErrorHandlers())
     results, (letter,) = outcome(scheduling(lambda now: later(now)))
     assert results == [b'{"n":1}']

@@ -115,7 +115,7 @@ def test_a_key_column_missing_from_deletes_is_an_error() -> None:
     """A key column that deletes and key updates do not contain is an error, as is an unknown key column."""
     assert read(changes(key_columns=["name"])[0], BEGIN, SRC, INSERT)[0].key == {"name": "one"}
     for message in (DELETE, UPDATE_KEY):
-        with pytest.raises(ConnectError, match=r"name of a changed or deleted row of src"):
+        with pytest.raises(ConnectError, match=r"name.*row of src"):
             read(changes(key_columns=["name"])[0], BEGIN, SRC, message)
     with pytest.raises(ConnectError, match="not all of nope"):
         read(changes(key_columns=["nope"])[0], BEGIN, SRC)

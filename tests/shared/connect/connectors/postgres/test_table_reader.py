@@ -61,7 +61,7 @@ def test_reading_continues_from_the_stored_offset() -> None:
 
 def test_an_incrementing_column_must_be_a_whole_number() -> None:
     """An incrementing column with a value that is no whole number is an error."""
-    with pytest.raises(ConnectError, match=r"t\.id: 'x' is not an integer"):
+    with pytest.raises(ConnectError, match=r"t\.id.*'x'"):
         reader("incrementing").read([{"id": "x"}])
 
 
