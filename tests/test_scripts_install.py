@@ -209,7 +209,7 @@ def test_pip_is_used_if_uv_cannot(machine: Machine, why: str) -> None:
         (machine.folder / "pip_config").write_text(f"global.timeout='60'\n{why}\n", encoding="utf-8")
     status, output = machine.install()
     assert status == 0, output
-    assert ("penstock: uv failed; trying with pip" in output) == (why == "no_uv")
+    assert ("uv failed" in output) == (why == "no_uv")
     asked = machine.calls("python -m")
     assert any("pip install" in line and line.endswith("--no-build-isolation -r requirements.lock") for line in asked)
     assert any(line.startswith("python -m uv") for line in asked) == (why == "no_uv")
@@ -221,8 +221,8 @@ def test_a_missing_class_archive_is_no_failure(machine: Machine) -> None:
     machine.set_condition("no_archive")
     status, output = machine.install()
     assert status == 0
-    assert "penstock: there is none for kafka; it starts without" in output
-    assert "penstock: there is none for spark; it starts without" in output
+    assert "none for kafka" in output
+    assert "none for spark" in output
     assert machine.install() == (0, "")
 
 
@@ -342,7 +342,7 @@ def test_a_java_that_cannot_be_installed_prints_the_command(machine: Machine, me
     status, output = machine.install(**machine_without_means(machine, means))
     assert status == 1
     assert output.splitlines()[-1].endswith(command)
-    assert "a Java runtime for Kafka and Spark is missing" in output
+    assert "Java runtime" in output
     assert machine.calls("apt-get", "dnf") == []
     machine.has_java()
     assert machine.install()[0] == 0, "the packages are there: only Java was missing"

@@ -39,14 +39,14 @@ async def test_a_peer_that_fails_has_no_figures(
     )
     monkeypatch.setattr(_peers, "SCRIPT", script)
     assert await race(sys.executable, ["good", NAME], "here:1", "clicks", 5) == {"good": {"x": 1}}
-    assert f"{NAME}: not measured: no broker there" in capsys.readouterr().err
+    assert f"{NAME}: not measured" in capsys.readouterr().err
 
 
 def test_a_stopwatch_runs_from_the_first_record_to_the_last() -> None:
     """A rate requires that all records have arrived, and is an error otherwise."""
     watch = Stopwatch(2)
     watch.seen()
-    with pytest.raises(SystemExit, match="1 of 2 records did not come"):
+    with pytest.raises(SystemExit, match="1 of 2 records"):
         watch.figures()
     watch.seen()
     assert watch.figures(to_last_record=True)["records_per_second"] > watch.figures()["records_per_second"] > 0

@@ -26,12 +26,12 @@ def test_busiest_days_and_longest_windows(tmp_path: Path, capsys: pytest.Capture
 
 def test_before_a_window_was_closed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Missing tables, and a store without closed windows, are reported."""
-    with pytest.raises(SystemExit, match="there is no such table: nothing was compacted yet"):
+    with pytest.raises(SystemExit, match="nothing was compacted"):
         main(str(tmp_path), "s")
     folder = small_lake(tmp_path, closes=False)
     main(folder, "s")
     assert capsys.readouterr().out.splitlines() == ["no window of s was closed yet", "open: a, 50 ms"]
-    with pytest.raises(SystemExit, match=r"closed/nosuch: no such table, and no column of nosuch"):
+    with pytest.raises(SystemExit, match="closed/nosuch"):
         main(folder, "nosuch")
 
 

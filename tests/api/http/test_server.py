@@ -65,7 +65,7 @@ async def test_a_port_in_use_is_named() -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(ConfigError, match=rf"http\.port: port {port} on 127\.0\.0\.1 is in use.*or 0"):
+        with pytest.raises(ConfigError, match=rf"http\.port.*{port}"):
             await HttpServer(create_app(), HttpSettings(port=port)).start()
 
 

@@ -207,7 +207,7 @@ async def test_pointers_and_schema_read_data_in_base64(producer: Any) -> None:
     for members in ({"data": None, "data_base64": encoded}, {"data": "a"}):
         answer = await service.post(as_event(datacontenttype="text/plain", **members), STRUCTURED)
         assert answer.status_code == 400
-        assert "need data in JSON, got 'text/plain'" in answer.json()["detail"]
+        assert "'text/plain'" in answer.json()["detail"]
 
 
 async def test_a_binary_event_is_its_data_with_attributes_as_headers(producer: Any) -> None:

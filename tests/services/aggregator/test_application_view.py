@@ -299,7 +299,7 @@ async def test_a_continuation_of_another_query_is_rejected() -> None:
     first = await made.read_store("s", partial=True, **WANTED)
     on = WANTED | {"continuation": first["continuation"]}
     assert len((await made.read_store("s", partial=True, **on | {"rows_max": 20}))["rows"]) == 9
-    with pytest.raises(WrongContinuation, match=f"{first['continuation']}' belongs to another query"):
+    with pytest.raises(WrongContinuation, match=first["continuation"]):
         await made.read_store("s", partial=True, **on | {"key_to": "k"})
     with pytest.raises(WrongContinuation, match="'x' is invalid"):
         await made.windows(None, "", 2, "x")

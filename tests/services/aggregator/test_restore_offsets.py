@@ -132,7 +132,7 @@ async def test_without_a_position_start_over_is_required() -> None:
     async with FakeCluster(configs=QUICK) as cluster, chain_of(cluster, TOPIC) as chain:
         await chain.send(100)
         await commit_as_foreign_consumer(chain, 20)
-        with pytest.raises(GroupAhead, match=r"has no position.* --execute --start-over clicks`"):
+        with pytest.raises(GroupAhead, match="--start-over clicks"):
             await run_until_error(chain.worker())
         assert await command(chain, "--execute") == 0
         assert await committed(chain) == {FIRST: 20, SECOND: 20}

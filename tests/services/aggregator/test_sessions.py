@@ -63,9 +63,9 @@ def test_an_unreadable_state_is_located() -> None:
 def test_the_store_is_the_only_one_or_named() -> None:
     """An unknown store, or no store if there is no commit, is a ConfigError."""
     assert chosen([PROGRESS], None) == chosen([PROGRESS], "s") == STORE
-    with pytest.raises(ConfigError, match="store: t: the application has s"):
+    with pytest.raises(ConfigError, match=r"store: t.* s\b"):
         chosen([PROGRESS], "t")
-    with pytest.raises(ConfigError, match="the application has no commit yet"):
+    with pytest.raises(ConfigError, match="no commit"):
         chosen([], None)
 
 
@@ -76,10 +76,7 @@ def test_an_invalid_time_names_its_flag(capsys: pytest.CaptureFixture[str]) -> N
         output = capsys.readouterr().err
         assert output.count("\n") == 1
         assert flag in output
-        assert (
-            "'yesterday' is not a valid time: write ISO 8601, such as 2013-01-31T05:00 (UTC), or ms since the epoch"
-            in output
-        )
+        assert "'yesterday'" in output
 
 
 @pytest.mark.parametrize(
@@ -284,7 +281,7 @@ async def test_a_missing_lake_is_reported(tmp_path: Path, capsys: pytest.Capture
         async with Admin(KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)) as admin:
             await admin.delete_records({TopicPartition("app-changelog", 0): 1})
         assert await asyncio.to_thread(main, wrong) == 1
-        assert f"no snapshot covers them (lake: {tmp_path}/no/app has no tables)" in capsys.readouterr().err
+        assert f"{tmp_path}/no/app has no tables" in capsys.readouterr().err
 
 
 async def test_a_missing_application_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
@@ -308,4 +305,4 @@ async def test_a_missing_application_is_reported(capsys: pytest.CaptureFixture[s
         "50",
     ]
     assert await asyncio.to_thread(main, nobody) == 1
-    assert "no broker reached within 50 ms" in capsys.readouterr().err
+    assert "no broker reached" in capsys.readouterr().err

@@ -47,7 +47,7 @@ def test_flags_override_the_file(worker: Path) -> None:
 @pytest.mark.parametrize("name", ["no.such.Converter", "FileStreamSink"])
 def test_an_unknown_converter_is_rejected(worker: Path, setting: str, name: str) -> None:
     """An unknown class, or one that is no converter, is a ConfigError with the setting's name."""
-    with pytest.raises(ConfigError, match=rf"{re.escape(name)} for configuration {re.escape(setting)}: .*not be found"):
+    with pytest.raises(ConfigError, match=rf"{re.escape(name)}.*{re.escape(setting)}"):
         read_command_line("distributed", [str(worker), f"--{setting}={name}"])
 
 
@@ -92,7 +92,7 @@ def test_values_in_json_are_converted_as_by_rest(tmp_path: Path) -> None:
     assert read_properties(file) == {"name": "c", "tasks.max": "2", "auto.create": "true", "x": "1.5"}
     for value in ('["t"]', '{"a": 1}'):
         file.write_text(f'{{"name": "c", "topics": {value}}}')
-        with pytest.raises(ConfigError, match=r"c\.json: The config's 'topics' must be a text"):
+        with pytest.raises(ConfigError, match=r"c\.json.*'topics'"):
             read_properties(file)
 
 

@@ -137,7 +137,7 @@ async def test_a_handler_that_blocks_the_loop_loses_its_partitions(caplog: pytes
         consumer = {"auto_offset_reset": "earliest", "session_timeout_ms": 1_000}
         async with serving(cluster, handle, consumer=consumer, max_concurrency=1):
             await until(lambda: cluster.committed("g").get(T) == OffsetAndMetadata(RECORDS))
-    assert "in which no heartbeat was sent" in caplog.text
+    assert "no heartbeat" in caplog.text
     assert "lost partitions=['t-0']" in caplog.text
     assert set(calls) == set(range(RECORDS))
 

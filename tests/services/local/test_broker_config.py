@@ -130,5 +130,5 @@ def test_a_broker_uses_the_class_archive_that_is_there(tmp_path: Path) -> None:
 
 def test_class_path_cannot_hold_a_colon() -> None:
     """A cache folder with a colon is a ConfigError."""
-    with pytest.raises(ConfigError, match="/odd:place: a path with a colon"):
+    with pytest.raises(ConfigError, match="/odd:place"):
         format_command(JAVA, Path("/odd:place"), "id")

@@ -22,7 +22,7 @@ def test_a_port_with_a_listener_is_in_use() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         assert not is_free("127.0.0.1", port)
-        with pytest.raises(PortTaken, match=f"^http.port: port {port} on 127.0.0.1 is in use"):
+        with pytest.raises(PortTaken, match=f"^http.port.*{port}"):
             require_free("127.0.0.1", port, "http.port")
     require_free("127.0.0.1", port)
 

@@ -53,7 +53,7 @@ def test_a_port_in_use_is_an_error_before_kafka_is_started(
         free = ["--http.port=0", "--connect-port=0"]
         assert main([*free, f"--{flag}={port}", "--data-dir=data", "--log.format=json"]) == 2
     (line,) = capfd.readouterr().err.splitlines()
-    assert f"{setting}: port {port} on 127.0.0.1 is in use" in line
+    assert f"{setting}: port {port}" in line
     assert not (tmp_path / "data").exists()
 
 
@@ -132,10 +132,10 @@ def test_topics_of_an_earlier_run_may_be_read() -> None:
     """Topics of sources and global tables must exist or be created by `up`; the topology's internal topics need not."""
     settings = UpSettings()
     require_topics(settings, joined(), ["names"])
-    with pytest.raises(ConfigError, match="reads the topic names, which Kafka does not have"):
+    with pytest.raises(ConfigError, match="topic names"):
         require_topics(settings, joined(), ["clicks"])
     settings = UpSettings(topic="clicks", topics="a, sessions,clicks")
-    with pytest.raises(ConfigError, match="reads the topics events, names, which"):
+    with pytest.raises(ConfigError, match="topics events, names"):
         require_topics(settings, joined(), ())
     with pytest.raises(ConfigError, match="handles the topic a "):
         require_topics(settings, joined(), ["events", "names"])

@@ -79,7 +79,7 @@ def test_what_a_restore_still_reads_is_not_removed(capsys: pytest.CaptureFixture
         assert compact_main([*NEEDED, "--retention-hours", hours]) == WRONG_SETTINGS
         said = capsys.readouterr().err
         assert "--retention-hours" in said
-        assert "greater than or equal to 24" in said
+        assert "equal to 24" in said
 
 
 def test_java_client_properties(tmp_path: Path) -> None:

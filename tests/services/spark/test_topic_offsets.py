@@ -57,7 +57,7 @@ async def test_a_topic_that_is_not_there_is_named(kafka: KafkaSettings) -> None:
     with pytest.raises(UnknownTopicOrPartition, match="topic none"):
         await asyncio.to_thread(topic_offsets, kafka, ["none"], LIMIT_MS)
     nowhere = KafkaSettings(bootstrap_servers="127.0.0.1:1")
-    with pytest.raises(KafkaTimeout, match=r"=127.0.0.1:1: no answer about a, b within 50 ms \(kafka_timeout_ms\)"):
+    with pytest.raises(KafkaTimeout, match=r"=127.0.0.1:1.*a, b.*kafka_timeout_ms"):
         await asyncio.to_thread(topic_offsets, nowhere, ["a", "b"], 50)
 
 
@@ -68,7 +68,7 @@ async def test_an_end_counts_once_open_transactions_are_decided(kafka: KafkaSett
         await producer.begin_transaction()
         await producer.send_and_wait("b", b"v", partition=0)
         await send(kafka, ("b", 0, 100))
-        with pytest.raises(Undecided, match="b-0 at offset 0: a transaction has been open for more than 200 ms"):
+        with pytest.raises(Undecided, match=r"b-0.*offset 0.*200 ms"):
             await asyncio.to_thread(offsets_after_open_transactions, kafka, "b", 200)
         asked = asyncio.create_task(asyncio.to_thread(offsets_after_open_transactions, kafka, "b", LIMIT_MS))
         await producer.abort_transaction()

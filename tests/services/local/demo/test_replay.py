@@ -81,7 +81,7 @@ async def test_a_batch_that_may_be_stored_is_not_sent_again() -> None:
     """A 504 ends the replay with an error, since a second copy could be stored."""
     async with Endpoint(504) as endpoint:
         replay = Replay(endpoint.url, "t", iter([b"good", b"good"]), lambda number, message: message)
-        with pytest.raises(IngestRejected, match=r"answered 504: of 2 events 2 may or may not be stored.*not ack"):
+        with pytest.raises(IngestRejected, match=r"504.*2 events 2"):
             await replay.send()
         await replay.close()
         assert endpoint.requests == 1

@@ -83,18 +83,18 @@ def test_files_that_were_read_are_known_by_their_fingerprint() -> None:
     done, begun = BatchInput("aa", 7, is_done=True), BatchInput("aa", 3, is_done=False)
     assert partitions_done("app", {}, "aa") == ()
     assert partitions_done("app", {0: progress(input=done), 1: progress(input=begun)}, "aa") == (0,)
-    with pytest.raises(ConfigError, match=r"app, partition 0 was made from other files.*fingerprint aa, now bb"):
+    with pytest.raises(ConfigError, match=r"partition 0.*aa.*bb"):
         partitions_done("app", {0: progress(input=done)}, "bb")
-    with pytest.raises(ConfigError, match="app, partition 0 holds 3 rows of other files"):
+    with pytest.raises(ConfigError, match=r"partition 0.*3 rows"):
         partitions_done("app", {0: progress(input=begun)}, "bb")
-    with pytest.raises(ConfigError, match="app, partition 4 has state already"):
+    with pytest.raises(ConfigError, match=r"partition 4.*state already"):
         partitions_done("app", {4: progress(sources={"a": 1})}, "aa")
 
 
 def test_topics_wait_for_files() -> None:
     """A batch over topics continues only if files were read to their end."""
     require_no_files_left("app", {0: progress(), 1: progress(input=BatchInput("aa", 7, is_done=True))})
-    with pytest.raises(ConfigError, match="app, partition 1: a batch over files ended after 3 rows"):
+    with pytest.raises(ConfigError, match=r"partition 1.*3 rows"):
         require_no_files_left("app", {1: progress(input=BatchInput("aa", 3, is_done=False))})
 
 

@@ -99,7 +99,7 @@ def test_positions_are_read_from_the_rows_if_no_commit_has_them(tmp_path: Path) 
     for rejected in ({"topic_id": "id-0", "positions": {}}, {}):
         delta_writer.commit(DeltaTable(uri), [], [], rejected)
         write_deltalake(uri, pa.Table.from_pylist([{**rows[0], "topic_id": "id-0"}], schema), mode="append")
-        with pytest.raises(ChangelogHole, match="closed/s was made from log with id id-0"):
+        with pytest.raises(ChangelogHole, match=r"closed/s.*id-0"):
             job()._table_positions(CLOSED, DeltaTable(uri), offsets(0, 9))
 
 

@@ -326,7 +326,7 @@ def test_an_entry_that_cannot_be_read_is_named() -> None:
         bad.rows(options())
     for start, end in ((0, 10**15), (0, TIME_MS_MAX + 1), (10**15, 0), (-1, 5)):
         beyond = folded([takeover(), final(b"a", 0, 1, 1), final(b"b", start, end, 1), progress()])
-        with pytest.raises(CorruptRecord, match=f"log-3 at offset 2: a closed window from {start} to"):
+        with pytest.raises(CorruptRecord, match=f"log-3.*offset 2.*{start}"):
             beyond.rows(options())
     last = folded([takeover(), final(b"a", 0, TIME_MS_MAX, 1), progress()])
     (closed,) = row_sets(last.rows(options()))["closed/s"]
@@ -421,7 +421,7 @@ async def test_records_that_do_not_come_are_said(monkeypatch: pytest.MonkeyPatch
     """A range beyond the records that the broker returns ends with an error that names the position."""
     monkeypatch.setattr(fold, "POLL_MS", 1)
     async with broker([takeover(), live(b"a", 1, 1, 1), progress()]) as kafka:
-        with pytest.raises(KafkaTimeout, match="log-0: reading stands at 3 of 9 for 300 ms"):
+        with pytest.raises(KafkaTimeout, match=r"log-0.*3 of 9"):
             await read(kafka, 9, 9, 300)
 
 
