@@ -32,7 +32,7 @@ COMMIT_ENTRIES = 50_000
 DAY_MS = 86_400_000
 CLOSED_DAYS = 30
 STEP_MS = 2_000
-PLACES = ("harbour", "market", "mill")
+PAGES = ("harbour", "market", "mill")
 Entry = tuple[bytes | None, bytes]
 
 
@@ -53,12 +53,12 @@ class Kind(NamedTuple):
 
 def _sketch() -> bytes:
     sketch = datasketches.hll_sketch(12)
-    for place in PLACES:
-        sketch.update(place)
+    for page in PAGES:
+        sketch.update(page)
     return bytes(CountDistinct("place").to_columns(sketch)[0])  # type: ignore[arg-type]
 
 
-_SKETCH, _JSON = _sketch(), msgspec.json.encode(PLACES)
+_SKETCH, _JSON = _sketch(), msgspec.json.encode(PAGES)
 NUMBERS = Kind("numbers", {"n": Count(), "total": Sum("x")}, lambda i, commit: [commit + 1, 0.5 * i, commit + 1])
 SKETCHES = Kind("sketches", {"n": Count(), "places": CountDistinct("place")}, lambda i, commit: [3, _SKETCH])
 OBJECTS = Kind(

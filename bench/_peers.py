@@ -58,7 +58,7 @@ async def measured(name: str, command: Sequence[str]) -> Figures | None:
         )
         figures: Figures = json.loads(done.stdout.splitlines()[-1])
     except (subprocess.SubprocessError, OSError, ValueError, IndexError) as e:
-        said = (getattr(e, "stderr", "") or str(e)).strip().splitlines()
-        print(f"{name}: not measured: {said[-1] if said else type(e).__name__}", file=sys.stderr)
+        lines = (getattr(e, "stderr", "") or str(e)).strip().splitlines()
+        print(f"{name}: not measured: {lines[-1] if lines else type(e).__name__}", file=sys.stderr)
         return None
     return figures

@@ -5,7 +5,7 @@ session count and the live engine are those of the benchmark `sessions` (exactly
 round counts. A batch is timed as a whole: its plan, its tasks and the compaction that follows.
 
 Then up to PARTITIONS_RECORDS of the clicks are written to topics of 1, 2, 4 and 8 partitions. The CPU time of a record
-in a batch is compared: that of driver, JVM and Python workers together. The targets are in ASKED.
+in a batch is compared: that of driver, JVM and Python workers together. The targets are in TARGETS.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bench._asked import missed, show
 from bench._processes import own_tree_cpu_s
 from bench._sessions_data import GAP_MS, GRACE_MS, PARTITIONS, fill, topic_of
 from bench._side_by_side import best_of
+from bench._targets import missed, show
 from bench.sessions import SESSION, row
 from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.services.spark.batch.batch import Batch
@@ -40,7 +40,7 @@ LIVE = row("exactly_once count", LAW)
 WARM_RECORDS = 20_000
 PARTITIONS_RECORDS = 4_000_000
 COUNTS = (1, 2, 4, 8)
-ASKED: dict[str, tuple[float, str]] = {
+TARGETS: dict[str, tuple[float, str]] = {
     "batch over live": (0.5, "least"),
     "CPU a record, 8 partitions over 1": (1.25, "most"),
 }
@@ -149,10 +149,10 @@ def main() -> int:
     options.add_argument("--json", action="store_true")
     given = options.parse_args()
     found = asyncio.run(run(given.records, given.rounds))
-    show(found, ASKED)
+    show(found, TARGETS)
     if given.json:
         print(json.dumps(found))
-    return 1 if missed(found, ASKED) else 0
+    return 1 if missed(found, TARGETS) else 0
 
 
 if __name__ == "__main__":

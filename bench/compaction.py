@@ -10,7 +10,7 @@ Changelogs are written in the engine's own format. The parts:
   restored right after a rewrite, before one with half as many superseded rows, and once from the whole changelog.
 - `partitions`: a first compaction with 64 partitions, compared with one.
 
-The targets are in ASKED.
+The targets are in TARGETS.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from bench._asked import missed, show
 from bench._changelogs import NUMBERS, ChangelogWriter
 from bench._compactions import Compactions
+from bench._targets import missed, show
 from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.services.spark.settings import SparkSettings
 from penstock.services.spark.spark_session import spark_session
@@ -37,7 +37,7 @@ PARTS = ("fold", "delta", "history", "partitions")
 FACTORS = (1, 4, 16)
 PARTITIONS = (1, 64)
 LIVE_FACTOR = 1.6  # a delta changes this many times --sessions live sessions
-ASKED: dict[str, tuple[float, str]] = {
+TARGETS: dict[str, tuple[float, str]] = {
     "cold fold, entries/s": (120_000, "least"),
     "warm fold, entries/s": (200_000, "least"),
     "warm fold, CPU us an entry": (8, "most"),
@@ -162,10 +162,10 @@ def main() -> int:
     options.add_argument("--json", action="store_true")
     given = options.parse_args()
     found = asyncio.run(run(given.sessions, given.delta, given.only))
-    show(found, ASKED)
+    show(found, TARGETS)
     if given.json:
         print(json.dumps(found))
-    return 1 if missed(found, ASKED) else 0
+    return 1 if missed(found, TARGETS) else 0
 
 
 if __name__ == "__main__":

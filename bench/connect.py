@@ -56,7 +56,7 @@ class Quiet:
     """A status listener that prints only failures."""
 
     def __getattr__(self, name: str) -> Callable[..., None]:
-        return lambda *said: print(*said, file=sys.stderr) if name == "on_failure" else None
+        return lambda *message: print(*message, file=sys.stderr) if name == "on_failure" else None
 
 
 def value_of(i: int) -> bytes:

@@ -32,7 +32,7 @@ TOPIC = "bench"
 STRING = "org.apache.kafka.connect.storage.StringConverter"
 LIMIT_SECONDS = 300
 P99_MS = 200.0
-ASK_SECONDS = 0.1
+READ_INTERVAL_SECONDS = 0.1
 
 
 def percentile(times_ms: Sequence[float], part: float) -> float:
@@ -67,13 +67,13 @@ def worker_file(folder: Path, bootstrap: str, port: int) -> Path:
     return path
 
 
-class Asked:
+class StatusReads:
     """Sends requests to a worker's REST all the time, and records each response time."""
 
     def __init__(self, client: httpx.AsyncClient) -> None:
         self._client = client
         self.times_ms: list[float] = []
-        self.refused = 0
+        self.failed = 0
 
     async def run(self) -> None:
         while True:
@@ -81,8 +81,8 @@ class Asked:
                 began = time.perf_counter()
                 answer = await self._client.get(path)
                 self.times_ms.append((time.perf_counter() - began) * 1000)
-                self.refused += answer.status_code >= httpx.codes.INTERNAL_SERVER_ERROR
-            await asyncio.sleep(ASK_SECONDS)
+                self.failed += answer.status_code >= httpx.codes.INTERNAL_SERVER_ERROR
+            await asyncio.sleep(READ_INTERVAL_SECONDS)
 
 
 async def until_healthy(client: httpx.AsyncClient, process: asyncio.subprocess.Process) -> None:
@@ -143,9 +143,9 @@ async def drive(count: int, folder: Path, url: str, worker: asyncio.subprocess.P
         httpx.AsyncClient(base_url=url, trust_env=False, timeout=100) as second,
     ):
         await until_healthy(client, worker)
-        asked = Asked(second)
+        reads = StatusReads(second)
         began = time.perf_counter()
-        asking = asyncio.create_task(asked.run())
+        reading = asyncio.create_task(reads.run())
         for number in range(count):
             at = time.perf_counter()
             answer = await client.put(f"/connectors/c-{number}/config", json=connector(number, folder))
@@ -154,19 +154,19 @@ async def drive(count: int, folder: Path, url: str, worker: asyncio.subprocess.P
         made = time.perf_counter() - began
         await until_running(client, count)
         running = time.perf_counter() - began
-        asking.cancel()
-        await asyncio.wait([asking])
+        reading.cancel()
+        await asyncio.wait([reading])
     return {
         "connectors": float(count),
         "made_seconds": made,
         "running_seconds": running,
         "create_p50_ms": percentile(creates, 0.5),
         "create_p99_ms": percentile(creates, 0.99),
-        "asked_p50_ms": percentile(asked.times_ms, 0.5),
-        "asked_p99_ms": percentile(asked.times_ms, 0.99),
-        "rest_p99_ms": percentile([*creates, *asked.times_ms], 0.99),
-        "asked": float(len(asked.times_ms)),
-        "refused": float(asked.refused),
+        "read_p50_ms": percentile(reads.times_ms, 0.5),
+        "read_p99_ms": percentile(reads.times_ms, 0.99),
+        "rest_p99_ms": percentile([*creates, *reads.times_ms], 0.99),
+        "reads": float(len(reads.times_ms)),
+        "failed": float(reads.failed),
     }
 
 
@@ -182,7 +182,7 @@ def main() -> int:
         print(f"  {name:<16} {value:12,.1f}")
     if given.json:
         print(json.dumps(found))
-    return 1 if found["rest_p99_ms"] > P99_MS or found["refused"] else 0
+    return 1 if found["rest_p99_ms"] > P99_MS or found["failed"] else 0
 
 
 if __name__ == "__main__":

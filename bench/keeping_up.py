@@ -130,10 +130,10 @@ async def sample(
     admin: Admin, folder: str, aggregator: int, started: float, sent: int, cpu_s: dict[str, float]
 ) -> Sample:
     changelog = f"{APPLICATION}-changelog"
-    places = [TopicPartition(changelog, p) for p in range(PARTITIONS)]
-    first = await admin.list_offsets(dict.fromkeys(places, "earliest"))
-    last = await admin.list_offsets(dict.fromkeys(places, "latest"))
-    records = sum(last[at] - first[at] for at in places)
+    partitions = [TopicPartition(changelog, p) for p in range(PARTITIONS)]
+    first = await admin.list_offsets(dict.fromkeys(partitions, "earliest"))
+    last = await admin.list_offsets(dict.fromkeys(partitions, "latest"))
+    records = sum(last[at] - first[at] for at in partitions)
     committed = sum(at.offset for at in (await admin.group_offsets(APPLICATION)).values())
     newest = await asyncio.to_thread(delta_tables.compactions, folder, APPLICATION, 1)
     age_s = time.time() - newest[0].ended_at_ms / 1000 if newest else time.monotonic() - started
@@ -186,8 +186,8 @@ async def run(rate: int, minutes: float, work: Path) -> list[Sample]:
                     samples.append(await sample(*where, started, sent[0], cpu.totals()))
                     print(samples[-1], flush=True)
                 await sending
-                refused = await admin.list_offsets({TopicPartition(f"{TOPIC}-dlq", 0): "latest"})
-                assert not any(refused.values()), refused
+                dead_letters = await admin.list_offsets({TopicPartition(f"{TOPIC}-dlq", 0): "latest"})
+                assert not any(dead_letters.values()), dead_letters
                 return samples
             finally:
                 aggregator.terminate()
@@ -220,8 +220,8 @@ def report(samples: list[Sample], rate: int) -> int:
         first, second = (max(getattr(one, name) for one in part) for part in (samples[1:half], samples[half:]))
         flat = second <= FLAT_MAX * first
         status |= not flat
-        said = "flat" if flat else "GROWS"
-        print(f"{name}: at most {first:,.0f} in the first half, {second:,.0f} in the second: {said}")
+        verdict = "flat" if flat else "GROWS"
+        print(f"{name}: at most {first:,.0f} in the first half, {second:,.0f} in the second: {verdict}")
     return status
 
 

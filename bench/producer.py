@@ -228,10 +228,10 @@ async def run(count: int, rounds: int) -> dict[str, Figures]:
 
 def profiled(contestant: str, servers: str, count: int) -> str:
     """One round under the profiler, in this process: the functions by their own time."""
-    profiler, said = cProfile.Profile(), io.StringIO()
+    profiler, text = cProfile.Profile(), io.StringIO()
     profiler.runcall(run_one, contestant, servers, count)
-    pstats.Stats(profiler, stream=said).sort_stats("tottime").print_stats(PROFILE_LINES)
-    return f"{contestant}, {count:,} records and the warm-up:\n{said.getvalue()}"
+    pstats.Stats(profiler, stream=text).sort_stats("tottime").print_stats(PROFILE_LINES)
+    return f"{contestant}, {count:,} records and the warm-up:\n{text.getvalue()}"
 
 
 async def profile(count: int) -> int:

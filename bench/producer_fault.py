@@ -82,8 +82,8 @@ class Log:
                 self.latencies_ms.append((time.perf_counter() - due) * 1000)
 
         for number in range(first, first + AT_A_TIME):
-            told = on_last if number == first + AT_A_TIME - 1 else on_delivery
-            await producer.send(TOPIC, VALUE % number, partition=partition, on_delivery=told)
+            callback = on_last if number == first + AT_A_TIME - 1 else on_delivery
+            await producer.send(TOPIC, VALUE % number, partition=partition, on_delivery=callback)
         return AT_A_TIME
 
     async def send_to(self, producer: Producer, partition: int, rate: float | None) -> int:
@@ -142,8 +142,8 @@ async def window(
         async with Producer(KafkaSettings(bootstrap_servers=cluster.bootstrap_servers), settings) as producer:
             await asyncio.gather(*(producer.send(TOPIC, b"first", partition=p) for p in range(PARTITIONS)))
             await producer.flush()
-            refusal = Fail(ErrorCode.NOT_ENOUGH_REPLICAS, partitions=[TopicPartition(TOPIC, 0)])
-            control = cluster.control(Api.PRODUCE, refusal) if fault else None
+            rejection = Fail(ErrorCode.NOT_ENOUGH_REPLICAS, partitions=[TopicPartition(TOPIC, 0)])
+            control = cluster.control(Api.PRODUCE, rejection) if fault else None
             if senders == "one for all":
                 sending: asyncio.Future[list[int]] = asyncio.ensure_future(log.send_to_all(producer))
             else:

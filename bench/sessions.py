@@ -255,15 +255,15 @@ async def contest(contestant: str, kafka: KafkaSettings, count: int, kind: str) 
 
 def profiled(contestant: str, kafka: KafkaSettings, count: int, kind: str) -> str:
     """One round under the profiler: each function's own time, and each file's share of the total."""
-    profiler, said = cProfile.Profile(), io.StringIO()
+    profiler, text = cProfile.Profile(), io.StringIO()
     profiler.runcall(lambda: asyncio.run(contest(contestant, kafka, count, kind)))
-    stats = pstats.Stats(profiler, stream=said)
+    stats = pstats.Stats(profiler, stream=text)
     stats.sort_stats("tottime").print_stats(PROFILE_LINES)
     own: dict[str, float] = {}
     for (file, _, _), row in stats.stats.items():  # type: ignore[attr-defined]
         name = Path(file).name if Path(file).is_file() else "built in: numpy, msgspec, Cython, sockets"
         own[name] = own.get(name, 0.0) + row[2]
-    return "\n".join([f"{contestant}, {count:,} records:", said.getvalue(), *shares(own, count, PROFILE_LINES)])
+    return "\n".join([f"{contestant}, {count:,} records:", text.getvalue(), *shares(own, count, PROFILE_LINES)])
 
 
 def shares(seconds: dict[str, float], count: int, lines_max: int) -> list[str]:

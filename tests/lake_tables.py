@@ -183,7 +183,7 @@ class LakeWriter:
             stores = reader.progress.stores
             for late in _late(parts):
                 if late.changelog_offset >= first:
-                    row = _late_row(late) | self._place(partition, late.changelog_offset)
+                    row = _late_row(late) | self._coordinates(partition, late.changelog_offset)
                     missed.setdefault(late.store, []).append(row)
             for store, offset, operation, key, start, end, at, columns in _changes(parts):
                 if offset < first:
@@ -191,7 +191,7 @@ class LakeWriter:
                 if operation == log.FINAL:
                     times = {"window_start": _time(start), "window_end": _time(end), "closed_at": _time(at)}
                     row = {**_key(store, key), **times, **results(store, columns), "state": columns}
-                    closed.setdefault(store, []).append(row | self._place(partition, offset))
+                    closed.setdefault(store, []).append(row | self._coordinates(partition, offset))
                 if operation == log.LIVE:
                     state.append(dict(live(partition, store.name, key, start, end, offset, columns)))
                 else:
@@ -208,7 +208,7 @@ class LakeWriter:
         if not crash:
             self._write(STATE, state, state_schema(stores), ["partition"])
 
-    def _place(self, partition: int, offset: int) -> dict[str, Any]:
+    def _coordinates(self, partition: int, offset: int) -> dict[str, Any]:
         return {"partition": partition, "changelog_offset": offset, "topic_id": self.topic_id}
 
     def _write(
@@ -308,14 +308,14 @@ def _late(parts: Sequence[Confirmed]) -> list[Late]:
     for part in parts:
         own = part.at(part.operations == log.LATE[0])
         rows = zip(own.numbers.tolist(), own.keys, own.starts.tolist(), own.missed, own.states, strict=True)
-        places = zip(own.ends.tolist(), own.offsets.tolist(), strict=True)
-        for (number, key, time, missed, state), place in zip(rows, places, strict=True):
+        coordinates = zip(own.ends.tolist(), own.offsets.tolist(), strict=True)
+        for (number, key, time, missed, state), end_and_offset in zip(rows, coordinates, strict=True):
             store = part.stores[number]
             names = [c.name for c in store.state_columns()]
             codec = log.StateCodec(store.state_columns())
             columns = None if state is None else dict(zip(names, codec.unpack(state), strict=True))
             starts = struct.unpack(f">{len(missed or b'') // 8}q", missed or b"")
-            found.append(Late(store, key or b"", time, starts, columns, *place))
+            found.append(Late(store, key or b"", time, starts, columns, *end_and_offset))
     return found
 
 

@@ -32,19 +32,19 @@ def run(folder: Path, *, failing: str = "", seconds: int = 0) -> tuple[int, str,
 
 def test_each_part_is_timed(tmp_path: Path) -> None:
     """All parts run in order, and then the time of each and the total are printed."""
-    status, said, warned = run(tmp_path)
+    status, output, warned = run(tmp_path)
     assert (status, warned) == (0, "")
-    assert re.findall(r"^ran (\S+)$", said, re.MULTILINE) == list(PARTS)
-    assert re.findall(r"^(\S.*?) +\d+ s$", said.partition("== time\n")[2], re.MULTILINE) == [*PARTS, "the whole"]
+    assert re.findall(r"^ran (\S+)$", output, re.MULTILINE) == list(PARTS)
+    assert re.findall(r"^(\S.*?) +\d+ s$", output.partition("== time\n")[2], re.MULTILINE) == [*PARTS, "the whole"]
 
 
 @pytest.mark.parametrize("failing", PARTS)
 def test_a_part_that_fails_fails_the_whole(tmp_path: Path, failing: str) -> None:
     """If a part fails, the others still run, the times are printed, and the exit status is 1."""
-    status, said, _ = run(tmp_path, failing=failing)
+    status, output, _ = run(tmp_path, failing=failing)
     assert status == 1
-    assert re.findall(r"^ran (\S+)$", said, re.MULTILINE) == list(PARTS)
-    assert "the whole" in said
+    assert re.findall(r"^ran (\S+)$", output, re.MULTILINE) == list(PARTS)
+    assert "the whole" in output
 
 
 @pytest.mark.parametrize(("seconds", "warns"), [(880, False), (901, True)])
@@ -59,9 +59,9 @@ def test_tools_are_found_by_the_parts(tmp_path: Path) -> None:
     """Tools that .ci/tools fetched are on the PATH of each part."""
     (tmp_path / "tools").mkdir()
     (tmp_path / "tools" / "found-by-tests").touch(mode=0o755)
-    status, said, _ = run(tmp_path)
+    status, output, _ = run(tmp_path)
     assert status == 0
-    assert said.count(str(tmp_path / "tools" / "found-by-tests")) == len(PARTS)
+    assert output.count(str(tmp_path / "tools" / "found-by-tests")) == len(PARTS)
 
 
 def tools(folder: Path, commands: dict[str, str]) -> tuple[int, str, str]:

@@ -212,9 +212,9 @@ def test_connect_worker_serves_the_published_port_and_token(worker: DistributedC
     assert (http.host, [inside for _, _, inside in published("connect")]) == ("0.0.0.0", [str(http.port)])
     assert advertised(worker, http, http.port) == f"connect:{http.port}"
     assert f"http://127.0.0.1:{http.port}/health" in SERVICES["connect"]["healthcheck"]["test"][-1]
-    asked = environment("connectors")
-    assert asked[URL_VARIABLE] == f"http://connect:{http.port}"
-    assert worker["rest.auth.token"].value == asked[TOKEN_VARIABLE] == SECRETS["PENSTOCK_AUTH_TOKEN"]
+    variables = environment("connectors")
+    assert variables[URL_VARIABLE] == f"http://connect:{http.port}"
+    assert worker["rest.auth.token"].value == variables[TOKEN_VARIABLE] == SECRETS["PENSTOCK_AUTH_TOKEN"]
     admin: Any = settings_of("admin")
     assert admin.services.keys() == {*SETTINGS, "connect"} - {"admin"}
     assert admin.services["connect"] == f"http://connect:{http.port}"

@@ -186,9 +186,9 @@ def test_all_is_set_up_once(machine: Machine) -> None:
     status, output = machine.install()
     assert status == 0, output
     assert "making .venv with Python 3.12.1" in output
-    asked = machine.calls("python -m")
-    pip = [line for line in asked if line.startswith("python -m pip install")]
-    (uv,) = [line for line in asked if line.startswith("python -m uv")]
+    calls = machine.calls("python -m")
+    pip = [line for line in calls if line.startswith("python -m pip install")]
+    (uv,) = [line for line in calls if line.startswith("python -m uv")]
     assert uv.endswith(" --require-hashes --no-build-isolation -r requirements.lock")
     assert ["--require-hashes" in line for line in pip] == [True, False]
     assert pip[-1].endswith(" --no-deps --no-build-isolation -e .")
@@ -210,9 +210,9 @@ def test_pip_is_used_if_uv_cannot(machine: Machine, why: str) -> None:
     status, output = machine.install()
     assert status == 0, output
     assert ("uv failed" in output) == (why == "no_uv")
-    asked = machine.calls("python -m")
-    assert any("pip install" in line and line.endswith("--no-build-isolation -r requirements.lock") for line in asked)
-    assert any(line.startswith("python -m uv") for line in asked) == (why == "no_uv")
+    calls = machine.calls("python -m")
+    assert any("pip install" in line and line.endswith("--no-build-isolation -r requirements.lock") for line in calls)
+    assert any(line.startswith("python -m uv") for line in calls) == (why == "no_uv")
 
 
 def test_a_missing_class_archive_is_no_failure(machine: Machine) -> None:

@@ -18,7 +18,7 @@ class MemoryProducer:
 
     def __init__(self, topics: Sequence[str] = ("t",), partitions: int = 2) -> None:
         self.logs: dict[str, list[list[ProducerRecord]]] = {t: [[] for _ in range(partitions)] for t in topics}
-        self.refuse: dict[bytes, Exception] = {}
+        self.errors_by_value: dict[bytes, Exception] = {}
         self.fail_all: Exception | None = None
         self.batches: list[int] = []
         self.is_full = False
@@ -42,7 +42,7 @@ class MemoryProducer:
         return [record.value for log in self.logs[topic] for record in log]
 
     def _append(self, record: ProducerRecord) -> Outcome:
-        error = self.refuse.get(record.value or b"")
+        error = self.errors_by_value.get(record.value or b"")
         if error is not None:
             return error
         log = self.logs[record.topic]

@@ -13,4 +13,4 @@ from bench import batch
 def test_all_parts_in_small() -> None:
     """The benchmark runs at a small scale and asserts that each batch reads every record."""
     found = asyncio.run(batch.run(20_000, 1))
-    assert batch.ASKED.keys() <= found.keys()
+    assert batch.TARGETS.keys() <= found.keys()

@@ -40,9 +40,9 @@ def test_a_profile() -> None:
     """A profile lists the functions of a contestant by their own time."""
     with start_blocking_portal() as portal, portal.wrap_async_context_manager(FakeCluster()) as cluster:
         portal.call(lambda: cluster.create_topic(producer.TOPIC, partitions=producer.PARTITIONS))
-        said = producer.profiled("penstock send", cluster.bootstrap_servers, RECORDS)
-    assert "Ordered by: internal time" in said
-    assert "producer.py" in said
+        profile = producer.profiled("penstock send", cluster.bootstrap_servers, RECORDS)
+    assert "Ordered by: internal time" in profile
+    assert "producer.py" in profile
 
 
 def test_the_wanted_ratios_are_of_contestants() -> None:

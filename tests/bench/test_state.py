@@ -68,6 +68,6 @@ def test_what_fails(
     figures = {"in_memory": in_memory, "rocksDB": on_disk}
     assert state.report(300_000, figures, as_json=False) == status
     assert state.report(300_000, figures, as_json=True) == status
-    said = capsys.readouterr().out
-    assert said.startswith("300,000 live sessions")
-    assert json.loads(said.splitlines()[-1]) == figures
+    output = capsys.readouterr().out
+    assert output.startswith("300,000 live sessions")
+    assert json.loads(output.splitlines()[-1]) == figures

@@ -112,10 +112,10 @@ async def test_the_leader_assigns(broker: Broker, wire: Wire, other_wire: Wire, 
     first, second = await single_member(wire, name), Member(other_wire, name)
     joining = asyncio.create_task(second.join())
 
-    async def is_asked_to_join() -> bool:
+    async def must_rejoin() -> bool:
         return await first.heartbeat() == "REBALANCE_IN_PROGRESS"
 
-    await until(is_asked_to_join)
+    await until(must_rejoin)
     assert code_name((await first.sync()).error_code) == "REBALANCE_IN_PROGRESS"
     answer, others = await first.join(), await joining
     assert (answer.generation_id, others.generation_id) == (2, 2)

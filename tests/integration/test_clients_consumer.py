@@ -63,10 +63,10 @@ async def poll_until(*consumers: Consumer, until: Callable[[], bool]) -> list[Co
     return found
 
 
-async def eventually(ask: Callable[[], Awaitable[object]], expected: object) -> None:
+async def eventually(read: Callable[[], Awaitable[object]], expected: object) -> None:
     """Call `ask` until it returns the expected value."""
     async with asyncio.timeout(10):
-        while await ask() != expected:  # noqa: ASYNC110 - the broker sends no event when it changes
+        while await read() != expected:  # noqa: ASYNC110 - the broker sends no event when it changes
             await asyncio.sleep(0.05)
 
 

@@ -258,7 +258,7 @@ async def connection_errors(settings: KafkaSettings) -> list[PenstockError]:
     return found
 
 
-REFUSED = {
+FAILED_LOGINS = {
     "plain": (credentials("PLAIN", WRONG), "SASL_AUTHENTICATION_FAILED: .*Invalid username or password"),
     "scram": (credentials("SCRAM-SHA-256", WRONG), "SASL_AUTHENTICATION_FAILED: .*invalid credentials"),
     "unknown-user": (credentials("SCRAM-SHA-512", PASSWORD, "baba"), "SASL_AUTHENTICATION_FAILED"),
@@ -266,10 +266,10 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("case", REFUSED)
+@pytest.mark.parametrize("case", FAILED_LOGINS)
 async def test_wrong_credentials(secured: Secured, case: str, caplog: pytest.LogCaptureFixture) -> None:
     """Wrong credentials raise AuthenticationFailed with the broker's reason, and are not retried."""
-    more, reason = REFUSED[case]
+    more, reason = FAILED_LOGINS[case]
     caplog.set_level(logging.DEBUG)
     caplog.set_level(logging.DEBUG, logger="aiokafka")  # a service's logging, configured before, silences it
     for error in await connection_errors(secured.settings("TLS", **more)):

@@ -196,12 +196,12 @@ async def test_losing_partition_0_stops_the_job(tmp_path: Path) -> None:
 
 async def test_a_job_that_cannot_be_started() -> None:
     """A command that cannot be started counts as a failed job, and the supervisor continues."""
-    registry, asked = CollectorRegistry(), 0
+    registry, commands = CollectorRegistry(), 0
 
     def job(given: AggregatorSettings) -> list[str]:
-        nonlocal asked
-        asked += 1
-        return ["/nowhere/job"] if asked == 1 else [sys.executable, "-c", DONE]
+        nonlocal commands
+        commands += 1
+        return ["/nowhere/job"] if commands == 1 else [sys.executable, "-c", DONE]
 
     supervisor = CompactionSupervisor(settings(retry_backoff_ms=10), registry, job=job)
     running = asyncio.create_task(supervisor.run())

@@ -87,7 +87,7 @@ class Load:
         return str(number).encode()
 
     def start(self) -> None:
-        self._tasks = [asyncio.create_task(self._write()), asyncio.create_task(self._ask())]
+        self._tasks = [asyncio.create_task(self._write()), asyncio.create_task(self._send_requests())]
 
     async def stop(self) -> None:
         self._stop = True
@@ -102,7 +102,7 @@ class Load:
                 await asyncio.sleep(0.1)
             await producer.flush()
 
-    async def _ask(self) -> None:
+    async def _send_requests(self) -> None:
         async with httpx.AsyncClient(trust_env=False, timeout=10) as client:
             while not self._stop:
                 for url in list(self.urls):

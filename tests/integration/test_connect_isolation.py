@@ -21,7 +21,7 @@ from penstock.shared.common.settings import KafkaSettings
 from tests.integration.connect_processes import WorkerProcess, workers
 from tests.integration.connect_worker import properties
 from tests.integration.test_connect_workers import committed, make_topic, runs, source
-from tests.integration.test_connect_workers import until as asked_until
+from tests.integration.test_connect_workers import until as read_until
 
 ANSWER_MS_MAX = 5_000
 """The limit of a worker's REST latency, on a busy machine."""
@@ -105,25 +105,25 @@ async def test_a_failing_connector_process_affects_no_other_connector(
     try:
         await worker.ready()
         async with httpx.AsyncClient(base_url=worker.url, trust_env=False, timeout=60) as client:
-            asking = TimedClient(client)
+            timed = TimedClient(client)
             for name in ("start", "configs"):
-                await asking.put(name, {**awkward, f"{name}.does": "block"})
-            await asking.put("ending", {**awkward, "start.does": "exit"})
-            await asking.put("good", good)
-            await asking.until("good", lambda status: status["tasks"][0]["state"] == "RUNNING")
-            failed = await asking.until("ending", lambda status: status["connector"]["state"] == "FAILED")
+                await timed.put(name, {**awkward, f"{name}.does": "block"})
+            await timed.put("ending", {**awkward, "start.does": "exit"})
+            await timed.put("good", good)
+            await timed.until("good", lambda status: status["tasks"][0]["state"] == "RUNNING")
+            failed = await timed.until("ending", lambda status: status["connector"]["state"] == "FAILED")
             assert "the process of connector ending" in failed["connector"]["trace"]
             assert "ended with status 3" in failed["connector"]["trace"]
-            await asking.until("configs", lambda status: status["connector"]["state"] == "RUNNING")
-            await asking.until("ending", lambda status: status["connector"]["state"] == "RESTARTING")
+            await timed.until("configs", lambda status: status["connector"]["state"] == "RUNNING")
+            await timed.until("ending", lambda status: status["connector"]["state"] == "RESTARTING")
             config = {**awkward, "name": "x", "validate.does": "exit"}
             path = f"/connector-plugins/{config['connector.class']}/config/validate"
             rejected = await client.put(path, json=config)
             assert (rejected.status_code, "status 3" in rejected.text) == (500, True), rejected.text
             assert (await client.delete("/connectors/start")).status_code == 204
-            assert sorted(await asking.get("/connectors")) == ["configs", "ending", "good"]
-            await asking.until("good", lambda status: status["connector"]["state"] == "RUNNING")
-            assert asking.longest_ms < ANSWER_MS_MAX
+            assert sorted(await timed.get("/connectors")) == ["configs", "ending", "good"]
+            await timed.until("good", lambda status: status["connector"]["state"] == "RUNNING")
+            assert timed.longest_ms < ANSWER_MS_MAX
         left = children(worker.process.pid)
         assert left
         worker.kill()
@@ -173,28 +173,28 @@ async def test_a_source_continues_after_its_process_is_killed(
                 for pid in children(worker.process.pid):
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(pid, signal.SIGKILL)
-            await asked_until(client, "/connectors/src/status", runs(1))
+            await read_until(client, "/connectors/src/status", runs(1))
             append(1)
-            await asked_until(client, "/connectors/src/offsets", has_read_all)
+            await read_until(client, "/connectors/src/offsets", has_read_all)
             values = await committed(kafka.bootstrap_servers, topic)
             wanted = [f"{n:06}".encode() for n in range(lines)]
             assert sorted(set(values)) == wanted
             assert exactly_once == "disabled" or values == wanted
             await client.put("/connectors/src/stop")
-            await asked_until(client, "/connectors/src/status", lambda status: not status["tasks"])
+            await read_until(client, "/connectors/src/status", lambda status: not status["tasks"])
             row = {"partition": {"filename": str(file)}, "offset": {"position": 7 * (lines - 2)}}
             altered = await client.patch("/connectors/src/offsets", json={"offsets": [row]})
             assert altered.status_code == 200, altered.text
             await client.put("/connectors/src/resume")
-            await asked_until(client, "/connectors/src/offsets", has_read_all)
+            await read_until(client, "/connectors/src/offsets", has_read_all)
             again = await committed(kafka.bootstrap_servers, topic)
             assert again[len(values) :] == wanted[-2:]
             await client.put("/connectors/src/stop")
-            await asked_until(client, "/connectors/src/status", lambda status: not status["tasks"])
+            await read_until(client, "/connectors/src/status", lambda status: not status["tasks"])
             assert (await client.delete("/connectors/src/offsets")).status_code == 200
             assert (await client.get("/connectors/src/offsets")).json() == {"offsets": []}
             await client.put("/connectors/src/resume")
-            await asked_until(client, "/connectors/src/status", runs(1))
+            await read_until(client, "/connectors/src/status", runs(1))
         left = children(worker.process.pid)
         worker.kill()
         await until(lambda: not any_is_alive(left), GONE_S_MAX)
@@ -231,8 +231,8 @@ async def test_a_hanging_process_delays_no_rebalance(kafka: EmbeddedKafka, tmp_p
         ):
             for name, config in configs.items():
                 await on_first.put(f"/connectors/{name}/config", json=config)
-            await asked_until(on_first, "/connectors/hangs/status", runs(2))
-            await asked_until(on_first, "/connectors/good/status", runs(1))
+            await read_until(on_first, "/connectors/hangs/status", runs(2))
+            await read_until(on_first, "/connectors/good/status", runs(1))
             block.touch()
             await asyncio.gather(*(stalled((on_first, on_second), "hangs", task) for task in (0, 1)))
             left, began = children(first.process.pid), time.monotonic()
@@ -246,18 +246,18 @@ async def test_a_hanging_process_delays_no_rebalance(kafka: EmbeddedKafka, tmp_p
             def are_paused(status: Any) -> bool:
                 return [part["state"] for part in [status["connector"], *status["tasks"]]] == ["PAUSED"] * 3
 
-            await asked_until(on_second, "/connectors/good/status", lambda status: runs(1)(status) and is_here(status))
+            await read_until(on_second, "/connectors/good/status", lambda status: runs(1)(status) and is_here(status))
             before = children(second.process.pid)
             assert (await on_second.post("/connectors/hangs/tasks/0/restart")).status_code == 204
             assert before - children(second.process.pid), "the process that hung"
             assert (await on_second.put("/connectors/hangs/pause")).status_code == 202
             block.unlink()
-            await asked_until(on_second, "/connectors/hangs/status", lambda s: are_paused(s) and is_here(s))
+            await read_until(on_second, "/connectors/hangs/status", lambda s: are_paused(s) and is_here(s))
             assert (await on_second.put("/connectors/hangs/resume")).status_code == 202
-            await asked_until(on_second, "/connectors/hangs/status", runs(2))
+            await read_until(on_second, "/connectors/hangs/status", runs(2))
             assert (await on_second.delete("/connectors/hangs")).status_code == 204
             await until(lambda: len(children(second.process.pid)) == 1)
-            await asked_until(on_second, "/connectors/good/status", runs(1))
+            await read_until(on_second, "/connectors/good/status", runs(1))
 
 
 async def stalled(clients: tuple[httpx.AsyncClient, ...], connector: str, task: int) -> None:

@@ -87,8 +87,8 @@ async def test_any_worker_takes_requests_and_all_share_the_work(
     """Requests need the token, a follower forwards them to the leader, connectors run on both workers, and either
     worker can restart a connector of the other.
     """
-    asked = {"rest_auth_token": "0123456789abcdef"}
-    props = properties(kafka.bootstrap_servers, scheduled_rebalance_max_delay_ms="0", **asked)
+    own_settings = {"rest_auth_token": "0123456789abcdef"}
+    props = properties(kafka.bootstrap_servers, scheduled_rebalance_max_delay_ms="0", **own_settings)
     await make_topic(kafka, topic_name)
     (tmp_path / "in.txt").write_text("a\n")
     async with contextlib.AsyncExitStack() as stack:

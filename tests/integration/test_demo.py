@@ -44,8 +44,8 @@ def test_flights_pass_all_services_and_a_crash(tmp_path: Path) -> None:
     result = summary(run)
     assert result["audit_ok"] is True
     assert result["events_sent"] == result["events_acked"] == result["audit"]["records"] == 20_000
-    placed = result["audit"]["in_windows"] + result["late_records"] + result["dead_letters"]
-    assert placed == 20_000
+    accounted = result["audit"]["in_windows"] + result["late_records"] + result["dead_letters"]
+    assert accounted == 20_000
     assert result["sessions_closed"] > 5_000
     assert result["late_records"] > 0
     cancelled = sum(json.loads(line)["dep_delay"] is None for line in FlightEvents(20_000).lines())

@@ -14,7 +14,7 @@ from penstock.shared.streams.runtime.application_topics import CHANGELOG_CONFIGS
 
 NOW_MS = int(time.time() * 1000)
 WEEK_MS = 7 * 86_400_000
-MENDED = re.compile(r"--add-config (\S+)")
+ADDED_CONFIG = re.compile(r"--add-config (\S+)")
 
 
 async def test_problems_are_found_and_fixed(kafka: EmbeddedKafka, topic_name: str) -> None:
@@ -22,29 +22,29 @@ async def test_problems_are_found_and_fixed(kafka: EmbeddedKafka, topic_name: st
     found. Topics with the configs that the commands set have no finding.
     """
     settings = KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)
-    source, letters, changelog = topic_name, f"{topic_name}-dlq", f"{topic_name}-changelog"
+    source, dead_letters, changelog = topic_name, f"{topic_name}-dlq", f"{topic_name}-changelog"
     # Default segments: the broker would delete the old records within minutes, not within this test.
     trap = NewTopic(source, 2, configs={"retention.ms": str(WEEK_MS)})
     compacted = NewTopic(changelog, 2, configs={"cleanup.policy": "compact"})
     async with Admin(settings) as admin:
-        await admin.create_topics([trap, NewTopic(letters, 2), compacted])
+        await admin.create_topics([trap, NewTopic(dead_letters, 2), compacted])
         async with Producer(settings) as producer:
             for age_ms, partition in ((8 * WEEK_MS, 0), (2 * WEEK_MS, 1), (0, 1)):
                 await (await producer.send(source, b"x", partition=partition, timestamp=NOW_MS - age_ms))
         findings = await examine_kafka(settings, [source, changelog], NOW_MS)
         assert findings[0].level == "ok"
         problems = {finding.about: finding for finding in findings if finding.level == "problem"}
-        assert set(problems) == {f"topic {source}", f"changelog {changelog}", f"dead-letter topic {letters}"}
+        assert set(problems) == {f"topic {source}", f"changelog {changelog}", f"dead-letter topic {dead_letters}"}
         assert "2 records are due already" in problems[f"topic {source}"].message
 
-        changed: dict[str, dict[str, str]] = {source: {}, letters: {}, changelog: {}}
+        changed: dict[str, dict[str, str]] = {source: {}, dead_letters: {}, changelog: {}}
         for finding in findings[1:]:
-            given = MENDED.search(finding.fix)
+            given = ADDED_CONFIG.search(finding.fix)
             assert given is not None, finding
             changed[finding.about.split()[-1]] |= dict(pair.split("=", 1) for pair in given.group(1).split(","))
-        mended = {name.replace(topic_name, f"{topic_name}-mended"): given for name, given in changed.items()}
-        await admin.create_topics([NewTopic(name, 2, configs=given) for name, given in mended.items()])
-        names = [name for name in mended if not name.endswith("-dlq")]
+        fixed = {name.replace(topic_name, f"{topic_name}-mended"): given for name, given in changed.items()}
+        await admin.create_topics([NewTopic(name, 2, configs=given) for name, given in fixed.items()])
+        names = [name for name in fixed if not name.endswith("-dlq")]
         assert [finding.level for finding in await examine_kafka(settings, names, NOW_MS)] == ["ok", "ok"]
 
 

@@ -93,7 +93,7 @@ TopologyTestDriver(builder.build(), state=state)
 """Code that needs each extra and fails without it."""
 FIRST_NEEDED = {"schemas": "server", "rocksdb": "streams"}
 """An extra that requires another one; the error names the other one if both are missing."""
-ASK_FOR_EACH = """
+REQUIRE_EACH = """
 import asyncio, json, subprocess, sys
 from pathlib import Path
 
@@ -150,7 +150,7 @@ def names_each_missing_extra(python: Path, folder: Path) -> None:
     lacking = {extra for extra in LACKING if required("penstock", [extra]).keys() - present}
     assert lacking
     errors = json.loads(
-        run(python, folder, "-c", ASK_FOR_EACH, json.dumps({extra: LACKING[extra] for extra in lacking}))
+        run(python, folder, "-c", REQUIRE_EACH, json.dumps({extra: LACKING[extra] for extra in lacking}))
     )
     for extra in lacking:
         named = FIRST_NEEDED[extra] if FIRST_NEEDED.get(extra) in lacking else extra

@@ -242,8 +242,8 @@ async def java_member(kafka: EmbeddedKafka, topic: str, assignor: str, folder: P
     Without an assignor it uses the new consumer group protocol (KIP-848).
     """
     java = find_java().executable
-    asked = [java, "--list-modules"]
-    modules = (await asyncio.to_thread(subprocess.run, asked, capture_output=True, text=True, check=True)).stdout
+    listing = [java, "--list-modules"]
+    modules = (await asyncio.to_thread(subprocess.run, listing, capture_output=True, text=True, check=True)).stdout
     if "jdk.compiler" not in modules:
         pytest.skip("a JDK is needed to compile a Java member")
     source = folder / "Member.java"

@@ -135,17 +135,17 @@ async def test_a_failing_record_becomes_a_dead_letter(connection: KafkaSettings,
         assert registry.get_sample_value("penstock_consumer_handled_records_total", labels) == 2
     assert handled == [0, 2]
     assert await committed(connection, topic_name) == {TopicPartition(topic_name, 0): OffsetAndMetadata(3)}
-    async with DeadLetterLog(connection, f"{topic_name}-dlq") as letters:
-        entries = [entry async for entry in letters.entries()]
-    (letter,) = [entry.dead_letter for entry in entries]
-    assert letter is not None
-    assert letter.record == ConsumerRecord(topic_name, 0, 1, 1_357_000_000_001, b"ann", b"\xff bad", headers)
-    assert (letter.stage, letter.exception, letter.message) == (
+    async with DeadLetterLog(connection, f"{topic_name}-dlq") as log:
+        entries = [entry async for entry in log.entries()]
+    (dead_letter,) = [entry.dead_letter for entry in entries]
+    assert dead_letter is not None
+    assert dead_letter.record == ConsumerRecord(topic_name, 0, 1, 1_357_000_000_001, b"ann", b"\xff bad", headers)
+    assert (dead_letter.stage, dead_letter.exception, dead_letter.message) == (
         "process",
         "ConnectionError",
         "refused by the other side",
     )
-    assert (letter.attempts, letter.group) == (3, topic_name)
+    assert (dead_letter.attempts, dead_letter.group) == (3, topic_name)
     assert entries[0].written_ms > 1_357_000_000_001 + 86_400_000
 
 
@@ -339,8 +339,8 @@ async def test_a_poison_record_does_not_end_the_daemon(
         process.send_signal(signal.SIGTERM)
         assert await process.wait() == 0
     assert await committed(connection, topic_name) == {TopicPartition(topic_name, 0): OffsetAndMetadata(3)}
-    async with DeadLetterLog(connection, f"{topic_name}-dlq") as letters:
-        (entry,) = [entry async for entry in letters.entries()]
+    async with DeadLetterLog(connection, f"{topic_name}-dlq") as log:
+        (entry,) = [entry async for entry in log.entries()]
     assert entry.dead_letter is not None
     assert (entry.dead_letter.stage, entry.dead_letter.exception) == ("deserialize", "KeyError")
     assert entry.dead_letter.record.value == b'{"id":2}'

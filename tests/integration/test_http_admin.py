@@ -152,14 +152,14 @@ async def test_dead_letters_are_found_by_stage_and_late_records_sent_elsewhere(
     async with Admin(settings) as admin:
         await admin.create_topics([event_time_topic(name, 2) for name in (topic_name, dead, late, other)])
     sources = [ConsumerRecord(topic_name, 1, i, 1_000 + i, b"k%d" % i, b"%d" % i, (("h", b"1"),)) for i in range(60)]
-    letters = [
+    dead_letters = [
         dead_letter_record(dead, DeadLetter(s, "produce" if i < 2 else "process", "ValueError", "no", 1, "g"))
         for i, s in enumerate(sources)
     ]
     lates = [late_record(source, late, 1_500, 2_000, "visits", "shop") for source in sources[:3]]
     nobodys = ProducerRecord(late, b"{}", b"x", (), 0, 5)
     async with Producer(settings) as producer:
-        await (await producer.send_many([*letters, *lates, nobodys]))
+        await (await producer.send_many([*dead_letters, *lates, nobodys]))
     async with serving(kafka.bootstrap_servers) as client:
         listed = {row["topic"]: row for row in (await client.get("/v1/dead-letters")).json()["topics"]}
         assert (listed[dead]["kind"], listed[dead]["records"]) == ("dead_letters", 60)

@@ -78,7 +78,7 @@ class OtherServices:
     """The services behind the gateway: streams, and a connector with a failed task."""
 
     def __init__(self) -> None:
-        self.asked: list[tuple[str, str]] = []
+        self.requests: list[tuple[str, str]] = []
         self.streams = Streams()
         router = APIRouter()
         router.add_api_route("/connectors", self.connectors)
@@ -93,7 +93,7 @@ class OtherServices:
         return json_response({"files": {"status": {"name": "files", "connector": connector, "tasks": [task]}}})
 
     async def steer(self, rest: str, request: Request) -> Response:
-        self.asked.append((request.method, rest))
+        self.requests.append((request.method, rest))
         return Response(status_code=204)
 
 
@@ -123,8 +123,8 @@ async def text_of(page: Page, id_: str) -> str:
 
 async def press(page: Page, label: str, within: str, row: str = "") -> None:
     """Press the button with a label; `row` selects the table row, since tests share a broker."""
-    place = f"#{within} tr" if row else f"#{within}"
-    buttons = f"[...document.querySelectorAll('{place}')].filter(e => e.textContent.includes('{row}'))"
+    selector = f"#{within} tr" if row else f"#{within}"
+    buttons = f"[...document.querySelectorAll('{selector}')].filter(e => e.textContent.includes('{row}'))"
     wanted = f"{buttons}.flatMap(e => [...e.querySelectorAll('button')]).find(b => b.textContent === '{label}')"
     await page.until(f"!!{wanted}")
     await page.run(f"{wanted}.click()")
@@ -201,9 +201,9 @@ async def test_all_pages_and_buttons(kafka: EmbeddedKafka, topic_name: str, tmp_
     await create(servers, event_time_topic(topic_name, 1))
     await create(servers, event_time_topic(dead, 1))
     source = ConsumerRecord(topic_name, 0, 7, 1_000, b"ann", b"broken")
-    letter = DeadLetter(source, "process", "ValueError", "cannot be handled", attempts=3, group="banks")
+    dead_letter = DeadLetter(source, "process", "ValueError", "cannot be handled", attempts=3, group="banks")
     async with Producer(KafkaSettings(bootstrap_servers=servers)) as producer:
-        await (await producer.send_many([dead_letter_record(dead, letter)]))
+        await (await producer.send_many([dead_letter_record(dead, dead_letter)]))
     async with gateway(servers, others) as url, chromium(tmp_path / "profile") as browser:
         async with httpx.AsyncClient(base_url=url, trust_env=False) as client:
             await client.post(f"/v1/topics/{topic_name}/events", content=b"1\n", headers=NDJSON)
@@ -223,8 +223,8 @@ async def test_all_pages_and_buttons(kafka: EmbeddedKafka, topic_name: str, tmp_
         await press(page, "pause", "connectors")
         await press(page, "restart", "connectors")
         await page.until("document.getElementById('outcome').textContent.includes('restart files: done')")
-        assert ("PUT", "files/pause") in others.asked
-        assert ("POST", "files/restart") in others.asked
+        assert ("PUT", "files/pause") in others.requests
+        assert ("POST", "files/restart") in others.requests
         await page.run("location.hash = 'dead-letters'")
         await press(page, "show", "dead-letters", dead)
         await page.until("document.getElementById('records').textContent.includes('cannot be handled')")

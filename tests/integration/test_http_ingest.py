@@ -89,11 +89,11 @@ async def test_ten_thousand_lines_are_read_back(kafka: EmbeddedKafka, topic_name
         exposed = (await client.get("/metrics")).text
     assert answer.status_code == 200
     assert answer.json()["stored"] == 10_000
-    places = {(row["partition"], row["offset"]): row["line"] for row in answer.json()["offsets"]}
+    line_by_offset = {(row["partition"], row["offset"]): row["line"] for row in answer.json()["offsets"]}
     records = await read_all(kafka.bootstrap_servers, topic_name, 4)
-    assert len(records) == len(places) == 10_000
+    assert len(records) == len(line_by_offset) == 10_000
     for record in records:
-        line = places[record.partition, record.offset]
+        line = line_by_offset[record.partition, record.offset]
         i = line - 1
         assert record.value == lines[i]
         assert record.key == b"C%d-EWR" % (i % 16)
@@ -294,7 +294,7 @@ async def test_bulk_requests_are_served_first_come_first_served(kafka: EmbeddedK
     await create(kafka.bootstrap_servers, event_time_topic(topic_name, 2))
     lines = b"".join(b'{"user":"u%05d","path":"/item/%d","status":200}\n' % (i % 997, i) for i in range(10_000))
     bulk, small, url = 64, 5, f"/v1/topics/{topic_name}/events"
-    answered: list[int] = []
+    completed: list[int] = []
     in_log: list[int] = []
     async with serving(kafka.bootstrap_servers) as (daemon, client):
 
@@ -302,7 +302,7 @@ async def test_bulk_requests_are_served_first_come_first_served(kafka: EmbeddedK
             async with httpx.AsyncClient(base_url=daemon.server.url, trust_env=False, timeout=120) as own:
                 answer = await own.post(url, content=lines, headers=NDJSON)
             assert answer.json()["stored"] == 10_000
-            answered.append(number)
+            completed.append(number)
             in_log.append(sum(offset + 1 for offset in answer.json()["last_offsets"].values()))
 
         async with asyncio.TaskGroup() as tasks:
@@ -310,7 +310,7 @@ async def test_bulk_requests_are_served_first_come_first_served(kafka: EmbeddedK
                 tasks.create_task(post(number))
             for _ in range(small):
                 assert (await client.post(url, content=b"1\n", headers=NDJSON)).status_code == 200
-            answered_before = len(answered)
+            completed_before = len(completed)
     assert in_log[bulk // 4] < bulk * 10_000 / 2
-    assert sum(abs(place - number) for place, number in enumerate(answered)) / bulk < bulk / 8
-    assert answered_before < bulk / 2
+    assert sum(abs(index - number) for index, number in enumerate(completed)) / bulk < bulk / 8
+    assert completed_before < bulk / 2

@@ -209,7 +209,7 @@ async def test_rest_proxys_clients_store_and_read_back(gateway: str, kafka: Embe
         v2 = (await client.post(f"/topics/{topic}", json=body, headers=types)).json()["offsets"]
         binary = {"records": [{"key": b64(b"b"), "value": b64(b"\x00\x01")}]}
         types = {"Content-Type": "application/vnd.kafka.binary.v2+json"}
-        placed = await client.post(f"/topics/{topic}/partitions/1", json=binary, headers=types)
+        produced = await client.post(f"/topics/{topic}/partitions/1", json=binary, headers=types)
         one = {"key": {"type": "STRING", "data": "c"}, "value": {"type": "JSON", "data": {"n": 3}}, "timestamp": at}
         one |= {"partition_id": 1, "headers": [{"name": "h", "value": b64(b"1")}]}
         v3 = await client.post(url, json=one)
@@ -229,7 +229,7 @@ async def test_rest_proxys_clients_store_and_read_back(gateway: str, kafka: Embe
         await client.post(f"/v1/groups/{topic}-readers/offsets", json={"to": {"shift_by": 4}})
         summary = (await client.get(f"{group}/lag-summary")).json()
     assert [(row["partition"], row["offset"], row["error_code"]) for row in v2] == [(1, 0, None), (None, None, 1)]
-    assert placed.json()["offsets"][0]["offset"] == 1
+    assert produced.json()["offsets"][0]["offset"] == 1
     assert (v3.status_code, v3.json()["offset"], v3.json()["timestamp"]) == (200, 2, at)
     assert [json.loads(line)["offset"] for line in streamed.text.splitlines()] == [3, 4]
     assert [(row["id"], row["offset"]) for row in batch["successes"]] == [("x", 5)]

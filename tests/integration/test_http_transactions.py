@@ -41,12 +41,12 @@ async def test_atomic_is_all_or_nothing(kafka: EmbeddedKafka, topic_name: str) -
         url = f"/v1/topics/{topic_name}/events?atomic=true&offsets=true"
         good = await client.post(url, content=b"1\n2\n3\n", headers=NDJSON)
         bad = await client.post(url, content=b"4\noops\n5\n", headers=NDJSON)
-        refused = await client.post(url, content=b"6\n" + b'"' + b"x" * 4_000 + b'"\n', headers=NDJSON)
+        rejected = await client.post(url, content=b"6\n" + b'"' + b"x" * 4_000 + b'"\n', headers=NDJSON)
         after = await client.post(url, content=b"7\n", headers=NDJSON)
     assert (good.status_code, good.json()["stored"], len(good.json()["offsets"])) == (200, 3, 3)
     assert (bad.status_code, bad.json()["stored"], bad.json()["errors"][0]["line"]) == (400, 0, 2)
-    assert (refused.status_code, refused.json()["error_code"]) == (413, "MESSAGE_TOO_LARGE")
-    assert refused.json()["outcome"] == "not_stored"
+    assert (rejected.status_code, rejected.json()["error_code"]) == (413, "MESSAGE_TOO_LARGE")
+    assert rejected.json()["outcome"] == "not_stored"
     assert after.status_code == 200
     assert sorted(await committed(kafka.bootstrap_servers, topic_name, 2)) == [1, 2, 3, 7]
 
@@ -65,18 +65,18 @@ async def test_a_request_with_a_key_is_stored_once_by_any_service(kafka: Embedde
         again = await one.post(url, content=b"1\noops\n2\n", headers=headers)
         other = await one.post(url, content=b"3\n", headers=headers)
         many = f"/v1/topics/{topic_name}-many/events?offsets=true"
-        placed = await one.post(many, content=b"1\n" * 30_000, headers=headers)
+        produced = await one.post(many, content=b"1\n" * 30_000, headers=headers)
         async with serving(kafka.bootstrap_servers, ingest=ingest) as (_, two):
             elsewhere = await two.post(url, content=b"1\noops\n2\n", headers=headers)
             taken = await two.post(url, content=b"4\n", headers=NDJSON | {"Idempotency-Key": "order-8"})
             # The first service takes the partition back, and finds the request that the other one stored.
             back = await one.post(url, content=b"5\n", headers=NDJSON | {"Idempotency-Key": "order-9"})
             known = await one.post(url, content=b"4\n", headers=NDJSON | {"Idempotency-Key": "order-8"})
-            placed_again = await one.post(many, content=b"1\n" * 30_000, headers=headers)
+            produced_again = await one.post(many, content=b"1\n" * 30_000, headers=headers)
     assert (first.status_code, first.json()["stored"]) == (207, 2)
-    assert (placed.status_code, len(placed.json()["offsets"])) == (200, 30_000)
-    assert len(placed.content) > 1_048_576  # more than fits in one record
-    assert (placed_again.headers.get("idempotency-replayed"), placed_again.content) == ("true", placed.content)
+    assert (produced.status_code, len(produced.json()["offsets"])) == (200, 30_000)
+    assert len(produced.content) > 1_048_576  # more than fits in one record
+    assert (produced_again.headers.get("idempotency-replayed"), produced_again.content) == ("true", produced.content)
     assert "idempotency-replayed" not in first.headers
     for answer in (again, elsewhere):
         assert (answer.status_code, answer.json()) == (207, first.json())

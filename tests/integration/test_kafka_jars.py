@@ -51,12 +51,12 @@ class Silent:
     """A repository that never answers; `asked` is set by the first request, and `gone` when the client disconnects."""
 
     def __init__(self) -> None:
-        self.asked, self.gone = asyncio.Event(), asyncio.Event()
+        self.requested, self.gone = asyncio.Event(), asyncio.Event()
         self.address = ""
 
     async def take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if await reader.read(1):
-            self.asked.set()
+            self.requested.set()
             with contextlib.suppress(ConnectionError):
                 await reader.read()
             self.gone.set()
@@ -76,7 +76,7 @@ async def test_a_cancelled_start_ends_its_download(tmp_path: Path) -> None:
     async with silent_repository() as silent:
         environ = {"XDG_CACHE_HOME": str(tmp_path), "PENSTOCK_MAVEN_REPOSITORY": silent.address}
         starting = asyncio.create_task(fetch_jars(KAFKA_JARS, environ))
-        await asyncio.wait_for(silent.asked.wait(), WAIT_SECONDS)
+        await asyncio.wait_for(silent.requested.wait(), WAIT_SECONDS)
         starting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await starting

@@ -103,7 +103,7 @@ class Crew:
         self.done: Counter[str] = Counter()
 
     async def __aenter__(self) -> Crew:
-        self._processes = [await self._start(place) for place in range(2)]
+        self._processes = [await self._start(index) for index in range(2)]
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -153,8 +153,8 @@ class Crew:
         records = await self._chain.read(f"{self._chain.topic}-changelog")
         return sum(decode(record.value).operation == TAKEOVER for record in records)
 
-    async def _start(self, place: int) -> asyncio.subprocess.Process:
-        return await self._stack.enter_async_context(child(self._chain, self._guarantee, **self._given(place)))
+    async def _start(self, index: int) -> asyncio.subprocess.Process:
+        return await self._stack.enter_async_context(child(self._chain, self._guarantee, **self._given(index)))
 
 
 def _is_stopped(process: asyncio.subprocess.Process) -> bool:
@@ -179,15 +179,15 @@ async def load(chain: Chain) -> AsyncIterator[None]:
             ended.set()
 
 
-def in_memory(place: int) -> dict[str, Any]:
+def in_memory(index: int) -> dict[str, Any]:
     return {}
 
 
 def on_disk(folder: Path) -> Given:
     """Settings of workers with standbys, each with a state folder that survives the process."""
 
-    def given(place: int) -> dict[str, Any]:
-        own = {"default_dsl_store": "rocksDB", "state_dir": str(folder / str(place)), "statestore_cache_max_bytes": 0}
+    def given(index: int) -> dict[str, Any]:
+        own = {"default_dsl_store": "rocksDB", "state_dir": str(folder / str(index)), "statestore_cache_max_bytes": 0}
         return {**own, "num_standby_replicas": 1, "partition_assignment_strategy": "cooperative-sticky"}
 
     return given

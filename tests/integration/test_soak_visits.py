@@ -112,11 +112,11 @@ async def kill_and_load(chain: Chain, clicks: Clicks, guarantee: str) -> int:
                 deadline = time.monotonic() + SOAK_SECONDS
                 while time.monotonic() < deadline or kills < KILLS_MIN:
                     await asyncio.sleep(clicks.random.uniform(0.2, 2))
-                    place = kills % 2
-                    crew[place].kill()
-                    await crew[place].wait()
+                    index = kills % 2
+                    crew[index].kill()
+                    await crew[index].wait()
                     kills += 1
-                    crew[place] = await start()
+                    crew[index] = await start()
             finally:
                 ended.set()
     return kills

@@ -50,16 +50,16 @@ import json, os, sys, time
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 STEP_S, STEPS = float(os.environ["STEP_S"]), int(os.environ["STEPS"])
-asked = []
+requests = []
 
 class Handler(BaseHTTPRequestHandler):
     def do_GET(self):
-        asked.append(time.monotonic())
-        step = int((asked[-1] - asked[0]) / STEP_S)
+        requests.append(time.monotonic())
+        step = int((requests[-1] - requests[0]) / STEP_S)
         if os.environ["END"] == "dies" and step >= STEPS:
             sys.exit("no such topology")
         ok = os.environ["END"] == "healthy" and step >= STEPS
-        detail = f"starting: {'abcdefgh'[min(step, STEPS - 1)]}, for {len(asked)} requests"
+        detail = f"starting: {'abcdefgh'[min(step, STEPS - 1)]}, for {len(requests)} requests"
         body = json.dumps({"checks": {"tasks": {"status": "ok" if ok else "failing", "detail": detail}}}).encode()
         self.send_response(200 if ok else 503)
         self.send_header("Content-Length", str(len(body)))

@@ -51,8 +51,8 @@ async def send(kafka: EmbeddedKafka, topic: str, first_ms: int = 0) -> None:
     settings = KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)
     async with Admin(settings) as admin:
         await admin.create_topics([event_time_topic(topic, PARTITIONS)], exist_ok=True)
-    places = [(i % PARTITIONS, first_ms + i) for i in range(3 * PARTITIONS)]
-    records = [ProducerRecord(topic, b"{}", b"k%d" % p, (), p, at) for p, at in places]
+    coordinates = [(i % PARTITIONS, first_ms + i) for i in range(3 * PARTITIONS)]
+    records = [ProducerRecord(topic, b"{}", b"k%d" % p, (), p, at) for p, at in coordinates]
     async with Producer(settings) as producer:
         assert await (await producer.send_many(records)).first_error() is None
 
@@ -155,9 +155,9 @@ async def check_pages_of_both(http: httpx.AsyncClient, path: str, rows: str, a: 
             break
         continuation = f"&continuation={page['continuation']}"
     assert sorted(seen) == ["k0", "k1"]
-    refused = await http.get(f"{b.url}{path}{continuation}&key=k0")
-    assert (refused.status_code, refused.json()["error_code"]) == (400, "INVALID_CONTINUATION")
-    assert continuation.partition("=")[2] in refused.json()["detail"]
+    rejected = await http.get(f"{b.url}{path}{continuation}&key=k0")
+    assert (rejected.status_code, rejected.json()["error_code"]) == (400, "INVALID_CONTINUATION")
+    assert continuation.partition("=")[2] in rejected.json()["detail"]
 
 
 async def test_two_workers_share_the_partitions_and_one_is_killed(

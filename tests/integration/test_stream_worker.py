@@ -440,9 +440,9 @@ async def test_a_tombstone_does_not_stop_the_worker(kafka: EmbeddedKafka, topic_
             await until_position(worker, chain, 101)
         assert (await chain.values("out"), await chain.values("late")) == offline(topic_name, chain.sent)
         (dead,) = await chain.read(f"{topic_name}-dlq")
-        letter = parse_dead_letter(dead)
-        assert (letter.record.offset, letter.record.value, letter.stage) == (100, None, "process")
-        assert letter.exception == "TypeError"
+        dead_letter = parse_dead_letter(dead)
+        assert (dead_letter.record.offset, dead_letter.record.value, dead_letter.stage) == (100, None, "process")
+        assert dead_letter.exception == "TypeError"
         assert (await chain.confirmed(0)).epoch == 1
 
 
@@ -482,10 +482,7 @@ async def test_a_result_over_its_topics_limit_stops_the_worker(kafka: EmbeddedKa
         async with Producer(chain.kafka) as producer:
             for size in (5, 20_000, 6):
                 await (await producer.send(topic_name, b'{"size":%d}' % size, key=b"k", partition=0))
-        message = (
-            rf"the commit of the records before {topic_name}-0@3: topic {out}, partition 0: the record of key b'k', "
-            r"\d+ bytes, timestamp \d+, was rejected: .*max_request_size=1048576 must not be above"
-        )
+        message = rf"{topic_name}-0@3: topic {out}, partition 0: .*key b'k'.*max_request_size=1048576"
         for _ in range(2):
             with pytest.raises(ProcessingFailed, match=message):
                 async with running(chain.worker(builder.build())) as loop:
@@ -493,8 +490,8 @@ async def test_a_result_over_its_topics_limit_stops_the_worker(kafka: EmbeddedKa
         async with running(worker := chain.worker(builder.build(), max_request_size=10_000)):
             await until_position(worker, chain, 3)
         assert [len(record.value or b"") - 2 for record in await chain.read(out)] == [5, 6]
-        letters = [parse_dead_letter(record) for record in await chain.read(f"{topic_name}-dlq")]
-        assert [(letter.record.offset, letter.stage) for letter in letters] == [(1, "produce")]
+        dead_letters = [parse_dead_letter(record) for record in await chain.read(f"{topic_name}-dlq")]
+        assert [(dead_letter.record.offset, dead_letter.stage) for dead_letter in dead_letters] == [(1, "produce")]
 
 
 async def test_a_record_that_makes_a_state_unencodable_is_a_dead_letter(kafka: EmbeddedKafka, topic_name: str) -> None:
@@ -512,8 +509,10 @@ async def test_a_record_that_makes_a_state_unencodable_is_a_dead_letter(kafka: E
             await (await producer.send(topic_name, b"3", key=b"k", partition=0, timestamp=1_000))
             await until_position(worker, chain, 4)
         assert await chain.values("out") == [b'{"key":"k","start":0,"end":2,"all":[1,2]}']
-        letters = [parse_dead_letter(record) for record in await chain.read(f"{topic_name}-dlq")]
-        assert [(letter.record.offset, letter.exception) for letter in letters] == [(1, "TypeError")]
+        dead_letters = [parse_dead_letter(record) for record in await chain.read(f"{topic_name}-dlq")]
+        assert [(dead_letter.record.offset, dead_letter.exception) for dead_letter in dead_letters] == [
+            (1, "TypeError")
+        ]
 
 
 # --- shutting down ---

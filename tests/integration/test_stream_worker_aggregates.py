@@ -69,9 +69,9 @@ async def test_rows_survive_restarts(
             async with running(worker):
                 await chain.wait_processed(worker)
                 if turn == 2:
-                    ask = ProducerRecord(f"{topic_name}-asked", b"{}", chain.sent[0][1], (), 0, 10_000_000)
+                    trigger = ProducerRecord(f"{topic_name}-asked", b"{}", chain.sent[0][1], (), 0, 10_000_000)
                     async with Producer(chain.kafka) as producer:
-                        assert await (await producer.send_many([ask])).first_error() is None
+                        assert await (await producer.send_many([trigger])).first_error() is None
 
                     async def is_joined() -> bool:
                         return bool(await chain.values("told"))

@@ -129,7 +129,7 @@ async def test_a_corrupt_changelog_record_ends_the_worker(kafka: EmbeddedKafka, 
     async with chain_of(kafka, topic_name, 1) as chain:
         await work(chain, 100)
         at = await put(chain, f"{topic_name}-changelog", (b"k", b"\x02L of a layout to come"))
-        message = rf"changelog-0 at offset {at}: .* version 2; .* version 1\. .*streams reset"
+        message = rf"changelog-0 at offset {at}:.*version 2.*streams reset"
         for _ in range(2):
             with pytest.raises(CorruptRecord, match=message):
                 await run_until_error(chain.worker())
@@ -296,7 +296,7 @@ async def test_a_recreated_source_topic_is_an_error(kafka: EmbeddedKafka, topic_
             await recreate(chain, event_time_topic(topic_name, 1))
             after = (await admin.describe_topics([topic_name]))[topic_name].topic_id
         await chain.send(events)
-        message = rf"{topic_name} was deleted and created again: its id is {after}, the state .* id {before}\."
+        message = rf"{topic_name}.*{after}.*{before}\."
         with pytest.raises(SourceTopicChanged, match=message):
             await run_until_error(chain.worker(on_missing_source_offsets="skip"))
 
@@ -380,11 +380,11 @@ async def test_transaction_markers_are_no_missing_records(kafka: EmbeddedKafka, 
                 async with producer.transaction():
                     await (await producer.send_many([ProducerRecord(topic_name, b'{"id":1}', b"k", (), 0, 5)]))
 
-            async def past_the_mark() -> bool:
+            async def is_past_the_end() -> bool:
                 tasks = [owned.task for owned in worker.tasks().values() if owned.task is not None]
                 return any(task.sources.get(topic_name) == 2 and not task.needs_commit for task in tasks)
 
-            await until(past_the_mark)
+            await until(is_past_the_end)
         async with Admin(chain.kafka) as admin:
             await admin.delete_records({TopicPartition(topic_name, 0): -1})
         worker = chain.worker()

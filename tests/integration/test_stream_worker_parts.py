@@ -44,10 +44,10 @@ def parts(topic: str) -> Topology:
     users, countries = builder.table(f"{topic}-users"), builder.global_table(f"{topic}-countries")
     orders = builder.stream(topic).key_by(lambda record: record.value["user"], name="by-user")
     known = orders.left_join(users, lambda order, user: {**order, "city": user and user["city"]})
-    placed = known.left_join(
+    located = known.left_join(
         countries, lambda order, country: {**order, "country": country}, key=lambda record: record.value["city"]
     )
-    placed.to(f"{topic}-placed")
+    located.to(f"{topic}-placed")
     # The grace covers records that arrive later since they go through the repartition topic.
     windows = orders.group_by_key().tumbling_window(100, grace=GRACE_MS)
     windows.aggregate("w", n=Count(), sum=Sum("n")).on_update().to(f"{topic}-out")
@@ -108,8 +108,8 @@ async def test_all_sub_topologies_over_a_restart(kafka: EmbeddedKafka, topic_nam
 
                 await until(done)
                 await until(is_purged)
-        placed = [msgspec.json.decode(record.value or b"") for record in await chain.read(f"{topic_name}-placed")]
-        assert sorted((r["n"], r["city"], r["country"]) for r in placed) == [
+        located = [msgspec.json.decode(record.value or b"") for record in await chain.read(f"{topic_name}-placed")]
+        assert sorted((r["n"], r["city"], r["country"]) for r in located) == [
             (i, CITIES[USERS[i % 3]], "Norway" if i % 3 == 0 else None) for i in range(60)
         ]
         joined = [msgspec.json.decode(record.value or b"") for record in await chain.read(f"{topic_name}-joined")]

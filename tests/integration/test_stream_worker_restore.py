@@ -132,9 +132,9 @@ async def test_a_snapshot_and_the_changelogs_tail_are_the_whole_state(
 @pytest.mark.parametrize(
     ("snapshot", "lost", "message"),
     [
-        ({"topic_id": "A" * 22}, 0, rf"made from topic \S+-changelog with id {'A' * 22}, but its id is"),
-        ({}, 3, r"-changelog-0: offsets {0} to {2} are missing: the snapshot ends before them"),
-        ({"ahead": 500}, 0, r"-changelog-0: the log ends at \d+, but the snapshot covers it up to {0}"),
+        ({"topic_id": "A" * 22}, 0, rf"-changelog.*{'A' * 22}"),
+        ({}, 3, r"-changelog-0.*offsets {0} to {2}"),
+        ({"ahead": 500}, 0, r"-changelog-0.*ends.*{0}"),
     ],
     ids=["another topic", "a gap after it", "a log that lost its end"],
 )
@@ -184,19 +184,21 @@ async def test_a_query_continues_from_a_newer_snapshot(
         await work(chain, 100)
         newer = await write_snapshot(chain, tmp_path / "newer")
 
-        async def ask(root: Path | None) -> list[Any]:
+        async def query(root: Path | None) -> list[Any]:
             where = None if root is None else str(root)
             keys = KeyRange.of("key-1")
-            asked = WindowQueryOptions(chain.kafka, topic_name, where, {}, None, keys, "0", "9999-12-31", 30_000, 1_000)
-            return [one for one in (await Query(asked).run())[1] if one.status == "open"]
+            options = WindowQueryOptions(
+                chain.kafka, topic_name, where, {}, None, keys, "0", "9999-12-31", 30_000, 1_000
+            )
+            return [one for one in (await Query(options).run())[1] if one.status == "open"]
 
-        wanted = await ask(None)
+        wanted = await query(None)
         looked = overtaken_by_compactions(chain, monkeypatch, tmp_path, newer[0][1])
-        assert await ask(tmp_path) == wanted != []
+        assert await query(tmp_path) == wanted != []
         assert len(looked) == 2
         await delete_head(chain, {0: newer[0][1] + 1})
         with pytest.raises(ChangelogHole, match="no snapshot covers them"):
-            await ask(tmp_path)
+            await query(tmp_path)
 
 
 @pytest.mark.parametrize("first", [True, False], ids=["one is loaded", "there is none yet"])

@@ -154,8 +154,8 @@ def run_the_projects_connectors(connectors: str, tmp_path: Path) -> None:
     for name in ("load", "lines"):
         assert httpx.delete(f"{connectors}/{name}", timeout=60).status_code == 204
     written = lines.read_text(encoding="utf-8").rpartition("\n")[0].splitlines()
-    places = [f"load-0@{offset} {{'count': {offset + 1}," for offset in range(len(written))]
-    assert [line.partition(" 'load'")[0] for line in written] == places != []
+    coordinates = [f"load-0@{offset} {{'count': {offset + 1}," for offset in range(len(written))]
+    assert [line.partition(" 'load'")[0] for line in written] == coordinates != []
 
 
 def check_the_workers_rest_api(worker: str) -> None:

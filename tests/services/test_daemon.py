@@ -26,7 +26,7 @@ async def _for_ever() -> None:
     await asyncio.Event().wait()
 
 
-async def _refused() -> None:
+async def _unavailable() -> None:
     raise BrokerNotAvailable("no broker at localhost:1")
 
 
@@ -77,7 +77,7 @@ async def _odd() -> None:
 @pytest.mark.parametrize(
     ("step", "message"),
     [
-        (_refused, "BrokerNotAvailable: no broker at localhost:1"),
+        (_unavailable, "BrokerNotAvailable: no broker at localhost:1"),
         (_broken, "ZeroDivisionError: "),
         (_nothing, "IllegalState: the background task 'beside' has ended"),
         (_odd, "IllegalState: the background task 'beside' has ended"),
@@ -106,18 +106,18 @@ def test_a_main_loop_that_returns() -> None:
     assert service.called == ["startup", "main_loop", "shutdown"]
 
 
-@pytest.mark.parametrize("error", [_refused, _broken, _timed_out])
+@pytest.mark.parametrize("error", [_unavailable, _broken, _timed_out])
 def test_a_failed_startup(error: Step, capfd: pytest.CaptureFixture[str]) -> None:
     """An error of the start-up is logged and is status 1; the shutdown runs and the main loop does not."""
     log.configure(LogSettings(format="json"), "test")
     service = Service(startup=error)
     assert run(service) == 1
     assert service.called == ["startup", "shutdown"]
-    expected = {_refused: "no broker at localhost:1", _broken: "ZeroDivisionError", _timed_out: "its own"}[error]
+    expected = {_unavailable: "no broker at localhost:1", _broken: "ZeroDivisionError", _timed_out: "its own"}[error]
     assert expected in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("error", [_refused, _broken])
+@pytest.mark.parametrize("error", [_unavailable, _broken])
 def test_a_failed_main_loop(error: Step) -> None:
     """An error of the main loop is status 1, after one shutdown."""
     service = Service(main_loop=error)
@@ -139,12 +139,12 @@ async def _port_in_use() -> None:
     raise ConfigError("http.port: port 1 is taken")
 
 
-async def _refused_in_a_group() -> None:
+async def _unavailable_in_a_group() -> None:
     async with asyncio.TaskGroup() as outer:
         outer.create_task(_for_ever())
         async with asyncio.TaskGroup() as inner:
             inner.create_task(_for_ever())
-            inner.create_task(_refused())
+            inner.create_task(_unavailable())
 
 
 def test_an_invalid_setting_at_start_up_is_status_2(capfd: pytest.CaptureFixture[str]) -> None:
@@ -158,7 +158,7 @@ def test_an_invalid_setting_at_start_up_is_status_2(capfd: pytest.CaptureFixture
 def test_an_error_in_a_task_group_is_one_line(capfd: pytest.CaptureFixture[str]) -> None:
     """An expected error of a task in a group is one line without a traceback."""
     log.configure(LogSettings(format="json"), "test")
-    assert run(Service(main_loop=_refused_in_a_group)) == 1
+    assert run(Service(main_loop=_unavailable_in_a_group)) == 1
     (line,) = capfd.readouterr().err.splitlines()
     assert "no broker at localhost:1" in line
     assert "Traceback" not in line

@@ -24,7 +24,7 @@ MEMBER_ID_REQUIRED_SINCE = 4
 """From this version on, a member joins with the id that it received in the response to its first try."""
 
 
-SKIP_SAID_SINCE = 9
+SKIP_REPORTED_SINCE = 9
 """From this version on, a leader learns that the assignment stays in force; before, that another member leads."""
 PROTOCOL_NAMED_SINCE = 5
 """From this version on, a member's sync names the group's protocol that the member knows."""
@@ -242,7 +242,7 @@ class Group:
         self._watch_session_timeout(member, now_ms)
         answer = self._join_response(member)
         if self.leader == member.member_id:
-            if version >= SKIP_SAID_SINCE:
+            if version >= SKIP_REPORTED_SINCE:
                 answer.skip_assignment = True
             else:
                 answer.leader = old_id

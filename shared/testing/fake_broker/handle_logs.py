@@ -21,7 +21,7 @@ LATEST = -1
 MAX_TIMESTAMP = -3
 READ_COMMITTED = 1
 DELETE_TO_END = -1
-ABORTABLE_SAID_SINCE = 11
+ABORTABLE_REPORTED_SINCE = 11
 """From this version on, a Produce response has the error that a transaction can only be aborted."""
 CURRENT_LEADER_SINCE = {0: 10, 1: 12}
 """From this version on, a Produce (0) or Fetch (1) response names the leader if the node is not the leader."""
@@ -122,7 +122,7 @@ def _check_transaction(state: ClusterState, partition: Partition, batch: Batch, 
     if partition.log.in_transaction(batch.producer_id):
         return
     verdict = state.transactions.verify(batch.producer_id, batch.producer_epoch, partition.topic_partition)
-    if verdict is ErrorCode.INVALID_TXN_STATE and request.version >= ABORTABLE_SAID_SINCE:
+    if verdict is ErrorCode.INVALID_TXN_STATE and request.version >= ABORTABLE_REPORTED_SINCE:
         verdict = ErrorCode.TRANSACTION_ABORTABLE
     if verdict is not ErrorCode.NONE:
         raise InvalidBatch(verdict, "the partition is not in the producer's transaction")

@@ -14,12 +14,17 @@ from penstock.shared.testing.fake_broker.protocol import Api, ErrorCode
 from penstock.shared.testing.fake_broker.transaction_coordinator import Transaction
 
 OPERATION_NOT_ATTEMPTED = 55
-FENCED_SAID_SINCE = {Api.INIT_PRODUCER_ID: 4, Api.ADD_PARTITIONS_TO_TXN: 2, Api.ADD_OFFSETS_TO_TXN: 2, Api.END_TXN: 2}
+FENCED_REPORTED_SINCE = {
+    Api.INIT_PRODUCER_ID: 4,
+    Api.ADD_PARTITIONS_TO_TXN: 2,
+    Api.ADD_OFFSETS_TO_TXN: 2,
+    Api.END_TXN: 2,
+}
 """From this version on, a fenced producer receives PRODUCER_FENCED, before that INVALID_PRODUCER_EPOCH."""
 
 
 def _error_code_of_version(request: Request, code: ErrorCode) -> ErrorCode:
-    if code is ErrorCode.PRODUCER_FENCED and request.version < FENCED_SAID_SINCE[request.api]:
+    if code is ErrorCode.PRODUCER_FENCED and request.version < FENCED_REPORTED_SINCE[request.api]:
         return ErrorCode.INVALID_PRODUCER_EPOCH
     return code
 

@@ -53,7 +53,7 @@ def basic(name: str, secret: str) -> str:
 async def test_scopes_grant_their_requests(name: str, statuses: list[int]) -> None:
     """A scope grants its requests with bearer tokens and basic auth; admin includes read but not ingest."""
     for authorization in (f"Bearer {SECRETS[name]}", basic(name, SECRETS[name])):
-        assert [(await send_request(*place, authorization)).status_code for place in PATHS] == statuses
+        assert [(await send_request(*request_line, authorization)).status_code for request_line in PATHS] == statuses
 
 
 @pytest.mark.parametrize(

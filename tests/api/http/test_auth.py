@@ -102,13 +102,13 @@ async def test_cors_origins_may_make_changes() -> None:
     page = "https://shop.example"
     assert (await write({"Origin": page}, cors_origins=[page])).status_code == 200
     app = create_app(cors_origins=[page])
-    asked = {
+    preflight = {
         "Origin": page,
         "Access-Control-Request-Method": "PUT",
         "Access-Control-Request-Headers": "ce-id, x-customer",
     }
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
-        answer = await client.options("/connectors/a/config", headers=asked)
+        answer = await client.options("/connectors/a/config", headers=preflight)
     assert answer.status_code == 200
     assert "PUT" in answer.headers["access-control-allow-methods"]
     assert "ce-id" in answer.headers["access-control-allow-headers"]

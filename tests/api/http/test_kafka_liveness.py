@@ -14,13 +14,13 @@ class Client:
     """Implements `penstock.api.http.kafka_liveness.LivenessClient`."""
 
     silent: float | None = 0.0
-    asked: int = 0
+    requests: int = 0
 
     def silent_ms(self) -> float | None:
         return self.silent
 
     def ping(self) -> None:
-        self.asked += 1
+        self.requests += 1
 
 
 def test_silence_beyond_the_limit_is_unhealthy_until_an_answer_comes() -> None:
@@ -44,11 +44,11 @@ def test_a_silent_client_is_probed_before_the_limit() -> None:
     client = Client()
     liveness = KafkaLiveness(lambda: client, LIMIT_MS)
     liveness.run_once()
-    assert client.asked == 0
+    assert client.requests == 0
     client.silent = LIMIT_MS * PROBE_SHARE
     liveness.run_once()
     liveness.run_once()
-    assert client.asked == 2
+    assert client.requests == 2
 
 
 def test_a_missing_or_closed_client_is_unhealthy() -> None:
@@ -59,7 +59,7 @@ def test_a_missing_or_closed_client_is_unhealthy() -> None:
         liveness.run_once()
         assert not liveness().ok
         assert "not connected" in liveness().detail
-    assert client.asked == 0
+    assert client.requests == 0
 
 
 def test_the_newest_client_counts() -> None:

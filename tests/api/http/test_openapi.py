@@ -111,7 +111,7 @@ def test_each_example_is_valid_against_its_own_schema(app: FastAPI) -> None:
 
 async def test_answers_match_their_schemas(app: FastAPI) -> None:
     """No answer has an undescribed member or a value of another type."""
-    document, asked = closed(app.openapi()), 0
+    document, requests = closed(app.openapi()), 0
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
         for path, method, operation in operations_of(document):
             if method != "get" or path.startswith(("/connect", "/metrics", "/v1/streams/stores/")):
@@ -121,8 +121,8 @@ async def test_answers_match_their_schemas(app: FastAPI) -> None:
             ((media_type, content),) = operation["responses"]["200"]["content"].items()
             assert answer.headers["content-type"] == media_type, path
             assert list(errors_of(answer.json(), content["schema"], document)) == [], path
-            asked += 1
-    assert asked > 25
+            requests += 1
+    assert requests > 25
 
 
 def example(schema: dict[str, Any], document: dict[str, Any], where: str) -> Any:

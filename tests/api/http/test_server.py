@@ -80,14 +80,14 @@ async def test_stop_lets_requests_in_flight_finish() -> None:
     gate = Gate()
     await gate.server.start()
     async with httpx.AsyncClient(trust_env=False) as client:
-        asking = asyncio.ensure_future(client.get(f"{gate.server.url}/gate"))
+        request = asyncio.ensure_future(client.get(f"{gate.server.url}/gate"))
         await gate.entered.wait()
         stopping = asyncio.ensure_future(gate.server.stop(10_000))
         with pytest.raises(httpx.ConnectError):
             await knock_until_closed(f"{gate.server.url}/nowhere")
-        assert not asking.done()
+        assert not request.done()
         gate.open.set()
-        assert (await asking).json() == "through"
+        assert (await request).json() == "through"
         await stopping
 
 
@@ -96,11 +96,11 @@ async def test_stop_ends_requests_after_its_timeout() -> None:
     gate = Gate()
     await gate.server.start()
     async with httpx.AsyncClient(trust_env=False, timeout=10) as client:
-        asking = asyncio.ensure_future(client.get(f"{gate.server.url}/gate"))
+        request = asyncio.ensure_future(client.get(f"{gate.server.url}/gate"))
         await gate.entered.wait()
         async with asyncio.timeout(5):
             await gate.server.stop(1)
-        outcome = (await asyncio.gather(asking, return_exceptions=True))[0]
+        outcome = (await asyncio.gather(request, return_exceptions=True))[0]
         assert isinstance(outcome, httpx.HTTPError) or outcome.status_code >= 500
 
 
@@ -161,8 +161,8 @@ async def test_a_clients_address_is_its_own_unless_a_proxy_is_trusted(trusted: t
     server = HttpServer(create_app(admin=router), HttpSettings(forwarded_allow_ips=trusted))
     await server.start()
     try:
-        async with httpx.AsyncClient(trust_env=False) as asking:
-            answer = await asking.get(f"{server.url}/client", headers={"X-Forwarded-For": "192.0.2.7"})
+        async with httpx.AsyncClient(trust_env=False) as http:
+            answer = await http.get(f"{server.url}/client", headers={"X-Forwarded-For": "192.0.2.7"})
         assert answer.json() == client
     finally:
         await server.stop(1_000)

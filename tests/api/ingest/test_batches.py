@@ -98,7 +98,7 @@ async def test_a_full_buffer_fails_the_batch_and_stops_the_request(producer: Any
 
 async def test_a_lost_broker_stops_the_request(producer: Any) -> None:
     """After an error that would affect all later batches, send returns False."""
-    producer.refuse = {b"1": BrokerNotAvailable("no broker")}
+    producer.errors_by_value = {b"1": BrokerNotAvailable("no broker")}
     sender = request(producer)
     first = await sender.send(parsed([1]), FREE)
     await asyncio.sleep(0)

@@ -27,8 +27,8 @@ bodies = st.lists(st.tuples(lines, st.sampled_from([b"\n", b"\r\n"])), max_size=
 )
 
 
-def cut(body: bytes, places: list[int]) -> list[bytes]:
-    edges = [0, *sorted(place % (len(body) + 1) for place in places), len(body)]
+def cut(body: bytes, cuts: list[int]) -> list[bytes]:
+    edges = [0, *sorted(at % (len(body) + 1) for at in cuts), len(body)]
     return [body[a:b] for a, b in pairwise(edges)]
 
 
@@ -40,10 +40,10 @@ def parse(chunks: list[bytes]) -> tuple[list[tuple[int, ProducerRecord]], list[R
 
 
 @given(bodies, lines, st.lists(st.integers(0, 1_000), max_size=20))
-def test_chunks_cut_anywhere_give_the_same_records(body: bytes, last: bytes, places: list[int]) -> None:
+def test_chunks_cut_anywhere_give_the_same_records(body: bytes, last: bytes, cuts: list[int]) -> None:
     """The records do not depend on how a body is split into chunks."""
     whole = body + last
-    assert parse(cut(whole, places)) == parse([whole])
+    assert parse(cut(whole, cuts)) == parse([whole])
 
 
 @given(bodies, lines)
@@ -126,9 +126,11 @@ def test_an_element_over_the_limit_fails_alone() -> None:
         (b"", "MALFORMED_JSON", (1, 1)),
     ],
 )
-def test_a_malformed_array_is_rejected_completely(body: bytes, code: str, place: tuple[int | None, int | None]) -> None:
+def test_a_malformed_array_is_rejected_completely(
+    body: bytes, code: str, coordinates: tuple[int | None, int | None]
+) -> None:
     """A malformed array is rejected completely, with line and column."""
     with pytest.raises(EventRejected) as e:
         array_elements(body, 100, 100)
     assert e.value.error_code == code
-    assert (e.value.line, e.value.column) == place
+    assert (e.value.line, e.value.column) == coordinates

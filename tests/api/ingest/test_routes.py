@@ -237,7 +237,7 @@ async def test_bulk_requests_are_served_first_come_first_served(producer: Any) -
         assert (await service.post(b"1\n")).status_code == 200
         assert len(ended) < most / 2
     assert parts_handed[0] < most * 25 / 2
-    assert all(abs(place - number) < 4 for place, number in enumerate(ended)), ended
+    assert all(abs(index - number) < 4 for index, number in enumerate(ended)), ended
 
 
 async def test_a_malformed_array_is_located(producer: Any) -> None:
@@ -308,7 +308,7 @@ async def test_an_invalid_request_is_a_4xx(
 )
 async def test_kafka_errors_are_never_a_2xx(producer: Any, error: Exception, status: int) -> None:
     """A Kafka error has its status with Retry-After and is never a 2xx."""
-    producer.refuse = {b"1": error}
+    producer.errors_by_value = {b"1": error}
     answer = await Service(producer).post(b"1\n")
     assert answer.status_code == status
     assert int(answer.headers["retry-after"]) >= 1
@@ -341,7 +341,7 @@ async def test_a_timeout_without_a_write_is_a_503(producer: Any) -> None:
     """A timeout of records that were certainly not written is a 503."""
     error = errors.DeliveryTimeout("t-0: it was not written")
     error.maybe_written = False
-    producer.refuse = {b"1": error}
+    producer.errors_by_value = {b"1": error}
     answer = await Service(producer).post(b"1\n")
     assert (answer.status_code, answer.json()["title"]) == (503, "No event was stored")
     assert answer.json()["unknown"] == 0
@@ -368,7 +368,7 @@ async def test_a_lost_broker_stops_reading(producer: Any) -> None:
             yield b"%d\n" % i
             await asyncio.sleep(0)
 
-    producer.refuse = {b"10": errors.BrokerNotAvailable("no broker")}
+    producer.errors_by_value = {b"10": errors.BrokerNotAvailable("no broker")}
     answer = await Service(producer).post(chunks())
     body = answer.json()
     assert answer.status_code == 207

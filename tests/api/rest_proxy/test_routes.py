@@ -75,7 +75,7 @@ async def test_v2_json_keeps_the_bytes(client: httpx.AsyncClient, producer: Any)
 
 async def test_v2_answers_200_with_errors_inside(client: httpx.AsyncClient, producer: Any) -> None:
     """v2 answers 200 with error code 1 for permanent and 2 for retriable errors, and the other records are stored."""
-    producer.refuse[b"down"] = BrokerNotAvailable("no broker")
+    producer.errors_by_value[b"down"] = BrokerNotAvailable("no broker")
     rows = [{"value": b64(b"1")}, {"value": "%%"}, {"value": b64(b"down")}, {"value": b64(b"2"), "partition": 9}]
     answer = await client.post("/topics/t", json={"records": rows}, headers=V2_BINARY)
     assert answer.status_code == 200
@@ -306,8 +306,8 @@ async def test_rest_proxys_requests_are_counted(client: httpx.AsyncClient, regis
     assert read("penstock_ingest_requests_total", {"topic": "t", "status": "200"}) == 1
     assert read("penstock_ingest_requests_total", {"topic": "t", "status": "422"}) == 1
     assert read("penstock_ingest_stored_records_total", {"topic": "t"}) == 1
-    refused = {"topic": "t", "error_code": "INVALID_RECORD"}
-    assert read("penstock_ingest_rejected_records_total", refused) == 1
+    labels = {"topic": "t", "error_code": "INVALID_RECORD"}
+    assert read("penstock_ingest_rejected_records_total", labels) == 1
     assert read("penstock_ingest_request_seconds_count", {"topic": "t"}) == 1
 
 
@@ -462,7 +462,7 @@ async def test_errors_of_every_layer_have_numbers(producer: Any) -> None:
         return {"Authorization": f"Bearer {who:x<16}", **more}
 
     long = b'{"value":{"type":"JSON","data":"' + b"x" * 100 + b'"}}'
-    refused: list[tuple[str, str, dict[str, str], bytes | None, int, int]] = [
+    rejected: list[tuple[str, str, dict[str, str], bytes | None, int, int]] = [
         ("GET", "/v3/clusters", {}, None, 401, 40101),
         ("GET", "/consumers", {}, None, 401, 40101),
         ("POST", V3, headers_of("reader"), b"{}", 403, 40301),
@@ -474,7 +474,7 @@ async def test_errors_of_every_layer_have_numbers(producer: Any) -> None:
         ("POST", V3, headers_of("writer"), b"{}", 429, 429),
     ]
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
-        for method, path, headers, body, status, code in refused:
+        for method, path, headers, body, status, code in rejected:
             answer = await client.request(method, path, headers=headers, content=body)
             response_body = answer.json()
             assert (answer.status_code, response_body["error_code"], set(response_body)) == (

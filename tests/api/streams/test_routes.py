@@ -59,8 +59,8 @@ async def test_windows_stores_and_compactions_have_routes() -> None:
         assert "'wrong'" in wrong.json()["detail"]
         assert (await client.get("/v1/streams/windows?limit=0")).status_code == 400
         assert (await client.get("/v1/compactions")).json() == {"compactions": [], "last": None}
-        refused = await client.post("/v1/compactions")
-    assert (refused.status_code, refused.json()["detail"]) == (409, "one is running")
+        answer = await client.post("/v1/compactions")
+    assert (answer.status_code, answer.json()["detail"]) == (409, "one is running")
 
 
 class Instances:

@@ -88,8 +88,8 @@ class Lake(NamedTuple):
                     beyond = {"partition": partition, "timestamp_ms": 9}
                     sent += [await producer.send(self.topic, b"{}", b"a", **beyond) for _ in range(more)]
                     for dead in one.outputs.get(f"{self.topic}-dlq", []):
-                        said = {"partition": partition, "headers": list(dead.headers)}
-                        sent.append(await producer.send(f"{self.topic}-dlq", dead.value, dead.key, **said))
+                        target = {"partition": partition, "headers": list(dead.headers)}
+                        sent.append(await producer.send(f"{self.topic}-dlq", dead.value, dead.key, **target))
                 await asyncio.gather(*sent)
 
         asyncio.run(run())

@@ -385,9 +385,9 @@ async def test_a_batch_that_is_killed_is_continued_by_the_next(
             first.kill()
         mark.touch()
         async with command(kafka, folder, "slow", options) as second:
-            told, _ = await second.communicate()
+            output, _ = await second.communicate()
         assert second.returncode == 0
-        report = msgspec.json.decode(told)
+        report = msgspec.json.decode(output)
         assert report["read"] < 300
         assert report["to_offsets"] == {topic_name: {"0": 150, "1": 150}}
         await require_right(spark, chain, folder)
@@ -400,10 +400,10 @@ async def test_a_task_that_dies_is_tried_again(spark: Any, kafka: EmbeddedKafka,
         mark = folder / "mark"
         options = {"topic": topic_name, "mark": str(mark), "number": "201"}
         async with command(kafka, folder, "fatal", options) as process:
-            told, _ = await process.communicate()
+            output, _ = await process.communicate()
         assert process.returncode == 0
         assert mark.exists()
-        assert msgspec.json.decode(told)["read"] < 300
+        assert msgspec.json.decode(output)["read"] < 300
         await require_right(spark, chain, folder)
         assert [(await chain.confirmed(p)).epoch for p in range(2)] in ([1, 2], [2, 2])
 
@@ -418,10 +418,10 @@ async def test_a_task_that_dies_at_a_commit(
         await chain.send(300)
         options = {"topic": topic_name, "mark": str(folder / "mark"), "point": point}
         async with command(kafka, folder, "dying", options) as process:
-            told, _ = await process.communicate()
+            output, _ = await process.communicate()
         assert process.returncode == 0
         assert await exists(folder / "mark")()
-        assert msgspec.json.decode(told)["to_offsets"] == {topic_name: {"0": 150, "1": 150}}
+        assert msgspec.json.decode(output)["to_offsets"] == {topic_name: {"0": 150, "1": 150}}
         await require_right(spark, chain, folder)
 
 

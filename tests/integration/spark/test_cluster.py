@@ -97,11 +97,11 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
     url = f"spark://127.0.0.1:{port}"
     own = {"SPARK_LOCAL_IP": "127.0.0.1", "PYTHONPATH": f"{Path.cwd()}:{tmp_path}"}
     own["PATH"] = f"{SPARK_CLASS.parent}:{os.environ['PATH']}"  # the launcher asks the Python there where Spark is
-    asked = ["--host", "127.0.0.1", "--port", str(port), "--webui-port", str(web)]
+    options_of_master = ["--host", "127.0.0.1", "--port", str(port), "--webui-port", str(web)]
     offered = ["--host", "127.0.0.1", "--cores", "1", "--memory", "1g"]
     environment = os.environ | own
     with contextlib.ExitStack() as stack:
-        daemons = [stack.enter_context(running([MASTER, *asked], tmp_path / "master", environment))]
+        daemons = [stack.enter_context(running([MASTER, *options_of_master], tmp_path / "master", environment))]
         for number in range(WORKERS):
             work = ["--work-dir", str(executors(tmp_path, number)), "--webui-port", str(worker_webs[number])]
             line = [WORKER, *offered, *work, url]
@@ -180,16 +180,16 @@ def test_compact_audit_and_batch_on_a_cluster(
     assert compacted["closed_rows"] == sum(len(task.closed) for task in simulation.tasks)
     for worker in range(WORKERS):
         assert len(applications(tmp_path, worker)) == 1, f"worker {worker} had no executor"
-    told = delta_tables.describe(str(tmp_path / "lake"), simulation.name)
-    assert told["live_rows"] == sum(len(task.written) for task in simulation.tasks)
+    tables = delta_tables.describe(str(tmp_path / "lake"), simulation.name)
+    assert tables["live_rows"] == sum(len(task.written) for task in simulation.tasks)
     topology = ("--topology", "replayed:build", "--topology-options", json.dumps({"topic": simulation.name}))
     again = f"{simulation.name}-again"
     job("batch", *topology, application=again)
     for worker in range(WORKERS):
         assert len(applications(tmp_path, worker)) == 2, f"worker {worker} had no executor of the batch"
     replayed = delta_tables.describe(str(tmp_path / "lake"), again)
-    assert replayed["closed_rows"] == told["closed_rows"]
-    assert replayed["live_rows"] == told["live_rows"]
+    assert replayed["closed_rows"] == tables["closed_rows"]
+    assert replayed["live_rows"] == tables["live_rows"]
     audit = job("audit", "--json", application=again)
     assert audit["audit_ok"], audit
     assert audit["windows_closed"] == compacted["closed_rows"]

@@ -148,9 +148,9 @@ def test_a_life_of_compactions(simulate: Any, topics: Any, job: Any, aggregation
     assert (again.entries, again.to_offsets, again.state_version) == (0, second.to_offsets, second.state_version)
     plan = job(simulation).plan()
     assert plan.offsets.earliest == second.from_offsets, "no further than the snapshot before"
-    told = delta_tables.describe(str(tmp_path), simulation.name)
-    assert told["live_rows"] == len(live_in_tasks(simulation))
-    assert told["closed_rows"] == {"banks": first.closed_rows + second.closed_rows}
+    tables = delta_tables.describe(str(tmp_path), simulation.name)
+    assert tables["live_rows"] == len(live_in_tasks(simulation))
+    assert tables["closed_rows"] == {"banks": first.closed_rows + second.closed_rows}
 
     live_before = live_in_lake(tmp_path, simulation)
     changed = msgspec.structs.replace(owner.store, aggregations=owner.store.aggregations[:-1])
@@ -433,15 +433,15 @@ def test_the_backlog_is_what_no_snapshot_covers(simulate: Any, topics: Any, job:
     ready = job(simulation)
     streams = StreamsSettings(application_id=simulation.name, lake=str(tmp_path))
 
-    async def ask() -> Backlog:
+    async def backlog() -> Backlog:
         async with Admin(ready.settings.kafka) as admin:
             return await measure(admin, streams)
 
-    before = asyncio.run(ask())
+    before = asyncio.run(backlog())
     assert before.records >= sum(len(task.changelog) for task in simulation.tasks)
     assert before.snapshot_ms is None
     ready.run()
-    after = asyncio.run(ask())
+    after = asyncio.run(backlog())
     assert after.records <= len(simulation.tasks)
     assert before.bytes is not None
     assert after.bytes is not None

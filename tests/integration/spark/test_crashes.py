@@ -104,11 +104,11 @@ def test_of_two_jobs_at_once_one_wins(
         winner = subprocess.run(fast, capture_output=True, text=True, timeout=START_SECONDS, check=False)
         assert winner.returncode == DONE, winner.stderr
         files["OVERTAKEN"].touch()
-        _, said = loser.communicate(timeout=START_SECONDS)
+        _, errors = loser.communicate(timeout=START_SECONDS)
     finally:
         loser.kill()
     report = json.loads(winner.stdout.splitlines()[-1])
     assert report["rewritten_partitions"] == len(simulation.tasks)
-    assert loser.returncode == CONFLICT, said
-    assert "another job" in said
+    assert loser.returncode == CONFLICT, errors
+    assert "another job" in errors
     assert is_right(tmp_path, simulation)

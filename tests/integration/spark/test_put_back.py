@@ -29,15 +29,15 @@ class Lake:
         self.spark, self.simulation, self.topics, self.settings = spark, simulation, topics, settings
         self.root, self.seed = Path(settings.lake), 0
         self.folder = self.root / simulation.name
-        self.said: list[str] = []
+        self.messages: list[str] = []
 
     def compact(self, records: int = 60, **more: Any) -> Any:
         """Processes more records, then compacts."""
         self.seed += 1
         self.simulation.feed(records, self.seed)
         self.topics.write(self.simulation)
-        self.said = []
-        job = Compaction(self.spark, self.settings.model_copy(update=more), self.said.append)
+        self.messages = []
+        job = Compaction(self.spark, self.settings.model_copy(update=more), self.messages.append)
         summary = job.run()
         job.maintenance.require_done()
         return summary
@@ -55,7 +55,7 @@ class Lake:
     @property
     def reads_positions(self) -> bool:
         """Returns True if the last compaction read the position of `closed` from its rows, and not from its commits."""
-        return f"{CLOSED}: its positions are read from its rows" in self.said
+        return f"{CLOSED}: its positions are read from its rows" in self.messages
 
     def is_right(self) -> bool:
         return is_right(self.root, self.simulation)
@@ -227,6 +227,6 @@ def test_a_changelog_that_was_made_again_is_refused(tables_of: Callable[[], Lake
     for without in ((), ("state",)):
         for table in without:
             shutil.rmtree(of.folder / table)
-        job = Compaction(of.spark, of.settings, of.said.append)
+        job = Compaction(of.spark, of.settings, of.messages.append)
         with pytest.raises(ChangelogHole, match="created again"):
             job.run()

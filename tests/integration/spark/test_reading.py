@@ -141,9 +141,9 @@ def test_closed_late_and_live_are_as_of_one_moment(spark: Any, streams: tuple[st
     closed, late, live = (read(spark, str(root), "app", "s") for read in (lake.closed, lake.late, lake.live))
     names = list(aggregations())
     bounds = ["key", "window_start", "window_end"]
-    places = ["partition", "changelog_offset", "topic_id"]
-    assert closed.columns == [*bounds, *names, "closed_at", "state", *places]
-    assert late.columns == ["key", "event_time", "missed", *names, "source_offset", "state", *places]
+    coordinates = ["partition", "changelog_offset", "topic_id"]
+    assert closed.columns == [*bounds, *names, "closed_at", "state", *coordinates]
+    assert late.columns == ["key", "event_time", "missed", *names, "source_offset", "state", *coordinates]
     assert live.columns == [*bounds, *names, "state", "partition"]
     assert late.count() == sum(len(one.late) for one in found)
     both = closed.select(live.columns).unionByName(live).collect()

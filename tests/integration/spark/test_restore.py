@@ -102,13 +102,18 @@ def rows_of(task: StreamTask) -> dict[str, list[Any]]:
     for name, store in task.stores.items():
         aggregations = task.topology.stores[name].aggregations
         found[name] = sorted(
-            (row.key, row.start, row.end, [said(a, state) for a, state in zip(aggregations, row.states, strict=True)])
+            (
+                row.key,
+                row.start,
+                row.end,
+                [final_value(a, state) for a, state in zip(aggregations, row.states, strict=True)],
+            )
             for row in store.rows()
         )
     return found
 
 
-def said(aggregation: Aggregation[Any], state: Any) -> Any:
+def final_value(aggregation: Aggregation[Any], state: Any) -> Any:
     return aggregation.result(state) if aggregation.function in SKETCHES else aggregation.to_columns(state)
 
 
@@ -167,7 +172,7 @@ def test_stores_of_every_kind_are_restored(
     pipe(200, 260)
     topics.send_changelog(topic_name, driver.changelog)
     topics.delete_before(f"{topic_name}-changelog", {0: covered})
-    records, rows, progress = len(driver.changelog), rows_of(driver.task), place_of(driver.task)
+    records, rows, progress = len(driver.changelog), rows_of(driver.task), progress_of(driver.task)
 
     for topic in OUTPUTS:
         driver.read(topic)
@@ -179,7 +184,7 @@ def test_stores_of_every_kind_are_restored(
         with empty_task(topic_name, folder) as task:
             report = asyncio.run(restored(kafka, task, tmp_path / "lake"))
             assert (report.snapshot_windows, report.changelog_records) == (done.live_rows, records - covered)
-            assert (rows_of(task), place_of(task)) == (rows, progress)
+            assert (rows_of(task), progress_of(task)) == (rows, progress)
             for record in driver.piped[seen:]:
                 task.process(Columns.of([record]), 0)
             assert rows_of(task) == rows_of(driver.task)
@@ -187,7 +192,7 @@ def test_stores_of_every_kind_are_restored(
             assert {topic: [record for record in found if record[0] == topic] for topic in OUTPUTS} == outputs
 
 
-def place_of(task: StreamTask) -> Any:
+def progress_of(task: StreamTask) -> Any:
     return task.stream_time_ms, dict(task.sources), {o.store_name: o.stream_time_ms for o in task.operators()}
 
 

@@ -139,8 +139,8 @@ async def test_files_on_s3(
         done = await asyncio.to_thread(penstock, "batch", *there, *given, "--files", f"{scheme}://lake/files")
         assert done.returncode == 0, done.stderr
         options = aws(endpoint) if lake_.startswith("s3") else None
-        told = delta_tables.describe(lake_, application, options)
-        assert (told["closed_rows"], told["live_rows"]) == ({"s": 2}, 2)
+        tables = delta_tables.describe(lake_, application, options)
+        assert (tables["closed_rows"], tables["live_rows"]) == ({"s": 2}, 2)
 
     async with Producer(KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)) as producer:
         await producer.send(topic_name, b'{"who": "ann"}', key=b"UA", timestamp=2_040)

@@ -66,14 +66,14 @@ async def work(chain: Chain, build: Topology, number: int, lake: Path) -> int:
 
 async def sessions_are_published(chain: Chain, lake: Path) -> None:
     """`penstock sessions` prints the published and the open sessions of one key."""
-    asked = SessionsSettings.load(
+    settings_of_query = SessionsSettings.load(
         ["--application", chain.topic, "--lake", str(lake), "--key", "key-1", "--from", "0"],
         environ={"PENSTOCK_KAFKA__BOOTSTRAP_SERVERS": chain.kafka.bootstrap_servers},
     )
-    _, found = await Query(asked).run()
-    told = sorted((one.results["n"], one.results["sum"]) for one in found if one.status == "closed")
+    _, found = await Query(settings_of_query).run()
+    results_found = sorted((one.results["n"], one.results["sum"]) for one in found if one.status == "closed")
     results = map(json.loads, await chain.values("out"))
-    assert told == sorted((row["n"], row["sum"]) for row in results if row["key"] == "key-1")
+    assert results_found == sorted((row["n"], row["sum"]) for row in results if row["key"] == "key-1")
     assert [one.status for one in found].count("open") >= 1
 
 
@@ -120,8 +120,8 @@ async def test_corrupt_records_stop_a_compaction(
         assert reader.progress is not None
         short = log.encode_live(0, reader.epoch, 77, 1, 2, b"short")
         bad = [(b"k", short), (None, log.encode_progress(reader.epoch, 77, reader.progress))]
-        places = await put(chain, f"{topic_name}-changelog", bad)
-        with pytest.raises(CorruptRecord, match=rf"{topic_name}-changelog-0 at offset {places[0]}: "):
+        offsets = await put(chain, f"{topic_name}-changelog", bad)
+        with pytest.raises(CorruptRecord, match=rf"{topic_name}-changelog-0 at offset {offsets[0]}: "):
             await asyncio.to_thread(compact)
 
 

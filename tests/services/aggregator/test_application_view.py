@@ -66,9 +66,9 @@ class Instance:
         pages = live_pages(self.application, store, key)
         after = pages.position(continuation)
         ends = {(p, key): p + i % 3 for p in self.running for i, key in enumerate(self.keys or [self.name])}
-        places = sorted((LivePosition(end, "s", p, key, 0) for (p, key), end in ends.items()), key=live_order)
-        rest = [place for place in places if after is None or live_order(place) > live_order(after)]
-        rows: Any = [{**place._asdict(), "states": []} for place in rest[:limit]]
+        positions = sorted((LivePosition(end, "s", p, key, 0) for (p, key), end in ends.items()), key=live_order)
+        rest = [position for position in positions if after is None or live_order(position) > live_order(after)]
+        rows: Any = [{**position._asdict(), "states": []} for position in rest[:limit]]
         last = rest[limit - 1] if len(rest) > limit else None
         return {"windows": rows, "continuation": pages.text(last), "unseen": 1}
 
@@ -97,8 +97,8 @@ class Instance:
         return "one is running" if self.compactions > 1 else ""
 
 
-def order(place: RowPosition) -> tuple[int, RowOrder]:
-    return place.partition, row_order(place.key, place.start)
+def order(position: RowPosition) -> tuple[int, RowOrder]:
+    return position.partition, row_order(position.key, position.start)
 
 
 Hook = Callable[[httpx.Request], Awaitable[httpx.Response | None]]
@@ -114,10 +114,10 @@ class Net(httpx.AsyncBaseTransport):
     def __init__(self, hook: Hook = no_answer, **instances: Any) -> None:
         self._apps = {name: httpx.ASGITransport(app) for name, app in instances.items()}
         self._hook = hook
-        self.asked: list[httpx.Request] = []
+        self.requests: list[httpx.Request] = []
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        self.asked.append(request)
+        self.requests.append(request)
         answer = await self._hook(request)
         return await self._apps[request.url.host].handle_async_request(request) if answer is None else answer
 
@@ -167,12 +167,12 @@ async def test_requests_to_other_instances_are_local_and_carry_the_token() -> No
     net = Net(b=app_of(other, credentials={"all": Credential(secret="x" * 16, scopes=("admin",))}))
     made = whole_view(own, (B, other), net=net, tokens={"read": "x" * 16})
     table = await made.read_store("g", partial=False, **WANTED)  # A global table is complete on every instance.
-    assert (table["rows"], table["missing"], net.asked) == ([{"key": "k", "value": "a"}], [], [])
+    assert (table["rows"], table["missing"], net.requests) == ([{"key": "k", "value": "a"}], [], [])
     answer = await made.read_store("s", partial=False, **WANTED | {"key": "ann", "from_ms": 5})
     assert {row["key"] for row in answer["rows"]} == {"ann"}
-    (asked,) = net.asked
-    assert dict(asked.url.params) == {"key": "ann", "from_ms": "5", "rows_max": "9", "local": "true"}
-    assert asked.headers["authorization"] == f"Bearer {'x' * 16}"
+    (request,) = net.requests
+    assert dict(request.url.params) == {"key": "ann", "from_ms": "5", "rows_max": "9", "local": "true"}
+    assert request.headers["authorization"] == f"Bearer {'x' * 16}"
     rejected = await whole_view(own, (B, other), net=net).stores()
     assert [row["reason"] for row in rejected["missing"]] == [
         f"{B}: answers 401: send Authorization: Bearer <token> or basic auth"

@@ -139,29 +139,29 @@ def test_too_many_bytes_trigger_a_compaction() -> None:
     """A measurement above the limit triggers a compaction; a lower or unknown one does not,
     and without a limit none does.
     """
-    asked: list[int] = []
+    checks: list[int] = []
     for flags, sizes in ((["--compaction.changelog-bytes=100"], (99, None, 100, 200)), ([], (10**12,))):
         registry, clock = CollectorRegistry(), ManualClock(7)
-        watch = BacklogWatch(settings(*flags), registry, lambda: True, clock, asked.append)
+        watch = BacklogWatch(settings(*flags), registry, lambda: True, clock, checks.append)
         for size in sizes:
             watch.note(Backlog(1, None, size))
         assert registry.get_sample_value("penstock_compaction_changelog_bytes") == sizes[-1]
-    assert asked == [7, 7]
+    assert checks == [7, 7]
 
 
 def test_bytes_that_a_compaction_leaves_trigger_no_other_one() -> None:
     """Bytes that a job does not cover trigger one compaction; the next needs a new snapshot or
     as many further bytes.
     """
-    asked: list[int] = []
+    checks: list[int] = []
     clock = ManualClock(0)
     given = settings("--compaction.changelog-bytes=100")
-    watch = BacklogWatch(given, CollectorRegistry(), lambda: True, clock, lambda now_ms: asked.append(clock.now_ms()))
+    watch = BacklogWatch(given, CollectorRegistry(), lambda: True, clock, lambda now_ms: checks.append(clock.now_ms()))
     measured = [(None, 150), (None, 180), (7, 120), (7, 120), (7, 219), (7, 220), (7, 300), (9, 50), (9, 100), (9, 101)]
     for snapshot_ms, size in measured:
         clock.advance(1)
         watch.note(Backlog(1, snapshot_ms, size))
-    assert asked == [1, 3, 6, 9]
+    assert checks == [1, 3, 6, 9]
 
 
 def test_health_has_the_compactions_state() -> None:

@@ -55,7 +55,7 @@ def test_an_unreadable_state_is_located() -> None:
     values = [encode_takeover(1, Takeover("app", "here", 0)), encode_live(0, 1, 1, 0, 5, b"short")]
     values.append(encode_progress(1, 1, PROGRESS))
     offsets = np.arange(70, 73)
-    message = r"^app-changelog-3 at offset 71: a changelog state of 5 bytes .*streams reset"
+    message = r"^app-changelog-3 at offset 71:.*streams reset"
     with pytest.raises(CorruptRecord, match=message):
         feed(reader, Columns("app-changelog", 3, [None, b"k", None], values, offsets, offsets))
 
@@ -210,11 +210,11 @@ async def test_pages_have_each_window_once(status: Any, tmp_path: Path) -> None:
         wanted = set().union(*(windows for kind, windows in there.items() if status in ("all", kind)))
         kafka = KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)
         for rows_max in (3, 10, len(wanted), 1_000):
-            asked = WindowQueryOptions(
+            options = WindowQueryOptions(
                 kafka, "app", str(tmp_path), {}, "s", KeyRange.of(), "0", "1000", 30_000, rows_max, status
             )
             seen: list[FoundWindow] = []
-            query = Query(asked)
+            query = Query(options)
             while True:
                 _, page = await query.run()
                 seen += page
@@ -222,7 +222,7 @@ async def test_pages_have_each_window_once(status: Any, tmp_path: Path) -> None:
                 if query.last is None:
                     break
                 assert page
-                query = Query(asked, query.last)
+                query = Query(options, query.last)
             assert len(seen) == len(wanted)
             assert {(one.partition, one.key, one.start_ms, one.end_ms) for one in seen} == wanted
             assert [one.start_ms for one in seen] == sorted(one.start_ms for one in seen)

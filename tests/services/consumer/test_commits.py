@@ -131,8 +131,8 @@ async def test_output_dead_letters_and_offsets_are_committed_once(cluster: FakeC
     async with running(cluster, handle, max_attempts=2):
         await activity.until(lambda: read_to(cluster) == 50)
     assert sorted(map(str, out(cluster))) == sorted(str(b"%d%c" % (i, c)) for i in range(50) if i != 13 for c in b"ab")
-    (letter,) = map(parse_dead_letter, cluster.records("in-dlq"))
-    assert (letter.record.value, letter.attempts, letter.stage) == (b"13", 2, "process")
+    (dead_letter,) = map(parse_dead_letter, cluster.records("in-dlq"))
+    assert (dead_letter.record.value, dead_letter.attempts, dead_letter.stage) == (b"13", 2, "process")
 
 
 async def test_a_record_with_rejected_output_becomes_a_dead_letter(cluster: FakeCluster, activity: Activity) -> None:
@@ -147,8 +147,8 @@ async def test_a_record_with_rejected_output_becomes_a_dead_letter(cluster: Fake
     async with running(cluster, handle):
         await activity.until(lambda: read_to(cluster) == 20)
     assert sorted(map(str, out(cluster))) == sorted(str(b"%d" % i) for i in range(20) if i != 7)
-    (letter,) = map(parse_dead_letter, cluster.records("in-dlq"))
-    assert (letter.record.value, letter.stage, letter.exception.rpartition(".")[2]) == (
+    (dead_letter,) = map(parse_dead_letter, cluster.records("in-dlq"))
+    assert (dead_letter.record.value, dead_letter.stage, dead_letter.exception.rpartition(".")[2]) == (
         b"7",
         "produce",
         "RecordTooLarge",

@@ -35,7 +35,7 @@ class Bench:
         **policy: object,
     ) -> None:
         self.registry = CollectorRegistry()
-        self.buried: list[ProducerRecord] = []
+        self.dead_letters: list[ProducerRecord] = []
         self.refusing: Exception | None = None
         self.bytes_max = 2**31
         self.executor = Executor(
@@ -56,7 +56,7 @@ class Bench:
         if self.refusing is not None:
             return [self.refusing] * len(records)
         errors = [RecordTooLarge("no") if len(r.value or b"") > self.bytes_max else None for r in records]
-        self.buried += [record for record, error in zip(records, errors, strict=True) if error is None]
+        self.dead_letters += [record for record, error in zip(records, errors, strict=True) if error is None]
         return errors
 
     async def turn(self) -> tuple[Execution, Outcome]:
@@ -96,13 +96,13 @@ async def test_a_failure_is_retried_and_becomes_a_dead_letter() -> None:
     bench = Bench(fail, [b"a"], max_attempts=3)
     waits = [(await bench.turn())[1].after_ms for _ in range(3)]
     assert waits == [100, 200, 0]
-    letter = parse_dead_letter(stored(bench.buried[0]))
-    assert (bench.buried[0].topic, letter.record) == (
+    dead_letter = parse_dead_letter(stored(bench.dead_letters[0]))
+    assert (bench.dead_letters[0].topic, dead_letter.record) == (
         "clicks-dlq",
         ConsumerRecord(*TP, 0, 1_000, b"ann", b"a", (("h", b"1"),)),
     )
-    assert (letter.stage, letter.exception, letter.message) == ("process", "ConnectionError", "refused")
-    assert (letter.attempts, letter.group) == (3, "alerts")
+    assert (dead_letter.stage, dead_letter.exception, dead_letter.message) == ("process", "ConnectionError", "refused")
+    assert (dead_letter.attempts, dead_letter.group) == (3, "alerts")
     assert bench.position == 1
     assert (bench.count("retries"), bench.count("dead_letters"), bench.count("handler_failures")) == (2, 1, 3)
 
@@ -115,7 +115,7 @@ async def test_an_exception_that_is_not_retriable_becomes_a_dead_letter_at_once(
 
     bench = Bench(handle, [b"a"])
     await bench.turn()
-    assert [parse_dead_letter(stored(record)).attempts for record in bench.buried] == [1]
+    assert [parse_dead_letter(stored(record)).attempts for record in bench.dead_letters] == [1]
 
 
 async def test_a_dead_letter_that_cannot_be_written_leaves_its_record_unfinished() -> None:
@@ -135,7 +135,7 @@ async def test_a_dead_letter_that_cannot_be_written_leaves_its_record_unfinished
     bench.refusing = None
     await bench.turn()
     assert bench.position == 1
-    assert len(bench.buried) == len(calls) == 1
+    assert len(bench.dead_letters) == len(calls) == 1
     assert (bench.count("dead_letter_failures"), bench.count("dead_letters")) == (3, 1)
 
 
@@ -149,9 +149,9 @@ async def test_an_undecodable_record_becomes_a_dead_letter() -> None:
     bench = Bench(handle, [b"{", b'{"a":1}'], decode=json_deserializer)
     await bench.turn()
     await bench.turn()
-    letter = parse_dead_letter(stored(bench.buried[0]))
-    assert (letter.record.value, letter.stage) == (b"{", "deserialize")
-    assert letter.exception == "penstock.errors.SerializationError"
+    dead_letter = parse_dead_letter(stored(bench.dead_letters[0]))
+    assert (dead_letter.record.value, dead_letter.stage) == (b"{", "deserialize")
+    assert dead_letter.exception == "penstock.errors.SerializationError"
     assert seen == [{"a": 1}]
     assert bench.position == 2
 
@@ -179,9 +179,9 @@ async def test_any_exception_of_a_decoder_is_a_dead_letter(error: Exception, exc
     bench = Bench(succeed, [b"poison", b"good"], decode=decode)
     await bench.turn()
     await bench.turn()
-    letter = parse_dead_letter(stored(bench.buried[0]))
-    assert (letter.record.value, letter.stage, letter.exception) == (b"poison", "deserialize", exception)
-    assert (len(bench.buried), bench.position) == (1, 2)
+    dead_letter = parse_dead_letter(stored(bench.dead_letters[0]))
+    assert (dead_letter.record.value, dead_letter.stage, dead_letter.exception) == (b"poison", "deserialize", exception)
+    assert (len(bench.dead_letters), bench.position) == (1, 2)
 
 
 @pytest.mark.parametrize("error", [Unprintable(), SystemExit(3), BaseExceptionGroup("g", [GeneratorExit()])], ids=repr)
@@ -193,10 +193,10 @@ async def test_any_exception_of_a_handler_is_retried(error: BaseException) -> No
 
     bench = Bench(handle, [b"1"], max_attempts=2)
     await bench.turn()
-    assert not bench.buried
+    assert not bench.dead_letters
     await bench.turn()
-    letter = parse_dead_letter(stored(bench.buried[0]))
-    assert (letter.stage, letter.attempts, bench.position) == ("process", 2, 1)
+    dead_letter = parse_dead_letter(stored(bench.dead_letters[0]))
+    assert (dead_letter.stage, dead_letter.attempts, bench.position) == ("process", 2, 1)
 
 
 async def test_an_undecodable_record_does_not_fail_its_batch() -> None:
@@ -208,7 +208,7 @@ async def test_an_undecodable_record_does_not_fail_its_batch() -> None:
 
     bench = Bench(handle, [b"1", b"{", b"3"], batch=True, decode=json_deserializer)
     await bench.turn()
-    assert (seen, len(bench.buried), bench.position) == ([1, 3], 1, 3)
+    assert (seen, len(bench.dead_letters), bench.position) == ([1, 3], 1, 3)
 
 
 async def test_a_failed_batch_runs_again_one_by_one() -> None:
@@ -227,8 +227,8 @@ async def test_a_failed_batch_runs_again_one_by_one() -> None:
     while bench.scheduler.committable()[TP].offset < 3:
         await bench.turn()
     assert calls == [[b"a", b"bad", b"c"], [b"a"], [b"bad"], [b"bad"], [b"c"]]
-    assert [record.value for record in bench.buried] == [b"bad"]
-    assert parse_dead_letter(stored(bench.buried[0])).attempts == 2
+    assert [record.value for record in bench.dead_letters] == [b"bad"]
+    assert parse_dead_letter(stored(bench.dead_letters[0])).attempts == 2
 
 
 async def test_a_hanging_handler_is_counted_as_failed() -> None:
@@ -241,7 +241,7 @@ async def test_a_hanging_handler_is_counted_as_failed() -> None:
     await bench.turn()
     await bench.turn()
     assert bench.count("handler_timeouts") == 2
-    assert parse_dead_letter(stored(bench.buried[0])).exception == "penstock.errors.HandlerTimeout"
+    assert parse_dead_letter(stored(bench.dead_letters[0])).exception == "penstock.errors.HandlerTimeout"
 
 
 async def test_a_cancelled_execution_has_no_outcome() -> None:
@@ -260,7 +260,7 @@ async def test_a_cancelled_execution_has_no_outcome() -> None:
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert bench.buried == []
+    assert bench.dead_letters == []
 
 
 def stored(record: ProducerRecord) -> ConsumerRecord:
@@ -277,10 +277,10 @@ async def test_output_is_written_before_its_record_is_finished() -> None:
     bench = Bench(handle, [b"a"], max_attempts=2)
     bench.refusing = KafkaTimeout("no answer")
     await bench.turn()
-    assert (bench.position, bench.buried) == (0, [])
+    assert (bench.position, bench.dead_letters) == (0, [])
     bench.refusing = None
     await bench.turn()
-    assert (bench.position, bench.buried) == (1, out)
+    assert (bench.position, bench.dead_letters) == (1, out)
     assert (bench.count("produced_records"), bench.count("produce_failures")) == (2, 2)
 
     bench = Bench(handle, [b"a"], max_attempts=1)
@@ -288,7 +288,7 @@ async def test_output_is_written_before_its_record_is_finished() -> None:
     await bench.turn()
     bench.refusing = None
     await bench.turn()
-    assert [parse_dead_letter(stored(record)).stage for record in bench.buried] == ["produce"]
+    assert [parse_dead_letter(stored(record)).stage for record in bench.dead_letters] == ["produce"]
 
 
 async def test_without_a_writer_output_is_in_the_outcome() -> None:
@@ -317,8 +317,8 @@ async def test_a_dead_letter_that_is_too_large_is_shortened() -> None:
     bench = Bench(fail, [b"x" * 1_000_000], max_attempts=1)
     bench.bytes_max = 20_000
     await bench.turn()
-    letter = parse_dead_letter(stored(bench.buried[0]))
-    assert (letter.cut, bench.position, bench.executor.unwritten) == ("value=1000000", 1, {})
+    dead_letter = parse_dead_letter(stored(bench.dead_letters[0]))
+    assert (dead_letter.cut, bench.position, bench.executor.unwritten) == ("value=1000000", 1, {})
 
 
 async def test_an_unwritten_dead_letter_is_reported() -> None:
@@ -352,8 +352,11 @@ async def test_only_written_outputs_are_counted() -> None:
     assert (bench.count("produced_records"), bench.count("produce_failures"), bench.position) == (2, 1, 1)
     await bench.turn()
     assert (bench.count("produced_records"), bench.count("produce_failures"), bench.position) == (2, 2, 2)
-    letters = [parse_dead_letter(stored(record)) for record in bench.buried if record.topic == "clicks-dlq"]
-    assert [(letter.stage, letter.record.value) for letter in letters] == [("produce", b"a"), ("produce", b"bad")]
+    rejected = [parse_dead_letter(stored(record)) for record in bench.dead_letters if record.topic == "clicks-dlq"]
+    assert [(dead_letter.stage, dead_letter.record.value) for dead_letter in rejected] == [
+        ("produce", b"a"),
+        ("produce", b"bad"),
+    ]
     assert bench.count("handler_failures") is None
 
 
@@ -408,7 +411,7 @@ async def test_a_dead_letter_of_a_batch_waits_without_its_batch() -> None:
     execution, _ = await bench.turn()
     assert [work.offset for work in execution.works] == [0, 3]
     assert (handled, bench.position) == ([2, 3, 4], 4)
-    assert parse_dead_letter(stored(bench.buried[0])).attempts == 1
+    assert parse_dead_letter(stored(bench.dead_letters[0])).attempts == 1
 
 
 async def test_the_latency_of_every_call_is_measured() -> None:
@@ -432,10 +435,10 @@ async def test_records_whose_output_kafka_rejects_are_dead_letters() -> None:
     (execution, _), (other, _) = await bench.turn(), await bench.turn()
     (first, second) = execution.works[0], other.works[0]
     second.attempts = 3
-    letters = bench.executor.dead_letters_of_rejected([first, second], RecordTooLarge("no"))
-    assert [letter.topic for letter in letters] == ["clicks-dlq", "clicks-dlq"]
-    found = [parse_dead_letter(stored(letter)) for letter in letters]
-    assert [(letter.stage, letter.attempts, letter.record.value) for letter in found] == [
+    rejected = bench.executor.dead_letters_of_rejected([first, second], RecordTooLarge("no"))
+    assert [dead_letter.topic for dead_letter in rejected] == ["clicks-dlq", "clicks-dlq"]
+    found = [parse_dead_letter(stored(dead_letter)) for dead_letter in rejected]
+    assert [(dead_letter.stage, dead_letter.attempts, dead_letter.record.value) for dead_letter in found] == [
         ("produce", 1, b"a"),
         ("produce", 4, b"b"),
     ]

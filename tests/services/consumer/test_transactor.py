@@ -127,12 +127,12 @@ async def test_the_outcome_of_a_lost_commit_is_read_from_the_offsets(cluster: Fa
 async def test_a_rejected_record_is_named(cluster: FakeCluster) -> None:
     """A record that is too large or for a missing topic is named, and the transaction is aborted."""
     async with transactor(cluster) as own:
-        with pytest.raises(OutputRejected) as refused:
+        with pytest.raises(OutputRejected) as raised:
             await own.transact([RECORDS[0], ProducerRecord("out", b"x" * 5_000)], OFFSETS, GROUP)
-        assert list(refused.value.errors) == [1]
-        with pytest.raises(OutputRejected) as refused:
+        assert list(raised.value.errors) == [1]
+        with pytest.raises(OutputRejected) as raised:
             await own.transact([ProducerRecord("nowhere", b""), RECORDS[0]], OFFSETS, GROUP)
-        assert list(refused.value.errors) == [0]
+        assert list(raised.value.errors) == [0]
         assert (values(cluster), cluster.committed("g")) == ([], {})
         await own.transact(RECORDS, OFFSETS, GROUP)
     assert values(cluster) == [r.value for r in RECORDS]

@@ -77,9 +77,9 @@ def test_without_errors_the_last_lines_are_shown() -> None:
 
 def test_an_explanation_has_cause_and_lines() -> None:
     """An explanation has the cause and then the broker's lines."""
-    said = explain(LOCKED, "/data", PLENTY)
-    assert said.startswith("the data folder /data is in use by another running broker. Its output:\n  ")
-    assert LOCKED[1] in said
+    message = explain(LOCKED, "/data", PLENTY)
+    assert message.startswith("the data folder /data is in use by another running broker. Its output:\n  ")
+    assert LOCKED[1] in message
 
 
 def test_full_disk_needs_no_line() -> None:

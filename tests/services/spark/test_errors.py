@@ -76,11 +76,11 @@ def test_a_task_that_failed_says_why() -> None:
         ),
     ],
 )
-def test_each_failure_says_what_is_true(text: str, kind: type[PenstockError], said: str) -> None:
+def test_each_failure_says_what_is_true(text: str, kind: type[PenstockError], message: str) -> None:
     """A failure is recognized by its text anywhere in the message, and stack traces are left out."""
     error = translated(RuntimeError(text))
     assert type(error) is kind
-    assert str(error).startswith(said) or said in str(error)
+    assert str(error).startswith(message) or message in str(error)
     assert "\n" not in str(error)
 
 

@@ -77,9 +77,9 @@ def test_what_a_restore_still_reads_is_not_removed(capsys: pytest.CaptureFixture
     assert CompactSettings.load([*NEEDED, "--retention-hours", "24"], environ={}).retention_hours == 24
     for hours in ("0", "23"):
         assert compact_main([*NEEDED, "--retention-hours", hours]) == WRONG_SETTINGS
-        said = capsys.readouterr().err
-        assert "--retention-hours" in said
-        assert "equal to 24" in said
+        errors = capsys.readouterr().err
+        assert "--retention-hours" in errors
+        assert "equal to 24" in errors
 
 
 def test_java_client_properties(tmp_path: Path) -> None:

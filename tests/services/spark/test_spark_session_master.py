@@ -25,10 +25,10 @@ def test_one_that_answers_is_enough() -> None:
         gone.close()
         assert connection_failure(f"spark://127.0.0.1:{ports[1]},127.0.0.1:{ports[0]}") is None
         master = f"spark://127.0.0.1:{ports[1]},127.0.0.1:{ports[1]}"
-    refused = f"127.0.0.1:{ports[1]}: Connection refused"
-    assert connection_failure(master) == f"{refused}; {refused}"
+    failure = f"127.0.0.1:{ports[1]}: Connection refused"
+    assert connection_failure(master) == f"{failure}; {failure}"
     assert "a..b:7077: " in (connection_failure("spark://a..b:7077") or "")
     assert "a:99999: " in (connection_failure("spark://a:99999") or "")
-    expected = rf"{master} did not start \(spark\.master\): no master answers: {refused}"
+    expected = rf"{master} .*spark\.master.*{failure}"
     with pytest.raises(SparkFailed, match=expected), spark_session(SparkSettings(master=master), "test"):
         raise AssertionError("there is no Spark")

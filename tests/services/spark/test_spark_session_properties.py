@@ -24,9 +24,9 @@ def test_only_the_owner_reads_the_file(tmp_path: Path, monkeypatch: pytest.Monke
     for before, after in ((None, "pyspark-shell"), ("--verbose pyspark-shell", "--verbose pyspark-shell")):
         monkeypatch.delenv(SUBMIT_ARGS, raising=False) if before is None else monkeypatch.setenv(SUBMIT_ARGS, before)
         with properties_file({"spark.hadoop.fs.s3a.secret.key": "hunter2"}, str(folder)):
-            told = shlex.split(os.environ[SUBMIT_ARGS])
-            file = Path(told[told.index("--properties-file") + 1])
-            assert " ".join(told).endswith(after)
+            arguments = shlex.split(os.environ[SUBMIT_ARGS])
+            file = Path(arguments[arguments.index("--properties-file") + 1])
+            assert " ".join(arguments).endswith(after)
             assert (file.stat().st_mode & 0o777, file.read_text()) == (
                 0o600,
                 "spark.hadoop.fs.s3a.secret.key=hunter2\n",

@@ -32,10 +32,10 @@ async def kafka() -> AsyncIterator[KafkaSettings]:
         yield settings
 
 
-async def send(kafka: KafkaSettings, *placed: tuple[str, int, int]) -> None:
+async def send(kafka: KafkaSettings, *records: tuple[str, int, int]) -> None:
     """A record for each topic, partition and time."""
     async with Producer(kafka) as producer:
-        for topic, partition, ms in placed:
+        for topic, partition, ms in records:
             await producer.send_and_wait(topic, b"v", partition=partition, timestamp=ms)
 
 
@@ -70,6 +70,6 @@ async def test_an_end_counts_once_open_transactions_are_decided(kafka: KafkaSett
         await send(kafka, ("b", 0, 100))
         with pytest.raises(Undecided, match=r"b-0.*offset 0.*200 ms"):
             await asyncio.to_thread(offsets_after_open_transactions, kafka, "b", 200)
-        asked = asyncio.create_task(asyncio.to_thread(offsets_after_open_transactions, kafka, "b", LIMIT_MS))
+        pending = asyncio.create_task(asyncio.to_thread(offsets_after_open_transactions, kafka, "b", LIMIT_MS))
         await producer.abort_transaction()
-        assert (await asked).latest == {0: 3}, "two records and the mark of the end"
+        assert (await pending).latest == {0: 3}, "two records and the mark of the end"

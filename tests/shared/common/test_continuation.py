@@ -20,23 +20,23 @@ from penstock.shared.common.continuation import (
 )
 
 NUMBERS = st.integers(-(2**63), 2**63 - 1)
-PLACES = st.one_of(
+POSITIONS = st.one_of(
     st.builds(RowPosition, NUMBERS, st.binary(), NUMBERS),
     st.builds(WindowPosition, NUMBERS, NUMBERS, NUMBERS, st.binary()),
     st.builds(LivePosition, NUMBERS, st.text(), NUMBERS, st.text(), NUMBERS),
 )
 PAGES = Continuations(RowPosition, "app", "store", None, b"k")
-PLACE = RowPosition(3, b"ann", 5)
+POSITION = RowPosition(3, b"ann", 5)
 
 
-@given(PLACES)
-def test_a_position_round_trips(place: Any) -> None:
+@given(POSITIONS)
+def test_a_position_round_trips(position: Any) -> None:
     """Any position round-trips as text that is valid in a URL."""
-    pages: Continuations[Any] = Continuations(type(place), "app", None, b"x", 1)
-    text = pages.text(place)
+    pages: Continuations[Any] = Continuations(type(position), "app", None, b"x", 1)
+    text = pages.text(position)
     assert text is not None
     assert re.fullmatch(r"[A-Za-z0-9_-]+", text)
-    assert pages.position(text) == place
+    assert pages.position(text) == position
 
 
 def test_none_is_the_first_page_and_the_last_answer() -> None:
@@ -53,7 +53,7 @@ def test_an_invalid_continuation_is_shown(wrong: str) -> None:
 
 def test_a_continuation_of_another_query_is_rejected() -> None:
     """A continuation of another application, store or kind of query is an error, as is a truncated one."""
-    text = PAGES.text(PLACE)
+    text = PAGES.text(POSITION)
     others: list[Any] = [("app", "store", None, "k"), ("app", "store"), ("app2", "store", None, b"k")]
     for other in others:
         with pytest.raises(WrongContinuation, match=f"{text}' belongs to another query"):
@@ -76,5 +76,5 @@ def test_rows_are_ordered(key: bytes, start: int, other: bytes, other_start: int
 
 def test_live_windows_that_end_last_come_first() -> None:
     """Live windows are ordered by latest end, then by store, partition, key and start."""
-    places = [LivePosition(8, "a", 0, "a", 0), LivePosition(9, "b", 0, "k", 2), LivePosition(9, "b", 0, "k", 1)]
-    assert sorted(places, key=live_order) == [places[2], places[1], places[0]]
+    positions = [LivePosition(8, "a", 0, "a", 0), LivePosition(9, "b", 0, "k", 2), LivePosition(9, "b", 0, "k", 1)]
+    assert sorted(positions, key=live_order) == [positions[2], positions[1], positions[0]]

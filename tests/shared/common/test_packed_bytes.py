@@ -26,8 +26,8 @@ def test_it_behaves_like_a_list(strings: list[bytes | None], data: st.DataObject
     assert b"not there, and longer than any" not in packed
     assert (None in packed) == (None in strings)
     if strings:
-        places = data.draw(st.lists(st.integers(0, len(strings) - 1), max_size=10))
-        assert packed.at(np.array(places, np.int64)) == [strings[i] for i in places]
+        indices = data.draw(st.lists(st.integers(0, len(strings) - 1), max_size=10))
+        assert packed.at(np.array(indices, np.int64)) == [strings[i] for i in indices]
     assert packed.sizes().tolist() == [len(string or b"") for string in strings]
 
 

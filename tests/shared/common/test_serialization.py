@@ -82,18 +82,18 @@ def test_none_stays_none(both: Any) -> None:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: bytes_serializer("t", "text"), "t: expected bytes, got str; set a serializer"),
+        (lambda: bytes_serializer("t", "text"), "t: .*got str.*serializer"),
         (lambda: string_serializer("t", b"x"), "t: expected str, got bytes"),
-        (lambda: string_serializer("t", "a\ud800"), "t: not encodable as UTF-8: surrogates not allowed at 1"),
-        (lambda: string_deserializer("t", b"a\xff"), "t: not UTF-8: invalid start byte at byte 1"),
+        (lambda: string_serializer("t", "a\ud800"), "t: .*surrogates .* 1"),
+        (lambda: string_deserializer("t", b"a\xff"), "t: not UTF-8.*byte 1"),
         (lambda: json_serializer("t", object()), "t: not encodable as JSON"),
         (lambda: json_serializer("t", {1j: 1}), "t: not encodable as JSON"),
         (lambda: json_deserializer("t", b""), "t: not JSON"),
         (lambda: json_deserializer("t", b"{} {}"), "t: not JSON"),
         (lambda: json_deserializer("t", b'"\xff"'), "t: not JSON"),
         (lambda: json_deserializer("t", b"[" * 100_000), "t: not JSON"),
-        (lambda: struct_deserializer(Click)("t", b'{"ms":"1"}'), r"t: Expected `int`, got `str` - at `\$.ms`"),
-        (lambda: struct_deserializer(Click)("t", b"{}"), "t: Object missing required field `ms`"),
+        (lambda: struct_deserializer(Click)("t", b'{"ms":"1"}'), r"t: .*got `str`.*`\$.ms`"),
+        (lambda: struct_deserializer(Click)("t", b"{}"), "t: .*field `ms`"),
         (lambda: struct_deserializer(Click)("t", b"{"), "t: not JSON"),
     ],
 )

@@ -235,14 +235,14 @@ def test_a_misspelled_secret_in_the_file_is_not_shown() -> None:
 def test_a_class_may_have_a_property_keys() -> None:
     """A settings class with a property called `keys` can be loaded."""
 
-    class Asked(CommandSettings):
+    class OneOption(CommandSettings):
         key: str = "ann"
 
         @property
         def keys(self) -> list[str]:
             return [self.key]
 
-    assert Asked.load(["--key", "bob"], environ={}).keys == ["bob"]
+    assert OneOption.load(["--key", "bob"], environ={}).keys == ["bob"]
 
 
 def test_loading_leaves_the_class_alone() -> None:

@@ -13,7 +13,7 @@ from penstock.shared.common.string_copies import copied
 @given(st.lists(st.one_of(st.none(), st.binary(max_size=9))), st.data())
 def test_a_copy_has_the_strings_and_nothing_else(strings: list[bytes | None], data: st.DataObject) -> None:
     """A copy contains the selected strings, also nulls and duplicates, and its buffer nothing else."""
-    places = data.draw(st.lists(st.integers(0, len(strings) - 1))) if strings else []
-    some = copied(PackedBytes.of(strings).at(np.array(places, np.int64)))
-    assert list(some) == [strings[place] for place in places]
+    indices = data.draw(st.lists(st.integers(0, len(strings) - 1))) if strings else []
+    some = copied(PackedBytes.of(strings).at(np.array(indices, np.int64)))
+    assert list(some) == [strings[index] for index in indices]
     assert some.data.tobytes() == b"".join(string for string in some if string is not None)

@@ -219,8 +219,8 @@ async def test_a_folder_that_becomes_a_link_is_not_written_to(data: Path, connec
     }
     secret = data.parent / "secret"
     async with running(connect_files_allowed=str(data)) as run:
-        place = {"url": f"{data}/out"} if connector is FilesSinkConnector else {"table_uri": f"{data}/out"}
-        id = await run.run(connector, **place, flush_size="1", topics="t", **json)
+        target = {"url": f"{data}/out"} if connector is FilesSinkConnector else {"table_uri": f"{data}/out"}
+        id = await run.run(connector, **target, flush_size="1", topics="t", **json)
         await produced(run, b'{"n": 1}')
         # A table's log is written after the file, to wherever `out` leads by then: the first write must be complete.
         await run.until(lambda: offset_of(run) == 1)

@@ -118,7 +118,7 @@ def results(driver: TopologyTestDriver) -> list[tuple[bytes | None, bytes | None
     return sorted(read, key=repr)
 
 
-def refused(driver: TopologyTestDriver) -> list[Any]:
+def rejected_records(driver: TopologyTestDriver) -> list[Any]:
     """Returns late records and dead letters in order, without the time at which dead letters were written."""
     late = [(r.key, r.value, r.timestamp, r.headers) for r in driver.read(LATE)]
     return [late, [(r.key, r.value, r.headers) for r in driver.read(DEAD)]]
@@ -209,7 +209,7 @@ def require_equal(one: TopologyTestDriver, other: TopologyTestDriver) -> None:
     """Requires that new results, rejected records and state are equal, and that each topology restores the other's
     changelog."""
     assert results(one) == results(other)
-    assert refused(one) == refused(other)
+    assert rejected_records(one) == rejected_records(other)
     assert state(one) == state(other)
     assert state(one)[0] == restored(one, other.topology) == restored(other, one.topology)
 

@@ -249,10 +249,10 @@ WRONG: list[tuple[str, Callable[[ProcessorContext], object]]] = [
 ]
 
 
-@pytest.mark.parametrize(("said", "call"), WRONG, ids=range(len(WRONG)))
-def test_what_cannot_be_scheduled(said: str, call: Callable[[ProcessorContext], object]) -> None:
+@pytest.mark.parametrize(("message", "call"), WRONG, ids=range(len(WRONG)))
+def test_what_cannot_be_scheduled(message: str, call: Callable[[ProcessorContext], object]) -> None:
     """An invalid argument of schedule() raises a ConfigError that names it."""
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         TopologyTestDriver(topology(lambda context: call(context) and None))
 
 

@@ -50,8 +50,8 @@ def rest_of(reading: Generator[None, None, StoreAnswer]) -> tuple[StoreAnswer, i
         slices += 1
 
 
-def read_store(*asked: Any, **more: Any) -> StoreAnswer:
-    return rest_of(read_in_slices(*asked, **more))[0]
+def read_store(*positional: Any, **more: Any) -> StoreAnswer:
+    return rest_of(read_in_slices(*positional, **more))[0]
 
 
 def rows(driver: TopologyTestDriver, **wanted: Any) -> list[tuple[str, int, int, int]]:

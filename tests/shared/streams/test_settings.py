@@ -25,12 +25,12 @@ def test_missing_source_offsets_stop_unless_told_otherwise() -> None:
 def test_a_guarantee_that_is_raised_is_said_once() -> None:
     """Repartition topics raise at_least_once to exactly_once, with one log line that names them. Otherwise nothing
     changes and nothing is logged."""
-    asked = StreamsSettings(processing_guarantee="at_least_once")
+    settings = StreamsSettings(processing_guarantee="at_least_once")
     with capture_logs() as lines:
-        raised = asked.carried_out(["app-by-user-repartition"])
+        raised = settings.carried_out(["app-by-user-repartition"])
         assert raised.processing_guarantee == "exactly_once"
         assert raised.carried_out(["app-by-user-repartition"]) is raised
-        assert asked.carried_out([]) is asked
+        assert settings.carried_out([]) is settings
     (line,) = lines
     assert "at_least_once" in line["event"]
     assert line["topics"] == ["app-by-user-repartition"]

@@ -56,9 +56,9 @@ def test_a_function_of_the_current_folder() -> None:
         ("my_topologies:empty", {}, "no stream was defined"),
     ],
 )
-def test_what_is_wrong_with_a_topology(name: str, options: dict[str, str], said: str) -> None:
+def test_what_is_wrong_with_a_topology(name: str, options: dict[str, str], message: str) -> None:
     """A module, function or option that does not exist, or a result that is not a topology, raises a ConfigError with
     the reason."""
     with pytest.raises(ConfigError, match="topology: ") as raised:
         load_topology(name, options)
-    assert said in str(raised.value)
+    assert message in str(raised.value)

@@ -183,12 +183,12 @@ def test_an_error_in_user_code_raises() -> None:
 def test_a_data_error_raises_too() -> None:
     """A record that cannot be decoded and a DataError of user code, which `fail` makes dead letters, are raised too."""
 
-    def refuse(value: Any) -> Any:
+    def fail(value: Any) -> Any:
         raise DataError("no such item")
 
     builder = StreamsBuilder()
     builder.global_table("rates")
-    builder.stream("in").map_values(refuse).to("out")
+    builder.stream("in").map_values(fail).to("out")
     messages = {b"{": "node 'source-1': in-0@0 .*not JSON", b"{}": "node 'map_values-2': in-0@0 .*no such item"}
     for value, message in messages.items():
         with pytest.raises(ProcessingFailed, match=message):
@@ -210,10 +210,10 @@ def test_errors_are_handled_with_error_handlers() -> None:
 @pytest.mark.parametrize(
     ("wrong", "error", "message"),
     [
-        ({"topic": b"in"}, TypeError, "topic must be a str, got b'in'"),
-        ({"key": "a"}, TypeError, "key for 'in' must be bytes or None, got 'a'; encode it"),
-        ({"value": {"n": 1}}, TypeError, r"value for 'in' must be bytes or None, got \{'n': 1\}; serialize it"),
-        ({"timestamp": 1.5}, TypeError, "timestamp for 'in' must be an int, .* got 1.5"),
+        ({"topic": b"in"}, TypeError, "topic .*b'in'"),
+        ({"key": "a"}, TypeError, "key for 'in' .*'a'"),
+        ({"value": {"n": 1}}, TypeError, r"value for 'in' .*\{'n': 1\}"),
+        ({"timestamp": 1.5}, TypeError, "timestamp for 'in' .*1.5"),
         ({"timestamp": True}, TypeError, "timestamp .* got True"),
         ({"timestamp": -2}, ValueError, "timestamp .* got -2"),
         ({"timestamp": 2**63}, ValueError, "timestamp .* got 9223372036854775808"),

@@ -74,9 +74,10 @@ def test_an_invalid_row_becomes_a_dead_letter_with_its_reason(tmp_path: Path) ->
     for line in events.lines():
         row = msgspec.json.decode(line)
         driver.pipe(events.plan.topic, key=row["user"].encode(), value=line, timestamp=row[TIME_FIELD])
-    [letter] = driver.read(events.plan.dead_letters)
+    [dead_letter] = driver.read(events.plan.dead_letters)
     assert (
-        dict(letter.headers)["penstock.dlq.message"] == b"row 2 (line 3), column 'at': 'never' is not an ISO 8601 time"
+        dict(dead_letter.headers)["penstock.dlq.message"]
+        == b"row 2 (line 3), column 'at': 'never' is not an ISO 8601 time"
     )
     [session] = [msgspec.json.decode(record.value or b"") for record in driver.read(events.plan.results)]
     assert (session["key"], session["events"]) == ("ann", 1)
@@ -85,8 +86,8 @@ def test_an_invalid_row_becomes_a_dead_letter_with_its_reason(tmp_path: Path) ->
 def test_an_error_of_the_ingest_names_the_column(tmp_path: Path) -> None:
     """The ingest's JSON pointers are replaced by the file's columns, and its line by the row."""
     events = CsvEvents(write(tmp_path, "csv"), "user", "at")
-    said = events.name_rejection(7, "time: /_event_time_ms is too far ahead; key: /user must be a string")
-    assert said == "row 7: time: column 'at' is too far ahead; key: column 'user' must be a string"
+    message = events.name_rejection(7, "time: /_event_time_ms is too far ahead; key: /user must be a string")
+    assert message == "row 7: time: column 'at' is too far ahead; key: column 'user' must be a string"
 
 
 @pytest.mark.parametrize(
@@ -95,44 +96,44 @@ def test_an_error_of_the_ingest_names_the_column(tmp_path: Path) -> None:
         (
             "user,at\nann,yesterday\n",
             {},
-            "row 1 .line 2., column 'at': 'yesterday' is not an ISO 8601 time; .*strptime",
+            "row 1 .*column 'at'.*'yesterday'.*strptime",
         ),
         ("user,at\nann,1714557600000\n", {}, "--time-format epoch_ms reads it"),
-        ("user,at\nann,1714557600000\n", {"time_format": "epoch"}, "in the future by .*epoch_ms reads it"),
+        ("user,at\nann,1714557600000\n", {"time_format": "epoch"}, "future.*epoch_ms"),
         ("user,at\nann,2024-05-01\n", {"time_format": "epoch"}, "leave out --time-format"),
-        ("user,at\nann,2024-05-01\n", {"time_format": "%Q"}, "--time-format: 'Q' is a bad directive"),
-        ("user,at\n,2024-05-01\nbob\n", {}, "row 1 .*column 'user': the key is empty .*none of the first 2 rows"),
-        ("user,at\n", {}, "has no rows below its header"),
-        (TEXT, {"gap": "bogus"}, "--gap: 'bogus' is not a duration"),
-        (TEXT, {"grace": "bogus"}, "--grace: 'bogus' is not a duration"),
+        ("user,at\nann,2024-05-01\n", {"time_format": "%Q"}, "--time-format: 'Q'"),
+        ("user,at\n,2024-05-01\nbob\n", {}, "row 1 .*column 'user'.* 2 rows"),
+        ("user,at\n", {}, "no rows"),
+        (TEXT, {"gap": "bogus"}, "--gap: 'bogus'"),
+        (TEXT, {"grace": "bogus"}, "--grace: 'bogus'"),
         (TEXT, {"gap": "0s"}, "--gap 0s"),
     ],
 )
 def test_errors_of_every_row_are_reported_before_sending(
-    tmp_path: Path, text: str, options: dict[str, str], says: str
+    tmp_path: Path, text: str, options: dict[str, str], message: str
 ) -> None:
     """A time or key that is invalid in all of the first rows, and an invalid duration, are a
     ConfigError before anything is sent.
     """
-    with pytest.raises(ConfigError, match=says):
+    with pytest.raises(ConfigError, match=message):
         CsvEvents(write(tmp_path, "csv", text), "user", "at", **options)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
     ("key", "time", "text", "says"),
     [
-        ("who", "at", TEXT, "--key: .*no column 'who'; it has user, at, what"),
+        ("who", "at", TEXT, "--key: .*'who'.*user, at, what"),
         ("user", "when", TEXT, "--time: .*no column 'when'"),
         ("user", "at", "", "it has none"),
-        ("user", "at", "user;at\na;b\n", "it has user;at .columns are separated by commas"),
+        ("user", "at", "user;at\na;b\n", "user;at .*commas"),
         ("user", "at", "user, at\na,b\n", "it has user, ' at'"),
         ("user", "at", "user,at,user\na,b,c\n", "2 columns 'user'"),
         ("user", "at", f"user,at,{TIME_FIELD}\n", "taken by the demo"),
     ],
 )
-def test_wrong_columns_are_named(tmp_path: Path, key: str, time: str, text: str, says: str) -> None:
+def test_wrong_columns_are_named(tmp_path: Path, key: str, time: str, text: str, message: str) -> None:
     """The error for invalid columns names the option and the existing columns."""
-    with pytest.raises(ConfigError, match=says):
+    with pytest.raises(ConfigError, match=message):
         CsvEvents(write(tmp_path, "csv", text), key, time)
 
 

@@ -27,10 +27,10 @@ def test_rows_have_numbers_and_lines(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"n\xe9,at\na,b\n", r"f, line 1: byte 2 \(0xe9\) is not UTF-8.*iconv"),
+        (b"n\xe9,at\na,b\n", r"f, line 1: byte 2 .*iconv"),
         (b"k,at\n" + b"x,y\n" * 5_000 + b"\xe9,y\n", r"f, line 5002: byte 1 \(0xe9\)"),
-        (b"\xff\xfek\0,\0", "f is not a text file"),
-        (b"k\0\0,\x01\n", "f is not a text file"),
+        (b"\xff\xfek\0,\0", "f is not a text"),
+        (b"k\0\0,\x01\n", "f is not a text"),
         (gzip.compress(b"k,at\n" + b"x,y\n" * 50_000)[:-20], "f, line .*ended before"),
         (b"PK\x03\x04 no zip", "f: .*zip"),
         (b"k,at\n" + b"x" * 1_000_001, "f, line .*field larger than"),

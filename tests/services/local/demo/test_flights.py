@@ -68,5 +68,5 @@ def test_banks_have_count_delays_and_destinations() -> None:
         "total_delay": 8.0,
         "destinations": 2,
     }
-    [refused] = driver.read(PLAN.dead_letters)
-    assert dict(refused.headers)["penstock.dlq.message"] == b"flights: cancelled: no departure (dep_delay is null)"
+    [dead_letter] = driver.read(PLAN.dead_letters)
+    assert dict(dead_letter.headers)["penstock.dlq.message"] == b"flights: cancelled: no departure (dep_delay is null)"

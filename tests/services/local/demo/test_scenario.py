@@ -22,10 +22,10 @@ from penstock.services.local.demo.scenario import Outcome
     ],
 )
 def test_dead_letters_must_equal_the_invalid_events(
-    audit_ok: bool, dead_letters: int, unfit: int, refused: int, ok: bool
+    audit_ok: bool, dead_letters: int, unfit: int, rejected: int, ok: bool
 ) -> None:
     """A valid event among the dead letters fails the demo although the audit passes, as does a missing invalid one."""
-    outcome = Outcome(ReplayCounts(rejected=refused), unfit=unfit, audit_ok=audit_ok)
+    outcome = Outcome(ReplayCounts(rejected=rejected), unfit=unfit, audit_ok=audit_ok)
     outcome.audit, outcome.batch = {"dead_letters": dead_letters}, {"batch_rows": 1, "batch_differences": 0}
     assert outcome.ok is ok
 

@@ -88,10 +88,10 @@ def test_a_late_topic_is_checked_without_being_named() -> None:
         ({"cleanup_policy": "compact"}, "warning", "cleanup.policy=delete"),
     ],
 )
-def test_configs_that_lose_event_times(changed: dict[str, str], level: str, mend: str) -> None:
+def test_configs_that_lose_event_times(changed: dict[str, str], level: str, fix: str) -> None:
     """Configs that overwrite or reject event times, or compact records away, have a finding with a fix."""
     findings = topic_findings(TopicFacts("clicks", 3, configs(**changed), named=True), KAFKA)
-    assert (level, True) in [(finding.level, mend in finding.fix) for finding in findings]
+    assert (level, True) in [(finding.level, fix in finding.fix) for finding in findings]
 
 
 def test_a_changelog_that_loses_state_is_a_problem() -> None:
@@ -115,8 +115,8 @@ def test_a_dead_letter_topic_needs_the_sources_record_size() -> None:
     assert missing.fix.endswith(f"--config max.message.bytes={wide}")
     (narrow,) = dead_letter_findings(source, TopicFacts("clicks-dlq", 3, DEFAULTS), KAFKA)
     assert (narrow.level, narrow.fix) == ("problem", f"{ALTER} clicks-dlq --add-config max.message.bytes={wide}")
-    letters = TopicFacts("clicks-dlq", 3, configs(max_message_bytes=str(wide)))
-    assert dead_letter_findings(source, letters, KAFKA) == []
+    dead_letters = TopicFacts("clicks-dlq", 3, configs(max_message_bytes=str(wide)))
+    assert dead_letter_findings(source, dead_letters, KAFKA) == []
     assert dead_letter_findings(TopicFacts("metrics", 3, DEFAULTS), None, KAFKA) == []
 
 

@@ -27,11 +27,11 @@ def test_the_last_line_is_json(differences: int, capsys: pytest.CaptureFixture[s
     """One JSON object has the numbers and differences. Differences are listed with unchanged keys."""
     text = io.StringIO()
     print_report(report(differences), as_json=True, console=Console(file=text, width=120))
-    told = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert told["audit_ok"] is (differences == 0)
-    assert told["differences"] == {"windows": differences, "twice": 0}
-    assert (told["records"], told["in_windows"], told["windows_closed"]) == (9, 5 - differences, 3)
-    assert (told["skipped"], told["not_compared"]) == (1, ["means: why"])
+    output = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert output["audit_ok"] is (differences == 0)
+    assert output["differences"] == {"windows": differences, "twice": 0}
+    assert (output["records"], output["in_windows"], output["windows_closed"]) == (9, 5 - differences, 3)
+    assert (output["skipped"], output["not_compared"]) == (1, ["means: why"])
     assert ("[red]" in text.getvalue()) is (differences > 0)
     assert "not compared: means: why" in text.getvalue()
     assert "assumed: grace: taken" in text.getvalue()
@@ -66,8 +66,8 @@ def test_nothing_compared_is_no_success(capsys: pytest.CaptureFixture[str]) -> N
     text = io.StringIO()
     print_report(empty, as_json=True, console=Console(file=text, width=120))
     assert text.getvalue().count("nothing was compared") == 2
-    told = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert (told["audit_ok"], told["nothing_compared"]) == (False, True)
+    output = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (output["audit_ok"], output["nothing_compared"]) == (False, True)
     for name in ("windows_closed", "windows_open", "spark_windows"):
         assert msgspec.structs.replace(empty, **{name: 1}).ok
     assert not msgspec.structs.replace(report(2), **none).is_empty

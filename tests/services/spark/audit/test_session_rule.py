@@ -28,8 +28,8 @@ def by_the_rule(records: list[tuple[int, int, int]]) -> list[Assigned]:
             continue
         sessions = [s for s in sessions if s not in found]
         sessions.append((start, end, [offset, *(o for s in found for o in s[2])]))
-    placed: list[Assigned] = [(offset, s[0], s[1]) for s in sessions for offset in s[2]]
-    return sorted([*placed, *((offset, None, None) for offset in late)])
+    assigned: list[Assigned] = [(offset, s[0], s[1]) for s in sessions for offset in s[2]]
+    return sorted([*assigned, *((offset, None, None) for offset in late)])
 
 
 @settings(deadline=None, max_examples=500)
@@ -50,9 +50,9 @@ def test_a_long_session_takes_no_longer_a_record(step: int) -> None:
     number = 250_000
     times = [i * step % number * GAP_MS for i in range(number)]
     begun = process_time()
-    placed = assign([(i, at, -(10**6)) for i, at in enumerate(times)], GAP_MS)
+    assigned = assign([(i, at, -(10**6)) for i, at in enumerate(times)], GAP_MS)
     assert process_time() - begun < LONG_SECONDS_MAX
-    assert {(start, end) for _, start, end in placed} == {(0, (number - 1) * GAP_MS)}
+    assert {(start, end) for _, start, end in assigned} == {(0, (number - 1) * GAP_MS)}
 
 
 @settings(deadline=None)
@@ -62,9 +62,9 @@ def test_without_closing_sessions_are_the_runs_of_sorted_times(times: list[int])
     ordered = sorted(times)
     cuts = [0, *(i for i, (a, b) in enumerate(itertools.pairwise(ordered), 1) if b - a > GAP_MS), len(ordered)]
     runs = {(ordered[a], ordered[b - 1]) for a, b in itertools.pairwise(cuts)}
-    placed = assign([(offset, time, -(10**6)) for offset, time in enumerate(times)], GAP_MS)
-    assert {(start, end) for _, start, end in placed} == runs
-    assert [offset for offset, _, _ in placed] == list(range(len(times)))
+    assigned = assign([(offset, time, -(10**6)) for offset, time in enumerate(times)], GAP_MS)
+    assert {(start, end) for _, start, end in assigned} == runs
+    assert [offset for offset, _, _ in assigned] == list(range(len(times)))
 
 
 @settings(deadline=None)
@@ -73,11 +73,11 @@ def test_a_late_record_is_one_that_can_only_reach_closed_sessions(times: list[in
     """A record above the close time is never late. A late record does not change the sessions of the others."""
     close = [highest - GAP_MS for highest in itertools.accumulate(times, max)]
     records = list(zip(range(len(times)), times, close, strict=True))
-    placed = assign(records, GAP_MS)
-    late = {offset for offset, start, _ in placed if start is None}
+    assigned = assign(records, GAP_MS)
+    late = {offset for offset, start, _ in assigned if start is None}
     assert all(times[offset] < close[offset] for offset in late)
     kept = [record for record in records if record[0] not in late]
-    assert assign(kept, GAP_MS) == [p for p in placed if p[0] not in late]
+    assert assign(kept, GAP_MS) == [p for p in assigned if p[0] not in late]
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 80)), max_size=25), st.integers(1, 30))
@@ -101,9 +101,9 @@ def test_replay_gives_one_row_a_record(records: list[tuple[str, int]], rows: int
     for p in (0, 1):
         for key in "abc":
             own = [(i, at, highest[i]) for i, (name, at) in enumerate(records) if name == key]
-            expected += [(p, *placed) for placed in assign(own, GAP_MS)]
-    placed = [tuple(row.values()) for batch in found for row in batch.to_pylist()]
-    assert sorted(placed) == sorted(expected)
+            expected += [(p, *assigned) for assigned in assign(own, GAP_MS)]
+    assigned = [tuple(row.values()) for batch in found for row in batch.to_pylist()]
+    assert sorted(assigned) == sorted(expected)
     assert {batch.schema for batch in found} == {found[0].schema}
 
 

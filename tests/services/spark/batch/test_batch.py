@@ -101,14 +101,14 @@ def test_topics_wait_for_files() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("0:1", r"an offset for each partition is needed, and no other \(partitions \[1\]\)"),
+        ("0:1", r"partitions \[1\]"),
         ("0:1,1:1,2:1", r"no other \(partitions \[2\]\)"),
-        ("0:1,1:9", "clicks-1: offset 9; the topic holds 0 to 8"),
+        ("0:1,1:9", "clicks-1: offset 9.*8"),
     ],
 )
-def test_offsets_that_a_topic_does_not_have(text: str, said: str) -> None:
+def test_offsets_that_a_topic_does_not_have(text: str, named: str) -> None:
     """There must be one offset for each partition, within the topic's offsets."""
-    with pytest.raises(ConfigError, match=f"live_from: .*{said}"):
+    with pytest.raises(ConfigError, match=f"live_from: .*{named}"):
         explicit_offsets("clicks", text, {0: 0, 1: 0}, {0: 8, 1: 8})
 
 

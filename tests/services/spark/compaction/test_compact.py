@@ -34,8 +34,8 @@ def offsets(earliest: int, latest: int) -> TopicOffsets:
 
 
 def row(covered: int, **appended: int) -> dict[str, Any]:
-    said = {name.replace("_", "/"): at for name, at in appended.items()}
-    return {"changelog_offset": covered, "epoch": covered, "progress": "{}", "appended": json.dumps(said)}
+    positions = {name.replace("_", "/"): at for name, at in appended.items()}
+    return {"changelog_offset": covered, "epoch": covered, "progress": "{}", "appended": json.dumps(positions)}
 
 
 def first(rows: list[dict[str, Any]], there: dict[str, int], held: TopicOffsets) -> Any:
@@ -65,24 +65,24 @@ def test_a_table_that_lags_is_read_from_the_progress_row_before_its_position() -
 @pytest.mark.parametrize(
     ("rows", "there", "held", "said"),
     [
-        ([row(5)], {}, offsets(6, 9), "log-0: offsets 5 to 5 were deleted, .* continue at offset 5"),
-        ([row(5)], {}, offsets(0, 4), "log-0: the log ends at 4, but the tables cover it up to 5"),
-        ([], {}, offsets(1, 4), "offsets 0 to 0 were deleted"),
-        ([row(9, closed_s=8)], {}, offsets(1, 9), "closed/s lacks rows from offset 0 on"),
-        ([row(9, closed_s=8), row(5)], {CLOSED: 6}, offsets(6, 9), "closed/s lacks rows from offset 7 on"),
+        ([row(5)], {}, offsets(6, 9), "log-0: offsets 5 to 5 .*offset 5"),
+        ([row(5)], {}, offsets(0, 4), "log-0: .*ends at 4.* 5"),
+        ([], {}, offsets(1, 4), "offsets 0 to 0"),
+        ([row(9, closed_s=8)], {}, offsets(1, 9), "closed/s .*offset 0"),
+        ([row(9, closed_s=8), row(5)], {CLOSED: 6}, offsets(6, 9), "closed/s .*offset 7"),
     ],
 )
-def test_a_hole_is_refused_by_its_offsets(rows: Any, there: dict[str, int], held: TopicOffsets, said: str) -> None:
+def test_a_hole_is_refused_by_its_offsets(rows: Any, there: dict[str, int], held: TopicOffsets, message: str) -> None:
     """Deleted offsets, a log that ends too early, and a table that lags too far are each rejected by name."""
-    with pytest.raises(ChangelogHole, match=said):
+    with pytest.raises(ChangelogHole, match=message):
         first(rows, there, held)
 
 
 def test_another_changelog_is_refused() -> None:
     """A topic of the same name with another id is not the topic that the tables were made from."""
     for other in ("id-0", "id-2"):
-        said = f"lake/app/closed/s was made from log with id {other}, but its id is id-1"
-        with pytest.raises(ChangelogHole, match=said):
+        message = f"closed/s .*{other}.*id-1"
+        with pytest.raises(ChangelogHole, match=message):
             job()._require_same_changelog(CLOSED, other, offsets(0, 9))
 
 
@@ -176,8 +176,8 @@ def test_the_tables_have_what_the_widest_partition_has() -> None:
         ((msgspec.structs.replace(STORE, aggregations=(OTHER,)),), "the aggregations changed: "),
     ],
 )
-def test_partitions_of_different_topologies_are_refused(other: tuple[StoreSchema, ...], said: str) -> None:
+def test_partitions_of_different_topologies_are_refused(other: tuple[StoreSchema, ...], message: str) -> None:
     """They are rejected whichever of them this compaction reads."""
     for newest, run in (({0: known(WIDER)}, [moved(1, *other)]), ({1: known(*other)}, [moved(0, WIDER)])):
-        with pytest.raises(SchemaMismatch, match=said):
+        with pytest.raises(SchemaMismatch, match=message):
             stores_of(newest, run)

@@ -133,10 +133,10 @@ def test_progress_rows_by_partition_newest_first(tmp_path: Path) -> None:
         delta_writer.progress_rows(newest(str(tmp_path / "x")))
 
 
-def write_version(uri: str, operation: str, said: str = "{}") -> None:
+def write_version(uri: str, operation: str, metadata: str = "{}") -> None:
     """Commit nothing, as another writer."""
     path = Path(uri) / "_delta_log" / f"{newest(uri).version() + 1:020}.json"
-    path.write_text(json.dumps({"commitInfo": {"timestamp": 1, "operation": operation, "userMetadata": said}}))
+    path.write_text(json.dumps({"commitInfo": {"timestamp": 1, "operation": operation, "userMetadata": metadata}}))
 
 
 def test_positions_are_those_of_the_newest_compaction(tmp_path: Path) -> None:
@@ -145,8 +145,8 @@ def test_positions_are_those_of_the_newest_compaction(tmp_path: Path) -> None:
     table = made(uri)
     assert delta_writer.positions(table) is None
     for at in (4, 9):
-        said = {"kind": "compaction", "topic_id": "id", "positions": {"0": at}}
-        delta_writer.commit(newest(uri), [file_of(uri, at)], [], said)
+        metadata = {"kind": "compaction", "topic_id": "id", "positions": {"0": at}}
+        delta_writer.commit(newest(uri), [file_of(uri, at)], [], metadata)
     found = {"topic_id": "id", "positions": {"0": 9}}
     for operation in ("OPTIMIZE", "VACUUM START", "VACUUM END", "SET TBLPROPERTIES", "DELETE", "UPDATE"):
         assert delta_writer.positions(newest(uri)) == found
@@ -161,18 +161,18 @@ def test_positions_are_those_of_the_newest_compaction(tmp_path: Path) -> None:
 def test_widening_keeps_the_positions(tmp_path: Path) -> None:
     """Adding columns is a separate commit, which repeats the positions of the compaction before it."""
     uri = str(tmp_path / "t")
-    said = {"topic_id": "id", "positions": {"0": 9}}
-    delta_writer.commit(made(uri), [file_of(uri, 4)], [], said)
+    metadata = {"topic_id": "id", "positions": {"0": 9}}
+    delta_writer.commit(made(uri), [file_of(uri, 4)], [], metadata)
     wide = made(uri, pa.schema([*SCHEMA, ("t", pa.int64())]), newest(uri))
-    assert (wide.version(), delta_writer.positions(newest(uri))) == (2, said)
+    assert (wide.version(), delta_writer.positions(newest(uri))) == (2, metadata)
 
 
 def test_what_a_commit_says(tmp_path: Path) -> None:
     """A commit of another writer has no metadata, or other metadata."""
     uri = str(tmp_path / "t")
     assert delta_writer.history(made(uri), 1)[0].get("kind") is None
-    for said in ('{"kind": "x"}', "[1]", "no JSON"):
-        write_version(uri, "WRITE", said)
+    for metadata in ('{"kind": "x"}', "[1]", "no JSON"):
+        write_version(uri, "WRITE", metadata)
     kinds = [commit.get("kind") for commit in delta_writer.history(newest(uri), 3)]
     assert kinds == [None, None, "x"]
 

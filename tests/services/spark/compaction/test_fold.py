@@ -85,8 +85,10 @@ def progress(
     stores: tuple[log.StoreSchema, ...] = STORES,
     grids_ms: Mapping[str, int] | None = None,
 ) -> Entry:
-    said = log.Progress("app", "exactly_once", {"source": read}, 0, {"s": 0}, dict(grids_ms or {}), stores, wall_ms)
-    return None, log.encode_progress(epoch, commit, said)
+    progress_record = log.Progress(
+        "app", "exactly_once", {"source": read}, 0, {"s": 0}, dict(grids_ms or {}), stores, wall_ms
+    )
+    return None, log.encode_progress(epoch, commit, progress_record)
 
 
 def options(folder: str = "unused", kafka: KafkaSettings | None = None, idle_ms_max: int = 1_000) -> FoldOptions:
@@ -94,9 +96,9 @@ def options(folder: str = "unused", kafka: KafkaSettings | None = None, idle_ms_
 
 
 def range_of(count: int, first: int = 0, newest: dict[str, Any] | None = None, **positions: int) -> ChangelogRange:
-    said = None if newest is None else newest["progress"]
+    progress_bytes = None if newest is None else newest["progress"]
     at = {f"closed/{store}": offset for store, offset in positions.items()}
-    return ChangelogRange(3, first, count, count, 0 if newest is None else newest["epoch"], said, newest, at)
+    return ChangelogRange(3, first, count, count, 0 if newest is None else newest["epoch"], progress_bytes, newest, at)
 
 
 def row_sets(tables: Mapping[str, Sequence[pa.RecordBatch]]) -> dict[str, list[dict[str, Any]]]:
@@ -133,8 +135,8 @@ def test_each_operation_has_its_table() -> None:
     rows = row_sets(found.rows(options()))
     assert {table: len(of) for table, of in rows.items()} == {"state": 4, "closed/s": 1, "late/s": 1}
     by_key = {row["key"]: row for row in rows["state"] if row["row"] == "window"}
-    told = {key: (row["start_ms"], row["end_ms"], row["live"], row["s"]) for key, row in by_key.items()}
-    assert told == {
+    found_rows = {key: (row["start_ms"], row["end_ms"], row["live"], row["s"]) for key, row in by_key.items()}
+    assert found_rows == {
         b"a": (10, 20, True, {"n_n": 2}),
         b"b": (1, None, False, None),
         b"c": (7, None, False, None),
@@ -171,8 +173,10 @@ def test_the_newest_change_of_a_window_counts(at_once: int) -> None:
     entries += [live(b"a", 10, 30, 2, 1), progress(1)]
     entries += [gone(b"a", 10, 2), progress(2), live(b"a", 10, 25, 4, 3), progress(3)]
     found = folded(entries, at_once=at_once)
-    told = [(row["start_ms"], row["end_ms"], row["s"]["n_n"], row["changelog_offset"]) for row in windows_of(found)]
-    assert sorted(told) == [(10, 25, 4, 8), (50, 60, 7, 2)]
+    found_rows = [
+        (row["start_ms"], row["end_ms"], row["s"]["n_n"], row["changelog_offset"]) for row in windows_of(found)
+    ]
+    assert sorted(found_rows) == [(10, 25, 4, 8), (50, 60, 7, 2)]
     assert found.deleted == 0
     assert (found.covered_offset, found.result([]).stores) == (len(entries), STORES)
 
@@ -198,13 +202,13 @@ def test_stores_are_told_apart() -> None:
     ("later", "said"),
     [
         (TWO_STORES, "stores"),
-        ((msgspec.structs.replace(STORES[0], name="t"),), "name was 's', is now 't'"),
-        ((msgspec.structs.replace(STORES[0], key="bytes"),), "key was 'string', is now 'bytes'"),
+        ((msgspec.structs.replace(STORES[0], name="t"),), "name .*'s'.*'t'"),
+        ((msgspec.structs.replace(STORES[0], key="bytes"),), "key .*'string'.*'bytes'"),
         ((msgspec.structs.replace(STORES[0], aggregations=()),), "the aggregations changed: n"),
     ],
 )
 @pytest.mark.parametrize("is_known", [False, True])
-def test_stores_stay_what_they_were(later: tuple[log.StoreSchema, ...], said: str, is_known: bool) -> None:
+def test_stores_stay_what_they_were(later: tuple[log.StoreSchema, ...], message: str, is_known: bool) -> None:
     """Stores must not change from one commit to the next, nor since the progress row at which a range begins."""
     before, changed = [takeover(), progress()], [live(b"a", 1, 2, 5, 1), progress(1, stores=later)]
     newest = {
@@ -213,7 +217,7 @@ def test_stores_stay_what_they_were(later: tuple[log.StoreSchema, ...], said: st
         "changelog_offset": 2,
         "appended": "{}",
     }
-    with pytest.raises(SchemaMismatch, match=said):
+    with pytest.raises(SchemaMismatch, match=message):
         folded(changed, range_of(4, 2, newest)) if is_known else folded([*before, *changed])
 
 

@@ -70,12 +70,12 @@ def lost() -> Any:
 
 def test_a_run_counts_though_the_deletion_failed() -> None:
     """The report lists the failed step, and maintenance was still tried. `require_done` raises the error."""
-    said = list[str]()
-    job = Job(said.append, AuthorizationFailed("no DELETE"))
+    messages = list[str]()
+    job = Job(messages.append, AuthorizationFailed("no DELETE"))
     summary = job.run()
     assert (summary.live_rows, summary.rewritten_partitions) == (4, 1)
     assert summary.failed == ("the deletion from the changelog: AuthorizationFailed: no DELETE",)
-    assert said == [
+    assert messages == [
         "the deletion from the changelog failed: no DELETE",
         "OPTIMIZE of x: another job committed first; the next compaction does it",
     ]

@@ -104,8 +104,8 @@ async def test_requests_that_wait_for_others() -> None:
 
 def test_metadata_updates_reach_listeners() -> None:
     """Every metadata update is passed to listeners. An empty set of topics means all topics."""
-    cluster, told = ClusterMetadata(), []
-    cluster.add_listener(told.append)
+    cluster, notified = ClusterMetadata(), []
+    cluster.add_listener(notified.append)
     assert "for listener in self._listeners" in inspect.getsource(ClusterMetadata.update_metadata)
     assert (cluster.topics(), cluster.unauthorized_topics) == (set(), set())
     assert "list(topics) if topics else None" in inspect.getsource(AIOKafkaClient._metadata_update)

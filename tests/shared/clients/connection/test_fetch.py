@@ -39,11 +39,11 @@ def test_a_request() -> None:
     assert (body.replica_id, body.max_wait_ms, body.min_bytes, body.max_bytes) == (-1, 500, 2, 1 << 20)
     assert (body.isolation_level, body.session_id, body.session_epoch, body.rack_id) == (1, 0, -1, "")
     assert body.forgotten_topics == []
-    asked = [
+    requested = [
         (t.name, [(p.partition, p.fetch_offset, p.last_fetched_epoch, p.partition_max_bytes) for p in t.partitions])
         for t in body.topics
     ]
-    assert asked == topics
+    assert requested == topics
     first = body.topics[0].partitions[0]
     assert (first.current_leader_epoch, first.log_start_offset) == (-1, -1)
     assert FetchRequest(0, 0, 1, False, []).prepare({1: (12, 12)}).encode()[16] == 0

@@ -21,16 +21,16 @@ from penstock.shared.common.settings import KafkaSettings
 
 SECRET = "open-sesame"
 HERE = "penstock_test_tokens"
-asked_in: list[int] = []
+threads: list[int] = []
 
 
 def blocking() -> str:
-    asked_in.append(threading.get_ident())
+    threads.append(threading.get_ident())
     return SECRET
 
 
 async def awaiting() -> str:
-    asked_in.append(threading.get_ident())
+    threads.append(threading.get_ident())
     await asyncio.sleep(0)
     return SECRET
 
@@ -54,7 +54,7 @@ NOT_A_FUNCTION = 5
 def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes this file importable under a name that a setting can contain."""
 
-    asked_in.clear()
+    threads.clear()
     monkeypatch.setitem(sys.modules, HERE, sys.modules[__name__])
 
 
@@ -111,9 +111,9 @@ def oauth(function: str) -> KafkaSettings:
 async def test_token_providers_may_be_sync_or_async() -> None:
     """A coroutine function runs on the event loop, and a plain function in a thread."""
     assert await TokenProvider(f"{HERE}:awaiting").token() == SECRET
-    assert asked_in == [threading.get_ident()]
+    assert threads == [threading.get_ident()]
     assert await TokenProvider(f"{HERE}:blocking").token() == SECRET
-    assert asked_in[1] != threading.get_ident()
+    assert threads[1] != threading.get_ident()
 
 
 async def test_a_token_provider_that_fails() -> None:
@@ -149,9 +149,9 @@ async def test_an_oauthbearer_error_is_acknowledged() -> None:
     accepted = SeenThrough(sasl_oauth_token_provider=provider)
     assert await accepted.step(None) == (f"n,,\x01auth=Bearer {SECRET}\x01\x01".encode(), True)
     assert await accepted.step(b"") is None
-    refused = SeenThrough(sasl_oauth_token_provider=provider)
-    await refused.step(None)
-    assert await refused.step(b'{"status":"invalid_token"}') == (b"\x01", True)
+    exchange = SeenThrough(sasl_oauth_token_provider=provider)
+    await exchange.step(None)
+    assert await exchange.step(b'{"status":"invalid_token"}') == (b"\x01", True)
 
 
 def test_sasl_exchanges_are_logged_without_their_bytes(caplog: pytest.LogCaptureFixture) -> None:

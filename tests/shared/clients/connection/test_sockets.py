@@ -159,8 +159,8 @@ async def test_the_setup_timeout_grows_with_the_failures() -> None:
         knowing(client, port)
         reasons = []
         while len(reasons) < 4:
-            if not await client.ready(0) and (said := str(client.connection_error(0, "t"))) not in reasons[-1:]:
-                reasons.append(said)
+            if not await client.ready(0) and (error := str(client.connection_error(0, "t"))) not in reasons[-1:]:
+                reasons.append(error)
             if len(reasons) == 3:
                 break
         assert [reason.rpartition("after ")[2] for reason in reasons] == ["20 ms", "40 ms", "50 ms"]
@@ -281,16 +281,16 @@ async def test_errors_of_failed_connections() -> None:
     client = Client(settings(1), "c")
     alert = kafka.KafkaConnectionError("closed")
     alert.__cause__ = ssl.SSLError(1, "[SSL: TLSV13_ALERT_CERTIFICATE_REQUIRED] tlsv13 alert certificate required")
-    refused = client._connection_error(alert, "h:1", 5)
-    assert isinstance(refused, AuthenticationFailed)
-    assert str(refused).startswith("h:1: TLS: ")
+    error = client._connection_error(alert, "h:1", 5)
+    assert isinstance(error, AuthenticationFailed)
+    assert str(error).startswith("h:1: TLS: ")
     assert isinstance(
         client._connection_error(ValueError("Server sent wrong signature!"), "h:1", 5), AuthenticationFailed
     )
     for gone in (ssl.SSLEOFError(8, "eof"), ConnectionResetError(), kafka.KafkaConnectionError("closed")):
-        said = client._connection_error(gone, "h:1", 5)
-        assert isinstance(said, BrokerNotAvailable)
-        assert "kafka.security_protocol=PLAINTEXT" in str(said)
+        error = client._connection_error(gone, "h:1", 5)
+        assert isinstance(error, BrokerNotAvailable)
+        assert "kafka.security_protocol=PLAINTEXT" in str(error)
     assert "refused" in str(client._connection_error(ConnectionRefusedError(111, "refused"), "h:1", 5))
     await client.close()
 

@@ -154,10 +154,10 @@ class Member:
             ConsumerMetrics(self.registry, "g"),
             **{"clock": self.clock, "is_managed": lambda: True, "require_stable": False, **settings},
         )
-        self.told: list[tuple[int, str]] = []
+        self.outcomes: list[tuple[int, str]] = []
 
     def later(self, offset: int, tp: TopicPartition = A) -> None:
-        self.commits.commit_async({tp: at(offset)}, lambda o, e: self.told.append((o[tp].offset, type(e).__name__)))
+        self.commits.commit_async({tp: at(offset)}, lambda o, e: self.outcomes.append((o[tp].offset, type(e).__name__)))
 
 
 async def turns(count: int = 50) -> None:
@@ -184,7 +184,7 @@ async def test_one_at_a_time_and_the_newest_wins() -> None:
     coordinator.gate.set()
     await turns()
     assert [sent[A].offset for sent in coordinator.sent] == [1, 4]
-    assert member.told == [(1, "NoneType"), (2, "NoneType"), (3, "NoneType"), (4, "NoneType")]
+    assert member.outcomes == [(1, "NoneType"), (2, "NoneType"), (3, "NoneType"), (4, "NoneType")]
 
 
 @pytest.mark.parametrize("fate", [str(LOADING), str(UNAVAILABLE), str(MOVED), "closed", "timeout", "half"])
@@ -216,7 +216,7 @@ async def test_an_unknown_partition_does_not_block_others() -> None:
     member.later(3, B)
     await turns()
     assert coordinator.committed == {A: at(3)}
-    assert (both.done(), member.told) == (False, [(3, "NoneType")])
+    assert (both.done(), member.outcomes) == (False, [(3, "NoneType")])
     await asyncio.wait_for(member.commits.commit({A: at(4)}, 60_000), 5)
     member.clock.advance(REJECTED_RETRY_MS - 1)
     await turns()
@@ -224,7 +224,7 @@ async def test_an_unknown_partition_does_not_block_others() -> None:
     member.clock.advance(1)
     with pytest.raises(UnknownTopicOrPartition, match=r"OffsetCommit.*group g.*t-1"):
         await asyncio.wait_for(both, 5)
-    assert member.told == [(3, "NoneType"), (3, "UnknownTopicOrPartition")]
+    assert member.outcomes == [(3, "NoneType"), (3, "UnknownTopicOrPartition")]
     sent = len(coordinator.sent)
     with pytest.raises(UnknownTopicOrPartition, match="t-1"):
         await asyncio.wait_for(member.commits.commit({A: at(5), B: at(5)}, 60_000), 5)
@@ -253,10 +253,10 @@ async def test_a_partition_is_not_retried_beyond_its_time() -> None:
     coordinator.fates = lambda: f"without t-1: {GONE}"
     member.later(1, B)
     await turns(5)
-    assert member.told == []
+    assert member.outcomes == []
     member.clock.advance(REJECTED_RETRY_MS + 1)
     await turns()
-    assert member.told == [(1, "UnknownTopicOrPartition")]
+    assert member.outcomes == [(1, "UnknownTopicOrPartition")]
 
 
 async def test_all_callbacks_of_a_rejected_partition_are_called() -> None:
@@ -267,7 +267,7 @@ async def test_all_callbacks_of_a_rejected_partition_are_called() -> None:
     member.later(2, B)
     member.later(3, A)
     await turns()
-    assert sorted(member.told) == [(1, "InvalidRequest"), (2, "InvalidRequest"), (3, "NoneType")]
+    assert sorted(member.outcomes) == [(1, "InvalidRequest"), (2, "InvalidRequest"), (3, "NoneType")]
 
 
 async def test_a_member_without_an_assignment_commits_nothing() -> None:
@@ -278,7 +278,7 @@ async def test_a_member_without_an_assignment_commits_nothing() -> None:
         member.later(5)
         await turns()
         assert coordinator.committed == expected
-        assert member.told == [(5, "NoneType" if expected else "UnknownMember")]
+        assert member.outcomes == [(5, "NoneType" if expected else "UnknownMember")]
 
 
 async def test_the_latency_of_a_commit_is_measured() -> None:
@@ -404,7 +404,7 @@ async def test_errors_that_need_a_rebalance_are_raised_at_once(code: int, error:
     assert "OffsetCommit of client c, group g, generation 1, member m, instance i, t-0" in str(raised.value)
     member.later(6)
     await turns()
-    assert member.told == [(6, error.__name__)]
+    assert member.outcomes == [(6, error.__name__)]
     await member.commits.close()
 
 
@@ -417,10 +417,10 @@ async def test_pending_callbacks_are_bounded(monkeypatch: pytest.MonkeyPatch) ->
     for offset in range(1, 8):
         member.later(offset)
     await asyncio.sleep(0)
-    assert member.told == [(offset, "CoordinatorNotAvailable") for offset in range(1, 5)]
+    assert member.outcomes == [(offset, "CoordinatorNotAvailable") for offset in range(1, 5)]
     coordinator.gate.set()
     await member.commits.commit({}, 5_000)
-    assert member.told[4:] == [(5, "NoneType"), (6, "NoneType"), (7, "NoneType")]
+    assert member.outcomes[4:] == [(5, "NoneType"), (6, "NoneType"), (7, "NoneType")]
     assert coordinator.committed == {A: at(7)}
 
 
@@ -431,7 +431,7 @@ async def test_callbacks_are_called_before_a_sync_commit_returns() -> None:
     member.later(3)
     member.later(7, B)
     await member.commits.commit({A: at(5)}, 5_000)
-    assert member.told == [(3, "NoneType"), (7, "NoneType")]
+    assert member.outcomes == [(3, "NoneType"), (7, "NoneType")]
     assert coordinator.committed == {A: at(5), B: at(7)}
 
 
@@ -446,7 +446,7 @@ async def test_an_empty_commit_waits_for_pending_commits() -> None:
     assert not waiting.done()
     coordinator.gate.set()
     await waiting
-    assert member.told == [(1, "NoneType")]
+    assert member.outcomes == [(1, "NoneType")]
     coordinator.gate = asyncio.Event()
     member.later(2)
     with pytest.raises(KafkaTimeout, match="not committed within 5 ms"):
@@ -479,7 +479,7 @@ async def test_a_callback_that_raises_affects_nothing_else() -> None:
     member.commits.commit_async({A: at(1)}, broken)
     member.later(2)
     await turns()
-    assert member.told == [(2, "NoneType")]
+    assert member.outcomes == [(2, "NoneType")]
     assert coordinator.committed == {A: at(2)}
 
 
@@ -489,9 +489,9 @@ async def test_failed_offsets_are_committed_in_the_new_generation() -> None:
     member = Member(coordinator := Coordinator())
     coordinator.generation = 2
     member.later(5)
-    member.commits.commit_async({B: at(6)}, lambda o, e: member.told.append((o[B].offset, type(e).__name__)))
+    member.commits.commit_async({B: at(6)}, lambda o, e: member.outcomes.append((o[B].offset, type(e).__name__)))
     await turns()
-    assert (coordinator.committed, member.told) == ({}, [(5, "IllegalGeneration"), (6, "IllegalGeneration")])
+    assert (coordinator.committed, member.outcomes) == ({}, [(5, "IllegalGeneration"), (6, "IllegalGeneration")])
     member.generation = 2
     member.commits.keep([A])
     await turns()
@@ -523,7 +523,7 @@ async def test_an_error_of_the_old_generation_is_ignored() -> None:
     coordinator.gate.set()
     await waiting
     assert coordinator.committed == {A: at(6)}
-    assert member.told == [(5, "NoneType")]
+    assert member.outcomes == [(5, "NoneType")]
 
 
 async def test_a_commit_of_the_old_generation_is_retried() -> None:
@@ -536,7 +536,7 @@ async def test_a_commit_of_the_old_generation_is_retried() -> None:
     member.commits.keep([A])
     coordinator.gate.set()
     await turns()
-    assert (coordinator.committed, member.told) == ({A: at(5)}, [(5, "NoneType")])
+    assert (coordinator.committed, member.outcomes) == ({A: at(5)}, [(5, "NoneType")])
 
 
 async def test_a_sync_commit_has_a_deadline() -> None:
@@ -583,7 +583,7 @@ async def test_committed_offsets_never_go_backwards_or_ahead(steps: list[str], s
     acknowledged, found = {A: 0, B: 0}, {A: 0, B: 0}
     coordinator.fates = lambda: rng.choice(FATES)
 
-    def told(offsets: Any, error: Exception | None) -> None:
+    def on_commit(offsets: Any, error: Exception | None) -> None:
         if error is None:
             for tp, offset in offsets.items():
                 acknowledged[tp] = max(acknowledged[tp], offset.offset)
@@ -595,11 +595,11 @@ async def test_committed_offsets_never_go_backwards_or_ahead(steps: list[str], s
         if step == "process":
             processed[rng.choice([A, B])] += rng.randint(1, 9)
         elif step == "async" and current():
-            member.commits.commit_async(current(), told)
+            member.commits.commit_async(current(), on_commit)
         elif step == "sync" and (offsets := current()):
             try:
                 await member.commits.commit(offsets, 5_000)
-                told(offsets, None)
+                on_commit(offsets, None)
             except (RetriableError, CommitFailed):
                 pass
         elif step == "turns":

@@ -86,7 +86,7 @@ def commits(cluster: FakeCluster) -> list[Request]:
     return seen
 
 
-async def told(consumer: Consumer, offsets: dict[TopicPartition, int]) -> Exception | None:
+async def commit_error(consumer: Consumer, offsets: dict[TopicPartition, int]) -> Exception | None:
     """Commits asynchronously and returns the error that the callback gets, if any."""
     future: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
     consumer.commit_async(offsets, lambda _, error: future.set_result(error))
@@ -99,7 +99,7 @@ async def test_offsets_are_committed_with_their_metadata(cluster: FakeCluster) -
     async with opened(cluster) as consumer:
         consumer.assign([A, B])
         await consumer.commit({A: OffsetAndMetadata(3, "hello")})
-        assert await told(consumer, {B: 4}) is None
+        assert await commit_error(consumer, {B: 4}) is None
         assert await consumer.committed(A) == OffsetAndMetadata(3, "hello")
     assert cluster.committed("g") == {A: OffsetAndMetadata(3, "hello"), B: OffsetAndMetadata(4)}
 
@@ -195,7 +195,7 @@ async def test_permanent_commit_errors_are_reported_at_once(
         consumer.assign([A])
         with pytest.raises(error, match=r"OffsetCommit.*group g.*instance i.*t-0"):
             await consumer.commit({A: 1})
-        assert type(await told(consumer, {A: 2})) is error
+        assert type(await commit_error(consumer, {A: 2})) is error
         control.remove()
 
 
@@ -229,7 +229,7 @@ async def test_retriable_commit_errors_are_retried(cluster: FakeCluster, fault: 
         await consumer.commit({A: 1})
         assert control.acted == 2
         cluster.control(Api.OFFSET_COMMIT, fault, times=1)
-        assert await told(consumer, {A: 2}) is None
+        assert await commit_error(consumer, {A: 2}) is None
     assert cluster.committed("g") == {A: OffsetAndMetadata(2)}
 
 
@@ -277,8 +277,8 @@ async def test_missing_permission_to_fetch_offsets_is_raised(cluster: FakeCluste
 async def test_known_positions_need_no_coordinator(cluster: FakeCluster) -> None:
     """After a seek, no committed offset is fetched. A partition without an offset and without a reset policy is an
     error."""
-    asked: list[Request] = []
-    cluster.control(Api.OFFSET_FETCH, asked.append)
+    requests: list[Request] = []
+    cluster.control(Api.OFFSET_FETCH, requests.append)
     async with opened(cluster) as consumer:
         consumer.assign([A])
         consumer.seek(A, 5)

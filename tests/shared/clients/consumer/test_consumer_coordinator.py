@@ -320,8 +320,8 @@ async def test_cooperative_rebalance_revokes_only_moved_partitions(cluster: Fake
                     found += [(tp.partition, o) for tp, c in (await owner.poll(20)).items() for o in c.offsets.tolist()]
         found += await poll_until(lambda: first.assignment() == ALL, first)
     what_moved = sorted(tp.partition for tp in moved)
-    told = [call for call in one.calls if call[1]]  # a rebalance without a change is reported too, and left out here
-    assert told[:3] == [("assigned", [0, 1, 2, 3]), ("revoked", what_moved), ("assigned", what_moved)]
+    calls = [call for call in one.calls if call[1]]  # a rebalance without a change is reported too, and left out here
+    assert calls[:3] == [("assigned", [0, 1, 2, 3]), ("revoked", what_moved), ("assigned", what_moved)]
     assert [call for call in two.calls if call[1]] == [("assigned", what_moved), ("revoked", what_moved)]
     read = [at for at in found if TopicPartition("t", at[0]) in kept]
     assert sorted(read) == [(tp.partition, offset) for tp in sorted(kept) for offset in range(50)]

@@ -100,9 +100,9 @@ async def test_concurrent_iterations_are_rejected(cluster: FakeCluster) -> None:
         await busy.wait()
         second = asyncio.create_task(iterate())
         done, left = await asyncio.wait({first, second}, return_when=asyncio.FIRST_COMPLETED)
-        (refused,) = done
+        (failed,) = done
         with pytest.raises(IllegalState, match="another task"):
-            await refused
+            await failed
         for task in left:
             task.cancel()
 

@@ -36,7 +36,7 @@ sources = st.builds(
     value=st.none() | st.binary(max_size=20),
     headers=headers.map(tuple),
 )
-letters = st.builds(
+dead_letters = st.builds(
     DeadLetter, sources, st.sampled_from(["deserialize", "process"]), st.text(max_size=30), st.text(max_size=30),
     st.integers(1, 99), st.text("abc", max_size=5),
 )  # fmt: skip
@@ -46,28 +46,28 @@ def stored(record: ProducerRecord) -> ConsumerRecord:
     return ConsumerRecord(record.topic, 0, 123, 999, record.key, record.value, record.headers)
 
 
-@given(letters, st.none() | st.text("abc", max_size=3))
-def test_a_dead_letter_round_trips(letter: DeadLetter, life: str | None) -> None:
+@given(dead_letters, st.none() | st.text("abc", max_size=3))
+def test_a_dead_letter_round_trips(dead_letter: DeadLetter, incarnation: str | None) -> None:
     """Coordinates, bytes, original headers (even with our names) and reason round-trip, with or without an
     incarnation."""
-    assert parse_dead_letter(stored(dead_letter_record("any-dlq", letter, life))) == letter
+    assert parse_dead_letter(stored(dead_letter_record("any-dlq", dead_letter, incarnation))) == dead_letter
 
 
-@given(letters)
-def test_original_headers_come_first(letter: DeadLetter) -> None:
+@given(dead_letters)
+def test_original_headers_come_first(dead_letter: DeadLetter) -> None:
     """Our headers are appended after the original ones in a fixed order. Numbers are decimal text."""
-    written = dead_letter_record("any-dlq", letter).headers
-    count = len(letter.record.headers)
-    assert written[:count] == letter.record.headers
+    written = dead_letter_record("any-dlq", dead_letter).headers
+    count = len(dead_letter.record.headers)
+    assert written[:count] == dead_letter.record.headers
     assert [name for name, _ in written[count:]] == list(HEADERS)
-    assert dict(written[count:])[OFFSET] == str(letter.record.offset).encode()
+    assert dict(written[count:])[OFFSET] == str(dead_letter.record.offset).encode()
 
 
-@given(letters)
-def test_a_replay_is_the_record_that_was(letter: DeadLetter) -> None:
+@given(dead_letters)
+def test_a_replay_is_the_record_that_was(dead_letter: DeadLetter) -> None:
     """A replay produces the original key, value, headers and timestamp to the source topic."""
-    again = replay_record(letter, 3)
-    source = letter.record
+    again = replay_record(dead_letter, 3)
+    source = dead_letter.record
     assert (again.topic, again.key, again.value, again.headers) == (
         source.topic,
         source.key,
@@ -88,16 +88,16 @@ def test_an_exception_is_named_in_full() -> None:
 @pytest.mark.parametrize("message", ["é" * MESSAGE_BYTES_MAX, "\ud800", ""])
 def test_any_message_can_be_written(message: str) -> None:
     """Long and unencodable error messages become bounded UTF-8."""
-    letter = DeadLetter(ConsumerRecord("t", 0, 0, 0, None, None), "process", "E", message, 1, "g")
-    text = dict(dead_letter_record("t-dlq", letter).headers)["penstock.dlq.message"]
+    dead_letter = DeadLetter(ConsumerRecord("t", 0, 0, 0, None, None), "process", "E", message, 1, "g")
+    text = dict(dead_letter_record("t-dlq", dead_letter).headers)["penstock.dlq.message"]
     assert text is not None
     assert len(text) <= MESSAGE_BYTES_MAX
     text.decode()
 
 
 def without(name: str, instead: Headers = ()) -> ConsumerRecord:
-    letter = DeadLetter(ConsumerRecord("t", 0, 0, 0, None, None), "process", "E", "m", 1, "g")
-    written = stored(dead_letter_record("t-dlq", letter))
+    dead_letter = DeadLetter(ConsumerRecord("t", 0, 0, 0, None, None), "process", "E", "m", 1, "g")
+    written = stored(dead_letter_record("t-dlq", dead_letter))
     kept = tuple(header for header in written.headers if header[0] != name)
     return ConsumerRecord("t-dlq", 0, 5, 0, None, None, kept + instead)
 
@@ -116,8 +116,8 @@ def test_an_invalid_number_header_is_rejected(value: bytes | None) -> None:
         parse_dead_letter(without(ATTEMPTS, ((ATTEMPTS, value),)))
 
 
-def letter_of(record: ConsumerRecord, life: str | None = None) -> ProducerRecord:
-    return dead_letter_record("t-dlq", DeadLetter(record, "process", "ValueError", "no", 1, "g"), life)
+def dead_letter_of(record: ConsumerRecord, incarnation: str | None = None) -> ProducerRecord:
+    return dead_letter_record("t-dlq", DeadLetter(record, "process", "ValueError", "no", 1, "g"), incarnation)
 
 
 def size_of(record: ProducerRecord) -> int:
@@ -129,16 +129,24 @@ def test_an_oversized_dead_letter_is_truncated_and_marked() -> None:
     """The end of the value is truncated first, and its original size is recorded. Key, original headers and coordinates
     are kept."""
     source = ConsumerRecord("t", 2, 17, 5, b"ann", b"v" * 3_000_000, (("trace", b"1"),))
-    first = shortened(letter_of(source))
+    first = shortened(dead_letter_of(source))
     assert first is not None
     assert 500_000 < size_of(first) < SHORTENED_BYTES[0] + 100
-    letter = parse_dead_letter(stored(first))
-    assert (letter.cut, letter.record.key, letter.record.headers) == ("value=3000000", b"ann", (("trace", b"1"),))
-    assert (letter.record.offset, letter.message, set(letter.record.value or b"")) == (17, "no", {ord("v")})
-    marked = shortened(letter_of(source, "life"))
+    dead_letter = parse_dead_letter(stored(first))
+    assert (dead_letter.cut, dead_letter.record.key, dead_letter.record.headers) == (
+        "value=3000000",
+        b"ann",
+        (("trace", b"1"),),
+    )
+    assert (dead_letter.record.offset, dead_letter.message, set(dead_letter.record.value or b"")) == (
+        17,
+        "no",
+        {ord("v")},
+    )
+    marked = shortened(dead_letter_of(source, "life"))
     assert marked is not None
     assert marked.headers == (*first.headers[:-1], (CHANGELOG_ID, b"life"), first.headers[-1])
-    assert parse_dead_letter(stored(marked)).record.headers == letter.record.headers
+    assert parse_dead_letter(stored(marked)).record.headers == dead_letter.record.headers
     second = shortened(first)
     assert second is not None
     assert size_of(second) < SHORTENED_BYTES[1] + 100
@@ -149,10 +157,10 @@ def test_an_oversized_dead_letter_is_truncated_and_marked() -> None:
 def test_headers_and_keys_are_truncated_if_too_large() -> None:
     """Headers and keys are truncated if they take up the room, so that every dead letter fits."""
     source = ConsumerRecord("t", 2, 17, 5, b"k" * 900_000, None, (("trace", b"1" * 900_000),))
-    first = shortened(letter_of(source))
+    first = shortened(dead_letter_of(source))
     assert first is not None
-    letter = parse_dead_letter(stored(first))
-    assert (letter.cut, letter.record.headers, letter.record.value) == ("headers=1,key=900000", (), None)
+    dead_letter = parse_dead_letter(stored(first))
+    assert (dead_letter.cut, dead_letter.record.headers, dead_letter.record.value) == ("headers=1,key=900000", (), None)
     assert size_of(first) < SHORTENED_BYTES[0]
 
 
@@ -164,7 +172,7 @@ def test_other_records_are_not_truncated() -> None:
 
 def test_a_dead_letter_of_a_truncated_one_is_complete() -> None:
     """A dead letter of a truncated dead letter is not marked as truncated itself."""
-    inner = shortened(letter_of(ConsumerRecord("t", 0, 1, 5, b"ann", b"v" * 900_000)))
+    inner = shortened(dead_letter_of(ConsumerRecord("t", 0, 1, 5, b"ann", b"v" * 900_000)))
     assert inner is not None
-    outer = parse_dead_letter(stored(letter_of(stored(inner))))
+    outer = parse_dead_letter(stored(dead_letter_of(stored(inner))))
     assert (outer.cut, outer.record.value) == ("", inner.value)

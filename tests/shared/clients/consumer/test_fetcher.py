@@ -95,11 +95,11 @@ class Scene:
 def test_one_request_a_node() -> None:
     """All partitions of a node share one request with their offsets. The next one is sent after its response."""
     scene = Scene().at(a0=5, a1=0, b0=7)
-    asked = scene.fetches()
-    assert {node: fetch.wanted for node, fetch in asked.items()} == {1: {A0: 5, A1: 0}, 2: {B0: 7}}
-    assert asked[1].max_wait_ms == FetchLimits().fetch_max_wait_ms
+    fetches = scene.fetches()
+    assert {node: fetch.wanted for node, fetch in fetches.items()} == {1: {A0: 5, A1: 0}, 2: {B0: 7}}
+    assert fetches[1].max_wait_ms == FetchLimits().fetch_max_wait_ms
     assert scene.fetches() == {}
-    scene.answer(asked[1])
+    scene.answer(fetches[1])
     assert list(scene.fetches()) == [1]
 
 
@@ -166,11 +166,11 @@ def test_a_batch_larger_than_every_limit_is_delivered() -> None:
 def test_back_pressure() -> None:
     """Buffered and requested bytes stay within the limit, which nodes share. Freed room is used at once."""
     scene = Scene(fetch_buffer_bytes=6 * SIZE).at(a0=0, b0=0)
-    asked = scene.fetches()
-    assert [fetch.max_bytes for fetch in asked.values()] == [2 * SIZE, 2 * SIZE]
-    scene.answer(asked[1], a0=batch(0, 1, 1_800))
+    fetches = scene.fetches()
+    assert [fetch.max_bytes for fetch in fetches.values()] == [2 * SIZE, 2 * SIZE]
+    scene.answer(fetches[1], a0=batch(0, 1, 1_800))
     assert [fetch.max_bytes for fetch in scene.fetches().values()] == [2 * SIZE]
-    scene.answer(asked[2], b0=batch(0, 1, 1_800))
+    scene.answer(fetches[2], b0=batch(0, 1, 1_800))
     assert scene.fetches() == {}  # 3,600 are here and 2,000 may still come
     assert len(scene.take()) == 2
     assert [fetch.max_bytes for fetch in scene.fetches().values()] == [2 * SIZE]
@@ -283,8 +283,8 @@ def test_no_leader() -> None:
 def test_a_broker_that_does_not_respond() -> None:
     """Its partitions back off and a metadata refresh is requested. No error is raised."""
     scene = Scene().at(a0=5, b0=0)
-    asked = scene.fetches()
-    scene.fetcher.failed(asked[1], BrokerNotAvailable("gone"), scene.now)
+    fetches = scene.fetches()
+    scene.fetcher.failed(fetches[1], BrokerNotAvailable("gone"), scene.now)
     work = scene.work()
     assert (work.fetches, work.stale_metadata, work.next_ms) == ([], True, 100)
     assert scene.take() == {}

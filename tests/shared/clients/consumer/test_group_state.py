@@ -127,8 +127,8 @@ class Telling(RangeAssignor):
     def assignment_data(self, partitions: object, members: object, assigned: Assigned) -> dict[str, bytes]:
         return {name: name.encode() for name in assigned}
 
-    def on_assignment(self, told: bytes | None) -> None:
-        self.heard = told
+    def on_assignment(self, data: bytes | None) -> None:
+        self.heard = data
 
 
 def test_assignor_user_data_reaches_each_member() -> None:
@@ -346,7 +346,7 @@ def test_an_assignment_that_the_assignor_rejects() -> None:
     """The member drops out with an error, but keeps its id, since it is in the group until it leaves."""
 
     class Own(RangeAssignor):
-        def on_assignment(self, told: bytes | None) -> None:
+        def on_assignment(self, data: bytes | None) -> None:
             raise InconsistentGroupProtocol("not ours")
 
     member = Member()
@@ -431,13 +431,13 @@ def test_a_heartbeat_response_of_an_old_generation() -> None:
     assert isinstance(member.step(), Wait)
 
 
-@pytest.mark.parametrize(("instance_id", "told"), [(None, True), ("i", False)])
-def test_max_poll_interval_exceeded(instance_id: str | None, told: bool) -> None:
+@pytest.mark.parametrize(("instance_id", "leaves"), [(None, True), ("i", False)])
+def test_max_poll_interval_exceeded(instance_id: str | None, leaves: bool) -> None:
     """After max_poll_interval_ms without a poll the member loses its partitions and leaves, unless it is static. The
     next poll joins again."""
     member = Member(instance_id=instance_id).stable(A0)
     assert member.step(idle_ms=299_999) == Wait(1)
-    assert member.step(idle_ms=300_000) == Leave("m" if told else "")
+    assert member.step(idle_ms=300_000) == Leave("m" if leaves else "")
     assert member.state.heartbeat_wait_ms(member.now) is None
     assert member.step(idle_ms=300_001) == Lose(frozenset({A0}))
     member.state.on_revoked(frozenset({A0}))

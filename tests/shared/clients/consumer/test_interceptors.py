@@ -22,8 +22,8 @@ TP = TopicPartition("t", 0)
 class Notes(ConsumerInterceptor):
     """Appends a letter to each value and records what it saw, or fails, or drops a record."""
 
-    def __init__(self, letter: str = "", *, fails: bool = False, drops: bool = False) -> None:
-        self._letter, self._fails, self._drops = letter, fails, drops
+    def __init__(self, suffix: str = "", *, fails: bool = False, drops: bool = False) -> None:
+        self._suffix, self._fails, self._drops = suffix, fails, drops
         self.seen: list[str] = []
         self.committed: list[int] = []
 
@@ -33,7 +33,7 @@ class Notes(ConsumerInterceptor):
             raise RuntimeError
         if self._drops:
             return records[1:]
-        return replace(records, values=[value + self._letter for value in records.values])
+        return replace(records, values=[value + self._suffix for value in records.values])
 
     def on_commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
         self.committed.append(offsets[TP].offset)

@@ -372,12 +372,12 @@ async def test_a_revocation_waits_for_max_poll_interval(cluster: FakeCluster) ->
 
 async def test_rebalance_timeout_is_max_poll_interval(cluster: FakeCluster) -> None:
     """JoinGroup's rebalance timeout is `max_poll_interval_ms`."""
-    told: list[int] = []
-    cluster.control(Api.JOIN_GROUP, lambda request: told.append(request.body.rebalance_timeout_ms))
+    timeouts_ms: list[int] = []
+    cluster.control(Api.JOIN_GROUP, lambda request: timeouts_ms.append(request.body.rebalance_timeout_ms))
     async with opened(cluster, max_poll_interval_ms=12_345) as consumer:
         consumer.subscribe(["t"])
         await handed_out(consumer, 3)
-    assert set(told) == {12_345}
+    assert set(timeouts_ms) == {12_345}
 
 
 async def test_a_listener_may_take_longer_than_a_session(cluster: FakeCluster) -> None:
@@ -492,9 +492,9 @@ async def test_a_commit_during_a_rebalance_succeeds(cluster: FakeCluster, strate
             if call == "commit":
                 await first.commit()
             else:
-                told: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
-                first.commit_async(callback=lambda _, error: told.set_result(error))
-                assert await asyncio.wait_for(told, 5) is None
+                outcome: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
+                first.commit_async(callback=lambda _, error: outcome.set_result(error))
+                assert await asyncio.wait_for(outcome, 5) is None
             assert offsets_of(cluster) == at
             again: dict[TopicPartition, int] = {}
             while not joining.done() or not again:
@@ -550,18 +550,18 @@ async def test_a_superseded_async_commit_succeeds(cluster: FakeCluster, fault: A
     """A failed async commit is not retried if a newer one exists. Its callback is called when the newer one is
     stored."""
     sent: list[int] = []
-    told: list[tuple[int, Exception | None]] = []
+    outcomes: list[tuple[int, Exception | None]] = []
     over = asyncio.Event()
 
     def commit(offset: int) -> None:
         def note(_: object, error: Exception | None) -> None:
-            told.append((offset, error))
-            if len(told) == 2:
+            outcomes.append((offset, error))
+            if len(outcomes) == 2:
                 over.set()
 
         consumer.commit_async({A: offset}, note)
 
-    def refuse_first(request: Request) -> Action | None:
+    def fail_first(request: Request) -> Action | None:
         sent.extend(row.offset for topic in request.body.topics for row in topic.partitions)
         if len(sent) > 1:
             return None
@@ -571,11 +571,11 @@ async def test_a_superseded_async_commit_succeeds(cluster: FakeCluster, fault: A
     async with opened(cluster) as consumer:
         consumer.subscribe(["t"])
         await handed_out(consumer, 3)
-        cluster.control(Api.OFFSET_COMMIT, refuse_first)
+        cluster.control(Api.OFFSET_COMMIT, fail_first)
         commit(1)
         await over.wait()
         assert sent == [1, 2]
-        assert told == [(1, None), (2, None)]
+        assert outcomes == [(1, None), (2, None)]
         assert offsets_of(cluster)[A] == 2
 
 
@@ -822,9 +822,9 @@ async def test_a_commit_waits_for_a_rebalance(cluster: FakeCluster, what: str) -
             case "commit":
                 await consumer.commit()
             case "commit_async":
-                told: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
-                consumer.commit_async(callback=lambda _, error: told.set_result(error))
-                assert await told is None
+                outcome: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
+                consumer.commit_async(callback=lambda _, error: outcome.set_result(error))
+                assert await outcome is None
             case "sync":
                 await consumer.poll(0)
         assert late.acted == 1

@@ -218,8 +218,8 @@ async def test_prefetched_while_others_are_paused() -> None:
     """A paused partition keeps its buffer and is not fetched. The other one is read meanwhile."""
     async with FakeCluster() as cluster:
         await fill(cluster, 30)
-        asked: list[frozenset[TopicPartition]] = []
-        cluster.control(Api.FETCH, lambda request: asked.append(frozenset(request.partitions())))
+        fetched: list[frozenset[TopicPartition]] = []
+        cluster.control(Api.FETCH, lambda request: fetched.append(frozenset(request.partitions())))
         async with Consumer(settings_of(cluster), EARLIEST) as consumer:
             consumer.assign([T0, T1])
             first = await read(consumer, 1, limit=1)
@@ -227,10 +227,10 @@ async def test_prefetched_while_others_are_paused() -> None:
             other = T1 if paused == T0 else T0
             consumer.pause(paused)
             assert (await read(consumer, 30 - len(first.get(other, [])))).keys() == {other}
-            del asked[:]
+            del fetched[:]
             await consumer.poll(120)
-            assert asked
-            assert all(paused not in partitions for partitions in asked[1:])
+            assert fetched
+            assert all(paused not in partitions for partitions in fetched[1:])
             await cluster.close_connections()
             cluster.control(Api.FETCH, Close())
             consumer.resume(paused)

@@ -111,13 +111,13 @@ class Harness:
             assert batch.append(0, 1_000, key, value, []) is not None
         sent = Sent(value, batch, batch.count)
 
-        def told(metadata: RecordMetadata | None, error: Exception | None) -> None:
+        def on_delivery(metadata: RecordMetadata | None, error: Exception | None) -> None:
             fate = metadata or error
             assert fate is not None
             sent.fates.append(fate)
 
         key_size = -1 if key is None else len(key)
-        batch.callbacks.append(Callback(batch.count, 1_000, key_size, len(value), told))
+        batch.callbacks.append(Callback(batch.count, 1_000, key_size, len(value), on_delivery))
         batch.count += 1
         return sent
 

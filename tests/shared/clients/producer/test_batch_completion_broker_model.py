@@ -30,13 +30,13 @@ from tests.shared.clients.producer.harness import (
 )
 
 REMEMBERED = 5
-REFUSED_BEFORE_WRITING = (NOT_LEADER, 19, 56)
-ANSWERED_AFTER_WRITING = (7, 20, 3, 5, 56, -1, NOT_LEADER)
+FAILED_BEFORE_WRITING = (NOT_LEADER, 19, 56)
+FAILED_AFTER_WRITING = (7, 20, 3, 5, 56, -1, NOT_LEADER)
 FATAL = (32, 87)
 KINDS = (
     *[("written", 0)] * 4,
-    *[("before", code) for code in (TOO_LARGE, *REFUSED_BEFORE_WRITING, *FATAL)],
-    *[("after", code) for code in ANSWERED_AFTER_WRITING],
+    *[("before", code) for code in (TOO_LARGE, *FAILED_BEFORE_WRITING, *FATAL)],
+    *[("after", code) for code in FAILED_AFTER_WRITING],
 )
 
 

@@ -188,13 +188,13 @@ def test_answers_out_of_order_where_the_second_succeeds() -> None:
 def test_a_duplicate_is_a_success() -> None:
     """DUPLICATE_SEQUENCE_NUMBER means that the batch is in the log. Its offset is the broker's, or unknown."""
     core = warm()
-    for told, number in ((None, 1), (17, 2)):
+    for offset, number in ((None, 1), (17, 2)):
         record = core.send()
         core.lose(core.turn_one())
         (batch,) = core.after_backoff()
         assert core.state(batch) == (0, number)
-        core.answer(batch, DUPLICATE, offset=told)
-        assert record.offset == (-1 if told is None else told)
+        core.answer(batch, DUPLICATE, offset=offset)
+        assert record.offset == (-1 if offset is None else offset)
     core.send()
     assert core.state(core.turn_one()) == (0, 3)
 

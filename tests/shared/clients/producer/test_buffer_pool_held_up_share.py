@@ -31,12 +31,12 @@ class Table:
         for _ in range(batches):
             self.core.send(tp, b"x" * 100)
 
-    def refuse(self, tp: TopicPartition, batches: int, *, refused: int = 1) -> None:
+    def fail(self, tp: TopicPartition, batches: int, *, failed: int = 1) -> None:
         """Sends n batches of a partition. The first ones are rejected, and the others wait behind them."""
-        self.fill(tp, refused)
+        self.fill(tp, failed)
         for batch in self.core.turn():
             self.core.answer(batch, NOT_ENOUGH_REPLICAS)
-        self.fill(tp, batches - refused)
+        self.fill(tp, batches - failed)
 
     def head(self, tp: TopicPartition) -> Batch:
         """Returns the partition's first batch, in flight again."""
@@ -85,7 +85,7 @@ def test_a_rejected_batch_is_no_progress() -> None:
 def test_a_share_for_one() -> None:
     """A retried partition may use at most half of the buffer. Others are not limited."""
     table = Table()
-    table.refuse(A, LIMIT - 1)
+    table.fail(A, LIMIT - 1)
     assert not table.must_wait(A)
     table.fill(A, 1)
     assert table.must_wait(A)
@@ -96,9 +96,9 @@ def test_a_share_for_one() -> None:
 def test_a_share_for_all() -> None:
     """Two retried partitions share one half."""
     table = Table()
-    table.refuse(A, 3)
+    table.fail(A, 3)
     assert not table.must_wait(A)
-    table.refuse(B, 2)
+    table.fail(B, 2)
     assert table.must_wait(A)
     assert table.must_wait(B)
     table.fill(C, 5)
@@ -108,7 +108,7 @@ def test_a_share_for_all() -> None:
 def test_a_partition_without_anything_is_free() -> None:
     """A partition without buffered records never waits, however much the others use."""
     table = Table()
-    table.refuse(A, LIMIT)
+    table.fail(A, LIMIT)
     assert not table.must_wait(B)
 
 
@@ -201,8 +201,8 @@ async def soon() -> None:
 async def test_served_in_order_as_room_comes() -> None:
     """Released memory serves the longest waiter first, and no more waiters than fit."""
     table = Table()
-    table.refuse(A, 3, refused=2)
-    table.refuse(B, 2)
+    table.fail(A, 3, failed=2)
+    table.fail(B, 2)
     first, second, third = table.wait(B), table.wait(A), table.wait(B)
     await soon()
     assert (first.done(), table.share.waiting) == (False, 3)
@@ -217,20 +217,20 @@ async def test_served_in_order_as_room_comes() -> None:
 async def test_a_partition_with_progress_again_stops_waiting() -> None:
     """A partition stops waiting once it makes progress, whatever other waiters precede it."""
     table = Table()
-    table.refuse(A, LIMIT)
-    table.refuse(B, 2)
-    bad, mended = table.wait(A), table.wait(B)
+    table.fail(A, LIMIT)
+    table.fail(B, 2)
+    bad, recovered = table.wait(A), table.wait(B)
     await soon()
     table.core.answer(table.head(B))
     await soon()
-    assert (bad.done(), mended.done()) == (False, True)
+    assert (bad.done(), recovered.done()) == (False, True)
     bad.cancel()
 
 
 async def test_nobody_overtakes() -> None:
     """While a send of a partition waits, later ones wait too, even if they would fit."""
     table = Table()
-    table.refuse(A, LIMIT)
+    table.fail(A, LIMIT)
     waiting = table.wait(A)
     await soon()
     table.core.answer(table.head(A))
@@ -238,7 +238,7 @@ async def test_nobody_overtakes() -> None:
     assert not table.must_wait(A)
     await waiting
     table.core.completion.fail_all(BufferExhausted("over"), out=True)
-    table.refuse(A, LIMIT - 1)
+    table.fail(A, LIMIT - 1)
     small = asyncio.ensure_future(table.share.wait(table.core.accumulator.queue(A), 10 * BATCH, 10_000))
     await soon()
     assert table.must_wait(A), "there would be room for one batch"
@@ -250,9 +250,9 @@ async def test_nobody_overtakes() -> None:
 async def test_waited_for_too_long() -> None:
     """The error states the partition's problem, and no waiter is left."""
     table = Table()
-    table.refuse(A, LIMIT)
-    said = r"t-0: makes no progress, .* 50% of buffer_memory=2000.*NOT_ENOUGH_REPLICAS"
-    with pytest.raises(BufferExhausted, match=said):
+    table.fail(A, LIMIT)
+    message = r"t-0: .*50%.*buffer_memory=2000.*NOT_ENOUGH_REPLICAS"
+    with pytest.raises(BufferExhausted, match=message):
         await table.wait(A, timeout_ms=0)
     assert table.share.waiting == 0
 
@@ -260,8 +260,8 @@ async def test_waited_for_too_long() -> None:
 async def test_cancelled_in_the_moment_it_is_served() -> None:
     """Its memory goes to the next waiter."""
     table = Table()
-    table.refuse(A, 3, refused=2)
-    table.refuse(B, 2)
+    table.fail(A, 3, failed=2)
+    table.fail(B, 2)
     first, second = table.wait(B), table.wait(A)
     await soon()
     table.core.answer(table.head(A), INVALID_RECORD)
@@ -275,7 +275,7 @@ async def test_cancelled_in_the_moment_it_is_served() -> None:
 async def test_closed() -> None:
     """Waiters get an error that the producer is closed."""
     table = Table()
-    table.refuse(A, LIMIT)
+    table.fail(A, LIMIT)
     waiting = table.wait(A)
     await soon()
     table.share.close()

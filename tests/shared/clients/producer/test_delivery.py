@@ -28,9 +28,9 @@ def delivery_of(batch: Batch, index: int) -> Delivery:
 
 def deliveries_of(*record_locations: tuple[Batch, int] | Exception) -> Deliveries:
     where = RecordLocations()
-    for place in record_locations:
-        where.add(*(place if isinstance(place, tuple) else (place, -1)))
-    all_taken = not any(isinstance(place, Exception) for place in record_locations)
+    for location in record_locations:
+        where.add(*(location if isinstance(location, tuple) else (location, -1)))
+    all_taken = not any(isinstance(location, Exception) for location in record_locations)
     return Deliveries(where, [ProducerRecord("t", b"v")] * len(record_locations), 5, {}, all_accepted=all_taken)
 
 
@@ -132,11 +132,11 @@ async def test_deliveries_are_in_the_records_order() -> None:
 async def test_the_first_error_is_found_wherever_it_is() -> None:
     """The first error is found among rejected records, cancelled records, and parts of a split batch."""
     good = batch_of(2)
-    refused = deliveries_of((good, 0), RecordTooLarge("big"))
+    failed = deliveries_of((good, 0), RecordTooLarge("big"))
     cancelled_records = deliveries_of((good, 0), (good, 1))
     assert good.remove(1)
     drained(good).complete(0, -1)
-    assert isinstance(await refused.first_error(), RecordTooLarge)
+    assert isinstance(await failed.first_error(), RecordTooLarge)
     assert isinstance(await cancelled_records.first_error(), SendCancelled)
     whole = drained(batch_of(2))
     one, two = whole.split()
@@ -178,15 +178,15 @@ async def turn() -> None:
 async def test_a_delivery_calls_callbacks_as_a_future_does() -> None:
     """A callback is called once in the next loop iteration, also if the result is known. A removed one is not
     called."""
-    batch, told = batch_of(3), list[tuple[str, Delivery]]()
+    batch, called = batch_of(3), list[tuple[str, Delivery]]()
     delivery = delivery_of(batch, 1)
     with pytest.raises(asyncio.InvalidStateError):
         delivery.result()
 
     def other(done: Delivery) -> None:
-        told.append(("other", done))
+        called.append(("other", done))
 
-    delivery.add_done_callback(lambda done: told.append(("first", done)))
+    delivery.add_done_callback(lambda done: called.append(("first", done)))
     delivery.add_done_callback(other)
     delivery.add_done_callback(other)
     assert delivery.remove_done_callback(other) == 2
@@ -195,23 +195,23 @@ async def test_a_delivery_calls_callbacks_as_a_future_does() -> None:
     drained(batch).complete(40, -1)
     for callback in batch.callbacks:
         callback.call(batch.metadata(*callback[:-1]), None)
-    assert told == []
+    assert called == []
     await turn()
-    assert told == [("first", delivery)]
+    assert called == [("first", delivery)]
     delivery.add_done_callback(other)
     await turn()
-    assert told[1:] == [("other", delivery)]
+    assert called[1:] == [("other", delivery)]
     assert (delivery.result().offset, delivery.exception(), delivery.cancelled()) == (40, None, False)
 
 
 async def test_a_delivery_tells_of_its_error_and_of_being_cancelled_records() -> None:
     """`exception` returns the error, which is SendCancelled for a cancelled record. `result` raises it."""
-    batch, told = batch_of(2), list[Delivery]()
+    batch, called = batch_of(2), list[Delivery]()
     failed, cancelled = delivery_of(batch, 0), delivery_of(batch, 1)
-    cancelled.add_done_callback(told.append)
+    cancelled.add_done_callback(called.append)
     cancelled.cancel()
     await turn()
-    assert told == [cancelled]
+    assert called == [cancelled]
     assert cancelled.cancelled()
     assert isinstance(cancelled.exception(), SendCancelled)
     drained(batch).fail(DeliveryTimeout("late"))
@@ -223,14 +223,14 @@ async def test_a_delivery_tells_of_its_error_and_of_being_cancelled_records() ->
 
 async def test_a_callback_is_called_after_a_split() -> None:
     """A callback added while the batch was in flight is called once the part with the record is done."""
-    batch, told = drained(batch_of(4)), list[Delivery]()
+    batch, called = drained(batch_of(4)), list[Delivery]()
     delivery = delivery_of(batch, 3)
-    delivery.add_done_callback(told.append)
+    delivery.add_done_callback(called.append)
     _, second = batch.split()
-    delivery.add_done_callback(told.append)
+    delivery.add_done_callback(called.append)
     drained(second).complete(10, -1)
     for callback in second.callbacks:
         callback.call(None, None)
     await turn()
-    assert told == [delivery, delivery]
+    assert called == [delivery, delivery]
     assert delivery.result().offset == 10 + second.count - 1

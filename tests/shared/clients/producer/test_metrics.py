@@ -71,9 +71,9 @@ def test_a_closed_client_leaves_no_series() -> None:
         assert clients() == left
     again.in_flight.dec()
     assert registry.get_sample_value("penstock_producer_record_error_total", {"topic": "t"}) == 1
-    anew = made("a")
+    recreated = made("a")
     assert clients() == {"a"}
-    anew.close()
+    recreated.close()
 
 
 def test_two_clients_share_a_registry() -> None:

@@ -174,10 +174,10 @@ async def test_an_explicit_partition() -> None:
 async def test_a_custom_partitioner() -> None:
     """A custom partitioner is called for every record. None falls back to the key, and an unknown partition has no
     queue."""
-    asked: list[tuple[object, ...]] = []
+    calls: list[tuple[object, ...]] = []
 
     def partitioner(*given: object) -> int | None:
-        asked.append(given)
+        calls.append(given)
         return {b"one": 1, b"far": 9}.get(given[1])  # type: ignore[call-overload, no-any-return]
 
     table = Table(partitioner)
@@ -187,7 +187,7 @@ async def test_a_custom_partitioner() -> None:
     assert own is not None
     assert (batch.tp.partition, own.tp.partition) == (1, for_key(b"21", 3))
     assert table.put(b"far") is None
-    assert asked[0] == ("t", b"one", b"x" * 20, [0, 1, 2])
+    assert calls[0] == ("t", b"one", b"x" * 20, [0, 1, 2])
 
 
 async def test_keys_go_by_their_hash_over_all_partitions() -> None:

@@ -210,13 +210,13 @@ async def test_send_and_wait_returns_the_metadata() -> None:
 async def test_send_accepts_a_complete_record() -> None:
     """A record has key, headers, partition and timestamp, and need not be hashable. The callback is a separate
     argument."""
-    told: list[RecordMetadata | None] = []
+    delivered: list[RecordMetadata | None] = []
     async with FakeCluster() as cluster, producing(cluster) as producer:
         first = await producer.send(ProducerRecord("t", b"1"))
         whole = ProducerRecord("t", bytearray(b"2"), b"k", (("h", b"1"),), 0, 7)
-        second = await producer.send(whole, on_delivery=lambda metadata, _: told.append(metadata))
+        second = await producer.send(whole, on_delivery=lambda metadata, _: delivered.append(metadata))
         await first
-        assert told == [await second]
+        assert delivered == [await second]
         (_, stored) = cluster.records("t")
         assert (stored.key, stored.value, stored.headers, stored.timestamp) == (b"k", b"2", (("h", b"1"),), 7)
 
@@ -318,10 +318,10 @@ async def test_an_invalid_topic_name_is_rejected(topic: Any) -> None:
                 await producer.partitions_for(topic)
 
 
-async def refuse_two(cluster: FakeCluster) -> None:
+async def fail_two(cluster: FakeCluster) -> None:
     """Rejects two of four partitions repeatedly."""
-    refused = [TopicPartition("u", 0), TopicPartition("u", 1)]
-    cluster.control(Api.PRODUCE, Fail(ErrorCode.NOT_ENOUGH_REPLICAS, partitions=refused))
+    partitions = [TopicPartition("u", 0), TopicPartition("u", 1)]
+    cluster.control(Api.PRODUCE, Fail(ErrorCode.NOT_ENOUGH_REPLICAS, partitions=partitions))
 
 
 async def stop_a_node(cluster: FakeCluster) -> None:
@@ -334,13 +334,13 @@ async def pause_a_node(cluster: FakeCluster) -> None:
     cluster.pause_node(cluster.leader("u", 0))
 
 
-@pytest.mark.parametrize("fault", [refuse_two, stop_a_node, pause_a_node])
+@pytest.mark.parametrize("fault", [fail_two, stop_a_node, pause_a_node])
 async def test_stuck_partitions_do_not_block_others(fault: Callable[[FakeCluster], Awaitable[None]]) -> None:
     """Two of four partitions that fill their share leave half of the buffer to the others, which continue."""
     async with FakeCluster(nodes=2) as cluster:
         cluster.create_topic("u", partitions=4, replication_factor=1)
         bad = [p for p in range(4) if cluster.leader("u", p) == cluster.leader("u", 0)]
-        bad = [0, 1] if fault is refuse_two else bad
+        bad = [0, 1] if fault is fail_two else bad
         good = [p for p in range(4) if p not in bad]
         kafka = KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)
         settings = ProducerSettings(linger_ms=0, batch_size=1_000, buffer_memory=40_000)

@@ -76,12 +76,12 @@ def test_full() -> None:
 def test_taking_records_back(compression: str) -> None:
     """The bytes contain the remaining records with timestamps, keys and headers. Callbacks and indices close up."""
     batch = batch_of(5, compression)
-    told: list[Exception | None] = []
-    batch.callbacks = [Callback(i, 0, 1, 1, lambda _, e: told.append(e)) for i in (1, 4)]
+    errors: list[Exception | None] = []
+    batch.callbacks = [Callback(i, 0, 1, 1, lambda _, e: errors.append(e)) for i in (1, 4)]
     assert batch.remove(1)
     assert not batch.remove(1), "gone already"
     assert batch.remove(3)
-    assert [type(e) for e in told] == [SendCancelled]
+    assert [type(e) for e in errors] == [SendCancelled]
     assert batch.without_removed() == 3
     batch.state = BatchState.OUT
     assert not batch.remove(0), "under way"

@@ -91,7 +91,7 @@ async def test_each_record_is_where_its_result_says(form: str, compression: str)
         results = await deliveries
         at = [(r.partition, r.offset) for r in results if isinstance(r, RecordMetadata)]
         found = stored(cluster)
-        assert [found[place] for place in at] == list(zip(keys, of_values, times, headers, strict=True))
+        assert [found[index] for index in at] == list(zip(keys, of_values, times, headers, strict=True))
         assert len(set(at)) == len(found) == 200
         for key, (partition, _) in zip(keys, at, strict=True):
             assert key is None or partition == for_key(key, PARTITIONS)

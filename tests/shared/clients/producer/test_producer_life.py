@@ -163,22 +163,22 @@ async def test_metadata_is_never_older_than_it_may_be() -> None:
     """After metadata_max_age_ms a new partition is known without any call. Before that it is not."""
     async with FakeCluster() as cluster:
         cluster.create_topic("t")
-        asked: list[Request] = []
-        cluster.control(Api.METADATA, lambda request: asked.append(request))
+        requests: list[Request] = []
+        cluster.control(Api.METADATA, lambda request: requests.append(request))
         servers = cluster.bootstrap_servers
         async with (
             Producer(KafkaSettings(bootstrap_servers=servers, metadata_max_age_ms=50, client_id="young")) as young,
             Producer(KafkaSettings(bootstrap_servers=servers, client_id="old")) as old,
         ):
             assert await young.partitions_for("t") == await old.partitions_for("t") == [0]
-            known = sum(request.client_id == "old" for request in asked)
+            known = sum(request.client_id == "old" for request in requests)
             cluster.delete_topic("t")
             cluster.create_topic("t", partitions=2)
             async with asyncio.timeout(PATIENCE_SECONDS):
                 while await young.partitions_for("t") != [0, 1]:
                     await asyncio.wait([asyncio.ensure_future(asyncio.sleep(0))])
             assert await old.partitions_for("t") == [0]
-            assert sum(request.client_id == "old" for request in asked) == known
+            assert sum(request.client_id == "old" for request in requests) == known
 
 
 async def test_the_table_of_metrics() -> None:
@@ -207,8 +207,8 @@ async def test_changes_of_state_are_logged() -> None:
             with pytest.raises(InvalidTxnState):
                 await (await producer.send("t", b"refused"))
             await producer.abort_transaction()
-    said = [(one["event"], one.get("state")) for one in logged if one["event"] != "records given up"]
-    assert said == [
+    events = [(one["event"], one.get("state")) for one in logged if one["event"] != "records given up"]
+    assert events == [
         ("producer open", None),
         ("producer id", None),
         ("transaction failed", "ABORTABLE_ERROR"),
@@ -328,11 +328,11 @@ async def test_the_gauge_of_free_memory_follows_what_expires_in_flight() -> None
         ((KafkaSettings(), {"linger_ms": 5}), "a client needs ProducerSettings.*dict"),
     ],
 )
-async def test_invalid_settings_are_rejected(given: Any, said: str) -> None:
+async def test_invalid_settings_are_rejected(given: Any, message: str) -> None:
     """A ConfigError names the expected type."""
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         Producer(*given)
-    with pytest.raises(ConfigError, match=said.replace("Producer", "Consumer")):
+    with pytest.raises(ConfigError, match=message.replace("Producer", "Consumer")):
         Consumer(*given)
     with pytest.raises(ConfigError, match="client_id"):
         KafkaSettings(client_id="")

@@ -30,7 +30,7 @@ from tests.shared.clients.producer.clusters import producing
 
 PATIENCE_SECONDS = 30
 
-REFUSED: dict[type[Exception], dict[str, Any]] = {
+INVALID: dict[type[Exception], dict[str, Any]] = {
     RecordTooLarge: {"value": b"x" * 2_000_000},
     SerializationError: {"value": "text"},
     InvalidTimestamp: {"value": b"v", "timestamp": 1.5},
@@ -56,7 +56,7 @@ async def waits(tasks: list[asyncio.Future[Any]]) -> None:
     assert not any(task.done() for task in tasks)
 
 
-@pytest.mark.parametrize(("error", "odd"), REFUSED.items())
+@pytest.mark.parametrize(("error", "odd"), INVALID.items())
 async def test_a_rejected_send_aborts_the_transaction(error: type[Exception], odd: dict[str, Any]) -> None:
     """A caller that ignores the error cannot commit without the record. After the abort the producer continues."""
     async with producing(transactional_id="x", max_block_ms=500) as (cluster, producer):
@@ -75,7 +75,7 @@ async def test_a_rejected_send_aborts_the_transaction(error: type[Exception], od
         assert values(cluster) == [b"next"]
 
 
-@pytest.mark.parametrize(("error", "odd"), REFUSED.items())
+@pytest.mark.parametrize(("error", "odd"), INVALID.items())
 async def test_a_rejected_record_of_a_bulk_aborts_the_transaction(error: type[Exception], odd: dict[str, Any]) -> None:
     """The transaction is aborted, not committed without the record."""
     async with producing(transactional_id="x", max_block_ms=500) as (cluster, producer):
@@ -101,7 +101,7 @@ async def test_every_rejected_record_of_a_bulk_has_its_own_error() -> None:
     async with producing(transactional_id="x", max_block_ms=100, linger_ms=60_000) as (cluster, producer):
         await producer.init_transactions()
         await producer.begin_transaction()
-        odd = {error: fields for error, fields in REFUSED.items() if error is not UnknownTopicOrPartition}
+        odd = {error: fields for error, fields in INVALID.items() if error is not UnknownTopicOrPartition}
         records = [ProducerRecord("t", b"a"), ProducerRecord("t", b"v", partition=9)]
         for fields in odd.values():
             records += [ProducerRecord("t", **fields), ProducerRecord("t", b"good")]
@@ -148,8 +148,8 @@ async def test_unknown_partitions_of_a_bulk_are_waited_for_once() -> None:
         assert asyncio.get_running_loop().time() - started < 3 * 0.2
         *unknown, good = await bulk
         assert isinstance(good, RecordMetadata)
-        said = [f"topic t, partition {number}: the topic has 1 partitions" for number in numbers[:-1]]
-        assert [str(error) for error in unknown] == said
+        messages = [f"topic t, partition {number}: the topic has 1 partitions" for number in numbers[:-1]]
+        assert [str(error) for error in unknown] == messages
 
 
 @pytest.mark.parametrize("number", [99, -1])
@@ -246,16 +246,16 @@ async def test_rejected_records_count_as_errors() -> None:
         cluster.create_topic("t")
         kafka = KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)
         async with Producer(kafka, ProducerSettings(max_block_ms=50), registry=registry) as producer:
-            for error, odd in REFUSED.items():
+            for error, odd in INVALID.items():
                 with pytest.raises(error):
                     await producer.send("t", **odd)
-            assert producer.metrics()["record_error_total"] == len(REFUSED)
+            assert producer.metrics()["record_error_total"] == len(INVALID)
             with capture_logs() as logged:
-                await producer.send_many([ProducerRecord("t", **odd) for odd in REFUSED.values()] * 2)
-            assert producer.metrics()["record_error_total"] == 3 * len(REFUSED)
+                await producer.send_many([ProducerRecord("t", **odd) for odd in INVALID.values()] * 2)
+            assert producer.metrics()["record_error_total"] == 3 * len(INVALID)
             assert registry.get_sample_value("penstock_producer_record_error_total", {"topic": "t"}) == 15
-    said = [(one["event"], one["records"]) for one in logged if one["log_level"] == "warning"]
-    assert said == [("records rejected", 10)]
+    warnings = [(one["event"], one["records"]) for one in logged if one["log_level"] == "warning"]
+    assert warnings == [("records rejected", 10)]
 
 
 async def test_a_bulk_item_that_is_no_record() -> None:
@@ -277,7 +277,7 @@ async def test_a_bulk_item_that_is_no_record() -> None:
         assert values(cluster) == []
 
 
-class Told(ProducerInterceptor):
+class Outcomes(ProducerInterceptor):
     """Records its calls."""
 
     def __init__(self) -> None:
@@ -294,16 +294,16 @@ class Told(ProducerInterceptor):
 
 async def test_a_send_cancelled_while_waiting_is_acknowledged() -> None:
     """Interceptors get the cancellation once, with the record's headers, and it counts as an error."""
-    told, headers = Told(), (("id", b"7"),)
+    interceptor, headers = Outcomes(), (("id", b"7"),)
     async with FakeCluster() as cluster:
         cluster.create_topic("t")
         kafka = KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)
-        async with Producer(kafka, interceptors=[told]) as producer:
+        async with Producer(kafka, interceptors=[interceptor]) as producer:
             sending = asyncio.ensure_future(producer.send("nope", b"v", headers=headers))
             await waits([sending])
-            assert (told.sent, told.fates) == ([headers], [])
+            assert (interceptor.sent, interceptor.fates) == ([headers], [])
             sending.cancel()
             await asyncio.wait([sending])
             assert sending.cancelled()
-            assert [(type(error), of) for error, of in told.fates] == [(SendCancelled, headers)]
+            assert [(type(error), of) for error, of in interceptor.fates] == [(SendCancelled, headers)]
             assert producer.metrics()["record_error_total"] == 1

@@ -84,7 +84,7 @@ def test_a_new_leader_spares_a_retry_its_backoff() -> None:
 
 def test_an_expiry_says_what_it_waited_for() -> None:
     """The error of a record that was never sent names the unreachable node, or the missing leader."""
-    for leader, down, said in (
+    for leader, down, reason in (
         (1, {1}, "not written, node 1 was not reached"),
         (None, set(), "not written, no leader"),
     ):
@@ -93,7 +93,7 @@ def test_an_expiry_says_what_it_waited_for() -> None:
         record = core.send()
         core.after(500)
         core.after(500)
-        assert said in str(record.fate)
+        assert reason in str(record.fate)
     core = Harness(delivery_timeout_ms=1_000)
     record = core.send()
     core.turn()

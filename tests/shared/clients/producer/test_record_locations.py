@@ -45,12 +45,12 @@ def fill_slice(record_locations: RecordLocations, batches: list[Batch], numbers:
     error, seen, spans = BufferExhausted("full"), [(None, -1)] * len(numbers), []
     for number in [*range(BATCHES), -1]:
         rows = np.flatnonzero(np.array(numbers) == number)
-        place = error if number < 0 else batches[number]
+        location = error if number < 0 else batches[number]
         first = -1 if number < 0 else batches[number].count
         if len(rows):
-            spans.append((place, first, rows))
+            spans.append((location, first, rows))
         for i, row in enumerate(rows.tolist()):
-            seen[row] = (place, -1 if number < 0 else first + i)
+            seen[row] = (location, -1 if number < 0 else first + i)
         if number >= 0:
             batches[number].count += len(rows)
     record_locations.add_slice(len(numbers), spans)
@@ -78,7 +78,7 @@ def test_indices_are_those_of_the_appends(taken: list[list[int] | tuple[list[int
         else:
             batches[0].count += 1
     found = record_locations.batches()
-    assert set(found) == {place for place, _ in seen if isinstance(place, Batch)}
+    assert set(found) == {location for location, _ in seen if isinstance(location, Batch)}
     assert len(set(found)) == len(found)
     assert len(record_locations) == len(seen)
     if seen:

@@ -54,18 +54,18 @@ def test_headers() -> None:
 @pytest.mark.parametrize(
     ("headers", "said"),
     [
-        (5, "topic t: headers of type int, not pairs"),
-        ({"a": b"1"}, "topic t, header 0: not a pair"),
-        ([("a", b"1"), ("b",)], "topic t, header 1: not a pair"),
-        ([(b"a", b"1")], "topic t, header 0: the name must be str, got bytes"),
-        ([("a", "1")], "topic t, header 0 'a': the value must be bytes, got str"),
-        ([("a", 1)], "topic t, header 0 'a': the value must be bytes, got int"),
-        ([("\ud800", b"1")], "topic t, header 0: the name .* cannot be written as UTF-8"),
+        (5, "topic t: headers .*int"),
+        ({"a": b"1"}, "topic t, header 0:.*pair"),
+        ([("a", b"1"), ("b",)], "topic t, header 1:.*pair"),
+        ([(b"a", b"1")], "topic t, header 0: .*name.*got bytes"),
+        ([("a", "1")], "topic t, header 0 'a': .*got str"),
+        ([("a", 1)], "topic t, header 0 'a': .*got int"),
+        ([("\ud800", b"1")], "topic t, header 0: .*name.*UTF-8"),
     ],
 )
-def test_invalid_headers(headers: Any, said: str) -> None:
+def test_invalid_headers(headers: Any, named: str) -> None:
     """The error names the header and its value."""
-    with pytest.raises(SerializationError, match=said):
+    with pytest.raises(SerializationError, match=named):
         checked_headers("t", headers)
 
 

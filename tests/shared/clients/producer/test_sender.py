@@ -167,12 +167,12 @@ async def test_partitions_are_added_while_their_node_throttles() -> None:
         added: list[float] = []
         cluster.control(Api.ADD_PARTITIONS_TO_TXN, lambda _: added.append(asyncio.get_running_loop().time()))
         await (await producer.send("t", b"0", partition=0))
-        told = asyncio.get_running_loop().time()
+        produced_at = asyncio.get_running_loop().time()
         await (await producer.send("t", b"1", partition=1))
         sent = asyncio.get_running_loop().time()
         await producer.commit_transaction()
         assert len(added) == 2
-        assert added[1] - told < 0.3 <= sent - told
+        assert added[1] - produced_at < 0.3 <= sent - produced_at
         assert [record.value for record in cluster.records("t", 1)] == [b"1"]
 
 

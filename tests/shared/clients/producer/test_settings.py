@@ -26,9 +26,9 @@ def test_idempotence_and_what_contradicts_it(conflict: dict[str, int]) -> None:
     assert logged == []
     with capture_logs() as logged:
         assert not ProducerSettings.model_validate(conflict).enable_idempotence
-    (said,) = logged
-    assert (said["event"], said["log_level"]) == ("idempotence is switched off", "warning")
-    assert said["because"].startswith(f"{name}={conflict[name]} ")
+    (line,) = logged
+    assert (line["event"], line["log_level"]) == ("idempotence is switched off", "warning")
+    assert line["because"].startswith(f"{name}={conflict[name]} ")
     with pytest.raises(ConfigError, match=f"enable_idempotence=true contradicts {name}"):
         ProducerSettings.model_validate({"enable_idempotence": True, **conflict})
     with pytest.raises(ConfigError, match=f"transactional_id needs idempotence.*{name}"):

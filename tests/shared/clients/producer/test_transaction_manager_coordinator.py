@@ -159,8 +159,8 @@ async def test_the_error_names_the_rejected_partition() -> None:
             Message(partition=number, error_code=code)
             for number, code in ((0, 55), (1, ErrorCode.TOPIC_AUTHORIZATION_FAILED))
         ]
-        refused = Respond(Message(topics=[Message(name="t", partitions=rows)]))
-        cluster.control(Api.ADD_PARTITIONS_TO_TXN, refused, times=1)
+        answer = Respond(Message(topics=[Message(name="t", partitions=rows)]))
+        cluster.control(Api.ADD_PARTITIONS_TO_TXN, answer, times=1)
         await producer.begin_transaction()
         for number in (0, 1):
             await producer.send("t", b"refused", partition=number)
@@ -238,16 +238,16 @@ async def test_transactions_follow_each_other_soon() -> None:
             settings = template._connection.settings.model_copy(
                 update={"bootstrap_servers": cluster.bootstrap_servers, "retry_backoff_ms": 60_000}
             )
-            asked = 0
+            requests = 0
 
             def count(_: Request) -> None:
-                nonlocal asked
-                asked += 1
+                nonlocal requests
+                requests += 1
 
             cluster.control(Api.ADD_PARTITIONS_TO_TXN, count)
             async with Producer(settings, template._settings) as producer:
                 await producer.init_transactions()
                 for _ in range(3):
                     await transact(producer, offsets=False)
-            assert asked > 3, "the second and the third were refused at first"
+            assert requests > 3, "the second and the third were refused at first"
             assert len(cluster.records("t", committed=False)) == 3

@@ -47,18 +47,20 @@ class Web:
     answers: dict[str, list[int]] = field(default_factory=dict)
     cut_after: dict[str, int] = field(default_factory=dict)
     knows_ranges: bool = True
-    asked: list[tuple[str, str | None, str | None]] = field(default_factory=list)
+    requests: list[tuple[str, str | None, str | None]] = field(default_factory=list)
 
     def respond(self, handler: BaseHTTPRequestHandler) -> None:
         name = handler.path.removeprefix("/maven/")
-        asked_range = handler.headers.get("range")
-        self.asked.append((name, asked_range, handler.headers.get("authorization")))
+        requested_range = handler.headers.get("range")
+        self.requests.append((name, requested_range, handler.headers.get("authorization")))
         if self.answers.get(name):
             handler.send_error(self.answers[name].pop(0))
         elif name not in self.files:
             handler.send_error(404)
         else:
-            first = int(asked_range.removeprefix("bytes=").rstrip("-")) if asked_range and self.knows_ranges else 0
+            first = (
+                int(requested_range.removeprefix("bytes=").rstrip("-")) if requested_range and self.knows_ranges else 0
+            )
             rest = self.files[name][first:]
             handler.send_response(206 if first else 200)
             handler.send_header("content-length", str(len(rest)))
@@ -159,13 +161,13 @@ async def test_missing_jars_are_downloaded(web: Web, environ: dict[str, str], tm
     folder = await fetch_jars(WANTED, environ)
     assert folder == tmp_path / "penstock" / "thing-1"
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == {"a-1.jar": A, "b_2.13-2.jar": B}
-    assert sorted(web.asked) == [(JAR_A.path, None, None), (JAR_B.path, None, None)]
+    assert sorted(web.requests) == [(JAR_A.path, None, None), (JAR_B.path, None, None)]
     assert announcement(WANTED, environ) is None
     assert await fetch_jars(WANTED, {**environ, "PENSTOCK_MAVEN_REPOSITORY": "not asked"}) == folder
     (folder / JAR_B.name).write_bytes(B[:-1])
     assert missing_jars(WANTED, environ) == [JAR_B]
     await fetch_jars(WANTED, environ)
-    assert web.asked[2:] == [(JAR_B.path, None, None)]
+    assert web.requests[2:] == [(JAR_B.path, None, None)]
     assert sorted(path.name for path in folder.parent.iterdir()) == [LOCK_FILE, "thing-1"]
 
 
@@ -175,7 +177,7 @@ async def test_a_partial_file_is_continued(web: Web, environ: dict[str, str]) ->
     part.parent.mkdir(parents=True)
     part.write_bytes(A[:200_000])
     folder = await fetch_jars(WANTED, environ)
-    assert (JAR_A.path, "bytes=200000-", None) in web.asked
+    assert (JAR_A.path, "bytes=200000-", None) in web.requests
     assert (folder / JAR_A.name).read_bytes() == A
     assert not part.exists()
 
@@ -184,7 +186,10 @@ async def test_a_connection_that_breaks_is_continued(web: Web, environ: dict[str
     """After a lost connection the next attempt continues where it ended."""
     web.cut_after[JAR_A.path] = 250_000
     folder = await fetch_jars(WANTED, environ)
-    assert [asked for name, asked, _ in web.asked if name == JAR_A.path] == [None, "bytes=250000-"]
+    assert [requested_range for name, requested_range, _ in web.requests if name == JAR_A.path] == [
+        None,
+        "bytes=250000-",
+    ]
     assert (folder / JAR_A.name).read_bytes() == A
 
 
@@ -198,8 +203,8 @@ async def test_a_partial_file_of_something_else_is_started_over(
     part.parent.mkdir(parents=True)
     part.write_bytes(b"?" * 1_000)
     folder = await fetch_jars(WANTED, environ)
-    asked = [asked for name, asked, _ in web.asked if name == JAR_A.path]
-    assert asked == (["bytes=1000-", None] if knows_ranges else ["bytes=1000-"])
+    ranges = [ranges for name, ranges, _ in web.requests if name == JAR_A.path]
+    assert ranges == (["bytes=1000-", None] if knows_ranges else ["bytes=1000-"])
     assert (folder / JAR_A.name).read_bytes() == A
 
 
@@ -211,7 +216,7 @@ async def test_a_jar_with_a_wrong_checksum_is_an_error(web: Web, environ: dict[s
         await fetch_jars(WANTED, environ)
     assert "Name another repository by PENSTOCK_MAVEN_REPOSITORY" in str(raised.value)
     assert not list(cache_root(environ).rglob("a-1.jar*"))
-    assert len([name for name, *_ in web.asked if name == JAR_A.path]) == 1
+    assert len([name for name, *_ in web.requests if name == JAR_A.path]) == 1
     web.files[JAR_A.path] = A
     assert (await fetch_jars(WANTED, environ) / JAR_A.name).read_bytes() == A
 
@@ -224,7 +229,7 @@ async def test_permanent_errors_are_not_retried(web: Web, environ: dict[str, str
     with pytest.raises(JarsUnavailable, match=rf"answers {words}") as raised:
         await fetch_jars(WANTED, environ)
     assert "PENSTOCK_MAVEN_REPOSITORY" in str(raised.value)
-    assert len(web.asked) <= len(WANTED.jars)
+    assert len(web.requests) <= len(WANTED.jars)
     assert [path.name for path in cache_root(environ).iterdir()] == [LOCK_FILE]
 
 
@@ -246,7 +251,7 @@ async def test_a_refused_connection_is_named(web: Web, environ: dict[str, str]) 
         match=r"Thing 1.*\.jar.*http://127\.0\.0\.1:1/maven/",
     ):
         await fetch_jars(WANTED, environ)
-    assert web.asked == []
+    assert web.requests == []
     assert [path.name for path in cache_root(environ).iterdir()] == [LOCK_FILE]
 
 
@@ -254,7 +259,7 @@ async def test_credentials_of_the_variable_are_sent(web: Web, environ: dict[str,
     """Credentials in the URL are sent as basic authentication."""
     environ["PENSTOCK_MAVEN_REPOSITORY"] = web.url.replace("//", "//ann:sec%2Fret@")
     await fetch_jars(WANTED, environ)
-    assert {sent for *_, sent in web.asked} == {f"Basic {base64.b64encode(b'ann:sec/ret').decode()}"}
+    assert {sent for *_, sent in web.requests} == {f"Basic {base64.b64encode(b'ann:sec/ret').decode()}"}
 
 
 async def test_credentials_of_the_settings_are_sent(web: Web, environ: dict[str, str], tmp_path: Path) -> None:
@@ -267,7 +272,7 @@ async def test_credentials_of_the_settings_are_sent(web: Web, environ: dict[str,
         "<servers><server><id>m</id><username>ann</username><password>secret</password></server></servers></settings>"
     )
     await fetch_jars(WANTED, environ)
-    assert {sent for *_, sent in web.asked} == {f"Basic {base64.b64encode(b'ann:secret').decode()}"}
+    assert {sent for *_, sent in web.requests} == {f"Basic {base64.b64encode(b'ann:secret').decode()}"}
 
 
 async def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path) -> None:

@@ -84,8 +84,8 @@ def test_a_mirror_of_the_user_with_its_credentials(tmp_path: Path, namespace: st
         namespace,
     )
     found = find_repository({**home(tmp_path, text), "TOKEN": "secret"})
-    place = tmp_path / ".m2" / "settings.xml"
-    assert found == Repository("https://ours.example/maven/", f"the mirror ours of {place}", "ann", "secret")
+    file = tmp_path / ".m2" / "settings.xml"
+    assert found == Repository("https://ours.example/maven/", f"the mirror ours of {file}", "ann", "secret")
     assert "secret" not in repr(found)
 
 

@@ -60,10 +60,10 @@ async def test_records_are_posted_in_batches() -> None:
 
 async def test_retriable_failures_are_retried() -> None:
     """Only the failed batch is sent again, and after `max.retries` the task fails."""
-    refusals = [503, 429]
+    failures = [503, 429]
 
     def answer(request: Request) -> Answer:
-        return (refusals.pop(), {}, b"later") if refusals and b'"n":2' in request.body else OK
+        return (failures.pop(), {}, b"later") if failures and b'"n":2' in request.body else OK
 
     async with serving(answer) as server, running() as run:
         await produce(run, *[{"n": n} for n in range(4)])

@@ -36,7 +36,7 @@ class SchemaRegistry:
         return self.server.url
 
     @property
-    def asked(self) -> list[str]:
+    def requested(self) -> list[str]:
         return [f"{request.method} {request.path}" for request in self.server.requests]
 
     def add(self, subject: str, schema: Any, kind: str = "AVRO", references: list[dict[str, Any]] | None = None) -> int:
@@ -56,19 +56,19 @@ class SchemaRegistry:
         match (request.method, *map(unquote, path.strip("/").split("/"))):
             case ("GET", "schemas", "ids", id):
                 found = self.schemas.get(int(id))
-                return _answer(200, _shown(found)) if found else _refused(404, 40403, "Schema not found")
+                return _answer(200, _shown(found)) if found else _error(404, 40403, "Schema not found")
             case ("POST", "subjects", subject, "versions"):
                 return self._register(subject, json.loads(request.body))
             case ("POST", "subjects", subject):
                 return self._lookup(subject, json.loads(request.body))
             case ("GET", "subjects", subject, "versions", version):
                 return self._version(subject, version)
-        return _refused(404, 404, "HTTP 404 Not Found")
+        return _error(404, 404, "HTTP 404 Not Found")
 
     def _register(self, subject: str, body: dict[str, Any]) -> Answer:
         new = {"schemaType": "AVRO", "references": [], **body}
         if new["schemaType"] == "AVRO" and not self._is_avro(new):
-            return _refused(422, 42201, "Invalid schema")
+            return _error(422, 42201, "Invalid schema")
         id = next((id for id, known in self.schemas.items() if known == new), len(self.schemas) + 1)
         self.schemas[id] = new
         versions = self.subjects.setdefault(subject, [])
@@ -89,20 +89,20 @@ class SchemaRegistry:
 
     def _lookup(self, subject: str, body: dict[str, Any]) -> Answer:
         if subject not in self.subjects:
-            return _refused(404, 40401, f"Subject '{subject}' not found.")
+            return _error(404, 40401, f"Subject '{subject}' not found.")
         new = {"schemaType": "AVRO", "references": [], **body}
         for id in self.subjects[subject]:
             if self.schemas[id] == new:
                 return _answer(200, {"subject": subject, "id": id, **_shown(new)})
-        return _refused(404, 40403, "Schema not found")
+        return _error(404, 40403, "Schema not found")
 
     def _version(self, subject: str, version: str) -> Answer:
         if subject not in self.subjects:
-            return _refused(404, 40401, f"Subject '{subject}' not found.")
+            return _error(404, 40401, f"Subject '{subject}' not found.")
         ids = self.subjects[subject]
         number = len(ids) if version == "latest" else int(version)
         if not 0 < number <= len(ids):
-            return _refused(404, 40402, f"Version {version} not found.")
+            return _error(404, 40402, f"Version {version} not found.")
         id = ids[number - 1]
         return _answer(200, {"subject": subject, "version": number, "id": id, **_shown(self.schemas[id])})
 
@@ -114,7 +114,7 @@ def _shown(schema: dict[str, Any]) -> dict[str, Any]:
     return {**shown, "references": schema["references"]} if schema["references"] else shown
 
 
-def _refused(status: int, code: int, message: str) -> Answer:
+def _error(status: int, code: int, message: str) -> Answer:
     return _answer(status, {"error_code": code, "message": message})
 
 

@@ -99,7 +99,7 @@ async def test_values_and_schemas_round_trip() -> None:
         writer.from_connect_data("orders", ORDER, VALUE)
         reader.to_connect_data("orders", data)
         assert reader.to_connect_values("orders", [data, data]) == (ORDER, [VALUE, VALUE])
-        assert registry.asked == ["POST /subjects/orders-value/versions", "GET /schemas/ids/1"]
+        assert registry.requested == ["POST /subjects/orders-value/versions", "GET /schemas/ids/1"]
         assert registry.subjects == {"orders-value": [1]}
 
 

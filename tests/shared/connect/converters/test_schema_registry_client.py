@@ -23,7 +23,7 @@ async def test_requests_are_authenticated() -> None:
     async with schema_registry("ann:s3cret") as server:
         with_user = RegistryClient(Access((server.url,), user="ann:s3cret"))
         assert await with_user.register("a/b", "AVRO", '"int"') == 1
-        assert server.asked == ["POST /subjects/a%2Fb/versions"]
+        assert server.requested == ["POST /subjects/a%2Fb/versions"]
         in_url = RegistryClient(Access((server.url.replace("//", "//ann:s3cret@"),)))
         assert (await in_url.by_id(1)).text == '"int"'
         with pytest.raises(DataError, match="Unauthorized"):
@@ -50,7 +50,7 @@ async def test_errors_have_the_registrys_message() -> None:
     async with schema_registry() as server:
         with pytest.raises(DataError, match="Invalid schema; error code: 42201"):
             await RegistryClient(Access((server.url,))).register("t", "AVRO", '{"type": "nonsense"}')
-        assert len(server.asked) == 1
+        assert len(server.requested) == 1
         server.failing.append((404, {}, b"<html>"))
         with pytest.raises(DataError, match="404 <html>"):
             await RegistryClient(Access((server.url,))).by_id(1)

@@ -83,21 +83,21 @@ class Committed:
 
     def __init__(self, offsets: dict[TopicPartition, int]) -> None:
         self.offsets = offsets
-        self.refused = ""
+        self.failing = ""
 
-    def _ask(self, request: str) -> None:
-        if request == self.refused:
+    def _check(self, request: str) -> None:
+        if request == self.failing:
             raise KafkaTimeout(f"{request}: no answer")
 
     async def group_offsets(self, group: str) -> dict[TopicPartition, int]:
         return dict(self.offsets)
 
     async def alter_group_offsets(self, group: str, offsets: Mapping[TopicPartition, int]) -> None:
-        self._ask("alter")
+        self._check("alter")
         self.offsets |= offsets
 
     async def delete_group_offsets(self, group: str, partitions: Iterable[TopicPartition]) -> None:
-        self._ask("delete")
+        self._check("delete")
         for tp in partitions:
             del self.offsets[tp]
 
@@ -108,15 +108,15 @@ class Committed:
 async def test_offsets_of_other_partitions_are_unchanged() -> None:
     """Altering a sink's offsets changes only the named partitions, whichever request fails."""
     kept, moved, gone, unknown = (TopicPartition("t", number) for number in range(4))
-    for refused in ("alter", "delete", ""):
+    for failing in ("alter", "delete", ""):
         admin = Committed({kept: 1, moved: 2, gone: 3})
-        admin.refused = refused
+        admin.failing = failing
         offsets = ConnectorOffsets(cast(Any, admin), MemoryOffsetStore())
         wanted: dict[TopicPartition, int | None] = {gone: None, moved: 7, unknown: None}
-        if refused:
+        if failing:
             with pytest.raises(KafkaTimeout):
                 await offsets.keep("snk", {}, [], wanted, altered=True)
-            assert admin.offsets == {kept: 1, moved: 2 if refused == "alter" else 7, gone: 3}
+            assert admin.offsets == {kept: 1, moved: 2 if failing == "alter" else 7, gone: 3}
         else:
             assert await offsets.keep("snk", {}, [], wanted, altered=True) == ALTERED
             assert admin.offsets == {kept: 1, moved: 7}

@@ -36,7 +36,7 @@ class Commanded:
         self.run.worker.plugins.add(plugin, name)
         return {"name": "c", "connector.class": name, "topics": "t", **given}
 
-    async def ask(self, do: str, **more: Any) -> Message:
+    async def request(self, do: str, **more: Any) -> Message:
         """Run a command and return its answer."""
         self.commands.on_command({"do": do, "ask": 7, **more})
         await self.run.until(lambda: any(message.get("answer") == 7 for message in self.sent))
@@ -55,14 +55,17 @@ async def test_commands_control_a_connector_and_a_task() -> None:
     """Each state change is an event, and a command's answer follows its events."""
     async with commanded() as run:
         config = run.config(RecordingSink)
-        assert await run.ask("start_connector", config=config, target="STARTED") == {"answer": 7, "value": "RUNNING"}
-        assert [task["topics"] for task in (await run.ask("task_configs", config=config))["value"]] == ["t"]
+        assert await run.request("start_connector", config=config, target="STARTED") == {
+            "answer": 7,
+            "value": "RUNNING",
+        }
+        assert [task["topics"] for task in (await run.request("task_configs", config=config))["value"]] == ["t"]
         spec = {"id": {"connector": "c", "task": 0}, "connector_config": config, "task_config": config}
         run.commands.on_command({"do": "start_task", "spec": spec, "target": "PAUSED"})
         await run.run.until(lambda: len(run.sent) == 2)
-        await run.ask("target", target="STARTED")
+        await run.request("target", target="STARTED")
         await run.run.until(lambda: len(run.sent) == 3)
-        await run.ask("stop", tasks=[0, None])
+        await run.request("stop", tasks=[0, None])
         events = [(message["event"], message["task"]) for message in run.sent if "event" in message]
         assert events == [
             ("startup", None), ("paused", 0), ("running", 0), ("shutdown", 0), ("shutdown", None),
@@ -121,10 +124,10 @@ async def test_an_error_is_the_answer() -> None:
             raise KeyError("odd")
 
     async with commanded() as run:
-        answer = await run.ask("alter_offsets", config=run.config(Odd), rows=[], sink=False)
+        answer = await run.request("alter_offsets", config=run.config(Odd), rows=[], sink=False)
         assert (answer["class"], answer["error"], answer["kind"]) == ("KeyError", "'odd'", "other")
         assert "test_child.py" in answer["trace"]
-        answer = await run.ask("task_configs", config=run.config(Odd))
+        answer = await run.request("task_configs", config=run.config(Odd))
         assert answer["kind"] == "not found"
 
 
@@ -144,10 +147,10 @@ async def test_offsets_depend_on_the_connectors_type() -> None:
 
     async with commanded() as run:
         rows = [[{"file": "a"}, {"at": 1}], [{"file": "b"}, None]]
-        answer = await run.ask("alter_offsets", config=run.config(Source), rows=rows, sink=False)
+        answer = await run.request("alter_offsets", config=run.config(Source), rows=rows, sink=False)
         assert (answer["value"], seen.pop()) == (True, [({"file": "a"}, {"at": 1}), ({"file": "b"}, None)])
         rows = [[["t", 0], 7], [["t", 1], None]]
-        answer = await run.ask("alter_offsets", config=run.config(Sink), rows=rows, sink=True)
+        answer = await run.request("alter_offsets", config=run.config(Sink), rows=rows, sink=True)
         assert (answer["value"], seen) == (False, [{TopicPartition("t", 0): 7, TopicPartition("t", 1): None}])
 
 

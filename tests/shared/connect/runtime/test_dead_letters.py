@@ -54,16 +54,20 @@ async def test_dead_letters_equal_the_recording() -> None:
         run.cluster.create_topic("dlq-in")
         async with Producer(KafkaSettings(bootstrap_servers=run.cluster.bootstrap_servers)) as producer:
             await producer.send("dlq-in", b'{"ok":true}', key=b'{"id":0}')
-            for letter in recorded():
-                originals = [(name, value.encode()) for name, value in letter["headers"] if not name.startswith("__")]
-                key, value = letter["key"].encode(), letter["value"].encode()
+            for dead_letter in recorded():
+                originals = [
+                    (name, value.encode()) for name, value in dead_letter["headers"] if not name.startswith("__")
+                ]
+                key, value = dead_letter["key"].encode(), dead_letter["value"].encode()
                 await producer.send("dlq-in", value, key=key, headers=tuple(originals))
         await run.run(RecordingSink, topics="dlq-in", **settings)
         await run.until(lambda: RecordingSinkTask.made and len(RecordingSinkTask.made[0].values) == 1)
         await run.until(lambda: len(run.cluster.records("dlq")) == 2)
-        for found, letter in zip(run.cluster.records("dlq"), recorded(), strict=True):
-            assert (found.key, found.value) == (letter["key"].encode(), letter["value"].encode())
-            expected = [[name, "c" if name.endswith("connector.name") else value] for name, value in letter["headers"]]
+        for found, dead_letter in zip(run.cluster.records("dlq"), recorded(), strict=True):
+            assert (found.key, found.value) == (dead_letter["key"].encode(), dead_letter["value"].encode())
+            expected = [
+                [name, "c" if name.endswith("connector.name") else value] for name, value in dead_letter["headers"]
+            ]
             headers = [[name, (value or b"").decode()] for name, value in found.headers]
             assert headers[:-1] == expected[:-1]
             assert headers[-1][0] == expected[-1][0]
@@ -150,8 +154,8 @@ async def test_a_record_reported_while_flushing_is_as_it_was_read(kept: bool, mo
             **({"transforms": "k", "transforms_k_type": HOIST, "transforms_k_field": "f"} if kept else {}),
         )
         await run.until(lambda: run.cluster.records("dlq"))
-        (letter,) = run.cluster.records("dlq")
-        assert (letter.key, letter.value, letter.headers) == (b"k", b"v", (("h", b"1"),))
+        (found,) = run.cluster.records("dlq")
+        assert (found.key, found.value, found.headers) == (b"k", b"v", (("h", b"1"),))
         await run.until(lambda: run.cluster.committed("connect-c").get(TP) == OffsetAndMetadata(1))
 
 
@@ -159,9 +163,9 @@ def test_a_long_trace_is_truncated() -> None:
     """A long trace is truncated, so that the dead letter can be written."""
     record = ConsumerRecord("t", 1, 2, -1, None, b"x", (("h", None),))
     failure = Failure(Stage.TASK_PUT, JsonConverter, DataError("é" * TRACE_BYTES_MAX))
-    letter = dead_letter("d", record, failure, ID, headers=True)
-    assert all(len(value or b"") <= TRACE_BYTES_MAX for _, value in letter.headers)
-    assert (letter.headers[0], letter.timestamp, len(letter.headers)) == (("h", None), None, 11)
+    found = dead_letter("d", record, failure, ID, headers=True)
+    assert all(len(value or b"") <= TRACE_BYTES_MAX for _, value in found.headers)
+    assert (found.headers[0], found.timestamp, len(found.headers)) == (("h", None), None, 11)
     assert dead_letter("d", record, failure, ID, headers=False).headers == (("h", None),)
 
 

@@ -35,8 +35,8 @@ class Down(StringConverter):
 
     is_down: ClassVar[bool] = True
 
-    def _check(self, said: object) -> None:
-        if Down.is_down and said in ("x", b"x"):
+    def _check(self, value: object) -> None:
+        if Down.is_down and value in ("x", b"x"):
             raise RetriableError("the registry does not answer")
 
     def from_connect_data(self, topic: str, schema: Any, value: Any) -> bytes | None:
@@ -76,10 +76,10 @@ async def test_a_sink_in_a_retried_conversion_can_pause_and_stop() -> None:
             for partition in (0, 1):
                 for value in (b"a", b"x", b"b"):
                     await producer.send("two", value, partition=partition)
-        with structlog.testing.capture_logs() as said:
+        with structlog.testing.capture_logs() as logged:
             id = await run.run(RecordingSink, topics="two", value_converter=CONVERTER, **FOR_EVER)
             await run.until(lambda: stalled_ms(run) > 50)
-        (line,) = [line for line in said if line["event"] == "conversion will be retried"]
+        (line,) = [line for line in logged if line["event"] == "conversion will be retried"]
         assert (line["stage"], line["error"]) == ("VALUE_CONVERTER", "RetriableError: the registry does not answer")
         props = {"name": "c", "connector.class": f"{RecordingSink.__module__}.RecordingSink", "topics": "two"}
         second = ConnectorTaskId("c", 1)
@@ -167,13 +167,13 @@ async def test_a_source_in_a_retried_conversion_can_pause_and_stop() -> None:
 async def test_retries_are_logged_at_a_limited_rate() -> None:
     """A retried conversion is logged at once and then every ten seconds."""
     waits = RetryWaits("c-0")
-    with structlog.testing.capture_logs() as said:
+    with structlog.testing.capture_logs() as logged:
         for begun in (0, 100_000):
             waits.begin(begun)
             for after in range(0, 2 * LOG_MS + 1, 500):
                 waits.failed("VALUE_CONVERTER", RetriableError("down"), begun + after)
             waits.end()
-    assert [line["for_ms"] for line in said] == [0, LOG_MS, 2 * LOG_MS] * 2
+    assert [line["for_ms"] for line in logged] == [0, LOG_MS, 2 * LOG_MS] * 2
 
 
 async def test_an_interrupted_wait_cancels_its_future() -> None:

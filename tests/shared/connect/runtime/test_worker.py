@@ -125,7 +125,7 @@ async def test_failed_restarts_are_retried_with_rising_backoff() -> None:
 
     RecordingSourceTask.prepare = staticmethod(missing)
     try:
-        with structlog.testing.capture_logs() as said:
+        with structlog.testing.capture_logs() as logged:
             async with running(task_restart_enable="true", task_restart_backoff_ms="10") as run:
                 id = await run.run(RecordingSource)
                 await run.until(lambda: RecordingSourceTask.made and RecordingSourceTask.made[0].calls)
@@ -133,7 +133,7 @@ async def test_failed_restarts_are_retried_with_rising_backoff() -> None:
                 await run.until(lambda: run.worker.state(id) is State.RUNNING and len(RecordingSourceTask.made) == 4)
                 await run.until(lambda: run.listener.of(id)[-1] == "startup")
                 assert run.listener.of(id) == ["startup", *["failure", "restart"] * 3, "startup"]
-        assert [line["in_ms"] for line in said if line["event"] == "task will be restarted"] == [10, 20, 40]
+        assert [line["in_ms"] for line in logged if line["event"] == "task will be restarted"] == [10, 20, 40]
     finally:
         RecordingSourceTask.prepare = staticmethod(lambda _task: None)
 
@@ -173,13 +173,13 @@ async def test_a_stall_and_its_end_are_logged() -> None:
     def stalled() -> float:
         return run.worker.task_metrics()[0][2]["stalled"]
 
-    with structlog.testing.capture_logs() as said:
+    with structlog.testing.capture_logs() as logged:
         async with running(task_stall_timeout_ms="100") as run:
             await run.run(RecordingSource)
-            await run.until(lambda: stalled() and any("is stalled" in line["event"] for line in said))
+            await run.until(lambda: stalled() and any("is stalled" in line["event"] for line in logged))
             RecordingSourceTask.made[-1].batches.put_nowait(None)
-            await run.until(lambda: any("no longer" in line["event"] for line in said))
-    assert [line["event"] for line in said if "stalled inside" in line["event"]] != []
+            await run.until(lambda: any("no longer" in line["event"] for line in logged))
+    assert [line["event"] for line in logged if "stalled inside" in line["event"]] != []
 
 
 async def test_errors_contain_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -230,8 +230,8 @@ FOREIGN_TAKEOVER = (None, b"\x00" + fmt.encode_takeover(2, Takeover("app", "host
 def test_commits_without_a_takeover_are_invalid() -> None:
     """If the takeover record of an epoch is missing, the reader cannot know the epoch's first commit, and fails."""
     log = [takeover(1), FOREIGN_TAKEOVER, live(2, 1, b"b"), progress(2, 1, at=2), takeover(3), progress(3, 1, at=4)]
-    said = r"offset 3: a commit of epoch 2 without its takeover record \(epoch in force: 1\)"
-    with pytest.raises(CorruptEntry, match=said):
+    message = r"offset 3: .*epoch 2 .*: 1\)"
+    with pytest.raises(CorruptEntry, match=message):
         read(*log)
     with pytest.raises(CorruptEntry, match=r"offset 0.*epoch.*none"):
         read(progress(1, 1))
@@ -249,9 +249,9 @@ def test_no_owner_goes_above_the_highest_epoch() -> None:
     assert read(takeover(1), deleted(fmt.EPOCH_MAX, 1, b"a")).reader.next_epoch == 2
     assert read(takeover(fmt.EPOCH_MAX - 1)).reader.next_epoch == fmt.EPOCH_MAX
     reader = read(takeover(1), takeover(fmt.EPOCH_MAX), deleted(1, 1, b"a")).reader
-    with pytest.raises(CorruptEntry) as refused:
+    with pytest.raises(CorruptEntry) as raised:
         _ = reader.next_epoch
-    assert refused.value.offset == 1
+    assert raised.value.offset == 1
     with pytest.raises(CorruptRecord, match="2147483646"):
         _ = ChangelogReader(ignore, epoch=fmt.EPOCH_MAX).next_epoch
 
@@ -281,25 +281,25 @@ def test_repr_counts() -> None:
     ("entries", "said"),
     [
         ([(b"a", b"\x01L")], "offset 1: .* no envelope"),
-        ([(b"a", b"\x02L of a layout to come")], "offset 1: changelog format version 2; this release reads version 1"),
-        ([(b"a", b"\x01Y" + bytes(20))], "offset 1: unknown changelog operation b'Y'"),
-        ([(b"a", fmt.encode_live(0, -1, 1, 0, 0, b""))], "offset 1: .* epoch -1, commit 1"),
-        ([takeover(fmt.EPOCH_MAX + 1)], "offset 1: .* epoch 2147483647; 2147483646 is the highest that an owner takes"),
-        ([live(1, 1, b"a", store=1), progress(1, 1)], "offset 1: an entry for store 1; there are 1 stores"),
-        ([(None, live(1, 1, b"a")[1]), progress(1, 1)], "offset 1: an entry b'L' for store 0 without a key"),
-        ([(b"a", fmt.encode_deleted(0, 1, 1, 0)[:-1])], "offset 1: .* 7 bytes of body, 8 were expected"),
-        ([(b"a", fmt.encode_deleted(0, 1, 1, 0) + b"x")], "offset 1: .* 9 bytes of body, 8 were expected"),
-        ([(b"a", fmt.encode_live(0, 1, 1, 0, 0, b"")[:-1])], "offset 1: .* 15 bytes of body, 16 were expected"),
-        ([(b"a", fmt.encode_final(0, 9, 1, 0, 0, 0, b"")[:-1])], "offset 1: .* 23 bytes of body, 24 were expected"),
-        ([(None, fmt.ENVELOPE.pack(1, fmt.PROGRESS, 0, 1, 1) + b"{")], "offset 1: a progress record cannot be read"),
-        ([(None, fmt.ENVELOPE.pack(1, fmt.PROGRESS, 0, 0, 1) + b"{")], "offset 1: a progress record cannot be read"),
+        ([(b"a", b"\x02L of a layout to come")], "offset 1: .*version 2"),
+        ([(b"a", b"\x01Y" + bytes(20))], "offset 1: .*b'Y'"),
+        ([(b"a", fmt.encode_live(0, -1, 1, 0, 0, b""))], "offset 1: .*epoch -1"),
+        ([takeover(fmt.EPOCH_MAX + 1)], "offset 1: .*2147483647; 2147483646"),
+        ([live(1, 1, b"a", store=1), progress(1, 1)], "offset 1: .*store 1; "),
+        ([(None, live(1, 1, b"a")[1]), progress(1, 1)], "offset 1: .*b'L' .*store 0.* key"),
+        ([(b"a", fmt.encode_deleted(0, 1, 1, 0)[:-1])], "offset 1: .* 7 .* 8 "),
+        ([(b"a", fmt.encode_deleted(0, 1, 1, 0) + b"x")], "offset 1: .* 9 .* 8 "),
+        ([(b"a", fmt.encode_live(0, 1, 1, 0, 0, b"")[:-1])], "offset 1: .* 15 .* 16 "),
+        ([(b"a", fmt.encode_final(0, 9, 1, 0, 0, 0, b"")[:-1])], "offset 1: .* 23 .* 24 "),
+        ([(None, fmt.ENVELOPE.pack(1, fmt.PROGRESS, 0, 1, 1) + b"{")], "offset 1: .*progress record"),
+        ([(None, fmt.ENVELOPE.pack(1, fmt.PROGRESS, 0, 0, 1) + b"{")], "offset 1: .*progress record"),
     ],
 )
-def test_corruption_names_the_offset(entries: Sequence[Written], said: str) -> None:
+def test_corruption_names_the_offset(entries: Sequence[Written], message: str) -> None:
     """An entry that cannot be decoded is rejected with its own offset, whether or not it is confirmed."""
-    with pytest.raises(CorruptEntry, match=said) as refused:
+    with pytest.raises(CorruptEntry, match=message) as raised:
         read(takeover(1), *entries)
-    assert refused.value.offset == 1
+    assert raised.value.offset == 1
 
 
 FOREIGN: list[bytes | None] = [None, b"", b"\x01", b'{"id":1}', b"hello", bytes(20), b"\x08L" + bytes(20), b"\x01l"]
@@ -318,10 +318,10 @@ def test_a_foreign_record_changes_nothing(key: bytes | None, value: bytes | None
 def test_a_state_that_cannot_be_read_is_named_by_its_own_offset() -> None:
     """If applying an entry fails, the error names the entry, not the progress record that confirms it."""
 
-    def refuse(change: Change) -> None:
+    def fail(change: Change) -> None:
         raise CorruptRecord(f"no such key as {change.key!r}")
 
-    reader = ChangelogReader(one_by_one(refuse))
+    reader = ChangelogReader(one_by_one(fail))
     reader.feed_record(7, *takeover(1))
     reader.feed_record(8, *live(1, 1, b"a"))
     with pytest.raises(CorruptEntry, match=r"offset 8.*b'a'"):
@@ -376,28 +376,28 @@ def test_a_renamed_repartition_topic_is_reported_with_the_remedy() -> None:
 def test_a_change_beside_a_repartition_topic_is_no_rename(what: str) -> None:
     """The remedy of a name would change nothing."""
     stored = changed(source="app-key_by-2-repartition")
-    with pytest.raises(SchemaMismatch, match=what) as refused:
+    with pytest.raises(SchemaMismatch, match=what) as raised:
         check_schema((stored,), (msgspec.structs.replace(stored, **{what: 7}),))
-    assert "give it the name" not in str(refused.value)
+    assert "give it the name" not in str(raised.value)
 
 
 @pytest.mark.parametrize(
     ("own", "said"),
     [
-        (changed(name="t"), "store 0: name was 's', is now 't'"),
-        (changed(key="string"), "store 0: key was 'bytes', is now 'string'"),
-        (changed(source="other"), "store 0: source was 'in', is now 'other'"),
-        (changed(aggregations=(N,)), "store 's': the aggregations changed: top"),
-        (changed(aggregations=(TOP, N)), "store 's': the aggregations changed: their order"),
+        (changed(name="t"), "store 0: name .*'s'.*'t'"),
+        (changed(key="string"), "store 0: key .*'bytes'.*'string'"),
+        (changed(source="other"), "store 0: source .*'in'.*'other'"),
+        (changed(aggregations=(N,)), "'s': .*aggregations.*top"),
+        (changed(aggregations=(TOP, N)), "'s': .*aggregations.*order"),
         (changed(aggregations=(N, AggregationSchema.of("top", Max("y")))), "changed: top"),
         (changed(aggregations=(N, AggregationSchema.of("top", Sum("x")))), "changed: top"),
         (changed(aggregations=(N, msgspec.structs.replace(TOP, state=(("max", "int64"), ("n", "int64"))))), "top"),
         (changed(aggregations=(AggregationSchema.of("m", Count()), TOP)), "changed: m, n"),
     ],
 )
-def test_what_may_not_change(own: StoreSchema, said: str) -> None:
+def test_what_may_not_change(own: StoreSchema, message: str) -> None:
     """A store's name, key and source, and its aggregations' names, functions, fields and columns, are named."""
-    with pytest.raises(SchemaMismatch, match=said):
+    with pytest.raises(SchemaMismatch, match=message):
         check_schema((STORE,), (own,))
 
 
@@ -411,13 +411,13 @@ def test_what_may_not_change(own: StoreSchema, said: str) -> None:
         ("", "s", "the state has the stores none, the topology has 's': 's' is new"),
     ],
 )
-def test_a_store_more_or_less_is_refused_by_name(stored: str, own: str, said: str) -> None:
+def test_a_store_more_or_less_is_refused_by_name(stored: str, own: str, message: str) -> None:
     """The error has the names of all stores and the possible remedies."""
-    with pytest.raises(SchemaMismatch) as refused:
+    with pytest.raises(SchemaMismatch) as raised:
         check_schema(tuple(changed(name=name) for name in stored), tuple(changed(name=name) for name in own))
-    assert str(refused.value).startswith(f"{said}. ")
+    assert str(raised.value).startswith(f"{message}. ")
     for remedy in ("Run the topology as it was", "application_id", "`penstock streams reset`", "`penstock batch`"):
-        assert remedy in str(refused.value)
+        assert remedy in str(raised.value)
 
 
 def test_a_reader_rejects_commits_of_other_stores() -> None:

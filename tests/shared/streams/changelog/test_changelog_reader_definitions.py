@@ -60,12 +60,12 @@ def test_definitions_of_windows_may_not_change(kind: str, what: str, now: Any) -
     """The message has the store's number, the field, its old and new value, and both ways out."""
     was = STORES[kind]
     other = msgspec.structs.replace(was, name="beside")
-    with pytest.raises(SchemaMismatch) as refused:
+    with pytest.raises(SchemaMismatch) as raised:
         check_schema((other, was), (other, msgspec.structs.replace(was, **{what: now})))
-    said = str(refused.value)
-    assert said.startswith(f"store 1: {what} was {getattr(was, what)!r}, is now {now!r}. ")
+    message = str(raised.value)
+    assert message.startswith(f"store 1: {what} was {getattr(was, what)!r}, is now {now!r}. ")
     for way_out in ("Run the topology as it was", "an application_id of its own", "`penstock streams reset`"):
-        assert way_out in said
+        assert way_out in message
 
 
 def test_every_field_of_a_store_is_listed_here() -> None:

@@ -161,15 +161,15 @@ def test_the_reader_agrees_with_the_model(log: list[Written], epoch: int, cuts: 
     """Reader and model apply the same entries in the same order, reject the same record, and report the same position,
     wherever batches end."""
     offsets = np.cumsum([gaps[i % len(gaps)] for i in range(len(log))])
-    model, refused = Model(epoch), None
+    model, failed_at = Model(epoch), None
     for offset, (key, value) in zip(offsets.tolist(), log, strict=True):
         try:
             model.take(offset, key, value)
         except CorruptEntry as e:
-            refused = e.offset
+            failed_at = e.offset
         except CorruptRecord:
-            refused = offset
-        if refused is not None:
+            failed_at = offset
+        if failed_at is not None:
             break
     applied: list[tuple[int, bytes, str, bytes, bytes]] = []
     commits: list[int] = []
@@ -191,7 +191,7 @@ def test_the_reader_agrees_with_the_model(log: list[Written], epoch: int, cuts: 
         except CorruptEntry as e:
             failed = e.offset
             break
-    assert failed == refused
+    assert failed == failed_at
     by_offset = zip(offsets.tolist(), log, strict=True)
     bodies = {offset: (value or b"")[fmt.ENVELOPE.size :] for offset, (_, value) in by_offset}
     assert [one[:4] for one in applied] == [one[:4] for one in model.applied]
@@ -199,7 +199,7 @@ def test_the_reader_agrees_with_the_model(log: list[Written], epoch: int, cuts: 
     assert all(body == bodies[offset] for offset, operation, *_, body in applied if operation == fmt.LATE)
     assert commits == model.progress
     assert (reader.epoch, reader.entries_applied) == (model.epoch, len(model.applied))
-    if refused is None:
+    if failed_at is None:
         assert (reader.entries_ignored, reader.foreign_records) == (model.ignored, model.foreign)
         assert (reader.covered_offset, not reader._unconfirmed) == (model.covered, not model.pending)
         assert reader.next_offset == (int(offsets[-1]) + 1 if log else None)

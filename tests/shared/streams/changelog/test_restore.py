@@ -105,21 +105,21 @@ def test_columns_restore_the_same_as_single_changes(
     names = [schema.name for schema in schemas]
     log: list[tuple[bytes | None, bytes]] = [(None, fmt.encode_takeover(1, fmt.Takeover("app", "i", 0)))]
     for commit, changes in enumerate(commits, 1):
-        for place, (operation, name, key, at) in enumerate(changes):
+        for index, (operation, name, key, at) in enumerate(changes):
             number, start = names.index(name), 0 if name == "u" else 10 * at
             own = topology.stores[name].aggregations
             states = [a.initial() for a in own]
             columns = [v for a, s in zip(own, states, strict=True) for v in a.to_columns(s)]
-            columns = [place + commit if column == 0 else column for column in columns]
+            columns = [index + commit if column == 0 else column for column in columns]
             state = StateCodec(schemas[number].state_columns()).pack(columns)
             if operation == "L":
-                log.append((key, fmt.encode_live(number, 1, commit, start, start + place, state)))
+                log.append((key, fmt.encode_live(number, 1, commit, start, start + index, state)))
             elif operation == "F":
-                log.append((key, fmt.encode_final(number, 1, commit, start, start + place, 99, state)))
+                log.append((key, fmt.encode_final(number, 1, commit, start, start + index, 99, state)))
             else:
                 log.append((key, fmt.encode_deleted(number, 1, commit, start)))
-        said = Progress("app", "exactly_once", {}, -1, {}, {}, schemas, 0)
-        log.append((None, fmt.encode_progress(1, commit, said)))
+        progress = Progress("app", "exactly_once", {}, -1, {}, {}, schemas, 0)
+        log.append((None, fmt.encode_progress(1, commit, progress)))
     restored = [StreamTask(topology, 0, application="app") for _ in range(2)]
     bounds = sorted({0, len(log), *(end for end in ends if end < len(log))})
     first, second = restored
@@ -140,11 +140,13 @@ def test_the_entry_that_cannot_be_read_is_found_among_others() -> None:
     (schema,) = task.topology.schemas()
     entries = [(b"k%d" % i, pack(task, i, b"{" if i == 3 else b"1")) for i in range(5)]
     values = [fmt.encode_live(0, 1, 1, 0, 5, state) for _, state in entries]
-    said = Progress("app", "exactly_once", {}, -1, {}, {}, (schema,), 0)
+    progress = Progress("app", "exactly_once", {}, -1, {}, {}, (schema,), 0)
     reader = ChangelogReader(partial(restore_changes, task), epoch=1)
-    with pytest.raises(CorruptEntry) as refused:
-        reader.feed(np.arange(10, 16), [*(key for key, _ in entries), None], [*values, fmt.encode_progress(1, 1, said)])
-    assert refused.value.offset == 13
+    with pytest.raises(CorruptEntry) as raised:
+        reader.feed(
+            np.arange(10, 16), [*(key for key, _ in entries), None], [*values, fmt.encode_progress(1, 1, progress)]
+        )
+    assert raised.value.offset == 13
 
 
 def test_a_state_that_a_later_one_replaces_is_read_too() -> None:
@@ -155,9 +157,9 @@ def test_a_state_that_a_later_one_replaces_is_read_too() -> None:
     values = [fmt.encode_live(0, 1, 1, 0, 5, state) for state in (b"short", pack(task, 1, b"1"))]
     values.append(fmt.encode_progress(1, 1, Progress("app", "exactly_once", {}, -1, {}, {}, (schema,), 0)))
     reader = ChangelogReader(partial(restore_changes, task), epoch=1)
-    with pytest.raises(CorruptEntry) as refused:
+    with pytest.raises(CorruptEntry) as raised:
         reader.feed(np.arange(3), [b"k", b"k", None], values)
-    assert refused.value.offset == 0
+    assert raised.value.offset == 0
 
 
 def of_lake(columns: dict[str, Any], live: list[bool] | None = None) -> pa.RecordBatch:
@@ -236,8 +238,10 @@ def test_rows_of_a_snapshot_are_replayed(kept: bool, on_disk: bool) -> None:
             }
             for name in names:
                 made = pa.binary() if name.endswith("json") else pa.int64()
-                said = [None if n is None else b'"%d"' % n if made == pa.binary() else n for _, _, n in changes]
-                columns[name] = pa.array(said, made)
+                values_of_column = [
+                    None if n is None else b'"%d"' % n if made == pa.binary() else n for _, _, n in changes
+                ]
+                columns[name] = pa.array(values_of_column, made)
             restore_windows(task, written, of_lake(columns, [n is not None for _, _, n in changes]))
 
         replay((b"a", 0, 1), (b"b", 0, 2), (b"a", 0, 3), (b"c", 0, 4), (b"c", 0, None), (b"c", 7, 5))

@@ -32,14 +32,14 @@ def test_a_log_that_is_whole() -> None:
 @pytest.mark.parametrize(
     ("covered", "first", "end", "says"),
     [
-        (None, 3, 9, "app-changelog-2: offsets 0 to 2 were deleted, and there is no snapshot"),
-        (4, 6, 9, "app-changelog-2: offsets 4 to 5 are missing: the snapshot ends before them"),
-        (12, 6, 9, "app-changelog-2: the log ends at 9, but the snapshot covers it up to 12"),
+        (None, 3, 9, "app-changelog-2: offsets 0 to 2"),
+        (4, 6, 9, "app-changelog-2: offsets 4 to 5"),
+        (12, 6, 9, "app-changelog-2: .*ends at 9.* 12"),
     ],
 )
-def test_a_hole_is_named(covered: int | None, first: int, end: int, says: str) -> None:
+def test_a_hole_is_named(covered: int | None, first: int, end: int, message: str) -> None:
     """The offsets that are missing between a snapshot and the log are in the error."""
-    with pytest.raises(ChangelogHole, match=says):
+    with pytest.raises(ChangelogHole, match=message):
         checked_start(AT, covered, first, end)
 
 

@@ -91,21 +91,21 @@ def test_branch() -> None:
 
 def test_branch_asks_each_predicate_once() -> None:
     """Each predicate runs once for a record, so that a predicate that counts or samples is consistent."""
-    asked: list[int] = []
+    times: list[int] = []
 
     def every_second(record: Record) -> bool:
-        asked.append(record.timestamp)
-        return len(asked) % 2 == 0
+        times.append(record.timestamp)
+        return len(times) % 2 == 0
 
     for columns_min in (1, 1_000):
-        asked.clear()
+        times.clear()
         builder = StreamsBuilder()
         first, rest = builder.stream("in").branch(every_second, lambda record: True)
         first.to("first")
         rest.group_by_key().session_window(1_000).aggregate("s", n=Count()).on_update().to("rest")
         driver = TopologyTestDriver(builder.build(), columns_min=columns_min, errors=ErrorHandlers())
         driver.pipe_columns("in", [(b"k", b"{}", at) for at in range(10)])
-        assert (asked, len(driver.read("first"))) == (list(range(10)), 5)
+        assert (times, len(driver.read("first"))) == (list(range(10)), 5)
         assert driver.read("rest")[-1].value == b'{"key":"k","start":0,"end":8,"n":5}'
 
 

@@ -24,8 +24,8 @@ def stores(*names: str, result: str = "n") -> tuple[StoreSchema, ...]:
 @pytest.mark.parametrize("name", STATE_COLUMNS)
 def test_a_store_that_hides_a_column_of_state_is_refused(name: str) -> None:
     """A store named like a column of `state`, in any case, is rejected. The error names the store and the column."""
-    said = f"store '{name.title()}': the lake's table state has a column '{name}' of its own"
-    with pytest.raises(ConfigError, match=said):
+    message = f"'{name.title()}': .*table state .*'{name}'"
+    with pytest.raises(ConfigError, match=message):
         require_lake_names(stores(name.title()))
 
 
@@ -38,8 +38,8 @@ def test_a_store_that_hides_a_column_of_state_is_refused(name: str) -> None:
 )
 def test_an_aggregation_that_hides_a_column_of_closed_or_late_is_refused(table: str, name: str) -> None:
     """An aggregation named like a column of `closed` or `late` is rejected, even if the DSL accepts the name."""
-    said = f"store 'visits': aggregation '{name}': the lake's table {table}/visits has a column '{name}' of its own"
-    with pytest.raises(ConfigError, match=said):
+    message = f"'visits': .*{table}/visits .*'{name}'"
+    with pytest.raises(ConfigError, match=message):
         require_lake_names(stores("visits", result=name))
 
 

@@ -93,10 +93,10 @@ WRONG: list[tuple[str, Callable[[], Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("said", "call"), WRONG, ids=range(len(WRONG)))
-def test_arguments(said: str, call: Callable[[], Any]) -> None:
+@pytest.mark.parametrize(("message", "call"), WRONG, ids=range(len(WRONG)))
+def test_arguments(message: str, call: Callable[[], Any]) -> None:
     """An invalid argument raises ConfigError, which names it."""
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         call()
 
 

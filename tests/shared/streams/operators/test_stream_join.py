@@ -96,8 +96,8 @@ def test_a_longer_grace_opens_nothing_that_was_settled(left: bool) -> None:
     driver = gone_on_with(driver, JoinWindows.of(5, 2_000), left=left)
     driver = gone_on_with(driver, JoinWindows.of(5, 3_000), left=left)
     pipe(driver, ("left", "k", 102), ("right", "k", 989))
-    said = dict(driver.outputs["left-late"][0].headers)
-    assert (said[CLOSE_TIME_MS], said[STREAM_TIME_MS]) == (b"1000", b"1000")
+    headers = dict(driver.outputs["left-late"][0].headers)
+    assert (headers[CLOSE_TIME_MS], headers[STREAM_TIME_MS]) == (b"1000", b"1000")
     assert late(driver) == (1, 1)
     pipe(driver, ("left", "z", 995), ("right", "z", 2_000), ("left", "z", 995), ("left", "z", 996))
     assert out(driver) == [(("l2", "r1"), 1_000), (("l3", "r1"), 1_000), (("l4", "r1"), 1_000)]

@@ -52,13 +52,13 @@ def test_a_changelog_that_keeps_everything_is_taken(configs: dict[str, str | Non
         ),
     ],
 )
-def test_a_changelog_that_would_lose_state_is_refused(given: dict[str, str], has: str, mended: str) -> None:
+def test_a_changelog_that_would_lose_state_is_refused(given: dict[str, str], has: str, fixed: str) -> None:
     """Each setting that deletes state is named as it is, with the one command that corrects them all."""
-    with pytest.raises(ConfigError) as refused:
+    with pytest.raises(ConfigError) as raised:
         require_changelog(WANTED, 4, changed(**given), "host:1")
-    said = str(refused.value)
-    assert said.startswith(f"the changelog topic app-changelog has {has}: Kafka would delete state")
-    assert said.endswith(f"{ALTER} --add-config {mended}")
+    message = str(raised.value)
+    assert message.startswith(f"the changelog topic app-changelog has {has}: Kafka would delete state")
+    assert message.endswith(f"{ALTER} --add-config {fixed}")
 
 
 def test_source_topics_must_have_as_many_partitions_each() -> None:
@@ -93,11 +93,9 @@ def test_the_assignor_gives_equal_numbers_to_one_instance(members: int, partitio
 
 def test_a_changelog_with_too_few_partitions_is_refused() -> None:
     """If a source got more partitions, the error names both counts, the consequence and the command."""
-    with pytest.raises(ConfigError, match=r"2 partitions.*4") as refused:
+    with pytest.raises(ConfigError, match=r"2 partitions.*4") as raised:
         require_changelog(WANTED, 2, changed(), "host:1")
-    assert "kafka-topics.sh --bootstrap-server host:1 --alter --topic app-changelog --partitions 4" in str(
-        refused.value
-    )
+    assert "kafka-topics.sh --bootstrap-server host:1 --alter --topic app-changelog --partitions 4" in str(raised.value)
 
 
 def test_a_changelog_with_too_many_partitions_is_refused() -> None:
@@ -128,7 +126,7 @@ def test_a_retention_is_warned_of(capsys: pytest.CaptureFixture[str]) -> None:
     log.configure(LogSettings(format="json"), "test")
     warn_of_retention("kept", {"retention.ms": "-1"})
     warn_of_retention("flights-late", {"cleanup.policy": "delete", "retention.ms": "1000"})
-    said: list[Any] = [msgspec.json.decode(line) for line in capsys.readouterr().err.splitlines()]
-    assert [(line["level"], line["topic"], line["configs"]) for line in said] == [
+    lines: list[Any] = [msgspec.json.decode(line) for line in capsys.readouterr().err.splitlines()]
+    assert [(line["level"], line["topic"], line["configs"]) for line in lines] == [
         ("warning", "flights-late", "retention.ms=1000")
     ]

@@ -58,8 +58,8 @@ async def test_instances_with_another_strategy_are_no_strangers() -> None:
         worker = chain.worker()
         async with running(worker):
             await until(lambda: _has_tasks(worker))
-            said = r"client .* uses streams\.partition_assignment_strategy=range, this instance cooperative-sticky"
-            with pytest.raises(InconsistentGroupProtocol, match=said):
+            message = r"streams\.partition_assignment_strategy=range.* cooperative-sticky"
+            with pytest.raises(InconsistentGroupProtocol, match=message):
                 await run_until_error(chain.worker(partition_assignment_strategy="cooperative-sticky"))
 
 

@@ -31,8 +31,8 @@ def test_what_cannot_be_read_is_left_out_and_said() -> None:
     """A record without a key, with no text as key or with an ill value changes nothing and is counted."""
     table = rows()
     table.apply(b"a", b"1")
-    said = [table.apply(key, value) for key, value in ((None, b"1"), (b"\xff", b"1"), (b"a", b"{"))]
-    assert [error is not None and str(error).startswith("airports: ") for error in said] == [True] * 3
+    errors = [table.apply(key, value) for key, value in ((None, b"1"), (b"\xff", b"1"), (b"a", b"{"))]
+    assert [error is not None and str(error).startswith("airports: ") for error in errors] == [True] * 3
     assert repr(table) == "GlobalTableRows('a', 1 rows, 3 invalid)"
 
 

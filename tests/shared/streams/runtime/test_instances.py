@@ -14,10 +14,10 @@ from penstock.shared.streams.runtime.instances import (
 A, B, C = "http://a", "http://b", "http://c"
 
 
-def table(*said: tuple[str, Registration | None]) -> Instances:
+def table(*entries: tuple[str, Registration | None]) -> Instances:
     """The topic's records in their order."""
     made = Instances()
-    for offset, (url, registration) in enumerate(said):
+    for offset, (url, registration) in enumerate(entries):
         made.apply(offset, url.encode(), None if registration is None else encode(registration), 0)
     return made
 

@@ -13,7 +13,7 @@ from penstock.shared.streams.task.metrics import TaskMetrics
 
 
 @pytest.fixture
-def said() -> Iterator[list[Any]]:
+def logged() -> Iterator[list[Any]]:
     with capture_logs() as lines:
         yield lines
 
@@ -22,15 +22,15 @@ def metrics() -> TaskMetrics:
     return TaskMetrics(None, 3)
 
 
-def test_nothing_is_said_of_nothing(said: list[Any]) -> None:
+def test_nothing_is_said_of_nothing(logged: list[Any]) -> None:
     """Without a rejected record there is no line, also not at the end."""
     log = RejectionLog(3)
     assert not log.report(metrics(), 0)
     assert not log.report(metrics(), 0, at_once=True)
-    assert said == []
+    assert logged == []
 
 
-def test_a_burst_is_two_lines_and_none_is_kept_back(said: list[Any]) -> None:
+def test_a_burst_is_two_lines_and_none_is_kept_back(logged: list[Any]) -> None:
     """The first rejection is logged at once, the others after the interval, with the coordinates of the last one."""
     log, task = RejectionLog(3), metrics()
     task.skipped("null key")
@@ -42,16 +42,16 @@ def test_a_burst_is_two_lines_and_none_is_kept_back(said: list[Any]) -> None:
         assert not log.report(task, 1_000 + LOG_INTERVAL_MS - offset)
     assert log.report(task, 1_000 + LOG_INTERVAL_MS)
     assert not log.report(task, 1_000 + 2 * LOG_INTERVAL_MS)
-    first, second = ({k: v for k, v in line.items() if k not in ("event", "log_level")} for line in said)
+    first, second = ({k: v for k, v in line.items() if k not in ("event", "log_level")} for line in logged)
     assert first == {"partition": 3, "late": 0, "dead_letters": 0, "skipped": 1, "last_skipped": "in-3@0"}
     assert second == {"partition": 3, "late": 4, "dead_letters": 0, "skipped": 0, "last_late": "in-3@4"}
 
 
-def test_the_end_waits_for_no_interval(said: list[Any]) -> None:
+def test_the_end_waits_for_no_interval(logged: list[Any]) -> None:
     """Rejections that are not logged yet are logged when the task ends."""
     log, task = RejectionLog(3), metrics()
     task.dead_letter("in", "process")
     assert log.report(task, 0)
     task.dead_letter("in", "process")
     assert log.report(task, 1, at_once=True)
-    assert [line["dead_letters"] for line in said] == [1, 1]
+    assert [line["dead_letters"] for line in logged] == [1, 1]

@@ -80,12 +80,14 @@ COMMAND = "run `penstock streams restore-offsets --application-id app --execute"
     ],
     ids=["another client's", "the application's own", "the changelog's loss", "nothing known", "all"],
 )
-def test_the_error_names_partitions_cause_and_command(ahead: list[Ahead], said: list[str], not_said: list[str]) -> None:
+def test_the_error_names_partitions_cause_and_command(
+    ahead: list[Ahead], named: list[str], not_named: list[str]
+) -> None:
     """The error lists all partitions, mentions lost state only if it is possible, and has one command that is
     sufficient."""
     message = str(GroupAhead("app", ahead))
-    assert [part for part in said if part not in message] == []
-    assert [part for part in not_said if part in message] == []
+    assert [part for part in named if part not in message] == []
+    assert [part for part in not_named if part in message] == []
     assert message.count("penstock streams") == 1
 
 
@@ -138,10 +140,10 @@ def test_own_topics_that_the_topology_left() -> None:
 def test_unread_records_of_a_topic_with_another_name_are_refused() -> None:
     """The message has the coordinates, the topics that the topology reads now, and the name that keeps the topic."""
     at = TopicPartition("app-key_by-2-repartition", 3)
-    with pytest.raises(SchemaMismatch) as refused:
+    with pytest.raises(SchemaMismatch) as raised:
         raise_unread(at, 5, ["clicks", "app-key_by-3-repartition"], "app")
-    said = str(refused.value)
-    assert "app-key_by-2-repartition-3 holds records" in said
-    assert "its own topics are app-key_by-3-repartition." in said
-    assert "name='key_by-2'" in said
-    assert "penstock streams reset" in said
+    message = str(raised.value)
+    assert "app-key_by-2-repartition-3 holds records" in message
+    assert "its own topics are app-key_by-3-repartition." in message
+    assert "name='key_by-2'" in message
+    assert "penstock streams reset" in message

@@ -55,11 +55,11 @@ def test_without_replicas_every_member_is_told_that_it_has_no_standbys(strategy:
     consumers of KIP-848."""
     own = assignor(strategy, 0)
     members = {"a": member(own), "b": member(own)}
-    said = [standing_of(one.subscription.user_data) for one in members.values()]
+    standing = [standing_of(one.subscription.user_data) for one in members.values()]
     assigned = own.assign({"t": 1}, members)
-    told = own.assignment_data({"t": 1}, members, assigned)
-    assert said == [None, None]
-    assert {name: standing_of(data) for name, data in told.items()} == {"a": frozenset(), "b": frozenset()}
+    data_by_member = own.assignment_data({"t": 1}, members, assigned)
+    assert standing == [None, None]
+    assert {name: standing_of(data) for name, data in data_by_member.items()} == {"a": frozenset(), "b": frozenset()}
 
 
 def test_the_leader_tells_each_member() -> None:
@@ -67,17 +67,21 @@ def test_the_leader_tells_each_member() -> None:
     own, others = assignor("range", 1), assignor("range", 1, 0)
     members = {"a": member(own), "b": member(others), "c": member(assignor("range", 0))}
     assigned = own.assign({"t": 3}, members)
-    told = own.assignment_data({"t": 3}, members, assigned)
-    assert {name: standing_of(data) for name, data in told.items()} == {"a": {1, 2}, "b": {0}, "c": frozenset()}
-    others.on_assignment(told["b"])
+    data_by_member = own.assignment_data({"t": 3}, members, assigned)
+    assert {name: standing_of(data) for name, data in data_by_member.items()} == {
+        "a": {1, 2},
+        "b": {0},
+        "c": frozenset(),
+    }
+    others.on_assignment(data_by_member["b"])
     assert others.standbys == {0}
 
 
 def test_an_assignment_that_no_instance_made_is_refused() -> None:
     """An assignment without user data, as a KIP-848 group makes it, is rejected."""
-    for told in (None, b""):
+    for data in (None, b""):
         with pytest.raises(InconsistentGroupProtocol, match="penstock-streams-range"):
-            assignor("range", 1).on_assignment(told)
+            assignor("range", 1).on_assignment(data)
 
 
 def test_who_stood_by_becomes_the_owner() -> None:
@@ -95,7 +99,7 @@ def test_a_partition_between_owners_keeps_its_standbys() -> None:
 
 
 partitions = st.integers(1, 12)
-places = st.integers(1, 5).flatmap(
+assignments = st.integers(1, 5).flatmap(
     lambda n: st.tuples(
         st.just([f"m{i}" for i in range(n)]),
         st.lists(st.integers(0, n - 1), min_size=1, max_size=12),
@@ -105,19 +109,19 @@ places = st.integers(1, 5).flatmap(
 )
 
 
-@given(places)
+@given(assignments)
 def test_as_many_as_there_can_be_and_never_the_owner(
     plan: tuple[list[str], list[int], dict[str, set[int]], int],
 ) -> None:
     """Each partition has the configured number of standbys on other members, or as many as there are members."""
     order, own, warm, replicas = plan
     owners: dict[int, str | None] = {p: order[i] for p, i in enumerate(own)}
-    placed = assign_standbys(owners, order, warm, replicas)
+    standbys = assign_standbys(owners, order, warm, replicas)
     for partition, owner in owners.items():
-        standing = [name for name, given in placed.items() if partition in given]
+        standing = [name for name, given in standbys.items() if partition in given]
         assert owner not in standing
         assert len(standing) == min(replicas, len(order) - 1)
-    assert all(len(given) == len(set(given)) for given in placed.values())
+    assert all(len(given) == len(set(given)) for given in standbys.values())
 
 
 @given(partitions, st.integers(2, 4))
@@ -125,10 +129,10 @@ def test_standbys_are_even_and_stay(count: int, members: int) -> None:
     """With evenly assigned owners, no member has many more standbys than another, and assigned standbys stay."""
     order = [f"m{i}" for i in range(members)]
     owners: dict[int, str | None] = {p: order[p % members] for p in range(count)}
-    placed = assign_standbys(owners, order, {}, 1)
-    sizes = [len(given) for given in placed.values()]
+    standbys = assign_standbys(owners, order, {}, 1)
+    sizes = [len(given) for given in standbys.values()]
     assert max(sizes) - min(sizes) <= 2
-    assert assign_standbys(owners, order, {name: set(given) for name, given in placed.items()}, 1) == placed
+    assert assign_standbys(owners, order, {name: set(given) for name, given in standbys.items()}, 1) == standbys
 
 
 def test_bytes_come_back() -> None:

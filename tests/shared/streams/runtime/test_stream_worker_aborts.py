@@ -53,13 +53,13 @@ def windows_of_an_unbroken_run(chain: Chain, kind: str) -> set[Window]:
     ],
 )
 async def test_an_aborted_commit_is_done_again(
-    kind: str, api: Api, code: ErrorCode, refused: TopicPartition | None, before: int
+    kind: str, api: Api, code: ErrorCode, partition: TopicPartition | None, before: int
 ) -> None:
     """Whichever step of the first or a later commit fails, results, late records and state are those of an
     uninterrupted run."""
 
-    def refuse(request: Request) -> Action | None:
-        if refused is None or refused in request.partitions():
+    def fail(request: Request) -> Action | None:
+        if partition is None or partition in request.partitions():
             return Fail(code)
         return None
 
@@ -68,7 +68,7 @@ async def test_an_aborted_commit_is_done_again(
         async with running(worker):
             await chain.send(before)
             await chain.wait_processed(worker)
-            fault = cluster.control(api, refuse, times=1)
+            fault = cluster.control(api, fail, times=1)
             await chain.send(600 - before)
             await chain.wait_processed(worker)
             assert fault.acted == 1

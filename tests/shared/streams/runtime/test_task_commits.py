@@ -25,8 +25,8 @@ from penstock.shared.streams.task.stream_task import StreamTask
 class Member:
     """A group member as commits see it: it accepts or rejects offsets, and keeps those that it could not commit."""
 
-    def __init__(self, refuses: PenstockError | None = None, *, is_closed: bool = False) -> None:
-        self._refuses, self._is_closed = refuses, is_closed
+    def __init__(self, error: PenstockError | None = None, *, is_closed: bool = False) -> None:
+        self._error, self._is_closed = error, is_closed
         self.pending: dict[TopicPartition, OffsetAndMetadata] = {}
         self.committed: dict[TopicPartition, OffsetAndMetadata] = {}
 
@@ -34,9 +34,9 @@ class Member:
         return GroupMetadata("app")
 
     async def commit(self, offsets: dict[TopicPartition, OffsetAndMetadata]) -> None:
-        if self._refuses is not None:
+        if self._error is not None:
             self.pending |= offsets
-            raise self._refuses
+            raise self._error
         self.committed |= offsets
 
     def forget_commits(self) -> None:

@@ -133,18 +133,18 @@ async def test_what_a_processor_raises_when_it_is_closed_is_in_the_log() -> None
     calls: list[str] = []
 
     class Closing(Processor):
-        def __init__(self, said: str) -> None:
-            self._said = said
+        def __init__(self, message: str) -> None:
+            self._message = message
 
         def close(self) -> None:
-            calls.append(self._said)
-            if self._said:
-                raise ValueError(self._said)
+            calls.append(self._message)
+            if self._message:
+                raise ValueError(self._message)
 
     builder = StreamsBuilder()
     stream = builder.stream("in")
-    for name, said in (("first", "disk full"), ("second", ""), ("third", "no such file")):
-        stream.process(partial(Closing, said), name=name)
+    for name, message in (("first", "disk full"), ("second", ""), ("third", "no such file")):
+        stream.process(partial(Closing, message), name=name)
     owned = owned_of(5)
     task = StreamTask(builder.build(), 5, application="app")
     owned.begin(task, StreamsSettings())

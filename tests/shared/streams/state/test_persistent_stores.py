@@ -188,15 +188,15 @@ MOVES_NO_TIME = {
 }
 
 
-@pytest.mark.parametrize("refused", MOVES_NO_TIME)
+@pytest.mark.parametrize("moves", MOVES_NO_TIME)
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_record_that_moves_no_time_puts_no_result_out_of_sight(kind: str, refused: str) -> None:
+def test_a_record_that_moves_no_time_puts_no_result_out_of_sight(kind: str, moves: str) -> None:
     """If the record with a batch's highest time is left out, the prefetched windows for that time still close later."""
     builder = StreamsBuilder()
     grouped = builder.stream("in", value=Number).group_by_key()
     windows_of(kind, grouped).aggregate("s", n=Count(), sum=Sum("n")).on_close().to("out")
     topology = builder.build()
-    batches = [[(b"a", ONE, 100), (b"z", ONE, 100)], MOVES_NO_TIME[refused]]
+    batches = [[(b"a", ONE, 100), (b"z", ONE, 100)], MOVES_NO_TIME[moves]]
     batches += [[(b"b", ONE, at)] for at in (120, 150, 10_000)]
     with directory() as state:
         drivers = [

@@ -30,16 +30,16 @@ class Recorder(PersistentStore[Any]):
     """Records the keys that it is asked to fetch."""
 
     def __init__(self) -> None:
-        self.asked: list[list[bytes | None]] = []
+        self.requests: list[list[bytes | None]] = []
 
     def __repr__(self) -> str:
-        return f"Recorder({self.asked})"
+        return f"Recorder({self.requests})"
 
     def _row_from_disk(self, key: Any, start: int, end: int, states: list[Any]) -> Any:
         return key, start, end, states
 
     def fetch_ahead(self, keys: Any) -> None:
-        self.asked.append(list(keys))
+        self.requests.append(list(keys))
 
 
 def columns_of(topic: str, keys: list[bytes | None]) -> Columns:
@@ -63,12 +63,12 @@ def test_a_source_reaches_the_stores_below_it(monkeypatch: pytest.MonkeyPatch) -
     ahead = FetchAhead(topology, stores)
     slices = ahead.slices(columns_of("clicks", [b"a", None, b"c"]))
     assert list(next(slices).keys) == [b"a", None]
-    asked = {name: store.asked for name, store in stores.items() if store.asked}
-    assert asked == {"s": [[b"a", None]], "users": [[b"a", None]]}
+    requests = {name: store.requests for name, store in stores.items() if store.requests}
+    assert requests == {"s": [[b"a", None]], "users": [[b"a", None]]}
     assert [list(rest.keys) for rest in slices] == [[b"c"]]
     (internal,) = topology.internal_topics()
     list(ahead.slices(columns_of(internal, [b"x"])))
-    assert (stores["t"].asked, stores["s"].asked[1:]) == ([[b"x"]], [[b"c"]])
+    assert (stores["t"].requests, stores["s"].requests[1:]) == ([[b"x"]], [[b"c"]])
 
 
 def test_in_memory_there_is_nothing_to_fetch() -> None:

@@ -63,7 +63,7 @@ def test_another_thread() -> None:
 @pytest.mark.parametrize("how", ["create_task", "call_soon"])
 async def test_what_runs_later_is_not_of_the_work(how: str) -> None:
     """An asyncio task or a callback made in process() runs after it: its context forwards and schedules nothing."""
-    said: list[str] = []
+    messages: list[str] = []
 
     class Later(Processor):
         def process(self, record: Record) -> None:
@@ -84,7 +84,7 @@ async def test_what_runs_later_is_not_of_the_work(how: str) -> None:
             for call in calls:
                 with pytest.raises(IllegalState, match="asyncio task") as raised:
                     call()
-                said.append(str(raised.value).split("(")[0])
+                messages.append(str(raised.value).split("(")[0])
 
     builder = StreamsBuilder()
     builder.stream("in").process(Later, name="late").to("out")
@@ -92,5 +92,5 @@ async def test_what_runs_later_is_not_of_the_work(how: str) -> None:
     driver.pipe("in", key=b"a", value=b"{}", timestamp=5)
     for _ in range(3):
         await asyncio.sleep(0)
-    assert said == ["'late': forward", "'late': schedule"]
+    assert messages == ["'late': forward", "'late': schedule"]
     assert driver.read("out") == []

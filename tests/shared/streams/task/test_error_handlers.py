@@ -51,8 +51,8 @@ def test_dead_letter(stage: str) -> None:
     assert pipe(driver, b'{"n":2}', BAD[stage], b'{"n":3}') == [b"2", b"3"]
     (dead,) = driver.read("in-dlq")
     assert dead.headers[-1] == ("penstock.dlq.changelog_id", b"an id")
-    letter = parse_dead_letter(ConsumerRecord("in-dlq", 0, 0, 0, dead.key, dead.value, dead.headers))
-    assert (letter.stage, letter.record.offset) == (stage, 1)
+    dead_letter = parse_dead_letter(ConsumerRecord("in-dlq", 0, 0, 0, dead.key, dead.value, dead.headers))
+    assert (dead_letter.stage, dead_letter.record.offset) == (stage, 1)
 
 
 @pytest.mark.parametrize("stage", BAD)

@@ -133,8 +133,8 @@ def test_stream_time_punctuation_sees_it() -> None:
 def test_watermarks_are_due_as_often_as_time_may_move() -> None:
     """Watermarks are sent at once, and then as often as time may advance, while everything is read."""
     idle = Idleness(100)
-    asked = [(0, False), (10, True), (109, True), (110, False), (150, True), (249, True), (250, True)]
-    assert [now for now, at_end in asked if idle.is_watermark_due(now, at_end=at_end)] == [10, 150, 250]
+    checks = [(0, False), (10, True), (109, True), (110, False), (150, True), (249, True), (250, True)]
+    assert [now for now, at_end in checks if idle.is_watermark_due(now, at_end=at_end)] == [10, 150, 250]
 
 
 def test_windows_behind_a_repartition_topic_wait_for_their_records() -> None:

@@ -106,9 +106,11 @@ def test_a_record_too_far_in_the_future_moves_nothing() -> None:
     inputs.process(2_000, {})
     assert seen == [("c", 50), ("c", 2_100), ("c", 60)]
     assert (task.stream_time_ms, task.sources["c"], task.metrics.dead_letters_total) == (2_100, 6, 3)
-    letters = [parse_dead_letter(as_read(record)) for record in task.prepare_commit(0).outputs]
-    assert [(letter.record.offset, letter.stage) for letter in letters] == [(i, "deserialize") for i in (0, 3, 4)]
-    assert letters[0].message == "c: the record lies 101 ms in the future; max_future_ms=100"
+    dead_letters = [parse_dead_letter(as_read(record)) for record in task.prepare_commit(0).outputs]
+    assert [(dead_letter.record.offset, dead_letter.stage) for dead_letter in dead_letters] == [
+        (i, "deserialize") for i in (0, 3, 4)
+    ]
+    assert dead_letters[0].message == "c: the record lies 101 ms in the future; max_future_ms=100"
     task.reject(records("c", 1).record(0), DataError("again"))
     assert task.metrics.dead_letters_total == 3
 
@@ -221,8 +223,13 @@ def test_watermarks_are_taken_among_records() -> None:
     task.initialize(0)
     inputs, time = TaskInputs(task, task.topology), TurnTime(clock)
     own = "app-x-repartition"
-    marks = [watermark_record(own, 0, Watermark(p, 2, 50)) for p in range(2)]
-    rows = [(b"a", b"{}", ()), (None, None, marks[0].headers), (None, None, ()), (None, None, marks[1].headers)]
+    watermarks = [watermark_record(own, 0, Watermark(p, 2, 50)) for p in range(2)]
+    rows = [
+        (b"a", b"{}", ()),
+        (None, None, watermarks[0].headers),
+        (None, None, ()),
+        (None, None, watermarks[1].headers),
+    ]
     inputs.add(Columns.of([ConsumerRecord(own, 0, i, 9, *row) for i, row in enumerate(rows)]))
     positions = []
     while inputs.holds(own):

@@ -54,9 +54,9 @@ ANYTHING = st.dictionaries(st.sampled_from(["ms", "score", "path", "ok", "rate",
 def documents(draw: st.DrawFn) -> bytes:
     """JSON of clicks and of other values, with and without white space, partly damaged or with duplicate members."""
     value = draw(WHOLE | ANYTHING)
-    places = draw(st.sampled_from([None, None, 1, 3, 20]))  # of floats with a fixed number of them, however large
+    digits = draw(st.sampled_from([None, None, 1, 3, 20]))  # of floats with a fixed number of them, however large
     pairs = [
-        f"{json.dumps(k)}:{json.dumps(v) if places is None or type(v) is not float else f'{v:.{places}f}'}"
+        f"{json.dumps(k)}:{json.dumps(v) if digits is None or type(v) is not float else f'{v:.{digits}f}'}"
         for k, v in value.items()
     ]
     if pairs and draw(st.integers(0, 9)) == 0:

@@ -75,12 +75,12 @@ def driver_of(calls: Calls, columns_min: int, emit: Emit, kind: str = "session")
 def seen(driver: TopologyTestDriver) -> list[Any]:
     """All effects of the records: results, rejected and late records, state, times and counts."""
     task = driver.task
-    refused = [[(r.key, r.value, r.headers) for r in driver.read(topic)] for topic in ("in-dlq", "in-late")]
+    rejected = [[(r.key, r.value, r.headers) for r in driver.read(topic)] for topic in ("in-dlq", "in-late")]
     live = sorted((s.key, s.start, s.end, s.states) for s in task.stores["s"].rows())
     metrics = task.metrics
     counts = [metrics.records_total, metrics.late_total, metrics.skipped_total, metrics.dead_letters_total]
     times = [task.sources, task.stream_time_ms, task.operators()[0].stream_time_ms]
-    return [results(driver), refused, live, times, counts]
+    return [results(driver), rejected, live, times, counts]
 
 
 keys = st.sampled_from([b"a", b"a", b"b", None, b"\xff"])
@@ -121,11 +121,11 @@ def test_a_batch_is_the_records_one_by_one(
 
 def left(times: int) -> Callable[[], bool]:
     """Returns True for so many calls, then False."""
-    asked = [0]
+    calls = [0]
 
     def has_time() -> bool:
-        asked[0] += 1
-        return asked[0] <= times
+        calls[0] += 1
+        return calls[0] <= times
 
     return has_time
 
@@ -177,12 +177,12 @@ def test_a_function_that_refuses_a_whole_batch_is_called_once_a_record() -> None
     """Each record is a dead letter, and the function is called once for each, in order."""
     seen: list[int] = []
 
-    def refused(record: Record) -> bool:
+    def fail(record: Record) -> bool:
         seen.append(record.timestamp)
         raise ValueError("none of them will do")
 
     builder = StreamsBuilder()
-    windows = builder.stream("in").filter(refused).group_by_key().session_window(10, 5)
+    windows = builder.stream("in").filter(fail).group_by_key().session_window(10, 5)
     windows.aggregate("s", count=Count()).on_close().to("out")
     driver = TopologyTestDriver(builder.build(), commit_each=False, columns_min=1, errors=ErrorHandlers())
     driver.pipe_columns("in", [Piped(b"a", b"{}", at) for at in range(64)])
@@ -192,17 +192,17 @@ def test_a_function_that_refuses_a_whole_batch_is_called_once_a_record() -> None
 
 def test_an_error_is_that_of_its_node() -> None:
     """If a handler ends the task, the error names node and record, and the records before it are processed."""
-    said = []
+    failures = []
     for columns_min in (1, RECORDS_ONLY):
         made = topology(Counter(), "on_close")
         handlers = ErrorHandlers(process="fail")
         driver = TopologyTestDriver(made, commit_each=False, columns_min=columns_min, errors=handlers)
         with pytest.raises(ProcessingFailed) as raised:
             driver.pipe_columns("in", [Piped(b"a", b'{"n":%d}' % n, n) for n in (1, 2, 3, 6)])
-        said.append((str(raised.value), driver.task.sources))
-    assert said[0] == said[1]
-    assert "filter-" in said[0][0]
-    assert "in-0@2" in said[0][0]
+        failures.append((str(raised.value), driver.task.sources))
+    assert failures[0] == failures[1]
+    assert "filter-" in failures[0][0]
+    assert "in-0@2" in failures[0][0]
 
 
 def test_what_ends_the_worker_ends_it() -> None:

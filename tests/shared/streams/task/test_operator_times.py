@@ -256,17 +256,17 @@ def test_watermarks_follow_what_was_closed(kind: str) -> None:
     app.send(0, "ann", 30_000)
     task = app.tasks[0]
     topic = "app-all-repartition"
-    told = task.times.watermarks(30_000)[topic]
-    assert told == 20_000 - 1_000 * (kind in ("tumbling", "hopping"))
+    watermark = task.times.watermarks(30_000)[topic]
+    assert watermark == 20_000 - 1_000 * (kind in ("tumbling", "hopping"))
     for patience_ms, moved_ms in ((3_000, 8_000), (40_000, 1_000)):
         progress = progress_of(task, 0)
         topology = waiting(kind, patience_ms).of_application("app")
         task = StreamTask(topology, 0, application="app")
         restore_progress(task, progress)
         task.initialize(0)
-        assert task.times.watermarks(30_000)[topic] == told
+        assert task.times.watermarks(30_000)[topic] == watermark
         task.advance_time(1_000)
-        assert task.times.watermarks(30_000)[topic] == (told := told + moved_ms * (patience_ms == 3_000))
+        assert task.times.watermarks(30_000)[topic] == (watermark := watermark + moved_ms * (patience_ms == 3_000))
 
 
 @WAITING

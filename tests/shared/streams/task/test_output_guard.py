@@ -29,14 +29,14 @@ def headers_of(record: ProducerRecord) -> dict[str, str]:
 def sessions(emit: str = "on_close") -> Any:
     """Sessions whose result raises where the key is `bad`."""
 
-    def refuse(result: Any) -> Any:
+    def fail(result: Any) -> Any:
         if result.key == "bad":
             raise KeyError("page")
         return result.results["n"]
 
     builder = StreamsBuilder()
     windows = builder.stream("in").group_by_key().session_window(10).aggregate("s", n=Count())
-    getattr(windows, emit)().map_values(refuse).to("out")
+    getattr(windows, emit)().map_values(fail).to("out")
     return builder.build()
 
 
@@ -57,15 +57,19 @@ def test_a_result_that_a_node_refuses_is_left_out(handler: ExceptionHandler, col
     assert [record.value for record in driver.read("out")] == [b"1"]
     assert [session.key for session in driver.store("s").rows()] == ["bob"]
     counted = {name: driver.metrics()[name] for name in ("closed_windows", "dead_letters", "skipped_records")}
-    is_letter = handler == "dead_letter"
-    assert counted == {"closed_windows": 2, "dead_letters": int(is_letter), "skipped_records": int(not is_letter)}
-    said = "node 'map_values-2', store 's', key 'bad', window 1 to 5, in-0@3"
-    assert driver.task.metrics.rejected_at == {"dead_letters" if is_letter else "skipped": said}
-    letters = driver.read("in-dlq")
-    assert len(letters) == is_letter
-    for letter in letters:
-        assert (letter.key, letter.value) == (b"bad", b'{"key":"bad","start":1,"end":5,"n":2}')
-        assert headers_of(letter) == {
+    is_dead_letter = handler == "dead_letter"
+    assert counted == {
+        "closed_windows": 2,
+        "dead_letters": int(is_dead_letter),
+        "skipped_records": int(not is_dead_letter),
+    }
+    coordinates = "node 'map_values-2', store 's', key 'bad', window 1 to 5, in-0@3"
+    assert driver.task.metrics.rejected_at == {"dead_letters" if is_dead_letter else "skipped": coordinates}
+    dead_letters = driver.read("in-dlq")
+    assert len(dead_letters) == is_dead_letter
+    for dead_letter in dead_letters:
+        assert (dead_letter.key, dead_letter.value) == (b"bad", b'{"key":"bad","start":1,"end":5,"n":2}')
+        assert headers_of(dead_letter) == {
             "dlq.stage": "process",
             "dlq.exception": "KeyError",
             "dlq.message": "'page'",
@@ -102,9 +106,9 @@ def test_fail_names_the_window() -> None:
 def test_a_dead_letter_of_an_output_cannot_be_replayed() -> None:
     """A dead letter of a store's output cannot be parsed for replay, because the store has already counted its
     record."""
-    (letter,) = closed_by_one_record("dead_letter").read("in-dlq")
+    (dead_letter,) = closed_by_one_record("dead_letter").read("in-dlq")
     with pytest.raises(DataError, match="'map_values-2'"):
-        parse_dead_letter(ConsumerRecord("in-dlq", 0, 7, 0, letter.key, letter.value, letter.headers))
+        parse_dead_letter(ConsumerRecord("in-dlq", 0, 7, 0, dead_letter.key, dead_letter.value, dead_letter.headers))
 
 
 @pytest.mark.parametrize("deduplicate", [True, False])
@@ -115,9 +119,9 @@ def test_updates_of_a_commit_are_left_out_one_by_one(deduplicate: bool) -> None:
         driver.pipe("in", key=key, value=b"{}", timestamp=5)
     keys = [msgspec.json.decode(record.key or b"")["key"] for record in driver.read("out")]
     assert keys == ["ann", "bob"]
-    (letter,) = driver.read("in-dlq")
-    assert ("origin.offset" in headers_of(letter)) is not deduplicate
-    assert headers_of(letter)["dlq.window_start"] == "5"
+    (dead_letter,) = driver.read("in-dlq")
+    assert ("origin.offset" in headers_of(dead_letter)) is not deduplicate
+    assert headers_of(dead_letter)["dlq.window_start"] == "5"
 
 
 def test_a_tables_change_is_left_out() -> None:
@@ -128,9 +132,9 @@ def test_a_tables_change_is_left_out() -> None:
     for value in (b'{"x":1}', b"{}", b'{"x":2}'):
         driver.pipe("t", key=b"k", value=value)
     assert [record.value for record in driver.read("out")] == [b"1", b"2"]
-    (letter,) = driver.read("t-dlq")
-    said = headers_of(letter)
-    assert (said["dlq.store"], said["origin.offset"], "dlq.window_start" in said) == ("t", "1", False)
+    (dead_letter,) = driver.read("t-dlq")
+    headers = headers_of(dead_letter)
+    assert (headers["dlq.store"], headers["origin.offset"], "dlq.window_start" in headers) == ("t", "1", False)
 
 
 def test_siblings_and_branches_without_a_store_go_on() -> None:
@@ -145,7 +149,7 @@ def test_siblings_and_branches_without_a_store_go_on() -> None:
     for at in (0, 100):
         driver.pipe("in", key=b"k", value=b"{}", timestamp=at)
     assert [len(driver.read(topic)) for topic in ("good", "bad", "branch")] == [1, 0, 0]
-    assert [headers_of(letter)["dlq.node"] for letter in driver.read("in-dlq")] == [
+    assert [headers_of(dead_letter)["dlq.node"] for dead_letter in driver.read("in-dlq")] == [
         "map_values-5",
         "map_values-2",
         "map_values-5",
@@ -181,8 +185,8 @@ def test_a_result_that_cannot_be_made_is_left_out() -> None:
     for at, n in ((0, 3), (10, 0), (20, 4), (30, 1)):
         driver.pipe("in", key=b"k", value=b'{"n":%d}' % n, timestamp=at)
     assert [msgspec.json.decode(record.value or b"")["share"] for record in driver.read("out")] == [4, 3]
-    (letter,) = driver.read("in-dlq")
-    assert (letter.key, letter.value, headers_of(letter)["dlq.window_start"]) == (b"k", None, "10")
+    (dead_letter,) = driver.read("in-dlq")
+    assert (dead_letter.key, dead_letter.value, headers_of(dead_letter)["dlq.window_start"]) == (b"k", None, "10")
 
 
 def test_a_record_that_no_match_came_for_is_left_out() -> None:
@@ -193,8 +197,11 @@ def test_a_record_that_no_match_came_for_is_left_out() -> None:
     driver = TopologyTestDriver(builder.build(), errors=ErrorHandlers())
     for at in (0, 1, 100):
         driver.pipe("left", key=b"k", value=b"%d" % at, timestamp=at)
-    letters = driver.read("left-dlq")
-    assert [(letter.value, headers_of(letter)["dlq.node"]) for letter in letters] == [(b"0", "j"), (b"1", "j")]
+    dead_letters = driver.read("left-dlq")
+    assert [(dead_letter.value, headers_of(dead_letter)["dlq.node"]) for dead_letter in dead_letters] == [
+        (b"0", "j"),
+        (b"1", "j"),
+    ]
     assert len(driver.store("j-left")) == 1
 
 
@@ -232,10 +239,10 @@ def test_a_punctuation_that_raises_is_cut_off(handler: ExceptionHandler) -> None
     driver = ticking(handler)
     written = [(record.key, record.value) for record in driver.read("out")]
     assert written == [(b"tick", b"2"), (b"tick", b"1"), (b"tock", b"1")]
-    letters = [(letter.key, headers_of(letter)["dlq.node"]) for letter in driver.read("in-dlq")]
-    refused = [(b"tick", "map_values-2"), (b"tock", "map_values-2"), (None, "ticking")]
-    assert letters == (refused if handler == "dead_letter" else [])
-    assert driver.metrics()["skipped_records"] == (0 if letters else 3)
+    dead_letters = [(dead_letter.key, headers_of(dead_letter)["dlq.node"]) for dead_letter in driver.read("in-dlq")]
+    expected = [(b"tick", "map_values-2"), (b"tock", "map_values-2"), (None, "ticking")]
+    assert dead_letters == (expected if handler == "dead_letter" else [])
+    assert driver.metrics()["skipped_records"] == (0 if dead_letters else 3)
 
 
 def test_a_punctuation_fails_where_that_is_wanted() -> None:

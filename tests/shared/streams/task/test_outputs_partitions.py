@@ -68,12 +68,12 @@ async def processed(chain: Chain, records: int) -> None:
 async def read(chain: Chain, partitions: int) -> list[ConsumerRecord]:
     """All that is in the results topic."""
     settings = ConsumerSettings(isolation_level="read_committed", auto_offset_reset="earliest")
-    places = [TopicPartition(OUT, p) for p in range(partitions)]
+    partitions_of_output = [TopicPartition(OUT, p) for p in range(partitions)]
     found: list[ConsumerRecord] = []
     async with Consumer(chain.kafka, settings) as consumer:
-        consumer.assign(places)
-        ends = await consumer.end_offsets(places)
-        for at in places:
+        consumer.assign(partitions_of_output)
+        ends = await consumer.end_offsets(partitions_of_output)
+        for at in partitions_of_output:
             while await consumer.position(at) < ends[at]:
                 for columns in (await consumer.poll(100)).values():
                     found += columns.records()

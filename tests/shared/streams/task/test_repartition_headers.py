@@ -67,8 +67,8 @@ def test_in_columns_too(late_min: int, monkeypatch: pytest.MonkeyPatch) -> None:
     driver.commit()
     driver.commit()
     late = driver.read("orders-late")
-    told = [[dict(record.headers)[name] for name in (TOPIC, PARTITION, OFFSET)] for record in late]
-    assert told == [[b"orders", b"3", b"1"], [b"orders", b"3", b"3"]]
+    coordinates = [[dict(record.headers)[name] for name in (TOPIC, PARTITION, OFFSET)] for record in late]
+    assert coordinates == [[b"orders", b"3", b"1"], [b"orders", b"3", b"3"]]
     assert [record.key for record in late] == [b"order-5", b"order-6"]
     assert all(record.headers[:1] == TRACE and without_origin(record.headers) == record.headers for record in late)
     assert driver.task.metrics.rejected_at["late"] == "orders-3@3"
@@ -86,10 +86,10 @@ def test_a_dead_letter_can_be_replayed_and_found() -> None:
     driver = driver_of(1)
     driver.pipe("orders", key=b"order-1", value=b'{"user":"ann","x":"bad"}', timestamp=5, headers=TRACE)
     (dead,) = driver.read("orders-dlq")
-    letter = parse_dead_letter(ConsumerRecord(dead.topic, 0, 0, 0, dead.key, dead.value, dead.headers))
-    said = dict(letter.record.headers)
-    assert (letter.record.topic, letter.record.key) == (f"{APPLICATION}-by-0-repartition", b"ann")
-    assert (said[ORIGIN_TOPIC], said[ORIGIN_OFFSET], said[KEY]) == (b"orders", b"0", b"order-1")
+    dead_letter = parse_dead_letter(ConsumerRecord(dead.topic, 0, 0, 0, dead.key, dead.value, dead.headers))
+    origin = dict(dead_letter.record.headers)
+    assert (dead_letter.record.topic, dead_letter.record.key) == (f"{APPLICATION}-by-0-repartition", b"ann")
+    assert (origin[ORIGIN_TOPIC], origin[ORIGIN_OFFSET], origin[KEY]) == (b"orders", b"0", b"order-1")
 
 
 def test_a_users_topic_is_not_believed() -> None:

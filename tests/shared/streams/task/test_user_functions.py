@@ -146,9 +146,9 @@ def outcome(builder: StreamsBuilder) -> tuple[list[bytes | None], list[str]]:
     driver = TopologyTestDriver(builder.build(), errors=ErrorHandlers())
     driver.pipe("in", key=b"a", value=b'{"n":1}', timestamp=5)
     out = driver.read("out") if "out" in driver.topology.output_topics() else []
-    said = [(text or b"").decode() for r in driver.read("in-dlq") for _, text in r.headers]
-    letters = [text for text in said if "has yet to run" in text]
-    return [r.value for r in out], letters
+    texts = [(text or b"").decode() for r in driver.read("in-dlq") for _, text in r.headers]
+    messages = [text for text in texts if "has yet to run" in text]
+    return [r.value for r in out], messages
 
 
 RETURNED: dict[str, Callable[[Stream], Any]] = {
@@ -167,9 +167,9 @@ def test_a_coroutine_that_a_plain_function_returns(use: str) -> None:
     """If a plain function returns a coroutine, its record becomes a dead letter and has no result."""
     builder = StreamsBuilder()
     RETURNED[use](builder.stream("in"))
-    results, letters = outcome(builder)
+    results, messages = outcome(builder)
     assert results == []
-    assert [text.startswith(use) for text in letters] == [True]
+    assert [text.startswith(use) for text in messages] == [True]
 
 
 @pytest.mark.parametrize("way", ["process", "process_values"])
@@ -182,10 +182,10 @@ def test_a_coroutine_that_process_returns(way: str) -> None:
 
     builder = StreamsBuilder()
     getattr(builder.stream("in"), way)(Delegates, name="own").to("out")
-    results, (letter,) = outcome(builder)
+    results, (message,) = outcome(builder)
     assert results == []
-    assert "Delegates.process() returned a coroutine" in letter
-    assert ("'own': " in letter) == (way == "process")
+    assert "Delegates.process() returned a coroutine" in message
+    assert ("'own': " in message) == (way == "process")
 
 
 def test_schedules() -> None:
@@ -210,9 +210,9 @@ def test_schedules() -> None:
 
     with pytest.raises(ConfigError, match="schedule: callback"):
         TopologyTestDriver(scheduling(Callback().method).build(), errors=ErrorHandlers())
-    results, (letter,) = outcome(scheduling(lambda now: later(now)))
+    results, (message,) = outcome(scheduling(lambda now: later(now)))
     assert results == [b'{"n":1}']
-    assert letter.startswith("schedule: callback returned a coroutine")
+    assert message.startswith("schedule: callback returned a coroutine")
 
 
 def test_what_is_there_goes_on() -> None:

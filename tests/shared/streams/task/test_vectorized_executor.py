@@ -74,7 +74,7 @@ def test_sums_that_leave_64_bits(
 ) -> None:
     """A record whose sum would exceed 64 bits is rejected in a batch as it is in record-by-record processing."""
     drivers = pair_of(topology(windowed, "on_update"))
-    values = [b'{"n":%d}' % numbers[place % len(numbers)] for place in range(len(records))]
+    values = [b'{"n":%d}' % numbers[index % len(numbers)] for index in range(len(records))]
     piped = [Piped(key, value, at) for (key, _, at), value in zip(records, values, strict=True)]
     for batch in batches(piped, parts):
         pipe_all(drivers, batch)

@@ -23,7 +23,7 @@ from tests.shared.streams.batches_beside_records import (
     live,
     odd,
     path_of,
-    refused,
+    rejected_records,
     results,
     sessions,
     sliding,
@@ -106,7 +106,7 @@ def test_batches_give_the_same_on_disk(
             in_memory, on_disk = drivers
             assert state(on_disk) == state(in_memory)
             assert len(on_disk.task.stores["s"]) == len(live(in_memory))
-            assert refused(on_disk) == refused(in_memory)
+            assert rejected_records(on_disk) == rejected_records(in_memory)
             assert results(on_disk) == results(in_memory)
 
 

@@ -23,23 +23,23 @@ def as_read(record: ProducerRecord, offset: int) -> ConsumerRecord:
 @pytest.mark.parametrize(("time_ms", "timestamp"), [(70, 70), (-5, 0), (NO_LIMIT, 0)])
 def test_a_mark_comes_back_as_it_was_written(time_ms: int, timestamp: int) -> None:
     """A watermark record has no key or value, goes to its partition at a valid timestamp, and is decoded unchanged."""
-    mark = Watermark(1, 4, time_ms)
-    record = watermark_record("app-x-repartition", 3, mark)
+    watermark = Watermark(1, 4, time_ms)
+    record = watermark_record("app-x-repartition", 3, watermark)
     assert (record.key, record.value, record.partition, record.timestamp) == (None, None, 3, timestamp)
-    assert watermark_of(record.headers) == mark
+    assert watermark_of(record.headers) == watermark
 
 
 def test_watermarks_among_records() -> None:
     """Watermarks are found at their positions among records. A record without a key and value is not a watermark."""
-    mark = Watermark(0, 2, 5)
+    watermark = Watermark(0, 2, 5)
     plain = ProducerRecord("t", b"{}", b"k", (("a", b"b"),), 0, 1)
     rows = [
         plain,
-        watermark_record("t", 0, mark),
+        watermark_record("t", 0, watermark),
         ProducerRecord("t", None, None, (), 0, 1),
-        watermark_record("t", 0, mark),
+        watermark_record("t", 0, watermark),
     ]
     columns = Columns.of([as_read(record, i) for i, record in enumerate(rows)])
-    assert list(watermarks_in(columns)) == [(1, mark), (3, mark)]
+    assert list(watermarks_in(columns)) == [(1, watermark), (3, watermark)]
     assert [holds_records(part) for part in (columns, columns[1:2], columns[2:3])] == [True, False, True]
     assert list(watermarks_in(Columns.of([ConsumerRecord("t", 0, 0, 1, None, None)]))) == []

@@ -75,12 +75,12 @@ def reference(work: Iterable[list[Commit]], max_future_ms: int | None) -> tuple[
     """All sessions, late records and rejected records, by the rule of session windows on plain lists."""
     open_: dict[str, list[list[int]]] = defaultdict(list)
     sessions: list[Session] = []
-    time, late, refused = -1, 0, 0
+    time, late, rejected = -1, 0, 0
     for batch in work:
         now = batch[-1][0]
         for _, at, author, parents in batch:
             if max_future_ms is not None and at > now + max_future_ms:
-                refused += 1
+                rejected += 1
                 continue
             time = max(time, at)
             close = time - GRACE_MS - GAP_MS
@@ -100,7 +100,7 @@ def reference(work: Iterable[list[Commit]], max_future_ms: int | None) -> tuple[
                 apart.append([start, end, number, total])
             open_[author] = apart
     sessions += [(author, *own) for author, rows in open_.items() for own in rows]  # type: ignore[misc]
-    return sorted(sessions), late, refused
+    return sorted(sessions), late, rejected
 
 
 def streamed(
@@ -112,7 +112,7 @@ def streamed(
     windows.aggregate("s", n=Count(), parents=Sum("parents")).on_close().to("sessions")
     driver = TopologyTestDriver(builder.build(), commit_each=False, max_future_ms=max_future_ms, errors=ErrorHandlers())
     sessions: list[Session] = []
-    late = refused = 0
+    late = rejected = 0
     for number, batch in enumerate(work):
         driver.clock.advance(batch[-1][0] - driver.clock.now_ms())
         driver.pipe_columns("commits", [(a.encode(), b'{"parents":%d}' % p, at) for _, at, a, p in batch])
@@ -124,11 +124,11 @@ def streamed(
         for record in driver.read("sessions"):
             r = msgspec.json.decode(record.value or b"")
             sessions.append((r["key"], r["start"], r["end"], r["n"], r["parents"]))
-        late, refused = late + len(driver.read("commits-late")), refused + len(driver.read("commits-dlq"))
+        late, rejected = late + len(driver.read("commits-late")), rejected + len(driver.read("commits-dlq"))
     sessions += [
         (row.key, row.start, row.end, row.states[0], row.states[1][0]) for row in driver.task.stores["s"].rows()
     ]
-    return sorted(sessions), late, refused
+    return sorted(sessions), late, rejected
 
 
 @pytest.mark.parametrize("max_future_ms", [None, MAX_FUTURE_MS])
@@ -139,12 +139,12 @@ def test_sessions_of_commits(max_future_ms: int | None) -> None:
     With `max_future_ms` it is a dead letter and has no other effect.
     """
     work = list(batches(generated(), GENERATED_BATCH_RECORDS))
-    expected, late, refused = reference(work, max_future_ms)
-    assert streamed(work, max_future_ms, GENERATED_CRASH_AFTER) == (expected, late, refused)
+    expected, late, rejected = reference(work, max_future_ms)
+    assert streamed(work, max_future_ms, GENERATED_CRASH_AFTER) == (expected, late, rejected)
     if max_future_ms is None:
-        assert (late > GENERATED // 2, refused) == (True, 0)
+        assert (late > GENERATED // 2, rejected) == (True, 0)
     else:
-        assert (GENERATED // 10 < late < GENERATED // 3, refused) == (True, 1)
+        assert (GENERATED // 10 < late < GENERATED // 3, rejected) == (True, 1)
         assert all(end < FAR_AHEAD_MS for _, _, end, *_ in expected)
 
 
@@ -153,7 +153,7 @@ def test_sessions_of_commits(max_future_ms: int | None) -> None:
 @pytest.mark.parametrize("max_future_ms", [None, MAX_FUTURE_MS])
 def test_sessions_of_real_commits(max_future_ms: int | None) -> None:
     """The same of a file of real commits."""
-    expected, late, refused = reference(batches(commits(), BATCH_RECORDS), max_future_ms)
-    assert streamed(batches(commits(), BATCH_RECORDS), max_future_ms, CRASH_AFTER) == (expected, late, refused)
+    expected, late, rejected = reference(batches(commits(), BATCH_RECORDS), max_future_ms)
+    assert streamed(batches(commits(), BATCH_RECORDS), max_future_ms, CRASH_AFTER) == (expected, late, rejected)
     if max_future_ms is not None:
-        assert refused >= 1
+        assert rejected >= 1

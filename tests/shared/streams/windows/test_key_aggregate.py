@@ -61,7 +61,7 @@ class Model:
 
     aggregations: frozenset[str]
     taken: dict[str, list[tuple[int, Value]]] = field(default_factory=dict)
-    refused: int = 0
+    rejected: int = 0
     skipped: int = 0
     out: list[tuple[bytes, Any, int]] = field(default_factory=list)
     """Every update: key, row and time."""
@@ -81,7 +81,7 @@ class Model:
             if sum(v.n for _, v in before) + own.n not in INT64:
                 raise ValueError
         except (ValueError, msgspec.MsgspecError):
-            self.refused += 1
+            self.rejected += 1
             return
         self.taken[text] = [*before, (timestamp, own)]
         self.out.append((text.encode(), self.row(text), self.latest(text)))
@@ -174,8 +174,8 @@ def test_rows_are_those_of_a_dict(
                 assert sorted(got, key=repr) == sorted(updates, key=repr)
             else:
                 assert written(driver) == updates
-            assert len(driver.read("in-dlq")) == model.refused
-            model.refused = 0
+            assert len(driver.read("in-dlq")) == model.rejected
+            model.rejected = 0
         driver.commit()
         driver.close()
         again = TopologyTestDriver(topology(aggregations), errors=ErrorHandlers())
@@ -351,8 +351,8 @@ def test_a_row_that_a_node_cannot_take_is_left_out() -> None:
             [b"-1", b"1"],
             {"key": "a", "n": 3},
         )
-        (letter,) = driver.read("in-dlq")
-        assert (letter.value, dict(letter.headers)["penstock.dlq.store"]) == (b'{"key":"a","n":2}', b"s")
+        (dead_letter,) = driver.read("in-dlq")
+        assert (dead_letter.value, dict(dead_letter.headers)["penstock.dlq.store"]) == (b'{"key":"a","n":2}', b"s")
 
 
 def task_of(topology: Topology, **given: Any) -> StreamTask:

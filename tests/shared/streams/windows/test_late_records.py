@@ -109,7 +109,7 @@ def test_a_punctuation_has_no_record_metadata() -> None:
     """In a STREAM_TIME callback there is no record that is being processed."""
     seen: list[Any] = []
 
-    class Asking(Processor):
+    class Reading(Processor):
         def init(self, context: ProcessorContext) -> None:
             context.schedule(10, STREAM, lambda now: seen.append(context.record_metadata))
 
@@ -117,7 +117,7 @@ def test_a_punctuation_has_no_record_metadata() -> None:
             pass
 
     builder = StreamsBuilder()
-    builder.stream("in").process(Asking)
+    builder.stream("in").process(Reading)
     TopologyTestDriver(builder.build()).pipe("in", value=b"{}", timestamp=5)
     assert seen == [None]
 
@@ -238,9 +238,9 @@ def test_a_late_record_is_read_back_as_its_source_record() -> None:
     assert marked.headers == (*made.headers, ("penstock.late.changelog_id", b"an id"))
     for headers in (made.headers, marked.headers):
         there = ConsumerRecord("clicks-late", 0, 3, 1_000, made.key, made.value, headers)
-        letter = parse_late_record(there)
-        assert letter.record == source
-    assert (letter.stage, letter.message, letter.group) == ("late", "500 ms too late for visits", "shop")
+        parsed = parse_late_record(there)
+        assert parsed.record == source
+    assert (parsed.stage, parsed.message, parsed.group) == ("late", "500 ms too late for visits", "shop")
     for headers in ((), made.headers[:-1], (*made.headers[:-1], ("penstock.late.offset", b"x"))):
         with pytest.raises(DataError, match="clicks-late-0@3"):
             parse_late_record(ConsumerRecord("clicks-late", 0, 3, 1_000, made.key, made.value, headers))

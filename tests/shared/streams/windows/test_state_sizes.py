@@ -109,10 +109,13 @@ def test_a_state_that_would_get_too_large_refuses_its_record() -> None:
     pages = [(b"k", 150), (b"k", 150), (b"k", 150), (b"other", 150), (b"k", 5)]
     driver.pipe_columns("in", [(key, b'{"page":"%s"}' % (b"x" * n), 0) for key, n in pages])
     driver.commit()
-    (letter,) = driver.read("in-dlq")
-    said = dict(letter.headers)["penstock.dlq.message"]
-    assert (dict(letter.headers)["penstock.dlq.offset"], letter.value) == (b"2", b'{"page":"%s"}' % (b"x" * 150))
-    assert said.startswith(b"store 's': key 'k': key and state take 481 bytes in the changelog; at most 344 fit")
+    (dead_letter,) = driver.read("in-dlq")
+    message = dict(dead_letter.headers)["penstock.dlq.message"]
+    assert (dict(dead_letter.headers)["penstock.dlq.offset"], dead_letter.value) == (
+        b"2",
+        b'{"page":"%s"}' % (b"x" * 150),
+    )
+    assert message.startswith(b"store 's': key 'k': key and state take 481 bytes in the changelog; at most 344 fit")
     rows = {row.key: row.states[-1][1] for row in driver.task.stores["s"].rows()}
     assert rows == {"k": 3, "other": 1}
 
@@ -153,6 +156,8 @@ def test_sketches_stay_below_their_limit(aggregation: Aggregation[Any], bytes_ma
 @given(st.lists(values, max_size=8))
 def test_growth_is_an_upper_bound(got: list[Any]) -> None:
     """A list's JSON grows by at most the bound of each of its values."""
-    told = ObjectStates(CollectList("x")).growth(got)
-    assert len(msgspec.json.encode(got)) <= 2 + told.sum()
-    assert [len(msgspec.json.encode(value)) <= most for value, most in zip(got, told, strict=True)] == [True] * len(got)
+    bounds = ObjectStates(CollectList("x")).growth(got)
+    assert len(msgspec.json.encode(got)) <= 2 + bounds.sum()
+    assert [len(msgspec.json.encode(value)) <= most for value, most in zip(got, bounds, strict=True)] == [True] * len(
+        got
+    )

@@ -28,7 +28,7 @@ from tests.shared.streams.batches_beside_records import (
     pair_of,
     path_of,
     pipe_all,
-    refused,
+    rejected_records,
     require_equal,
     results,
     sessions,
@@ -184,7 +184,7 @@ def test_drawn_cases_in_batches_of_any_size(seed: int) -> None:
                 for at in range(start, min(start + step, len(records)), size):
                     driver.pipe_columns("in", records[at : at + size])
                 driver.commit()
-            assert refused(by_columns) == refused(by_records)
+            assert rejected_records(by_columns) == rejected_records(by_records)
             _require_close(_decoded(by_columns), _decoded(by_records), sums_differ)
             _require_close(live(by_columns), live(by_records), sums_differ)
         assert state(by_columns)[1:] == state(by_records)[1:]

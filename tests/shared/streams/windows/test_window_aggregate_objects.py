@@ -224,8 +224,8 @@ def test_what_has_no_json_is_a_dead_letter(name: str, columns_min: int) -> None:
     times = {b"text": 1, b"object": 0}  # the first value, though it came second
     pipe_and_commit(driver, [Piped(b"a", v, times[v]) for v in (b"text", b"object", b"text")])
     pipe_and_commit(driver, [Piped(b"b", b"text", 30)])
-    (letter,) = driver.read("in-dlq")
-    assert dict(letter.headers)["penstock.dlq.offset"] == b"1"
+    (dead_letter,) = driver.read("in-dlq")
+    assert dict(dead_letter.headers)["penstock.dlq.offset"] == b"1"
     (result,) = results(driver, "out")
     assert msgspec.json.decode(result[1])["count"] == 2
 

@@ -119,7 +119,7 @@ def test_a_store_that_was_put_back_goes_on_as_the_first(
         assert len(live(first)) == len(first)
 
 
-class Refusing:
+class Failing:
     """An aggregator that raises for some values after it has changed its argument."""
 
     def __call__(self, state: list[int], value: Any) -> list[int]:
@@ -132,7 +132,7 @@ class Refusing:
 @given(kinds, records)
 def test_a_refused_record_leaves_nothing_behind(kind: Kind, batches: list[list[tuple[str, int]]]) -> None:
     """Windows, sketches, times and the changes of the commit are those without the record."""
-    own = Aggregate(list, Refusing(), lambda a, b: a + b)
+    own = Aggregate(list, Failing(), lambda a, b: a + b)
     stores = [store_of(kind, own, CountDistinct("n").bind(dict)) for _ in range(2)]
     for number, batch in enumerate(batches):
         for key, at in batch:
@@ -304,14 +304,14 @@ def test_records_that_are_refused_leave_no_rows() -> None:
     """The rows of records that a user's aggregation rejects are used again, for any number of records."""
     store = store_of("session", Aggregate(list, lambda a, b: a, lambda a, b: a, list))
 
-    def refuse(states: list[Any]) -> None:
+    def fail(states: list[Any]) -> None:
         raise ValueError
 
     for number in range(6_000):
         times = np.array([number % 7], np.int64)
         values, got = store.columns.take([{"n": 1}], times)
         with pytest.raises(ValueError):
-            store.take_one(times, store.index.codes_of([b"k%d" % (number % 5)]), values, got, refuse)
+            store.take_one(times, store.index.codes_of([b"k%d" % (number % 5)]), values, got, fail)
     assert len(store) == 0
     assert len(store.table.flags) < 3_000
 

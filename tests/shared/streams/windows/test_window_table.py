@@ -67,7 +67,7 @@ def rows(store: WindowStore) -> list[Any]:
 # --- a record that is taken back ---
 
 
-def refuse_odd(state: list[int], value: Value) -> list[int]:
+def fail_on_odd(state: list[int], value: Value) -> list[int]:
     """An aggregator of the user's own."""
     if value.n % 2:
         raise ValueError("odd")
@@ -75,7 +75,7 @@ def refuse_odd(state: list[int], value: Value) -> list[int]:
 
 
 def own() -> Aggregate:
-    return Aggregate(list, refuse_odd, lambda a, b: a + b)
+    return Aggregate(list, fail_on_odd, lambda a, b: a + b)
 
 
 @pytest.mark.parametrize("kind", RULES)
@@ -83,9 +83,9 @@ def test_what_was_refused_is_written_once_when_it_is_taken(kind: Kind) -> None:
     """A new row uses the row of a rejected record. A commit has each window once, however many records were
     rejected."""
     store = store_of(kind, own())
-    for refusals in (1, 2, 5):
-        for number in range(refusals):
-            refuse(store, "a", 20 + number % 2)
+    for failures in (1, 2, 5):
+        for number in range(failures):
+            feed_odd(store, "a", 20 + number % 2)
         take(store, [("a", 20, 2)], one=True)
         live = store.live()
         written = list(zip(live.keys.tolist(), live.starts.tolist(), strict=True))
@@ -95,7 +95,7 @@ def test_what_was_refused_is_written_once_when_it_is_taken(kind: Kind) -> None:
         assert len(store.live()) == 0
 
 
-def refuse(store: WindowStore, key: str, at: int) -> None:
+def feed_odd(store: WindowStore, key: str, at: int) -> None:
     with pytest.raises(ValueError, match="odd"):
         take(store, [(key, at, 1)], one=True)
 
@@ -106,7 +106,7 @@ def test_the_row_of_a_closed_window_is_listed_once_whoever_is_refused_it(kind: K
     store = store_of(kind, own())
     take(store, [("a", 20, 2)], one=True)
     store.advance(1_000)
-    refuse(store, "a", 1_000)
+    feed_odd(store, "a", 1_000)
     store.advance(2_000)
     take(store, [("a", 2_000, 2), ("b", 2_000, 4)])
     live = store.live()
@@ -126,7 +126,7 @@ def test_hundreds_of_refusals_list_no_row_twice(kind: Kind) -> None:
         take(store, [(f"k{number % 5}", now, 2)], one=True)
         store.advance(now + 100)
         for n in range(number % 3):
-            refuse(store, f"k{n}", now + 100)
+            feed_odd(store, f"k{n}", now + 100)
         listed = table.changed[: table.meta[k.CHANGED]].tolist()
         assert table.meta[k.CHANGED] <= len(table.changed)
         assert len(listed) == len(set(listed))

@@ -30,8 +30,8 @@ def send_request(
     """A node's answer; request and answer are encoded and decoded."""
     spoken = SPOKEN[api]
     version = spoken.max_version if version is None else version
-    asked, _ = spoken.request.decode(spoken.request.encode(Message(**body), version), version)
-    answer = HANDLERS[api](state, Request(api, version, node, "client", "/host", asked, now_ms))
+    body_read, _ = spoken.request.decode(spoken.request.encode(Message(**body), version), version)
+    answer = HANDLERS[api](state, Request(api, version, node, "client", "/host", body_read, now_ms))
     if isinstance(answer, Message):
         return spoken.response.decode(spoken.response.encode(answer, version), version)[0]
     return answer

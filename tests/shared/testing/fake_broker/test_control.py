@@ -65,12 +65,12 @@ PARTITIONED = [
 @pytest.mark.parametrize("api", PARTITIONED, ids=lambda api: api.name.lower())
 def test_partitions_fail_alone(api: Api) -> None:
     """Failures of some partitions are merged into the answer for the others."""
-    asked, wanted = about(api), {TopicPartition("t", 1), TopicPartition("u", 0)}
-    rest = without(asked, wanted)
+    sent, wanted = about(api), {TopicPartition("t", 1), TopicPartition("u", 0)}
+    rest = without(sent, wanted)
     assert rest.partitions() == [TopicPartition("t", 0)]
-    assert len(asked.partitions()) == 3
+    assert len(sent.partitions()) == 3
     answer = merged(
-        Message(topics=[Message(name="t", partitions=[Message(partition=0, error_code=0)])]), failed(asked, 7, wanted)
+        Message(topics=[Message(name="t", partitions=[Message(partition=0, error_code=0)])]), failed(sent, 7, wanted)
     )
     codes = {(t.name, p.partition): p.error_code for t in answer.topics for p in t.partitions}
     assert codes == {("t", 0): 0, ("t", 1): 7, ("u", 0): 7}
@@ -90,8 +90,8 @@ def test_every_api_can_fail(api: Api) -> None:
         Api.DESCRIBE_CONFIGS: {"resources": [Message(resource_type=2, resource_name="t")]},
         Api.INCREMENTAL_ALTER_CONFIGS: {"resources": [Message(resource_type=2, resource_name="t")]},
     }
-    asked = about(api) if api in PARTITIONED else request(api, **bodies.get(api, {}))
-    answer = failed(asked, ErrorCode.BROKER_NOT_AVAILABLE)
+    sent = about(api) if api in PARTITIONED else request(api, **bodies.get(api, {}))
+    answer = failed(sent, ErrorCode.BROKER_NOT_AVAILABLE)
     spoken = SPOKEN[api]
     for version in range(spoken.min_version, spoken.max_version + 1):
         read, _ = spoken.response.decode(spoken.response.encode(answer, version), version)

@@ -173,11 +173,11 @@ async def test_a_handled_request_can_fail(
 
 async def test_a_handled_request_without_partitions_can_fail(cluster: FakeCluster, wire: Wire) -> None:
     """The producer id is assigned although the answer is an error."""
-    asked = {"transactional_id": "x", "transaction_timeout_ms": 1_000, "producer_id": -1, "producer_epoch": -1}
+    fields = {"transactional_id": "x", "transaction_timeout_ms": 1_000, "producer_id": -1, "producer_epoch": -1}
     cluster.control(Api.INIT_PRODUCER_ID, Fail(ErrorCode.COORDINATOR_NOT_AVAILABLE, handled=True), times=1)
-    rejected = await wire.request(Api.INIT_PRODUCER_ID, **asked)
+    rejected = await wire.request(Api.INIT_PRODUCER_ID, **fields)
     assert rejected.error_code == ErrorCode.COORDINATOR_NOT_AVAILABLE
-    assert (await wire.request(Api.INIT_PRODUCER_ID, **asked)).producer_epoch == 1
+    assert (await wire.request(Api.INIT_PRODUCER_ID, **fields)).producer_epoch == 1
 
 
 async def test_a_handled_request_with_acks_zero_can_fail(cluster: FakeCluster, wire: Wire) -> None:
@@ -247,12 +247,12 @@ async def test_hooks_are_called_in_order(cluster: FakeCluster, wire: Wire) -> No
         seen.append(f"{request.client_id} {request.node} {[str(tp) for tp in request.partitions()]}")
         return None
 
-    async def refuse(_: Request) -> Action | None:
+    async def fail(_: Request) -> Action | None:
         await asyncio.sleep(0)
         return Fail(ErrorCode.LEADER_NOT_AVAILABLE)
 
     looking = cluster.control(Api.PRODUCE, look)
-    cluster.control(Api.PRODUCE, refuse, times=1)
+    cluster.control(Api.PRODUCE, fail, times=1)
     after = cluster.control(Api.PRODUCE, Fail(ErrorCode.UNKNOWN_SERVER_ERROR))
     assert await wire.produce(0, 1) == {0: "LEADER_NOT_AVAILABLE", 1: "LEADER_NOT_AVAILABLE"}
     assert await wire.produce() == {0: "UNKNOWN_SERVER_ERROR"}
@@ -264,18 +264,18 @@ async def test_a_hook_acts_at_most_its_number_of_times(cluster: FakeCluster) -> 
     """A hook that waits acts once, although two requests wait in it."""
     gate, waiting = asyncio.Event(), asyncio.Semaphore(0)
 
-    async def refuse(_: Request) -> Action | None:
+    async def fail(_: Request) -> Action | None:
         waiting.release()
         await gate.wait()
         return Fail(ErrorCode.LEADER_NOT_AVAILABLE)
 
-    cluster.control(Api.PRODUCE, refuse, times=1)
+    cluster.control(Api.PRODUCE, fail, times=1)
     async with connected(cluster) as one, connected(cluster) as two:
-        asking = [asyncio.create_task(wire.produce()) for wire in (one, two)]
+        requests = [asyncio.create_task(wire.produce()) for wire in (one, two)]
         await waiting.acquire()
         await waiting.acquire()
         gate.set()
-        assert sorted(row[0] for row in await asyncio.gather(*asking)) == ["LEADER_NOT_AVAILABLE", "NONE"]
+        assert sorted(row[0] for row in await asyncio.gather(*requests)) == ["LEADER_NOT_AVAILABLE", "NONE"]
 
 
 async def test_an_exception_of_a_hook_is_raised() -> None:
