@@ -32,7 +32,7 @@ WORKDIR /var/lib/penstock
 # Spark's Kafka and Delta connectors: fetched now, so that no compaction waits for a download or needs the network.
 RUN penstock jars spark --class-archive
 # The rules of windows, so that no start compiles them where the processor is the same.
-RUN python -m penstock.shared.streams.windows.compile_kernels
+RUN python -m penstock.shared.streams.compile_kernels
 EXPOSE 8080
 STOPSIGNAL SIGTERM
 ENTRYPOINT ["tini", "--"]

@@ -56,13 +56,13 @@ from penstock.shared.common.clock import SYSTEM_CLOCK
 from penstock.shared.common.records import Columns, TopicPartition
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.streams.aggregations.aggregation import Count, Mean
+from penstock.shared.streams.compile_kernels import compile_kernels
 from penstock.shared.streams.dsl.builder import GroupedStream, StreamsBuilder, WindowedGroup
 from penstock.shared.streams.runtime.stream_worker import StreamWorker
 from penstock.shared.streams.settings import StreamsSettings
 from penstock.shared.streams.task.context import Guarantee
 from penstock.shared.streams.task.stream_task import StreamTask
 from penstock.shared.streams.topology import Topology
-from penstock.shared.streams.windows.compile_kernels import compile_kernels
 
 COMMIT_INTERVAL_MS = 200
 PROFILE_LINES = 30

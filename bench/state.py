@@ -36,12 +36,12 @@ from penstock.shared.common.errors import ProcessingFailed
 from penstock.shared.common.records import Columns, Int64Array
 from penstock.shared.streams.aggregations.aggregation import Count, Mean
 from penstock.shared.streams.changelog.changelog_reader import ChangelogReader, ignore
-from penstock.shared.streams.changelog.restore import restore_progress
 from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.streams.settings import StreamsSettings
 from penstock.shared.streams.state.checkpoint import CommitPosition
 from penstock.shared.streams.state.local_restore import take_up
 from penstock.shared.streams.state.state_directory import StateDirectory
+from penstock.shared.streams.task.restore import restore_progress
 from penstock.shared.streams.task.stream_task import StreamTask
 
 STORES = ("in_memory", "rocksDB")

@@ -25,6 +25,7 @@ with _needs("penstock.streams", "streams"):
         WindowedGroup,
         WindowedTable,
     )
+    from penstock.shared.streams.error_handlers import ErrorHandlers
     from penstock.shared.streams.operators.stream_join import JoinWindows
     from penstock.shared.streams.processor import Processor, ProcessorContext
     from penstock.shared.streams.punctuation import PunctuationType, Punctuator, Schedule
@@ -33,7 +34,6 @@ with _needs("penstock.streams", "streams"):
     from penstock.shared.streams.settings import StreamsSettings
     from penstock.shared.streams.state.key_value_store import KeyValueStore
     from penstock.shared.streams.state.state_directory import StateDirectory
-    from penstock.shared.streams.task.error_handlers import ErrorHandlers
     from penstock.shared.streams.topology import StoreBuilder, Topology
 
 __all__ = [

@@ -67,7 +67,7 @@ case "$*" in
     jars="$HOME/.cache/penstock/$4"
     mkdir -p "$jars" && : >"$jars/one.jar"
     echo "$jars" ;;
-  "-m penstock.shared.streams.windows.compile_kernels") ;;
+  "-m penstock.shared.streams.compile_kernels") ;;
   "-m penstock jars kafka --class-archive" | "-m penstock jars spark --class-archive") [ ! -e "$PLACES/no_archive" ] ;;
   *) echo "not a question of scripts/install: $*" >&2; exit 99 ;;
 esac

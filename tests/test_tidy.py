@@ -25,11 +25,7 @@ REAL_BROKER = ("tests/integration/", "tests/contract/")  # tests against a real 
 NO_FOLDER = (*REAL_BROKER, "tests/typing/")  # tests of several folders of the source
 
 SANS_IO = (
-    *(f"shared/streams/{folder}/" for folder in ("aggregations", "dsl", "operators", "task", "windows")),
-    *(
-        f"shared/streams/changelog/{name}.py"
-        for name in ("changelog_reader", "format", "reader_kernels", "store_entries")
-    ),
+    *(f"shared/streams/{folder}/" for folder in ("aggregations", "changelog", "dsl", "operators", "task", "windows")),
     *(f"shared/clients/producer/{name}.py" for name in ("batch_completion", "partitioner", "record_accumulator")),
     *(
         f"shared/clients/consumer/{name}.py"

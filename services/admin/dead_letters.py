@@ -19,7 +19,7 @@ from penstock.shared.common.log import get_logger
 from penstock.shared.common.records import Columns, ConsumerRecord, TopicPartition
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.common.topic_names import DEAD_LETTER_SUFFIX, LATE_SUFFIX, check_topic_name, is_internal
-from penstock.shared.streams.windows.late_records import STAGE_LATE, parse_late_record
+from penstock.shared.streams.task.late_records import STAGE_LATE, parse_late_record
 
 log = get_logger(__name__)
 

@@ -14,7 +14,7 @@ from penstock.api.streams.routes import WindowRow
 from penstock.services.aggregator.key_search import KeySearch, key_text
 from penstock.shared.common.continuation import LivePosition, live_order
 from penstock.shared.streams.runtime.owned_task import OwnedTask
-from penstock.shared.streams.state.store import LiveRow
+from penstock.shared.streams.state_store import LiveRow
 
 ROWS_LOOKED_AT_MAX = 20_000
 """The most rows of one store that one request reads. The event loop is blocked meanwhile."""

@@ -41,13 +41,13 @@ from penstock.shared.common.records import GroupMetadata, OffsetAndMetadata, Top
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.streams.changelog.changelog_reader import ChangelogReader, ignore
 from penstock.shared.streams.changelog.format import Progress, decode_progress
-from penstock.shared.streams.changelog.restore_io import (
+from penstock.shared.streams.runtime.foreign_members import is_foreign, name_members
+from penstock.shared.streams.runtime.restore_io import (
     RESTORE_IDLE_MS_MAX,
     RESTORE_POLL_MS,
     changelog_consumer,
     checked_start,
 )
-from penstock.shared.streams.runtime.foreign_members import is_foreign, name_members
 from penstock.shared.streams.runtime.source_offsets import Ahead, ahead_of, own_offset
 from penstock.shared.streams.settings import StreamsSettings
 

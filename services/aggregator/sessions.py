@@ -43,7 +43,6 @@ from penstock.shared.common.log import configure
 from penstock.shared.common.points_in_time import time_ms, utc_text
 from penstock.shared.common.records import Columns, TopicPartition
 from penstock.shared.common.topic_names import changelog_topic
-from penstock.shared.streams.aggregations.latest import shown
 from penstock.shared.streams.changelog.changelog_reader import ChangelogReader, CorruptEntry, one_by_one
 from penstock.shared.streams.changelog.format import WAYS_OUT, Progress, StoreSchema, decode_progress
 
@@ -242,7 +241,7 @@ def chosen(progress: Sequence[Progress], name: str | None) -> StoreSchema:
 def show(store: StoreSchema, found: Sequence[FoundWindow], console: Console | None = None) -> None:
     """Print the windows as a table, with times in the format of `--from`."""
     table = Table(title=f"{store.name}: {len(found)} windows")
-    names = [a.name for a in shown(store)]
+    names = [a.name for a in store.shown_aggregations()]
     table.add_column("key", overflow="fold", max_width=COLUMN_WIDTH_MAX)
     for name in ("start (UTC)", "end (UTC)", "status"):
         table.add_column(name, no_wrap=True)

@@ -17,7 +17,6 @@ from penstock.shared.common.continuation import WindowPosition
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.key_range import KeyRange, raw_key
 from penstock.shared.common.lake.delta_tables import ClosedWindow
-from penstock.shared.streams.aggregations.latest import shown
 from penstock.shared.streams.changelog.changelog_reader import Change
 from penstock.shared.streams.changelog.format import DELETED, FINAL, AggregationSchema, StateCodec, StoreSchema
 
@@ -158,7 +157,7 @@ def results(store: StoreSchema, state: dict[str, Any]) -> dict[str, Any]:
     """Return the named results of a state by column name. An aggregation without columns in the state is None."""
     return {
         a.name: _aggregation_result(a, {name: state.get(f"{a.name}_{name}") for name, _ in a.state})
-        for a in shown(store)
+        for a in store.shown_aggregations()
     }
 
 
@@ -187,8 +186,8 @@ def position_of(one: FoundWindow) -> WindowPosition:
 
 def closed_of_lake(store: StoreSchema, row: ClosedWindow) -> FoundWindow:
     """Return a row of the table `closed` as a window."""
-    values = {a.name: row.results.get(a.name) for a in shown(store)}
-    for a in shown(store):
+    values = {a.name: row.results.get(a.name) for a in store.shown_aggregations()}
+    for a in store.shown_aggregations():
         text = values[a.name]
         if a.result == "json" and isinstance(text, str):
             values[a.name] = msgspec.json.decode(text)

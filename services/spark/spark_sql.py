@@ -17,7 +17,6 @@ from penstock.services.spark.spark_session import jvm
 from penstock.services.spark.table_columns import TIMESTAMP
 from penstock.shared.common.arrow_arrays import ARROW_TYPES
 from penstock.shared.common.errors import SchemaMismatch
-from penstock.shared.streams.aggregations.latest import shown
 from penstock.shared.streams.changelog.format import AggregationSchema, StoreSchema
 
 SQL_NAMES = {
@@ -81,7 +80,7 @@ def sql_columns(schema: pa.Schema) -> str:
 
 def results(store: StoreSchema) -> dict[str, SparkColumn]:
     """Returns the typed results by aggregation, as expressions over the column `state`."""
-    return {a.name: F.expr(_result_expression(a)).alias(a.name) for a in shown(store)}
+    return {a.name: F.expr(_result_expression(a)).alias(a.name) for a in store.shown_aggregations()}
 
 
 def _result_expression(aggregation: AggregationSchema) -> str:

@@ -21,7 +21,6 @@ import pyarrow.compute as pc
 from penstock.shared.common.arrow_arrays import ARROW_TYPES, binary_array
 from penstock.shared.common.errors import SchemaMismatch
 from penstock.shared.common.packed_bytes import PackedBytes
-from penstock.shared.streams.aggregations.latest import shown
 from penstock.shared.streams.changelog.format import AggregationSchema, StateCodec, StoreSchema
 from penstock.shared.streams.changelog.state_decoding import packed_columns
 
@@ -73,7 +72,7 @@ def state_schema(stores: Iterable[StoreSchema]) -> pa.Schema:
 def rows_schema(kind: str, store: StoreSchema) -> pa.Schema:
     """Returns the columns of `closed/<store>` or `late/<store>`."""
     key = ("key", pa.string()) if store.key == "string" else ("key_bytes", pa.binary())
-    own = [(a.name, RESULT_TYPES[a.result]) for a in shown(store)]
+    own = [(a.name, RESULT_TYPES[a.result]) for a in store.shown_aggregations()]
     tail = [("partition", pa.int32()), ("changelog_offset", pa.int64()), ("topic_id", pa.string())]
     state = ("state", state_type(store))
     if kind == CLOSED:
@@ -109,7 +108,7 @@ def state_array(codec: StateCodec, states: PackedBytes) -> pa.StructArray:
 def result_columns(store: StoreSchema, states: pa.StructArray) -> dict[str, pa.Array]:
     """Returns the typed results by aggregation; null for a null state and for a state without the aggregation."""
     found = {}
-    for aggregation in shown(store):
+    for aggregation in store.shown_aggregations():
         columns = {name: pc.struct_field(states, f"{aggregation.name}_{name}") for name, _ in aggregation.state}
         found[aggregation.name] = _result_column(aggregation, columns).cast(RESULT_TYPES[aggregation.result])
     return found

@@ -2,11 +2,13 @@
 
 A processor is created for each task, so it needs no locks. The task calls `init` once, `process` for each record in
 offset order, and `close` at the end. A processor is plain code: it never awaits and never reads a clock.
+`TimedProcessor` is the base class of the engine's own operators with event time.
 """
 
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol
 
@@ -30,6 +32,9 @@ KForward = TypeVar("KForward", contravariant=True, default=Any)
 VForward = TypeVar("VForward", contravariant=True, default=Any)
 
 INT64_MAX = 2**63 - 1
+
+NO_TIME = -1
+"""A time before the first record."""
 
 PROCESSOR_METHODS = ("init", "process", "commit", "close")
 """The methods of a processor that a task calls."""
@@ -203,6 +208,27 @@ class Processor(Generic[KIn, VIn, KOut, VOut]):
 
     def close(self) -> None:
         """Close; called once at the end."""
+
+
+class TimedProcessor(Processor):
+    """The base class of operators with event time. Their times are state: progress records have them by store name.
+
+    `stream_time_ms` is the highest timestamp of a record; it advances when the source is idle. `close_time_ms` is the
+    watermark by which windows were closed: stream time minus the grace, and minus the gap of sessions; None before the
+    first record. It never goes back: with a longer grace it stays until stream time has caught up.
+    """
+
+    store_name: str
+    stream_time_ms: int = NO_TIME
+    close_time_ms: int | None = None
+
+    @abstractmethod
+    def advance_time(self, stream_time_ms: int) -> None:
+        """Advance the operator's time without a record."""
+
+    @abstractmethod
+    def results_from_ms(self) -> int:
+        """The lower limit of later results' timestamps, by the close time; NO_TIME if any timestamp may come."""
 
 
 def is_own(processor: object) -> bool:

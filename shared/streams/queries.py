@@ -28,7 +28,7 @@ from penstock.shared.streams.aggregations.latest import LATEST
 from penstock.shared.streams.changelog.format import StoreSchema
 from penstock.shared.streams.runtime.global_table import GlobalTableRows
 from penstock.shared.streams.state.persistent_stores import PersistentStore
-from penstock.shared.streams.state.store import LiveRow
+from penstock.shared.streams.state_store import LiveRow
 from penstock.shared.streams.task.stream_task import StreamTask
 from penstock.shared.streams.topology import KeyType, StoreBuilder, Topology
 

@@ -11,7 +11,7 @@ from penstock.shared.common.lake.location import require_location
 from penstock.shared.common.log import get_logger
 from penstock.shared.common.settings import PositiveMs, Section
 from penstock.shared.common.topic_names import APPLICATION_ID, APPLICATION_ID_MAX, changelog_topic, instances_topic
-from penstock.shared.streams.task.error_handlers import ErrorHandlers, ExceptionHandler
+from penstock.shared.streams.error_handlers import ErrorHandlers, ExceptionHandler
 
 log = get_logger(__name__)
 

@@ -18,7 +18,7 @@ from penstock.shared.streams.record import Record
 from penstock.shared.streams.state.join_store import JoinStore
 from penstock.shared.streams.state.key_value_store import KeyValueStore
 from penstock.shared.streams.state.row_codec import RowCodec
-from penstock.shared.streams.state.store import StateStore
+from penstock.shared.streams.state_store import StateStore
 
 if TYPE_CHECKING:
     from penstock.shared.streams.state.local_state import LocalState

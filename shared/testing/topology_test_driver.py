@@ -27,7 +27,7 @@ from penstock.shared.common.errors import ConfigError, ProcessingFailed
 from penstock.shared.common.records import AnyHeaders, Columns, ConsumerRecord, Headers, ProducerRecord, header_pairs
 from penstock.shared.streams.changelog.changelog_reader import ChangelogReader
 from penstock.shared.streams.changelog.format import Takeover, encode_takeover
-from penstock.shared.streams.changelog.restore import restore_changes, restore_progress
+from penstock.shared.streams.error_handlers import ErrorHandlers, ExceptionHandler
 from penstock.shared.streams.processor import INT64_MAX
 from penstock.shared.streams.runtime.global_table import GlobalTableRows
 from penstock.shared.streams.settings import MAX_FUTURE_MS
@@ -35,9 +35,9 @@ from penstock.shared.streams.state.checkpoint import CommitPosition
 from penstock.shared.streams.state.local_restore import take_up, write_restored
 from penstock.shared.streams.state.state_directory import StateDirectory
 from penstock.shared.streams.task.context import Guarantee
-from penstock.shared.streams.task.error_handlers import ErrorHandlers, ExceptionHandler
 from penstock.shared.streams.task.idleness import Idleness, advance_idle_time
 from penstock.shared.streams.task.inputs import TaskInputs
+from penstock.shared.streams.task.restore import restore_changes, restore_progress
 from penstock.shared.streams.task.stream_task import RECORD_BYTES_MAX, StreamTask
 from penstock.shared.streams.task.vectorized_executor import COLUMNS_MIN
 from penstock.shared.streams.topology import Topology

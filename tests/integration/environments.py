@@ -143,7 +143,7 @@ class Environments:
                 options = ("--quiet", "--no-index", "--no-cache", "--compile-bytecode")
                 install_tool("uv", "pip", "install", *options, "--python", python, wheel)
                 link_kernels(python)
-                compiling = [python, "-I", "-m", "penstock.shared.streams.windows.compile_kernels"]
+                compiling = [python, "-I", "-m", "penstock.shared.streams.compile_kernels"]
                 subprocess.run(compiling, check=True, cwd=self._folder)
         return python
 

@@ -47,7 +47,7 @@ LEFT_OUT = " --class-archive"
 """An option that is removed from a step unless packages are downloaded: scripts/install runs the same, and it takes 40
 s of CPU.
 """
-COMPILES_KERNELS = "penstock.shared.streams.windows.compile_kernels"
+COMPILES_KERNELS = "penstock.shared.streams.compile_kernels"
 """The step that compiles the kernels. It finds those that scripts/install has compiled, unless packages are downloaded:
 compiling takes 20 s of CPU.
 """

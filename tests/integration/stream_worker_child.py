@@ -21,11 +21,11 @@ from penstock.shared.common import log
 from penstock.shared.common.records import GroupMetadata
 from penstock.shared.common.settings import KafkaSettings, LogSettings
 from penstock.shared.streams.aggregations.aggregation import Count, Sum
-from penstock.shared.streams.changelog.changelog_partition import ChangelogPartition
 from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.streams.processor import Processor, ProcessorContext
 from penstock.shared.streams.punctuation import PunctuationType
 from penstock.shared.streams.record import Record
+from penstock.shared.streams.runtime.changelog_partition import ChangelogPartition
 from penstock.shared.streams.runtime.stream_worker import StreamWorker
 from penstock.shared.streams.settings import StreamsSettings
 from penstock.shared.streams.state.checkpoint import CommitPosition

@@ -22,8 +22,8 @@ import pytest
 from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.shared.streams.changelog.changelog_reader import Change, ChangelogReader, one_by_one
 from penstock.shared.streams.changelog.format import FINAL, LIVE, TAKEOVER, decode
+from penstock.shared.streams.error_handlers import ErrorHandlers
 from penstock.shared.streams.runtime.owned_task import OwnedTask
-from penstock.shared.streams.task.error_handlers import ErrorHandlers
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 from tests.integration.test_stream_worker import (
     GUARANTEES,

@@ -36,18 +36,18 @@ from penstock.shared.common.errors import (
 from penstock.shared.common.records import Columns, ConsumerRecord, GroupMetadata, ProducerRecord, TopicPartition
 from penstock.shared.common.settings import KafkaSettings, LogSettings
 from penstock.shared.streams.aggregations.aggregation import Aggregate, Aggregation, Count, Sum
-from penstock.shared.streams.changelog.changelog_partition import ChangelogPartition
 from penstock.shared.streams.changelog.changelog_reader import ChangelogReader, ignore
 from penstock.shared.streams.dsl.builder import StreamsBuilder
+from penstock.shared.streams.error_handlers import ErrorHandlers
 from penstock.shared.streams.processor import Processor, ProcessorContext
 from penstock.shared.streams.punctuation import PunctuationType
 from penstock.shared.streams.record import Record
 from penstock.shared.streams.runtime.application_topics import prepare_topics
+from penstock.shared.streams.runtime.changelog_partition import ChangelogPartition
 from penstock.shared.streams.runtime.source_offsets import Ahead, GroupAhead
 from penstock.shared.streams.runtime.stream_worker import StreamWorker
 from penstock.shared.streams.settings import StreamsSettings
 from penstock.shared.streams.state.local_state import LocalState
-from penstock.shared.streams.task.error_handlers import ErrorHandlers
 from penstock.shared.streams.task.stream_task import StreamTask
 from penstock.shared.streams.topology import Topology
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver

@@ -35,9 +35,9 @@ from penstock.shared.streams.changelog.format import (
     encode_live,
     encode_takeover,
 )
-from penstock.shared.streams.changelog.restore_io import changelog_consumer, find_takeover
 from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.streams.runtime.application_topics import CHANGELOG_CONFIGS
+from penstock.shared.streams.runtime.restore_io import changelog_consumer, find_takeover
 from penstock.shared.streams.runtime.stream_worker import StreamWorker
 from penstock.shared.streams.state.checkpoint import LogReplaced
 from penstock.shared.streams.task.outputs import TaskCommit

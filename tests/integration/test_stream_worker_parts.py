@@ -17,12 +17,12 @@ from penstock.shared.clients.producer import Producer, ProducerSettings
 from penstock.shared.common.errors import ConfigError, IllegalState, KafkaTimeout
 from penstock.shared.common.records import ProducerRecord, RecordMetadata, TopicPartition
 from penstock.shared.streams.aggregations.aggregation import Count, Sum
-from penstock.shared.streams.changelog.changelog_partition import Bulk, ChangelogPartition
 from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.streams.operators.stream_join import JoinWindows
 from penstock.shared.streams.processor import Processor, ProcessorContext
 from penstock.shared.streams.punctuation import PunctuationType
 from penstock.shared.streams.record import Record
+from penstock.shared.streams.runtime.changelog_partition import Bulk, ChangelogPartition
 from penstock.shared.streams.runtime.stream_worker import StreamWorker
 from penstock.shared.streams.topology import Topology
 from tests.integration.test_stream_worker import Chain, chain_of, offline, running, until

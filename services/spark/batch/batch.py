@@ -51,7 +51,7 @@ from penstock.shared.common.errors import ConfigError, FatalError
 from penstock.shared.common.lake import delta_tables
 from penstock.shared.common.points_in_time import time_ms
 from penstock.shared.streams.changelog.format import BatchInput, Progress, decode_progress
-from penstock.shared.streams.dsl.lake_names import require_lake_names
+from penstock.shared.streams.lake_names import require_lake_names
 from penstock.shared.streams.runtime.application_topics import Prepared, prepare_topics
 from penstock.shared.streams.topology import Topology
 from penstock.shared.streams.topology_loading import load_topology

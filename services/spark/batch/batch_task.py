@@ -37,15 +37,15 @@ from penstock.shared.common.errors import ConfigError, KafkaTimeout, PenstockErr
 from penstock.shared.common.log import configure
 from penstock.shared.common.records import Columns, GroupMetadata, TopicPartition
 from penstock.shared.common.settings import KafkaSettings, LogSettings
-from penstock.shared.streams.changelog.changelog_partition import ChangelogPartition
 from penstock.shared.streams.changelog.format import BatchInput
-from penstock.shared.streams.changelog.restore import require_whole_input
-from penstock.shared.streams.changelog.restore_io import changelog_consumer
+from penstock.shared.streams.runtime.changelog_partition import ChangelogPartition
+from penstock.shared.streams.runtime.restore_io import changelog_consumer
 from penstock.shared.streams.runtime.source_positions import SourcePositions
 from penstock.shared.streams.runtime.task_factory import TaskMaker
 from penstock.shared.streams.settings import StreamsSettings
 from penstock.shared.streams.task.inputs import TaskInputs, process_in_time
 from penstock.shared.streams.task.metrics import Totals
+from penstock.shared.streams.task.restore import require_whole_input
 from penstock.shared.streams.task.stream_task import StreamTask
 from penstock.shared.streams.topology_loading import load_topology
 

@@ -54,7 +54,7 @@ from penstock.shared.common.lake import delta_tables
 from penstock.shared.common.records import TopicPartition
 from penstock.shared.streams.changelog.changelog_reader import check_schema
 from penstock.shared.streams.changelog.format import StoreSchema, decode_progress
-from penstock.shared.streams.dsl.lake_names import require_lake_names
+from penstock.shared.streams.lake_names import require_lake_names
 
 Log = Callable[[str], object]
 T = TypeVar("T")

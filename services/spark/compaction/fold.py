@@ -59,7 +59,7 @@ from penstock.shared.streams.changelog.format import (
     StoreSchema,
     decode_progress,
 )
-from penstock.shared.streams.changelog.restore_io import changelog_consumer
+from penstock.shared.streams.runtime.restore_io import changelog_consumer
 from penstock.shared.streams.windows.keys import last_of_each
 
 IDLE_RECORDS_MAX = 1_000  # uncovered changelog records of an idle partition, which a restore reads without effect

@@ -24,8 +24,7 @@ import msgspec
 import msgspec.inspect
 
 from penstock.shared.common.errors import ConfigError, DataError
-from penstock.shared.streams.state.detached import detached
-from penstock.shared.streams.task.user_functions import plain
+from penstock.shared.streams.user_code import detached, plain
 
 if TYPE_CHECKING:
     import datasketches

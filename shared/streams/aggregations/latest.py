@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from penstock.shared.streams.aggregations.aggregation import Aggregation, Column, ColumnValue
-from penstock.shared.streams.changelog.format import AggregationSchema, StoreSchema
 
 LATEST = "latest_ms"
 """The name of this aggregation, which comes before all others; no result may have the name."""
@@ -42,8 +41,3 @@ class Latest(Aggregation[int]):
 
     def result(self, state: int) -> int:
         return state
-
-
-def shown(store: StoreSchema) -> list[AggregationSchema]:
-    """Return the aggregations that have a result, without the operator's own."""
-    return [aggregation for aggregation in store.aggregations if aggregation.name != LATEST]

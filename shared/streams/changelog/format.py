@@ -46,6 +46,7 @@ import msgspec
 
 from penstock.shared.common.errors import CorruptRecord
 from penstock.shared.streams.aggregations.aggregation import Aggregation, Column, ColumnType, ColumnValue, ResultType
+from penstock.shared.streams.aggregations.latest import LATEST
 
 FORMAT_VERSION = 1
 VERSIONS_MAX = 7  # a protocol buffer can begin with the byte 8 or higher
@@ -133,6 +134,10 @@ class StoreSchema(msgspec.Struct, frozen=True, omit_defaults=True):
     def patience_ms(self) -> int:
         """The time after its end at which a window closes, in ms."""
         return self.gap_ms + self.grace_ms
+
+    def shown_aggregations(self) -> list[AggregationSchema]:
+        """Return the aggregations that have a result, without the operator's own."""
+        return [aggregation for aggregation in self.aggregations if aggregation.name != LATEST]
 
     def state_columns(self) -> tuple[Column, ...]:
         """Return all aggregations' columns, each named `<aggregation>_<column>`, in the order of the body."""

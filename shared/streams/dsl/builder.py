@@ -53,10 +53,10 @@ from penstock.shared.streams.dsl.topology_validation import (
 from penstock.shared.streams.operators.stateless import DropDeletions, Each, EachFunction, SameKey, Split, pass_on
 from penstock.shared.streams.operators.stream_join import LEFT, RIGHT, JoinRows, JoinSide, JoinWindows, StreamJoin
 from penstock.shared.streams.operators.tables import Joiner, RowValue, TableJoin, TableProcessor
+from penstock.shared.streams.operators.window_aggregate import KeyAggregate, WindowAggregate
 from penstock.shared.streams.processor import PROCESSOR_METHODS, Processor, interval_ms
 from penstock.shared.streams.record import K, Record, V, WindowKey, WindowResult
-from penstock.shared.streams.task.result_encoders import encode_json, encode_updates, result_deserializer
-from penstock.shared.streams.task.user_functions import plain, require_callable, require_plain_methods
+from penstock.shared.streams.result_encoders import encode_json, encode_updates, result_deserializer
 from penstock.shared.streams.topology import (
     Encoder,
     GlobalTableNode,
@@ -68,10 +68,8 @@ from penstock.shared.streams.topology import (
     StoreBuilder,
     Topology,
 )
-from penstock.shared.streams.windows.key_aggregate import KeyAggregate
-from penstock.shared.streams.windows.kinds import Rule, hopping_windows
-from penstock.shared.streams.windows.timed_processor import Emit
-from penstock.shared.streams.windows.window_aggregate import WindowAggregate
+from penstock.shared.streams.user_code import plain, require_callable, require_plain_methods
+from penstock.shared.streams.windows.kinds import Emit, Rule, hopping_windows
 
 __all__ = ["GlobalTable", "Stream", "StreamsBuilder", "Table"]
 

@@ -13,9 +13,9 @@ from penstock.shared.common.serialization import (
     json_deserializer,
     struct_deserializer,
 )
-from penstock.shared.streams.task.result_encoders import encode_json
-from penstock.shared.streams.task.user_functions import require_callable
+from penstock.shared.streams.result_encoders import encode_json
 from penstock.shared.streams.topology import Encoder, KeyType, SourceNode
+from penstock.shared.streams.user_code import require_callable
 
 
 @dataclass(frozen=True, slots=True)

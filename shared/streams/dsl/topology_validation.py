@@ -17,8 +17,8 @@ from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.topic_names import TOPIC_NAME_MAX, is_topic_name
 from penstock.shared.streams.aggregations.aggregation import Aggregation
 from penstock.shared.streams.dsl.node import Flow
-from penstock.shared.streams.task.user_functions import SHOWN_MAX, require_plain_methods
 from penstock.shared.streams.topology import KeyType, ProcessorNode, SinkNode, SourceNode, Topology
+from penstock.shared.streams.user_code import SHOWN_MAX, require_plain_methods
 
 AGGREGATION_METHODS = ("initial", "add", "add_at", "merge", "to_columns", "from_columns", "result")
 

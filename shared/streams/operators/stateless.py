@@ -8,7 +8,7 @@ from typing import Any, cast
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.streams.processor import PROCESSOR_METHODS, Processor, ProcessorContext
 from penstock.shared.streams.record import Record
-from penstock.shared.streams.task.user_functions import plain, require_plain_methods
+from penstock.shared.streams.user_code import plain, require_plain_methods
 
 EachFunction = Callable[[Record, Callable[[Record], None]], None]
 """Takes a record and the function that forwards records."""

@@ -28,14 +28,13 @@ import msgspec
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.streams.aggregations.aggregation import Aggregation, Column, ColumnValue
 from penstock.shared.streams.operators.tables import Joiner
-from penstock.shared.streams.processor import Processor, ProcessorContext, interval_ms
+from penstock.shared.streams.processor import NO_TIME, Processor, ProcessorContext, TimedProcessor, interval_ms
 from penstock.shared.streams.record import Record, WindowResult
-from penstock.shared.streams.state.detached import detached
+from penstock.shared.streams.result_encoders import bytes_keyed
 from penstock.shared.streams.state.join_store import JoinRow, JoinStore
 from penstock.shared.streams.state.persistent_stores import PersistentJoinStore
-from penstock.shared.streams.task.result_encoders import bytes_keyed
 from penstock.shared.streams.topology import KeyType
-from penstock.shared.streams.windows.timed_processor import NO_TIME, TimedProcessor
+from penstock.shared.streams.user_code import detached
 from penstock.shared.streams.windows.window_limits import check_key
 
 LEFT, RIGHT = 0, 1

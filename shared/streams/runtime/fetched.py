@@ -12,11 +12,11 @@ from penstock.shared.common.clock import Clock
 from penstock.shared.common.records import Columns, TopicPartition
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.streams.runtime.owned_task import OwnedTask
-from penstock.shared.streams.runtime.time_slices import TurnTime
 from penstock.shared.streams.runtime.worker_tasks import Ready
 from penstock.shared.streams.settings import StreamsSettings
 from penstock.shared.streams.task.idleness import advance_idle_time
 from penstock.shared.streams.task.inputs import log_blocking
+from penstock.shared.streams.task.time_slices import TurnTime
 
 
 def make_consumer(

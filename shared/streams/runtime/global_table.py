@@ -10,9 +10,9 @@ from typing import Any
 
 from penstock.shared.common.errors import DataError
 from penstock.shared.common.serialization import string_deserializer
-from penstock.shared.streams.state.detached import detached
 from penstock.shared.streams.state.key_value_store import Row
 from penstock.shared.streams.topology import GlobalTableNode
+from penstock.shared.streams.user_code import detached
 
 
 class GlobalTableRows:

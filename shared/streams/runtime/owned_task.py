@@ -7,8 +7,8 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from penstock.shared.common.log import get_logger
-from penstock.shared.streams.changelog.changelog_partition import ChangelogPartition
-from penstock.shared.streams.changelog.restore_io import RestoreReport
+from penstock.shared.streams.runtime.changelog_partition import ChangelogPartition
+from penstock.shared.streams.runtime.restore_io import RestoreReport
 from penstock.shared.streams.runtime.source_offsets import GroupAhead
 from penstock.shared.streams.settings import StreamsSettings
 from penstock.shared.streams.state.local_restore import discard

@@ -19,7 +19,7 @@ from penstock.shared.common.log import get_logger
 from penstock.shared.common.metrics import gauge
 from penstock.shared.common.repeated_failure import RepeatedFailure
 from penstock.shared.common.settings import KafkaSettings
-from penstock.shared.streams.changelog.restore_io import Restoring
+from penstock.shared.streams.runtime.restore_io import Restoring
 from penstock.shared.streams.runtime.task_factory import TaskMaker
 from penstock.shared.streams.settings import StreamsSettings
 from penstock.shared.streams.state.local_restore import Overtaken, discard

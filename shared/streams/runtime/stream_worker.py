@@ -36,9 +36,9 @@ from penstock.shared.common.kernel_loading import loaded
 from penstock.shared.common.log import get_logger
 from penstock.shared.common.records import Columns, TopicPartition
 from penstock.shared.common.settings import KafkaSettings
-from penstock.shared.streams.changelog.changelog_partition import ChangelogPartition
-from penstock.shared.streams.changelog.restore import require_whole_input
+from penstock.shared.streams.compile_kernels import compile_kernels
 from penstock.shared.streams.runtime.application_topics import Prepared, prepare_topics
+from penstock.shared.streams.runtime.changelog_partition import ChangelogPartition
 from penstock.shared.streams.runtime.fetched import (
     advance,
     advance_all_idle,
@@ -58,13 +58,13 @@ from penstock.shared.streams.runtime.standby_assignor import STRATEGIES
 from penstock.shared.streams.runtime.standbys import Standbys
 from penstock.shared.streams.runtime.task_commits import Ended, Failure, TaskCommits
 from penstock.shared.streams.runtime.task_factory import TaskMaker
-from penstock.shared.streams.runtime.time_slices import TurnTime
 from penstock.shared.streams.runtime.worker_tasks import WorkerTasks
 from penstock.shared.streams.settings import StreamsSettings
 from penstock.shared.streams.task.metrics import RestoreMetrics
+from penstock.shared.streams.task.restore import require_whole_input
 from penstock.shared.streams.task.stream_task import StreamTask
+from penstock.shared.streams.task.time_slices import TurnTime
 from penstock.shared.streams.topology import Topology
-from penstock.shared.streams.windows.compile_kernels import compile_kernels
 
 log = get_logger(__name__)
 

@@ -25,7 +25,7 @@ from penstock.shared.common.errors import (
 from penstock.shared.common.log import get_logger
 from penstock.shared.common.metrics import histogram
 from penstock.shared.common.records import TopicPartition
-from penstock.shared.streams.changelog.changelog_partition import RecordRejected
+from penstock.shared.streams.runtime.changelog_partition import RecordRejected
 from penstock.shared.streams.runtime.owned_task import OwnedTask
 from penstock.shared.streams.runtime.source_offsets import own_offset
 from penstock.shared.streams.settings import StreamsSettings

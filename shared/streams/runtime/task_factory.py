@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry
 
 from penstock.shared.common.clock import Clock
 from penstock.shared.common.log import get_logger
-from penstock.shared.streams.dsl.lake_names import require_lake_names
+from penstock.shared.streams.lake_names import require_lake_names
 from penstock.shared.streams.operators.tables import Lookup
 from penstock.shared.streams.settings import StreamsSettings
 from penstock.shared.streams.state.state_directory import StateDirectory

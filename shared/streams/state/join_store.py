@@ -15,7 +15,7 @@ from operator import attrgetter
 from typing import Any
 
 from penstock.shared.streams.state.key_value_store import Check
-from penstock.shared.streams.state.store import Changes
+from penstock.shared.streams.state_store import Changes
 
 _start = attrgetter("start")
 

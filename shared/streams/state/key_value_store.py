@@ -17,8 +17,8 @@ from typing import Any, Generic
 from typing_extensions import TypeVar
 
 from penstock.shared.common.errors import DataError
-from penstock.shared.streams.state.detached import detached
-from penstock.shared.streams.state.store import Changes
+from penstock.shared.streams.state_store import Changes
+from penstock.shared.streams.user_code import detached
 
 Check = Callable[[str | bytes, list[Any]], None]
 """Raises if the changelog cannot hold a row of this key and these states."""

@@ -15,11 +15,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, Generic, Protocol, TypeVar
 
-from penstock.shared.streams.state.detached import detached
 from penstock.shared.streams.state.join_store import JoinRow, JoinStore
 from penstock.shared.streams.state.key_value_store import Check, KeyValueStore, Row
 from penstock.shared.streams.state.row_codec import RowCodec
-from penstock.shared.streams.state.store import Changes, LiveRow
+from penstock.shared.streams.state_store import Changes, LiveRow
+from penstock.shared.streams.user_code import detached
 from penstock.shared.streams.windows.aggregate_store import AggregateRows, AggregateStore
 from penstock.shared.streams.windows.window_store import LiveWindow, WindowStore
 

@@ -15,11 +15,11 @@ import msgspec
 from penstock.shared.common.errors import ProcessingFailed
 from penstock.shared.common.records import Columns, ConsumerRecord, ProducerRecord
 from penstock.shared.streams.changelog.format import BatchInput
+from penstock.shared.streams.error_handlers import ErrorHandlers
 from penstock.shared.streams.operators.tables import Lookup
 from penstock.shared.streams.punctuation import PunctuationType, Punctuator, Schedule, Start
 from penstock.shared.streams.record import Record, RecordMetadata
-from penstock.shared.streams.state.store import StateStore
-from penstock.shared.streams.task.error_handlers import ErrorHandlers
+from penstock.shared.streams.state_store import StateStore
 from penstock.shared.streams.task.metrics import TaskMetrics
 from penstock.shared.streams.task.operator_times import OperatorTimes
 from penstock.shared.streams.task.outputs import TaskOutputs

@@ -15,11 +15,11 @@ import numpy as np
 from penstock.shared.common.errors import DataError
 from penstock.shared.common.log import get_logger
 from penstock.shared.common.records import Columns
-from penstock.shared.streams.runtime.time_slices import HasTime, RunLength, Share, TurnTime, always
 from penstock.shared.streams.settings import BUFFERED_RECORDS_MAX
 from penstock.shared.streams.task.idleness import take_watermark
 from penstock.shared.streams.task.partition_group import Lags, PartitionGroup
 from penstock.shared.streams.task.stream_task import StreamTask
+from penstock.shared.streams.task.time_slices import HasTime, RunLength, Share, TurnTime, always
 from penstock.shared.streams.task.watermarks import watermarks_in
 from penstock.shared.streams.topology import SourceNode, Topology
 

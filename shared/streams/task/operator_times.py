@@ -12,10 +12,9 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from penstock.shared.streams.changelog.format import Progress
-from penstock.shared.streams.processor import Processor
+from penstock.shared.streams.processor import NO_TIME, Processor, TimedProcessor
 from penstock.shared.streams.task.watermarks import NO_LIMIT, Watermark
 from penstock.shared.streams.topology import SinkNode, SourceNode, Topology
-from penstock.shared.streams.windows.timed_processor import NO_TIME, TimedProcessor
 
 
 class Above(NamedTuple):

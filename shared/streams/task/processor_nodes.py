@@ -28,16 +28,16 @@ from penstock.shared.streams.operators.tables import Lookup
 from penstock.shared.streams.processor import INT64_MAX, PROCESSOR_METHODS, Processor, check_timestamp, is_own
 from penstock.shared.streams.punctuation import PunctuationType, Punctuator, Schedule, Start
 from penstock.shared.streams.record import Record, RecordMetadata, WindowKey
-from penstock.shared.streams.state.store import StateStore
+from penstock.shared.streams.result_encoders import encode_json, encode_key, encode_updates
+from penstock.shared.streams.state_store import StateStore
 from penstock.shared.streams.task.callbacks import is_in_callback
+from penstock.shared.streams.task.late_records import send_late, send_late_columns
 from penstock.shared.streams.task.output_guard import Edge, Forward, OutputGuard, edges_of
 from penstock.shared.streams.task.outputs import OutputColumns
 from penstock.shared.streams.task.repartition_headers import origin_headers
-from penstock.shared.streams.task.result_encoders import encode_json, encode_key, encode_updates
-from penstock.shared.streams.task.user_functions import plain, require_done, require_plain_methods
 from penstock.shared.streams.topology import ProcessorNode, SinkNode, Topology
+from penstock.shared.streams.user_code import plain, require_done, require_plain_methods
 from penstock.shared.streams.windows.late_changelog_entries import NO_OFFSET, LateRows
-from penstock.shared.streams.windows.late_records import send_late, send_late_columns
 from penstock.shared.streams.windows.window_limits import name_result
 from penstock.shared.streams.windows.window_results import WindowResults
 

@@ -20,7 +20,7 @@ from penstock.shared.streams.punctuation import (
     Schedule,
     Start,
 )
-from penstock.shared.streams.task.user_functions import plain
+from penstock.shared.streams.user_code import plain
 
 NOT_INITIALIZED = "schedule() may be called in a processor's init() or later, not while it is made"
 

@@ -14,10 +14,10 @@ again, because its state is between two records.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -42,30 +42,34 @@ from penstock.shared.common.records import Columns, ConsumerRecord, ProducerReco
 from penstock.shared.common.serialization import string_deserializer
 from penstock.shared.streams.changelog.entries import Entries
 from penstock.shared.streams.changelog.format import BatchInput, Progress, StateCodec, encode_progress
-from penstock.shared.streams.changelog.store_entries import encode_stores
+from penstock.shared.streams.error_handlers import DEAD_LETTERS, ErrorHandlers
 from penstock.shared.streams.operators.tables import Lookup
+from penstock.shared.streams.processor import NO_TIME, TimedProcessor
 from penstock.shared.streams.punctuation import PunctuationType, Punctuator, Schedule, Start
 from penstock.shared.streams.record import Record, RecordMetadata, coordinates_of
-from penstock.shared.streams.runtime.time_slices import HasTime, always
 from penstock.shared.streams.state.checkpoint import CommitPosition
 from penstock.shared.streams.state.join_store import JoinStore
 from penstock.shared.streams.state.key_value_store import KeyValueStore
-from penstock.shared.streams.state.persistent_stores import PersistentJoinStore, PersistentKeyValueStore
-from penstock.shared.streams.state.prefetch import FetchAhead
+from penstock.shared.streams.state.persistent_stores import (
+    PersistentJoinStore,
+    PersistentKeyValueStore,
+    PersistentStore,
+)
+from penstock.shared.streams.state_store import StateStore
 from penstock.shared.streams.task.callbacks import in_callback
 from penstock.shared.streams.task.context import Guarantee, Mark
-from penstock.shared.streams.task.error_handlers import DEAD_LETTERS, ErrorHandlers
 from penstock.shared.streams.task.metrics import TaskMetrics
 from penstock.shared.streams.task.operator_times import OperatorTimes
 from penstock.shared.streams.task.outputs import TaskCommit, TaskOutputs
 from penstock.shared.streams.task.processor_nodes import NodeContext, ProcessorNodes
 from penstock.shared.streams.task.repartition_headers import original, without_origin
 from penstock.shared.streams.task.schedules import NOT_INITIALIZED, TaskSchedules
-from penstock.shared.streams.task.user_functions import plain
+from penstock.shared.streams.task.store_entries import encode_stores
+from penstock.shared.streams.task.time_slices import HasTime, always
 from penstock.shared.streams.task.vectorized_executor import COLUMNS_MIN, VectorizedExecutor, vectorized_executors
 from penstock.shared.streams.topology import ProcessorNode, SourceNode, Topology
+from penstock.shared.streams.user_code import plain
 from penstock.shared.streams.windows.late_changelog_entries import LateRows, encode_late_rows
-from penstock.shared.streams.windows.timed_processor import NO_TIME, TimedProcessor
 from penstock.shared.streams.windows.window_limits import check_states, default_key_bytes_max, default_state_bytes_max
 
 if TYPE_CHECKING:
@@ -77,6 +81,9 @@ ROW_STORES = (KeyValueStore, JoinStore, PersistentKeyValueStore, PersistentJoinS
 
 RECORD_BYTES_MAX = 1024 * 1024
 """The producer's default of `max_request_size`."""
+
+KEYS_AT_ONCE = 1_000
+"""The keys of one fetch, which takes some milliseconds. At most as many are fetched in vain when a turn ends."""
 
 
 @in_callback("initialize", "close", "process", "reject", "advance_time", "punctuate_wall_clock", "prepare_commit")
@@ -491,3 +498,42 @@ def progress_of(task: TaskContext, now_ms: int) -> Progress:
         idle_ms=task.idle_ms,
         input=task.input,
     )
+
+
+class FetchAhead:
+    """Fetches the keys of a task's records together, from the stores on disk that the records reach.
+
+    One look-up for each record would read a block of the disk each time. Many keys in the order of the disk read each
+    block once. A record's own key is the store's key as long as no topic lies between them; a changed key arrives by a
+    repartition topic, which is a source as well. The store of a user's processor may have other keys, and is skipped.
+    `stores` are all the task's stores by name.
+    """
+
+    def __init__(self, topology: Topology, stores: Mapping[str, StateStore]) -> None:
+        on_disk = {name: store for name, store in stores.items() if isinstance(store, PersistentStore)}
+        self._reached: dict[str, Sequence[PersistentStore[Any]]] = {}
+        for source in topology.sources() if on_disk else ():
+            self._reached[source.topic] = [
+                store for name, store in on_disk.items() if _store_is_fed_by_source(topology, source.name, name)
+            ]
+
+    def slices(self, columns: Columns) -> Iterator[Columns]:
+        """Yield the records in slices, each after its keys were fetched; all at once if there is nothing to fetch."""
+        stores = self._reached.get(columns.topic)
+        if not stores:
+            yield columns
+            return
+        for at in range(0, len(columns), KEYS_AT_ONCE):
+            some = columns[at : at + KEYS_AT_ONCE]
+            for store in stores:
+                store.fetch_ahead(some.keys)
+            yield some
+
+    def records(self, columns: Columns) -> Iterator[ConsumerRecord]:
+        """Yield the records one by one, fetched in slices."""
+        return (record for some in self.slices(columns) for record in some.records())
+
+
+def _store_is_fed_by_source(topology: Topology, source: str, store: str) -> bool:
+    nodes = [n.name for n in topology.nodes.values() if isinstance(n, ProcessorNode) and store in n.stores]
+    return bool(topology.stores[store].schema.source) and source in topology.above(nodes)

@@ -22,8 +22,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from penstock.shared.streams.aggregations.latest import LATEST
-from penstock.shared.streams.state.detached import detached
-from penstock.shared.streams.state.store import LiveRow
+from penstock.shared.streams.state_store import LiveRow
+from penstock.shared.streams.user_code import detached
 from penstock.shared.streams.windows.keys import NONE
 from penstock.shared.streams.windows.kinds import Rule
 from penstock.shared.streams.windows.state_columns import StateColumns

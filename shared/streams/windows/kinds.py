@@ -27,6 +27,9 @@ from penstock.shared.common.errors import ConfigError
 Kind = Literal["session", "tumbling", "hopping", "sliding", "table"]
 """A table has one row a key, which takes every record and never closes."""
 
+Emit = Literal["on_close", "on_update"]
+"""When a window's result is forwarded: once it has closed, or with each change."""
+
 WINDOWS_MAX = 10_000  # windows of one record; each costs a write
 BUCKETS_PER_PATIENCE = 512
 """The timer wheel's buckets for the minimum lifetime of a window; the wheel has twice as many in all."""

@@ -20,10 +20,10 @@ from penstock.shared.common.packed_bytes import NULL, PackedBytes
 from penstock.shared.common.records import Int64Array
 from penstock.shared.streams.aggregations.latest import LATEST
 from penstock.shared.streams.record import Record, WindowKey, WindowResult
-from penstock.shared.streams.state.detached import detached
-from penstock.shared.streams.task.json_rows import key_texts, objects, texts
+from penstock.shared.streams.user_code import detached
 from penstock.shared.streams.windows.aggregate_store import key_in_row
 from penstock.shared.streams.windows.changed_windows import Windows
+from penstock.shared.streams.windows.json_rows import key_texts, objects, texts
 from penstock.shared.streams.windows.state_columns import StateColumns
 
 BOUNDS = ("key", "start", "end")

@@ -21,7 +21,7 @@ from penstock.services.spark.main import AUDIT_DIFFERENCES, AUDIT_FAILED, AUDIT_
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.streams.aggregations.aggregation import Count, CountDistinct, Max, Mean, Sum
 from penstock.shared.streams.dsl.builder import StreamsBuilder
-from penstock.shared.streams.task.error_handlers import ErrorHandlers
+from penstock.shared.streams.error_handlers import ErrorHandlers
 from penstock.shared.testing.topology_test_driver import APPLICATION, TopologyTestDriver
 from tests.lake_tables import LakeWriter
 

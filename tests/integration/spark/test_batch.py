@@ -106,7 +106,7 @@ def slow(topic, mark, seconds="20", number="0"):
 def dying(topic, mark, point):
     """The same, and the process of the fourth commit ends, once: before it, within it, or after it."""
     from penstock.shared.clients.producer import Producer
-    from penstock.shared.streams.changelog.changelog_partition import ChangelogPartition
+    from penstock.shared.streams.runtime.changelog_partition import ChangelogPartition
 
     def die():
         try:

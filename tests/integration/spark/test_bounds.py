@@ -19,7 +19,7 @@ from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.streams.aggregations.aggregation import Count
 from penstock.shared.streams.changelog.format import FINAL, decode
 from penstock.shared.streams.dsl.builder import StreamsBuilder
-from penstock.shared.streams.task.error_handlers import ErrorHandlers
+from penstock.shared.streams.error_handlers import ErrorHandlers
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 
 NS_PER_MS = 1_000_000

@@ -14,7 +14,7 @@ from penstock.shared.common.errors import ConfigError
 from penstock.shared.streams.aggregations.aggregation import Aggregation, Count, CountDistinct, Max, Mean, Min, Sum
 from penstock.shared.streams.aggregations.collect import CollectList, CollectSet
 from penstock.shared.streams.dsl.builder import StreamsBuilder
-from penstock.shared.streams.task.error_handlers import ErrorHandlers
+from penstock.shared.streams.error_handlers import ErrorHandlers
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 from tests.lake_tables import LakeWriter, Late, late_records, small_lake, windows
 

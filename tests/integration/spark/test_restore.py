@@ -26,14 +26,14 @@ from penstock.shared.streams.aggregations.aggregation import (
     Sum,
 )
 from penstock.shared.streams.aggregations.quantiles import Quantiles
-from penstock.shared.streams.changelog.restore_io import RestoreReport, Restoring
 from penstock.shared.streams.dsl.builder import StreamsBuilder
+from penstock.shared.streams.error_handlers import ErrorHandlers
 from penstock.shared.streams.operators.stream_join import JoinWindows
 from penstock.shared.streams.processor import Processor, ProcessorContext
 from penstock.shared.streams.record import Record
+from penstock.shared.streams.runtime.restore_io import RestoreReport, Restoring
 from penstock.shared.streams.settings import StreamsSettings
 from penstock.shared.streams.state.state_directory import StateDirectory
-from penstock.shared.streams.task.error_handlers import ErrorHandlers
 from penstock.shared.streams.task.stream_task import StreamTask
 from penstock.shared.streams.topology import Topology
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver

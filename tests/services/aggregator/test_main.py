@@ -24,8 +24,8 @@ from penstock.shared.common.clock import SYSTEM_CLOCK
 from penstock.shared.common.errors import SchemaMismatch
 from penstock.shared.common.records import ProducerRecord, TopicPartition
 from penstock.shared.common.settings import KafkaSettings, LogSettings
-from penstock.shared.streams.changelog.restore_io import NEWEST_RECORDS
 from penstock.shared.streams.runtime.application_topics import Prepared
+from penstock.shared.streams.runtime.restore_io import NEWEST_RECORDS
 from penstock.shared.streams.runtime.source_offsets import own_offset
 from penstock.shared.testing.fake_broker import FakeCluster
 

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from penstock.shared.streams.aggregations.aggregation import Count, Max, Mean, Min, Sum
 from penstock.shared.streams.dsl.builder import GroupedStream, Stream, StreamsBuilder, WindowedGroup
+from penstock.shared.streams.error_handlers import ErrorHandlers
 from penstock.shared.streams.processor import Processor
 from penstock.shared.streams.punctuation import PunctuationType
 from penstock.shared.streams.record import Record
-from penstock.shared.streams.task.error_handlers import ErrorHandlers
 from penstock.shared.streams.task.vectorized_executor import VectorizedExecutor
 from penstock.shared.streams.topology import Topology
-from penstock.shared.streams.windows.timed_processor import Emit
+from penstock.shared.streams.windows.kinds import Emit
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 
 RECORDS_ONLY = 1 << 30

@@ -10,7 +10,7 @@ from penstock.shared.streams.aggregations.aggregation import Count
 from penstock.shared.streams.changelog.format import STORES_MAX, AggregationSchema, StoreSchema
 from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.streams.processor import Processor
-from penstock.shared.streams.task.result_encoders import encode_json
+from penstock.shared.streams.result_encoders import encode_json
 from penstock.shared.streams.topology import ProcessorNode, SinkNode, SourceNode, StoreBuilder, Topology
 
 

@@ -11,7 +11,7 @@ from penstock.shared.common.records import ProducerRecord
 from penstock.shared.streams.aggregations.aggregation import Count
 from penstock.shared.streams.changelog.format import PROGRESS, TAKEOVER, decode
 from penstock.shared.streams.dsl.builder import StreamsBuilder
-from penstock.shared.streams.task.error_handlers import ErrorHandlers
+from penstock.shared.streams.error_handlers import ErrorHandlers
 from penstock.shared.streams.topology import Topology
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 

@@ -12,7 +12,7 @@ import pytest
 
 from penstock.services.local.demo.csv_events import REFUSED_FIELD, TIME_FIELD, CsvEvents, topology
 from penstock.shared.common.errors import ConfigError
-from penstock.shared.streams.task.error_handlers import ErrorHandlers
+from penstock.shared.streams.error_handlers import ErrorHandlers
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 
 TEXT = 'user,at,what\nann,2024-05-01T10:00:00Z,"a, b"\nbob,2024-05-01T12:00:00+02:00,x\n'

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from penstock.services.local.demo.flights import PLAN, FlightEvents, in_order_of_departure, parse, topology
-from penstock.shared.streams.task.error_handlers import ErrorHandlers
+from penstock.shared.streams.error_handlers import ErrorHandlers
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 
 ROW = {

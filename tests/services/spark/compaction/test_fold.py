@@ -31,8 +31,8 @@ from penstock.shared.common.records import RecordColumns
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.streams.aggregations.aggregation import Count, Max
 from penstock.shared.streams.changelog import format as log
-from penstock.shared.streams.changelog.restore_io import changelog_consumer
 from penstock.shared.streams.dsl.builder import StreamsBuilder
+from penstock.shared.streams.runtime.restore_io import changelog_consumer
 from penstock.shared.testing.fake_broker import FakeCluster
 
 TOPIC_ID = "id"

@@ -12,10 +12,10 @@ from penstock.shared.common.errors import ConfigError, SchemaMismatch
 from penstock.shared.common.serialization import json_deserializer
 from penstock.shared.streams.aggregations.aggregation import Count, Mean, Sum
 from penstock.shared.streams.dsl.builder import Stream, StreamsBuilder
+from penstock.shared.streams.error_handlers import ErrorHandlers
 from penstock.shared.streams.processor import Processor
 from penstock.shared.streams.record import Record, WindowKey, WindowResult
-from penstock.shared.streams.task.error_handlers import ErrorHandlers
-from penstock.shared.streams.task.result_encoders import encode_json, encode_updates
+from penstock.shared.streams.result_encoders import encode_json, encode_updates
 from penstock.shared.streams.topology import Topology
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 

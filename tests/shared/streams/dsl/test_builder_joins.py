@@ -10,10 +10,10 @@ import pytest
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.streams.aggregations.aggregation import Count, Sum
 from penstock.shared.streams.dsl.builder import StreamsBuilder
+from penstock.shared.streams.error_handlers import ErrorHandlers
 from penstock.shared.streams.operators.stream_join import JoinWindows
 from penstock.shared.streams.processor import Processor
 from penstock.shared.streams.record import Record, WindowResult
-from penstock.shared.streams.task.error_handlers import ErrorHandlers
 from penstock.shared.testing.topology_test_driver import APPLICATION, TopologyTestDriver
 
 

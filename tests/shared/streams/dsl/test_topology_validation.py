@@ -13,9 +13,9 @@ import pytest
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.streams.aggregations.aggregation import Count, Sum
 from penstock.shared.streams.dsl.builder import GlobalTable, Stream, StreamsBuilder, Table, WindowedTable
+from penstock.shared.streams.error_handlers import ErrorHandlers
 from penstock.shared.streams.operators.stream_join import JoinWindows
 from penstock.shared.streams.processor import Processor
-from penstock.shared.streams.task.error_handlers import ErrorHandlers
 
 
 class Click(msgspec.Struct):

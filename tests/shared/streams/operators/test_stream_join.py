@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.streams.aggregations.aggregation import Count
 from penstock.shared.streams.dsl.builder import StreamsBuilder
+from penstock.shared.streams.error_handlers import ErrorHandlers
 from penstock.shared.streams.operators.stream_join import JoinRows, JoinWindows, Remembered
-from penstock.shared.streams.task.error_handlers import ErrorHandlers
-from penstock.shared.streams.windows.late_records import CLOSE_TIME_MS, STORE, STREAM_TIME_MS
+from penstock.shared.streams.task.late_records import CLOSE_TIME_MS, STORE, STREAM_TIME_MS
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 
 Pair = tuple[Any, Any]

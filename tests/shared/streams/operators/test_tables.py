@@ -10,10 +10,10 @@ import pytest
 from penstock.shared.common.errors import ConfigError, SchemaMismatch
 from penstock.shared.streams.changelog.changelog_reader import check_schema
 from penstock.shared.streams.dsl.builder import StreamsBuilder
+from penstock.shared.streams.error_handlers import ErrorHandlers
 from penstock.shared.streams.operators.tables import RowValue
 from penstock.shared.streams.processor import Processor, ProcessorContext
 from penstock.shared.streams.record import Record
-from penstock.shared.streams.task.error_handlers import ErrorHandlers
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 
 

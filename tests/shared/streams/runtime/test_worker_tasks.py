@@ -12,9 +12,9 @@ from structlog.testing import capture_logs
 from penstock.shared.common.errors import IllegalState
 from penstock.shared.common.records import Columns, ConsumerRecord
 from penstock.shared.common.settings import KafkaSettings
-from penstock.shared.streams.changelog.changelog_partition import ChangelogPartition
 from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.streams.processor import Processor
+from penstock.shared.streams.runtime.changelog_partition import ChangelogPartition
 from penstock.shared.streams.runtime.owned_task import OwnedTask
 from penstock.shared.streams.runtime.worker_tasks import WorkerTasks
 from penstock.shared.streams.settings import StreamsSettings

@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from penstock.shared.streams.aggregations.aggregation import Aggregate, Count, Sum
 from penstock.shared.streams.aggregations.collect import CollectSet
 from penstock.shared.streams.dsl.builder import GroupedStream, StreamsBuilder, WindowedGroup
+from penstock.shared.streams.error_handlers import ErrorHandlers
 from penstock.shared.streams.operators.stream_join import JoinWindows
 from penstock.shared.streams.processor import Processor
 from penstock.shared.streams.record import Record
 from penstock.shared.streams.state.state_directory import StateDirectory
-from penstock.shared.streams.task.error_handlers import ErrorHandlers
 from penstock.shared.streams.topology import Topology
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 

@@ -17,11 +17,11 @@ from penstock.shared.common.records import Columns
 from penstock.shared.streams.aggregations.aggregation import Count, Sum
 from penstock.shared.streams.aggregations.collect import CollectList
 from penstock.shared.streams.dsl.builder import StreamsBuilder
+from penstock.shared.streams.error_handlers import ErrorHandlers
 from penstock.shared.streams.punctuation import PunctuationType
 from penstock.shared.streams.record import Record
-from penstock.shared.streams.task.error_handlers import ErrorHandlers
 from penstock.shared.streams.topology import Topology
-from penstock.shared.streams.windows.timed_processor import Emit
+from penstock.shared.streams.windows.kinds import Emit
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 from tests.shared.streams.batches_beside_records import RECORDS_ONLY, Piped, results
 

@@ -12,16 +12,16 @@ import pytest
 from penstock.shared.common.records import Columns, ConsumerRecord, ProducerRecord
 from penstock.shared.streams.aggregations.aggregation import Count, Sum
 from penstock.shared.streams.changelog.changelog_reader import ChangelogReader
-from penstock.shared.streams.changelog.restore import restore_changes, restore_progress
 from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.streams.operators.stream_join import JoinWindows
+from penstock.shared.streams.processor import TimedProcessor
 from penstock.shared.streams.task.idleness import Idleness, advance_idle_time
 from penstock.shared.streams.task.inputs import TaskInputs
 from penstock.shared.streams.task.operator_times import OperatorTimes
+from penstock.shared.streams.task.restore import restore_changes, restore_progress
 from penstock.shared.streams.task.stream_task import StreamTask, progress_of
 from penstock.shared.streams.task.watermarks import NO_LIMIT, Watermark
 from penstock.shared.streams.topology import Topology
-from penstock.shared.streams.windows.timed_processor import TimedProcessor
 
 IDLE_MS = 1_000
 TASKS = 2

@@ -12,11 +12,11 @@ from penstock.shared.common.errors import DataError, ProcessingFailed
 from penstock.shared.common.records import ConsumerRecord, ProducerRecord
 from penstock.shared.streams.aggregations.aggregation import Count, Max
 from penstock.shared.streams.dsl.builder import StreamsBuilder
+from penstock.shared.streams.error_handlers import ErrorHandlers, ExceptionHandler
 from penstock.shared.streams.operators.stream_join import JoinWindows
 from penstock.shared.streams.processor import Processor, ProcessorContext
 from penstock.shared.streams.punctuation import PunctuationType
 from penstock.shared.streams.record import Record
-from penstock.shared.streams.task.error_handlers import ErrorHandlers, ExceptionHandler
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 
 

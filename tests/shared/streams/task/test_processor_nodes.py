@@ -12,13 +12,13 @@ from penstock.shared.common.errors import ProcessingFailed, RecordTooLarge
 from penstock.shared.common.records import Columns, ConsumerRecord, ProducerRecord
 from penstock.shared.streams.aggregations.aggregation import Count
 from penstock.shared.streams.dsl.builder import StreamsBuilder
+from penstock.shared.streams.error_handlers import ErrorHandlers
 from penstock.shared.streams.operators.stream_join import JoinWindows
 from penstock.shared.streams.processor import Processor, ProcessorContext
 from penstock.shared.streams.punctuation import PunctuationType
 from penstock.shared.streams.record import Record, WindowKey
-from penstock.shared.streams.task.error_handlers import ErrorHandlers
+from penstock.shared.streams.result_encoders import encode_json
 from penstock.shared.streams.task.processor_nodes import ProcessorNodes, SinkWriter
-from penstock.shared.streams.task.result_encoders import encode_json
 from penstock.shared.streams.task.stream_task import StreamTask
 from penstock.shared.streams.topology import SinkNode
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver

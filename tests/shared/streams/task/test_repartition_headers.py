@@ -9,7 +9,9 @@ from penstock.shared.clients.consumer.dead_letters import parse_dead_letter
 from penstock.shared.common.records import ConsumerRecord
 from penstock.shared.streams.aggregations.aggregation import Count, Sum
 from penstock.shared.streams.dsl.builder import StreamsBuilder
-from penstock.shared.streams.task.error_handlers import ErrorHandlers
+from penstock.shared.streams.error_handlers import ErrorHandlers
+from penstock.shared.streams.task import late_records
+from penstock.shared.streams.task.late_records import OFFSET, PARTITION, TOPIC
 from penstock.shared.streams.task.repartition_headers import (
     KEY,
     KEY_BYTES_MAX,
@@ -19,8 +21,6 @@ from penstock.shared.streams.task.repartition_headers import (
 )
 from penstock.shared.streams.task.repartition_headers import OFFSET as ORIGIN_OFFSET
 from penstock.shared.streams.task.repartition_headers import TOPIC as ORIGIN_TOPIC
-from penstock.shared.streams.windows import late_records
-from penstock.shared.streams.windows.late_records import OFFSET, PARTITION, TOPIC
 from penstock.shared.testing.topology_test_driver import APPLICATION, TopologyTestDriver
 
 TRACE = (("trace", b"a1"),)

@@ -22,11 +22,11 @@ from penstock.shared.common.records import Columns, ConsumerRecord, ProducerReco
 from penstock.shared.streams.aggregations.aggregation import Aggregate, Count, CountDistinct, Mean, Sum
 from penstock.shared.streams.changelog.format import FINAL, LIVE, PROGRESS, decode, decode_progress
 from penstock.shared.streams.dsl.builder import Stream, StreamsBuilder
+from penstock.shared.streams.error_handlers import ErrorHandlers
 from penstock.shared.streams.operators.stream_join import JoinWindows
 from penstock.shared.streams.processor import Processor, ProcessorContext
 from penstock.shared.streams.punctuation import PunctuationType
 from penstock.shared.streams.record import Record
-from penstock.shared.streams.task.error_handlers import ErrorHandlers
 from penstock.shared.streams.task.stream_task import StreamTask, progress_of
 from penstock.shared.streams.topology import ProcessorNode, Topology
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver

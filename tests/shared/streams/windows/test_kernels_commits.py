@@ -20,7 +20,7 @@ import pytest
 
 from penstock.shared.streams.aggregations.aggregation import Count, Sum
 from penstock.shared.streams.dsl.builder import StreamsBuilder
-from penstock.shared.streams.task.error_handlers import ErrorHandlers
+from penstock.shared.streams.error_handlers import ErrorHandlers
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 
 FILE = os.environ.get("PENSTOCK_TEST_COMMITS")

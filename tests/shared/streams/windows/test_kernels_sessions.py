@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.streams.aggregations.aggregation import Aggregate, Count, CountDistinct, Sum
 from penstock.shared.streams.dsl.builder import StreamsBuilder
-from penstock.shared.streams.task.error_handlers import ErrorHandlers
-from penstock.shared.streams.windows.kinds import Rule
-from penstock.shared.streams.windows.late_records import (
+from penstock.shared.streams.error_handlers import ErrorHandlers
+from penstock.shared.streams.task.late_records import (
     APPLICATION,
     CLOSE_TIME_MS,
     LATENESS_MS,
@@ -25,7 +24,7 @@ from penstock.shared.streams.windows.late_records import (
     STREAM_TIME_MS,
     TOPIC,
 )
-from penstock.shared.streams.windows.timed_processor import Emit
+from penstock.shared.streams.windows.kinds import Emit, Rule
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 
 Window = tuple[str, int, int]

@@ -11,8 +11,7 @@ from penstock.shared.common.errors import ConfigError
 from penstock.shared.streams.aggregations.aggregation import Aggregate, Count, CountDistinct
 from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.streams.topology import Topology
-from penstock.shared.streams.windows.kinds import Rule
-from penstock.shared.streams.windows.timed_processor import Emit
+from penstock.shared.streams.windows.kinds import Emit, Rule
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 
 Window = tuple[str, int, int]

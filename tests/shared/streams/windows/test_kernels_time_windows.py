@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.streams.aggregations.aggregation import Aggregate, Count, CountDistinct, Sum
 from penstock.shared.streams.dsl.builder import StreamsBuilder
-from penstock.shared.streams.task.error_handlers import ErrorHandlers
-from penstock.shared.streams.windows.kinds import WINDOWS_MAX, hopping_windows
-from penstock.shared.streams.windows.late_records import CLOSE_TIME_MS, LATENESS_MS, STORE, STREAM_TIME_MS
-from penstock.shared.streams.windows.timed_processor import Emit
+from penstock.shared.streams.error_handlers import ErrorHandlers
+from penstock.shared.streams.task.late_records import CLOSE_TIME_MS, LATENESS_MS, STORE, STREAM_TIME_MS
+from penstock.shared.streams.windows.kinds import WINDOWS_MAX, Emit, hopping_windows
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 
 Window = tuple[str, int, int]

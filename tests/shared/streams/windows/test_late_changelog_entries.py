@@ -17,11 +17,11 @@ from penstock.shared.streams.aggregations.aggregation import Aggregate, Count, C
 from penstock.shared.streams.aggregations.collect import CollectList, First, Last
 from penstock.shared.streams.changelog import format as fmt
 from penstock.shared.streams.changelog.changelog_reader import ChangelogReader, Confirmed
-from penstock.shared.streams.changelog.restore import restore_changes
 from penstock.shared.streams.dsl.builder import GroupedStream, StreamsBuilder, WindowedGroup
 from penstock.shared.streams.processor import Processor, ProcessorContext
 from penstock.shared.streams.punctuation import PunctuationType
 from penstock.shared.streams.record import Record
+from penstock.shared.streams.task.restore import restore_changes
 from penstock.shared.streams.task.stream_task import StreamTask
 from penstock.shared.streams.topology import Topology
 from penstock.shared.streams.windows.late_changelog_entries import NO_OFFSET, require_missed_windows_fit

@@ -15,7 +15,7 @@ from penstock.shared.streams.aggregations.aggregation import Aggregation, Count,
 from penstock.shared.streams.aggregations.collect import CollectList, CollectSet, First, Last
 from penstock.shared.streams.aggregations.quantiles import Quantiles
 from penstock.shared.streams.dsl.builder import StreamsBuilder
-from penstock.shared.streams.task.error_handlers import ErrorHandlers
+from penstock.shared.streams.error_handlers import ErrorHandlers
 from penstock.shared.streams.task.stream_task import StreamTask
 from penstock.shared.streams.topology import Topology
 from penstock.shared.streams.windows.object_states import HLL_BYTES_MAX, KLL_BYTES_MAX, ObjectStates

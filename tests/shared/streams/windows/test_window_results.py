@@ -13,7 +13,7 @@ from penstock.shared.common.packed_bytes import PackedBytes
 from penstock.shared.streams.aggregations.aggregation import Count, Mean
 from penstock.shared.streams.aggregations.latest import LATEST, Latest
 from penstock.shared.streams.record import Record, WindowKey
-from penstock.shared.streams.task.result_encoders import encode_json, encode_updates
+from penstock.shared.streams.result_encoders import encode_json, encode_updates
 from penstock.shared.streams.windows.changed_windows import Windows
 from penstock.shared.streams.windows.state_columns import StateColumns
 from penstock.shared.streams.windows.window_results import WindowResults

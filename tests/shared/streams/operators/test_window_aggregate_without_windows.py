@@ -19,10 +19,10 @@ from penstock.shared.streams.aggregations.aggregation import Aggregate, Aggregat
 from penstock.shared.streams.aggregations.collect import CollectList, Last
 from penstock.shared.streams.changelog.changelog_reader import check_schema
 from penstock.shared.streams.dsl.builder import StreamsBuilder
+from penstock.shared.streams.error_handlers import ErrorHandlers
 from penstock.shared.streams.processor import Processor, ProcessorContext
 from penstock.shared.streams.record import Record
 from penstock.shared.streams.state.state_directory import StateDirectory
-from penstock.shared.streams.task.error_handlers import ErrorHandlers
 from penstock.shared.streams.task.stream_task import StreamTask
 from penstock.shared.streams.topology import Topology
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver

@@ -43,14 +43,14 @@ from penstock.shared.common.records import (
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.streams.changelog.entries import Entries
 from penstock.shared.streams.changelog.format import Takeover, encode_takeover
-from penstock.shared.streams.changelog.restore_io import (
+from penstock.shared.streams.runtime.restore_io import (
+    RestoreProgress,
     RestoreReport,
     Restoring,
     changelog_consumer,
     fetch_topic_id,
     find_takeover,
 )
-from penstock.shared.streams.changelog.restore_progress import RestoreProgress
 from penstock.shared.streams.runtime.source_offsets import own_offset
 from penstock.shared.streams.settings import DEAD_LETTER_OVERHEAD_MAX, StreamsSettings
 from penstock.shared.streams.state.checkpoint import CommitPosition, LogPosition, LogReplaced

@@ -38,8 +38,6 @@ from penstock.shared.streams.changelog.format import (
     decode_progress,
     is_foreign,
 )
-from penstock.shared.streams.changelog.restore import restore_changes, restore_progress, restore_windows
-from penstock.shared.streams.changelog.restore_progress import RestoreProgress
 from penstock.shared.streams.settings import StreamsSettings
 from penstock.shared.streams.state.checkpoint import Checkpoint
 from penstock.shared.streams.state.local_restore import (
@@ -50,6 +48,8 @@ from penstock.shared.streams.state.local_restore import (
     take_up,
     write_restored,
 )
+from penstock.shared.streams.task.metrics import RestoreMetrics
+from penstock.shared.streams.task.restore import restore_changes, restore_progress, restore_windows
 from penstock.shared.streams.task.stream_task import StreamTask
 
 log = get_logger(__name__)
@@ -62,7 +62,64 @@ NEWEST_RECORDS = 1_000
 """The records at the changelog's end that are read before a long restore. The newest commit is among them, unless as
 many owners took over since without a commit."""
 NEWEST_MS = 2_000  # the time limit for reading them
+LOG_INTERVAL_MS = 5_000  # between log lines of the progress
 RESTORE_IDLE_MS_MAX = 60_000  # a restore fails if there is no record and no movement for this long
+
+
+class RestoreProgress:
+    """The progress of one partition's restore: the rest of the changelog to read, the rate, and the estimated time.
+
+    Records are counted by offsets, so transaction markers count too. The rate is that of the whole restore since its
+    first poll. A snapshot is loaded before that and does not count. All fields are None until something is read of the
+    changelog.
+
+    >>> progress = RestoreProgress(0)
+    >>> progress.moved(1_000, 5_000, now_ms=0)
+    >>> progress.moved(3_000, 5_000, now_ms=500)
+    >>> progress.describe()
+    {'remaining_records': 2000, 'records_per_second': 4000, 'eta_ms': 500}
+    """
+
+    def __init__(self, partition: int, metrics: RestoreMetrics | None = None) -> None:
+        self._partition = partition
+        self._metrics = metrics
+        self._first: tuple[int, int] | None = None
+        self._logged_at_ms = 0
+        self.remaining_records: int | None = None
+        self.records_per_second: int | None = None
+        self.eta_ms: int | None = None
+        self.is_accepted = False
+        """Whether the newest commit is known to fit the topology, before the commits that precede it are read."""
+
+    def __repr__(self) -> str:
+        return f"RestoreProgress(partition {self._partition}, {self.describe()})"
+
+    def moved(self, position: int, end: int, now_ms: int) -> None:
+        """Set the next offset to read, `position`, and the offset of completion, `end`; `now_ms` is monotonic."""
+        if self._first is None:
+            self._first = (position, now_ms)
+            self._logged_at_ms = now_ms
+        first, since_ms = self._first
+        self.remaining_records = max(0, end - position)
+        if now_ms > since_ms and position > first:
+            rate = (position - first) * 1000 / (now_ms - since_ms)
+            self.records_per_second = round(rate)
+            self.eta_ms = round(self.remaining_records * 1000 / rate)
+        elif self.remaining_records == 0:
+            self.eta_ms = 0
+        if self._metrics is not None:
+            self._metrics.progress(self._partition, self.remaining_records, self.records_per_second, self.eta_ms)
+        if now_ms - self._logged_at_ms >= LOG_INTERVAL_MS and self.remaining_records:
+            self._logged_at_ms = now_ms
+            log.info("state is being restored", partition=self._partition, position=position, **self.describe())
+
+    def describe(self) -> dict[str, int | None]:
+        """Return the remaining records, the rate and the estimated time as plain values."""
+        return {
+            "remaining_records": self.remaining_records,
+            "records_per_second": self.records_per_second,
+            "eta_ms": self.eta_ms,
+        }
 
 
 @dataclass(slots=True)

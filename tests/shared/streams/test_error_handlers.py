@@ -10,9 +10,9 @@ from penstock.shared.clients.consumer.dead_letters import parse_dead_letter
 from penstock.shared.common.errors import ProcessingFailed
 from penstock.shared.common.records import ConsumerRecord
 from penstock.shared.streams.dsl.builder import StreamsBuilder
+from penstock.shared.streams.error_handlers import ErrorHandlers
 from penstock.shared.streams.processor import Processor
 from penstock.shared.streams.record import Record
-from penstock.shared.streams.task.error_handlers import ErrorHandlers
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 
 BAD = {"deserialize": b"{", "process": b'{"n":0}', "produce": b'{"n":1}'}

@@ -15,9 +15,9 @@ from penstock.shared.clients.connection.record_encoding import ColumnBatchBuilde
 from penstock.shared.common.packed_bytes import PackedBytes
 from penstock.shared.common.records import Columns
 from penstock.shared.streams.aggregations.aggregation import Count, Sum
+from penstock.shared.streams.compile_kernels import compile_kernels
 from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.streams.topology import Topology
-from penstock.shared.streams.windows.compile_kernels import compile_kernels
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 from tests.shared.streams.batches_beside_records import Value, hopping, sessions, sliding, topology
 

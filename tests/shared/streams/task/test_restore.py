@@ -31,19 +31,19 @@ from penstock.shared.streams.changelog.format import (
     decode,
     decode_progress,
 )
-from penstock.shared.streams.changelog.restore import (
+from penstock.shared.streams.dsl.builder import StreamsBuilder
+from penstock.shared.streams.error_handlers import ErrorHandlers
+from penstock.shared.streams.state.state_directory import StateDirectory
+from penstock.shared.streams.task.late_records import CLOSE_TIME_MS, LATENESS_MS, STREAM_TIME_MS
+from penstock.shared.streams.task.restore import (
     require_whole_input,
     restore_change,
     restore_changes,
     restore_progress,
     restore_windows,
 )
-from penstock.shared.streams.dsl.builder import StreamsBuilder
-from penstock.shared.streams.state.state_directory import StateDirectory
-from penstock.shared.streams.task.error_handlers import ErrorHandlers
 from penstock.shared.streams.task.stream_task import StreamTask
 from penstock.shared.streams.topology import Topology
-from penstock.shared.streams.windows.late_records import CLOSE_TIME_MS, LATENESS_MS, STREAM_TIME_MS
 from penstock.shared.streams.windows.window_store import WindowStore
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.shared.streams.windows.late_records import CLOSE_TIME_MS, OFFSET, STREAM_TIME_MS
-from penstock.shared.streams.windows.timed_processor import Emit
+from penstock.shared.streams.task.late_records import CLOSE_TIME_MS, OFFSET, STREAM_TIME_MS
+from penstock.shared.streams.windows.kinds import Emit
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 from tests.shared.streams.batches_beside_records import (
     LATE,

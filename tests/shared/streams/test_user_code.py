@@ -11,11 +11,11 @@ import pytest
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.streams.aggregations.aggregation import Aggregate, Count
 from penstock.shared.streams.dsl.builder import Stream, StreamsBuilder
+from penstock.shared.streams.error_handlers import ErrorHandlers
 from penstock.shared.streams.processor import Processor, ProcessorContext
 from penstock.shared.streams.punctuation import PunctuationType
 from penstock.shared.streams.record import Record
-from penstock.shared.streams.task.error_handlers import ErrorHandlers
-from penstock.shared.streams.task.user_functions import plain, require_callable
+from penstock.shared.streams.user_code import plain, require_callable
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from penstock.shared.streams.state.state_directory import StateDirectory
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
-from tests.shared.streams.changelog.test_restore import (
+from tests.shared.streams.task.test_restore import (
     KINDS,
     LONG_MS,
     SHORT_MS,

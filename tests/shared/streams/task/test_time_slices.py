@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.shared.streams.runtime.time_slices import (
+from penstock.shared.streams.task.time_slices import (
     PROCESSING_MS_MAX,
     RUN_RECORDS_FIRST,
     RUN_RECORDS_MAX,

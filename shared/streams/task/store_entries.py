@@ -23,7 +23,7 @@ from penstock.shared.streams.changelog.format import (
     encode_live,
 )
 from penstock.shared.streams.state.persistent_stores import PersistentWindowStore
-from penstock.shared.streams.state.store import Changes, LiveRow, StateStore
+from penstock.shared.streams.state_store import Changes, LiveRow, StateStore
 from penstock.shared.streams.topology import StoreBuilder
 from penstock.shared.streams.windows.changed_windows import Windows
 from penstock.shared.streams.windows.object_states import ChangelogColumn

@@ -11,10 +11,10 @@ from penstock.shared.common.errors import ChangelogHole
 from penstock.shared.common.records import TopicPartition
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.streams.aggregations.aggregation import Count
-from penstock.shared.streams.changelog.changelog_partition import ChangelogPartition
-from penstock.shared.streams.changelog.restore_io import RESTORE_RECORDS_MAX, Restoring, checked_start
 from penstock.shared.streams.dsl.builder import StreamsBuilder
+from penstock.shared.streams.runtime.changelog_partition import ChangelogPartition
 from penstock.shared.streams.runtime.owned_task import OwnedTask
+from penstock.shared.streams.runtime.restore_io import RESTORE_RECORDS_MAX, Restoring, checked_start
 from penstock.shared.streams.settings import StreamsSettings
 from penstock.shared.streams.state.checkpoint import Checkpoint
 from penstock.shared.streams.state.state_directory import StateDirectory

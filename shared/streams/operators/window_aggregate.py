@@ -1,4 +1,6 @@
-"""The operator of all windows: it gives batches to its store's kernel, and the results to its task.
+"""The operators of aggregations: they give batches to their store's kernel, and the results to their task.
+
+`WindowAggregate` is the operator of all windows, `KeyAggregate` that of aggregations without windows.
 
 An operator has a time of its own: the highest timestamp of a record with a key. It closes the windows, and is kept in
 the progress record under the store's name. A record that an aggregation rejects does not advance it. A window's result
@@ -17,14 +19,13 @@ import numpy as np
 from penstock.shared.common.errors import DataError
 from penstock.shared.common.records import Columns, Int64Array
 from penstock.shared.streams.aggregations.aggregation import Aggregation
-from penstock.shared.streams.processor import ProcessorContext
+from penstock.shared.streams.processor import NO_TIME, ProcessorContext, TimedProcessor
 from penstock.shared.streams.record import Record
 from penstock.shared.streams.windows.kernels import LATE_ACCEPTED
 from penstock.shared.streams.windows.keys import Int32Array
-from penstock.shared.streams.windows.kinds import Rule
+from penstock.shared.streams.windows.kinds import Emit, Rule
 from penstock.shared.streams.windows.late_changelog_entries import LateRows, missed_windows
 from penstock.shared.streams.windows.state_columns import StateColumns
-from penstock.shared.streams.windows.timed_processor import NO_TIME, Emit, TimedProcessor
 from penstock.shared.streams.windows.window_limits import check_key, check_states
 from penstock.shared.streams.windows.window_results import WindowResults
 from penstock.shared.streams.windows.window_store import BatchOutcome, WindowStore
@@ -204,3 +205,27 @@ class WindowAggregate(TimedProcessor):
                 self.context.forward_results(
                     self._make_window_results(windows, is_retracted=is_retracted, by_time=True)
                 )
+
+
+class KeyAggregate(WindowAggregate):
+    """Aggregates the records of each key into one row without windows, which is forwarded on update.
+
+    Its time is the highest timestamp of a record with a key. Nothing closes, and no record is late. A row is forwarded
+    with the timestamp of its key's latest record, as in Kafka Streams' `KStreamAggregate`.
+    """
+
+    def __init__(self, store_name: str, aggregations: Mapping[str, Aggregation[Any]]) -> None:
+        super().__init__(store_name, Rule("table"), aggregations, "on_update")
+
+    def results_from_ms(self) -> int:
+        """Return stream time, or the earliest time of a changed row if the commit forwards the rows."""
+        return self.stream_time_ms if self._emits_each_update else self._changed_from_ms()
+
+    def _changed_from_ms(self) -> int:
+        """Return the earliest time of a changed row; stream time if none has changed."""
+        table = self.store.table
+        latest = table.cells[table.changed_rows(), table.base + self._columns.program[0][1]]
+        return int(latest.min(initial=self.stream_time_ms))
+
+    def _make_window_results(self, windows: Any, *, by_time: bool = False, **options: Any) -> WindowResults:
+        return super()._make_window_results(windows, by_time=by_time, has_bounds=False)

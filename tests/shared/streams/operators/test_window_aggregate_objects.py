@@ -14,9 +14,9 @@ from penstock.shared.streams.aggregations.aggregation import Aggregation, Count,
 from penstock.shared.streams.aggregations.collect import CollectList, CollectSet, First, Last
 from penstock.shared.streams.aggregations.quantiles import Quantiles
 from penstock.shared.streams.dsl.builder import StreamsBuilder
-from penstock.shared.streams.task.error_handlers import ErrorHandlers
+from penstock.shared.streams.error_handlers import ErrorHandlers
 from penstock.shared.streams.topology import Topology
-from penstock.shared.streams.windows.timed_processor import Emit
+from penstock.shared.streams.windows.kinds import Emit
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 
 RECORDS_ONLY = 1 << 30

@@ -20,10 +20,8 @@ from penstock.shared.streams.operators.stream_join import JoinWindows
 from penstock.shared.streams.processor import Processor, ProcessorContext
 from penstock.shared.streams.punctuation import PunctuationType
 from penstock.shared.streams.record import Record, WindowKey, WindowResult
-from penstock.shared.streams.task.outputs import OutputColumns
-from penstock.shared.streams.task.stream_task import StreamTask
-from penstock.shared.streams.windows import late_records
-from penstock.shared.streams.windows.late_records import (
+from penstock.shared.streams.task import late_records
+from penstock.shared.streams.task.late_records import (
     CHANGELOG_ID,
     LATENESS_MS,
     OFFSET,
@@ -32,6 +30,8 @@ from penstock.shared.streams.windows.late_records import (
     late_record,
     parse_late_record,
 )
+from penstock.shared.streams.task.outputs import OutputColumns
+from penstock.shared.streams.task.stream_task import StreamTask
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 
 WALL, STREAM = PunctuationType.WALL_CLOCK_TIME, PunctuationType.STREAM_TIME

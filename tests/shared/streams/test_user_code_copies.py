@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.shared.streams.state.detached import detached
+from penstock.shared.streams.user_code import detached
 
 
 class Point(msgspec.Struct):

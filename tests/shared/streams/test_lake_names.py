@@ -9,7 +9,7 @@ from penstock.shared.common.lake.column_names import CLOSED_COLUMNS, LATE_COLUMN
 from penstock.shared.streams.aggregations.aggregation import Count
 from penstock.shared.streams.changelog.format import StoreSchema
 from penstock.shared.streams.dsl.builder import RESERVED_RESULTS, StreamsBuilder
-from penstock.shared.streams.dsl.lake_names import require_lake_names
+from penstock.shared.streams.lake_names import require_lake_names
 
 
 def stores(*names: str, result: str = "n") -> tuple[StoreSchema, ...]:

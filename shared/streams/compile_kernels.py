@@ -1,6 +1,6 @@
 """Compiles the kernels before they are needed.
 
-`python -m penstock.shared.streams.windows.compile_kernels` compiles all kernels, the clients' as well, for an
+`python -m penstock.shared.streams.compile_kernels` compiles all kernels, the clients' as well, for an
 installation or an image.
 """
 
@@ -14,8 +14,8 @@ from penstock.shared.common import string_copies
 from penstock.shared.common.packed_bytes import PackedBytes
 from penstock.shared.streams.aggregations.aggregation import Count
 from penstock.shared.streams.changelog import changelog_reader
-from penstock.shared.streams.task import json_fields, json_rows
-from penstock.shared.streams.windows import keys
+from penstock.shared.streams.task import json_fields
+from penstock.shared.streams.windows import json_rows, keys
 from penstock.shared.streams.windows.kinds import Rule
 from penstock.shared.streams.windows.state_columns import StateColumns
 from penstock.shared.streams.windows.window_store import WindowStore

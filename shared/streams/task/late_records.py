@@ -21,10 +21,10 @@ from penstock.shared.common.packed_bytes import PackedBytes
 from penstock.shared.common.records import Columns, ConsumerRecord, Headers, Int64Array, ProducerRecord
 from penstock.shared.common.string_copies import copied
 from penstock.shared.streams.record import Record, WindowKey, WindowResult, coordinates_of
-from penstock.shared.streams.task.json_rows import texts
 from penstock.shared.streams.task.outputs import OutputColumns
 from penstock.shared.streams.task.repartition_headers import original
 from penstock.shared.streams.topology import ProcessorNode
+from penstock.shared.streams.windows.json_rows import texts
 
 if TYPE_CHECKING:
     from penstock.shared.streams.task.context import TaskContext

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.shared.streams.task.json_rows import objects, texts
+from penstock.shared.streams.windows.json_rows import objects, texts
 
 int64s = st.integers(-(2**63), 2**63 - 1)
 
