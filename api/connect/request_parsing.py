@@ -11,7 +11,7 @@ import msgspec
 from fastapi import Depends, Path, Request
 from starlette.exceptions import HTTPException
 
-from penstock.api.http.cross_site import is_simple
+from penstock.api.http.csrf import is_simple
 from penstock.api.http.status import NOT_FOUND, UNSUPPORTED_MEDIA_TYPE
 from penstock.shared.connect.errors import BadRequest
 from penstock.shared.connect.properties import text_map

@@ -3,25 +3,42 @@
 Without credentials the service listens on a loopback address. The `Host` header must then name this machine too.
 Otherwise a web page could reach the service by a domain name that resolves to this machine (DNS rebinding). With or
 without credentials, a request that changes anything is rejected if a web page of another origin made the browser send
-it (`penstock.api.http.cross_site`). The audit log has each request that needs the scope admin: the client, the request
+it (`penstock.api.http.csrf`). The audit log has each request that needs the scope admin: the client, the request
 and its status, never a secret.
+
+A credential is a name and a secret. The secret alone is a bearer token; name and secret are basic auth. Every secret is
+compared, in constant time, so the response time reveals nothing.
+
+| scope | what it allows |
+|---|---|
+| ingest | storing events and records, by any of the interfaces |
+| read | requests that change nothing |
+| admin | all other requests, and those of `read` |
+
+>>> scope_of("POST", "/v1/topics/t/events"), scope_of("GET", "/v1/groups"), scope_of("DELETE", "/v1/groups/g")
+('ingest', 'read', 'admin')
 """
 
 from __future__ import annotations
 
 import asyncio
+import base64
+import binascii
+import hmac
+import re
 from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 from pydantic import SecretStr
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Send
+from starlette.types import Scope as AsgiScope
 
-from penstock.api.http.access import ALL, READING, Access, Principal, scope_of
-from penstock.api.http.cross_site import foreign_page
+from penstock.api.http.csrf import foreign_page
 from penstock.api.http.problem import UNEXPECTED, ErrorKind, Problem
 from penstock.api.http.status import CONTENT_TOO_LARGE, FORBIDDEN, MISDIRECTED_REQUEST, REQUEST_TIMEOUT, UNAUTHORIZED
-from penstock.api.settings import Credential, is_loopback
+from penstock.api.settings import Credential, Scope, is_loopback
 from penstock.shared.common.log import get_logger
 
 log = get_logger(__name__)
@@ -42,7 +59,88 @@ ADMIN_BODY_BYTES_MAX = 1_048_576
 ADMIN_BODY_MS = 30_000
 """The longest time that such a body may take to arrive."""
 
+
+_INGEST_PATHS = re.compile(
+    r"/v1/topics/[^/]+/events|/topics/[^/]+(/partitions/[^/]+)?|/v3/clusters/[^/]+/topics/[^/]+/records(:batch)?"
+)
+READING = frozenset({"GET", "HEAD", "OPTIONS"})
+OWNER = "owner"
+"""The name of a client with `auth_token`, which has all scopes."""
+
+
+class Principal(NamedTuple):
+    """A client and its scopes."""
+
+    name: str
+    scopes: frozenset[Scope]
+
+    def may(self, scope: Scope) -> bool:
+        """Return whether the client may send a request that needs the scope. The scope admin includes read."""
+        return scope in self.scopes or (scope == "read" and "admin" in self.scopes)
+
+
+ALL: frozenset[Scope] = frozenset({"ingest", "read", "admin"})
 ANONYMOUS = Principal("", ALL)
+
+
+class Access:
+    """The credentials of a service. Without credentials every client is anonymous and has all scopes."""
+
+    def __init__(self, auth_token: SecretStr | None, credentials: Mapping[str, Credential]) -> None:
+        self._known: list[tuple[Principal, bytes]] = [
+            (Principal(name, frozenset(credential.scopes)), credential.secret.get_secret_value().encode())
+            for name, credential in credentials.items()
+        ]
+        if auth_token is not None:
+            self._known.append((Principal(OWNER, ALL), auth_token.get_secret_value().encode()))
+
+    def __repr__(self) -> str:
+        return f"Access({[principal.name for principal, _ in self._known]})"
+
+    @property
+    def is_open(self) -> bool:
+        """Whether no request needs credentials."""
+        return not self._known
+
+    @property
+    def has_names(self) -> bool:
+        """Whether basic auth is possible: at least one credential has a name."""
+        return any(principal.name != OWNER for principal, _ in self._known)
+
+    def principal(self, authorization: str) -> Principal | None:
+        """Return the client that an Authorization header belongs to; None if the credentials are unknown."""
+        scheme, _, value = authorization.partition(" ")
+        client = None
+        # No early exit: the time must not depend on which secret matches.
+        if scheme.lower() == "bearer":
+            token = value.strip().encode()
+            for principal, secret in self._known:
+                if hmac.compare_digest(token, secret):
+                    client = principal
+        elif scheme.lower() == "basic" and (user_and_password := _basic_credentials(value)) is not None:
+            user, password = user_and_password
+            for principal, secret in self._known:
+                matches = hmac.compare_digest(password, secret) & hmac.compare_digest(user, principal.name.encode())
+                if matches and principal.name != OWNER:
+                    client = principal
+        return client
+
+
+def scope_of(method: str, path: str) -> Scope:
+    """Return the scope that a request needs."""
+    if method in READING:
+        # Clients of REST Proxy v3 request the cluster's id before they store records.
+        return "ingest" if path == "/v3/clusters" else "read"
+    return "ingest" if method == "POST" and _INGEST_PATHS.fullmatch(path) else "admin"
+
+
+def _basic_credentials(value: str) -> tuple[bytes, bytes] | None:
+    """Return the user and the password of basic auth (RFC 7617); None if the value is malformed."""
+    try:
+        name, colon, secret = base64.b64decode(value.strip(), validate=True).partition(b":")
+    except (binascii.Error, ValueError):
+        return None
+    return (name, secret) if colon else None
 
 
 class Guard:
@@ -64,7 +162,7 @@ class Guard:
         self._local_hosts_only = local_hosts_only
         self._open_paths = frozenset(open_paths)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return

@@ -18,7 +18,7 @@ from starlette.types import Receive
 from penstock.api.http.content_encoding import Inflater
 from penstock.api.http.problem import ErrorKind, Problem
 from penstock.api.http.status import CONTENT_TOO_LARGE
-from penstock.api.ingest.turns import BULK_BYTES, BULK_EVENTS, FREE, Turn, Turns
+from penstock.api.http.turns import BULK_BYTES, BULK_EVENTS, FREE, Turn, Turns
 from penstock.shared.common.errors import PenstockError
 
 T = TypeVar("T")

@@ -6,7 +6,7 @@ rejected before its body is read.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -17,9 +17,8 @@ from penstock.api.http.content_encoding import inflater_of
 from penstock.api.http.health import CheckResult
 from penstock.api.http.problem import ErrorKind, Problem
 from penstock.api.http.status import FORBIDDEN, TOO_MANY_REQUESTS
+from penstock.api.http.turns import Turns
 from penstock.api.ingest.batches import IngestProducer
-from penstock.api.ingest.rate_limit import Rates
-from penstock.api.ingest.turns import Turns
 from penstock.api.settings import IngestSettings
 from penstock.shared.common.clock import Clock
 from penstock.shared.common.errors import BrokerNotAvailable, IllegalState, KafkaTimeout
@@ -143,3 +142,47 @@ class Admission:
 def client_of(request: Request) -> str:
     """Return the name of the request's credential, or the client's address if there is none."""
     return str(request.scope.get("principal") or (request.client.host if request.client else ""))
+
+
+CLIENTS_MAX = 10_000
+"""The most clients with a balance. Beyond it the client that was charged longest ago gets a full balance again."""
+
+
+class Rates:
+    """Rate limits of clients: a limit per second, with a burst of one second (a token bucket).
+
+    A client is charged after its request. While its balance is not positive its requests are rejected, with the seconds
+    to wait. So a single large request always passes, and the rate holds over time. `per_second` of None is no limit.
+
+    >>> rates = Rates(per_second=100)
+    >>> rates.wait_s("ann", 0), rates.charge("ann", 300, 0), rates.wait_s("ann", 0), rates.wait_s("ann", 2_100)
+    (0, None, 2, 0)
+    """
+
+    def __init__(self, per_second: int | None) -> None:
+        self._per_second = per_second
+        self._clients: OrderedDict[str, tuple[float, int]] = OrderedDict()
+
+    def __repr__(self) -> str:
+        return f"Rates(per_second={self._per_second}, clients={len(self._clients)})"
+
+    def wait_s(self, client: str, now_ms: int) -> int:
+        """Return the whole seconds until the client may send again; 0 if it may now."""
+        if self._per_second is None:
+            return 0
+        balance = self._rate_balance(client, now_ms)
+        return 0 if balance > 0 else max(1, int(-balance / self._per_second + 0.999))
+
+    def charge(self, client: str, count: int, now_ms: int) -> None:
+        """Charge the client for `count` units."""
+        if self._per_second is None:
+            return
+        self._clients[client] = (self._rate_balance(client, now_ms) - count, now_ms)
+        self._clients.move_to_end(client)
+        if len(self._clients) > CLIENTS_MAX:
+            self._clients.popitem(last=False)
+
+    def _rate_balance(self, client: str, now_ms: int) -> float:
+        assert self._per_second is not None
+        balance, at_ms = self._clients.get(client, (float(self._per_second), now_ms))
+        return min(float(self._per_second), balance + (now_ms - at_ms) * self._per_second / 1_000)

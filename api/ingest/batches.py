@@ -14,9 +14,9 @@ from collections.abc import Awaitable, Iterable, Iterator, Sequence
 from operator import length_hint
 from typing import NamedTuple, Protocol
 
+from penstock.api.http.turns import Turn
 from penstock.api.ingest.ndjson import Parsed
 from penstock.api.ingest.result import IngestResult, Outcome
-from penstock.api.ingest.turns import Turn
 from penstock.api.settings import IngestSettings
 from penstock.shared.common.errors import BufferExhausted, KafkaTimeout, PenstockError
 from penstock.shared.common.records import ProducerRecord

@@ -27,11 +27,11 @@ from penstock.api.http.status import (
     SERVICE_UNAVAILABLE,
     UNSUPPORTED_MEDIA_TYPE,
 )
+from penstock.api.http.turns import Turn
 from penstock.api.ingest import cloudevents
 from penstock.api.ingest.cloudevents import BATCH_TYPE, STRUCTURED_TYPE, CloudEventParser
 from penstock.api.ingest.event import EventRejected, TopicReader
 from penstock.api.ingest.ndjson import EventParser, NdjsonReader, Parsed, TooManyEvents, array_elements, json_object
-from penstock.api.ingest.turns import Turn
 from penstock.api.settings import IngestSettings
 from penstock.shared.common.clock import Clock
 from penstock.shared.common.errors import IllegalState

@@ -26,9 +26,9 @@ from penstock.api.http.body import BodyReader, BodyStalled, ClientDisconnected, 
 from penstock.api.http.content_encoding import CorruptBody
 from penstock.api.http.problem import Problem
 from penstock.api.http.status import MULTI_STATUS
+from penstock.api.http.turns import Turn
 from penstock.api.ingest.batches import EventSender
 from penstock.api.ingest.bodies import Events, stop_status
-from penstock.api.ingest.turns import Turn
 from penstock.shared.common.clock import Clock
 from penstock.shared.common.errors import PenstockError
 

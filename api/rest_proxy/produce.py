@@ -20,13 +20,13 @@ from penstock.api.http.problem import (
     kind_of_record,
 )
 from penstock.api.http.status import BAD_REQUEST, CONTENT_TOO_LARGE, GATEWAY_TIMEOUT, UNPROCESSABLE_CONTENT
+from penstock.api.http.turns import Turn
 from penstock.api.ingest.batches import IngestProducer, outcomes_of
 from penstock.api.ingest.bodies import read_body
 from penstock.api.ingest.event import EventRejected, ReadEvent, ReadTime, RecordError, topic_reader
 from penstock.api.ingest.ndjson import TooManyEvents
 from penstock.api.ingest.result import Outcome
 from penstock.api.ingest.routes import Ingest
-from penstock.api.ingest.turns import Turn
 from penstock.api.settings import IngestSettings
 from penstock.shared.common.errors import (
     DataError,

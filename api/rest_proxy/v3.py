@@ -22,12 +22,12 @@ from penstock.api.http.body import BodyReader, BodyStalled, ClientDisconnected, 
 from penstock.api.http.content_encoding import CorruptBody
 from penstock.api.http.problem import ErrorKind, Problem, json_response, rest_error_code
 from penstock.api.http.status import BAD_REQUEST, CLIENT_CLOSED_REQUEST, MULTI_STATUS, NOT_FOUND, OK
+from penstock.api.http.turns import Turn
 from penstock.api.ingest.admission import client_of
 from penstock.api.ingest.bodies import next_turn, stop_status
 from penstock.api.ingest.event import EventRejected
 from penstock.api.ingest.json_values import NotAnObject, ObjectSplitter
 from penstock.api.ingest.result import Outcome
-from penstock.api.ingest.turns import Turn
 from penstock.api.rest_proxy.json_records import Decoded, entry_id, report, v3_entries, v3_entry, v3_record
 from penstock.api.rest_proxy.produce import RestProducer, SentRecords, error_code_of, message_of, status_of
 from penstock.api.rest_proxy.v2 import both_offsets, partition_of

@@ -11,7 +11,7 @@ import pytest
 from penstock.api.http.body import CHUNK_BYTES, BodyReader, BodyStalled, ClientDisconnected, Drain, ServiceShuttingDown
 from penstock.api.http.content_encoding import STEP_BYTES, Inflater
 from penstock.api.http.problem import Problem
-from penstock.api.ingest.turns import BULK_BYTES, BULK_EVENTS, FREE, Turns
+from penstock.api.http.turns import BULK_BYTES, BULK_EVENTS, FREE, Turns
 from tests.api.conftest import after
 
 

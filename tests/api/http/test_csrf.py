@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.api.http.cross_site import foreign_page, is_simple
+from penstock.api.http.csrf import foreign_page, is_simple
 
 HOST = {"host": "localhost:8080"}
 

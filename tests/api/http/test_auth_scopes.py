@@ -10,9 +10,8 @@ import pytest
 import structlog
 from fastapi import APIRouter
 
-from penstock.api.http.access import Access, scope_of
 from penstock.api.http.app import create_app
-from penstock.api.http.auth import ADMIN_BODY_BYTES_MAX
+from penstock.api.http.auth import ADMIN_BODY_BYTES_MAX, Access, scope_of
 from penstock.api.settings import Credential
 from penstock.shared.common.errors import ConfigError
 

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from penstock.api.ingest import turns as module
-from penstock.api.ingest.turns import FREE, GRANT_DELAY_ITERATIONS, REQUEUE_BYTES, Turns
+from penstock.api.http import turns as module
+from penstock.api.http.turns import FREE, GRANT_DELAY_ITERATIONS, REQUEUE_BYTES, Turns
 
 LOOPS = 3 * GRANT_DELAY_ITERATIONS
 """The number of event loop iterations after which nothing more happens."""

@@ -8,8 +8,7 @@ import httpx
 import pytest
 from prometheus_client import CollectorRegistry
 
-from penstock.api.http.app import create_app
-from penstock.api.ingest.asgi import plain_query
+from penstock.api.http.app import create_app, plain_query
 from penstock.api.ingest.routes import Ingest
 from penstock.api.settings import IngestSettings
 from tests.api.conftest import MemoryProducer
