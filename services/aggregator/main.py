@@ -32,8 +32,7 @@ from penstock.shared.common.clock import SYSTEM_CLOCK
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.streams.punctuation import PunctuationType
 from penstock.shared.streams.queries import StoreQuery, read_in_slices
-from penstock.shared.streams.runtime.instance_registry import InstanceRegistry
-from penstock.shared.streams.runtime.instances import Registration
+from penstock.shared.streams.runtime.instances import InstanceRegistry, Registration
 from penstock.shared.streams.runtime.stream_worker import StreamWorker
 from penstock.shared.streams.task.stream_task import StreamTask
 from penstock.shared.streams.topology_loading import load_topology

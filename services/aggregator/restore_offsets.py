@@ -48,7 +48,7 @@ from penstock.shared.streams.runtime.restore_io import (
     changelog_consumer,
     checked_start,
 )
-from penstock.shared.streams.runtime.source_offsets import Ahead, ahead_of, own_offset
+from penstock.shared.streams.runtime.source_positions import Ahead, ahead_of, own_offset
 from penstock.shared.streams.settings import StreamsSettings
 
 log = get_logger(__name__)

@@ -26,7 +26,7 @@ from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.key_range import raw_key
 from penstock.shared.streams.aggregations.latest import LATEST
 from penstock.shared.streams.changelog.format import StoreSchema
-from penstock.shared.streams.runtime.global_table import GlobalTableRows
+from penstock.shared.streams.runtime.global_tables import GlobalTableRows
 from penstock.shared.streams.state.persistent_stores import PersistentStore
 from penstock.shared.streams.state_store import LiveRow
 from penstock.shared.streams.task.stream_task import StreamTask

@@ -29,7 +29,7 @@ from penstock.shared.streams.changelog.changelog_reader import ChangelogReader
 from penstock.shared.streams.changelog.format import Takeover, encode_takeover
 from penstock.shared.streams.error_handlers import ErrorHandlers, ExceptionHandler
 from penstock.shared.streams.processor import INT64_MAX
-from penstock.shared.streams.runtime.global_table import GlobalTableRows
+from penstock.shared.streams.runtime.global_tables import GlobalTableRows
 from penstock.shared.streams.settings import MAX_FUTURE_MS
 from penstock.shared.streams.state.checkpoint import CommitPosition
 from penstock.shared.streams.state.local_restore import take_up, write_restored
@@ -115,7 +115,6 @@ class TopologyTestDriver:
         self.global_tables = {name: GlobalTableRows(node) for name, node in topology.global_tables.items()}
         self.task: StreamTask
         self._inputs: TaskInputs
-        self._is_paused = False
         self.restore()
 
     def pipe(
@@ -150,8 +149,7 @@ class TopologyTestDriver:
         """Move the wall clock, evaluate WALL_CLOCK_TIME schedules, and advance the time of idle topics."""
         self.clock.advance(ms)
         self._advance_idle_time()
-        if not self._inputs.is_paused:
-            self.task.punctuate_wall_clock(self.clock.now_ms())
+        self.task.punctuate_wall_clock(self.clock.now_ms())
         if self.commit_each:
             self.commit()
 
@@ -253,18 +251,8 @@ class TopologyTestDriver:
         task.initialize(self.clock.now_ms())
         self.task, self._inputs = task, TaskInputs(task, self.topology, max_future_ms=self.max_future_ms)
         self._idle = None if self.idle_timeout_ms is None else Idleness(self.idle_timeout_ms)
-        self._inputs.is_paused = self._is_paused
         if self.piped:
             self._process_records(self.piped)
-
-    def pause(self) -> None:
-        """Stop processing and punctuation until `resume`, also through `crash` and `restore`. Piped records wait."""
-        self._inputs.is_paused = self._is_paused = True
-
-    def resume(self) -> None:
-        """Continue, with the records that were piped meanwhile."""
-        self._inputs.is_paused = self._is_paused = False
-        self._process_records([])
 
     def _require_topic(self, topic: str) -> None:
         if not isinstance(topic, str):
@@ -274,7 +262,7 @@ class TopologyTestDriver:
             raise ConfigError(f"no source reads the topic {topic!r}; the topology reads {', '.join(known)}")
 
     def _advance_idle_time(self) -> None:
-        if self._idle is None or self._inputs.is_paused:
+        if self._idle is None:
             return
         advance_idle_time(self._idle, self.task, self.clock.now_ms(), at_end=True, tasks=1)
 
@@ -295,8 +283,7 @@ class TopologyTestDriver:
             self._inputs.process(self.clock.now_ms(), lags)
         self._inputs.process(self.clock.now_ms(), lags)
         self._advance_idle_time()
-        if not self._inputs.is_paused:
-            self.task.punctuate_wall_clock(self.clock.now_ms())
+        self.task.punctuate_wall_clock(self.clock.now_ms())
         if self.commit_each:
             self.commit()
 

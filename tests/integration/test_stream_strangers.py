@@ -14,7 +14,7 @@ from penstock.services.aggregator.reset import main
 from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.shared.clients.admin import Admin
 from penstock.shared.common.errors import InconsistentGroupProtocol
-from penstock.shared.streams.runtime.source_offsets import GroupAhead
+from penstock.shared.streams.runtime.source_positions import GroupAhead
 from penstock.shared.streams.runtime.standby_assignor import PREFIX
 from tests.integration.test_stream_worker import Chain, chain_of, offline, running, until, wait_or_raise
 from tests.integration.test_stream_worker_losses import run_until_error, work

@@ -44,7 +44,7 @@ from penstock.shared.streams.punctuation import PunctuationType
 from penstock.shared.streams.record import Record
 from penstock.shared.streams.runtime.application_topics import prepare_topics
 from penstock.shared.streams.runtime.changelog_partition import ChangelogPartition
-from penstock.shared.streams.runtime.source_offsets import Ahead, GroupAhead
+from penstock.shared.streams.runtime.source_positions import Ahead, GroupAhead
 from penstock.shared.streams.runtime.stream_worker import StreamWorker
 from penstock.shared.streams.settings import StreamsSettings
 from penstock.shared.streams.state.local_state import LocalState

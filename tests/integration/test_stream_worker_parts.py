@@ -1,6 +1,4 @@
-"""Topologies with several sub-topologies on a real broker: repartition topics, tables, global tables, joins and paused
-tasks.
-"""
+"""Topologies with several sub-topologies on a real broker: repartition topics, tables, global tables and joins."""
 
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ import pytest
 from penstock.services.local.embedded_kafka import EmbeddedKafka
 from penstock.shared.clients.admin import Admin, event_time_topic
 from penstock.shared.clients.producer import Producer, ProducerSettings
-from penstock.shared.common.errors import ConfigError, IllegalState, KafkaTimeout
+from penstock.shared.common.errors import ConfigError, KafkaTimeout
 from penstock.shared.common.records import ProducerRecord, RecordMetadata, TopicPartition
 from penstock.shared.streams.aggregations.aggregation import Count, Sum
 from penstock.shared.streams.dsl.builder import StreamsBuilder
@@ -157,35 +155,6 @@ async def test_at_least_once_counts_once_behind_a_repartition_topic(
         await is_counted()
     assert len(torn) == 2
     assert counted == expected
-
-
-async def test_a_paused_task_waits(kafka: EmbeddedKafka, topic_name: str) -> None:
-    """A paused task processes no records while another continues, and processes all once it is resumed."""
-    async with chain_of(kafka, topic_name) as chain:
-        worker = chain.worker()
-        async with running(worker):
-            with pytest.raises(IllegalState, match="partition 7"):
-                worker.pause_task(7)
-
-            async def both() -> bool:
-                return [o.task is not None for o in worker.tasks().values()] == [True, True]
-
-            await until(both)
-            worker.pause_task(0)
-            await chain.send(100)
-
-            async def one_done() -> bool:
-                task = worker.tasks()[1].task
-                return task is not None and task.sources.get(topic_name) == 50
-
-            await until(one_done)
-            await asyncio.sleep(0.2)
-            paused = worker.tasks()[0].task
-            assert paused is not None
-            assert paused.sources.get(topic_name) == 0
-            assert [t["state"] for t in worker.describe()["tasks"]] == ["paused", "running"]
-            worker.resume_task(0)
-            await chain.wait_processed(worker)
 
 
 async def test_a_repartition_topic_with_other_partitions_is_an_error(kafka: EmbeddedKafka, topic_name: str) -> None:

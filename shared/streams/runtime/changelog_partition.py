@@ -51,7 +51,7 @@ from penstock.shared.streams.runtime.restore_io import (
     fetch_topic_id,
     find_takeover,
 )
-from penstock.shared.streams.runtime.source_offsets import own_offset
+from penstock.shared.streams.runtime.source_positions import own_offset
 from penstock.shared.streams.settings import DEAD_LETTER_OVERHEAD_MAX, StreamsSettings
 from penstock.shared.streams.state.checkpoint import CommitPosition, LogPosition, LogReplaced
 from penstock.shared.streams.state.local_restore import Overtaken, discard

@@ -1,15 +1,16 @@
-"""A task with its ownership of the changelog partition, from assignment to close."""
+"""A worker's tasks, each with its ownership of the changelog partition, from assignment to close."""
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from penstock.shared.common.log import get_logger
 from penstock.shared.streams.runtime.changelog_partition import ChangelogPartition
 from penstock.shared.streams.runtime.restore_io import RestoreReport
-from penstock.shared.streams.runtime.source_offsets import GroupAhead
+from penstock.shared.streams.runtime.source_positions import GroupAhead
 from penstock.shared.streams.settings import StreamsSettings
 from penstock.shared.streams.state.local_restore import discard
 from penstock.shared.streams.task.idleness import Idleness
@@ -157,7 +158,7 @@ class OwnedTask:
         done = task.metrics.committed
         return {
             "partition": partition,
-            "state": "paused" if self.inputs is not None and self.inputs.is_paused else "running",
+            "state": "running",
             "epoch": task.epoch,
             "sources": dict(task.sources),
             "stream_time_ms": task.stream_time_ms,
@@ -176,3 +177,53 @@ class OwnedTask:
             "restored_standby_windows": report.standby_windows,
             "snapshot_version": report.snapshot_version,
         }
+
+
+Ready = Mapping[int, OwnedTask]
+"""Restored tasks by partition."""
+
+
+class WorkerTasks:
+    """The tasks of one worker by partition.
+
+    `owned` are those that run or are restored, `suspended` those that are set aside until a rebalance assigns them.
+    """
+
+    def __init__(self) -> None:
+        self.owned: dict[int, OwnedTask] = {}
+        self.suspended: dict[int, OwnedTask] = {}
+
+    def __repr__(self) -> str:
+        return f"WorkerTasks(owned {sorted(self.owned)}, suspended {sorted(self.suspended)})"
+
+    def running(self) -> list[OwnedTask]:
+        """Return the restored tasks."""
+        return [owned for owned in self.owned.values() if owned.task is not None]
+
+    def holds(self, partition: int) -> bool:
+        """Return whether no other instance can have the partition: its task is here, owned or suspended."""
+        return partition in self.owned or partition in self.suspended
+
+    def ready(self) -> dict[int, OwnedTask]:
+        """Return the tasks that may take records now, by partition."""
+        return {p: owned for p, owned in self.owned.items() if owned.task is not None and owned.restoring is None}
+
+    def all(self) -> list[OwnedTask]:
+        """Return all tasks."""
+        return [*self.owned.values(), *self.suspended.values()]
+
+    def clear(self) -> None:
+        """Drop all tasks, which must be closed separately."""
+        self.owned.clear()
+        self.suspended.clear()
+
+    def closed(self, outcomes: Sequence[BaseException | None]) -> None:
+        """Drop the tasks, which were closed in the order of `all()`; log those that failed."""
+        for owned, error in zip(self.all(), outcomes, strict=True):
+            if error is not None:
+                log.error("a task cannot be closed", partition=owned.partition, reason=str(error), exc_info=error)
+        self.clear()
+
+    def describe(self) -> list[dict[str, Any]]:
+        """Return each owned task as plain values."""
+        return [owned.describe(partition) for partition, owned in sorted(self.owned.items())]

@@ -1,27 +1,27 @@
-"""Looks up the extents of source partitions and sets a task's positions; the rule is in `source_offsets`."""
+"""The position at which a task resumes in a source partition, and the checks that it is valid.
+
+A position is an offset of one topic. It is not valid in a topic of the same name that was created later, and records
+that were deleted before they were read are lost. By default, Kafka's clients reset such a position to the beginning or
+the end and continue silently. Here both cases are reported. `start_of` is the rule; `SourcePositions` looks up the
+extents of partitions and sets the positions.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from typing import Literal, NamedTuple
 
 from prometheus_client import CollectorRegistry
 
 from penstock.shared.clients.admin import Admin
 from penstock.shared.clients.consumer import Consumer, ConsumerSettings
+from penstock.shared.common.errors import ChangelogHole, SchemaMismatch, SourceOffsetsMissing, SourceTopicChanged
 from penstock.shared.common.log import get_logger
 from penstock.shared.common.metrics import counter
-from penstock.shared.common.records import TopicPartition
+from penstock.shared.common.records import OffsetAndMetadata, TopicPartition
 from penstock.shared.common.settings import KafkaSettings
-from penstock.shared.streams.runtime.source_offsets import (
-    Ahead,
-    GroupAhead,
-    Held,
-    ahead_of,
-    left_topics,
-    position_of,
-    raise_unread,
-    start_of,
-)
+from penstock.shared.common.topic_names import REPARTITION_SUFFIX, is_repartition_topic
+from penstock.shared.streams.changelog.changelog_reader import RENAMED
 from penstock.shared.streams.settings import StreamsSettings
 from penstock.shared.streams.task.stream_task import StreamTask
 from penstock.shared.streams.task.watermarks import holds_records
@@ -30,6 +30,178 @@ log = get_logger(__name__)
 
 LOOKUP_TIMEOUT_MS = 10_000  # other partitions may wait for a lookup
 UNREAD_POLL_MS = 500
+
+OnMissing = Literal["fail", "skip"]
+START_AFRESH = (
+    "The state belongs to the old topic's records. To start again, give the application another application_id, or "
+    "stop all its instances and run `penstock streams reset`: it deletes the group's offsets, the changelog, the "
+    "repartition topics and the tables in the lake."
+)
+
+COMMIT_METADATA = "penstock-streams"
+"""The metadata of every offset that an application commits. An offset without it was committed by another client."""
+
+
+class Held(NamedTuple):
+    """The extent of a source partition: its topic's id, its first offset, and the offset after its last."""
+
+    topic_id: str
+    first: int
+    end: int
+
+
+class Start(NamedTuple):
+    """The position to read from; `skipped` offsets before it were deleted unread."""
+
+    offset: int
+    skipped: int = 0
+
+
+class Ahead(NamedTuple):
+    """A source partition whose committed offset is past `known`, the changelog's position (None: it has none)."""
+
+    at: TopicPartition
+    committed: int
+    known: int | None
+    by_application: bool
+    """Whether the application committed the offset itself."""
+
+    def __str__(self) -> str:
+        return f"{self.at} (committed {self.committed}, changelog {'none' if self.known is None else self.known})"
+
+
+class GroupAhead(ChangelogHole):
+    """The group's committed offsets are ahead of the changelog: state was lost, or another client committed them.
+
+    A commit writes the changelog and the group's offsets together, so the application itself never causes this. The
+    message names every partition of `ahead`, the cause if it is known, and the one command that sets the group back to
+    the changelog's positions.
+    """
+
+    def __init__(self, group: str, ahead: Iterable[Ahead]) -> None:
+        self.group = group
+        self.ahead = tuple(sorted(ahead))
+        command = f"penstock streams restore-offsets --application-id {group} --execute"
+        known = [one for one in self.ahead if one.known is not None]
+        unknown = [one for one in self.ahead if one.known is None]
+        parts = [f"group {group}: committed offsets are ahead of the changelog"]
+        if foreign := [one for one in known if not one.by_application]:
+            parts.append(
+                f"{_format_ahead(foreign)}: another client has committed these offsets, the application has not. This "
+                "is not lost state: the changelog has its own position for each partition"
+            )
+        if lost := [one for one in known if one.by_application]:
+            parts.append(
+                f"{_format_ahead(lost)}: the application has committed these offsets, and the changelog has lost the "
+                "commits. From the changelog's position on, records are processed again with the state of then, and "
+                "their results may come twice"
+            )
+        if gone := [one for one in unknown if one.by_application]:
+            parts.append(
+                f"{_format_ahead(gone)}: the application has committed these offsets, and the changelog has no "
+                "position: the state was lost"
+            )
+        if unread := [one for one in unknown if not one.by_application]:
+            parts.append(
+                f"{_format_ahead(unread)}: another client has committed these offsets, and the changelog has no "
+                "position. Either the application has never read these partitions, or its state was lost"
+            )
+        if unknown:
+            parts.append(
+                "--start-over in the command reads a topic's partitions without a position from the beginning, with "
+                "empty state; streams.start_from_group_offsets=true goes on at the committed offsets instead"
+            )
+            command += "".join(f" --start-over {topic}" for topic in sorted({one.at.topic for one in unknown}))
+        parts.append(
+            f"To set the group back to the changelog's positions, also while the application restarts, run `{command}` "
+            "with the aggregator's settings"
+        )
+        super().__init__(". ".join(parts))
+
+
+def _format_ahead(ahead: Iterable[Ahead]) -> str:
+    return ", ".join(map(str, ahead))
+
+
+def own_offset(offset: int) -> OffsetAndMetadata:
+    """Return an offset with the metadata that an application commits."""
+    return OffsetAndMetadata(offset, COMMIT_METADATA)
+
+
+def ahead_of(
+    at: TopicPartition, known: int | None, committed: OffsetAndMetadata | None, *, from_group: bool
+) -> Ahead | None:
+    """Return the partition if the group is ahead of the changelog's position `known`, else None.
+
+    With `from_group` the group's offset is the start of a partition for which the changelog has no position.
+    """
+    if committed is None or committed.offset <= (known or 0) or (known is None and from_group):
+        return None
+    return Ahead(at, committed.offset, known, committed.metadata == COMMIT_METADATA)
+
+
+def position_of(known: int | None, committed: OffsetAndMetadata | None, *, from_group: bool) -> int | None:
+    """Return the changelog's position (`known`), else the group's offset if `from_group` allows it, else None.
+
+    >>> position_of(5, OffsetAndMetadata(3), from_group=False), position_of(None, OffsetAndMetadata(3), from_group=True)
+    (5, 3)
+    """
+    if known is not None or committed is None or not from_group:
+        return known
+    return committed.offset
+
+
+def left_topics(sources: Mapping[str, int], read: Collection[str], application: str) -> list[str]:
+    """Return the application's own topics that have a position and that its topology no longer reads.
+
+    >>> left_topics({"clicks": 7, "app-key_by-2-repartition": 5}, ["clicks", "app-key_by-3-repartition"], "app")
+    ['app-key_by-2-repartition']
+    """
+    return sorted(topic for topic in sources.keys() - set(read) if is_repartition_topic(topic, application))
+
+
+def raise_unread(at: TopicPartition, position: int, read: Collection[str], application: str) -> None:
+    """Raise SchemaMismatch, because a topic that the topology no longer reads has records from `position` on."""
+    now = sorted(topic for topic in read if is_repartition_topic(topic, application))
+    name = at.topic.removeprefix(f"{application}-").removesuffix(REPARTITION_SUFFIX)
+    raise SchemaMismatch(
+        f"{at} holds records from offset {position} on that were not read, and the topology does not read it any more; "
+        f"its own topics are {', '.join(now) or 'none'}. A key_by without a name is named by its position: {RENAMED} "
+        f"Here that is name={name!r}."
+    )
+
+
+def start_of(
+    at: TopicPartition, position: int | None, known_id: str | None, held: Held, on_missing: OnMissing
+) -> Start:
+    """Return the start for `position`; None is a partition that was never read. `known_id` is the position's topic.
+
+    Raises SourceTopicChanged if the topic is another one or ends before the position. Raises SourceOffsetsMissing if
+    records at the position are deleted, unless `on_missing` is `skip`.
+    """
+    # Offsets of a topic mean nothing in another one of the same name, even if they are in its range.
+    if known_id is not None and known_id != held.topic_id:
+        raise SourceTopicChanged(
+            f"{at.topic} was deleted and created again: its id is {held.topic_id}, the state was made from the topic "
+            f"with id {known_id}. {START_AFRESH}"
+        )
+    if position is None:
+        return Start(held.first)
+    # If no id was recorded, this finds a topic that was created again. It also finds records that were lost in an
+    # unclean leader election.
+    if position > held.end:
+        raise SourceTopicChanged(
+            f"{at}: the position is {position}, but the partition ends at {held.end}: the topic was deleted and made "
+            f"again, or it lost records. {START_AFRESH}"
+        )
+    if position >= held.first:
+        return Start(position)
+    if on_missing == "fail":
+        raise SourceOffsetsMissing(
+            f"{at}: offsets {position} to {held.first - 1} were deleted before they were read, by the topic's "
+            "retention or by hand. To continue without them, set streams.on_missing_source_offsets to skip."
+        )
+    return Start(held.first, held.first - position)
 
 
 class SourcePositions:

@@ -12,13 +12,14 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
 from prometheus_client import CollectorRegistry
 
-from penstock.shared.clients.consumer import Consumer, RebalanceListener
+from penstock.shared.clients.consumer import Consumer, ConsumerSettings, RebalanceListener
+from penstock.shared.clients.consumer.assignors import Assignor
 from penstock.shared.clients.group.steps import NO_GENERATION
 from penstock.shared.common.backoff import ExponentialBackoff
 from penstock.shared.common.clock import SYSTEM_CLOCK, Clock
@@ -39,27 +40,18 @@ from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.streams.compile_kernels import compile_kernels
 from penstock.shared.streams.runtime.application_topics import Prepared, prepare_topics
 from penstock.shared.streams.runtime.changelog_partition import ChangelogPartition
-from penstock.shared.streams.runtime.fetched import (
-    advance,
-    advance_all_idle,
-    distribute,
-    make_consumer,
-    poll_ms,
-    punctuate_all,
-)
 from penstock.shared.streams.runtime.foreign_members import foreign_members_error
-from penstock.shared.streams.runtime.global_state_maintainer import GlobalTables
-from penstock.shared.streams.runtime.global_table import GlobalTableRows
-from penstock.shared.streams.runtime.owned_task import OwnedTask
+from penstock.shared.streams.runtime.global_tables import GlobalTableRows, GlobalTables
+from penstock.shared.streams.runtime.owned_task import OwnedTask, Ready, WorkerTasks
 from penstock.shared.streams.runtime.repartition_purge import RepartitionPurge
-from penstock.shared.streams.runtime.source_offsets import GroupAhead
-from penstock.shared.streams.runtime.source_positions import SourcePositions
+from penstock.shared.streams.runtime.source_positions import GroupAhead, SourcePositions
 from penstock.shared.streams.runtime.standby_assignor import STRATEGIES
 from penstock.shared.streams.runtime.standbys import Standbys
 from penstock.shared.streams.runtime.task_commits import Ended, Failure, TaskCommits
 from penstock.shared.streams.runtime.task_factory import TaskMaker
-from penstock.shared.streams.runtime.worker_tasks import WorkerTasks
 from penstock.shared.streams.settings import StreamsSettings
+from penstock.shared.streams.task.idleness import advance_idle_time
+from penstock.shared.streams.task.inputs import log_blocking
 from penstock.shared.streams.task.metrics import RestoreMetrics
 from penstock.shared.streams.task.restore import require_whole_input
 from penstock.shared.streams.task.stream_task import StreamTask
@@ -115,7 +107,7 @@ class StreamWorker(RebalanceListener):
         replicas = settings.num_standby_replicas
         strategy = settings.partition_assignment_strategy
         self._assignor = STRATEGIES[strategy](replicas, self._standbys.warm)
-        self._consumer = make_consumer(kafka, settings, self._registry, self._assignor)
+        self._consumer = _create_group_member(kafka, settings, self._registry, self._assignor)
         self._tables = GlobalTables(kafka, self.topology, clock)
         self._purge = RepartitionPurge(kafka, self.topology, clock, settings.repartition_purge_interval_ms)
         self._leaving = self._is_assigned = self._is_accepted = False
@@ -162,10 +154,12 @@ class StreamWorker(RebalanceListener):
             ready = {p: owned for p, owned in ready.items() if owned is self._owned.get(p) and owned.task is not None}
             # 3. Process the records, then advance the times that do not depend on records.
             now_ms = self._clock.now_ms() if now_ms is None else now_ms
-            distribute(batches, ready, self._consumer, now_ms, self._time, self._settings.input_buffer_max_bytes)
-            advance(ready, self._consumer)
-            advance_all_idle(ready, self._consumer, now_ms, self.topics.partitions)
-            punctuate_all(self._tasks.running(), now_ms, self._settings.blocking_ms_max, self._clock)
+            _process_fetched_records(
+                batches, ready, self._consumer, now_ms, self._time, self._settings.input_buffer_max_bytes
+            )
+            _advance_past_transaction_markers(ready, self._consumer)
+            _advance_idle_tasks(ready, self._consumer, now_ms, self.topics.partitions)
+            _punctuate_wall_clock_of_all(self._tasks.running(), now_ms, self._settings.blocking_ms_max, self._clock)
             self._is_accepted = not self.waits_for
         # 4. Begin the next commit. It is prepared here, and written in the background of the next turns.
         if self._clock.monotonic_ms() >= self._commit_due_ms:
@@ -178,7 +172,7 @@ class StreamWorker(RebalanceListener):
 
     async def _poll_records(self) -> dict[TopicPartition, Columns]:
         try:
-            wait_ms = poll_ms(self._settings, self._owned, self._commit_due_ms - self._clock.monotonic_ms())
+            wait_ms = _poll_wait_ms(self._settings, self._owned, self._commit_due_ms - self._clock.monotonic_ms())
             # A busy worker does not wait in `poll`, but its commit needs the event loop.
             if not wait_ms:
                 await self._commits.yield_to_commit()
@@ -259,17 +253,6 @@ class StreamWorker(RebalanceListener):
         """The tasks owned now, by partition."""
         return dict(self._owned)
 
-    def pause_task(self, partition: int) -> None:
-        """Pause a partition's task until `resume_task`, even across a restore or a rebalance.
-
-        A paused task neither processes nor punctuates. Raises IllegalState if it does not run here.
-        """
-        self._tasks.pause(partition, paused=True)
-
-    def resume_task(self, partition: int) -> None:
-        """Resume a paused task."""
-        self._tasks.pause(partition, paused=False)
-
     def describe(self) -> dict[str, Any]:
         """Return the tasks as plain values, for REST and the dashboard."""
         return {
@@ -296,7 +279,7 @@ class StreamWorker(RebalanceListener):
             await self._close_all_tasks()
         await self._consumer.close()
         self._fenced = False
-        self._consumer = make_consumer(self._kafka, self._settings, self._registry, self._assignor)
+        self._consumer = _create_group_member(self._kafka, self._settings, self._registry, self._assignor)
         await self._join_group()
 
     async def on_partitions_assigned(self, partitions: frozenset[TopicPartition]) -> None:
@@ -409,7 +392,6 @@ class StreamWorker(RebalanceListener):
         self._maker.start(task, self._tables.rows)
         self._on_task(task)
         owned.begin(task, self._settings)
-        self._tasks.begun(owned)
         owned.log_restored(self._restores)
 
     async def _collect_restored_tasks(self) -> None:
@@ -498,3 +480,109 @@ class StreamWorker(RebalanceListener):
         for owned in self._tasks.all():
             await owned.close()
         self._tasks.clear()
+
+
+def _create_group_member(
+    kafka: KafkaSettings, settings: StreamsSettings, registry: CollectorRegistry, assignor: Assignor
+) -> Consumer:
+    """Create the application's member of its group; it is not open yet."""
+    own = ConsumerSettings(
+        group_id=settings.application_id,
+        group_instance_id=settings.group_instance_id,
+        session_timeout_ms=settings.session_timeout_ms,
+        heartbeat_interval_ms=settings.heartbeat_interval_ms,
+        max_poll_interval_ms=settings.max_poll_interval_ms,
+        auto_offset_reset="none",
+        isolation_level="read_committed",
+        commit_strategy="none",
+    )
+    return Consumer(kafka, own, registry=registry, assignor=assignor)
+
+
+def _poll_wait_ms(settings: StreamsSettings, owned: Ready, commit_due_ms: int) -> int:
+    """Return how long to wait for records: at most until the next commit is due, if there is something to commit.
+
+    Return 0 if records are left that the previous turn had no time for.
+    """
+    if any(one.inputs is not None and one.inputs.is_cut for one in owned.values()):
+        return 0
+    waits = any(one.task is not None and one.task.needs_commit for one in owned.values())
+    return max(1, min(settings.poll_ms, commit_due_ms)) if waits else settings.poll_ms
+
+
+def _process_fetched_records(
+    batches: Mapping[TopicPartition, Columns],
+    ready: Ready,
+    consumer: Consumer,
+    now_ms: int,
+    time: TurnTime,
+    bytes_max: int,
+) -> None:
+    """Add each batch to its task's inputs, let the tasks process within the turn's time, and pause full partitions."""
+    for at, columns in batches.items():
+        if (owned := ready.get(at.partition)) is not None and owned.inputs is not None:
+            owned.inputs.add(columns)
+    assignment = consumer.assignment()
+    time.begin(sum(owned.inputs.waiting for owned in ready.values() if owned.inputs is not None))
+    for partition, owned in ready.items():
+        if owned.inputs is not None:
+            own = [at for at in assignment if at.partition == partition]
+            owned.inputs.process(now_ms, {at.topic: consumer.known_lag(at) for at in own}, time)
+    pause_full_partitions(ready, consumer, bytes_max)
+
+
+def _punctuate_wall_clock_of_all(running: Iterable[OwnedTask], now_ms: int, blocking_ms_max: int, clock: Clock) -> None:
+    """Evaluate the tasks' WALL_CLOCK_TIME schedules; log those that block heartbeats too long."""
+    for owned in running:
+        assert owned.task is not None
+        began_ms = clock.monotonic_ms()
+        owned.task.punctuate_wall_clock(now_ms)
+        if (ms := clock.monotonic_ms() - began_ms) > blocking_ms_max:
+            log_blocking(f"the WALL_CLOCK_TIME punctuations of partition {owned.partition}", ms)
+        # Otherwise the next commit reports them.
+        if not owned.task.needs_commit:
+            owned.rejection_log.report(owned.task.metrics, clock.monotonic_ms())
+
+
+def pause_full_partitions(ready: Ready, consumer: Consumer, bytes_max: int) -> None:
+    """Pause the partitions of the worker's consumer that have no room, and resume those that have room again.
+
+    If all tasks together have more than `bytes_max` bytes of fetched records, only partitions without fetched records
+    have room, because others may wait for their records.
+    """
+    paused = consumer.paused()
+    is_over = sum(owned.inputs.bytes for owned in ready.values() if owned.inputs is not None) > bytes_max
+    for at in consumer.assignment():
+        owned = ready.get(at.partition)
+        if owned is None or owned.inputs is None or owned.task is None:
+            continue
+        is_full = owned.inputs.is_full(at.topic) or (is_over and owned.inputs.holds(at.topic))
+        if is_full and at not in paused:
+            consumer.pause(at)
+        elif at in paused and not is_full:
+            consumer.resume(at)
+
+
+def _advance_idle_tasks(ready: Ready, consumer: Consumer, now_ms: int, tasks: int) -> None:
+    """Advance the times of tasks that have read everything and are idle long enough; `tasks` is the number of tasks."""
+    for partition, owned in ready.items():
+        if owned.task is None or owned.inputs is None or owned.idle is None:
+            continue
+        internal = owned.task.topology.internal_topics()
+        read = [at for at in consumer.assignment() if at.partition == partition and at.topic not in internal]
+        at_end = all(consumer.is_at_end(at) and not owned.inputs.holds(at.topic) for at in read)
+        advance_idle_time(owned.idle, owned.task, now_ms, at_end=at_end, tasks=tasks)
+
+
+def _advance_past_transaction_markers(ready: Ready, consumer: Consumer) -> None:
+    """Advance tasks to positions behind transaction markers, which no poll returns.
+
+    Otherwise the markers would look like unread records once the topic's retention has deleted them.
+    """
+    for at in consumer.assignment():
+        owned = ready.get(at.partition)
+        if owned is None or owned.task is None or owned.inputs is None or owned.inputs.holds(at.topic):
+            continue
+        # Kafka Streams commits the consumer's position there too, so that the lag becomes 0 (KAFKA-6607).
+        if (position := consumer.known_position(at)) is not None:
+            owned.task.advance(at.topic, position)

@@ -27,7 +27,7 @@ from penstock.shared.common.metrics import histogram
 from penstock.shared.common.records import TopicPartition
 from penstock.shared.streams.runtime.changelog_partition import RecordRejected
 from penstock.shared.streams.runtime.owned_task import OwnedTask
-from penstock.shared.streams.runtime.source_offsets import own_offset
+from penstock.shared.streams.runtime.source_positions import own_offset
 from penstock.shared.streams.settings import StreamsSettings
 from penstock.shared.streams.state.checkpoint import LogReplaced
 from penstock.shared.streams.task.outputs import TaskCommit

@@ -1,8 +1,7 @@
 """The records that were fetched for a task and are not processed yet, by sub-topology.
 
 Each sub-topology processes the records of its topics in the order of their timestamps (`partition_group`). One with a
-single topic processes them in order of arrival. Records stay here while a task is paused, and when a turn has no time
-for them.
+single topic processes them in order of arrival. Records stay here when a turn has no time for them.
 """
 
 from __future__ import annotations
@@ -47,7 +46,6 @@ class TaskInputs:
         self._buffered_records_max = buffered_records_max
         self._blocking_ms_max = blocking_ms_max
         task.max_future_ms = max_future_ms
-        self.is_paused = False
         self.is_cut = False
         """Whether the last turn left records that it could have processed with more time."""
         self._groups: list[PartitionGroup] = []
@@ -61,7 +59,7 @@ class TaskInputs:
         self._group_of = {topic: group for group in self._groups for topic in group.queues}
 
     def __repr__(self) -> str:
-        return f"TaskInputs({self._groups}{', paused' if self.is_paused else ''})"
+        return f"TaskInputs({self._groups})"
 
     def add(self, columns: Columns) -> None:
         """Append records that follow those that are here."""
@@ -70,7 +68,7 @@ class TaskInputs:
     @property
     def waiting(self) -> int:
         """Return the number of sub-topologies that have records to process here."""
-        return 0 if self.is_paused else sum(len(group) > 0 for group in self._groups)
+        return sum(len(group) > 0 for group in self._groups)
 
     def process(self, now_ms: int, lags: Lags, time: TurnTime | None = None) -> None:
         """Let the task process the records that are ready. Raises what `StreamTask.process` raises.
@@ -78,8 +76,6 @@ class TaskInputs:
         With a turn's `time` it stops when that is used up, and then sets `is_cut`.
         """
         self.is_cut = False
-        if self.is_paused:
-            return
         for group, length in zip(self._groups, self._lengths, strict=True):
             is_ready = partial(self._group_is_ready, group, now_ms, lags)
             if time is None:
@@ -141,7 +137,7 @@ class TaskInputs:
         # default is the user's own limit.
         if capacity >= BUFFERED_RECORDS_MAX:
             capacity = max(capacity, self._lengths[self._groups.index(group)].records_max)
-        return self.is_paused or len(group.queues[topic]) > capacity
+        return len(group.queues[topic]) > capacity
 
     def holds(self, topic: str) -> bool:
         """Return whether records of the topic are here. If so, the task's position is not the consumer's."""

@@ -34,7 +34,7 @@ from penstock.shared.common.continuation import (
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.settings import HttpSettings
 from penstock.shared.streams.queries import StoreAnswer, position_of_row
-from penstock.shared.streams.runtime.instances import Instances, Registration, encode
+from penstock.shared.streams.runtime.instances import Instances, Registration, encode_registration
 from tests.integration.certificates import Authority
 
 A, B = "http://a", "http://b"
@@ -130,7 +130,7 @@ def whole_view(own: Instance, *others: tuple[str, Instance], net: Net | None, **
     """The whole application as instance A reports it, after it has read the metadata of all instances."""
     known = Instances()
     for offset, (url, one) in enumerate([(A, own), *others]):
-        known.apply(offset, url.encode(), encode(one.registration()), 0)
+        known.apply(offset, url.encode(), encode_registration(one.registration()), 0)
     tokens = settings.pop("tokens", {})
     why = settings.pop("why_unknown", str)
     made = Whole(own, known, QueriesSettings(**settings), tokens, CollectorRegistry(), why, net)

@@ -26,7 +26,7 @@ from penstock.shared.common.records import ProducerRecord, TopicPartition
 from penstock.shared.common.settings import KafkaSettings, LogSettings
 from penstock.shared.streams.runtime.application_topics import Prepared
 from penstock.shared.streams.runtime.restore_io import NEWEST_RECORDS
-from penstock.shared.streams.runtime.source_offsets import own_offset
+from penstock.shared.streams.runtime.source_positions import own_offset
 from penstock.shared.testing.fake_broker import FakeCluster
 
 WAIT_S = 30

@@ -15,7 +15,7 @@ from penstock.shared.clients.admin import Admin
 from penstock.shared.clients.consumer import Consumer, ConsumerSettings
 from penstock.shared.common.records import OffsetAndMetadata, TopicPartition
 from penstock.shared.streams.changelog.format import Progress
-from penstock.shared.streams.runtime.source_offsets import Ahead, GroupAhead, own_offset
+from penstock.shared.streams.runtime.source_positions import Ahead, GroupAhead, own_offset
 from penstock.shared.streams.settings import StreamsSettings
 from penstock.shared.testing.fake_broker import FakeCluster
 from tests.integration.test_stream_worker import Chain, chain_of, offline, running, topology, until

@@ -21,7 +21,7 @@ from penstock.shared.streams.topology import Topology
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 from tests.shared.streams.batches_beside_records import Value, hopping, sessions, sliding, topology
 
-ROOT = Path(__file__).parents[4]
+ROOT = Path(__file__).parents[3]
 RECORDS = 2_000
 """So many keys that arrays grow."""
 NOW_MS = 1_000_000
@@ -73,7 +73,7 @@ def fetched() -> Columns | None:
 
 def test_no_kernel_is_compiled_after_all_were() -> None:
     """Fetched records, results, late records, entries and a restore meet no kernel that is not compiled for them."""
-    command = [sys.executable, "-m", "tests.shared.streams.windows.test_compile_kernels"]
+    command = [sys.executable, "-m", "tests.shared.streams.test_compile_kernels"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "{}\n"

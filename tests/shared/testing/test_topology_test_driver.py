@@ -138,20 +138,6 @@ def test_a_topic_that_no_source_reads() -> None:
         driver.pipe_columns("inn", [])
 
 
-def test_a_paused_task_stays_paused_after_a_crash() -> None:
-    """The task that takes over after a crash is paused too, until it is resumed."""
-    builder = StreamsBuilder()
-    builder.stream("in").to("out")
-    driver = TopologyTestDriver(builder.build())
-    driver.pause()
-    driver.crash()
-    driver.restore()
-    driver.pipe("in", key=b"k", value=b"{}", timestamp=1)
-    assert driver.metrics()["records"] == 0
-    driver.resume()
-    assert driver.metrics()["records"] == 1
-
-
 def test_headers_are_piped_as_a_dict() -> None:
     """Headers may be a dict, and the record is forwarded with them."""
     builder = StreamsBuilder()

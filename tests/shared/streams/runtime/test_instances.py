@@ -7,7 +7,7 @@ from penstock.shared.streams.runtime.instances import (
     Claim,
     Instances,
     Registration,
-    encode,
+    encode_registration,
     partition_owners,
 )
 
@@ -18,7 +18,7 @@ def table(*entries: tuple[str, Registration | None]) -> Instances:
     """The topic's records in their order."""
     made = Instances()
     for offset, (url, registration) in enumerate(entries):
-        made.apply(offset, url.encode(), None if registration is None else encode(registration), 0)
+        made.apply(offset, url.encode(), None if registration is None else encode_registration(registration), 0)
     return made
 
 

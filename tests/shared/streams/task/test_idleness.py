@@ -99,13 +99,12 @@ def test_there_is_no_time_to_move_before_the_first_record() -> None:
     assert {operator.stream_time_ms for operator in driver.task.operators()} == {-1}
 
 
-def test_off_unless_asked_for_and_while_paused() -> None:
-    """Without the setting time waits for records, and the time of a paused task stands still."""
-    for driver in (driver_of(None), driver_of()):
-        driver.pipe("in", key=b"k", value=b"{}", timestamp=20)
-        driver.pause()
-        driver.advance_wall_clock(1_000)
-        assert driver.task.stream_time_ms == 20
+def test_off_unless_asked_for() -> None:
+    """Without the setting time waits for records."""
+    driver = driver_of(None)
+    driver.pipe("in", key=b"k", value=b"{}", timestamp=20)
+    driver.advance_wall_clock(1_000)
+    assert driver.task.stream_time_ms == 20
 
 
 def test_stream_time_punctuation_sees_it() -> None:

@@ -70,20 +70,6 @@ def test_an_idle_partition_is_waited_for() -> None:
     assert seen == [("a", 1)]
 
 
-def test_a_paused_task_processes_nothing() -> None:
-    """Records that come while a task is paused are buffered, and its topics are full."""
-    seen: list[tuple[str, int]] = []
-    inputs, _ = inputs_of(seen)
-    inputs.is_paused = True
-    inputs.add(records("c", 1))
-    inputs.process(0, {})
-    assert (seen, inputs.is_full("c"), inputs.is_full("a")) == ([], True, True)
-    assert repr(inputs).endswith("paused)")
-    inputs.is_paused = False
-    inputs.process(0, {})
-    assert (seen, inputs.is_full("c")) == ([("c", 1)], False)
-
-
 def test_a_topic_is_full_beyond_the_limit() -> None:
     """A topic with more buffered records than the limit is not fetched. After a clear it has none."""
     inputs, _ = inputs_of([])

@@ -6,11 +6,11 @@ from typing import Any
 
 from penstock.shared.common.records import Columns, ConsumerRecord, TopicPartition
 from penstock.shared.streams.dsl.builder import StreamsBuilder
-from penstock.shared.streams.runtime.fetched import regulate
 from penstock.shared.streams.runtime.owned_task import OwnedTask
+from penstock.shared.streams.runtime.stream_worker import pause_full_partitions
 from penstock.shared.streams.settings import StreamsSettings
 from penstock.shared.streams.task.stream_task import StreamTask
-from tests.shared.streams.runtime.test_worker_tasks import owned_of
+from tests.shared.streams.runtime.test_owned_task import owned_of
 
 SIZE = 100
 
@@ -58,11 +58,11 @@ def test_bytes_of_all_tasks_hold_the_fetching_up() -> None:
     for p, owned in ready.items():
         assert owned.inputs is not None
         owned.inputs.add(records("a", p, 5))
-    regulate(ready, consumer, 10 * SIZE)
+    pause_full_partitions(ready, consumer, 10 * SIZE)
     assert consumer.paused() == frozenset()
-    regulate(ready, consumer, 10 * SIZE - 1)
+    pause_full_partitions(ready, consumer, 10 * SIZE - 1)
     assert consumer.paused() == {at["a", 0], at["a", 1]}
     assert ready[0].inputs is not None
     ready[0].inputs.process(0, {"b": 0})
-    regulate(ready, consumer, 10 * SIZE - 1)
+    pause_full_partitions(ready, consumer, 10 * SIZE - 1)
     assert consumer.paused() == frozenset()

@@ -1,4 +1,4 @@
-"""The table of a worker's tasks, and which of them are paused."""
+"""The table of a worker's tasks, and how a task is closed."""
 
 from __future__ import annotations
 
@@ -9,14 +9,12 @@ import pytest
 from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
-from penstock.shared.common.errors import IllegalState
 from penstock.shared.common.records import Columns, ConsumerRecord
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.streams.processor import Processor
 from penstock.shared.streams.runtime.changelog_partition import ChangelogPartition
-from penstock.shared.streams.runtime.owned_task import OwnedTask
-from penstock.shared.streams.runtime.worker_tasks import WorkerTasks
+from penstock.shared.streams.runtime.owned_task import OwnedTask, WorkerTasks
 from penstock.shared.streams.settings import StreamsSettings
 from penstock.shared.streams.task.metrics import RestoreMetrics
 from penstock.shared.streams.task.stream_task import StreamTask
@@ -37,29 +35,11 @@ def owned_of(partition: int) -> OwnedTask:
     return OwnedTask(ChangelogPartition(*of))
 
 
-def begin(tasks: WorkerTasks, owned: OwnedTask, settings: StreamsSettings | None = None) -> None:
+def begin(owned: OwnedTask, settings: StreamsSettings | None = None) -> None:
     settings = settings or StreamsSettings()
     builder = StreamsBuilder()
     builder.stream("in").to("out")
     owned.begin(StreamTask(builder.build(), owned.partition, application="app"), settings)
-    tasks.begun(owned)
-
-
-def test_a_paused_partition_stays_so_whichever_task_runs_it() -> None:
-    """A task that was restored after a crash or a rebalance is paused where the one before was, until it is resumed."""
-    tasks = WorkerTasks()
-    tasks.owned[3] = first = owned_of(3)
-    begin(tasks, first)
-    tasks.pause(3, paused=True)
-    assert first.inputs is not None
-    assert first.inputs.is_paused
-    tasks.clear()
-    tasks.owned |= {3: owned_of(3), 4: owned_of(4)}
-    for owned in tasks.all():
-        begin(tasks, owned)
-    assert [one["state"] for one in tasks.describe()] == ["paused", "running"]
-    tasks.pause(3, paused=False)
-    assert [one["state"] for one in tasks.describe()] == ["running", "running"]
 
 
 def test_a_partition_is_held_while_the_group_meets() -> None:
@@ -74,39 +54,22 @@ def test_a_partition_is_held_while_the_group_meets() -> None:
     assert not tasks.holds(5)
 
 
-def test_a_task_may_be_paused_while_it_is_restored() -> None:
-    """A task that is paused while it is restored begins paused. A task that is being restored is not among the running
-    tasks."""
+def test_a_task_that_is_restored_takes_no_records() -> None:
+    """A task that is being restored is neither running nor ready."""
     tasks = WorkerTasks()
     tasks.owned[0] = owned = owned_of(0)
-    tasks.pause(0, paused=True)
     assert (tasks.running(), tasks.ready()) == ([], {})
-    begin(tasks, owned)
+    begin(owned)
     assert (tasks.running(), tasks.ready()) == ([owned], {0: owned})
-    assert [one["state"] for one in tasks.describe()] == ["paused"]
-    assert repr(tasks) == "WorkerTasks(owned [0], suspended [], paused {0})"
-
-
-def test_only_what_runs_here_can_be_paused() -> None:
-    """A partition of another instance is rejected. One that was paused here can be resumed when it is elsewhere."""
-    tasks = WorkerTasks()
-    with pytest.raises(IllegalState, match="partition 7"):
-        tasks.pause(7, paused=True)
-    with pytest.raises(IllegalState, match="partition 7"):
-        tasks.pause(7, paused=False)
-    tasks.owned[7] = owned_of(7)
-    tasks.pause(7, paused=True)
-    tasks.clear()
-    tasks.pause(7, paused=False)
-    with pytest.raises(IllegalState):
-        tasks.pause(7, paused=False)
+    assert [one["state"] for one in tasks.describe()] == ["running"]
+    assert repr(tasks) == "WorkerTasks(owned [0], suspended [])"
 
 
 @pytest.mark.parametrize(("given", "limit"), [({}, 1_000), ({"buffered_records_per_partition": 4}, 4)])
 def test_how_many_records_wait_is_a_setting(given: dict[str, Any], limit: int) -> None:
     """A partition is full with more than `buffered_records_per_partition` records, by default Kafka Streams' 1,000."""
     owned = owned_of(3)
-    begin(WorkerTasks(), owned, StreamsSettings(**given))
+    begin(owned, StreamsSettings(**given))
     assert owned.inputs is not None
     full = []
     for at in range(limit + 1):

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from penstock.shared.common.errors import SchemaMismatch, SourceOffsetsMissing, SourceTopicChanged
 from penstock.shared.common.records import OffsetAndMetadata, TopicPartition
-from penstock.shared.streams.runtime.source_offsets import (
+from penstock.shared.streams.runtime.source_positions import (
     Ahead,
     GroupAhead,
     Held,

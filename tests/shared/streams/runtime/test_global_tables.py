@@ -9,7 +9,7 @@ import pytest
 
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.streams.dsl.builder import StreamsBuilder
-from penstock.shared.streams.runtime.global_table import GlobalTableRows
+from penstock.shared.streams.runtime.global_tables import GlobalTableRows
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 
 
